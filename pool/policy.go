@@ -61,9 +61,10 @@ type PolicyReport struct {
 	Margin                    float64 // blocks by which the policy may still fall behind before the alarm
 	Missing                   int     // evicted blocks that LRU would still have
 	MayMiss                   float64 // limit of Missing; at the limit, LRU decides
-	Alarms                    uint64  // times that it fell behind, forgot most of what it had learned, and let LRU decide
-	Fallback                  bool    // LRU decides for a while, after an alarm
-	LookupsDropped            uint64  // look-ups not passed to the policy because its queue was full
+	// times that it fell behind, forgot most of what it had learned, and let LRU decide
+	Alarms         uint64
+	Fallback       bool   // LRU decides for a while, after an alarm
+	LookupsDropped uint64 // look-ups not passed to the policy because its queue was full
 
 	Classes []PolicyClass
 }

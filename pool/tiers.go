@@ -43,15 +43,16 @@ type TierStatus struct {
 
 	Fetching, Hinted, Putting, Deleting int // entries, and keys to be deleted, in the queues
 
-	Hits, Misses                   uint64 // entries fetched; not found, or not usable
-	BytesIn, BytesOut              uint64 // read from the store; written to it
-	Corrupt                        uint64 // values that did not verify
-	Timeouts, Errors               uint64 // calls
-	Stored, Had, Full, Lost        uint64 // entries written; already there; refused as full; not written otherwise
-	Dropped                        uint64 // entries not offered: the queue was full or memory no longer had them
-	Deleted, DeletesLost           uint64 // keys
-	Asked, Found                   uint64 // entries asked for by look-ups; found
-	AskLate, AskFailed, AskRefused uint64 // look-ups answered pending; failed questions; entries not asked for: queue full
+	Hits, Misses            uint64 // entries fetched; not found, or not usable
+	BytesIn, BytesOut       uint64 // read from the store; written to it
+	Corrupt                 uint64 // values that did not verify
+	Timeouts, Errors        uint64 // calls
+	Stored, Had, Full, Lost uint64 // entries written; already there; refused as full; not written otherwise
+	Dropped                 uint64 // entries not offered: the queue was full or memory no longer had them
+	Deleted, DeletesLost    uint64 // keys
+	Asked, Found            uint64 // entries asked for by look-ups; found
+	// look-ups answered pending; failed questions; entries not asked for: queue full
+	AskLate, AskFailed, AskRefused uint64
 
 	Collecting                int    // unused names still to be collected there
 	Collected, CollectedBytes uint64 // shards deleted by that

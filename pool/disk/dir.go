@@ -69,8 +69,9 @@ func newDir(s *Store, i int) (*dir, error) {
 	o := &s.o.Dirs[i]
 	d := &dir{
 		s: s, path: o.Path, limit: o.Bytes, salt: stableHash([]byte(o.Path)), weight: float64(o.Bytes),
-		reads: make(chan *run), turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), changed: make(chan struct{}),
-		lockFD: -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
+		reads: make(chan *run), turn: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		changed: make(chan struct{}),
+		lockFD:  -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
 	}
 	d.work = sync.NewCond(&d.mu)
 	d.budget.init(o.Path, s.o.BudgetBytesPerDay, s.o.Now)
@@ -81,7 +82,8 @@ func newDir(s *Store, i int) (*dir, error) {
 // be in huge pages.
 func (d *dir) takeMemory() (err error) {
 	o := &d.s.o
-	pieces, piece, read := 2*o.WriteDepth+2, int64(o.WriteBytes), runBytes(int64(o.ReadBytes)) // as many pieces are filled as are written
+	// as many pieces are filled as are written
+	pieces, piece, read := 2*o.WriteDepth+2, int64(o.WriteBytes), runBytes(int64(o.ReadBytes))
 	d.memory, err = mapMemory(int64(pieces)*piece + int64(o.ReadDepth)*read)
 	if err != nil {
 		return err

@@ -81,7 +81,8 @@ func readAlign(fd int, direct bool) int64 {
 		return 1
 	}
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
-	if n := int64(st.Dio_offset_align); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && n > 0 && n <= pageBytes && pageBytes%n == 0 {
+	if n := int64(st.Dio_offset_align); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && n > 0 && n <= pageBytes &&
+		pageBytes%n == 0 {
 		return n
 	}
 	return pageBytes

@@ -109,7 +109,8 @@ func (t *trailer) encode(p []byte, nonce uint64) {
 // decode is false for anything but the trailer of this segment's file, which has size bytes.
 func (t *trailer) decode(p []byte, nonce uint64, size int64) bool {
 	le := binary.LittleEndian
-	if le.Uint32(p) != trailerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:trailerBytes]) || le.Uint32(p[8:]) != formatVersion {
+	if le.Uint32(p) != trailerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:trailerBytes]) ||
+		le.Uint32(p[8:]) != formatVersion {
 		return false
 	}
 	t.count, t.headers, t.sum = le.Uint32(p[12:]), int64(le.Uint64(p[16:])), le.Uint32(p[24:])

@@ -11,7 +11,8 @@ import (
 // FuzzHeader: what is taken for a header is one: encoded again it is the same bytes.
 func FuzzHeader(f *testing.F) {
 	p := make([]byte, headerBytes)
-	(&header{kind: block, key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}).encode(p, 1)
+	h := header{kind: block, key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}
+	h.encode(p, 1)
 	f.Add(bytes.Clone(p))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if len(p) < headerBytes {
@@ -39,7 +40,8 @@ func FuzzTrailer(f *testing.F) {
 		p := make([]byte, trailerBytes)
 		(&trailer{count: count, headers: headers, sum: sum}).encode(p, 1)
 		var got trailer
-		if got.decode(p, 1, size) && (got.headers < 0 || got.headers+int64(got.count)*headerBytes > size || got.headers%pageBytes != 0) {
+		if got.decode(p, 1, size) &&
+			(got.headers < 0 || got.headers+int64(got.count)*headerBytes > size || got.headers%pageBytes != 0) {
 			t.Fatalf("%+v in a file of %d bytes", got, size)
 		}
 	})

@@ -36,7 +36,8 @@ func TestCallsInTurn(t *testing.T) {
 			for i := range each {
 				items = append(items, pool.Item{Key: keyOf(from + i), Data: make([]byte, length)})
 			}
-			if err := s.Get(t.Context(), items); err != nil || slices.ContainsFunc(items, func(it pool.Item) bool { return it.Status != pool.OK }) {
+			if err := s.Get(t.Context(), items); err != nil ||
+				slices.ContainsFunc(items, func(it pool.Item) bool { return it.Status != pool.OK }) {
 				t.Errorf("get: %v, %v", err, statuses(items))
 			}
 		})

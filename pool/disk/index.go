@@ -227,7 +227,9 @@ func (s *indexShard) grow() error {
 		return fmt.Errorf("%w: %w", errIndexFull, err)
 	}
 	old, oldRaw := s.cells, s.raw
-	s.raw, s.cells = raw, unsafe.Slice((*cell)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)/int(unsafe.Sizeof(cell{})))
+	s.raw, s.cells = raw, unsafe.Slice(
+		(*cell)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)/int(unsafe.Sizeof(cell{})),
+	)
 	for i := range old {
 		if old[i].segment != 0 {
 			j, _ := s.find(old[i].tag)

@@ -70,7 +70,9 @@ func (d *dir) listed() []*segment {
 	return slices.Clone(d.segments)
 }
 
-func (s *Store) listSegment(ctx context.Context, d *dir, g *segment, b *bounce, found func(k pool.Key, bytes int64) bool) (more bool) {
+func (s *Store) listSegment(
+	ctx context.Context, d *dir, g *segment, b *bounce, found func(k pool.Key, bytes int64) bool,
+) (more bool) {
 	headers, err := d.headersOf(g, b)
 	if err != nil {
 		s.count.readErrors.Add(1)

@@ -35,7 +35,9 @@ func mapMemory(n int64) ([]byte, error) {
 
 // mapPages gives n bytes, a multiple of pageBytes. They take memory from when they are touched.
 func mapPages(n int64) ([]byte, error) {
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	p, err := unix.MmapPtr(
+		-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("disk: %d bytes of memory: %w", n, err)
 	}

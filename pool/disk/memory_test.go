@@ -57,7 +57,10 @@ func TestReaderHasRoomForARun(t *testing.T) {
 	for _, at := range []int64{0, 64, pageBytes - 64} {
 		end := at + recordBytes(o.ReadBytes)
 		if n := roundUp(end, pageBytes) - at/pageBytes*pageBytes; n > runBytes(int64(o.ReadBytes)) {
-			t.Errorf("a block of %d bytes at %d is read with %d, and %d are there", o.ReadBytes, at, n, runBytes(int64(o.ReadBytes)))
+			t.Errorf(
+				"a block of %d bytes at %d is read with %d, and %d are there", o.ReadBytes, at, n,
+				runBytes(int64(o.ReadBytes)),
+			)
 		}
 	}
 }

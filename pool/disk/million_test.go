@@ -21,7 +21,9 @@ func TestRecoverAMillion(t *testing.T) {
 	items, data := make([]pool.Item, batch), make([]byte, 1000)
 	for i := 0; i < n; i += batch {
 		for k := range items {
-			items[k] = pool.Item{Key: pool.Key{Hash: pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i+k)))}, Data: data}
+			items[k] = pool.Item{
+				Key: pool.Key{Hash: pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i+k)))}, Data: data,
+			}
 		}
 		put(t, s, items...)
 	}

@@ -37,13 +37,17 @@ type Dir struct {
 type Options struct {
 	Dirs []Dir // 1 to MaxDirs
 
-	SegmentBytes int64 // of one segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128 of the smallest directory, 16 MiB to 256 MiB where that fits
-	WriteBytes   int   // of one write, MinWriteBytes to MaxWriteBytes and at most half a segment; a larger block is not stored; default 8 MiB
-	WriteDepth   int   // writes at once in each directory, 1 to MaxWriteDepth; default 4
-	ReadBytes    int   // neighbours are read together up to so many bytes, 4 KiB to MaxWriteBytes; default 1 MiB
-	ReadDepth    int   // reads at once in each directory, 1 to MaxReadDepth; default 32
-	MaxPuts      int   // Put and Delete calls at once, 1 to MaxCalls; what is beyond is Busy; default 64
-	MaxGets      int   // Get calls at once, 1 to MaxCalls; what is beyond is Busy; default 256
+	// of one segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128 of the smallest
+	// directory, 16 MiB to 256 MiB where that fits
+	SegmentBytes int64
+	// of one write, MinWriteBytes to MaxWriteBytes and at most half a segment; a larger block is
+	// not stored; default 8 MiB
+	WriteBytes int
+	WriteDepth int // writes at once in each directory, 1 to MaxWriteDepth; default 4
+	ReadBytes  int // neighbours are read together up to so many bytes, 4 KiB to MaxWriteBytes; default 1 MiB
+	ReadDepth  int // reads at once in each directory, 1 to MaxReadDepth; default 32
+	MaxPuts    int // Put and Delete calls at once, 1 to MaxCalls; what is beyond is Busy; default 64
+	MaxGets    int // Get calls at once, 1 to MaxCalls; what is beyond is Busy; default 256
 
 	// BudgetBytesPerDay bounds the bytes written to each directory, for the sake of flash: 0 for no
 	// bound, else one segment at least. What is saved up is an eighth of a day's share at most. A
@@ -54,7 +58,9 @@ type Options struct {
 	// It is called without any lock held, from the goroutine that called Put.
 	Hint func(it *pool.Item) Hint
 
-	ProbeEvery time.Duration // first wait before a lost directory is tried again, doubled each time; 1 ms to 1 h; default 1 s
+	// first wait before a lost directory is tried again, doubled each time; 1 ms to 1 h; default 1
+	// s
+	ProbeEvery time.Duration
 	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
 
 	// OnState is told when a directory changes its state, with the reason; with ErrBuffered once
@@ -71,7 +77,10 @@ func (o *Options) setDefaults() {
 	for i := range o.Dirs {
 		least = min(least, o.Dirs[i].Bytes)
 	}
-	orElse(&o.SegmentBytes, max(MinSegmentBytes, min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1)))
+	orElse(&o.SegmentBytes, max(
+		MinSegmentBytes,
+		min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1),
+	))
 	orElse(&o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
 	orElse(&o.WriteDepth, 4)
 	orElse(&o.ReadBytes, 1<<20)
@@ -143,7 +152,10 @@ func (o *Options) checkDirs() error {
 		seen[d.Path] = true
 		low, high := MinSegments*o.SegmentBytes, min(MaxDirBytes, MaxSegments*o.SegmentBytes)
 		if d.Bytes < low || d.Bytes > high {
-			return fmt.Errorf("disk: Dirs[%d].Bytes is %d, must be %d to %d with segments of %d", i, d.Bytes, low, high, o.SegmentBytes)
+			return fmt.Errorf(
+				"disk: Dirs[%d].Bytes is %d, must be %d to %d with segments of %d", i, d.Bytes, low, high,
+				o.SegmentBytes,
+			)
 		}
 	}
 	return nil

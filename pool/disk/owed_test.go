@@ -38,7 +38,9 @@ func TestTooManyOwed(t *testing.T) {
 	s := open(t, o)
 	wantPut(t, s, 0, 100, size)
 	fs.set(failing(unix.EIO, opWrite))
-	eventually(t, "the state is failed", func() bool { put(t, s, blockOf(1000, size)); return s.stateOf(0) == StateFailed })
+	eventually(
+		t, "the state is failed", func() bool { put(t, s, blockOf(1000, size)); return s.stateOf(0) == StateFailed },
+	)
 	keys := []pool.Key{keyOf(7)}
 	for i := range uint64(maxOwed) {
 		k := keyOf(0)

@@ -170,7 +170,8 @@ func (d *dir) fill(recs []*record) {
 func (r *record) fill() {
 	p := r.piece.mem[r.off-r.piece.at:][:r.size()]
 	n := headerBytes + len(r.data)
-	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data) // of the copy: the caller's bytes may not change, but if they do it is seen
+	// of the copy: the caller's bytes may not change, but if they do it is seen
+	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data)
 	clear(p[n:])
 	if r.kind == block {
 		r.sum = sum

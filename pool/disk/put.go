@@ -25,7 +25,8 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 		d := s.choose(&it.Key)
 		shares[d] = append(shares[d], &record{
 			header: header{
-				kind: block, key: it.Key, parent: it.Parent, length: uint32(len(it.Data)), born: uint32(s.o.Now().Unix()),
+				kind: block, key: it.Key, parent: it.Parent, length: uint32(len(it.Data)),
+				born: uint32(s.o.Now().Unix()),
 			},
 			tag: s.tagOf(&it.Key), data: it.Data, item: it, result: pool.Busy,
 		})
@@ -156,7 +157,9 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 }
 
 func (s *Store) tombstone(k *pool.Key) *record {
-	return &record{header: header{kind: tombstone, key: *k, born: uint32(s.o.Now().Unix())}, tag: s.tagOf(k), result: pool.Busy}
+	return &record{
+		header: header{kind: tombstone, key: *k, born: uint32(s.o.Now().Unix())}, tag: s.tagOf(k), result: pool.Busy,
+	}
 }
 
 // discard gives the room of a deleted block back.

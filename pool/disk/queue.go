@@ -98,7 +98,9 @@ func (q *queue) setUp() error {
 		return unix.Syscall(unix.SYS_IO_SETUP, uintptr(len(q.places)), uintptr(unsafe.Pointer(&q.context)), 0)
 	})
 	if err != nil {
-		return errors.Join(fmt.Errorf("io_setup: %w (fs.aio-max-nr is for all processes together)", err), unix.Close(fd))
+		return errors.Join(
+			fmt.Errorf("io_setup: %w (fs.aio-max-nr is for all processes together)", err), unix.Close(fd),
+		)
 	}
 	if _, err := q.take(make([]ioEvent, 1)); err != nil { // a kernel that allows one call and not the other
 		return errors.Join(fmt.Errorf("io_getevents: %w", err), q.destroy(), unix.Close(fd))
@@ -108,7 +110,9 @@ func (q *queue) setUp() error {
 }
 
 func (q *queue) destroy() error {
-	_, err := system(func() (uintptr, uintptr, unix.Errno) { return unix.Syscall(unix.SYS_IO_DESTROY, q.context, 0, 0) })
+	_, err := system(
+		func() (uintptr, uintptr, unix.Errno) { return unix.Syscall(unix.SYS_IO_DESTROY, q.context, 0, 0) },
+	)
 	q.context = 0
 	return err
 }
@@ -159,7 +163,8 @@ func (q *queue) submit(w *waiting, c iocb, f *file, p []byte, off int64) error {
 	if _, err := q.faults.meet(opSubmit, f.path, off, p); err != nil {
 		return err
 	}
-	c.fd, c.buf, c.bytes, c.off = uint32(f.fd), uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))), uint64(len(p)), off
+	c.fd, c.buf = uint32(f.fd), uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p))))
+	c.bytes, c.off = uint64(len(p)), off
 	c.flags, c.eventFD = iocbEventFD, uint32(q.eventFD)
 	w.control = c
 	_, err := system(func() (uintptr, uintptr, unix.Errno) {
@@ -179,7 +184,8 @@ func (q *queue) reap() {
 		_, _ = q.faults.meet(opReap, q.path, 0, nil) // may only wait
 		n, err := q.take(events)
 		if err != nil {
-			panic("disk: io_getevents: " + err.Error()) // it was allowed when the queue was made, and the arguments are the same
+			// it was allowed when the queue was made, and the arguments are the same
+			panic("disk: io_getevents: " + err.Error())
 		}
 		for _, e := range events[:n] {
 			q.places[e.data].result <- e.res
@@ -192,7 +198,8 @@ func (q *queue) reap() {
 func (q *queue) take(events []ioEvent) (int, error) {
 	var now unix.Timespec
 	return system(func() (uintptr, uintptr, unix.Errno) {
-		return unix.Syscall6(unix.SYS_IO_GETEVENTS, q.context, 0, uintptr(len(events)), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
+		return unix.Syscall6(unix.SYS_IO_GETEVENTS, q.context, 0, uintptr(len(events)),
+			uintptr(unsafe.Pointer(unsafe.SliceData(events))),
 			uintptr(unsafe.Pointer(&now)), 0)
 	})
 }

@@ -87,7 +87,10 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 			continue
 		}
 		if version > formatVersion {
-			return nil, fmt.Errorf("disk: %s has format %d, this program reads up to %d: %w", filepath.Join(d.path, f.Name()), version, formatVersion, errFormat)
+			return nil, fmt.Errorf(
+				"disk: %s has format %d, this program reads up to %d: %w", filepath.Join(d.path, f.Name()), version,
+				formatVersion, errFormat,
+			)
 		}
 		segments = append(segments, &segment{file: &file{path: filepath.Join(d.path, f.Name())}, id: id, nonce: nonce})
 	}

@@ -46,7 +46,9 @@ func readFooter(g *segment, b *bounce, size int64) (c contents, ok bool) {
 	if pool.Sum(0, headers) != t.sum {
 		return c, false
 	}
-	return contents{headers: append([]byte(nil), headers...), end: t.headers, footer: true, read: size - t.headers}, true
+	return contents{
+		headers: append([]byte(nil), headers...), end: t.headers, footer: true, read: size - t.headers,
+	}, true
 }
 
 // scan looks for records at every place where one could begin, and keeps those that verify. What is

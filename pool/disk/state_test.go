@@ -203,7 +203,10 @@ func eachWrite(t *testing.T, n, part int) {
 	again := open(t, o)
 	for i, ok := range stored {
 		if got := get(t, again, i, size); ok && got != pool.OK {
-			t.Fatalf("write %d failed after %d bytes; block %d was acknowledged, and has status %d after a crash", n, part, i, got)
+			t.Fatalf(
+				"write %d failed after %d bytes; block %d was acknowledged, and has status %d after a crash", n, part,
+				i, got,
+			)
 		}
 	}
 	closeNow(t, s)

@@ -148,7 +148,9 @@ func (d *dir) show(g *segment, r *record) pool.Status {
 			return pool.Missing // it was dropped meanwhile
 		}
 	}
-	old, had, err := d.s.index.put(r.tag, place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: uses})
+	old, had, err := d.s.index.put(
+		r.tag, place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: uses},
+	)
 	if err != nil {
 		d.s.count.indexFull.Add(1)
 		d.lost.Store(true)

@@ -76,7 +76,9 @@ func recorded(t *testing.T, r *recorder) *Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}}); err != nil {
+	if _, err := p.OpenSpace(
+		pool.Spec{Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -96,7 +98,8 @@ func TestPolicyIsTold(t *testing.T) {
 	p.Unpin(refs)
 	reserve(p, 0, randomChain(nil, 2, 2)) // evicts two
 	want := []string{
-		"access 0 of 40, 16 tokens", "insert 40 of kind 0, 16 tokens", "access 40 of 50, 16 tokens", "access 8 of 8, 16 tokens",
+		"access 0 of 40, 16 tokens", "insert 40 of kind 0, 16 tokens", "access 40 of 50, 16 tokens",
+		"access 8 of 8, 16 tokens",
 		"insert 24 of kind 0, 16 tokens", "remove 1", "remove 1", "insert 2 of kind 0, 16 tokens",
 	}
 	if len(missing) != 40 {
@@ -144,7 +147,10 @@ func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 func TestManyKindsShareTheLast(t *testing.T) {
 	p := recorded(t, &recorder{})
 	for i := range pool.MaxKinds + 10 {
-		spec := pool.Spec{Fingerprint: pool.Fingerprint{byte(i), 1}, Shards: 2, Groups: []pool.Group{{ShardBytes: []uint32{1024, 1024}}}}
+		spec := pool.Spec{
+			Fingerprint: pool.Fingerprint{byte(i), 1}, Shards: 2,
+			Groups: []pool.Group{{ShardBytes: []uint32{1024, 1024}}},
+		}
 		spec.Groups[0].ShardBytes[0] = 1024 * uint32(1+i%4)
 		spec.Groups[0].ShardBytes[1] = 1024 * uint32(1+i/4%4)
 		if _, err := p.OpenSpace(spec); err != nil {

@@ -63,7 +63,9 @@ func TestClosedPoolFindsNothing(t *testing.T) {
 	if p.Prefix(0, 0, h) != 0 || p.Epoch(0) != 0 {
 		t.Error("a closed pool answers")
 	}
-	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1}}}}); err != pool.ErrClosed {
+	if _, err := p.OpenSpace(
+		pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1}}}},
+	); err != pool.ErrClosed {
 		t.Errorf("open space: %v", err)
 	}
 	p.Stats()
@@ -133,7 +135,9 @@ func residentBytes(t *testing.T, raw []byte) (n int64) {
 		return 0
 	}
 	pages := make([]byte, (len(raw)+arena.PageBytes-1)/arena.PageBytes)
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])))
+	_, _, errno := unix.Syscall(
+		unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])),
+	)
 	if errno != 0 {
 		t.Fatal(errno)
 	}

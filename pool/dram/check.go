@@ -63,7 +63,10 @@ func (a *audit) entry(e uint32) error {
 	case r.is(flagRecent) != (r.is(flagVisible) && !held):
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
-		return fmt.Errorf("shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing, r.is(flagYoung|flagOld))
+		return fmt.Errorf(
+			"shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing,
+			r.is(flagYoung|flagOld),
+		)
 	}
 	if err := a.chain(e); err != nil {
 		return err
@@ -147,11 +150,16 @@ func (a *audit) lists() error {
 	for name, l := range map[string]struct {
 		*list
 		flagged int
-	}{"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young}, "partialOld": {&a.partialOld, a.old}} {
+	}{
+		"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young},
+		"partialOld": {&a.partialOld, a.old},
+	} {
 		n, newer := 0, uint32(none)
 		for e := l.newest; e != none && n <= l.n; e = a.recs.All[e].older {
 			if r := &a.recs.All[e]; !r.is(l.flag) || r.newer != newer {
-				return fmt.Errorf("list %s: entry %d has flags %x and %d before it, not %d", name, e, r.hold, r.newer, newer)
+				return fmt.Errorf(
+					"list %s: entry %d has flags %x and %d before it, not %d", name, e, r.hold, r.newer, newer,
+				)
 			}
 			newer = e
 			n++

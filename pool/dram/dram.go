@@ -75,11 +75,12 @@ type Options struct {
 // Info is what became of the options.
 type Info struct {
 	Bytes, SlabBytes int64
-	PageBytes        int64     // of the arena: 2 MiB or 4 KiB
-	PageReason       string    // why not huge pages that were set aside, for the log; empty if they are used
-	Transparent      string    // why the kernel makes none up either (transparent huge pages); empty: it may, or need not
-	Placement        string    // what came of Nodes; empty: there were none
-	Recovery         *Recovery // what became of the file; nil without one
+	PageBytes        int64  // of the arena: 2 MiB or 4 KiB
+	PageReason       string // why not huge pages that were set aside, for the log; empty if they are used
+	// why the kernel makes none up either (transparent huge pages); empty: it may, or need not
+	Transparent string
+	Placement   string    // what came of Nodes; empty: there were none
+	Recovery    *Recovery // what became of the file; nil without one
 }
 
 // Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run at once.

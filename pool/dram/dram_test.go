@@ -48,7 +48,9 @@ func TestPoolWithPolicies(t *testing.T) {
 		"lru":    func() pool.Policy { return evict.NewLRU() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			pooltest.TestPoolInAnyOrder(t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) })
+			pooltest.TestPoolInAnyOrder(
+				t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) },
+			)
 		})
 	}
 }

@@ -106,7 +106,8 @@ func (c *core) oldest() uint32 {
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)
-	for child := recs[e].child; child != none && recs[child].is(flagRecent) && len(path) < maxRepairs; child = recs[child].child {
+	for child := recs[e].child; child != none && recs[child].is(flagRecent) &&
+		len(path) < maxRepairs; child = recs[child].child {
 		path = append(path, child)
 		if recs[child].is(flagLifted) {
 			break

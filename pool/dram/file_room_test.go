@@ -66,7 +66,9 @@ func onHugePages(t *testing.T, n int) (path string) {
 // TestPoolOnHugePages stores, reopens, and is killed in a storm, on hugetlbfs.
 func TestPoolOnHugePages(t *testing.T) {
 	path := onHugePages(t, 32)
-	s := stormCheck{t: t, path: path, rng: rand.New(rand.NewPCG(1, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
+	s := stormCheck{
+		t: t, path: path, rng: rand.New(rand.NewPCG(1, 0)), stored: map[uint64]int{}, over: map[uint64]bool{},
+	}
 	for range 3 {
 		s.round()
 	}
@@ -79,7 +81,8 @@ func TestPoolOnHugePages(t *testing.T) {
 		t.Errorf("%+v, recovery %+v", i, i.Recovery)
 	}
 	var held *HeldError
-	if _, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}); !errors.As(err, &held) || held.Process != os.Getpid() {
+	if _, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}); !errors.As(err, &held) ||
+		held.Process != os.Getpid() {
 		t.Errorf("a second pool on the file: %v", err)
 	}
 }
@@ -154,7 +157,9 @@ func fillUp(t *testing.T, path string) {
 
 // putWhatFits stores the blocks of a chain that get a slot, and counts them.
 func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
-	b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	b := pool.Batch{
+		Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
 	p.Reserve(&b)
 	for i := range b.Slots {
 		if b.Status[i] == pool.OK {

@@ -49,13 +49,19 @@ func TestPoolInAFile(t *testing.T) {
 
 func TestPoolInAFileAgainstMem(t *testing.T) {
 	pooltest.TestAgainst(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openFile(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()})
+		return openFile(
+			t, keptPath(t),
+			dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()},
+		)
 	}, openMem)
 }
 
 // spec is a space whose entries have shards of these sizes.
 func spec(name string, shardBytes ...uint32) pool.Spec {
-	s := pool.Spec{Identity: []byte(name), Shards: len(shardBytes), Groups: []pool.Group{{BlockTokens: 16, ShardBytes: shardBytes}}}
+	s := pool.Spec{
+		Identity: []byte(name), Shards: len(shardBytes),
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: shardBytes}},
+	}
 	copy(s.Fingerprint[:], name)
 	return s
 }
@@ -78,7 +84,10 @@ func content(hash []byte, shard uint8, n uint32) []byte {
 // save stores the shard of a chain.
 func save(t testing.TB, p *dram.Pool, id pool.SpaceID, s *pool.Spec, shard uint8, h pool.Hashes) {
 	t.Helper()
-	b := pool.Batch{Space: id, Shard: shard, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	b := pool.Batch{
+		Space: id, Shard: shard, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N),
+		Slots: make([]pool.Slot, h.N),
+	}
 	p.Reserve(&b)
 	arena, _ := p.Arena()
 	for i := range b.Slots {
@@ -120,7 +129,8 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 	for life := range 4 {
 		p := openFile(t, path, o)
 		r := p.Info().Recovery
-		if life == 0 && (!r.New || r.Entries != 0) || life > 0 && (r.New || r.Cold != "" || r.Entries != 220 || r.Spaces != 2 || r.Damaged != 0) {
+		if life == 0 && (!r.New || r.Entries != 0) || life > 0 &&
+			(r.New || r.Cold != "" || r.Entries != 220 || r.Spaces != 2 || r.Damaged != 0) {
 			t.Fatalf("life %d: %+v", life, r)
 		}
 		a, err := p.OpenSpace(one)

@@ -91,7 +91,9 @@ func (p *Pool) exists(s pool.SpaceID, group uint8, h *pool.Hashes, from int, pre
 }
 
 // Pin implements pool.Index.
-func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (p *Pool) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	n, bytes := 0, int64(0)
 	note := p.advisor.begin()
 	for n < h.N {
@@ -109,7 +111,9 @@ func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, r
 }
 
 // pin pins a part of a chain, and returns how many and the bytes of each.
-func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
+func (p *Pool) pin(
+	note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref,
+) (n int, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core

@@ -37,7 +37,9 @@ func BenchmarkSave(b *testing.B) {
 			save := func() {
 				h := randomChain(nil, number, benchChainLen)
 				number++
-				batch := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+				batch := pool.Batch{
+					Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+				}
 				p.Reserve(&batch)
 				p.Commit(batch.Slots, 1, batch.Status)
 			}

@@ -33,7 +33,9 @@ func TestClosedSpaceLeavesTheFile(t *testing.T) {
 	p = reopen(t, o)
 	defer closePool(t, p)
 	if r := p.Info().Recovery; r.Spaces != 1 || r.Entries != h.N {
-		t.Errorf("%d spaces with %d blocks came back, want the one that was open, with %d; %+v", r.Spaces, r.Entries, h.N, r)
+		t.Errorf(
+			"%d spaces with %d blocks came back, want the one that was open, with %d; %+v", r.Spaces, r.Entries, h.N, r,
+		)
 	}
 	if n := p.Prefix(openSpec(t, p, spec), 0, h); n != 0 {
 		t.Errorf("%d blocks of a closed space came back", n)

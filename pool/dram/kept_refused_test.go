@@ -94,12 +94,20 @@ func TestFilesThatAreRefused(t *testing.T) {
 		make func() error
 		why  string
 	}{
-		"foreign":           {func() error { return os.WriteFile(o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600) }, "no pool's"},
+		"foreign": {func() error {
+			return os.WriteFile(
+				o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600,
+			)
+		}, "no pool's"},
 		"foreign and empty": {func() error { return os.WriteFile(o.Path, make([]byte, 64<<10), 0o600) }, "no pool's"},
-		"open to others":    {func() error { return errors.Join(os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644)) }, "mode 0644"},
-		"link":              {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
-		"directory":         {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
-		"no directory":      {func() error { o.Path += "/x/y"; return nil }, "not there"},
+		"open to others": {func() error {
+			return errors.Join(
+				os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644),
+			)
+		}, "mode 0644"},
+		"link":         {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
+		"directory":    {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
+		"no directory": {func() error { o.Path += "/x/y"; return nil }, "not there"},
 	} {
 		path := o.Path
 		if err := c.make(); err != nil {
@@ -128,7 +136,8 @@ func TestSecondPoolIsRefused(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	list, err := ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
+	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() ||
+		list[0].Bytes != o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if err := RemoveFile(o.Path); !errors.Is(err, ErrHeld) {
@@ -137,7 +146,8 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	closePool(t, p)
 	os.WriteFile(filepath.Join(filepath.Dir(o.Path), "notes"), make([]byte, 8<<10), 0o600)
 	list, err = ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
+	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute ||
+		list[0].Allocated < o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if err := RemoveFile(o.Path); err != nil {

@@ -42,7 +42,10 @@ func closePool(t *testing.T, p *Pool) {
 	}
 }
 
-var keptSpec = pool.Spec{Identity: []byte("kept"), Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}}
+var keptSpec = pool.Spec{
+	Identity: []byte("kept"), Fingerprint: pool.Fingerprint{1}, Shards: 1,
+	Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}},
+}
 
 func openSpec(t *testing.T, p *Pool, s pool.Spec) pool.SpaceID {
 	t.Helper()
@@ -56,7 +59,9 @@ func openSpec(t *testing.T, p *Pool, s pool.Spec) pool.SpaceID {
 // put stores a chain, bytes and all.
 func put(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 	t.Helper()
-	b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	b := pool.Batch{
+		Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
 	p.Reserve(&b)
 	for i, s := range b.Slots {
 		if b.Status[i] == pool.OK {
@@ -179,9 +184,14 @@ func TestUnopenedIsEvicted(t *testing.T) {
 // TestOrderOfUseOutlivesTheProcess: the chain that was loaded last stays, and of the others the
 // suffix goes first.
 func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
-	for name, policy := range map[string]func() pool.Policy{"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() }} {
+	for name, policy := range map[string]func() pool.Policy{
+		"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() },
+	} {
 		now := time.Unix(1_700_000_000, 0)
-		o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now }, Policy: policy()}
+		o := Options{
+			Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now },
+			Policy: policy(),
+		}
 		p := reopen(t, o)
 		id := openSpec(t, p, keptSpec)
 		chains := []pool.Hashes{randomChain(nil, 1, 20), randomChain(nil, 2, 20), randomChain(nil, 3, 20)}
@@ -227,7 +237,8 @@ func TestLearnedOutlivesTheProcess(t *testing.T) {
 	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
 	o.Policy = refuses
 	p = reopen(t, o)
-	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") || len(refuses.got) != 100_000 {
+	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") ||
+		len(refuses.got) != 100_000 {
 		t.Errorf("%+v, %d bytes", r, len(refuses.got))
 	}
 	closePool(t, p)

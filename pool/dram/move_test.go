@@ -303,7 +303,9 @@ func TestBadPageWhileItMoves(t *testing.T) {
 		check(t, p)
 		s := p.Stats()
 		if failed == 0 || s.Bad.Pages != 1 || int(s.Moved)+failed != len(tenants) {
-			t.Errorf("source %v: %d of %d failed, %d moved, %d bad pages", from, failed, len(tenants), s.Moved, s.Bad.Pages)
+			t.Errorf(
+				"source %v: %d of %d failed, %d moved, %d bad pages", from, failed, len(tenants), s.Moved, s.Bad.Pages,
+			)
 		}
 		if gone := failed - len(held); from && (gone == 0 || s.Dropped < uint64(gone)) || !from && gone != 0 {
 			t.Errorf("source %v: of %d that failed %d are still there, %d dropped", from, failed, len(held), s.Dropped)
@@ -423,7 +425,9 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 		p.Stats() // would hang with the pool's lock held
 	}
 	p = reopen(t, Options{Bytes: 128 << 10, SlabBytes: 32 << 10, HugePages: Off, BadPage: tell})
-	small, big := keptSpec, pool.Spec{Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{32 << 10}}}}
+	small, big := keptSpec, pool.Spec{
+		Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{32 << 10}}},
+	}
 	a, b := openSpec(t, p, small), openSpec(t, p, big)
 	h := randomChain(nil, 1, 128)
 	put(t, p, a, h)

@@ -73,7 +73,9 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 		}
 		if !ok {
 			if record.Used() {
-				r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n))
+				r.Notes = append(
+					r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n),
+				)
 				record.Remove()
 			}
 			continue

@@ -93,7 +93,8 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	h := randomChain(nil, 99, int(p.info.Bytes/arena.SlotUnit))
 	for i := range h.N { // one by one: each entry is a chain of its own, and goes when it must
 		b := pool.Batch{
-			Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+			Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1),
+			Slots: make([]pool.Slot, 1),
 		}
 		p.Reserve(&b)
 		if b.Status[0] != pool.OK {
@@ -102,7 +103,9 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 		slots++
 		if overlaps(b.Slots[0], off) {
 			page := off / arena.PageBytes * arena.PageBytes
-			t.Fatalf("slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page)
+			t.Fatalf(
+				"slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page,
+			)
 		}
 		p.Commit(b.Slots, b.Epoch, b.Status)
 	}

@@ -187,7 +187,10 @@ func checkSpec(s *pool.Spec, slabBytes int64) error {
 	}
 	for g, group := range s.Groups {
 		if len(group.ShardBytes) != s.Shards {
-			return fmt.Errorf("dram: Groups[%d].ShardBytes has %d elements, must have Shards = %d", g, len(group.ShardBytes), s.Shards)
+			return fmt.Errorf(
+				"dram: Groups[%d].ShardBytes has %d elements, must have Shards = %d", g, len(group.ShardBytes),
+				s.Shards,
+			)
 		}
 		for i, n := range group.ShardBytes {
 			if n == 0 {

@@ -40,7 +40,10 @@ const (
 func stormSpecs() []pool.Spec {
 	var out []pool.Spec
 	for i, bytes := range [][]uint32{{4096}, {3000, 6000}, {1000}} {
-		s := pool.Spec{Identity: fmt.Appendf(nil, "storm %d", i), Shards: len(bytes), Groups: []pool.Group{{BlockTokens: 16, ShardBytes: bytes}}}
+		s := pool.Spec{
+			Identity: fmt.Appendf(nil, "storm %d", i), Shards: len(bytes),
+			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: bytes}},
+		}
 		s.Fingerprint[0] = byte(i + 1)
 		out = append(out, s)
 	}
@@ -179,7 +182,8 @@ func (s *storm) batch(space int, shard uint8, first uint64, n int) pool.Batch {
 		blob = append(blob, stormHash(first+i)...)
 	}
 	return pool.Batch{
-		Space: pool.SpaceID(space), Shard: shard, Epoch: s.p.Epoch(pool.SpaceID(space)), Hashes: pool.Chain(blob, pool.MaxHashLen),
+		Space: pool.SpaceID(space), Shard: shard, Epoch: s.p.Epoch(pool.SpaceID(space)),
+		Hashes: pool.Chain(blob, pool.MaxHashLen),
 		Status: make([]pool.Status, n), Slots: make([]pool.Slot, n),
 	}
 }

@@ -47,8 +47,12 @@ func TestKilledInAStorm(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d, %d rounds", seed, rounds)
-	s := stormCheck{t: t, path: filepath.Join(dir, "pool"), rng: rand.New(rand.NewPCG(seed, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
-	for began := time.Now(); int(s.number) < rounds && (asked || s.number < stormLeast || time.Since(began) < stormWithin); {
+	s := stormCheck{
+		t: t, path: filepath.Join(dir, "pool"), rng: rand.New(rand.NewPCG(seed, 0)), stored: map[uint64]int{},
+		over: map[uint64]bool{},
+	}
+	for began := time.Now(); int(s.number) < rounds &&
+		(asked || s.number < stormLeast || time.Since(began) < stormWithin); {
 		s.round()
 	}
 	rounds = int(s.number)

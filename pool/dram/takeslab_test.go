@@ -84,7 +84,9 @@ func TestHalfTakenEntryKeepsItsSlab(t *testing.T) {
 // nothing is evicted in vain.
 func TestSlabWithAPinIsNotTaken(t *testing.T) {
 	p, h := twoSlabs(t)
-	other, err := p.OpenSpace(pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{5000}}}})
+	other, err := p.OpenSpace(
+		pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{5000}}}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,8 +165,12 @@ func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		small := pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}}
-		big := pool.Spec{Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{slab}}}}
+		small := pool.Spec{
+			Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}},
+		}
+		big := pool.Spec{
+			Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{slab}}},
+		}
 		a, b := openSpec(t, p, small), openSpec(t, p, big)
 		h := randomChain(nil, 1, slabs*perSlab)
 		reserve(p, a, h)

@@ -22,7 +22,9 @@ func coldest(p *Pool) (out []byte) {
 func lonely(id pool.SpaceID, number byte) *pool.Batch {
 	h := make([]byte, pool.MaxHashLen)
 	h[0] = number
-	return &pool.Batch{Space: id, Epoch: 1, Hashes: pool.Chain(h, len(h)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+	return &pool.Batch{
+		Space: id, Epoch: 1, Hashes: pool.Chain(h, len(h)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+	}
 }
 
 func ok(pool.Slot) pool.Status { return pool.OK }
@@ -78,12 +80,26 @@ func TestUsedDuringReadWithoutTouch(t *testing.T) {
 			p.Acquire(load)
 			b.Slots = append(b.Slots, load.Slots...)
 		}, pool.OK, []byte{0, 1, 3, 4, 2}},
-		"its neighbours go":          {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 1, 3) }, pool.OK, []byte{0, 4, 2}},
-		"the newer one goes":         {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 3) }, pool.OK, []byte{0, 1, 2, 4}},
-		"all others go":              {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 0, 1, 3, 4) }, pool.OK, []byte{2}},
-		"it goes itself":             {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 2) }, pool.OK, []byte{0, 1, 3, 4}},
-		"it is found to be damaged":  {func(*Pool, *pool.Batch) {}, pool.Corrupt, []byte{0, 1, 3, 4}},
-		"glanced at by a second one": {func(p *Pool, b *pool.Batch) { p.ReadWithoutTouch(lonely(b.Space, 1), ok) }, pool.OK, []byte{0, 1, 2, 3, 4}},
+		"its neighbours go": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 1, 3) }, pool.OK, []byte{
+			0, 4, 2,
+		}},
+		"the newer one goes": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 3) }, pool.OK, []byte{
+			0, 1, 2, 4,
+		}},
+		"all others go": {func(p *Pool, b *pool.Batch) {
+			dropAll(
+				p, b.Space, 0, 1, 3, 4,
+			)
+		}, pool.OK, []byte{2}},
+		"it goes itself": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 2) }, pool.OK, []byte{
+			0, 1, 3, 4,
+		}},
+		"it is found to be damaged": {func(*Pool, *pool.Batch) {}, pool.Corrupt, []byte{0, 1, 3, 4}},
+		"glanced at by a second one": {func(p *Pool, b *pool.Batch) {
+			p.ReadWithoutTouch(
+				lonely(b.Space, 1), ok,
+			)
+		}, pool.OK, []byte{0, 1, 2, 3, 4}},
 		"the one behind it is loaded": {func(p *Pool, b *pool.Batch) {
 			again := lonely(b.Space, 1)
 			p.Acquire(again)

@@ -83,8 +83,11 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	newer := uint32(0)
 	for id := k.newest[c]; id != 0; {
 		r := h.nodes.runs.at(id)
-		if r.newer != newer || r.class != c || r.half == old && uint32(h.clock.now)-r.used <= longestSight && k.recency.has(r.used) {
-			return 0, fmt.Errorf("run %d is %+v, and %d is before it; LRU goes back to %d", id, *r, newer, k.recency.cutoff())
+		if r.newer != newer || r.class != c || r.half == old && uint32(h.clock.now)-r.used <= longestSight &&
+			k.recency.has(r.used) {
+			return 0, fmt.Errorf(
+				"run %d is %+v, and %d is before it; LRU goes back to %d", id, *r, newer, k.recency.cutoff(),
+			)
 		}
 		if newer != 0 {
 			if x := h.nodes.runs.at(newer); x.half > r.half || x.bin > r.bin {
@@ -107,7 +110,10 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	for i := range k.half {
 		half := &k.half[i]
 		if first[i] != half.first[c] || held[i] != half.held[c] || (held[i] != 0) != (half.full>>c&1 != 0) {
-			return 0, fmt.Errorf("half %d has %d entries, counts %d; oldest of the bins %v, holds %v", i, held[i], half.held[c], first[i], half.first[c])
+			return 0, fmt.Errorf(
+				"half %d has %d entries, counts %d; oldest of the bins %v, holds %v", i, held[i], half.held[c],
+				first[i], half.first[c],
+			)
 		}
 		for b, e := range first[i] {
 			if (e.run != 0) != (half.filled[c]>>b&1 != 0) {

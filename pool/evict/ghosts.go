@@ -101,7 +101,8 @@ func (s *ghostSet) find(print uint64) int {
 		// A mark that is alike has its highest bit set here. One above it may have too.
 		for alike := (m - lowBits) &^ m & highBits; alike != 0; alike &= alike - 1 {
 			w := i*marksAWord + bits.TrailingZeros64(alike)/markBits
-			if w < ways && s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
+			if w < ways && s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 &&
+				s.info[w] != 0 {
 				return w
 			}
 		}

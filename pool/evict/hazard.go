@@ -69,7 +69,8 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		used = at
 	} else {
 		if steps := (len(in.Entries) - 1) / step; steps > 0 && in.Prints[0] != h.missing {
-			now = h.clock.atLeast(k.recency.last + 1 + uint32(steps)) // the end of this chain is newer than the start of any other
+			// the end of this chain is newer than the start of any other
+			now = h.clock.atLeast(k.recency.last + 1 + uint32(steps))
 			used = now
 		}
 		h.missing = 0

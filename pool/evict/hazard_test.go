@@ -42,7 +42,10 @@ func TestStateOfAFullPool(t *testing.T) {
 	remembered := (h.ghosts.sets*ways + h.awaited.sets*places) * 16
 	most := entries*64 + int(remembered) + int(unsafe.Sizeof(*h)+unsafe.Sizeof(kind{})) + 7*page
 	if got := h.Report().Bytes; got > int64(most) {
-		t.Errorf("%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost, h.ghosts.count, most)
+		t.Errorf(
+			"%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost, h.ghosts.count,
+			most,
+		)
 	}
 	if h.lost > h.entries+h.entries/grains {
 		t.Errorf("%d lost blocks, %d entries", h.lost, h.entries)
@@ -64,9 +67,13 @@ func TestRiskIsCountedOnEntering(t *testing.T) {
 	for i := range n {
 		now := int64(i) * 1e8
 		h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(i)}})
-		h.Insert(&pool.Insertion{Now: now, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: []uint64{spread(i)}})
+		h.Insert(
+			&pool.Insertion{Now: now, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: []uint64{spread(i)}},
+		)
 		if back := i - again/1e8; back >= 0 && back%10 == 0 {
-			h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(back)}, Entries: []uint32{uint32(back + 1)}})
+			h.Access(&pool.Use{
+				Now: now, BlockTokens: 512, Prints: []uint64{spread(back)}, Entries: []uint32{uint32(back + 1)},
+			})
 		}
 	}
 	b := binOf(uint32(again / 1e6))
@@ -78,7 +85,8 @@ func TestRiskIsCountedOnEntering(t *testing.T) {
 			continue
 		}
 		if hazard := used / risk; hazard < 0.08 || hazard > 0.13 {
-			t.Errorf("risk counted only at reuse: class %d: of %.0f blocks that reached the age %.0f were used, a share of %.2f; a tenth was",
+			t.Errorf("risk counted only at reuse: class %d: of %.0f blocks that reached the age %.0f were used, a "+
+				"share of %.2f; a tenth was",
 				c, risk, used, hazard)
 		}
 		return
@@ -138,7 +146,9 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 			far[j] = spread(1000*i + j)
 		}
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
-		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
+		h.Insert(
+			&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]},
+		)
 	}
 	h.missBudget.blocks = 1e6
 	h.prefer(func(bin int) float32 { return float32(bin + 1) })
@@ -194,7 +204,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 			lost++
 			continue
 		}
-		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.way[w].used != uint32(i) || int(s.kind[w]) != i%pool.MaxKinds {
+		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins ||
+			s.way[w].used != uint32(i) || int(s.kind[w]) != i%pool.MaxKinds {
 			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.way[w].used)
 		}
 	}

@@ -74,18 +74,24 @@ func (u *fallback) pass(blocks int) bool {
 // looked up until then are lost besides, and paid back before anything is lent again. Beside the
 // bound are entries that are held or of several kinds, and blocks that are not stored again.
 const (
-	giftShare   = 0.0075 // blocks given for each block looked up
-	leadShare   = 0.02   // blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not, up to this share
-	askedCost   = 10     // lost blocks not asked for that make up for one that was
-	manyPrompts = 16     // prompts that what is lost must be as much as: that of few may be asked for at once
-	meanLooks   = 1024   // look-ups over which the size of a prompt is averaged
+	giftShare = 0.0075 // blocks given for each block looked up
+	// blocks lent, when all goes well, for each block looked up: one for each hit that LRU has not,
+	// up to this share
+	leadShare   = 0.02
+	askedCost   = 10   // lost blocks not asked for that make up for one that was
+	manyPrompts = 16   // prompts that what is lost must be as much as: that of few may be asked for at once
+	meanLooks   = 1024 // look-ups over which the size of a prompt is averaged
 )
 
 // credit is how far the policy may be from LRU. A fresh one does as LRU does; what it wins it may
 // risk.
 type missBudget struct {
-	blocks float64 // given, and won, less those that were asked for when they were lost; as many as entries at most, either way
-	calm   float64 // lost blocks that LRU gave up too before they were asked for, less askedCost for each that was asked for
+	// given, and won, less those that were asked for when they were lost; as many as entries at
+	// most, either way
+	blocks float64
+	// lost blocks that LRU gave up too before they were asked for, less askedCost for each that was
+	// asked for
+	calm   float64
 	lead   float64 // hits more than LRU, since the start
 	all    float64 // blocks looked up, since the start
 	looked float64 // ... and those of late

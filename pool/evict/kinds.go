@@ -122,7 +122,8 @@ func (k *kind) link(t *runs, w *[numClasses]worths, id uint32, r *run, newer, ol
 // alike says that it makes no difference at which of two times something was used.
 func (k *kind) alike(a, b uint32) bool {
 	since := int32(a - b)
-	return since == 0 || since <= quantum && since >= -quantum && !before(a, k.recency.newest()) && !before(b, k.recency.newest())
+	return since == 0 || since <= quantum && since >= -quantum && !before(a, k.recency.newest()) &&
+		!before(b, k.recency.newest())
 }
 
 // take removes an entry from its run.

@@ -112,8 +112,11 @@ func parseLearned(b []byte) (*knowledge, error) {
 func parseKnowledge(b []byte) (*knowledge, error) {
 	k := &knowledge{tables: tables{weight: 1}, margin: floatAt(b, 0)}
 	k.fallback = fallback{turns: int(binary.LittleEndian.Uint32(b[4:])), left: int(binary.LittleEndian.Uint32(b[8:]))}
-	if !(k.margin >= 0 && k.margin <= maxCount) || k.fallback.turns < firstTurns || k.fallback.turns > mostTurns || k.fallback.left > math.MaxInt32 {
-		return nil, fmt.Errorf("%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.fallback.turns, k.fallback.left)
+	if !(k.margin >= 0 && k.margin <= maxCount) || k.fallback.turns < firstTurns || k.fallback.turns > mostTurns ||
+		k.fallback.left > math.MaxInt32 {
+		return nil, fmt.Errorf(
+			"%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.fallback.turns, k.fallback.left,
+		)
 	}
 	for i, f := range k.missBudget.members() {
 		if *f = floatAt(b, 3+i); !(math.Abs(*f) <= maxCount) {

@@ -28,7 +28,10 @@ func TestLearnedSurvives(t *testing.T) {
 		t.Fatal(err)
 	}
 	if g.judge.margin != h.judge.margin || g.fallback != h.fallback || g.missBudget != h.missBudget {
-		t.Errorf("margin %g, %+v and %+v, were %g, %+v and %+v", g.judge.margin, g.fallback, g.missBudget, h.judge.margin, h.fallback, h.missBudget)
+		t.Errorf(
+			"margin %g, %+v and %+v, were %g, %+v and %+v", g.judge.margin, g.fallback, g.missBudget, h.judge.margin,
+			h.fallback, h.missBudget,
+		)
 	}
 	h.startRound()
 	for c := range numClasses {

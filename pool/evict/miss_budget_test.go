@@ -49,8 +49,12 @@ func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	}
 	c.note(0, lost/2, entries)
 	half := c.mayLose(lost)
-	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half || c.mayLose(lost) > c.blocks+leadShare*1000*20 {
-		t.Errorf("%g blocks may be lost when half as many were not asked for, %g when as many; the credit is %g", half, c.mayLose(lost), c.blocks)
+	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half ||
+		c.mayLose(lost) > c.blocks+leadShare*1000*20 {
+		t.Errorf(
+			"%g blocks may be lost when half as many were not asked for, %g when as many; the credit is %g", half,
+			c.mayLose(lost), c.blocks,
+		)
 	}
 	if got := c.mayLose(20); got > 1.2*c.blocks {
 		t.Errorf("%g blocks may be lost when those lost are of one prompt, the credit is %g", got, c.blocks)
@@ -217,7 +221,10 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 			t.Fatalf("look-up %d: LRU is taken to have %d blocks, it has room for %d", i, all, entries)
 		}
 		if may := float64(ahead) + giftShare*float64(looked); float64(got) > may {
-			t.Fatalf("risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i, got, ahead, looked, may)
+			t.Fatalf(
+				"risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i,
+				got, ahead, looked, may,
+			)
 		}
 		far = max(far, got)
 		if i%50 == 0 {

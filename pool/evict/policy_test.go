@@ -65,7 +65,9 @@ func TestPinnedArePassedOver(t *testing.T) {
 			const n = 3000
 			v := &lone{held: map[uint32]bool{}}
 			for e := uint32(1); e <= n; e++ {
-				in := pool.Insertion{Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{print(e)}}
+				in := pool.Insertion{
+					Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{print(e)},
+				}
 				policy.Insert(&in)
 				v.held[e] = e != n
 			}

@@ -12,11 +12,13 @@ type recency struct {
 	first, end int
 	hint       int    // span that was asked for last
 	last       uint32 // ms: no block was used later
-	opened     uint32 // ms: when the spans of the chain looked up last begin. They stay: blocks of it are about to be stored ...
-	closed     uint32 // ... and when the newest of them does
-	grain      int    // blocks
-	blocks     int    // of all spans
-	lost       int    // of them, blocks that the pool gave up and nobody has asked for since
+	// ms: when the spans of the chain looked up last begin. They stay: blocks of it are about to be
+	// stored ...
+	opened uint32
+	closed uint32 // ... and when the newest of them does
+	grain  int    // blocks
+	blocks int    // of all spans
+	lost   int    // of them, blocks that the pool gave up and nobody has asked for since
 }
 
 // span is a time, and the blocks that were last used in it.
@@ -26,10 +28,12 @@ type span struct {
 }
 
 const (
-	maxSpans     = 1024
-	grains       = 128          // of a pool
-	mostSteps    = maxSpans / 4 // ms that the blocks of one chain are spread over
-	longestSight = 1 << 30      // ms after which LRU gives a block up however much room there is, so that times can be told apart
+	maxSpans  = 1024
+	grains    = 128          // of a pool
+	mostSteps = maxSpans / 4 // ms that the blocks of one chain are spread over
+	// ms after which LRU gives a block up however much room there is, so that times can be told
+	// apart
+	longestSight = 1 << 30
 )
 
 // begins has LRU begin anew, without blocks, just before a chain that is used now, and gives the

@@ -103,7 +103,10 @@ func TestSpansOfAChainStay(t *testing.T) {
 func TestLongIdleKindsBeginAnew(t *testing.T) {
 	h := NewHazard()
 	store := func(kind uint8, e uint32) {
-		h.Insert(&pool.Insertion{Now: h.clock.now * 1e6, BlockTokens: 512, Kind: kind, Entries: []uint32{e}, Prints: []uint64{spread(int(e))}})
+		h.Insert(&pool.Insertion{
+			Now: h.clock.now * 1e6, BlockTokens: 512, Kind: kind, Entries: []uint32{e},
+			Prints: []uint64{spread(int(e))},
+		})
 	}
 	for e := range uint32(50) {
 		h.clock.now += 1000
@@ -117,7 +120,10 @@ func TestLongIdleKindsBeginAnew(t *testing.T) {
 	for _, e := range []uint32{148, 149} {
 		k, r := h.kinds[h.nodes.at(e).kind], h.nodes.runOf(h.nodes.at(e))
 		if age := uint32(h.clock.now) - r.used; age > 5000 || r.half != young || k.recency.end-k.recency.first < 10 {
-			t.Errorf("entry %d, just stored, is %d ms old, in half %d, and LRU has %d spans", e, age, r.half, k.recency.end-k.recency.first)
+			t.Errorf(
+				"entry %d, just stored, is %d ms old, in half %d, and LRU has %d spans", e, age, r.half,
+				k.recency.end-k.recency.first,
+			)
 		}
 	}
 	if old := h.nodes.runOf(h.nodes.at(1)); old.half != 1 {
@@ -133,7 +139,9 @@ func TestOnlyVictimsAreLost(t *testing.T) {
 	h := NewHazard()
 	h.missBudget.blocks = 100
 	for e := range uint32(10) {
-		h.Insert(&pool.Insertion{Now: int64(e) * 1e9, BlockTokens: 512, Entries: []uint32{e + 1}, Prints: []uint64{spread(int(e))}})
+		h.Insert(&pool.Insertion{
+			Now: int64(e) * 1e9, BlockTokens: 512, Entries: []uint32{e + 1}, Prints: []uint64{spread(int(e))},
+		})
 	}
 	h.prefer(func(bin int) float32 { return 1 })
 	e := h.Victim(10e9, 1, nobody{})

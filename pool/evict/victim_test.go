@@ -27,7 +27,9 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	const end, others = 3000, 100
 	h := NewHazard()
 	for e := uint32(end + 1); e <= end+others; e++ {
-		h.Insert(&pool.Insertion{Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(int(e))}})
+		h.Insert(&pool.Insertion{
+			Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(int(e))},
+		})
 	}
 	const now = 100e9
 	in := pool.Insertion{Now: now - 10e6, BlockTokens: 512}

@@ -21,7 +21,9 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 }
 
 // Pin implements pool.Index.
-func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (p *Pool) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	chain := p.prefix(s, group, h)

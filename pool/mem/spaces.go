@@ -17,7 +17,8 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	}
 	if id, ok := p.byPrint[s.Fingerprint]; ok {
 		have := p.spaces[id].spec
-		if !bytes.Equal(have.Identity, s.Identity) || have.Shards != s.Shards || !reflect.DeepEqual(have.Groups, s.Groups) {
+		if !bytes.Equal(have.Identity, s.Identity) || have.Shards != s.Shards ||
+			!reflect.DeepEqual(have.Groups, s.Groups) {
 			return 0, pool.ErrIdentity
 		}
 		return id, nil
@@ -40,14 +41,19 @@ func (p *Pool) check(s *pool.Spec) error {
 	}
 	for g, group := range s.Groups {
 		if len(group.ShardBytes) != s.Shards {
-			return fmt.Errorf("mem: Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards)
+			return fmt.Errorf(
+				"mem: Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards,
+			)
 		}
 		for i, n := range group.ShardBytes {
 			if n == 0 {
 				return fmt.Errorf("mem: Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
 			}
 			if slotBytes(n) > p.stats.Capacity {
-				return fmt.Errorf("mem: Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity, pool.ErrTooLarge)
+				return fmt.Errorf(
+					"mem: Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity,
+					pool.ErrTooLarge,
+				)
 			}
 		}
 	}

@@ -61,7 +61,10 @@ func testClose(t *testing.T, open Open) {
 	}
 	f.spec.FirstEpoch = 9
 	if again := f.open(f.spec); again != f.space || f.Epoch(again) != 7 {
-		t.Fatalf("space %d that is open was opened again: space %d, epoch %d; want it as it was, in epoch 7", f.space, again, f.Epoch(again))
+		t.Fatalf(
+			"space %d that is open was opened again: space %d, epoch %d; want it as it was, in epoch 7", f.space, again,
+			f.Epoch(again),
+		)
 	}
 	f.wantPrefix(h, 0, "opened again, and what was stored before the close is found")
 	f.Sweep()

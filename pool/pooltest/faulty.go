@@ -149,7 +149,8 @@ func (s *storm) stormGet(ctx context.Context, which []int) {
 
 // wholeAnswer is false if the call says that it did not answer, which it may.
 func (s *storm) wholeAnswer(ctx context.Context, what string, err error) bool {
-	if err != nil && ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+	if err != nil && ctx.Err() == nil &&
+		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 		s.t.Errorf("%s says that its context ended, and it had not: %v", what, err)
 	}
 	return err == nil

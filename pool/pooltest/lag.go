@@ -39,7 +39,10 @@ func (l *Lag) Err(few int) error {
 		return fmt.Errorf("all of %d calls that waited were over their deadline, by %v at least", len(l.waited), best)
 	}
 	if late, bare := l.late(l.all), l.late(l.bare); late > few+bare {
-		return fmt.Errorf("%d of %d calls were over their deadline by more than %v, and %d bare waits", late, len(l.all), l.Slack, bare)
+		return fmt.Errorf(
+			"%d of %d calls were over their deadline by more than %v, and %d bare waits", late, len(l.all), l.Slack,
+			bare,
+		)
 	}
 	return nil
 }

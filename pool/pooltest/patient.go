@@ -21,8 +21,9 @@ type patient struct {
 }
 
 const (
-	patientTries    = 200
-	patientPause    = 20 * time.Millisecond  // until a write that is under way is looked at again: nothing tells its end
+	patientTries = 200
+	// until a write that is under way is looked at again: nothing tells its end
+	patientPause    = 20 * time.Millisecond
 	patientDeadline = 300 * time.Millisecond // of one try, beyond which it counts as hanging
 )
 
@@ -79,7 +80,9 @@ func (p *patient) put(ctx context.Context, it *pool.Item) error {
 		if it.Status != pool.OK && it.Status != pool.Exists {
 			return nil
 		}
-		it.Status = pool.OK // it was not there before: if it is now, an earlier try put it there, or somebody at the same time
+		// it was not there before: if it is now, an earlier try put it there, or somebody at the
+		// same time
+		it.Status = pool.OK
 		if right, err := p.readBack(ctx, it); err != nil || right {
 			return err
 		}
@@ -141,7 +144,9 @@ func (p *patient) Exists(ctx context.Context, keys []pool.Key, status []pool.Sta
 func (p *patient) Delete(ctx context.Context, keys []pool.Key) error {
 	status := make([]pool.Status, len(keys))
 	for range patientTries {
-		if err := p.again(ctx, "delete", func(ctx context.Context) error { return p.below.Delete(ctx, keys) }); err != nil {
+		if err := p.again(
+			ctx, "delete", func(ctx context.Context) error { return p.below.Delete(ctx, keys) },
+		); err != nil {
 			return err
 		}
 		if err := p.Exists(ctx, keys, status); err != nil || !contains(status, pool.OK) {

@@ -50,7 +50,9 @@ func testReserveStatus(t *testing.T, open Open) {
 	f.Reserve(again)
 	f.wantStatus(again, pool.InProgress, "being written")
 	if again.Slots[0] != (pool.Slot{}) || again.Slots[1] != (pool.Slot{}) {
-		t.Fatalf("slots %+v of shards that were not reserved: a second commit would end someone else's writing", again.Slots)
+		t.Fatalf(
+			"slots %+v of shards that were not reserved: a second commit would end someone else's writing", again.Slots,
+		)
 	}
 	other := f.batch(h, 1, nil)
 	f.Peek(other)

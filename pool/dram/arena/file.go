@@ -117,7 +117,10 @@ func (f *File) examine(want *Layout) error {
 		bad = errNoSuper // it was a pool's of this size, and lost the pages at its end
 	}
 	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
-		return fmt.Errorf("dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made", f.path, st.Size)
+		return fmt.Errorf(
+			"dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made",
+			f.path, st.Size,
+		)
 	}
 	f.cold = s.unfit(want, st.Size, bad)
 	s.Layout = *want
@@ -137,7 +140,9 @@ func readSuper(fd int, size int64) ([]byte, error) {
 // mapMeta maps all but the arena.
 func (f *File) mapMeta() (err error) {
 	l := &f.super.Layout
-	f.meta, err = unix.Mmap(f.fd, l.Headers, int(l.End-l.Headers), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	f.meta, err = unix.Mmap(
+		f.fd, l.Headers, int(l.End-l.Headers), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE,
+	)
 	if err != nil {
 		return fmt.Errorf("dram: %s: map %d bytes: %w", f.path, l.End-l.Headers, err)
 	}

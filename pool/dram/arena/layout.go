@@ -15,13 +15,14 @@ import "github.com/kvagent/kvagent/pool"
 const (
 	fileFormat = 2
 
-	superBytes     = 4 << 10
-	HeaderBytes    = 64
-	spaceBytes     = 20 << 10 // one space: a full identity of the session protocol fits
-	MaxSpaces      = 1 << 10  // spaces of a file; what is stored of a further one does not outlive the process
-	SlabWordBytes  = 8
-	learnedBytes   = pool.MaxLearned + 4<<10 // one copy, its head included
-	slotsPerHeader = 2                       // headers for twice the slots there can be, so that spans find their place between others
+	superBytes    = 4 << 10
+	HeaderBytes   = 64
+	spaceBytes    = 20 << 10 // one space: a full identity of the session protocol fits
+	MaxSpaces     = 1 << 10  // spaces of a file; what is stored of a further one does not outlive the process
+	SlabWordBytes = 8
+	learnedBytes  = pool.MaxLearned + 4<<10 // one copy, its head included
+	// headers for twice the slots there can be, so that spans find their place between others
+	slotsPerHeader = 2
 )
 
 // SlotUnit is what every slot is rounded up to, bytes.

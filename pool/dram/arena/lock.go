@@ -99,7 +99,9 @@ func checkOwner(fd int, path string) error {
 	case int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("dram: %s: belongs to uid %d, allowed is %d", path, st.Uid, os.Geteuid())
 	case st.Mode&0o077 != 0:
-		return fmt.Errorf("dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777)
+		return fmt.Errorf(
+			"dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777,
+		)
 	}
 	return nil
 }
@@ -133,7 +135,8 @@ func heldBy(fd int, path string) error {
 
 func samePath(fd int, path string) bool {
 	var open, named unix.Stat_t
-	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &named) == nil && open.Ino == named.Ino && open.Dev == named.Dev
+	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &named) == nil && open.Ino == named.Ino &&
+		open.Dev == named.Dev
 }
 
 // checkFilesystem gives the size of a page of the file's memory, and why that is no huge one.

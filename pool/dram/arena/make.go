@@ -75,7 +75,10 @@ func (f *File) full(need int64, err error) error {
 	var fs unix.Statfs_t
 	if f.super.page > PageBytes {
 		free, _ := freeHugePages(systemFiles) // 0 if that is not known
-		return fmt.Errorf("dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free, err)
+		return fmt.Errorf(
+			"dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free,
+			err,
+		)
 	}
 	if unix.Fstatfs(f.fd, &fs) != nil {
 		return fmt.Errorf("dram: %s: no room for %s more: %w", f.path, gib(need), err)

@@ -16,7 +16,8 @@ func TestWhyNoTransparentPages(t *testing.T) {
 	defer a.Close()
 	for text, refused := range map[string]bool{
 		"always within_size advise [never] deny force\n": true, "always within_size advise never [deny] force\n": true,
-		"always within_size [advise] never deny force\n": false, "[always] within_size advise never deny force\n": false,
+		"always within_size [advise] never deny force\n": false,
+		"[always] within_size advise never deny force\n": false,
 	} {
 		file := filepath.Join(t.TempDir(), "shmem_enabled")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -115,7 +115,9 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	for i := range s.seed {
 		s.seed[i] = le.Uint64(b[104+8*i:])
 	}
-	s.grown, s.spacesUsed, s.learnedUsed = le.Uint64(b[superGrown:]), le.Uint64(b[superSpaces:]), le.Uint64(b[superLearned:])
+	s.grown, s.spacesUsed, s.learnedUsed = le.Uint64(b[superGrown:]), le.Uint64(b[superSpaces:]), le.Uint64(
+		b[superLearned:],
+	)
 	return s, nil
 }
 

@@ -44,7 +44,9 @@ type Cells struct {
 
 func mapCells(size int) (c Cells, err error) {
 	n := size + homeMask + 1
-	c.raw, err = unix.Mmap(-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	c.raw, err = unix.Mmap(
+		-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS,
+	)
 	if err != nil {
 		return c, err
 	}

@@ -65,7 +65,9 @@ func (s *spans) mark(first, n uint32) bool {
 		s.high = max(s.high, s.top)
 		return true
 	}
-	i, found := slices.BinarySearchFunc(s.free, first, func(f span, at uint32) int { return int(int64(f.first) - int64(at)) })
+	i, found := slices.BinarySearchFunc(
+		s.free, first, func(f span, at uint32) int { return int(int64(f.first) - int64(at)) },
+	)
 	if !found {
 		i--
 	}

@@ -37,9 +37,15 @@ func TestConversation(t *testing.T) {
 		}
 		for s.HashSeed = range seeds {
 			r := Run(s, evict.NewHazard(), c.capacity)
-			t.Logf("%d blocks, hash seed %d: %.4f, %d ns a block", c.capacity, s.HashSeed, r.HitRate(), r.PerAccess().Nanoseconds())
+			t.Logf(
+				"%d blocks, hash seed %d: %.4f, %d ns a block", c.capacity, s.HashSeed, r.HitRate(),
+				r.PerAccess().Nanoseconds(),
+			)
 			if r.HitRate() < c.least {
-				t.Errorf("%d blocks, hash seed %d: hit rate %.4f, must be %.4f", c.capacity, s.HashSeed, r.HitRate(), c.least)
+				t.Errorf(
+					"%d blocks, hash seed %d: hit rate %.4f, must be %.4f", c.capacity, s.HashSeed, r.HitRate(),
+					c.least,
+				)
 			}
 		}
 	}
@@ -108,7 +114,9 @@ func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	t.Logf("seed %d, %6d blocks: LRU %.4f, hazard %+.4f, at worst %+.5f after %d blocks looked up", seed, capacity,
 		l.result.HitRate(), d.result.HitRate()-l.result.HitRate(), worst, at)
 	if worst < -mayBeBelow {
-		t.Errorf("seed %d, %d blocks: after %d blocks looked up the hit rate is %.5f below LRU", seed, capacity, at, -worst)
+		t.Errorf(
+			"seed %d, %d blocks: after %d blocks looked up the hit rate is %.5f below LRU", seed, capacity, at, -worst,
+		)
 	}
 	if largest(s) <= capacity {
 		shadowIsLRU(t, s, h, seed, capacity)
@@ -121,7 +129,8 @@ func shadowIsLRU(t *testing.T, s *Stream, h *evict.Hazard, seed uint64, capacity
 	grain := max(1, capacity/128)
 	least, most := LRU(s, capacity-2*grain).Hits, LRU(s, capacity+2*grain).Hits
 	if got := int(h.Report().ShadowHits); got < least || got > most {
-		t.Errorf("seed %d, %d blocks: the shadow LRU has %d hits, exact LRU %d with %d blocks less and %d with so many more",
+		t.Errorf("seed %d, %d blocks: the shadow LRU has %d hits, exact LRU %d with %d blocks less and %d with so "+
+			"many more",
 			seed, capacity, got, least, 2*grain, most)
 	}
 }
@@ -140,7 +149,8 @@ func TestPolicyLRUIsExact(t *testing.T) {
 	for _, w := range Workloads[2:3] {
 		s := w.Make(5)
 		for _, c := range []int{500, 5000} {
-			if got, want := Run(s, evict.NewLRU(), c).HitRate(), LRU(s, c).HitRate(); got < want-0.0005 || got > want+0.0005 {
+			if got, want := Run(s, evict.NewLRU(), c).HitRate(), LRU(s, c).HitRate(); got < want-0.0005 ||
+				got > want+0.0005 {
 				t.Errorf("%s, %d blocks: %.5f, exact LRU has %.5f", w.Name, c, got, want)
 			}
 		}

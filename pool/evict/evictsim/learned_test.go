@@ -25,7 +25,10 @@ func TestLearnedStartsBetter(t *testing.T) {
 			t.Fatal(err)
 		}
 		learned, fresh := Run(&after, later, capacity), Run(&after, evict.NewHazard(), capacity)
-		t.Logf("%d blocks: %d of %d hit after learning, %d by a fresh policy", capacity, learned.Hits, learned.Blocks, fresh.Hits)
+		t.Logf(
+			"%d blocks: %d of %d hit after learning, %d by a fresh policy", capacity, learned.Hits, learned.Blocks,
+			fresh.Hits,
+		)
 		if learned.Hits <= fresh.Hits {
 			t.Errorf("%d blocks: %d hits after learning, a fresh policy has %d", capacity, learned.Hits, fresh.Hits)
 		}

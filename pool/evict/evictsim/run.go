@@ -15,7 +15,8 @@ const BlockTokens = 512
 // Result of a run.
 type Result struct {
 	Blocks, Hits int
-	Laps         [laps]time.Duration // processor time in the policy, and in the index and the chains that it is played against
+	// processor time in the policy, and in the index and the chains that it is played against
+	Laps [laps]time.Duration
 }
 
 // HitRate is hits per block looked up.
@@ -93,7 +94,10 @@ type slot struct {
 }
 
 func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
-	d := &driver{policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks), slots: make([]slot, capacity+1)}
+	d := &driver{
+		policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks),
+		slots: make([]slot, capacity+1),
+	}
 	for e := capacity; e > 0; e-- {
 		d.free = append(d.free, uint32(e))
 	}

@@ -9,7 +9,9 @@ import (
 func documents(w *writer) {
 	docs := w.prompts(w.between(500, 3000), 4, 40)
 	pick := w.zipf(len(docs), 1.02+0.5*w.rand.Float64())
-	w.arrivals(0, hour, 3, func(at float64) { w.add(at, append(slices.Clone(docs[pick()]), w.fresh(w.between(0, 2))...)) })
+	w.arrivals(
+		0, hour, 3, func(at float64) { w.add(at, append(slices.Clone(docs[pick()]), w.fresh(w.between(0, 2))...)) },
+	)
 }
 
 // thinks: chats of people who answer at once, of those who read, and of those who go for lunch.
