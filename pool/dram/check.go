@@ -6,8 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Check walks everything and names the first promise that does not hold. It is slow, takes the lock
-// for all of it, and is meant for tests.
+// Check verifies all invariants and returns the first violation. It is slow, holds the lock
+// throughout, and is meant for tests.
 func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -36,7 +36,7 @@ func (p *Pool) Check() error {
 	return nil
 }
 
-// audit counts again what a core keeps count of.
+// audit recounts what a core counts.
 type audit struct {
 	*core
 	slots                      map[uint32]uint32 // owner of each slot in use

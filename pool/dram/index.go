@@ -19,7 +19,7 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 	return n
 }
 
-// trail is where a walk along a chain has got to; it survives the lock being released.
+// trail is the state of a walk along a chain while the lock is released.
 type trail struct {
 	before pool.Ref // the entry before the next one
 	recent cursor
@@ -57,7 +57,7 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	return to - from
 }
 
-// heal links an entry of a chain to the one before it, if it lost its link or never had one.
+// relink links an entry of a chain to the one before it, if it has no link.
 func (c *core) relink(e, before uint32) {
 	if before != none && c.recs.All[e].prev == none {
 		c.link(e, before)
@@ -110,7 +110,7 @@ func (p *Pool) Pin(
 	return n, refs, bytes
 }
 
-// pin pins a part of a chain, and returns how many and the bytes of each.
+// pin pins a part of a chain, and returns the number pinned and the bytes of each.
 func (p *Pool) pin(
 	note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref,
 ) (n int, bytes int64) {

@@ -8,9 +8,9 @@ import (
 
 var _ pool.WriteBack = (*Pool)(nil)
 
-// Coldest implements pool.WriteBack: the least recently used entries, at most lockStride. What a
-// policy gives up next nobody can tell, it may be any: with one, half of them are those that a hand
-// comes to, which goes round through all.
+// Coldest implements pool.WriteBack: it returns the least recently used entries, at most
+// lockStride. A policy's next victims are unpredictable, so with a policy half of the result comes
+// from a round through all entries.
 func (p *Pool) Coldest(out []pool.Cold) int {
 	out = out[:min(len(out), lockStride)]
 	p.mu.Lock()
@@ -22,7 +22,7 @@ func (p *Pool) Coldest(out []pool.Cold) int {
 	return n + p.core.leastRecent(out[n:])
 }
 
-// nextInRound fills out with the entries that the hand comes to.
+// nextInRound fills out with the next entries of the round.
 func (c *core) nextInRound(out []pool.Cold) (n int) {
 	for looked := 0; n < len(out) && looked < lockStride; looked++ {
 		if c.round++; c.round >= c.high {
@@ -47,7 +47,7 @@ func (c *core) leastRecent(out []pool.Cold) (n int) {
 	return n
 }
 
-// cold names an entry; false: its space is not open, or was reset.
+// cold names an entry; false if its space is not open or was reset.
 func (c *core) cold(e uint32, out *pool.Cold) bool {
 	r := &c.recs.All[e]
 	realm := &c.realms[r.ident.realm()]
@@ -59,7 +59,7 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 	return true
 }
 
-// bytes is the hash of a key, of n bytes.
+// bytes returns the hash of a key, of n bytes.
 func (k *key) bytes(n uint8) (h pool.Hash) {
 	for i, w := range [...]uint64{k.a, k.b, k.c, k.d} {
 		binary.LittleEndian.PutUint64(h.Bytes[8*i:], w)
@@ -68,10 +68,10 @@ func (k *key) bytes(n uint8) (h pool.Hash) {
 	return h
 }
 
-// spot is where an entry is in the order of eviction: its neighbours.
+// spot is an entry's place in the order of eviction: its neighbours.
 type spot struct{ newer, older cursor }
 
-// Glance implements pool.WriteBack.
+// ReadWithoutTouch implements pool.WriteBack.
 func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	for i := range b.Hashes.N {
 		var was spot
@@ -84,7 +84,7 @@ func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Statu
 	}
 }
 
-// glance pins an entry, and notes where it was.
+// pinUntouched pins an entry and returns its place in the order of eviction.
 func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,8 +109,8 @@ func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot)
 	return status, slot, was
 }
 
-// putBack takes a glance's pin back. An entry that nobody else used meanwhile goes to where it was,
-// and its last use stays what the file says.
+// unpinUntouched ends the pin. An entry that was not used otherwise meanwhile returns to its place,
+// and its last use in the file stays.
 func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status, was *spot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,7 +135,7 @@ func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status, was *spot) {
 	}
 }
 
-// spotOf is where an entry of the recent list is.
+// spotOf returns the place of an entry of the recent list.
 func (c *core) spotOf(e uint32) spot {
 	return spot{newer: c.cursorAt(c.recs.All[e].newer), older: c.cursorAt(c.recs.All[e].older)}
 }
@@ -147,8 +147,8 @@ func (c *core) cursorAt(e uint32) cursor {
 	return cursor{entry: e, generation: c.lives.All[e].generation}
 }
 
-// below is the entry that a spot is just older than by now: its neighbour, if that is still in the
-// list, or what its other neighbour is older than.
+// below returns the entry that a spot is just older than now: its newer neighbour if that is still
+// in the list, or the entry above its older one.
 func (c *core) below(was *spot) cursor {
 	if older := c.above(&was.older); c.above(&was.newer) == none && older != none {
 		return c.cursorAt(c.recs.All[older].newer)
