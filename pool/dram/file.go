@@ -59,7 +59,7 @@ func openFile(o *Options) (*Pool, error) {
 	}
 	if err != nil {
 		adv.close()
-		return nil, errors.Join(err, f.GiveUp(), a.Close())
+		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
 	p.noter = startNoter(f, adv, o.FileFaults)
@@ -131,7 +131,7 @@ func (k *fileNoter) run() {
 
 func (k *fileNoter) note() {
 	if b := k.advisor.learned(); b != nil {
-		k.file.KeepLearned(b)
+		k.file.SaveLearned(b)
 	}
 	k.file.NoteAlive()
 	if n := k.file.Faulted(); n > k.told && k.tell != nil {
@@ -174,7 +174,7 @@ func (a *advisor) learn(f *arena.File) error {
 	if !ok {
 		return nil
 	}
-	b := f.KeptLearned()
+	b := f.SavedLearned()
 	if b == nil {
 		return nil
 	}

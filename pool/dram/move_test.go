@@ -368,7 +368,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 		tenants := plan(t, p, id, h, shard)
 		p.planMoves(tenants, nil)
 		copyPlanned(p)
-		spoil(t, p.core.file.Beside(), 0)
+		spoil(t, p.core.file.OutsideArena(), 0)
 		p.settleMoves(nil)
 		p.endEmpty(slabOf(p, tenants))
 		wantShards(t, p, id, h)
@@ -400,8 +400,8 @@ func TestMovedToABadHeader(t *testing.T) {
 	if old.Check.Load() == 0 {
 		t.Fatal("a stored block has no header")
 	}
-	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.Beside()[0]))
-	spoil(t, p.core.file.Beside(), int64(to))
+	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.OutsideArena()[0]))
+	spoil(t, p.core.file.OutsideArena(), int64(to))
 	p.settleMoves(nil)
 	p.endEmpty(slabOf(p, tenants))
 	if moved := p.Stats().Moved; moved != 1 || old.Check.Load() != 0 {

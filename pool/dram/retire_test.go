@@ -227,7 +227,7 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	}
 	p = reopen(t, o)
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
-	words := p.core.file.Beside()[l.Slabs-l.Headers:]
+	words := p.core.file.OutsideArena()[l.Slabs-l.Headers:]
 	copy(words[arena.SlabWordBytes:2*arena.SlabWordBytes], words) // damage: two slabs with the same headers
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
@@ -303,7 +303,7 @@ func TestBadPageOfHeaders(t *testing.T) {
 		t.Errorf("%+v", s.Bad)
 	}
 	for _, off := range []int64{l.Headers, l.Spaces, l.Slabs, l.Super} { // in flight
-		spoil(t, p.core.file.Beside(), off-l.Headers)
+		spoil(t, p.core.file.OutsideArena(), off-l.Headers)
 	}
 	if _, err := p.ResetSpace(id); err != nil {
 		t.Error(err)
