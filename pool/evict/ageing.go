@@ -7,8 +7,8 @@ const (
 	crossingsABlock = 16  // entries that change their bin per block looked up, but for what is left of a run
 )
 
-// age moves runs on into the bins of their age, and counts them at risk there. It goes round the
-// classes and does a bounded amount of work: what it leaves is done the next time.
+// age moves runs into the bins of their age and counts them at risk there. It goes round the
+// classes and does a bounded amount of work; the next call continues.
 func (h *Hazard) age(now uint32, blocks int) {
 	if h.turn.owed += blocks; h.turn.owed < blocksAnAgeing {
 		return
@@ -25,7 +25,7 @@ func (h *Hazard) age(now uint32, blocks int) {
 			continue
 		}
 		for i := range k.half {
-			half := &k.half[len(k.half)-1-i] // the old go ahead of the young
+			half := &k.half[len(k.half)-1-i] // the old before the young
 			if half.filled[c] == 0 {
 				continue
 			}
@@ -36,13 +36,13 @@ func (h *Hazard) age(now uint32, blocks int) {
 	}
 }
 
-// turn is where ageing has got to.
+// turn is the position of ageing.
 type turn struct {
 	kind, class, owed int
 }
 
-// ageClass goes from the oldest bin to the youngest, so that a run may cross several bins at once:
-// those before it in the list have gone ahead.
+// ageClass ages the bins from the oldest to the youngest, so that a run may cross several bins at
+// once: the runs before it have moved already.
 func (h *Hazard) ageClass(k *cells, c int, now uint32, budget int) int {
 	filled := k.filled[c]
 	for m := filled &^ (1 << (numBins - 1)); m != 0 && budget > 0; {
@@ -59,8 +59,7 @@ func (h *Hazard) ageClass(k *cells, c int, now uint32, budget int) int {
 	return budget
 }
 
-// ageBin moves the runs of a bin on that are too old for it, the oldest first, none past the one
-// before it.
+// ageBin moves the runs that are too old for a bin, the oldest first, none past the run before it.
 func (h *Hazard) ageBin(k *cells, c, b int, now uint32, budget int) (rest int) {
 	at, ahead := k.first[c][b], numBins-1
 	if older := k.filled[c] >> (b + 1); older != 0 {
@@ -90,7 +89,7 @@ func (h *Hazard) ageBin(k *cells, c, b int, now uint32, budget int) (rest int) {
 	return budget
 }
 
-// binAfter is the bin of a run that is too old for bin b: that of its age, and not past ahead.
+// binAfter returns the bin of a run that is too old for bin b: that of its age, but not past ahead.
 func binAfter(b int, age uint32, ahead int) int {
 	if age < ends[b+1] {
 		return b + 1

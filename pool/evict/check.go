@@ -2,8 +2,7 @@ package evict
 
 import "fmt"
 
-// Check walks everything and names the first promise that does not hold. It is slow and meant for
-// tests.
+// Check verifies all invariants and returns the first violation. It is slow and meant for tests.
 func (h *Hazard) Check() error {
 	n, lost := 0, 0
 	for number, k := range h.kinds {
@@ -43,7 +42,7 @@ func (h *Hazard) checkKind(k *kind, number uint8) (n int, err error) {
 }
 
 // checkRecency counts what LRU would have: the young entries of each span, and the ghosts of lost
-// blocks, of which a table that is full may have forgotten some.
+// blocks, of which a full table may have dropped some.
 func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) error {
 	lost := map[*span]int32{}
 	h.ghosts.settle()
@@ -76,7 +75,7 @@ func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) err
 	return nil
 }
 
-// checkClass walks the runs of a class from its newest.
+// checkClass checks the runs of a class from its newest.
 func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n int, err error) {
 	var first [2][numBins]eldest
 	var held [2]uint32
@@ -124,7 +123,7 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	return n, nil
 }
 
-// checkRun walks the entries of a run from its oldest.
+// checkRun checks the entries of a run from its oldest.
 func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
 	n, older := 0, uint32(0)
 	for e := r.first; e != 0; older, e = e, h.nodes.at(e).newer {
@@ -142,7 +141,7 @@ func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
 	return nil
 }
 
-// checkWorst looks for the cell that is worth least the slow way.
+// checkWorst finds the cell with the least worth by comparing all.
 func (h *Hazard) checkWorst(k *cells) error {
 	worst := inf
 	for c := range numClasses {

@@ -10,9 +10,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// What was learned, as bytes, little-endian: magic, version, classes, bins (uint32 each); the
-// margin (float32), the turns of the next alarm and the blocks for which LRU still decides (uint32
-// each); the members of the credit (float32 each); for each class and bin the blocks at risk and
+// What was learned, encoded little-endian: magic, version, classes, bins (uint32 each); the margin
+// (float32), the turns of the next alarm and the blocks for which LRU still decides (uint32 each);
+// the members of the miss budget (float32 each); for each class and bin the blocks at risk and
 // those used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
@@ -25,9 +25,9 @@ const (
 )
 
 var (
-	// ErrLearned says that bytes are not what Learned gave.
+	// ErrLearned is for bytes that Learned did not return.
 	ErrLearned = errors.New("evict: not something that was learned here")
-	// ErrLearnedVersion says that another version of the policy gave them.
+	// ErrLearnedVersion is for bytes of another version of the policy.
 	ErrLearnedVersion = errors.New("evict: learned by another version")
 
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -36,7 +36,7 @@ var (
 	_              = [pool.MaxLearned - learnedBytes]byte{}
 )
 
-// knowledge is what bytes of Learned say.
+// knowledge is the decoded form.
 type knowledge struct {
 	tables     tables
 	margin     float64
@@ -87,7 +87,7 @@ func (h *Hazard) Learn(b []byte) error {
 	return nil
 }
 
-// parseLearned says of bytes of another version that they are that, not that they are damaged.
+// parseLearned returns ErrLearnedVersion for another version, before it checks for damage.
 func parseLearned(b []byte) (*knowledge, error) {
 	if len(b) < learnedHead+4 {
 		return nil, fmt.Errorf("%w: %d bytes, must be %d", ErrLearned, len(b), learnedBytes)
@@ -120,7 +120,7 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	}
 	for i, f := range k.missBudget.members() {
 		if *f = floatAt(b, 3+i); !(math.Abs(*f) <= maxCount) {
-			return nil, fmt.Errorf("%w: member %d of the credit is %g", ErrLearned, i, *f)
+			return nil, fmt.Errorf("%w: member %d of the miss budget is %g", ErrLearned, i, *f)
 		}
 	}
 	t := &k.tables
@@ -137,7 +137,7 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	return k, nil
 }
 
-// floatAt is the i-th float32.
+// floatAt returns the i-th float32.
 func floatAt(b []byte, i int) float64 {
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
 }

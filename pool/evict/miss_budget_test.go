@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestMissBudgetIsEarnedAndSpent follows the credit: from nothing, with what is looked up, up with what is
-// won and down with losses.
+// TestMissBudgetIsEarnedAndSpent follows the credit: from nothing, with what is looked up, up with
+// what is won and down with losses.
 func TestMissBudgetIsEarnedAndSpent(t *testing.T) {
 	const entries = 1000
 	var c missBudget

@@ -2,15 +2,15 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
-// missed are the blocks of a look-up that LRU would have and the pool gave up.
+// missed are the blocks of a look-up that LRU would have and the pool evicted.
 type missed struct {
 	blocks int
-	unpaid int // of them, those that the credit has not paid for
+	unpaid int // of them, those not yet charged to the miss budget
 }
 
-// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now,
-// behind so many that are stored. Those of LRU that it would hit are the first of them; all of LRU
-// become the newest.
+// countMisses counts the missed blocks of a look-up by their ghosts, and makes those of LRU the
+// newest. LRU would hit only the first of them, up to a gap. stored is the number of stored blocks
+// before them.
 func (h *Hazard) countMisses(stored, step int, now uint32) (m missed) {
 	hits := true
 	for i, g := range h.misses {
@@ -39,19 +39,19 @@ func (h *Hazard) countMisses(stored, step int, now uint32) (m missed) {
 	return m
 }
 
-// inLRU says that LRU would have the block of a ghost.
+// inLRU reports whether LRU would have the block of a ghost.
 func (h *Hazard) inLRU(s *ghostSet, w int) bool {
 	return s.info[w]&ghostRecent != 0 && h.kinds[s.kind[w]].recency.has(s.way[w].used)
 }
 
-// found notes that a lost block is lost no more.
+// found records that a block is no longer lost.
 func (h *Hazard) found(r *recency, used uint32) {
 	r.lose(used, -1)
 	h.lost--
 }
 
-// settleLookup ends a look-up of blocks of a kind, in which so many entries were used that LRU would not
-// have. What is asked again at once is paid for once, and gives nothing.
+// settleLookup ends a look-up of blocks of a kind, in which won entries were used that LRU would
+// not have. A request that is repeated at once is charged once, and gains nothing.
 func (h *Hazard) settleLookup(u *pool.Use, k *kind, m missed, won int, again bool) {
 	for _, other := range h.kinds {
 		if other != nil {
@@ -74,8 +74,7 @@ func (h *Hazard) settleLookup(u *pool.Use, k *kind, m missed, won int, again boo
 	}
 }
 
-// kindOf is the kind of the blocks of a look-up; nil if the pool has none of them, and none is
-// remembered.
+// kindOf returns the kind of the blocks of a look-up; nil if none of them is stored or remembered.
 func (h *Hazard) kindOf(u *pool.Use) *kind {
 	for i, e := range u.Entries {
 		if n := h.nodes.match(e, u.Prints[i]); n != nil {
@@ -90,7 +89,7 @@ func (h *Hazard) kindOf(u *pool.Use) *kind {
 	return nil
 }
 
-// trim has LRU give up what it has no room for.
+// trim drops from LRU what exceeds its room.
 func (h *Hazard) trim(k *kind, room int) {
 	for dropped := false; ; dropped = true {
 		if !k.recency.overfull(room, uint32(h.clock.now)) {
@@ -103,8 +102,7 @@ func (h *Hazard) trim(k *kind, room int) {
 	}
 }
 
-// wake has LRU begin anew for a kind of which nothing was used for so long that times cannot be
-// told apart.
+// restartIdle restarts LRU for a kind that was not used for so long that times cannot be compared.
 func (h *Hazard) restartIdle(k *kind, now uint32) {
 	if now-k.recency.last <= longestSight {
 		return
@@ -115,8 +113,8 @@ func (h *Hazard) restartIdle(k *kind, now uint32) {
 	k.cross(&h.nodes.runs, &h.worths, true)
 }
 
-// drop has LRU give up its oldest span; false if there is but the newest, or those of the chain
-// looked up last. The caller has to call cross then.
+// drop drops the oldest span of LRU; false if only the newest, or those of the chain looked up
+// last, remain. The caller has to call cross afterwards.
 func (h *Hazard) drop(k *kind) bool {
 	passed, ok := k.recency.drop()
 	h.lost -= passed

@@ -8,8 +8,8 @@ import (
 
 const maxSteps = 16 << 10 // entries that one call of Victim looks at
 
-// Victim implements pool.Policy. Of several kinds the one goes first whose oldest block LRU used
-// least recently.
+// Victim implements pool.Policy. Of several kinds, it evicts from the one whose oldest block in LRU
+// was used least recently.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	t := h.clock.advance(now)
 	h.passing.begin(t)
@@ -25,8 +25,8 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	return h.victim
 }
 
-// eldest is the kind, of those with entries, whose oldest block in LRU was used least recently; -1
-// if there is none.
+// eldest returns the kind with entries whose oldest block in LRU was used least recently; -1 if
+// there is none.
 func (h *Hazard) eldest(kinds uint64) (eldest int) {
 	if len(h.kinds) == 1 && kinds&1 != 0 && h.entries > 0 {
 		return 0 // with nothing to compare, the oldest block need not be read
@@ -45,13 +45,13 @@ func (h *Hazard) eldest(kinds uint64) (eldest int) {
 	return eldest
 }
 
-// idle is the ms since the oldest block of LRU was used, or longer.
+// idle returns the ms since the oldest block of LRU was used, or more.
 func (h *Hazard) idle(k *kind) uint32 { return uint32(h.clock.now) - k.recency.cutoff() }
 
-// victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end
-// of one of their chains. If no more may be lost, one goes that LRU would not have; where there is
-// none, LRU gives its oldest blocks up first. Entries whose chain is too long or held at its end
-// are in use: they become the newest of their classes, so that each is passed over once.
+// victimOf returns the oldest entry of the cell with the least worth, or the end of a chain below
+// it. If no more blocks may be lost, the victim is one that LRU would not have; if there is none,
+// LRU drops its oldest blocks first. Entries whose chain is too long or held at its end are in use:
+// they become the newest of their classes, so each is passed over once.
 func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
 	masks, deviate := false, h.mayDeviate()
 	for left = steps; left > 0; left-- {
@@ -74,8 +74,8 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 		left -= passed
 		switch {
 		case passed > 0:
-		case !deviate: // passed over already
-			deviate = true // all others are as young, and some of them may go
+		case !deviate: // all were passed over already
+			deviate = true // the others are as young, and some may be evicted
 		default:
 			half.masked[c] |= 1
 			masks = true
@@ -92,9 +92,9 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 	return victim, left
 }
 
-// anyEnd is the end of a chain among those that were masked: what is in use is the newest of its
-// class but for blocks that were used in the same ms, and for what was let go since. The newest are
-// looked at first, as many as there are steps.
+// anyEnd returns the end of a chain among the masked entries, the newest first, examining at most
+// steps. Entries in use are the newest of their class, except for blocks used in the same ms and
+// for those that were released since.
 func (h *Hazard) anyEnd(k *kind, v pool.View, steps int) uint32 {
 	for c := range numClasses {
 		if k.half[young].masked[c] == 0 {
@@ -119,7 +119,7 @@ func (h *Hazard) anyEnd(k *kind, v pool.View, steps int) uint32 {
 	return 0
 }
 
-// passing is the ms in which entries in use are passed over, each once.
+// passing is the ms in which entries in use are passed over, once each.
 type passing struct {
 	now  uint32
 	mark uint16 // of the ms, never 0. Once it wraps, a few entries are taken for passed over that were not
@@ -135,9 +135,9 @@ func (p *passing) begin(now uint32) {
 	}
 }
 
-// passOver makes what is on the way to the end of a chain in use the newest of its classes, and
-// gives the number of entries for which that was to be done. The chain looked up last stays as it
-// is, but for the blocks of its newest ms.
+// passOver makes the entries of the descent to a held end the newest of their classes, and returns
+// how many were not passed over before in this ms. Of the chain looked up last, only the blocks of
+// the newest ms move.
 func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 	step := k.recency.step(len(h.descent))
 	for i := len(h.descent) - 1; i >= 0; i-- {
@@ -160,8 +160,8 @@ func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 	return passed
 }
 
-// lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none.
-// If not bold, it is one that LRU would not have.
+// lowest returns the entry to evict if it is not held and has no children; 0 if there is none.
+// Unless deviate is set, it is one that LRU would not have.
 func (k *kind) lowest(r *runs, deviate bool) (half *cells, c int, e uint32) {
 	half = &k.half[old]
 	c = int(half.winner[1])
@@ -186,22 +186,19 @@ func (h *Hazard) unmask(k *kind) {
 	}
 }
 
-// maxDescent bounds the entries on the way from an entry to the end of its chain; one that is farther
-// from it is in use.
+// maxDescent bounds the entries of a descent; an entry farther from the end of its chain is in use.
 const maxDescent = 64 << 10
 
-// way is the way from an entry down to the end of a chain, kept from one eviction to the next: a
-// chain goes from its end on, and to walk down a long one for each of its blocks would take the
-// square of its length.
+// descent is the path from an entry down to the end of a chain, kept from one eviction to the next:
+// a chain is evicted from its end, and walking down again for each block would take quadratic time.
 type descent []uint32
 
-// end is the last entry of a chain that goes through e; 0 if it is held, unknown, too far, behind
-// one that was passed over in this ms, or not reached in the steps allowed. A later call goes on
-// where this one ended.
+// end returns the last entry of a chain through e; 0 if that is held, unknown, too far, after an
+// entry passed over in this ms, or not reached in the steps allowed. A later call continues.
 func (h *Hazard) end(e uint32, v pool.View, allowed int) (end uint32, steps int) {
 	if len(h.descent) == 0 || h.descent[0] != e {
 		if v.Child(e) == 0 && !v.Held(e) {
-			return e, 0 // most have no way to go
+			return e, 0 // most are ends themselves
 		}
 		h.ascend(0)
 		h.descend(e)
@@ -228,7 +225,7 @@ func (h *Hazard) descend(e uint32) {
 	h.nodes.at(e).state |= stateDescent
 }
 
-// leaveWay forgets the way from its n-th entry on.
+// ascend cuts the descent at its n-th entry.
 func (h *Hazard) ascend(n int) {
 	for _, e := range h.descent[n:] {
 		h.nodes.at(e).state &^= stateDescent
@@ -236,7 +233,7 @@ func (h *Hazard) ascend(n int) {
 	h.descent = h.descent[:n]
 }
 
-// offWay forgets the way from an entry on.
+// leaveDescent cuts the descent at an entry.
 func (h *Hazard) leaveDescent(e uint32) {
 	n := len(h.descent) - 1
 	for n > 0 && h.descent[n] != e {
