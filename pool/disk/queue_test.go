@@ -192,7 +192,7 @@ func TestQueueReads(t *testing.T) {
 	f, q, p := queueFile(t, 3)
 	want := make([]byte, len(p))
 	for i := range 3 {
-		read := q.way(i, commandRead, func() { t.Error("it was read in a thread") })
+		read := q.io(i, commandRead, func() { t.Error("it was read in a thread") })
 		for _, off := range []int64{0, pageBytes, 2 * pageBytes, 3 * pageBytes, 1} {
 			clear(p)
 			n, err := read(f, p, off)
@@ -208,7 +208,7 @@ func TestQueueReads(t *testing.T) {
 func TestQueueWrites(t *testing.T) {
 	f, q, p := queueFile(t, 2)
 	for i := range 2 {
-		write := q.way(i, commandWrite, func() { t.Error("it was written in a thread") })
+		write := q.io(i, commandWrite, func() { t.Error("it was written in a thread") })
 		for _, off := range []int64{0, pageBytes, 2 * pageBytes} { // the last one makes the file longer
 			copy(p, noise[int(off)+100+i:])
 			if n, err := write(f, p, off); n != len(p) || err != nil {

@@ -12,7 +12,7 @@ type Stats struct {
 	IndexBytes int64 // memory of the index
 	Dirs       []DirStats
 
-	// items of Put; Busy is all that were refused for now
+	// items of Put; Busy counts all that were refused for now
 	Stored, Existed, Busy, NotAdmitted, OverBudget, TooLarge uint64
 	// items of Put that met a directory that cannot be written
 	PutsLost              uint64
@@ -23,9 +23,9 @@ type Stats struct {
 
 	Writes, WrittenBytes, Reads, ReadBytes uint64 // of the medium
 	WriteErrors, ReadErrors                uint64
-	// reads and writes that held a thread: the kernel had no asynchronous ones
+	// reads and writes that held a thread, because the kernel had no asynchronous ones
 	InThreads uint64
-	// blocks that went with their segment; that were written again instead, and their bytes
+	// blocks evicted with their segment; blocks written again instead, and their bytes
 	Evicted, WrittenAgain, AgainBytes uint64
 	SegmentsDropped                   uint64
 	StateChanges, Probes, IndexFull   uint64
@@ -33,7 +33,7 @@ type Stats struct {
 	Scanned, RecoveryRead             uint64 // segments without a footer; bytes read
 }
 
-// DirStats is one directory.
+// DirStats is the state of one directory.
 type DirStats struct {
 	Path       string
 	State      State
@@ -79,7 +79,7 @@ func (c *counters) get(it *pool.Item) {
 	}
 }
 
-// Stats may be called at any time, also after Close.
+// Stats returns a snapshot. It may be called at any time, also after Close.
 func (s *Store) Stats() Stats {
 	c := &s.count
 	st := Stats{
@@ -121,8 +121,8 @@ func (d *dir) stats() DirStats {
 
 var _ pool.Reporter = (*Store)(nil)
 
-// Report implements pool.Reporter. The state is that of the worst directory, and the reason names
-// it.
+// Report implements pool.Reporter. The state is that of the worst directory, which the reason
+// names.
 func (s *Store) Report() pool.StoreReport {
 	st := s.Stats()
 	r := pool.StoreReport{State: StateOK.String()}
@@ -147,8 +147,8 @@ func (s *Store) Report() pool.StoreReport {
 	return r
 }
 
-// Usage counts the disk's bytes and the blocks in the index; capacity is that of the directories
-// that are not missing.
+// Usage returns the bytes on the disk and the blocks in the index; the capacity is that of the
+// directories that are not missing.
 func (s *Store) Usage() pool.Usage {
 	var u pool.Usage
 	u.Items, _ = s.index.size()
