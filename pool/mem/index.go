@@ -84,7 +84,7 @@ func (p *Pool) find(s pool.SpaceID, group uint8, hash []byte) *entry {
 }
 
 // touch makes a chain the most recently used, its first entry most of all, and links neighbours
-// that lost or never had their link.
+// that have no link.
 func (p *Pool) touch(chain []*entry) {
 	for i := len(chain) - 1; i >= 0; i-- {
 		if chain[i].place != nil {
@@ -96,7 +96,7 @@ func (p *Pool) touch(chain []*entry) {
 	}
 }
 
-// link makes child hang on parent if it hangs on nothing and no circle comes of it.
+// link makes child a child of parent, if it has no parent and no cycle results.
 func link(child, parent *entry) {
 	if child.parent != nil || parent == nil {
 		return

@@ -96,7 +96,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 	return nil
 }
 
-// Sweep implements pool.Spaces: there is nothing left to do.
+// Sweep implements pool.Spaces. It has nothing to do.
 func (p *Pool) Sweep() {}
 
 func (p *Pool) isOpen(s pool.SpaceID) bool { return int(s) < len(p.spaces) && !p.spaces[s].closed }
@@ -110,7 +110,7 @@ func (p *Pool) dropAll(s pool.SpaceID) {
 	}
 }
 
-// Epoch implements pool.Spaces; 0 for a space that is not open.
+// Epoch implements pool.Spaces; it returns 0 for a space that is not open.
 func (p *Pool) Epoch(s pool.SpaceID) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -9,9 +9,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// patient is what a careful caller makes of a store that goes wrong: it keeps a checksum of what it
-// put, as memory does for the tiers below it, tries again what failed, gives each try a deadline,
-// reads back what it wrote, and deletes until it is gone.
+// patient wraps an unreliable store like a careful caller: it keeps a checksum of what it put, as
+// memory does for tiers, retries what failed with a deadline for each try, reads back what it
+// wrote, and deletes until the key is missing.
 type patient struct {
 	below pool.Store
 	t     testing.TB
@@ -22,7 +22,7 @@ type patient struct {
 
 const (
 	patientTries = 200
-	// until a write that is under way is looked at again: nothing tells its end
+	// until a running write is checked again, since its end is not reported
 	patientPause    = 20 * time.Millisecond
 	patientDeadline = 300 * time.Millisecond // of one try, beyond which it counts as hanging
 )
@@ -31,7 +31,7 @@ func newPatient(t testing.TB, below pool.Store) *patient {
 	return &patient{below: below, t: t, sums: map[pool.Key]uint32{}}
 }
 
-// again tries until f has no error, or the caller's context ended.
+// again retries until f has no error, or the caller's context ends.
 func (p *patient) again(ctx context.Context, what string, f func(ctx context.Context) error) error {
 	var err error
 	for range patientTries {
@@ -80,8 +80,7 @@ func (p *patient) put(ctx context.Context, it *pool.Item) error {
 		if it.Status != pool.OK && it.Status != pool.Exists {
 			return nil
 		}
-		// it was not there before: if it is now, an earlier try put it there, or somebody at the
-		// same time
+		// It was missing before: an earlier try, or a concurrent caller, stored it.
 		it.Status = pool.OK
 		if right, err := p.readBack(ctx, it); err != nil || right {
 			return err

@@ -106,7 +106,7 @@ func testTwice(t *testing.T, open Open) {
 		t.Fatalf("%d entries pinned, want 2: a pin handed back twice took someone else's", s.PinnedEntries)
 	}
 	f.Release(two.Slots, two.Status)
-	f.Unpin([]pool.Ref{0, 1, 1 << 40, ^pool.Ref(0)}) // nobody's
+	f.Unpin([]pool.Ref{0, 1, 1 << 40, ^pool.Ref(0)}) // not held by any pin
 	f.empty()
 }
 
