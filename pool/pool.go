@@ -1,6 +1,6 @@
 // Package pool defines what a stored block is (its key, its space, its shards) and the interfaces
-// behind which blocks are stored. It imports nothing of the module; the packages below it implement
-// storage.
+// through which blocks are stored. It imports nothing of the module; the packages below it
+// implement storage.
 package pool
 
 import (

@@ -88,7 +88,7 @@ func (t *Takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)
 		if held, patient := t.left.holds(by); held && !patient {
 			return false, false // there is nothing to wait for
 		}
-		return by.Process != 0 && !by.Gone && !ending(by.Process), true
+		return by.Process != 0 && !by.Exited && !ending(by.Process), true
 	})
 	return p, err
 }

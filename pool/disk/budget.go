@@ -43,7 +43,7 @@ func (b *budget) load() {
 	var tokens float64
 	var at int64
 	if _, err := fmt.Sscanf(string(text), "v1 %g %d", &tokens, &at); err != nil {
-		return // whoever writes there has it full at worst
+		return // at worst the next process has a full budget
 	}
 	b.tokens, b.noted, b.at = min(tokens, float64(b.perDay/budgetBurst)), 0, time.Unix(0, at)
 	b.refill()

@@ -21,7 +21,7 @@ const (
 	trailerMagic = 0x5446564b // "KVFT"
 )
 
-// errFormat says that a directory was written by a later version of this program.
+// errFormat is for a directory that a later version of this program wrote.
 var errFormat = errors.New("written by a later version")
 
 // kind of a record.

@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// FuzzHeader: what is taken for a header is one: encoded again it is the same bytes.
+// FuzzHeader checks that a valid header is encoded to the same bytes again.
 func FuzzHeader(f *testing.F) {
 	p := make([]byte, headerBytes)
 	h := header{kind: block, key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}
@@ -33,7 +33,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzTrailer: a trailer that is taken speaks of this file.
+// FuzzTrailer checks that a valid trailer describes this file.
 func FuzzTrailer(f *testing.F) {
 	f.Add(uint32(3), int64(pageBytes), uint32(1), int64(2*pageBytes))
 	f.Fuzz(func(t *testing.T, count uint32, headers int64, sum uint32, size int64) {

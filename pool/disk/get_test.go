@@ -28,7 +28,7 @@ func TestCallsInTurn(t *testing.T) {
 		return len(p), nil
 	}
 	s := open(t, o)
-	wantPut(t, s, 0, 2*each, length) // each behind the one before
+	wantPut(t, s, 0, 2*each, length) // each after the one before
 	var calls sync.WaitGroup
 	begin := func(from int) {
 		calls.Go(func() {

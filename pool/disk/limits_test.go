@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// takenBytes is what du says.
+// takenBytes returns the disk use like du.
 func takenBytes(t testing.TB, dir string) (n int64) {
 	t.Helper()
 	for _, f := range segmentFiles(t, dir) {

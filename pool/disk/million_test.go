@@ -9,8 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestRecoverAMillion prints how long a store of a million blocks takes to open, and what its index
-// takes.
+// TestRecoverAMillion prints how long a store of a million blocks takes to open, and the size of
+// its index.
 func TestRecoverAMillion(t *testing.T) {
 	if os.Getenv("KVAGENT_LONG") == "" {
 		t.Skip("SKIPPED: takes half a minute and 1.3 GB of disk: set KVAGENT_LONG=1")

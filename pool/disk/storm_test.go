@@ -18,9 +18,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The kill storm: a child puts, gets and deletes, and tells its parent through a pipe what it
-// begins and what was done; the parent kills it at a random moment, opens the directory, and
-// compares. Rounds go on in the same directory.
+// The kill storm: a child puts, gets and deletes, and reports through a pipe what it begins and
+// what is done. The parent kills it at a random moment, opens the directory, and compares. Rounds
+// use the same directory.
 const (
 	stormDirEnv  = "KVAGENT_DISK_STORM_DIR"
 	stormSeedEnv = "KVAGENT_DISK_STORM_SEED"

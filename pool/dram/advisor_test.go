@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// recorder is a policy that notes what it is told and gives up the entry inserted first that can
-// go.
+// recorder is a policy that records its calls and evicts the entry inserted first, if it can be
+// evicted.
 type recorder struct {
 	mu      sync.Mutex // tests read while the pool's goroutine tells
 	told    []string
@@ -84,7 +84,7 @@ func recorded(t *testing.T, r *recorder) *Pool {
 	return p
 }
 
-// TestPolicyIsTold looks up, stores and evicts, and compares what the policy heard.
+// TestPolicyIsTold looks up, stores and evicts, and compares the calls of the policy.
 func TestPolicyIsTold(t *testing.T) {
 	r := &recorder{}
 	p := recorded(t, r)
@@ -117,8 +117,8 @@ func TestPolicyIsTold(t *testing.T) {
 	check(t, p)
 }
 
-// TestLookupsDoNotWaitForThePolicy holds a policy up: look-ups go on, and what it was not told of
-// is counted.
+// TestLookupsDoNotWaitForThePolicy blocks a policy: look-ups continue, and dropped notes are
+// counted.
 func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 	r := &recorder{block: make(chan struct{})}
 	p := recorded(t, r)

@@ -81,7 +81,7 @@ func flipByte(t *testing.T, p *Pool, nth int) {
 		e = p.core.recs.All[e].older
 	}
 	if e == none {
-		t.Fatalf("no entry %d is stored that nobody pins", nth)
+		t.Fatalf("no unpinned entry %d is stored", nth)
 	}
 	s := p.core.slot(e, 0)
 	p.base[s.Off+int64(s.Len)/2] ^= 1
@@ -110,7 +110,7 @@ func TestFlippedByteIsCorrupt(t *testing.T) {
 	}
 }
 
-// TestIndexBytesAreWhatIsResident compares the figure with what the kernel says.
+// TestIndexBytesAreWhatIsResident compares the figure with the kernel's.
 func TestIndexBytesAreWhatIsResident(t *testing.T) {
 	for _, n := range []int{10_000, 100_000, 700_000} {
 		p := filled(t, n)

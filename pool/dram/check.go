@@ -57,9 +57,9 @@ func (a *audit) entry(e uint32) error {
 	case !r.is(flagVisible) && !r.is(flagDropped) && l.present == g.full:
 		return fmt.Errorf("whole and not visible")
 	case r.is(flagDropped) && !held:
-		return fmt.Errorf("dropped, held by nobody, and not freed")
+		return fmt.Errorf("dropped, not held, and not freed")
 	case !r.is(flagDropped) && !r.is(flagVisible) && l.present == 0 && l.writing == 0:
-		return fmt.Errorf("empty, and written by nobody")
+		return fmt.Errorf("empty, and not being written")
 	case r.is(flagRecent) != (r.is(flagVisible) && !held):
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
@@ -109,7 +109,7 @@ func (a *audit) chain(e uint32) error {
 	}
 	a.work.steps = int(a.high) + 1
 	if r.prev != none && a.root(e) == none {
-		return fmt.Errorf("hangs on itself")
+		return fmt.Errorf("is its own ancestor")
 	}
 	before := e | upward
 	for child := r.child; child != none; child = a.recs.All[child].next {

@@ -41,7 +41,7 @@ func openMem(t testing.TB, o pooltest.Options) pooltest.Pool {
 
 func TestPool(t *testing.T) { pooltest.TestPool(t, open) }
 
-// TestPoolWithPolicies holds the pool's promises with each policy in charge of what goes.
+// TestPoolWithPolicies runs the suite with each policy.
 func TestPoolWithPolicies(t *testing.T) {
 	for name, policy := range map[string]func() pool.Policy{
 		"hazard": func() pool.Policy { return evict.NewHazard() },

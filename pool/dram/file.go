@@ -101,12 +101,12 @@ const noteInterval = 10 * time.Second
 // fileNoter owns the file and writes these notes from a goroutine. It is nil if the pool has no
 // file.
 type fileNoter struct {
-	file    *arena.File
-	advisor *advisor
-	tell    func(faults uint64) // may be nil
-	told    uint64
-	ending  chan struct{}
-	done    sync.WaitGroup
+	file     *arena.File
+	advisor  *advisor
+	tell     func(faults uint64) // may be nil
+	reported uint64
+	ending   chan struct{}
+	done     sync.WaitGroup
 }
 
 func startNoter(f *arena.File, a *advisor, tell func(faults uint64)) *fileNoter {
@@ -134,8 +134,8 @@ func (k *fileNoter) note() {
 		k.file.SaveLearned(b)
 	}
 	k.file.NoteAlive()
-	if n := k.file.Faulted(); n > k.told && k.tell != nil {
-		k.told = n
+	if n := k.file.Faulted(); n > k.reported && k.tell != nil {
+		k.reported = n
 		k.tell(n)
 	}
 }

@@ -16,7 +16,7 @@ import (
 // memoryDir names a directory on hugetlbfs to run these tests in.
 const memoryDir = "KVAGENT_TEST_MEMORY_DIR"
 
-// keptPath is a place for a pool's file that goes with the test.
+// keptPath returns a path for a pool's file, removed with the test.
 func keptPath(t testing.TB) string {
 	t.Helper()
 	parent := "/dev/shm"

@@ -121,8 +121,7 @@ func copyPlanned(p *Pool) {
 	}
 }
 
-// TestMovedWhileItIsRead: a reader that pins an entry while it is copied reads where it was, and it
-// stays there.
+// TestMovedWhileItIsRead checks that an entry pinned while it is copied stays in its old slot.
 func TestMovedWhileItIsRead(t *testing.T) {
 	p, id, h := openMovable(t, "")
 	defer p.Close()
@@ -279,8 +278,8 @@ func leave(t *testing.T, p *Pool) {
 	}
 }
 
-// TestBadPageWhileItMoves: a page that cannot be read costs the entries in it, and one that cannot
-// be written costs none that only moves there. The others move, and neither page is used again.
+// TestBadPageWhileItMoves checks that an unreadable page costs the entries on it, and an unwritable
+// one none that is only moved there. The others move, and neither page is used again.
 func TestBadPageWhileItMoves(t *testing.T) {
 	for _, from := range []bool{true, false} {
 		p, id, h := openMovable(t, "")
@@ -360,8 +359,8 @@ func TestMovesBesideReaders(t *testing.T) {
 	}
 }
 
-// TestMovedWithBadHeaders moves entries whose headers, and those of their new slots, lie on a page
-// that cannot be read any more: the process lives, and the entries are where they moved.
+// TestMovedWithBadHeaders moves entries whose headers, old and new, lie on an unreadable page: the
+// process survives, and the entries have moved.
 func TestMovedWithBadHeaders(t *testing.T) {
 	for shard := range uint8(2) {
 		p, id, h := openMovable(t, shmPath(t))
@@ -379,8 +378,8 @@ func TestMovedWithBadHeaders(t *testing.T) {
 	}
 }
 
-// TestMovedToABadHeader: where the header of the new slot cannot be written, that of the old slot
-// is cleared nevertheless, since its slot is given to another entry.
+// TestMovedToABadHeader checks that the header of the old slot is cleared even if that of the new
+// slot cannot be written, since the old slot is given to another entry.
 func TestMovedToABadHeader(t *testing.T) {
 	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
 	id := openSpec(t, p, keptSpec)
@@ -410,8 +409,8 @@ func TestMovedToABadHeader(t *testing.T) {
 	closePool(t, p)
 }
 
-// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off a page that
-// cannot be read: whoever is told of it may use the pool, also for what moves entries.
+// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off an unreadable
+// page: the callback may use the pool, also in ways that move entries.
 func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	var p *Pool
 	told := 0

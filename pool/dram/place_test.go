@@ -8,8 +8,7 @@ import (
 	"unsafe"
 )
 
-// The kernel is told where the pages are to come from, in one node and in several; a node that
-// cannot be is said.
+// The kernel gets one preferred node, or several in turn; a node that does not exist is reported.
 func TestArenaIsPlaced(t *testing.T) {
 	if _, err := os.Stat("/proc/self/numa_maps"); err != nil {
 		t.Skip("this kernel knows no NUMA nodes")

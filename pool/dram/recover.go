@@ -67,14 +67,14 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 		var ok bool
 		var generation uint32
 		if !f.Touch(func() { spec, ok = record.Read(); generation = record.Generation() }) {
-			note := fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n)
+			note := fmt.Sprintf("space %d of the file cannot be read: its blocks are lost", n)
 			r.Notes = append(r.Notes, note)
 			continue
 		}
 		if !ok {
 			if record.Used() {
 				r.Notes = append(
-					r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n),
+					r.Notes, fmt.Sprintf("space %d of the file is damaged: its blocks are lost", n),
 				)
 				record.Remove()
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// spoil takes a page away from under a mapping, in this process alone: an access is a real SIGBUS.
+// spoil unmaps a page in this process alone: an access is a real SIGBUS.
 func spoil(t *testing.T, mem []byte, off int64) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("nothing", unix.MFD_CLOEXEC)
@@ -115,8 +115,8 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	return slots
 }
 
-// TestBadPage: a page that cannot be read any more costs the blocks in it. They are gone and stored
-// elsewhere, no slot of any size is given out on it again, and everything else is there.
+// TestBadPage checks that an unreadable page costs the blocks on it. They are stored elsewhere, no
+// slot of any size overlaps the page again, and everything else is there.
 func TestBadPage(t *testing.T) {
 	var told []BadPage
 	tell := func(b BadPage) { told = append(told, b) }
@@ -177,7 +177,8 @@ func TestBadPage(t *testing.T) {
 	}
 }
 
-// TestBadPageOfASlotInUse: a slot that is written when its page goes bad is not free afterwards.
+// TestBadPageOfASlotInUse checks that a slot that is written when its page goes bad is not free
+// afterwards.
 func TestBadPageOfASlotInUse(t *testing.T) {
 	p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10, HugePages: Off})
 	defer closePool(t, p)
@@ -207,7 +208,7 @@ func TestBadPageOfASlotInUse(t *testing.T) {
 	}
 }
 
-// TestBadPageOutlivesTheProcess: what was retired in one life is not used in the next.
+// TestBadPageOutlivesTheProcess checks that the next process does not use retired pages.
 func TestBadPageOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -245,8 +246,8 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestBadPageAtTheStart: a page that is found bad when the pool begins costs its blocks, and not
-// the start.
+// TestBadPageAtTheStart checks that a page found bad at the start costs its blocks, and not the
+// start.
 func TestBadPageAtTheStart(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 	p := reopen(t, o)
@@ -282,8 +283,8 @@ func keptOn(t *testing.T, path string) (Options, pool.Hashes) {
 	return o, h
 }
 
-// TestBadPageOfHeaders: a page of headers that cannot be read costs the blocks that they stand for,
-// and not the start; nor, when it goes bad in flight, the process.
+// TestBadPageOfHeaders checks that an unreadable page of headers costs their blocks, and not the
+// start; nor, when it goes bad later, the process.
 func TestBadPageOfHeaders(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
@@ -327,8 +328,7 @@ func pinAll(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) []pool.Ref {
 	return refs
 }
 
-// TestBadPagesOfTheIndex: of each page beside the arena and the headers that cannot be read at the
-// start, the start knows what to do.
+// TestBadPagesOfTheIndex checks the start with an unreadable page in each other area of the file.
 func TestBadPagesOfTheIndex(t *testing.T) {
 	for name, c := range map[string]struct {
 		at   func(l *arena.Layout) int64
@@ -372,8 +372,8 @@ const (
 	wholeSlabBad = 1
 )
 
-// TestManyBadPages: what is noted is bounded, a slab with many bad pages is given up, and the pool
-// says that it is not healthy.
+// TestManyBadPages checks that records of bad pages are bounded, that a slab with many is given up,
+// and that the pool reports that it is not healthy.
 func TestManyBadPages(t *testing.T) {
 	o := Options{Bytes: 32 << 20, SlabBytes: 256 << 10, Path: shmPath(t)}
 	p := reopen(t, o)

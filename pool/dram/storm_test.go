@@ -70,7 +70,7 @@ func TestKilledInAStorm(t *testing.T) {
 	}
 }
 
-// stormCheck is what the parent knows.
+// stormCheck is the parent's knowledge.
 type stormCheck struct {
 	t      *testing.T
 	path   string
@@ -110,7 +110,7 @@ func (s *stormCheck) round() {
 	}
 }
 
-// killed runs a storm, kills it, and gives what it said.
+// killed runs a storm, kills it, and returns its reports.
 func (s *stormCheck) killed() []byte {
 	self, err := os.Executable()
 	if err != nil {
@@ -151,8 +151,8 @@ func (s *stormCheck) killed() []byte {
 	return said.Bytes()
 }
 
-// hear takes in what was said. A block's number is used once, so what was evicted stays so,
-// whatever came first.
+// hear applies the reports. A block's number is used once, so an evicted block stays evicted, in
+// any order of reports.
 func (s *stormCheck) hear(said []byte) {
 	evicted := map[uint64]bool{}
 	var resetting []uint64

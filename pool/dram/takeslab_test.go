@@ -48,7 +48,7 @@ func check(t *testing.T, p *Pool) {
 	}
 }
 
-// TestHalfTakenEntryKeepsItsSlab asks for an entry whose second slot finds no room: the slab of its
+// TestHalfTakenEntryKeepsItsSlab stores an entry whose second slot finds no room: the slab of its
 // first slot, which no entry owns yet, must not be taken for it.
 func TestHalfTakenEntryKeepsItsSlab(t *testing.T) {
 	p, h := twoSlabs(t)
@@ -129,8 +129,8 @@ func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID)
 	return p, spaces
 }
 
-// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, as many bytes of each in the
-// mean: slabs seldom go to and fro.
+// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, with equal bytes on average:
+// slabs seldom change their class.
 func TestSteadyLoadLeavesSlabs(t *testing.T) {
 	p, spaces := sizedSpaces(t, 1<<10, 2<<10)
 	seed := rand.Uint64()

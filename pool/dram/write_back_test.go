@@ -29,8 +29,8 @@ func lonely(id pool.SpaceID, number byte) *pool.Batch {
 
 func ok(pool.Slot) pool.Status { return pool.OK }
 
-// To be read to be written elsewhere is no use of a block: the order of eviction stays, in memory
-// and in the file.
+// Reading a block to write it elsewhere is no use: the order of eviction stays, in memory and in
+// the file.
 func TestReadWithoutTouchIsNoUse(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now }}
@@ -61,7 +61,7 @@ func TestReadWithoutTouchIsNoUse(t *testing.T) {
 	closePool(t, p)
 }
 
-// What happens to a block while it is glanced at counts.
+// Uses of a block during ReadWithoutTouch count.
 func TestUsedDuringReadWithoutTouch(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(p *Pool, b *pool.Batch)
@@ -95,12 +95,12 @@ func TestUsedDuringReadWithoutTouch(t *testing.T) {
 			0, 1, 3, 4,
 		}},
 		"it is found to be damaged": {func(*Pool, *pool.Batch) {}, pool.Corrupt, []byte{0, 1, 3, 4}},
-		"glanced at by a second one": {func(p *Pool, b *pool.Batch) {
+		"read without touch by a second one": {func(p *Pool, b *pool.Batch) {
 			p.ReadWithoutTouch(
 				lonely(b.Space, 1), ok,
 			)
 		}, pool.OK, []byte{0, 1, 2, 3, 4}},
-		"the one behind it is loaded": {func(p *Pool, b *pool.Batch) {
+		"the one after it is loaded": {func(p *Pool, b *pool.Batch) {
 			again := lonely(b.Space, 1)
 			p.Acquire(again)
 			p.Release(again.Slots, again.Status)
@@ -152,8 +152,8 @@ func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
 	}
 }
 
-// Without a policy the coldest are those that were not used for longest, call after call; with one,
-// which may give up any, many calls name all.
+// Without a policy the coldest are the least recently used, in each call; with one, which may evict
+// any, many calls cover all.
 func TestColdestNamesAllThatMayGo(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy pool.Policy

@@ -9,7 +9,7 @@ import (
 // into bins of age, and over the classes a tournament for the cell with the least worth.
 //
 //	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest      the list of runs
-//	                                                                first[c][b]: oldest run of bin b
+//	first[c][b]: the oldest run of bin b
 type cells struct {
 	first  [numClasses][numBins]eldest
 	filled [numClasses]uint64 // bit per bin that has entries

@@ -129,7 +129,7 @@ func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
 	for e := r.first; e != 0; older, e = e, h.nodes.at(e).newer {
 		x := h.nodes.at(e)
 		if x.state&statePresent == 0 || x.kind != kind || x.older != older || x.run != id {
-			return fmt.Errorf("entry %d of run %d is %+v, and %d is behind it", e, id, *x, older)
+			return fmt.Errorf("entry %d of run %d is %+v, and %d follows it", e, id, *x, older)
 		}
 		if n++; n > int(r.count) {
 			break

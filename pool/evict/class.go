@@ -11,7 +11,7 @@ import (
 const (
 	numClasses = (maxUses + 1) * distances * turns * 2
 	turns      = 2
-	maxUses    = 3 // uses after the first are told apart up to here
+	maxUses    = 3 // uses after the first are distinguished up to here
 	distances  = 4
 
 	unitTokens = 512     // distances are counted in units of this many tokens

@@ -94,7 +94,7 @@ func TestRiskIsCountedOnEntering(t *testing.T) {
 	t.Fatal("no class saw the uses")
 }
 
-// TestSameRequestTwice looks a chain up as schedulers do: again and again until the request runs.
+// TestSameRequestTwice looks a chain up like a scheduler: again and again until the request runs.
 func TestSameRequestTwice(t *testing.T) {
 	h := NewHazard()
 	u := pool.Use{BlockTokens: 512, Prints: []uint64{spread(1), spread(2), spread(3)}}
@@ -110,7 +110,7 @@ func TestSameRequestTwice(t *testing.T) {
 	}
 }
 
-// TestStaleUseIsPassedOver tells of a use of an entry whose number now is another block's.
+// TestStaleUseIsPassedOver reports a use of an entry whose number now belongs to another block.
 func TestStaleUseIsPassedOver(t *testing.T) {
 	h := NewHazard()
 	h.Insert(&pool.Insertion{BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
@@ -152,12 +152,12 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 	}
 	h.missBudget.blocks = 1e6
 	h.prefer(func(bin int) float32 { return float32(bin + 1) })
-	if got := h.Victim(100e9, 1, nobody{}); got == 1 {
+	if got := h.Victim(100e9, 1, noneHeld{}); got == 1 {
 		t.Fatal("the oldest goes though it is worth most")
 	}
 	h.record(-5000, 0)
 	for want := uint32(1); want <= 50; want++ {
-		got := h.Victim(100e9, 1, nobody{})
+		got := h.Victim(100e9, 1, noneHeld{})
 		if got != want {
 			t.Fatalf("victim %d after an alarm, the one used least recently is %d", got, want)
 		}
@@ -165,7 +165,7 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 	}
 	h.fallback.pass(1 << 30)
 	h.missBudget.blocks = 1e6
-	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
+	if got := h.Victim(100e9, 1, noneHeld{}); got == 51 {
 		t.Fatal("LRU decides for ever")
 	}
 }
@@ -182,11 +182,11 @@ func (h *Hazard) prefer(worth func(bin int) float32) {
 	}
 }
 
-// nobody holds an entry, and nothing hangs on one.
-type nobody struct{}
+// no entry is held or has children.
+type noneHeld struct{}
 
-func (nobody) Child(uint32) uint32 { return 0 }
-func (nobody) Held(uint32) bool    { return false }
+func (noneHeld) Child(uint32) uint32 { return 0 }
+func (noneHeld) Held(uint32) bool    { return false }
 
 // TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
 func TestGhostsGrowWithoutLoss(t *testing.T) {
@@ -214,8 +214,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestLateGhostsAreFound: a ghost is found whether its set was at hand or not, and those of a set
-// make room in the order they came.
+// TestLateGhostsAreFound checks that a ghost is found whether it is in its set yet or not, and that
+// a set replaces its oldest.
 func TestLateGhostsAreFound(t *testing.T) {
 	var late, prompt ghosts
 	late.grow(0, 0)

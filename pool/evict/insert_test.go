@@ -36,8 +36,8 @@ func TestStoredLaterIsNewer(t *testing.T) {
 	}
 }
 
-// TestStoringTakesNoTimeAfterLooking looks a chain up that went, and stores it: the look-up has the
-// time of both. Another chain, which nobody looked up, takes its own.
+// TestStoringTakesNoTimeAfterLooking looks up a chain that was evicted, and stores it: the
+// look-up's time counts for both. Another chain, which was not looked up, has its own.
 func TestStoringTakesNoTimeAfterLooking(t *testing.T) {
 	h := NewHazard()
 	looked, other := chainOf(1, 20, 0), chainOf(21, 20, 0)

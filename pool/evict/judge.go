@@ -11,11 +11,11 @@ const (
 // judge compares the policy with LRU, block by block.
 type judge struct {
 	lookups, hits, lru uint64  // blocks looked up; hits of the pool, and of LRU
-	margin             float64 // blocks by which the policy may still fall behind
+	margin             float64 // blocks that the policy may still lose to LRU
 	alarms             uint64
 }
 
-// record records hits beyond those of LRU. If the policy falls behind, it forgets what it learned,
+// record records hits beyond those of LRU. If the margin is used up, it forgets what it learned,
 // and LRU decides for a while.
 func (h *Hazard) record(ahead, blocks int) {
 	h.missBudget.record(ahead, blocks, h.entries)

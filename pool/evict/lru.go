@@ -24,7 +24,7 @@ type lruNode struct {
 // lruNodes grow with the greatest entry number.
 type lruNodes struct{ pages[lruNode] }
 
-// known returns the node of an entry that LRU has; nil otherwise.
+// find returns the node of an entry that LRU has; nil otherwise.
 func (t *lruNodes) find(e uint32) *lruNode {
 	if t.has(e) && t.at(e).known {
 		return t.at(e)
@@ -98,7 +98,7 @@ func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
 		}
 		o.remove(&l.nodes, e)
 		if child != 0 && l.nodes.find(child) != nil {
-			o.pushAbove(&l.nodes, child, e) // it is as recent as what hangs on it
+			o.pushAbove(&l.nodes, child, e) // it is as recent as its child
 		} else {
 			l.nodes.at(e).used = millis(now) // it is in use
 			o.push(&l.nodes, e)

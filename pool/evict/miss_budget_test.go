@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestMissBudgetIsEarnedAndSpent follows the credit: from nothing, with what is looked up, up with
-// what is won and down with losses.
+// TestMissBudgetIsEarnedAndSpent follows the miss budget: it starts at 0, grows with blocks looked
+// up and with gains, and falls with losses.
 func TestMissBudgetIsEarnedAndSpent(t *testing.T) {
 	const entries = 1000
 	var c missBudget
@@ -36,8 +36,8 @@ func TestMissBudgetIsEarnedAndSpent(t *testing.T) {
 	}
 }
 
-// TestTrustIsWonSlowlyAndLostAtOnce lets lost blocks go unasked for, of prompts of 20 blocks, and
-// then asks for some.
+// TestTrustIsWonSlowlyAndLostAtOnce does not ask for lost blocks of prompts of 20 blocks, and then
+// asks for some.
 func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	const entries, lost = 10_000, 500
 	var c missBudget
@@ -45,31 +45,31 @@ func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 		c.record(1, 20, entries)
 	}
 	if got := c.mayLose(lost); got != c.blocks {
-		t.Errorf("%g blocks may be lost, the credit is %g, and nothing is known of those lost", got, c.blocks)
+		t.Errorf("%g blocks may be lost, the budget is %g, and nothing is known of those lost", got, c.blocks)
 	}
 	c.note(0, lost/2, entries)
 	half := c.mayLose(lost)
 	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half ||
 		c.mayLose(lost) > c.blocks+leadShare*1000*20 {
 		t.Errorf(
-			"%g blocks may be lost when half as many were not asked for, %g when as many; the credit is %g", half,
+			"%g blocks may be lost when half as many were not asked for, %g when as many; the budget is %g", half,
 			c.mayLose(lost), c.blocks,
 		)
 	}
 	if got := c.mayLose(20); got > 1.2*c.blocks {
-		t.Errorf("%g blocks may be lost when those lost are of one prompt, the credit is %g", got, c.blocks)
+		t.Errorf("%g blocks may be lost when those lost are of one prompt, the budget is %g", got, c.blocks)
 	}
 	if c.note(lost/10, 0, entries); c.mayLose(lost) != c.blocks {
-		t.Errorf("%g blocks may be lost after a tenth was asked for, the credit is %g", c.mayLose(lost), c.blocks)
+		t.Errorf("%g blocks may be lost after a tenth was asked for, the budget is %g", c.mayLose(lost), c.blocks)
 	}
 	c.note(10, 0, entries)
 	if c.note(0, 10*askedCost-1, entries); c.mayLose(lost) != c.blocks {
-		t.Errorf("%g blocks may be lost, the credit is %g: what was asked for is forgotten", c.mayLose(lost), c.blocks)
+		t.Errorf("%g blocks may be lost, the budget is %g: what was asked for is forgotten", c.mayLose(lost), c.blocks)
 	}
 }
 
 // TestLentByTheLead lends more to a policy that is ahead of LRU, up to a share of what was looked
-// up, and nothing to one that is behind.
+// up, and nothing to one that LRU leads.
 func TestLentByTheLead(t *testing.T) {
 	const entries, lost = 10_000, 500
 	lent := func(ahead int) float64 {
@@ -91,7 +91,7 @@ func TestLentByTheLead(t *testing.T) {
 		t.Errorf("%g blocks are lent at a lead of 5,000, after 20,000 looked up", got)
 	}
 	if got := lent(-300); got != 0 {
-		t.Errorf("%g blocks are lent to one that is behind", got)
+		t.Errorf("%g blocks are lent to one that LRU leads", got)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 
 // lruWorld is a pool of single blocks that knows what LRU would have.
 type lruWorld struct {
-	nobody
+	noneHeld
 	h     *Hazard
 	order []uint32          // blocks, the one used last at the end
 	used  map[uint32]uint32 // ms, of each block that was looked up
@@ -140,7 +140,7 @@ func newLRUWorld(h *Hazard, entries int) *lruWorld {
 
 // look looks a block up and stores it if it is missing.
 func (w *lruWorld) look(block uint32) {
-	w.now += 1e9 // ns: nobody asks again at once
+	w.now += 1e9 // ns: no request is repeated at once
 	u := pool.Use{Now: w.now, BlockTokens: 512, Prints: []uint64{spread(int(block))}}
 	if e := w.entry[block]; e != 0 {
 		u.Entries = []uint32{e}
@@ -175,8 +175,8 @@ func (w *lruWorld) remember(block uint32) {
 	}
 }
 
-// missing is the blocks that LRU would have and the pool has not, and all that LRU would have, as
-// far back as the policy sees.
+// missing returns the blocks that LRU would have and the pool has not, and all that LRU would have,
+// as far back as the policy looks.
 func (w *lruWorld) missing() (lost, all int) {
 	for block, used := range w.used {
 		if w.h.kinds[0].recency.has(used) {
@@ -188,9 +188,9 @@ func (w *lruWorld) missing() (lost, all int) {
 	return lost, all
 }
 
-// TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a
-// slow one, and to what may be lost at once without falling behind, in a pool that LRU would keep
-// differently. LRU has as much room as the pool, but for a grain.
+// TestMissingIsCountedAndBounded compares the count of blocks that LRU would have and the pool has
+// not with a slow one, and with the number that may be lost at once, in a pool that LRU would fill
+// differently. LRU has the room of the pool, to a grain.
 func TestMissingIsCountedAndBounded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

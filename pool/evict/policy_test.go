@@ -40,7 +40,7 @@ func TestVictims(t *testing.T) {
 }
 
 // TestVictimsOfSmallPools plays many pools that are young: few entries, of which most are held or
-// have something behind them.
+// have children.
 func TestVictimsOfSmallPools(t *testing.T) {
 	for _, p := range policies {
 		t.Run(p.name, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestRecencyCountsByTime holds the spans to a list of the blocks they stand for, in chains of up
-// to many times what a span may have.
+// TestRecencyCountsByTime compares the spans with a list of their blocks, in chains of up to many
+// times the blocks of a span.
 func TestRecencyCountsByTime(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -73,8 +73,8 @@ func TestLookUpsBreakNoSpan(t *testing.T) {
 	}
 }
 
-// TestSpansOfAChainStay: what was opened for a chain is there when its blocks are stored, however
-// many look-ups there are and whatever is dropped.
+// TestSpansOfAChainStay checks that the spans opened for a chain are there when its blocks are
+// stored, after any number of look-ups and drops.
 func TestSpansOfAChainStay(t *testing.T) {
 	var r recency
 	r.restart(0)
@@ -144,7 +144,7 @@ func TestOnlyVictimsAreLost(t *testing.T) {
 		})
 	}
 	h.prefer(func(bin int) float32 { return 1 })
-	e := h.Victim(10e9, 1, nobody{})
+	e := h.Victim(10e9, 1, noneHeld{})
 	h.Remove([]uint32{e})
 	lost := h.lost
 	h.Insert(&pool.Insertion{Now: 11e9, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(99)}})

@@ -9,7 +9,7 @@ const (
 	againRatio   = 4   // ... and of those that did
 	hazardPrior  = 600
 	maxHazard    = 0.999 // a hazard of 1 would leave no block in the next bin
-	minReach     = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
+	minReach     = 1e-6  // share that is taken to reach any bin, so that slopes there still differ
 	blocksAScore = 12    // blocks looked up between the turn of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
 	freshShare   = 0.02  // of the blocks that a class is judged by: fewer new ones can wait ...

@@ -20,9 +20,9 @@ func (v *inUse) Child(e uint32) uint32 {
 
 func (v *inUse) Held(e uint32) bool { return e == v.end }
 
-// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks worth least are those of a
-// long chain in use: each is passed over once, and the way to its end is walked once, not from each
-// of its entries.
+// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks with the least worth are
+// those of a long chain in use: each is passed over once, and the descent to its end is walked
+// once, not from each entry.
 func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	const end, others = 3000, 100
 	h := NewHazard()
@@ -57,9 +57,9 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	}
 }
 
-// TestWhatIsBehindChainsInUseGoes stores a block in the ms in which all others were found in use,
-// and finds it.
-func TestWhatIsBehindChainsInUseGoes(t *testing.T) {
+// TestEvictsPastChainsInUse stores a block in the ms in which all others were found in use,
+// and evicts it.
+func TestEvictsPastChainsInUse(t *testing.T) {
 	const end, now = 20, int64(100e9)
 	h := NewHazard()
 	in := pool.Insertion{Now: now, BlockTokens: 128}

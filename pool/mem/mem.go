@@ -1,4 +1,4 @@
-// Package mem is a pool in plain maps and slices behind one mutex: slow, simple, and the oracle
+// Package mem is a pool in plain maps and slices under one mutex: slow, simple, and the oracle
 // that other pools are compared with. It implements the same three interfaces under the same
 // contract.
 package mem
@@ -150,7 +150,7 @@ func (p *Pool) Check() error {
 			return fmt.Errorf("entry %d is not found by its key", ref)
 		}
 		if e.dropped && !e.held() {
-			return fmt.Errorf("entry %d is dropped, nobody holds it, and it is still there", ref)
+			return fmt.Errorf("entry %d is dropped and not held, and is still there", ref)
 		}
 		if (e.place != nil) != (!e.dropped && e.count() == len(e.shards)) {
 			return fmt.Errorf("entry %d visible with %d of %d shards", ref, e.count(), len(e.shards))

@@ -193,7 +193,7 @@ func (w *walker) finish() {
 		w.Unpin(refs)
 	}
 	if s := w.Stats(); s.Pinned != 0 || s.PinnedEntries != 0 {
-		w.t.Fatalf("nobody holds anything, and yet: %+v", s)
+		w.t.Fatalf("nothing is held, and yet: %+v", s)
 	}
 	if len(w.held) != 0 {
 		w.t.Fatal("the test's own ledger is not empty: ", fmt.Sprint(w.held))

@@ -10,15 +10,15 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Patience is how long Until waits.
-const Patience = 30 * time.Second
+// WaitLimit is how long Until waits.
+const WaitLimit = 30 * time.Second
 
 // Until polls until a condition outside this process holds, and ends the test if it never does.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !ok(); {
+	for end := time.Now().Add(WaitLimit); !ok(); {
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", Patience, what)
+			t.Fatalf("not within %v: %s", WaitLimit, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -81,7 +81,7 @@ func testHealed(t *testing.T, open Open) {
 	f.Commit(b.Slots, b.Epoch, b.Status)
 	f.save(h, 0, nil)
 	f.wantPrefix(h, 20, "the lost block came again")
-	f.wantPrefix(h.Slice(11, 20), 9, "and only what is behind it is used")
+	f.wantPrefix(h.Slice(11, 20), 9, "and only what follows it is used")
 	for i := range 60 {
 		f.store(chain(fmt.Sprint("new", i), 1), nil)
 		f.prefixClosed(h)
@@ -204,7 +204,7 @@ func testCircle(t *testing.T, open Open) {
 		f.store(chain(fmt.Sprint("new", i), 1), nil)
 	}
 	if n := f.count(h); n != 0 {
-		t.Fatalf("%d blocks that were said to be behind each other can not be evicted", n)
+		t.Fatalf("%d blocks that name each other as parents cannot be evicted", n)
 	}
 	f.empty()
 }

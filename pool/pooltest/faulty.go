@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestFaultyStore checks a store that fails at random, such as any store behind package fault.
+// TestFaultyStore checks a store that fails at random, such as any store wrapped by package fault.
 // Under a layer that compares checksums no wrong byte is returned as OK, every status is set, and
 // no call outlives its context; a caller that retries finds all promises of TestStore kept. A store
 // may delay, fail, flip, lose and hang, each rarely enough that a few tries succeed: at rates of up

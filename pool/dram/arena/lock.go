@@ -23,7 +23,7 @@ type HeldError struct {
 	Process int    // that signed it last, in its own PID namespace; 0: an agent that is releasing it
 	Began   uint64 // start of that process, in clock ticks since boot
 	Host    string // of that process
-	Gone    bool   // no such process runs here any more
+	Exited  bool   // no such process runs here any more
 	Others  []int  // processes of this PID namespace that have the file open or mapped
 }
 
@@ -33,7 +33,7 @@ func (e *HeldError) Error() string {
 	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
 		text += " on " + e.Host
 	}
-	if e.Gone {
+	if e.Exited {
 		text += ", which is gone"
 	}
 	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
@@ -127,7 +127,7 @@ func heldBy(fd int, path string) error {
 		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
 			s := readSignature(b)
 			held.Process, held.Began, held.Host = s.process, s.began, s.host
-			held.Gone = s.process != 0 && processBegan(s.process) != s.began
+			held.Exited = s.process != 0 && processBegan(s.process) != s.began
 		}
 	}
 	return held

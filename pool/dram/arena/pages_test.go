@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What keeps the kernel from making up huge pages is said with the file that says so.
+// The reason why the kernel makes no huge pages names the file with the setting.
 func TestWhyNoTransparentPages(t *testing.T) {
 	a, err := Open(1<<20, false)
 	if err != nil {

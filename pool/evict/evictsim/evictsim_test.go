@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/trace/tracetest"
 )
 
-// full says that what takes minutes is asked for too.
+// full enables the runs that take minutes.
 func full() bool { return os.Getenv("KVAGENT_POLICY_FULL") != "" }
 
 func readConversation(t *testing.T) *Stream {
@@ -20,8 +20,8 @@ func readConversation(t *testing.T) *Stream {
 	return s
 }
 
-// TestConversation holds the figures of the default policy. With KVAGENT_POLICY_FULL set, at three
-// capacities and with six seeds of the hashes of keys.
+// TestConversation compares the default policy with recorded figures. With KVAGENT_POLICY_FULL set,
+// at three capacities and with six seeds of the hashes of keys.
 func TestConversation(t *testing.T) {
 	s := readConversation(t)
 	seeds := uint64(1)
@@ -51,7 +51,7 @@ func TestConversation(t *testing.T) {
 	}
 }
 
-// TestReferences holds exact LRU and the optimum to what is known of the trace.
+// TestReferences compares exact LRU and the optimum with what is known of the trace.
 func TestReferences(t *testing.T) {
 	s := readConversation(t)
 	for _, c := range []struct {
@@ -68,15 +68,15 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// edgy are the workloads on which the policy has come nearest to what it may lose.
+// edgy are the workloads on which the policy came nearest to the bound of its losses.
 var edgy = []string{"lru", "flipedge", "loopscan7", "huge", "fewlong", "batch", "uniform", "sliding", "pingpong"}
 
 // mayBeBelow is how far the hit rate may be below LRU's, after each request.
 const mayBeBelow = 0.01
 
-// TestNotBelowLRU is the promise for any workload, wherever it ends: never more than 0.01 below
+// TestNotBelowLRU checks the bound for any workload, after each request: never more than 0.01 below
 // LRU. With KVAGENT_POLICY_FULL set, for all workloads, five seeds and capacities from a third of
-// what the promise is for.
+// what the bound is for.
 func TestNotBelowLRU(t *testing.T) {
 	capacities, seeds := []int{1000, 7000}, []uint64{3}
 	if full() {
@@ -98,8 +98,8 @@ func TestNotBelowLRU(t *testing.T) {
 	}
 }
 
-// notBelowLRU plays a stream once, for a policy does not know what comes later, and holds it after
-// each request.
+// notBelowLRU runs a stream once, since a policy does not know the future, and checks the bound
+// after each request.
 func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	h := evict.NewHazard()
 	d, l := newDriver(s, h, capacity), newExactLRU(s, capacity)
@@ -123,8 +123,8 @@ func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	}
 }
 
-// shadowIsLRU holds the shadow's hits between those of exact LRU with two grains of room less and
-// more.
+// shadowIsLRU checks that the shadow's hits are between those of exact LRU with two grains of room
+// less and more.
 func shadowIsLRU(t *testing.T, s *Stream, h *evict.Hazard, seed uint64, capacity int) {
 	grain := max(1, capacity/128)
 	least, most := LRU(s, capacity-2*grain).Hits, LRU(s, capacity+2*grain).Hits
@@ -144,7 +144,7 @@ func largest(s *Stream) (n int) {
 	return n
 }
 
-// TestPolicyLRUIsExact compares LRU behind the interface of policies with the slow one.
+// TestPolicyLRUIsExact compares LRU as a policy with the slow one.
 func TestPolicyLRUIsExact(t *testing.T) {
 	for _, w := range Workloads[2:3] {
 		s := w.Make(5)

@@ -83,8 +83,7 @@ func slowLRU(s *Stream, capacity int) (hits int) {
 	return hits
 }
 
-// The two measures that every policy is held against are right: tried against all there is on small
-// streams.
+// The two references are correct: compared with an exhaustive search on small streams.
 func TestMeasuresAgainstBruteForce(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// These shapes try to make the policy fall behind LRU: repeated blocks stop being repeated, others
+// These shapes try to make the policy worse than LRU: repeated blocks stop being repeated, others
 // begin to, and at ages at which a pool of a usual size just has them or just lost them. They were
 // written after the policy.
 
@@ -56,11 +56,11 @@ func sliding(w *writer) {
 // repeated.
 func (w *writer) twice(blocks int) {
 	due := [][]uint32{}
-	behind := 0 // blocks in due
+	waiting := 0 // blocks in due
 	w.arrivals(0, hour, 4, func(at float64) {
-		if behind >= blocks && w.rand.IntN(3) > 0 {
+		if waiting >= blocks && w.rand.IntN(3) > 0 {
 			w.add(at, due[0])
-			behind -= 2 * len(due[0])
+			waiting -= 2 * len(due[0])
 			due = due[1:]
 			return
 		}
@@ -68,7 +68,7 @@ func (w *writer) twice(blocks int) {
 		w.add(at, doc)
 		if w.rand.IntN(2) == 0 {
 			due = append(due, doc)
-			behind += 2 * len(doc)
+			waiting += 2 * len(doc)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 // length is a random number of blocks around mean, at least one; sigma is of its logarithm.
 func (w *writer) length(mean, sigma float64) int { return 1 + int(w.wait(mean, sigma)/second) }
 
-// toolAgent: long instructions with the tools, shared by many; behind them a task, some of which go
+// toolAgent: long instructions with the tools, shared by many; then a task, some of which go
 // on.
 func toolAgent(w *writer) {
 	tools := w.prompts(30, 6, 24)
@@ -41,7 +41,7 @@ func synthetic(w *writer) {
 	w.arrivals(0, to, 1.5, func(at float64) { w.add(at, w.fresh(w.length(2, 1))) })
 }
 
-// independent prompts behind one of a few short instructions; a twelfth goes on once.
+// independent prompts after one of a few short instructions; a twelfth goes on once.
 func (w *writer) independent(from, to, perSecond float64) {
 	shared := w.prompts(4, 1, 2)
 	w.arrivals(from, to, perSecond, func(at float64) {
@@ -90,7 +90,7 @@ func (w *writer) rag(from, to, perSecond float64) {
 }
 
 // batch: every quarter of an hour the same 600 documents are gone through with new instructions
-// behind them, beside chats.
+// after them, beside chats.
 func batch(w *writer) {
 	docs := w.prompts(600, 10, 30)
 	for round := range 4 {

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// TestClosedSpaceLeavesTheFile: a space that is closed leaves its record in the file to others, and
-// nothing of it comes back, whether its entries were swept before the process ended or not.
+// TestClosedSpaceLeavesTheFile checks that the record of a closed space is reused, and that nothing
+// of the space is restored, whether its entries were swept before the process ended or not.
 func TestClosedSpaceLeavesTheFile(t *testing.T) {
 	o := Options{Bytes: 256 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	h := randomChain(nil, 1, 4)

@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// TestColdStarts names what makes a file useless, and what is done about it.
+// TestColdStarts lists what makes the content of a file unusable.
 func TestColdStarts(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(o *Options, b []byte) // of the options, and of the superblock
@@ -52,7 +52,7 @@ func TestColdStarts(t *testing.T) {
 	}
 }
 
-// changeFile changes the bytes of a file that nobody has open.
+// changeFile changes the bytes of a file that is not open.
 func changeFile(t *testing.T, o Options, change func(b []byte, l *arena.Layout)) {
 	t.Helper()
 	b, err := os.ReadFile(o.Path)
@@ -87,7 +87,7 @@ func TestDamagedHeadersAreFreeSlots(t *testing.T) {
 	closePool(t, p)
 }
 
-// TestFilesThatAreRefused: nothing of somebody else's is touched.
+// TestFilesThatAreRefused checks that foreign files are not touched.
 func TestFilesThatAreRefused(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	for name, c := range map[string]struct {
@@ -132,7 +132,7 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	o, _ := keptFile(t)
 	p := reopen(t, o)
 	var held *HeldError
-	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Gone {
+	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Exited {
 		t.Errorf("%v", err)
 	}
 	list, err := ListFiles(filepath.Dir(o.Path))
@@ -155,7 +155,7 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	}
 }
 
-// TestNoRoomIsSaid: a file system that is too small is an error at the start that names both sizes.
+// TestNoRoomIsSaid checks that the error for a file system that is too small names both sizes.
 func TestNoRoomIsSaid(t *testing.T) {
 	var fs unix.Statfs_t
 	path := shmPath(t)
@@ -167,6 +167,6 @@ func TestNoRoomIsSaid(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if _, err := os.Stat(path); err == nil {
-		t.Error("a file was left behind")
+		t.Error("a file was left over")
 	}
 }

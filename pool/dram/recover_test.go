@@ -82,8 +82,8 @@ func keptFile(t *testing.T) (Options, pool.Hashes) {
 	return o, h
 }
 
-// TestKilledWhileWriting opens a file as it is in the middle of a save: what is not committed is
-// not there.
+// TestKilledWhileWriting opens a file as it is in the middle of a save: uncommitted blocks are not
+// restored.
 func TestKilledWhileWriting(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -98,15 +98,15 @@ func TestKilledWhileWriting(t *testing.T) {
 	defer closePool(t, p)
 	id = openSpec(t, p, keptSpec)
 	if n := p.Prefix(id, 0, more); n != 0 {
-		t.Errorf("committed before the bytes are there: %d blocks are stored that nobody committed", n)
+		t.Errorf("committed before the bytes are there: %d blocks are stored that were not committed", n)
 	}
 	if n := p.Prefix(id, 0, h); n != 40 {
 		t.Errorf("%d of 40 blocks", n)
 	}
 }
 
-// TestResetOutlivesTheProcess: the generation alone makes what was stored before a reset stay away,
-// also when the process was killed before it had dropped a single entry.
+// TestResetOutlivesTheProcess checks that the generation alone hides what was stored before a
+// reset, even if the process was killed before it had dropped an entry.
 func TestResetOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -127,7 +127,7 @@ func TestResetOutlivesTheProcess(t *testing.T) {
 	put(t, p, id, h)
 	closePool(t, p)
 	p = reopen(t, o)
-	if err := p.Forget(keptSpec.Fingerprint); err != nil { // nobody opened the space yet
+	if err := p.Forget(keptSpec.Fingerprint); err != nil { // the space was not opened yet
 		t.Fatal(err)
 	}
 	closePool(t, p)
@@ -149,7 +149,7 @@ func TestOtherIdentityGetsNothing(t *testing.T) {
 	}
 	p.Sweep()
 	if s := p.Stats(); s.Used != 0 {
-		t.Errorf("%d bytes used by what nobody can find", s.Used)
+		t.Errorf("%d bytes used by entries that cannot be found", s.Used)
 	}
 	if _, err := p.OpenSpace(keptSpec); !errors.Is(err, pool.ErrIdentity) {
 		t.Errorf("both open: %v", err)
@@ -163,7 +163,7 @@ func TestOtherIdentityGetsNothing(t *testing.T) {
 	}
 }
 
-// TestUnopenedIsEvicted: what nobody asks for any more makes room.
+// TestUnopenedIsEvicted checks that entries of spaces that were not opened are evicted.
 func TestUnopenedIsEvicted(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -181,8 +181,8 @@ func TestUnopenedIsEvicted(t *testing.T) {
 	}
 }
 
-// TestOrderOfUseOutlivesTheProcess: the chain that was loaded last stays, and of the others the
-// suffix goes first.
+// TestOrderOfUseOutlivesTheProcess checks that the chain loaded last stays, and that of the others
+// the suffix is evicted first.
 func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 	for name, policy := range map[string]func() pool.Policy{
 		"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() },
@@ -218,7 +218,8 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestLearnedOutlivesTheProcess: the policy gets back what it gave, and damage is a note.
+// TestLearnedOutlivesTheProcess checks that the policy gets back what it saved, and that damage is
+// a note.
 func TestLearnedOutlivesTheProcess(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
