@@ -175,7 +175,7 @@ var policySeries = []struct {
 		}
 		return 0
 	}},
-	{desc("kvagent_eviction_lookups_dropped_total", "Look-ups the policy was not told of, because too many were waiting."), prometheus.CounterValue, func(r *pool.PolicyReport) float64 { return float64(r.LookupsDropped) }},
+	{desc("kvagent_eviction_lookups_dropped_total", "Look-ups not passed to the policy because its queue was full."), prometheus.CounterValue, func(r *pool.PolicyReport) float64 { return float64(r.LookupsDropped) }},
 }
 
 var (

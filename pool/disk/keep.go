@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keep is the keeper: it does all work on whole segments and whole directories.
+// keep runs the keeper, which does all work on whole segments and whole directories.
 func (d *dir) keep() {
 	for {
 		d.notify()

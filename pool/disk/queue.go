@@ -32,7 +32,7 @@ type queue struct {
 // waiting is the place of a reader or a writer.
 type waiting struct {
 	control iocb
-	list    [1]*iocb   // what io_submit takes
+	list    [1]*iocb   // argument of io_submit
 	result  chan int64 // bytes read or written, or -errno
 }
 

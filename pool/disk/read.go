@@ -2,7 +2,7 @@ package disk
 
 import "github.com/kvagent/kvagent/pool"
 
-// read is reader i. It reads to memory of its own, so that a read that outlasts its caller writes
+// read runs reader i. It reads to memory of its own, so that a read that outlasts its caller writes
 // to no caller's bytes.
 func (d *dir) read(i int) {
 	b := bounce{lent: d.readMemory[i]}

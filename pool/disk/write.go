@@ -13,10 +13,10 @@ import (
 // From this size on a device reaches its full rate with concurrent writes.
 const enoughBytes = 1 << 20
 
-// write is writer i. It takes the pieces whose records are all copied, and the current one as soon
-// as no other is being written or it has enoughBytes. So a single block is written at once, small
-// ones that arrive meanwhile make the next piece, and the end of a batch does not wait for its
-// beginning.
+// write runs writer i. It takes the pieces whose records are all copied, and the current one as
+// soon as no other is being written or it has enoughBytes. So a single block is written at once,
+// small ones that arrive meanwhile make the next piece, and the end of a batch does not wait for
+// its beginning.
 func (d *dir) write(i int) {
 	how := d.queue.io(d.s.o.ReadDepth+i, commandWrite, func() { d.s.count.inThreads.Add(1) })
 	for {
@@ -188,8 +188,8 @@ func (d *dir) refuse(r *record) (pool.Status, bool) {
 	return 0, false
 }
 
-// refuseAgain is refuse for a block that the eviction of its segment writes again. It never waits
-// for a segment, because making one requires eviction.
+// refuseAgain does as refuse for a block that the eviction of its segment writes again. It never
+// waits for a segment, because making one requires eviction.
 func (d *dir) refuseAgain(r *record) (pool.Status, bool) {
 	if p, ok := d.s.index.get(r.tag); !ok || !p.same(r.from) {
 		return pool.Missing, true

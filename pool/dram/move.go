@@ -104,7 +104,8 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 	return tenants, held, false
 }
 
-// settleMoves gives moved entries their new slots, and appends to held those that are held by now.
+// settleMoves assigns moved entries their new slots, and appends to held those that are held by
+// now.
 func (c *core) settleMoves(held []tenant) []tenant {
 	for i := range c.moving {
 		m := &c.moving[i]
@@ -193,7 +194,7 @@ func (p *Pool) empty(taking *gathering, g *progress) bool {
 	return p.endEmpty(taking.emptying)
 }
 
-// moveSome is one stride of empty.
+// moveSome performs one stride of empty.
 func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenant, full bool) {
 	left, held, full = p.planMoves(tenants, held)
 	moving := p.core.moving // moves is held, so nothing else changes it

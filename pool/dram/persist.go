@@ -116,8 +116,8 @@ func (c *core) advanceGeneration(sp *space) {
 // noRecord marks a space without a record in the file.
 const noRecord = -1
 
-// persistSpace gives an opened space a record in the file. A space without one works, and ends with
-// the process.
+// persistSpace assigns an opened space a record in the file. A space without one works, and ends
+// with the process.
 func (c *core) persistSpace(sp *space) {
 	sp.record = noRecord
 	f := c.file

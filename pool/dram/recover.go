@@ -57,8 +57,8 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	return nil
 }
 
-// restoreSpaces gives the spaces of the file realms, as if they had been open. OpenSpace gives them
-// IDs.
+// restoreSpaces makes realms for the spaces of the file, as if they had been open. OpenSpace gives
+// them IDs.
 func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*space {
 	out := make([]*space, f.SpacesUsed())
 	for n := range out {

@@ -76,7 +76,7 @@ func (c *core) restoreChains() {
 	}
 	for e := c.high - 1; e > none; e-- {
 		if p := parents[e]; p != none {
-			c.hang(e, p)
+			c.linkRoot(e, p)
 		}
 	}
 }
@@ -112,8 +112,8 @@ func cutCircle(parents []uint32, marks []uint8, e uint32) {
 	}
 }
 
-// hang is link for a pair that is known to make no cycle.
-func (c *core) hang(child, parent uint32) {
+// linkRoot links a root to a parent, for a pair that is known to make no cycle.
+func (c *core) linkRoot(child, parent uint32) {
 	recs := c.recs.All
 	r, p := &recs[child], &recs[parent]
 	r.prev, r.next = parent|upward, p.child

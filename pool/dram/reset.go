@@ -47,8 +47,8 @@ func (p *Pool) Forget(f pool.Fingerprint) (err error) {
 	return nil
 }
 
-// turnOver gives a space another realm, and another generation in the file. The old realm waits for
-// its sweep.
+// turnOver moves a space to another realm, and to another generation in the file. The old realm
+// waits for its sweep.
 func (c *core) turnOver(sp *space) bool {
 	old := sp.realm
 	if !c.newRealm(sp) {

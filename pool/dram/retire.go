@@ -22,7 +22,7 @@ func (p *Pool) Probe(s pool.Slot) bool {
 // probe retires the unreadable pages between two offsets of the arena, and returns their number.
 func (p *Pool) probe(from, to int64) (bad int) { return p.probeReporting(from, to, p.reportBad) }
 
-// probeReporting is probe that passes newly retired pages to tell.
+// probeReporting does as probe, and passes newly retired pages to tell.
 func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
 	for off := max(from, 0) / p.info.PageBytes * p.info.PageBytes; off < to; off += p.info.PageBytes {
 		if !pagefault.Readable(p.base, off) {

@@ -154,7 +154,7 @@ func (c *core) newGroup(spec pool.Group) (g group) {
 	return g
 }
 
-// newRealm gives a space a realm without entries.
+// newRealm assigns a space a realm without entries.
 func (c *core) newRealm(sp *space) bool {
 	fresh := realm{space: sp}
 	if n := len(c.idle); n > 0 {

@@ -58,7 +58,7 @@ func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) err
 			}
 		}
 	}
-	r, blocks, gone := &k.recency, 0, 0
+	r, blocks, missing := &k.recency, 0, 0
 	for i := r.first; i < r.end; i++ {
 		s := &r.spans[i]
 		if i > r.first && !before(r.spans[i-1].from, s.from) {
@@ -67,10 +67,10 @@ func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) err
 		if s.blocks < inSpan[s] || s.lost < lost[s] || s.lost > s.blocks {
 			return fmt.Errorf("span %d of LRU is %+v; %d blocks are in it, %d of them lost", i, *s, inSpan[s], lost[s])
 		}
-		blocks, gone = blocks+int(s.blocks), gone+int(s.lost)
+		blocks, missing = blocks+int(s.blocks), missing+int(s.lost)
 	}
-	if blocks != r.blocks || gone != r.lost {
-		return fmt.Errorf("LRU has %d blocks, %d of them lost, counts %d and %d", blocks, gone, r.blocks, r.lost)
+	if blocks != r.blocks || missing != r.lost {
+		return fmt.Errorf("LRU has %d blocks, %d of them lost, counts %d and %d", blocks, missing, r.blocks, r.lost)
 	}
 	return nil
 }

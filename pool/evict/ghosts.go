@@ -26,7 +26,7 @@ type ghosts struct {
 
 	late  [lateGhosts]lateGhost // put, and not yet in their sets
 	lates int
-	seen  uint64 // what settle read ahead
+	seen  uint64 // keeps the loads of settle alive
 }
 
 // ghostSet is four cache lines. A search compares the marks, four at a time, and reads the rest

@@ -20,7 +20,7 @@ const (
 type nodes struct {
 	pages[node]
 	runs runs
-	seen uint32 // what preload read
+	seen uint32 // keeps the loads of preload alive
 }
 
 // find returns the node of an entry that the policy has; nil otherwise.

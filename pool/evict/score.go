@@ -98,7 +98,7 @@ func usualRatio(class uint8) float64 {
 	return againRatio
 }
 
-// atMost is min without the handling of NaN, which dominates the time of a loop.
+// atMost does as min without the handling of NaN, which dominates the time of a loop.
 func atMost(x, limit float64) float64 {
 	if x > limit {
 		return limit

@@ -26,7 +26,7 @@ type counts struct {
 const (
 	fading    = 1 / 0.9999 // growth of the weight per look-up
 	maxWeight = 1e9
-	forgetful = 20 // what was learned is divided by this on an alarm
+	forgetful = 20 // counts are divided by this on an alarm
 )
 
 // enter counts n blocks of class c that passed from bin from into bin to and all bins between; from

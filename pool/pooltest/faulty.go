@@ -75,7 +75,7 @@ func stormSeed(t testing.TB) uint64 {
 	return seed
 }
 
-// step is one batch of one worker.
+// step performs one batch of one worker.
 func (s *storm) step(r *rand.Rand) {
 	var which []int
 	for range 1 + r.IntN(stormBatch) {

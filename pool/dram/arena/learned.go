@@ -48,7 +48,7 @@ func (f *File) writeLearned(b []byte) {
 	word(c, 0).Store(uint64(len(b))<<32 | uint64(crc32.Checksum(c[8:learnedHead+len(b)], castagnoli)))
 }
 
-// provideLearned gives both copies memory for n bytes.
+// provideLearned allocates memory for n bytes in both copies.
 func (f *File) provideLearned(n int64) bool {
 	if n > learnedBytes {
 		return false

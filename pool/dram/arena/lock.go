@@ -34,7 +34,7 @@ func (e *HeldError) Error() string {
 		text += " on " + e.Host
 	}
 	if e.Exited {
-		text += ", which is gone"
+		text += ", which has exited"
 	}
 	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
 		text += fmt.Sprintf("; open or mapped in %v", e.Others)

@@ -29,7 +29,7 @@ func (w *writer) loop(blocks int, once float64, shuffle bool) {
 	})
 }
 
-// loopPhases is a loop that grows past the capacity and shrinks again.
+// loopPhases repeats a loop that grows past the capacity and shrinks again.
 func loopPhases(w *writer) {
 	docs := w.prompts(640, 10, 40) // 16,000 blocks
 	next := 0
@@ -42,7 +42,7 @@ func loopPhases(w *writer) {
 	})
 }
 
-// loopChat is a loop and chats beside it.
+// loopChat has a loop and chats beside it.
 func loopChat(w *writer) {
 	docs := w.prompts(240, 10, 40) // 6,000 blocks
 	next := 0

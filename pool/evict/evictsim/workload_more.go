@@ -79,13 +79,13 @@ func fans(w *writer) {
 	})
 }
 
-// few is a pool that has just been started: some hundred requests in all.
+// few makes some hundred requests in all, like those of a pool that has just been started.
 func few(w *writer) {
 	w.chats(0, 6*minute, 0.4, 30, 6)
 	w.arrivals(0, 6*minute, 0.3, func(at float64) { w.add(at, w.fresh(w.between(10, 60))) })
 }
 
-// retimed gives the requests of another workload other times, in their order.
+// retimed changes the times of another workload's requests, in their order.
 func retimed(make func(*writer), when func(i int, at int64) int64) func(*writer) {
 	return func(w *writer) {
 		make(w)
