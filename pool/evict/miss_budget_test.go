@@ -222,7 +222,7 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		}
 		if may := float64(ahead) + giftShare*float64(looked); float64(got) > may {
 			t.Fatalf(
-				"risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i,
+				"risks more than its budget: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i,
 				got, ahead, looked, may,
 			)
 		}
