@@ -6,51 +6,54 @@ import (
 	"time"
 )
 
-// Abilities are what a pool, a store or an eviction policy may have besides its contract (Index,
-// Slots and Spaces; Store; Policy). They are found by type assertion where they are used, and a
-// wrapper that does not forward one hides it. All of them are in this file; each says which
-// implementations have it and what is lost without it, and those assert it at compile time.
-// In the same way a transfer.Worker looks whether its Slots are Spaces too: only then it notices
-// jobs of an epoch that is over.
+// Abilities are optional interfaces of a pool, a store or an eviction policy, beside its contract
+// (Index, Slots and Spaces; Store; Policy). Their users find them by type assertion, so a wrapper
+// that does not forward one hides it. All of them are in this file. Each lists its implementations,
+// which assert it at compile time, and the effect of its absence. In the same way, a
+// transfer.Worker checks whether its Slots are also Spaces; only then does it notice jobs of a past
+// epoch.
 
 // Abilities of a pool.
 
-// Tiers is what a pool that has tiers below its memory can do besides. Through its Index an entry of a tier that is known
-// to be there is stored like one in memory: Prefix and Exists count it, and Pin promises it. A promise is a Ref like a pin:
-// the entry is being brought to memory, and is pinned there once it came. Unpin ends it, whatever became of it.
+// Tiers is a pool with tiers below its memory. Through its Index, an entry that is known to be in a
+// tier counts as stored: Prefix and Exists count it, and Pin promises it. A promise is a Ref like a
+// pin: the entry is being fetched to memory and is pinned there on arrival. Unpin ends it in any
+// case.
 //
-// Has it: pool/tier.
-// Without it: the pool is memory alone: what it evicts is lost, look-ups wait for no tier, and a
-// load is never held.
+// Implemented by pool/tier. Without it, the pool is memory alone: evicted entries are lost,
+// look-ups wait for no tier, and a load is never held back.
 type Tiers interface {
-	// Ask finds out what the tiers have of the chains, where that is not known, and waits for it until the deadline at most.
-	// It says whether some tier is still asked then: what it answers will be known to a later call.
+	// Ask queries the tiers for the chains where their content is not known yet, and waits until
+	// the deadline at most. It reports whether some tier has not answered by then; a later call
+	// finds that answer.
 	Ask(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
-	// Settle calls then, once, from any goroutine and maybe before it returns, when no ref is a promise that is still open:
-	// each entry is pinned in memory, or did not come and Acquire will find it Missing. It does not keep refs. cancel makes sure
-	// that then is not called any more, and says whether it had not been.
+	// Settle calls then once, from any goroutine and possibly before it returns, when none of refs
+	// is an open promise: each entry is pinned in memory, or it failed to arrive and Acquire will
+	// return Missing. It does not retain refs. cancel guarantees that then is not called
+	// afterwards, and reports whether it prevented the call.
 	Settle(refs []Ref, then func()) (cancel func() bool)
-	// Hint takes pins back like Unpin, but what they promised comes nevertheless, as far as it has room: a probe found it, and who probes will
-	// come again.
+	// Hint unpins like Unpin, but what the pins promised is still fetched if there is room: they
+	// came from a probe, which the client will repeat.
 	Hint(refs []Ref)
-	// Computed tells that an engine of a space computed so many tokens of prompts in one step, and how long that took: what tells whether it is
-	// worth its time to bring a block up.
+	// Computed records that an engine of a space computed this many tokens of prompts in one step,
+	// and how long that took. The rate decides whether fetching a block is worth its time.
 	Computed(s SpaceID, tokens int, took time.Duration)
-	// Report is what each tier is and did, the nearest first, for people and metrics.
+	// Report returns the state and counters of each tier, the nearest first, for people and
+	// metrics.
 	Report() TierReport
 }
 
-// TierContents is what Tiers can do besides, for people: what one tier holds, and removing it from that tier alone. It asks the store whatever state
-// the tier is in, until ctx ends.
+// TierContents lists and deletes the contents of one tier, for administration. It calls the store
+// in any state of the tier, until ctx ends.
 //
-// Has it: pool/tier.
-// Without it: `kvagent cache tier` finds no tier.
+// Implemented by pool/tier. Without it, `kvagent cache tier` finds no tier.
 type TierContents interface {
-	// StoredAs is the name of a space in the tiers: its fingerprint, or another one after a reset on this node.
+	// StoredAs returns the name of a space in the tiers: its fingerprint, or another name after a
+	// reset on this node.
 	StoredAs(space Fingerprint) Fingerprint
-	// ListTier is Lister.List of the named tier; keys have the names that spaces have there.
+	// ListTier calls Lister.List of the named tier. Its keys have the names of spaces in the tiers.
 	ListTier(ctx context.Context, tier string, found func(k Key, bytes int64) bool) error
-	// DeleteIn is Store.Delete of such keys in the named tier.
+	// DeleteIn calls Store.Delete with such keys in the named tier.
 	DeleteIn(ctx context.Context, tier string, keys []Key) error
 }
 
@@ -60,127 +63,130 @@ var (
 	ErrUnlisted = errors.New("this tier's store does not list what it holds")
 )
 
-// SpaceUse is what Tiers can do besides: hear which spaces engines use, and tell of resets that
-// came from other nodes. None of its methods waits for a disk or a store.
+// SpaceUse receives which spaces engines use, and reports resets that came from other nodes. None
+// of its methods waits for a disk or a store.
 //
-// Has it: pool/tier.
-// Without it: there is nothing to collect, and no other node whose resets count here.
+// Implemented by pool/tier. Without it, no unused space is collected, and resets on other nodes
+// have no effect here.
 type SpaceUse interface {
-	// InUse tells that an engine of a space is here, and which kind of generation its identity has.
-	// What tiers have of a private one is collected a named time after NotInUse, unless InUse comes
-	// before; of a named one, when no node has used it for a named time.
+	// InUse records that an engine uses a space, and the kind of generation in its identity. Blocks
+	// of a private generation are collected from the tiers a configured time after NotInUse, unless
+	// InUse comes first; those of a named one when no node has used it for a configured time.
 	InUse(f Fingerprint, g Generation)
-	// NotInUse tells that the last engine of a space is gone.
+	// NotInUse records that the last engine of a space has left.
 	NotInUse(f Fingerprint)
-	// OnAdopted names the function that is called, without any lock held, when a space that is open
-	// got a new epoch because of a reset on another node; nil: nobody is.
+	// OnAdopted sets the function that is called, without any lock held, when an open space gets a
+	// new epoch because of a reset on another node; nil removes it.
 	OnAdopted(then func(f Fingerprint))
 }
 
-// Forgetter is an optional form of a pool that outlives its process: it may hold entries of a space that nobody opened yet
-// in this life.
+// Forgetter is a pool that outlives its process, so it may hold entries of a space that has not
+// been opened in this process.
 //
-// Has it: pool/dram (its file outlives the process), pool/tier (which passes it on).
-// Without it: nothing is kept of a space that is not open, so there is nothing to forget.
+// Implemented by pool/dram (its file outlives the process) and pool/tier (which forwards it).
+// Without it, only open spaces have entries, so there is nothing to forget.
 type Forgetter interface {
-	// Forget makes sure that nothing stored so far of a space is found when it is opened, now or in another life. When it
-	// returns nil that is certain. A space that is open is reset; one that is not known is no error.
+	// Forget guarantees, once it returns nil, that nothing stored so far of a space is found when
+	// the space is opened, in this process or a later one. It resets an open space. An unknown
+	// space is no error.
 	Forget(f Fingerprint) error
 }
 
-// SpaceCounter is what a memory can do besides: count the entries of one space, 0 if it is not open.
+// SpaceCounter is a memory that counts the entries of one space.
 //
-// Has it: pool/dram, pool/tier (of its memory).
-// Without it: `kvagent cache` shows no number of blocks, and an unused space is closed only when its
-// place is needed.
+// Implemented by pool/dram and pool/tier (for its memory). Without it, `kvagent cache` shows no
+// number of blocks, and an unused space is closed only when its place is needed.
 type SpaceCounter interface {
 	SpaceEntries(s SpaceID) int64
 }
 
-// Chilling is what a memory can do besides, for a stack that writes what is about to go.
+// WriteBack is a memory whose coldest entries can be copied to a tier before they are evicted.
 //
-// Has it: pool/dram.
-// Without it: no tier can be written only with what is about to go, and a write to a tier counts as
-// a use of the block.
-type Chilling interface {
-	// Coldest fills out with entries that may go next and are held by nobody, and says how many: those that were not used for longest, about in their order, and
-	// where others may go as well some of these, so that many calls name all. What is stored, and in which order it goes, stays as it is.
+// Implemented by pool/dram. Without it, no tier can be written only on eviction, and a write to a
+// tier counts as a use of the block.
+type WriteBack interface {
+	// Coldest fills out with entries that may be evicted next and are not held, and returns their
+	// number: the least recently used, about in their order. Where the policy may evict others as
+	// well, some of these are included, so that repeated calls cover all. It changes neither the
+	// entries nor the order of eviction.
 	Coldest(out []Cold) int
-	// Glance is Acquire of each entry, read, and Release with the status that read gives, one entry after the other, without counting as a use:
-	// what nobody else used meanwhile is as near to its eviction as before. No lock is held while read runs.
-	Glance(b *Batch, read func(s Slot) Status)
+	// ReadWithoutTouch acquires, reads and releases each entry in turn, with the status that read
+	// returns, without counting it as a use: an entry that was not used otherwise meanwhile keeps
+	// its place in the order of eviction. No lock is held while read runs.
+	ReadWithoutTouch(b *Batch, read func(s Slot) Status)
 }
 
-// Prober is an optional form of Slots whose memory may have pages that went bad.
+// Prober is a memory (Slots) that retires pages that cannot be read.
 //
-// Has it: pool/dram, pool/tier (which asks its memory).
-// Without it: a page that goes bad fails each copy that meets it, and is never retired.
+// Implemented by pool/dram and pool/tier (which forwards it to its memory). Without it, a bad page
+// fails every copy that touches it, and is never retired.
 type Prober interface {
-	// Probe reads a byte of every page of a slot that the caller holds by a reservation or a pin,
-	// and reports whether all pages could be read. It is for a slot of which a copy failed, or
-	// faulted. A page that cannot be read is retired: what is stored in it is dropped at once, and
-	// no slot that overlaps it is given out again. The caller ends its reservation or pin as ever.
+	// Probe reads a byte of every page of a slot and reports whether all pages could be read. The
+	// caller holds the slot by a reservation or a pin, and ends that as usual. Probe is for a slot
+	// of which a copy failed or faulted. A page that cannot be read is retired: entries on it are
+	// dropped at once, and no slot that overlaps it is allocated again.
 	Probe(s Slot) bool
 }
 
 // Mapped is a pool whose slots lie in memory that this process has mapped.
 //
-// Has it: pool/dram, pool/mem, pool/tier (its memory's).
-// Without it: no block can be checked end to end, so that Config.VerifySample of an agent must be 0.
+// Implemented by pool/dram, pool/mem and pool/tier (for its memory). Without it, no block can be
+// checked end to end, so Config.VerifySample of an agent must be 0.
 type Mapped interface {
-	// Arena returns the memory, and a descriptor with which another process can map it. Both stay the pool's.
+	// Arena returns the memory, and a descriptor from which another process can map it. Both remain
+	// the pool's.
 	Arena() (base []byte, fd int)
 }
 
 // Abilities of a store.
 
-// Lister is what a Store can do besides: name what it holds. It is slow, and for administration.
+// Lister is a Store that lists what it holds. It is slow, and for administration.
 //
-// Has it: pool/disk, pool/redis, pool/s3.
-// Without it: `kvagent cache tier` does not list the tier; without SpaceLister too, what nobody uses
-// any more is not collected there.
+// Implemented by pool/disk, pool/redis and pool/s3. Without it, `kvagent cache tier` does not list
+// the tier; without SpaceLister either, unused spaces are not collected there.
 type Lister interface {
-	// List calls found for every shard, until it gives false. What comes or goes meanwhile may be named, or not, or twice.
+	// List calls found for every shard until found returns false. Shards stored or deleted
+	// meanwhile may be listed, left out, or listed twice.
 	List(ctx context.Context, found func(k Key, bytes int64) bool) error
 }
 
-// SpaceLister is what a Store can do besides: List of some spaces alone.
+// SpaceLister is a Store that lists some spaces alone.
 //
-// Has it: pool/disk, pool/redis, pool/s3.
-// Without it: List looks at everything, and its caller picks.
+// Implemented by pool/disk, pool/redis and pool/s3. Without it, the caller filters what List
+// returns.
 type SpaceLister interface {
-	// ListSpaces calls found for every shard of the spaces. Now and then it calls looked with the
-	// number of keys it has looked at since the last call, holding nothing that others wait for:
-	// looked may take its time, and calls the store itself. An error of looked ends the list, and
-	// is its error.
+	// ListSpaces calls found for every shard of the spaces. From time to time it calls looked with
+	// the number of keys examined since the last call, holding no lock or connection that others
+	// need: looked may block and may call the store. An error of looked ends the list and is
+	// returned.
 	ListSpaces(
 		ctx context.Context, spaces []Fingerprint, looked func(n int) error, found func(k Key, bytes int64),
 	) error
 }
 
-// Reporter is what a Store can do besides: say how it is, at any time and without waiting for anybody.
+// Reporter is a Store that reports its state at any time, without waiting.
 //
-// Has it: pool/disk, pool/mooncake, pool/redis, pool/s3.
-// Without it: status shows no state of the store, and /metrics none of its counts.
+// Implemented by pool/disk, pool/mooncake, pool/redis and pool/s3. Without it, /status shows no
+// state of the store, and /metrics none of its counts.
 type Reporter interface {
 	Report() StoreReport
 }
 
 // Abilities of an eviction policy.
 
-// MaxLearned bounds what a Learner gives, in bytes.
+// MaxLearned bounds what Learner.Learned returns, in bytes.
 const MaxLearned = 1 << 20
 
-// Learner is a Policy that can hand on what it learned to the one that follows after a restart. A pool that outlives
-// its process asks for it now and then and at its end, and keeps the bytes as they are.
+// Learner is a Policy whose knowledge can be passed to the policy of the next process. A pool that
+// outlives its process saves it periodically and on Close.
 //
-// Has it: pool/evict.Hazard.
-// Without it: the policy learns anew after each restart.
+// Implemented by pool/evict.Hazard. Without it, the policy learns anew after each restart.
 type Learner interface {
-	// Learned is what the policy knows now: at most MaxLearned bytes, with a version and a checksum of their own. It
-	// says nothing of single entries, so it may be older than they are.
+	// Learned encodes what the policy knows: at most MaxLearned bytes, with a version and a
+	// checksum of their own. It contains nothing about single entries, so it may be older than they
+	// are.
 	Learned() []byte
-	// Learn takes it over, best before the first Insert. On an error (damage, another version) nothing has changed:
-	// the policy learns anew.
+	// Learn decodes and takes over what Learned returned, preferably before the first Insert. On an
+	// error (damage, another version) nothing has changed and the policy learns anew.
 	Learn(learned []byte) error
 }

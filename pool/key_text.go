@@ -7,15 +7,19 @@ import (
 	"strings"
 )
 
-// MaxKeyText is the longest Text of a key, bytes.
-const MaxKeyText = 2*len(Fingerprint{}) + len("@pcp0@dcp0@head_or_tp_rank:255@pp_rank:0@group:255@cache_role:kv@cache_family:default@") + 2*MaxHashLen
+// MaxKeyText is the length of the longest Text of a key, bytes.
+const MaxKeyText = 2*len(Fingerprint{}) +
+	len("@pcp0@dcp0@head_or_tp_rank:255@pp_rank:0@group:255@cache_role:kv@cache_family:default@") + 2*MaxHashLen
 
-// Text is the name of a block's shard in stores that many nodes share: AscendStore's PoolKey with the space's fingerprint, in
-// lower-case hex, in the place of the model's name, and the shard as head_or_tp_rank:
+// Text returns the name of a block's shard in stores that many nodes share: AscendStore's PoolKey,
+// with the space's fingerprint in lower-case hex in place of the model's name, and the shard as
+// head_or_tp_rank:
 //
-//	{fingerprint}@pcp0@dcp0@head_or_tp_rank:{shard}@pp_rank:0@group:{group}@cache_role:kv@cache_family:default@{hash}
+//	{fingerprint}@pcp0@dcp0@head_or_tp_rank:{shard}@pp_rank:0@group:{group}
+//	    @cache_role:kv@cache_family:default@{hash}      (in one line)
 //
-// The fields that kvagent's fingerprint holds already (pcp, dcp, pp_rank, cache_role, cache_family) are constant. Two keys never have one text.
+// The fields that kvagent's fingerprint already covers (pcp, dcp, pp_rank, cache_role,
+// cache_family) are constant. Different keys have different texts.
 func (k *Key) Text() string { return string(k.AppendText(make([]byte, 0, MaxKeyText))) }
 
 // AppendText appends Text to b.
@@ -29,7 +33,7 @@ func (k *Key) AppendText(b []byte) []byte {
 	return hex.AppendEncode(b, k.Hash.Bytes[:k.Hash.Len])
 }
 
-// ParseKey reads what Text wrote, and nothing else.
+// ParseKey parses a Text. It rejects everything that Text does not produce.
 func ParseKey(text string) (k Key, err error) {
 	var shard, group uint64
 	fields := strings.Split(text, "@")

@@ -15,7 +15,11 @@ func textKey() Key {
 
 func TestKeyText(t *testing.T) {
 	k := textKey()
-	const want = "00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081"
+	const (
+		print = "00112233445566778899aabbccddeeff"
+		tail  = "@cache_role:kv@cache_family:default@9f86d081"
+		want  = print + "@pcp0@dcp0@head_or_tp_rank:13@pp_rank:0@group:2" + tail
+	)
 	if got := k.Text(); got != want {
 		t.Errorf("text %q, want %q", got, want)
 	}
@@ -26,10 +30,10 @@ func TestKeyText(t *testing.T) {
 	for _, bad := range []string{
 		"", want[1:], want + "0", want + "@", "0" + want,
 		"00112233445566778899AABBCCDDEEFF" + want[32:], // one key, one text
-		"00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:013@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081",
-		"00112233445566778899aabbccddeeff@pcp1@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081",
-		"00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:256@pp_rank:0@group:2@cache_role:kv@cache_family:default@9f86d081",
-		"00112233445566778899aabbccddeeff@pcp0@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@",
+		print + "@pcp0@dcp0@head_or_tp_rank:013@pp_rank:0@group:2" + tail,
+		print + "@pcp1@dcp0@head_or_tp_rank:13@pp_rank:0@group:2" + tail,
+		print + "@pcp0@dcp0@head_or_tp_rank:256@pp_rank:0@group:2" + tail,
+		print + "@pcp0@dcp0@head_or_tp_rank:13@pp_rank:0@group:2@cache_role:kv@cache_family:default@",
 	} {
 		if got, err := ParseKey(bad); err == nil {
 			t.Errorf("%q was read as %+v", bad, got)
@@ -70,7 +74,8 @@ func TestValueHeader(t *testing.T) {
 	}
 	other := k
 	other.Shard++
-	if CheckValue(header, &other, data) == nil || CheckValue(header, &k, data[1:]) == nil || CheckValue(header[1:], &k, data) == nil {
+	if CheckValue(header, &other, data) == nil || CheckValue(header, &k, data[1:]) == nil ||
+		CheckValue(header[1:], &k, data) == nil {
 		t.Error("another key, length or header passes")
 	}
 }

@@ -1,40 +1,42 @@
 package pool
 
-// MaxKinds bounds the kinds of entries a policy tells apart. Entries of one kind lie in slots of the same sizes, so
-// that one makes room for another; all blocks of a chain are of one kind.
+// MaxKinds bounds the kinds of entries that a policy distinguishes. Entries of one kind have slots
+// of the same sizes, so evicting one makes room for another. All blocks of a chain are of one kind.
 const MaxKinds = 64
 
-// Policy says which entry goes when room is needed. It is pure: no lock, no clock, no goroutine; the pool calls it
-// with its own lock held. Entries are small dense numbers that the pool gives, from 1 on, and gives again after
-// Remove; 0 is none. What the policy knows of an entry's chain it reads through View, so the pool keeps that only once.
+// Policy chooses the entries to evict. It is pure: it has no lock, no clock and no goroutine; the
+// pool calls it with its own lock held. Entries are small dense numbers from 1 on, assigned by the
+// pool and reused after Remove; 0 is none. The policy reads the chain of an entry through View, so
+// that only the pool stores it.
 type Policy interface {
-	// Access is one look-up of a chain. The policy keeps nothing of u.
+	// Access records one look-up of a chain. The policy does not retain u.
 	Access(u *Use)
-	// Insert takes entries in, in the order of their chain; those it has already stay as they are.
+	// Insert adds entries in the order of their chain. It ignores those it already has.
 	Insert(i *Insertion)
-	// Remove forgets entries, evicted or dropped; those it does not have are passed over.
+	// Remove removes entries that were evicted or dropped. It ignores those it does not have.
 	Remove(entries []uint32)
-	// Victim is the entry of one of the kinds (a bit each) that goes next, 0 if there is none or the work allowed
-	// for one call found none. It has no child and is not held. It stays until Remove.
+	// Victim returns the entry to evict next, of one of the kinds (a bit each). It returns 0 if
+	// there is none, or if it found none within the work allowed for one call. The victim has no
+	// child and is not held. It stays until Remove.
 	Victim(now int64, kinds uint64, v View) uint32
-	// Report is for people and metrics. It allocates.
+	// Report returns the policy's state, for people and metrics. It allocates.
 	Report() PolicyReport
 }
 
-// View is what a policy may ask of the pool while it looks for a victim.
+// View is what a policy may ask the pool while it chooses a victim.
 type View interface {
-	// Child is one of the entries, visible or being written, that hang on e; 0 if there is none.
+	// Child returns one of the children of e, visible or being written; 0 if it has none.
 	Child(e uint32) uint32
-	// Held is true for an entry that is pinned, being written, or must stay for another reason.
+	// Held reports whether an entry is pinned, is being written, or must stay for another reason.
 	Held(e uint32) bool
 }
 
-// Use is a look-up as a policy sees it, which may be a little after it was. Told twice, it counts once.
+// Use is a look-up. It may arrive late; duplicates are ignored.
 type Use struct {
-	Now         int64    // ns of a clock that never goes back
+	Now         int64    // ns, monotonic
 	BlockTokens uint32   // tokens of a block
-	Prints      []uint64 // of all blocks of the chain, first to last; one or more
-	Entries     []uint32 // of those in front that are stored. One that now has another print is passed over.
+	Prints      []uint64 // of all blocks of the chain, in order; at least one
+	Entries     []uint32 // of the stored leading blocks; an entry whose print has changed is ignored
 }
 
 // Insertion is a run of blocks that were stored.
@@ -44,34 +46,35 @@ type Insertion struct {
 	Kind        uint8  // below MaxKinds
 	Parent      uint32 // entry of the block before the first; 0 if it is not stored or there is none
 	Entries     []uint32
-	Prints      []uint64 // of each entry: a well-mixed hash of its key, the same whenever the same key comes again
+	Prints      []uint64 // of each entry: a well-mixed hash of its key, always the same for the same key
 }
 
-// PolicyReport is what a policy says of itself.
+// PolicyReport is the state of a policy.
 type PolicyReport struct {
 	Name    string
 	Entries int   // entries it has
-	Ghosts  int   // entries it remembers after they went
+	Ghosts  int   // removed entries that it remembers
 	Bytes   int64 // memory it holds
 
-	// Beside the policy runs a shadow LRU with as much room. Zero for LRU itself.
+	// The policy is compared with a shadow LRU of the same size. Zero for LRU itself.
 	Lookups, Hits, ShadowHits uint64  // blocks looked up; hits of the policy; hits of LRU
-	Margin                    float64 // blocks the policy may still fall behind before the alarm
-	Missing                   int     // blocks that LRU would have and the policy gave up ...
-	MayMiss                   float64 // ... and how many may be. Beyond, LRU decides
-	Alarms                    uint64  // times it fell behind, forgot most of what it had learned, and let LRU decide
-	Humble                    bool    // after an alarm: for a while LRU decides
-	Untold                    uint64  // look-ups it was not told of, because too many were waiting
+	Margin                    float64 // blocks that the policy may still lose to LRU before the alarm
+	Missing                   int     // evicted blocks that LRU would still have
+	MayMiss                   float64 // limit of Missing; at the limit, LRU decides
+	// times that it lost the margin, forgot most of what it had learned, and let LRU decide
+	Alarms         uint64
+	Fallback       bool   // LRU decides for a while, after an alarm
+	LookupsDropped uint64 // look-ups not passed to the policy because its queue was full
 
 	Classes []PolicyClass
 }
 
-// PolicyClass is what a policy holds of blocks that are alike.
+// PolicyClass is a class of similar blocks in a policy.
 type PolicyClass struct {
 	Name    string
 	Entries int
 	Evicted uint64
-	// Worth is the hits that an entry gives per hour it is kept, as learned: right after a use, and for the entry
-	// of the class that would go next (0 if it has none).
+	// Worth is the expected hits of an entry per hour in memory, as learned: right after a use, and
+	// for the entry of the class that would be evicted next (0 if the class is empty).
 	Worth, WorthNext float64
 }

@@ -1,5 +1,6 @@
-// Package pool says what a stored block is: its key, its space, its shards, and the seams behind which
-// blocks are kept. It is a leaf. Everything else about storing them lives in the packages below it.
+// Package pool defines what a stored block is (its key, its space, its shards) and the interfaces
+// through which blocks are stored. It imports nothing of the module; the packages below it
+// implement storage.
 package pool
 
 import (
@@ -8,7 +9,7 @@ import (
 	"hash/crc32"
 )
 
-// Limits. Each is part of the contract: what is beyond one is refused with an error that names it.
+// Limits are part of the contract: a request beyond one is refused with an error that names it.
 const (
 	MaxHashLen = 32      // bytes of one block hash
 	MaxGroups  = 16      // KV cache groups of one space
@@ -19,19 +20,19 @@ const (
 // Fingerprint names a space: the first 16 bytes of the SHA-256 of its canonical identity.
 type Fingerprint [16]byte
 
-// SpaceID is a space opened in this process: they count up from 0, and none is used again while the process lives.
+// SpaceID names a space opened in this process. IDs count up from 0 and are never reused.
 type SpaceID uint32
 
 // Spec describes a space: everything besides the block hash that changes a block's bytes.
 type Spec struct {
 	Fingerprint Fingerprint
-	Identity    []byte  // the canonical identity the fingerprint was made of; kept and compared
+	Identity    []byte  // the canonical identity that the fingerprint was made of; stored and compared
 	Groups      []Group // index is the group's number
 	Shards      int     // shards of every entry, 1 to MaxShards
-	FirstEpoch  uint32  // of the space when this opens it; 0 counts as 1. It is not compared
+	FirstEpoch  uint32  // epoch of the space when this opens it; 0 counts as 1; not compared
 }
 
-// OpeningEpoch is the epoch that a space begins with.
+// OpeningEpoch returns the epoch that a space begins with.
 func (s *Spec) OpeningEpoch() uint32 { return max(s.FirstEpoch, 1) }
 
 // Group is one KV cache group of a space.
@@ -48,7 +49,7 @@ type Key struct {
 	Hash  Hash
 }
 
-// Hash is one block hash of the engine: opaque, 1 to MaxHashLen bytes, zero behind its length.
+// Hash is one block hash of the engine: opaque, 1 to MaxHashLen bytes, zero-padded.
 type Hash struct {
 	Len   uint8
 	Bytes [MaxHashLen]byte
@@ -62,8 +63,8 @@ func MakeHash(b []byte) (h Hash) {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Seed is the CRC-32C state a content checksum starts from, so that the checksum is bound to the key and the
-// length: the same bytes under another key have another sum.
+// Seed returns the CRC-32C state that a content checksum starts from. It binds the checksum to the
+// key and the length: the same bytes under another key have another sum.
 func (k *Key) Seed(length uint32) uint32 {
 	var b [16 + 1 + 1 + 1 + MaxHashLen + 4]byte
 	copy(b[:16], k.Space[:])
@@ -73,12 +74,12 @@ func (k *Key) Seed(length uint32) uint32 {
 	return crc32.Update(0, castagnoli, b[:])
 }
 
-// Sum continues a content checksum over p: Sum(k.Seed(n), p) is the checksum of p stored under k, and
-// Sum(Sum(s, a), b) is Sum(s, ab).
+// Sum continues a content checksum over p: Sum(k.Seed(n), p) is the checksum of p stored under k,
+// and Sum(Sum(s, a), b) is Sum(s, ab).
 func Sum(state uint32, p []byte) uint32 { return crc32.Update(state, castagnoli, p) }
 
-// Hashes is a view of a chain of block hashes of equal length that lie one behind the other in Blob.
-// Hash i of the view is number First+i*Step of the blob. It does not own Blob.
+// Hashes is a view of a chain of block hashes of equal length that lie next to each other in Blob.
+// Hash i of the view is number First+i*Step of the blob. The view does not own Blob.
 type Hashes struct {
 	Blob        []byte
 	Len         int // bytes of one hash, 1 to MaxHashLen
@@ -86,10 +87,10 @@ type Hashes struct {
 	N           int // hashes in the view
 }
 
-// Chain is the plain view of all hashes of length n in blob; what is left over of blob is not in it.
+// Chain returns the view of all whole hashes of length n in blob.
 func Chain(blob []byte, n int) Hashes { return Hashes{Blob: blob, Len: n, Step: 1, N: len(blob) / n} }
 
-// At is hash i, 0 <= i < N, as a slice of Blob.
+// At returns hash i, 0 <= i < N, as a slice of Blob.
 func (h *Hashes) At(i int) []byte {
 	step := h.Step
 	if step == 0 {
@@ -99,7 +100,7 @@ func (h *Hashes) At(i int) []byte {
 	return h.Blob[o : o+h.Len : o+h.Len]
 }
 
-// Slice is the view of hashes from to to-1.
+// Slice returns the view of hashes from to to-1.
 func (h Hashes) Slice(from, to int) Hashes {
 	if h.Step == 0 {
 		h.Step = 1
@@ -109,18 +110,19 @@ func (h Hashes) Slice(from, to int) Hashes {
 	return h
 }
 
-// Status is what became of one block. The numbers are those of the session protocol (docs/PROTOCOL.md).
+// Status is the result for one block. The numbers are those of the session protocol
+// (docs/PROTOCOL.md).
 type Status uint8
 
-// The statuses a pool gives. Those from 16 on are given by package transfer.
+// Statuses that a pool returns. Package transfer defines those from 16 on.
 const (
 	OK         Status = 0 // stored, or found and delivered
 	Exists     Status = 1 // save: already stored, nothing to do
-	InProgress Status = 2 // save: being stored by someone else right now
+	InProgress Status = 2 // save: another job is storing it now
 	Busy       Status = 3 // no slot could be freed, or a queue is full; try again later
 	Stale      Status = 4 // the weights epoch is over
 	Missing    Status = 5 // load: not stored
-	Corrupt    Status = 6 // load: the header or the checksum did not fit; the entry is dropped
+	Corrupt    Status = 6 // load: the header or the checksum did not match; the entry is dropped
 	Invalid    Status = 7 // no such space, group, shard or block, or a wrong length
 )
 
@@ -131,124 +133,130 @@ var (
 	ErrClosed   = errors.New("pool closed")
 )
 
-// Ref names one entry of a pool for as long as a pin or a reservation holds it. The highest bit is that of promises, see Tiers: a memory leaves it clear.
+// Ref names one entry of a pool while a pin or a reservation holds it. The highest bit marks
+// promises (see Tiers); a memory leaves it clear.
 type Ref uint64
 
-// Index answers what is stored. Entries are visible when all their shards are committed; only visible ones are
-// seen here. All methods may run at once, hold no lock while they wait for anything but memory, and never block
-// on a device or another process.
+// Index finds stored entries. An entry is visible once all its shards are committed; Index sees
+// only visible ones. All methods may run concurrently, wait for nothing but memory while they hold
+// a lock, and never block on a device or another process.
 type Index interface {
-	// Prefix is the number of leading hashes that are stored, and marks the chain as used: afterwards each of
-	// its blocks is at least as recent as the blocks behind it.
+	// Prefix returns the number of leading hashes that are stored, and marks these blocks as used:
+	// afterwards each is at least as recent as those after it in the chain.
 	Prefix(s SpaceID, group uint8, h Hashes) int
-	// Exists sets present[i] for each hash, and marks nothing as used. len(present) is h.N.
+	// Exists sets present[i] for each hash, and does not count as a use. len(present) is h.N.
 	Exists(s SpaceID, group uint8, h Hashes, present []bool)
-	// Pin is Prefix that also pins the entries it counts, as long as all their shards together stay within
-	// maxBytes, and appends their refs. A pinned entry is neither evicted nor are its slots used again, also
-	// when it is dropped meanwhile (then it is only no longer found). Returns the count pinned, the refs
-	// extended, and the bytes pinned.
+	// Pin is Prefix that also pins the entries it counts, while all their shards together stay
+	// within maxBytes, and appends their refs. A pinned entry is not evicted and its slots are not
+	// reused, even if it is dropped meanwhile (it is only no longer found). Pin returns the number
+	// of entries pinned, the extended refs, and the bytes pinned.
 	Pin(s SpaceID, group uint8, h Hashes, maxBytes int64, refs []Ref) (n int, all []Ref, bytes int64)
-	// Unpin takes each pin back once.
+	// Unpin ends each of the pins once.
 	Unpin(refs []Ref)
 }
 
-// Slot is a shard's place in the arena, held by a reservation (to be written) or a pin (to be read).
+// Slot is a shard's place in the arena, held by a reservation (to be written) or a pin (to be
+// read).
 type Slot struct {
 	Ref   Ref
 	Off   int64  // offset in the arena, bytes
 	Len   uint32 // bytes of the shard
-	Sum   uint32 // content checksum: set by the writer before Commit, given to the reader by Acquire
+	Sum   uint32 // content checksum: set by the writer before Commit, returned by Acquire
 	Shard uint8
 }
 
-// Batch names the shards of a run of chained blocks, and carries the result for each.
-// Status and Slots are the caller's, of length Hashes.N; Slots[i] is valid where Status[i] is OK.
+// Batch names the shards of a run of chained blocks, and carries the result for each. The caller
+// owns Status and Slots, which have the length Hashes.N; Slots[i] is valid where Status[i] is OK.
 type Batch struct {
 	Space  SpaceID
 	Group  uint8
 	Shard  uint8
-	Epoch  uint32 // Reserve: the weights epoch the bytes were computed in
+	Epoch  uint32 // Reserve: the weights epoch in which the bytes were computed
 	Parent []byte // Reserve: hash of the block before the first; empty at the start of a prompt
 	Hashes Hashes
 	Status []Status
 	Slots  []Slot
 }
 
-// Slots is how a transfer fills and reads the pool. A batch is decided in one step; bytes are copied outside
-// of it, by the caller, while reservation or pin hold the slot.
+// Slots is how a transfer writes and reads the pool. Each batch is decided in one step. The caller
+// copies the bytes outside of it, while the reservation or the pin holds the slot.
 type Slots interface {
-	// Reserve gives a slot for each shard that is neither stored (Exists) nor being written (InProgress).
-	// It evicts what it must; Busy where nothing more can go. Stale if Epoch is not the space's.
+	// Reserve allocates a slot for each shard that is neither stored (Exists) nor being written
+	// (InProgress), evicting as necessary. The status is Busy where nothing more can be evicted,
+	// and Stale if Epoch is not the space's.
 	Reserve(b *Batch)
-	// Peek says for each shard what Reserve would find, and changes nothing: Exists, InProgress, or OK where it would
-	// need a slot; Invalid and Stale as Reserve. It leaves b.Slots alone.
+	// Peek sets the status that Reserve would set, and changes nothing else: Exists, InProgress, or
+	// OK where Reserve would need a slot; Invalid and Stale as Reserve. It does not touch b.Slots.
 	Peek(b *Batch)
-	// Commit ends reservations: a slot whose status is OK is committed with its Sum, any other is given up.
-	// A slot whose entry was dropped or whose epoch has passed is given up and its status becomes Stale.
+	// Commit ends reservations. A slot whose status is OK is committed with its Sum; any other is
+	// freed. A slot whose entry was dropped or whose epoch has passed is freed and its status
+	// becomes Stale.
 	Commit(slots []Slot, epoch uint32, status []Status)
-	// Acquire pins visible entries and gives the shard's slot; Missing where there is none. The header
-	// (key, generation, length) is compared on the way.
+	// Acquire pins visible entries and returns the slot of the shard; Missing where there is none.
+	// It compares the header (key, generation, length).
 	Acquire(b *Batch)
-	// Release takes the pins of Acquire back. An entry whose status is Corrupt is dropped.
+	// Release ends the pins of Acquire. An entry whose status is Corrupt is dropped.
 	Release(slots []Slot, status []Status)
 }
 
-// Spaces is the administration of a pool.
+// Spaces administers a pool.
 type Spaces interface {
-	// OpenSpace gives the id of a space, opening it at first. Equal specs give equal ids until the space is closed.
+	// OpenSpace returns the ID of a space, which it opens if necessary. Equal specs have equal IDs
+	// until the space is closed.
 	OpenSpace(s Spec) (SpaceID, error)
-	// ResetSpace starts a new weights epoch, the next number, and from then on no entry of an older one is found. It takes as
-	// long whatever is stored: the memory comes back by Sweep.
+	// ResetSpace starts the next weights epoch of a space; entries of older epochs are not found
+	// from then on. Its time does not depend on what is stored: Sweep frees the memory.
 	ResetSpace(s SpaceID) (epoch uint32, err error)
-	// CloseSpace forgets a space and what is stored of it, as ResetSpace does; its id stands for nothing any more. The same
-	// spec opened later has another id, and begins with the epoch that the spec says then.
+	// CloseSpace closes a space and drops what is stored of it, as ResetSpace does. Its ID is
+	// invalid from then on. If the same spec is opened again, it has another ID and begins with the
+	// epoch of that spec.
 	CloseSpace(s SpaceID) error
-	// Sweep gives the memory of what was reset or closed before the call back, but for what pins and reservations hold: that comes
-	// when they end. It works in slices, so that the pool's other methods go on meanwhile. Until then that memory counts as used, and goes like
-	// any other when room is needed.
+	// Sweep frees the memory of what was reset or closed before the call; memory held by pins and
+	// reservations is freed when they end. It works in slices, so other methods are not delayed.
+	// Until it is swept, that memory counts as used and can be evicted like any other.
 	Sweep()
-	// Epoch is the current epoch of a space.
+	// Epoch returns the current epoch of a space.
 	Epoch(s SpaceID) uint32
-	// SetPressure names the function that is called, without any lock held, when a reservation finds
-	// everything pinned: it may give pins back and then says true, and the reservation looks once more.
+	// SetPressure sets the function that is called, without any lock held, when a reservation finds
+	// everything pinned. If f ends some pins it returns true, and the reservation is retried once.
 	SetPressure(f func(need int64) bool)
-	// Stats is a consistent snapshot.
+	// Stats returns a consistent snapshot.
 	Stats() Stats
 }
 
-// Stats of a pool. Bytes are bytes of slots, rounded up as they are stored.
+// Stats are the state and counters of a pool. Bytes are bytes of slots, after rounding up.
 type Stats struct {
-	Capacity, Used, Pinned, Ready   int64  // bytes; Ready is what is populated so far
+	Capacity, Used, Pinned, Ready   int64  // bytes; Ready is what has been populated
 	Entries, Partial, PinnedEntries int64  // Entries are visible, Partial lack shards
 	IndexBytes                      int64  // memory of index, headers and slot table in use
-	Evicted, Dropped, Reassigned    uint64 // entries evicted, dropped as corrupt or reset; slabs given to another class
+	Evicted, Dropped, Reassigned    uint64 // entries evicted; dropped as corrupt or reset; slabs given to another class
 	EvictedBytes                    uint64 // of the entries evicted
-	Moved, MovedBytes               uint64 // slots copied to others, so that a slab could change its class; bytes of these slots
+	Moved, MovedBytes               uint64 // slots copied so that a slab could change its class; their bytes
 	Busy                            uint64 // reservations refused
-	FileFull                        uint64 // times the pool's file could not grow: no room in its file system
+	FileFull                        uint64 // times that the pool's file could not grow: its file system was full
 	Bad                             BadMemory
 	Classes                         []ClassStats
 	Policy                          PolicyReport
 }
 
-// ClassStats is one slot size.
+// ClassStats is the use of one slot size.
 type ClassStats struct {
 	SlotBytes   int64
 	Slabs, Used int // slabs held, slots used
 	Slots       int // slots in those slabs
 }
 
-// BadMemory is what a pool lost of its memory to pages that cannot be read.
+// BadMemory is the memory that a pool lost to pages that cannot be read.
 type BadMemory struct {
 	Pages    int64  // retired
-	MaxPages int64  // from this number on the pool is not healthy; 0: it has no such limits
-	Bytes    int64  // that are not given out any more
-	MaxBytes int64  // from this number on the pool is not healthy
-	Dropped  uint64 // entries dropped for it
-	Faults   uint64 // times that a page of the pool's file beside the arena could not be read or written
+	MaxPages int64  // limit of a healthy pool; 0: it has no such limits
+	Bytes    int64  // no longer allocated
+	MaxBytes int64  // limit of a healthy pool
+	Dropped  uint64 // entries dropped because of it
+	Faults   uint64 // failed accesses to pages of the pool's file outside the arena
 }
 
-// Healthy reports whether less is retired than the pool bears.
+// Healthy reports whether the retired memory is below both limits.
 func (b *BadMemory) Healthy() bool {
 	return b.MaxPages == 0 || b.Pages < b.MaxPages && b.Bytes < b.MaxBytes
 }

@@ -2,27 +2,32 @@ package pool
 
 import "context"
 
-// Item is one shard in a batch: its key, its bytes, and what became of it.
+// Item is one shard in a batch: its key, its bytes and its status.
 type Item struct {
 	Key    Key
 	Parent Hash   // Put: hash of the block before it; Len 0 at the start of a prompt
-	Data   []byte // Put: the bytes. Get: where they go; its length must be the stored one
+	Data   []byte // Put: the bytes. Get: the destination, whose length must be the stored one
 	Status Status
 }
 
-// Usage of a store in bytes and items.
+// Usage is the use of a store in bytes and items.
 type Usage struct {
-	Bytes, Capacity int64 // Capacity 0: not known
+	Bytes, Capacity int64 // Capacity 0: unknown
 	Items           int64
 }
 
-// Store is the seam behind which blocks are kept: one shard per key, batch after batch, a status for each key.
+// Store holds blocks: one shard per key, batch after batch, with a status for each key. An
+// implementation MUST:
 //
-// An implementation MUST: take batches from several goroutines at once; never show a shard that is not whole;
-// return exactly the bytes that were put under a key or a status other than OK; set every item's Status when
-// it returns nil; return an error only when the batch as a whole was not tried or was cut off by ctx (statuses
-// of items already decided stay); treat a second Put of a key as Exists and keep the first; not keep Data
-// after it returned, unless the error is an InUse. It MAY forget any key at any time: it is a cache. pooltest.TestStore holds it to this.
+// - accept batches from several goroutines at once;
+// - never return a partial shard, and return exactly the bytes that were put under a key, or a
+// status other than OK;
+// - set every item's Status when it returns nil, and return an error only if the whole batch was
+// not tried, or was cut off by ctx (statuses already decided stay);
+// - treat a second Put of a key as Exists, and keep the first;
+// - not keep Data after it returned, unless the error is an InUse.
+//
+// It is a cache: it MAY drop any key at any time. pooltest.TestStore checks all of this.
 type Store interface {
 	Put(ctx context.Context, items []Item) error
 	Get(ctx context.Context, items []Item) error
@@ -31,27 +36,28 @@ type Store interface {
 	Usage() Usage
 }
 
-// StoreReport is how a store is, for people and machines.
+// StoreReport is the state of a store, for people and machines.
 type StoreReport struct {
-	State  string  // "ok", or another one that the store's package names
-	Reason string  // of another one
-	Counts []Count // since it was opened: always the same ones in the same order
+	State  string  // "ok", or another one that the store's package defines
+	Reason string  // of a state other than "ok"
+	Counts []Count // since the store was opened: always the same names in the same order
 }
 
-// Count is how often something happened.
+// Count is a named counter.
 type Count struct {
 	Name string // lower case, with underscores
 	N    uint64
 }
 
-// InUse is the error of a Put or a Get that was cut off by its context while another process was at work on the Data of its items, in memory that they share:
-// until Done is closed Data is read or written. Only a store that was given such memory says so.
+// InUse is the error of a Put or a Get that its context cut off while another process was still
+// reading or writing the Data of its items in shared memory. That process may use Data until Done
+// is closed. Only a store that was given such memory returns it.
 type InUse struct {
 	Done <-chan struct{}
-	Err  error // of the context
+	Err  error // the context's
 }
 
 func (e *InUse) Error() string { return e.Err.Error() + ", and the data is still in use" }
 
-// Unwrap is the context's error.
+// Unwrap returns the context's error.
 func (e *InUse) Unwrap() error { return e.Err }

@@ -4,59 +4,61 @@ package pool
 type Asked struct {
 	Group  uint8
 	Hashes Hashes
-	Sparse bool // not only the leading hashes count
+	Sparse bool // blocks after a gap count too
 }
 
-// TierReport is a stack below memory, now and since its start.
+// TierReport is the state and the counters of the tiers below a memory.
 type TierReport struct {
-	Promises     int    // entries being brought to memory, not there yet
+	Promises     int    // entries being fetched to memory
 	PromiseBytes int64  // of them
 	PromiseCap   int64  // the prefetch budget, bytes
-	Promised     uint64 // ever
-	Landed       uint64 // came to memory
-	Unkept       uint64 // did not
-	Cancelled    uint64 // of those: nobody wanted them any more
+	Promised     uint64 // since the start
+	Landed       uint64 // arrived in memory
+	Unkept       uint64 // failed to arrive
+	Cancelled    uint64 // of those: no longer wanted
 	Expired      uint64 // of those: open at their deadline
-	// Prefill is what an engine computes, tokens a second, by which answers are cut: as it was given, or the fastest space's as it was learned. 0: they are not.
+	// Prefill is the rate at which an engine computes, tokens per second, which bounds the answers:
+	// as configured, or as learned of the fastest space. 0: answers are not bounded.
 	Prefill float64
-	Adopted uint64 // resets of other nodes that were taken over
-	Again   uint64 // resets that met another node's and were made once more
-	Names   int    // names in tiers that nobody uses and that are still to be collected
-	Lost    uint64 // of those, names that were not noted because too many waited
-	// Unused is how often a named generation that this node had not used for a named time was to be
-	// collected; UsedElsewhere is how often another node was seen to use it.
+	Adopted uint64 // resets of other nodes that were adopted
+	Again   uint64 // resets repeated because they collided with another node's
+	Names   int    // unused names in tiers that are still to be collected
+	Lost    uint64 // of those, names dropped because the queue was full
+	// Unused counts the named generations that were to be collected because this node had not used
+	// them for a configured time; UsedElsewhere counts those that another node was seen to use.
 	Unused, UsedElsewhere uint64
 	Tiers                 []TierStatus
 }
 
-// TierStatus is one tier. Entries are blocks with all their shards.
+// TierStatus is the state of one tier. Entries are blocks with all their shards.
 type TierStatus struct {
 	Name, Write string
 	Local       bool
-	State       string // up, half-open, open (nobody asks it), full (nothing is written)
-	Error       string // the last failure, while it is not up
+	State       string // up, half-open, open (not asked), full (not written)
+	Error       string // the last failure, unless the tier is up
 	Usage       Usage
-	Store       StoreReport // what the store says of itself; the zero value if it does not
-	Opened      uint64      // times it failed so often that nobody asked it any more
-	Tries       uint64      // whether it is back
+	Store       StoreReport // the store's own report; zero if it has none
+	Opened      uint64      // times that it was suspended after repeated failures
+	Tries       uint64      // attempts to use it again after that
 
-	Fetching, Hinted, Putting, Deleting int // entries, and keys to be deleted, that wait
+	Fetching, Hinted, Putting, Deleting int // entries, and keys to be deleted, in the queues
 
-	Hits, Misses                   uint64 // entries fetched; not found, or not usable
-	BytesIn, BytesOut              uint64 // out of the store; into it
-	Corrupt                        uint64 // values that did not verify
-	Timeouts, Errors               uint64 // calls
-	Stored, Had, Full, Lost        uint64 // entries written; there already; refused as full; not written for another reason
-	Dropped                        uint64 // entries not offered to it, because too many waited or memory had them no more
-	Deleted, DeletesLost           uint64 // keys
-	Asked, Found                   uint64 // entries asked for by look-ups; of them found
-	AskLate, AskFailed, AskRefused uint64 // look-ups told pending; questions that failed; entries not asked because too many waited
+	Hits, Misses            uint64 // entries fetched; not found, or not usable
+	BytesIn, BytesOut       uint64 // read from the store; written to it
+	Corrupt                 uint64 // values that did not verify
+	Timeouts, Errors        uint64 // calls
+	Stored, Had, Full, Lost uint64 // entries written; already there; refused as full; not written otherwise
+	Dropped                 uint64 // entries not offered: the queue was full or memory no longer had them
+	Deleted, DeletesLost    uint64 // keys
+	Asked, Found            uint64 // entries asked for by look-ups; found
+	// look-ups answered pending; failed questions; entries not asked for: queue full
+	AskLate, AskFailed, AskRefused uint64
 
-	Collecting                int    // names that nobody uses, still to be collected there
-	Collected, CollectedBytes uint64 // shards deleted for that
-	CollectFails, MarkFails   uint64 // looks for them that failed; rounds for markers of resets that failed
+	Collecting                int    // unused names still to be collected there
+	Collected, CollectedBytes uint64 // shards deleted by that
+	CollectFails, MarkFails   uint64 // failed searches for them; failed rounds for markers of resets
 
-	Rate                                 float64 // bytes a second of a fetch, moving average
+	Rate                                 float64 // bytes per second of a fetch, moving average
 	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages
 }
 

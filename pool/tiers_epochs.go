@@ -2,17 +2,17 @@ package pool
 
 import "crypto/sha256"
 
-// Generation is a kind of generations of weights, by who may be of the same space.
+// Generation is a kind of weights generation, by which engines may share its space.
 type Generation uint8
 
-// The kinds. Engines that start begin with the base generation.
+// An engine starts with the base generation.
 const (
-	BaseGeneration    Generation = iota // every engine of equal files
-	NamedGeneration                     // every engine that was given the name
-	PrivateGeneration                   // no other engine, ever
+	BaseGeneration    Generation = iota // shared by all engines with equal files
+	NamedGeneration                     // shared by all engines that were given its name
+	PrivateGeneration                   // not shared
 )
 
-// Spaces that are reserved in shared stores: no engine's space has these names.
+// Spaces reserved in shared stores: no engine's space has these fingerprints.
 var (
 	EpochMarkers = reserved("kvagent: markers of tier epochs")
 	UseMarks     = reserved("kvagent: marks of use") // of named generations

@@ -6,8 +6,8 @@ import (
 	"fmt"
 )
 
-// ValueHeader is the size of what a shared store keeps in front of a shard's bytes, so that whoever reads it knows that it has all of
-// that shard and nothing else. Little-endian:
+// ValueHeader is the size of the header that a shared store keeps before a shard's bytes, by which
+// a reader verifies that it has the whole of that shard and nothing else. Little-endian:
 //
 //	0   8  "kvagent", and 1: the version of this form
 //	8   4  length of the data
@@ -26,7 +26,7 @@ func AppendValueHeader(b []byte, k *Key, data []byte) []byte {
 	return append(b, digest[:16]...)
 }
 
-// CheckValueHeader says whether header, of ValueHeader bytes, is of k and of length bytes.
+// CheckValueHeader reports why header, of ValueHeader bytes, is not that of k and this length.
 func CheckValueHeader(header []byte, k *Key, length int) error {
 	digest := k.textDigest()
 	switch {
@@ -42,7 +42,7 @@ func CheckValueHeader(header []byte, k *Key, length int) error {
 	return nil
 }
 
-// CheckValue says whether header and data are what was stored under k.
+// CheckValue reports why header and data are not what was stored under k.
 func CheckValue(header []byte, k *Key, data []byte) error {
 	if err := CheckValueHeader(header, k, len(data)); err != nil {
 		return err

@@ -91,7 +91,7 @@ func (t *Takeover) openPool(ctx context.Context, open func() (*dram.Pool, error)
 		if held, mayEnd := t.left.holds(by); held && !mayEnd {
 			return false, false // nothing to wait for
 		}
-		return by.Process != 0 && !by.Gone && !ending(by.Process), true
+		return by.Process != 0 && !by.Exited && !ending(by.Process), true
 	})
 	return p, err
 }

@@ -211,14 +211,14 @@ var policySeries = []struct {
 		prometheus.CounterValue, func(r *pool.PolicyReport) float64 { return float64(r.Alarms) }},
 	{desc("kvagent_eviction_fallback", "1 while LRU decides, after an alarm."), prometheus.GaugeValue,
 		func(r *pool.PolicyReport) float64 {
-			if r.Humble {
+			if r.Fallback {
 				return 1
 			}
 			return 0
 		}},
 	{desc("kvagent_eviction_lookups_dropped_total",
 		"Look-ups dropped from the policy's input queue because it was full."), prometheus.CounterValue,
-		func(r *pool.PolicyReport) float64 { return float64(r.Untold) }},
+		func(r *pool.PolicyReport) float64 { return float64(r.LookupsDropped) }},
 }
 
 var (

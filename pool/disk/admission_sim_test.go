@@ -35,8 +35,9 @@ func readTrace(t testing.TB) (all []request) {
 	return all
 }
 
-// twoTiers is memory with LRU above a disk that works as this store does: oldest segment first, what was read is written again. What
-// is saved or used in memory, and not on the disk, is offered to it.
+// twoTiers is memory with LRU above a disk that works like this store: it evicts the oldest segment
+// first, and writes blocks again that were read. Blocks saved or used in memory, and not on the
+// disk, are offered to it.
 type twoTiers struct {
 	o      Options
 	seen   *seen
@@ -137,7 +138,7 @@ func (s *twoTiers) evict() {
 	}
 }
 
-// TestAdmissionOnATrace is where the figures in docs/TIERS.md come from.
+// TestAdmissionOnATrace computes the figures in docs/TIERS.md.
 func TestAdmissionOnATrace(t *testing.T) {
 	all := readTrace(t)
 	type result struct{ hits, written float64 }

@@ -9,13 +9,16 @@ import (
 // MaxRemember bounds Admission.Remember.
 const MaxRemember = 1 << 28
 
-// Admission says which blocks are worth a write. Its zero value admits all. What it does to hits and bytes is in docs/TIERS.md.
+// Admission decides which blocks are worth a write. Its zero value admits all. docs/TIERS.md has
+// its effect on hits and bytes.
 type Admission struct {
-	// Again admits a block only when it was used again: the Hint says so, or it is offered a second time.
+	// Again admits a block only if it was used again (Hint.Used), or is offered a second time.
 	Again bool
-	// Tokens admits with Again also the blocks of a request of so many tokens, used again or not. 0: no such rule.
+	// Tokens, with Again, also admits the blocks of a request of at least so many tokens. 0: no
+	// such rule.
 	Tokens int
-	// Remember is the number of blocks offered once that are remembered, 4 bytes each; default 1 Mi.
+	// Remember is the number of blocks remembered that were offered once, 4 bytes each; default 1
+	// Mi.
 	Remember int
 }
 
@@ -25,8 +28,8 @@ type Hint struct {
 	Tokens int  // of the request it was computed for
 }
 
-// seen remembers which blocks were offered, in a table where a newer one takes an older one's place. A collision admits a block too early, at
-// one in 2^32.
+// seen remembers which blocks were offered, in a table where a newer one replaces an older one. A
+// collision admits a block too early, with a probability of 2^-32.
 type seen struct {
 	mu    sync.Mutex
 	marks []uint32

@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// budget is a token bucket of bytes that survives the process: what is about to be spent is noted in a file ahead, a share at a time, so
-// that a kill can lose some of the budget and never write more than it.
+// budget is a token bucket of bytes that survives the process. Bytes are recorded in a file before
+// they are spent, a share at a time, so a kill can lose some of the budget and never exceed it.
 type budget struct {
 	mu     sync.Mutex
 	path   string
 	perDay int64 // 0: no bound
 	now    func() time.Time
 
-	tokens float64   // bytes that may be written, beyond those noted; less than 0 after a piece too much
-	noted  float64   // bytes noted as spent that are not
-	at     time.Time // tokens are of then
+	tokens float64   // bytes that may be written, beyond noted; negative after a piece that exceeded it
+	noted  float64   // bytes recorded as spent that are not spent yet
+	at     time.Time // time of tokens
 }
 
 const (
 	budgetName   = "budget"
-	budgetBurst  = 8    // what is saved up is perDay/budgetBurst at most
-	budgetShares = 1024 // of perDay, the bytes noted at once
+	budgetBurst  = 8    // at most perDay/budgetBurst is saved up
+	budgetShares = 1024 // the bytes recorded at once are perDay/budgetShares
 )
 
 func (b *budget) init(dir string, perDay int64, now func() time.Time) {
@@ -32,7 +32,7 @@ func (b *budget) init(dir string, perDay int64, now func() time.Time) {
 	b.at, b.tokens = now(), float64(perDay/budgetBurst)
 }
 
-// load goes on from what another process left.
+// load continues with the state left by another process.
 func (b *budget) load() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,7 +43,7 @@ func (b *budget) load() {
 	var tokens float64
 	var at int64
 	if _, err := fmt.Sscanf(string(text), "v1 %g %d", &tokens, &at); err != nil {
-		return // whoever writes there has it full at worst
+		return // at worst the next process has a full budget
 	}
 	b.tokens, b.noted, b.at = min(tokens, float64(b.perDay/budgetBurst)), 0, time.Unix(0, at)
 	b.refill()
@@ -54,10 +54,10 @@ func (b *budget) refill() {
 	if d := now.Sub(b.at); d > 0 {
 		b.tokens = min(b.tokens+d.Seconds()/86400*float64(b.perDay), float64(b.perDay/budgetBurst))
 	}
-	b.at = now // a clock that went back gives nothing
+	b.at = now // a clock that went back adds nothing
 }
 
-// has is true if something may be written.
+// has reports whether something may be written.
 func (b *budget) has() bool {
 	if b.perDay == 0 {
 		return true
@@ -84,7 +84,7 @@ func (b *budget) spend(n int64) {
 	b.store()
 }
 
-// save gives back what was noted and not spent.
+// save returns what was recorded and not spent.
 func (b *budget) save() {
 	if b.perDay == 0 {
 		return
@@ -97,7 +97,7 @@ func (b *budget) save() {
 	b.store()
 }
 
-// store writes the file. Where it cannot be written nothing else can either.
+// store writes the file. An error is ignored: if it cannot be written, nothing else can be either.
 func (b *budget) store() {
 	text := fmt.Appendf(nil, "v1 %g %d\n", b.tokens, b.at.UnixNano())
 	if os.WriteFile(b.path+".new", text, 0o600) == nil {
@@ -105,7 +105,7 @@ func (b *budget) store() {
 	}
 }
 
-// left is what may be written now, in bytes; -1 without a bound.
+// left returns how many bytes may be written now; -1 without a bound.
 func (b *budget) left() int64 {
 	if b.perDay == 0 {
 		return -1

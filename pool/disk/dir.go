@@ -18,24 +18,24 @@ type dir struct {
 	salt       uint64  // of its name, for choose
 	weight     float64 // its share of the keys
 	reads      chan *run
-	turn       chan struct{} // of one: the call that hands runs over has it
-	wake       chan struct{} // room for one: the keeper looks again
-	memory     []byte        // all of it
+	turn       chan struct{} // of length 1: held by the call that submits runs
+	wake       chan struct{} // wakes the keeper; of length 1
+	memory     []byte        // of pieces and reads
 	readMemory [][]byte      // of each reader
-	queue      *queue        // of readers, and behind them writers
+	queue      *queue        // of readers, then writers
 	readable   atomic.Bool
-	lost       atomic.Bool // the disk may have blocks that the index has not: deletes write a tombstone for any key
+	lost       atomic.Bool // the disk may have blocks that are not in the index: deletes write a tombstone for any key
 	badReads   atomic.Int32
 
 	mu      sync.Mutex
 	work    *sync.Cond    // there may be a piece to write
-	changed chan struct{} // closed, and made anew, when there may be room, or the state changed
+	changed chan struct{} // closed and replaced when there may be room, or the state changed
 
 	state        State
 	reason       error // of a state other than StateOK
 	wait         time.Duration
 	probeAt      time.Time
-	told         []func() // calls of OnState not made yet
+	notices      []func() // pending calls of OnState
 	saidBuffered bool
 
 	lockFD   int  // of the directory; -1 while it is not open
@@ -47,7 +47,7 @@ type dir struct {
 	next     *segment   // prepared, to be written after that
 	retired  []*segment // full; their footers are still to be written
 	evicting bool       // the oldest is being evicted
-	emptied  bool       // a segment may have nothing in it any more
+	emptied  bool       // a segment may have become empty
 	taken    int64      // bytes of disk, of all segments
 
 	cur      *piece   // being filled
@@ -56,31 +56,33 @@ type dir struct {
 	free     [][]byte // memory of pieces
 	pending  map[tag]*record
 
-	owed    []pool.Key // deleted while nothing could be written; maxOwed at most
-	owedAll bool       // there were more: everything goes as soon as the directory is back
+	owed    []pool.Key // deleted while nothing could be written; at most maxOwed
+	owedAll bool       // there were more: everything is dropped when the directory is back
 
 	budget budget
 }
 
-// maxOwed is the number of deletes a directory remembers while it cannot be written.
+// maxOwed bounds the deletes that a directory remembers while it cannot be written.
 const maxOwed = 1 << 16
 
 func newDir(s *Store, i int) (*dir, error) {
 	o := &s.o.Dirs[i]
 	d := &dir{
 		s: s, path: o.Path, limit: o.Bytes, salt: stableHash([]byte(o.Path)), weight: float64(o.Bytes),
-		reads: make(chan *run), turn: make(chan struct{}, 1), wake: make(chan struct{}, 1), changed: make(chan struct{}),
-		lockFD: -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
+		reads: make(chan *run), turn: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		changed: make(chan struct{}),
+		lockFD:  -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
 	}
 	d.work = sync.NewCond(&d.mu)
 	d.budget.init(o.Path, s.o.BudgetBytesPerDay, s.o.Now)
 	return d, d.takeMemory()
 }
 
-// takeMemory maps what pieces are written from and runs are read to, in one, so that all of it can be in huge pages.
+// takeMemory maps the memory of pieces and reads in one, so that all of it can be in huge pages.
 func (d *dir) takeMemory() (err error) {
 	o := &d.s.o
-	pieces, piece, read := 2*o.WriteDepth+2, int64(o.WriteBytes), runBytes(int64(o.ReadBytes)) // as many pieces are filled as are written
+	// As many pieces are filled as are written.
+	pieces, piece, read := 2*o.WriteDepth+2, int64(o.WriteBytes), runBytes(int64(o.ReadBytes))
 	d.memory, err = mapMemory(int64(pieces)*piece + int64(o.ReadDepth)*read)
 	if err != nil {
 		return err
@@ -105,7 +107,7 @@ func (d *dir) freeMemory() error {
 	return unmap(memory)
 }
 
-// start runs the directory's goroutines; they end by stop, and Store.Close waits for them.
+// start starts the directory's goroutines. stop ends them, and Store.Close waits for them.
 func (d *dir) start() {
 	d.openQueue()
 	for i := range d.s.o.WriteDepth {
@@ -122,12 +124,12 @@ func (d *dir) openQueue() {
 	var err error
 	if d.queue, err = openQueue(d.path, d.s.o.ReadDepth+d.s.o.WriteDepth, d.s.o.faults); err != nil {
 		d.mu.Lock()
-		d.tellLater(err)
+		d.notifyLater(err)
 		d.mu.Unlock()
 	}
 }
 
-// stop ends the goroutines when no call runs any more; what was taken is written first.
+// stop ends the goroutines once no call runs any more; what was accepted is written first.
 func (d *dir) stop() {
 	d.mu.Lock()
 	d.stopping = true
@@ -136,27 +138,27 @@ func (d *dir) stop() {
 	close(d.reads)
 }
 
-// shut closes the segments with their footers, and the files, after the goroutines ended.
+// shut closes the segments with their footers, and the files, after the goroutines have ended.
 func (d *dir) shut() error {
 	if d.opened {
-		d.giveUpNext()
+		d.removeNext()
 		d.abandon()
 		d.closeRetired()
 		d.budget.save()
 	}
-	d.tell()
+	d.notify()
 	return errors.Join(d.detach(), d.queue.close(), d.freeMemory())
 }
 
-// giveUpNext removes the segment that was prepared and not written to.
-func (d *dir) giveUpNext() {
+// removeNext removes the segment that was prepared and not written to.
+func (d *dir) removeNext() {
 	if g := d.next; g != nil {
 		d.next = nil
 		d.drop(g)
 	}
 }
 
-// broadcast lets whoever waits for room look again. With the lock held.
+// broadcast wakes all that wait for room. With the lock held.
 func (d *dir) broadcast() {
 	close(d.changed)
 	d.changed = make(chan struct{})
@@ -170,7 +172,8 @@ func (d *dir) wakeKeeper() {
 	}
 }
 
-// abandon ends the open segment: what is in the current piece goes to the writers, and nothing more is added. With the lock held.
+// abandon ends the open segment: the current piece goes to the writers, and nothing more is added.
+// With the lock held.
 func (d *dir) abandon() {
 	d.seal()
 	if d.writing != nil {
@@ -185,7 +188,7 @@ func (d *dir) retire(g *segment) {
 	d.wakeKeeper()
 }
 
-// tagOf is a key's tag in this process.
+// tagOf returns a key's tag in this process.
 func (s *Store) tagOf(k *pool.Key) tag {
 	b := keyBytes(k)
 	return tag{maphash.Bytes(s.seeds[0], b[:]), maphash.Bytes(s.seeds[1], b[:])}

@@ -1,14 +1,16 @@
-// Package disk is a store on the disks of the node: in each directory a log of append-only segments, written in large
-// aligned pieces past the page cache, with an index in memory. It is a cache: it may forget, nothing is acknowledged as
-// durable, and it never delivers a byte that does not verify. The bytes on the disk are in docs/DISK.md.
+// Package disk is a store on the disks of the node. Each directory has a log of append-only
+// segments, written in large aligned pieces past the page cache; the index is in memory. It is a
+// cache: it may drop any block, acknowledges nothing as durable, and never returns a byte that does
+// not verify. docs/DISK.md describes the bytes on the disk.
 //
-//	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers, through the kernel's queue ──▶ segment, then the index
-//	Get ──▶ index ──▶ runs of neighbours ──▶ readers, through the kernel's queue ──▶ compare key, length, checksum ──▶ caller
-//	keeper: prepares the next segment, closes full ones with a footer, evicts the oldest, brings a lost directory back
+//	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers ──▶ segment, index
+//	Get ──▶ index ──▶ runs of neighbours ──▶ readers ──▶ compare key, length, checksum ──▶ caller
+//	keeper: prepares the next segment, writes footers, evicts the oldest, reopens a lost directory
 //
-// A key belongs to one directory, by its hash, so that a log is never compared with another. In a log what comes later counts: a block put
-// again, or a tombstone. Segments are evicted strictly oldest first, and what was read since is written again at the end; so a
-// tombstone is never evicted before what it deletes.
+// Readers and writers use the kernel's queue (queue.go). A key belongs to one directory, by its
+// hash, so logs are never compared. In a log a later record replaces earlier ones: a block put
+// again, or a tombstone. Segments are evicted strictly oldest first, and blocks read since then are
+// written again at the end, so a tombstone is never evicted before what it deletes.
 package disk
 
 import (
@@ -24,14 +26,15 @@ import (
 
 // Errors to branch on.
 var (
-	// ErrLocked is the error of Open when another store has one of the directories.
+	// ErrLocked is the error of Open if another store has one of the directories.
 	ErrLocked = errors.New("another store has this directory")
-	// ErrOwed is the error of Delete when a key is gone for this process but could not yet be deleted on its disk. It is
-	// as soon as the directory is back; until then it comes back if the process restarts.
+	// ErrOwed is the error of Delete if a key was deleted in memory and could not be deleted on its
+	// disk yet. It will be once the directory is back; after a restart before that, the block is
+	// back.
 	ErrOwed = errors.New("deleted in memory, not yet on the disk")
 )
 
-// Store implements pool.Store. All methods may be called at once.
+// Store implements pool.Store. All methods may be called concurrently.
 type Store struct {
 	o       Options
 	dirs    []*dir
@@ -55,9 +58,9 @@ type Store struct {
 	err    error // of Close
 }
 
-// Open opens the directories, recovers what is stored in them, and starts the store. A directory that cannot be used now is
-// no error: it is in a state other than StateOK, and comes back by itself. An option out of range is one, and a
-// directory that another store has.
+// Open opens the directories, recovers what is stored in them, and starts the store. It returns an
+// error for an option out of range and for a directory that another store has. A directory that
+// cannot be used now is no error: its state is not StateOK, and it is retried.
 func Open(o Options) (*Store, error) {
 	o.setDefaults()
 	if err := o.check(); err != nil {
@@ -85,7 +88,7 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// openDirs recovers all directories at once.
+// openDirs recovers all directories concurrently.
 func (s *Store) openDirs() error {
 	errs := make([]error, len(s.dirs))
 	var opened sync.WaitGroup
@@ -101,8 +104,8 @@ func (s *Store) openDirs() error {
 	return errors.Join(errs...)
 }
 
-// Close writes what was taken, closes the segments with their footers, and waits for all calls and goroutines.
-// Calls that wait for room end with pool.ErrClosed.
+// Close writes what was accepted, closes the segments with their footers, and waits for all calls
+// and goroutines. Calls that wait for room end with pool.ErrClosed.
 func (s *Store) Close() error {
 	s.once.Do(func() {
 		s.mu.Lock()
@@ -123,7 +126,8 @@ func (s *Store) Close() error {
 	return s.err
 }
 
-// enter counts a call in, and takes one of the places, so that Close can wait for it; leave gives it back.
+// enter registers a call and takes one of the places, so that Close can wait for it; leave releases
+// it.
 func (s *Store) enter(ctx context.Context, places chan struct{}) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -147,13 +151,15 @@ func (s *Store) leave(places chan struct{}) {
 	s.calls.Done()
 }
 
-// errBusy says that as many calls run as may; the items' status is pool.Busy then, and the caller sees no error.
+// errBusy means that the maximum number of calls is running. The items' status is pool.Busy then,
+// and the caller gets no error.
 var errBusy = errors.New("disk: too many calls at once")
 
 func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
 
-// choose is the directory of a key: that with the highest score of both, weighted by size (rendezvous hashing). So a directory that is
-// added or lost moves only its own share of the keys, and the order of the directories does not matter; their names do.
+// choose returns the directory of a key: the one with the highest score of both, weighted by size
+// (rendezvous hashing). So adding or losing a directory moves only its own share of the keys. The
+// names of the directories matter, their order does not.
 func (s *Store) choose(k *pool.Key) *dir {
 	if len(s.dirs) == 1 {
 		return s.dirs[0]
@@ -180,7 +186,7 @@ func keyBytes(k *pool.Key) (b [keySize]byte) {
 	return b
 }
 
-// stableHash is the same in every process (FNV-1a).
+// stableHash returns a hash that is the same in every process (FNV-1a).
 func stableHash(p []byte) uint64 {
 	h := uint64(14695981039346656037)
 	for _, c := range p {

@@ -20,7 +20,10 @@ func TestMain(m *testing.M) {
 
 // small is a store of 16 segments of 256 KiB in a fresh directory.
 func small(t testing.TB) Options {
-	return Options{Dirs: []Dir{{t.TempDir(), 4 << 20}}, SegmentBytes: 256 << 10, WriteBytes: 64 << 10, ReadDepth: 4, ProbeEvery: 5 * time.Millisecond}
+	return Options{
+		Dirs: []Dir{{t.TempDir(), 4 << 20}}, SegmentBytes: 256 << 10, WriteBytes: 64 << 10, ReadDepth: 4,
+		ProbeEvery: 5 * time.Millisecond,
+	}
 }
 
 func open(t testing.TB, o Options) *Store {

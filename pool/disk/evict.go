@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeRoom evicts until one more segment is within the limit. False if the oldest cannot go yet: its last piece is still to be written.
+// makeRoom evicts until one more segment is within the limit. It returns false if the oldest cannot
+// be evicted yet because its last piece is still to be written.
 func (d *dir) makeRoom() bool {
 	for {
 		d.mu.Lock()
@@ -25,13 +26,13 @@ func (d *dir) makeRoom() bool {
 	}
 }
 
-// maxSegments bounds the files of a log much of which was deleted.
+// maxSegments bounds the files of a log with many deleted blocks.
 func (d *dir) maxSegments() int {
 	return int(min(2*d.limit/d.s.o.SegmentBytes+8, 2*MaxSegments))
 }
 
-// evictOldest writes again what is worth it of the oldest segment, and drops the rest. False if it is not closed yet. Only the keeper
-// calls it.
+// evictOldest writes worthwhile blocks of the oldest segment again, and drops the rest. It returns
+// false if the segment is not closed yet. Only the keeper calls it.
 func (d *dir) evictOldest() bool {
 	d.mu.Lock()
 	if len(d.segments) == 0 || !d.segments[0].closed {
@@ -74,8 +75,9 @@ func (d *dir) evict(g *segment, sparse bool) {
 	d.drop(g)
 }
 
-// writeAgain appends the blocks that were read since they were written; of a sparse segment, whose room is needed only as a file, all.
-// At most half a segment, so that evicting always makes room; what was read most goes first.
+// writeAgain appends the blocks that were read since they were written, or all blocks of a sparse
+// segment, which is evicted for its file only. It appends at most half a segment, so that evicting
+// always makes room; the most read blocks come first.
 func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
 	var again []*record
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
@@ -105,13 +107,13 @@ func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
 	}
 }
 
-// oneAgain is false if there is no room for more.
+// oneAgain returns false if there is no room for more.
 func (d *dir) oneAgain(g *segment, r *record, b *bounce) bool {
 	off := r.off
 	p, err := readSpan(g, pread, b, off, off+r.size())
 	var h header
 	if err != nil || !h.decode(p, g.nonce) || h != r.header {
-		return true // damaged: it goes with the segment
+		return true // damaged: it is dropped with the segment
 	}
 	if r.data = p[headerBytes:][:h.length]; sumOf(&h, r.data) != h.sum {
 		return true
@@ -124,7 +126,7 @@ func (d *dir) oneAgain(g *segment, r *record, b *bounce) bool {
 	return true
 }
 
-// forgetAll removes what the index still has of a segment.
+// forgetAll removes from the index what remains of a segment.
 func (d *dir) forgetAll(g *segment, headers []byte) {
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
 		var h header
@@ -135,7 +137,7 @@ func (d *dir) forgetAll(g *segment, headers []byte) {
 	}
 }
 
-// drop unlinks a segment; reads that have it open end first.
+// drop unlinks a segment; its file is closed after the last read.
 func (d *dir) drop(g *segment) {
 	_, err := d.s.o.faults.meet(opUnlink, g.path, 0, nil)
 	if err == nil {
@@ -152,7 +154,8 @@ func (d *dir) drop(g *segment) {
 	}
 }
 
-// dropEmpty drops segments with nothing left in them. One with tombstones stays until it is the oldest: they delete what is before it.
+// dropEmpty drops segments without blocks. One with tombstones stays until it is the oldest: they
+// delete earlier records.
 func (d *dir) dropEmpty() {
 	for {
 		g := d.empty()

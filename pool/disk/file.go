@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// op is one thing the store does to a file, for faults.
+// op is an operation on a file, for fault injection.
 type op string
 
 const (
@@ -27,8 +27,9 @@ const (
 	opReap     op = "reap"   // to take what has ended out of it
 )
 
-// faults comes before each op. It may fail it, after having written a part of p itself if it likes to tear a write; or make a read or
-// write short by allowing only the first bytes of p. For opAllocate and opTruncate off is the size, and p is nil as for the others.
+// faults is called before each op and may fail it. It may write a part of p itself to tear a write,
+// or make a read or write short by allowing only the first bytes of p. For opAllocate and
+// opTruncate off is the size, and p is nil as for the others.
 type faults func(o op, path string, off int64, p []byte) (allow int, err error)
 
 func (f faults) meet(o op, path string, off int64, p []byte) (int, error) {
@@ -48,7 +49,8 @@ type file struct {
 	faults   faults
 }
 
-// openFile opens or creates a file past the page cache, or through it where the file system cannot do that.
+// openFile opens or creates a file with O_DIRECT, or through the page cache if the file system
+// cannot do that.
 func openFile(path string, flags int, f faults) (*file, error) {
 	what := opOpen
 	if flags&unix.O_CREAT != 0 {
@@ -72,14 +74,15 @@ func openFile(path string, flags int, f faults) (*file, error) {
 	return &file{fd: fd, path: path, direct: direct, align: readAlign(fd, direct), faults: f}, nil
 }
 
-// readAlign is what offsets and lengths of reads must be multiples of.
+// readAlign returns the unit of offsets and lengths of reads.
 func readAlign(fd int, direct bool) int64 {
 	var st unix.Statx_t
 	if !direct {
 		return 1
 	}
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
-	if n := int64(st.Dio_offset_align); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && n > 0 && n <= pageBytes && pageBytes%n == 0 {
+	if n := int64(st.Dio_offset_align); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && n > 0 && n <= pageBytes &&
+		pageBytes%n == 0 {
 		return n
 	}
 	return pageBytes
@@ -94,8 +97,8 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// way is a way to read or to write a part of a file, as pread(2) and pwrite(2) do.
-type way func(f *file, p []byte, off int64) (n int, err error)
+// ioFunc reads or writes a part of a file, as pread(2) and pwrite(2) do.
+type ioFunc func(f *file, p []byte, off int64) (n int, err error)
 
 func pread(f *file, p []byte, off int64) (int, error) {
 	return retry(func() (int, error) { return unix.Pread(f.fd, p, off) })
@@ -105,11 +108,11 @@ func pwrite(f *file, p []byte, off int64) (int, error) {
 	return retry(func() (int, error) { return unix.Pwrite(f.fd, p, off) })
 }
 
-// readAt fills p, or fails. The thread waits.
+// readAt fills p or fails. It blocks the thread.
 func (f *file) readAt(p []byte, off int64) error { return f.fill(pread, p, off) }
 
-// fill fills p in a way to read, or fails.
-func (f *file) fill(how way, p []byte, off int64) error {
+// fill fills p by an ioFunc, or fails.
+func (f *file) fill(how ioFunc, p []byte, off int64) error {
 	allow, err := f.faults.meet(opRead, f.path, off, p)
 	if err != nil {
 		return fmt.Errorf("disk: read %s: %w", f.path, err)
@@ -130,11 +133,12 @@ func (f *file) fill(how way, p []byte, off int64) error {
 	return nil
 }
 
-// writeAt writes all of p, or fails; then any part of it may have been written. A short write is gone on with. The thread waits.
+// writeAt writes all of p or fails; then any part of it may have been written. It continues after a
+// short write. It blocks the thread.
 func (f *file) writeAt(p []byte, off int64) error { return f.put(pwrite, p, off) }
 
-// put writes all of p in a way to write, as writeAt does.
-func (f *file) put(how way, p []byte, off int64) error {
+// put writes all of p by an ioFunc, as writeAt does.
+func (f *file) put(how ioFunc, p []byte, off int64) error {
 	if f.readOnly {
 		return fmt.Errorf("disk: write %s: %w", f.path, unix.EROFS)
 	}
@@ -156,7 +160,7 @@ func (f *file) put(how way, p []byte, off int64) error {
 	return nil
 }
 
-func (f *file) writeSome(how way, p []byte, off int64) (int, error) {
+func (f *file) writeSome(how ioFunc, p []byte, off int64) (int, error) {
 	allow, err := f.faults.meet(opWrite, f.path, off, p)
 	if err != nil || allow == 0 {
 		return 0, err
@@ -174,14 +178,15 @@ func (f *file) truncate(size int64) error {
 	return nil
 }
 
-// allocate takes room for the whole file ahead, so that a full disk is met here and not in the middle of a segment.
+// allocate reserves the space of the whole file, so that a full disk is found here and not in the
+// middle of a segment.
 func (f *file) allocate(size int64) error {
 	_, err := f.faults.meet(opAllocate, f.path, size, nil)
 	if err == nil {
 		_, err = retry(func() (int, error) { return 0, unix.Fallocate(f.fd, 0, 0, size) })
 	}
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		return f.truncate(size) // a file system without it: the room is taken when it is written
+		return f.truncate(size) // a file system without it reserves space as it is written
 	}
 	if err != nil {
 		return fmt.Errorf("disk: allocate %d bytes for %s: %w", size, f.path, err)
@@ -189,7 +194,8 @@ func (f *file) allocate(size int64) error {
 	return nil
 }
 
-// punch gives the whole pages within a range back to the file system. Where it cannot, they stay until the segment goes.
+// punch frees the whole pages within a range. If the file system cannot do that, they stay until
+// the segment is dropped.
 func (f *file) punch(off, n int64) {
 	from, to := roundUp(off, pageBytes), (off+n)/pageBytes*pageBytes
 	if from < to {
@@ -207,7 +213,7 @@ func (f *file) sync() error {
 	return nil
 }
 
-// size of the file, and what it takes of the disk, in bytes.
+// size returns the size of the file, and its space on the disk, in bytes.
 func (f *file) size() (size, taken int64, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil {
@@ -216,14 +222,14 @@ func (f *file) size() (size, taken int64, err error) {
 	return st.Size, st.Blocks * 512, nil
 }
 
-// nextData passes over what was allocated and never written, where a page begins and the file system knows.
+// nextData returns the next page from off on that was written, if the file system knows.
 func (f *file) nextData(off int64) int64 {
 	if off%pageBytes != 0 {
 		return off
 	}
 	data, err := unix.Seek(f.fd, off, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
-		return math.MaxInt64 - headerBytes // nothing behind it
+		return math.MaxInt64 - headerBytes // nothing after it
 	}
 	if err != nil || data < off {
 		return off

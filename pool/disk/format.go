@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The format, in words: docs/DISK.md. A change of any of these numbers is a new version.
+// docs/DISK.md describes the format. A change of any of these numbers is a new version.
 const (
 	formatVersion = 1
 
@@ -21,7 +21,7 @@ const (
 	trailerMagic = 0x5446564b // "KVFT"
 )
 
-// errFormat says that a directory was written by a later version of this program.
+// errFormat is for a directory that a later version of this program wrote.
 var errFormat = errors.New("written by a later version")
 
 // kind of a record.
@@ -32,25 +32,26 @@ const (
 	tombstone kind = 2 // the key's blocks before it in the log are deleted
 )
 
-// header stands before each record's bytes, and again in its segment's footer.
+// header precedes each record's bytes, and is repeated in its segment's footer.
 type header struct {
 	kind   kind
 	key    pool.Key
 	parent pool.Hash
-	length uint32 // bytes behind the header; 0 of a tombstone
+	length uint32 // bytes after the header; 0 for a tombstone
 	sum    uint32 // pool.Sum of them from key.Seed(length)
 	off    int64  // where in the segment the header is
 	born   uint32 // Unix time in seconds
 }
 
-// size of the record in the log.
+// size returns the size of the record in the log.
 func (h *header) size() int64 { return recordBytes(int(h.length)) }
 
 func recordBytes(length int) int64 { return roundUp(headerBytes+int64(length), grain) }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// encode fills p, of headerBytes. The nonce is the segment's: bytes of a block that look like a header have not its checksum.
+// encode fills p, of headerBytes. The nonce is the segment's: bytes of a block that look like a
+// header do not have its checksum.
 func (h *header) encode(p []byte, nonce uint64) {
 	clear(p[:headerBytes])
 	le := binary.LittleEndian
@@ -66,7 +67,7 @@ func (h *header) encode(p []byte, nonce uint64) {
 	le.PutUint32(p[4:], salted(nonce, p[8:headerBytes]))
 }
 
-// decode is false for anything but a whole header of this segment.
+// decode decodes a header; it returns false unless p is a valid header of this segment.
 func (h *header) decode(p []byte, nonce uint64) bool {
 	le := binary.LittleEndian
 	if le.Uint32(p) != headerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:headerBytes]) {
@@ -87,7 +88,7 @@ func salted(nonce uint64, p []byte) uint32 {
 	return pool.Sum(pool.Sum(0, salt[:]), p)
 }
 
-// trailer is the last thing in a closed segment's file, behind a copy of all its headers.
+// trailer is the end of a closed segment's file, after a copy of all its headers.
 type trailer struct {
 	count   uint32 // headers
 	headers int64  // where they begin
@@ -105,25 +106,28 @@ func (t *trailer) encode(p []byte, nonce uint64) {
 	le.PutUint32(p[4:], salted(nonce, p[8:trailerBytes]))
 }
 
-// decode is false for anything but the trailer of this segment's file, which has size bytes.
+// decode returns false unless p is the trailer of this segment's file, which has size bytes.
 func (t *trailer) decode(p []byte, nonce uint64, size int64) bool {
 	le := binary.LittleEndian
-	if le.Uint32(p) != trailerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:trailerBytes]) || le.Uint32(p[8:]) != formatVersion {
+	if le.Uint32(p) != trailerMagic || le.Uint32(p[4:]) != salted(nonce, p[8:trailerBytes]) ||
+		le.Uint32(p[8:]) != formatVersion {
 		return false
 	}
 	t.count, t.headers, t.sum = le.Uint32(p[12:]), int64(le.Uint64(p[16:])), le.Uint32(p[24:])
 	return t.headers >= 0 && t.headers%pageBytes == 0 && t.headers+footerBytes(int(t.count)) == size
 }
 
-// footerBytes of a segment of n records: their headers and the trailer, in whole pages.
+// footerBytes returns the size of the footer of n records: their headers and the trailer, in whole
+// pages.
 func footerBytes(n int) int64 { return roundUp(int64(n)*headerBytes+trailerBytes, pageBytes) }
 
-// A segment's file name says its format, its place in the log, and the nonce of its checksums.
+// segmentName returns a file name with the version of the format, the place in the log, and the
+// nonce of the checksums.
 func segmentName(id, nonce uint64) string {
 	return fmt.Sprintf("v%d-%016x-%016x.seg", formatVersion, id, nonce)
 }
 
-// parseName is false for a file that is no segment; the version may be another.
+// parseName parses a segment's file name, of any version; ok is false for another file.
 func parseName(name string) (version int, id, nonce uint64, ok bool) {
 	n, err := fmt.Sscanf(name, "v%d-%016x-%016x.seg", &version, &id, &nonce)
 	if err != nil || n != 3 {
@@ -135,10 +139,12 @@ func parseName(name string) (version int, id, nonce uint64, ok bool) {
 
 func sumOf(h *header, p []byte) uint32 { return pool.Sum(h.key.Seed(h.length), p) }
 
-// copyStep is so little that what was copied is still in the processor's first cache when it is summed.
+// copyStep is small enough for the copied bytes to be in the first-level cache when they are
+// summed.
 const copyStep = 16 << 10
 
-// copySum copies src to dst, of the same length, and gives pool.Sum of the copy, begun with state.
+// copySum copies src to dst, of the same length, and returns pool.Sum of the copy, begun with
+// state.
 func copySum(state uint32, dst, src []byte) uint32 {
 	for len(src) > 0 {
 		n := copy(dst[:min(copyStep, len(dst))], src)

@@ -8,10 +8,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// FuzzHeader: what is taken for a header is one: encoded again it is the same bytes.
+// FuzzHeader checks that a valid header is encoded to the same bytes again.
 func FuzzHeader(f *testing.F) {
 	p := make([]byte, headerBytes)
-	(&header{kind: block, key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}).encode(p, 1)
+	h := header{kind: block, key: keyOf(1), parent: pool.MakeHash([]byte{1}), length: 5, sum: 6, off: 64, born: 7}
+	h.encode(p, 1)
 	f.Add(bytes.Clone(p))
 	f.Fuzz(func(t *testing.T, p []byte) {
 		if len(p) < headerBytes {
@@ -32,14 +33,15 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// FuzzTrailer: a trailer that is taken speaks of this file.
+// FuzzTrailer checks that a valid trailer describes this file.
 func FuzzTrailer(f *testing.F) {
 	f.Add(uint32(3), int64(pageBytes), uint32(1), int64(2*pageBytes))
 	f.Fuzz(func(t *testing.T, count uint32, headers int64, sum uint32, size int64) {
 		p := make([]byte, trailerBytes)
 		(&trailer{count: count, headers: headers, sum: sum}).encode(p, 1)
 		var got trailer
-		if got.decode(p, 1, size) && (got.headers < 0 || got.headers+int64(got.count)*headerBytes > size || got.headers%pageBytes != 0) {
+		if got.decode(p, 1, size) &&
+			(got.headers < 0 || got.headers+int64(got.count)*headerBytes > size || got.headers%pageBytes != 0) {
 			t.Fatalf("%+v in a file of %d bytes", got, size)
 		}
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// run is neighbours in one segment, read together. It is the reader's from the claim on, and nobody touches the items after it was
-// given up.
+// run is a range of neighbouring blocks in one segment, read together. A reader owns it from its
+// claim on. Nothing accesses the items after the run was given up.
 type run struct {
 	d        *dir
 	seg      *segment // held open
@@ -23,7 +23,7 @@ type run struct {
 	done     chan struct{} // closed when a reader that claimed it has delivered
 }
 
-// What a run's claim can be.
+// States of a run's claim.
 const (
 	unclaimed  int32 = 0
 	delivering int32 = 1
@@ -48,12 +48,13 @@ func (c *getCall) finished(n int32) {
 	}
 }
 
-// lookAgain is for a block that has moved while it was read; no caller sees it.
+// lookAgain is the status of a block that moved while it was read; it is not returned to callers.
 const lookAgain pool.Status = 254
 
 const getPasses = 4 // that a block may move
 
-// Get reads items. Each is compared with its key, length and checksum; one that does not fit is Corrupt, counted, and dropped.
+// Get reads items. It compares each with its key, length and checksum; on a mismatch the block is
+// Corrupt, counted, and dropped.
 func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	if err := s.enter(ctx, s.gets); err != nil {
 		return s.refused(err, items)
@@ -65,7 +66,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 	for range getPasses {
 		runs := s.plan(items)
 		if len(runs) == 0 {
-			continue // all are decided, or what is left has moved just now
+			continue // all are decided, or the rest has just moved
 		}
 		if err := s.fetch(ctx, runs); err != nil {
 			undecided(items, pool.Busy)
@@ -87,7 +88,7 @@ func undecided(items []pool.Item, status pool.Status) {
 	}
 }
 
-// plan looks up what is still to be read, and makes runs of neighbours.
+// plan looks up the items still to be read, and makes runs of neighbours.
 func (s *Store) plan(items []pool.Item) (runs []*run) {
 	var parts []part
 	for i := range items {
@@ -111,7 +112,7 @@ func (s *Store) plan(items []pool.Item) (runs []*run) {
 		}
 		seg := s.handles.hold(p.segment)
 		if seg == nil {
-			continue // evicted just now: the next pass sees it
+			continue // just evicted: the next pass sees it
 		}
 		runs = append(runs, &run{d: s.choose(&p.item.Key), seg: seg, off: p.off(), end: end, parts: []part{p}})
 	}
@@ -136,7 +137,8 @@ func (s *Store) lookUp(it *pool.Item) (part, bool) {
 	return p, true
 }
 
-// fetch has the runs read, and waits for them. When ctx ends it gives up what no reader delivers right then.
+// fetch has the runs read and waits for them. When ctx ends, it gives up the runs that no reader is
+// delivering.
 func (s *Store) fetch(ctx context.Context, runs []*run) error {
 	call := &getCall{done: make(chan struct{})}
 	call.left.Store(int32(len(runs)))
@@ -155,7 +157,7 @@ func (s *Store) fetch(ctx context.Context, runs []*run) error {
 		all.Wait()
 	}
 	select {
-	case <-call.done: // maybe because submit gave runs up
+	case <-call.done: // possibly because submit gave runs up
 	case <-ctx.Done():
 	}
 	given := false
@@ -173,8 +175,9 @@ func (s *Store) fetch(ctx context.Context, runs []*run) error {
 	return ctx.Err()
 }
 
-// submit hands a call's runs of one directory to the readers, all before those of the next call: shared out among calls, the reads of all would end
-// together, and with them the queue. Those that no reader takes before ctx ends are given up.
+// submit passes a call's runs of one directory to the readers, all of them before those of the next
+// call. If calls shared the readers, all would end late and together. Runs that no reader has taken
+// when ctx ends are given up.
 func submit(ctx context.Context, runs []*run) {
 	turn := runs[0].d.turn
 	select {
@@ -193,7 +196,7 @@ func submit(ctx context.Context, runs []*run) {
 	}
 }
 
-// Exists says what Get would find, from memory alone, and marks nothing as used.
+// Exists returns what Get would find, from memory alone, and does not count as a use.
 func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCallsInTurn holds the first read until two calls wait: the first has all its reads before the second has one, as long as it has some to hand over.
+// TestCallsInTurn holds the first read until two calls wait: the first has all its reads before the
+// second has one, as long as it has some to hand over.
 func TestCallsInTurn(t *testing.T) {
 	const each, length = 8, 8 << 10
 	o := small(t)
@@ -27,7 +28,7 @@ func TestCallsInTurn(t *testing.T) {
 		return len(p), nil
 	}
 	s := open(t, o)
-	wantPut(t, s, 0, 2*each, length) // each behind the one before
+	wantPut(t, s, 0, 2*each, length) // each after the one before
 	var calls sync.WaitGroup
 	begin := func(from int) {
 		calls.Go(func() {
@@ -35,7 +36,8 @@ func TestCallsInTurn(t *testing.T) {
 			for i := range each {
 				items = append(items, pool.Item{Key: keyOf(from + i), Data: make([]byte, length)})
 			}
-			if err := s.Get(t.Context(), items); err != nil || slices.ContainsFunc(items, func(it pool.Item) bool { return it.Status != pool.OK }) {
+			if err := s.Get(t.Context(), items); err != nil ||
+				slices.ContainsFunc(items, func(it pool.Item) bool { return it.Status != pool.OK }) {
 				t.Errorf("get: %v, %v", err, statuses(items))
 			}
 		})

@@ -8,11 +8,11 @@ import (
 	"unsafe"
 )
 
-// tag stands for a key in memory: 128 bits of a hash whose seed only this process knows, so that nobody can make two keys meet. A read
-// compares the whole key on the disk anyway.
+// tag represents a key in memory: 128 bits of a hash with a secret seed of this process, so that
+// collisions cannot be made on purpose. A read compares the whole key on the disk in any case.
 type tag struct{ hi, lo uint64 }
 
-// place is where a block lies.
+// place is the position of a block.
 type place struct {
 	segment uint32 // handle; 0 is no segment
 	at      uint32 // of the header, in grains
@@ -22,31 +22,33 @@ type place struct {
 
 func (p *place) off() int64 { return int64(p.at) * grain }
 
-// same is true for the same record.
+// same reports whether both are the place of one record.
 func (p *place) same(q place) bool { return p.segment == q.segment && p.at == q.at }
 
 const maxUses = 3
 
-// cell is one block of the index. 32 bytes, in a table that is between 4/7 and 6/7 full: 38 to 56 bytes a block.
+// cell is one block of the index. It has 32 bytes, in a table that is between 4/7 and 6/7 full: 38
+// to 56 bytes per block.
 type cell struct {
 	tag
 	place
 }
 
 const (
-	indexShards = 256 // each with a lock and a table of its own, which grows by itself
+	indexShards = 256 // each with a lock and a table of its own, which grows separately
 	shardBits   = 8
 	firstCells  = pageBytes / int(unsafe.Sizeof(cell{}))
 	fullNum     = 6 // a table grows by half when it is fuller than this
 	fullDen     = 7
 )
 
-// index says where blocks lie. Its tables are off the Go heap.
+// index maps tags to places. Its tables are off the Go heap.
 type index struct {
 	shard [indexShards]indexShard
 }
 
-// indexShard is open addressing with linear probing; what is in it stays as near to its home as can be.
+// indexShard uses open addressing with linear probing; removal keeps entries as near to their homes
+// as possible.
 type indexShard struct {
 	mu    sync.Mutex
 	raw   []byte
@@ -70,7 +72,7 @@ func (x *index) close() error {
 	return err
 }
 
-// size is the number of blocks, and the memory their table takes.
+// size returns the number of blocks and the memory of their tables.
 func (x *index) size() (blocks, bytes int64) {
 	for i := range x.shard {
 		s := &x.shard[i]
@@ -81,7 +83,7 @@ func (x *index) size() (blocks, bytes int64) {
 	return blocks, bytes
 }
 
-// lock gives the shard of a tag, locked.
+// lock returns the shard of a tag, locked.
 func (x *index) lock(t tag) *indexShard {
 	s := &x.shard[t.hi>>(64-shardBits)]
 	s.mu.Lock()
@@ -97,7 +99,7 @@ func (x *index) get(t tag) (place, bool) {
 	return place{}, false
 }
 
-// put gives a block a place, and returns the one it had.
+// put sets the place of a block, and returns the previous one.
 func (x *index) put(t tag, p place) (old place, had bool, err error) {
 	s := x.lock(t)
 	defer s.mu.Unlock()
@@ -130,7 +132,7 @@ func (x *index) remove(t tag) (place, bool) {
 	return p, true
 }
 
-// removeIf removes a block that is still where it was.
+// removeIf removes a block that is still at p.
 func (x *index) removeIf(t tag, p place) bool {
 	s := x.lock(t)
 	defer s.mu.Unlock()
@@ -151,14 +153,14 @@ func (x *index) use(t tag, p place) {
 	}
 }
 
-// removeSegments removes all blocks of some segments, at the price of looking at every block there is.
+// removeSegments removes all blocks of some segments. It examines every block of the index.
 func (x *index) removeSegments(handles map[uint32]bool) (n int) {
 	for k := range x.shard {
 		s := &x.shard[k]
 		s.mu.Lock()
 		for i := 0; i < len(s.cells); {
 			if handles[s.cells[i].segment] {
-				s.removeAt(i) // something may have moved here
+				s.removeAt(i) // another cell may have moved here
 				n++
 			} else {
 				i++
@@ -169,13 +171,14 @@ func (x *index) removeSegments(handles map[uint32]bool) (n int) {
 	return n
 }
 
-// home scales the bits of the tag that did not choose the shard.
+// home returns the home of a tag, by the bits that did not choose the shard.
 func (s *indexShard) home(t tag) int {
 	hi, _ := bits.Mul64(t.hi<<shardBits, uint64(len(s.cells)))
 	return int(hi)
 }
 
-// find is the cell of a tag, or the empty one where it would go. There is always an empty one in a table with cells.
+// find returns the cell of a tag, or the empty one where it would be put. A table with cells always
+// has an empty one.
 func (s *indexShard) find(t tag) (int, bool) {
 	if len(s.cells) == 0 {
 		return 0, false
@@ -197,7 +200,7 @@ func (s *indexShard) after(i int) int {
 	return 0
 }
 
-// removeAt empties a cell, and moves what lies behind it nearer to its home.
+// removeAt empties a cell, and moves the cells after it nearer to their homes.
 func (s *indexShard) removeAt(i int) {
 	s.n--
 	for j := s.after(i); s.cells[j].segment != 0; j = s.after(j) {
@@ -223,7 +226,9 @@ func (s *indexShard) grow() error {
 		return fmt.Errorf("%w: %w", errIndexFull, err)
 	}
 	old, oldRaw := s.cells, s.raw
-	s.raw, s.cells = raw, unsafe.Slice((*cell)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)/int(unsafe.Sizeof(cell{})))
+	s.raw, s.cells = raw, unsafe.Slice(
+		(*cell)(unsafe.Pointer(unsafe.SliceData(raw))), len(raw)/int(unsafe.Sizeof(cell{})),
+	)
 	for i := range old {
 		if old[i].segment != 0 {
 			j, _ := s.find(old[i].tag)

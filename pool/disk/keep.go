@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// keep is the keeper: whatever is done to whole segments and whole directories.
+// keep runs the keeper, which does all work on whole segments and whole directories.
 func (d *dir) keep() {
 	for {
-		d.tell()
+		d.notify()
 		d.closeRetired()
 		d.dropEmpty()
 		d.prepare()
@@ -32,7 +32,8 @@ func (d *dir) keep() {
 	}
 }
 
-// prepare makes the next segment, and then room for the one behind it: evicting needs a segment to write to.
+// prepare makes the next segment, and then room for the one after it: evicting needs a segment to
+// write to.
 func (d *dir) prepare() {
 	d.mu.Lock()
 	able, needed := d.opened && d.state == StateOK, d.next == nil
@@ -50,7 +51,7 @@ func (d *dir) makeNext() {
 		return
 	}
 	g, err := d.create()
-	// Another program uses the disk too: the cache gives way. A closed segment may take less than
+	// Another program uses the disk too, so the cache shrinks. A closed segment may take less than
 	// the new one needs, so it gives up as many as make room for one.
 	for given := int64(0); stateOf(err) == StateFull && given < d.s.o.SegmentBytes; g, err = d.create() {
 		taken := d.takenOfOldest()
@@ -68,17 +69,17 @@ func (d *dir) makeNext() {
 	d.adopt(g)
 }
 
-// adopt takes a fresh segment as the next. With the lock held.
+// adopt makes a fresh segment the next one. With the lock held.
 func (d *dir) adopt(g *segment) {
 	d.s.handles.add(g)
 	d.segments = append(d.segments, g)
 	d.next = g
 	d.taken += g.taken
-	d.tellBuffered()
+	d.notifyBuffered()
 	d.broadcast()
 }
 
-// create makes a file with all its room. Only the keeper calls it.
+// create makes a file with all its space. Only the keeper calls it.
 func (d *dir) create() (*segment, error) {
 	d.mu.Lock()
 	d.lastID++
@@ -119,7 +120,7 @@ func (d *dir) closeRetired() {
 		g.closed, g.headers = true, nil
 		if d.emptied = d.emptied || g.live == 0; err != nil {
 			d.s.count.writeErrors.Add(1)
-			d.setState(stateOf(err), err) // without a footer it is scanned when it is recovered
+			d.setState(stateOf(err), err) // without a footer, it is scanned at recovery
 		}
 		d.mu.Unlock()
 	}
@@ -137,7 +138,7 @@ func (d *dir) toClose() *segment {
 	return nil
 }
 
-// payOwed writes the tombstones of what was deleted while nothing could be written.
+// payOwed writes the tombstones of blocks that were deleted while nothing could be written.
 func (d *dir) payOwed() {
 	d.mu.Lock()
 	if d.state != StateOK || (len(d.owed) == 0 && !d.owedAll) {
@@ -157,7 +158,7 @@ func (d *dir) payOwed() {
 	for i := range owed {
 		recs[i] = d.s.tombstone(&owed[i])
 	}
-	// Those that do not get room now are owed again.
+	// Those that get no room now remain owed.
 	ctx, cancel := context.WithTimeout(d.s.background, 100*time.Millisecond)
 	defer cancel()
 	if err := d.append(ctx, recs); err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// takenBytes is what du says.
+// takenBytes returns the disk use like du.
 func takenBytes(t testing.TB, dir string) (n int64) {
 	t.Helper()
 	for _, f := range segmentFiles(t, dir) {
@@ -262,7 +262,8 @@ func TestManyAtOnce(t *testing.T) {
 				}
 				for i := range items {
 					n := (w%4)*1000 + k*20 + i
-					if items[i].Status == pool.OK && string(items[i].Data) != string(blockOf(n, len(items[i].Data)).Data) {
+					if items[i].Status == pool.OK &&
+						string(items[i].Data) != string(blockOf(n, len(items[i].Data)).Data) {
 						t.Errorf("block %d: wrong bytes", n)
 					}
 				}

@@ -12,7 +12,8 @@ var (
 	_ pool.SpaceLister = (*Store)(nil)
 )
 
-// List calls found for every block, until it gives false. It reads the footers, and is for administration.
+// List calls found for every block until found returns false. It reads the footers, and is for
+// administration.
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	if err := s.enter(ctx, s.gets); err != nil {
 		return err
@@ -31,7 +32,7 @@ func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bo
 }
 
 // ListSpaces implements pool.SpaceLister. It holds one segment at a time, and none while looked is
-// called, so that their room goes back as ever.
+// called, so that space is freed as usual.
 func (s *Store) ListSpaces(
 	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
 ) error {
@@ -62,14 +63,16 @@ func (s *Store) ListSpaces(
 	return ctx.Err()
 }
 
-// listed is the segments as they are now; whoever reads one must hold it.
+// listed returns the current segments; a caller that reads one must hold it.
 func (d *dir) listed() []*segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.segments)
 }
 
-func (s *Store) listSegment(ctx context.Context, d *dir, g *segment, b *bounce, found func(k pool.Key, bytes int64) bool) (more bool) {
+func (s *Store) listSegment(
+	ctx context.Context, d *dir, g *segment, b *bounce, found func(k pool.Key, bytes int64) bool,
+) (more bool) {
 	headers, err := d.headersOf(g, b)
 	if err != nil {
 		s.count.readErrors.Add(1)
@@ -78,7 +81,7 @@ func (s *Store) listSegment(ctx context.Context, d *dir, g *segment, b *bounce, 
 	return s.listed(ctx, g, headers, found)
 }
 
-// held is the segments as they are now, each held open until it is released.
+// held returns the current segments, each held open until it is released.
 func (d *dir) held() (all []*segment) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -101,7 +104,8 @@ func (d *dir) headersOf(g *segment, b *bounce) ([]byte, error) {
 	return c.headers, err
 }
 
-// listed is false if no more is wanted. A block that was written again, deleted or evicted meanwhile is passed over.
+// listed returns false if no more is wanted. It skips blocks that were written again, deleted or
+// evicted meanwhile.
 func (s *Store) listed(ctx context.Context, g *segment, headers []byte, found func(k pool.Key, bytes int64) bool) bool {
 	for p := headers; len(p) > 0; p = p[headerBytes:] {
 		var h header

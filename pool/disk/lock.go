@@ -10,10 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pidName is a file that says who has the directory; the lock itself is on the directory, so that it works where nothing can be written.
+// pidName is a file with the process that has the directory. The lock itself is on the directory,
+// so that it works where nothing can be written.
 const pidName = "pid"
 
-// lock opens the directory, making it if only its last part is missing, and locks it for this process.
+// lock opens the directory, making it if only its last element is missing, and locks it for this
+// process.
 func (d *dir) lock() error {
 	fd, err := openDir(d.path)
 	if errors.Is(err, unix.ENOENT) {
@@ -34,7 +36,7 @@ func (d *dir) lock() error {
 	d.mu.Lock()
 	d.lockFD = fd
 	d.mu.Unlock()
-	// Only for the message of the next one: where it cannot be written, the message does without.
+	// The file is only for the message of another process, which works without it.
 	_ = os.WriteFile(filepath.Join(d.path, pidName), fmt.Appendln(nil, os.Getpid()), 0o600)
 	return nil
 }

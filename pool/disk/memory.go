@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugeBytes is the size of a huge page. A device takes so many segments in one request, and a segment is what lies side by side in
-// the machine's memory: what one call reads or writes is many requests from small pages, and few from huge ones.
+// hugeBytes is the size of a huge page. A device takes a limited number of physically contiguous
+// ranges per request, so one call is many requests from small pages and few from huge ones.
 const hugeBytes = 2 << 20
 
-// mapMemory gives n bytes, rounded up to whole pages, that are aligned as O_DIRECT wants it and that the collector never sees. From hugeBytes
-// on they are in huge pages, as far as the kernel has some.
+// mapMemory returns n bytes, rounded up to whole pages, off the Go heap and aligned for O_DIRECT.
+// From hugeBytes on they are in huge pages, as far as the kernel has any.
 func mapMemory(n int64) ([]byte, error) {
 	n = roundUp(max(n, 1), pageBytes)
 	if n < hugeBytes {
@@ -24,23 +24,25 @@ func mapMemory(n int64) ([]byte, error) {
 		return nil, err
 	}
 	before := -int64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))) & (hugeBytes - 1)
-	_ = unmap(p[:before:before]) // what is left over stays unused if it cannot be given back
+	_ = unmap(p[:before:before]) // unused memory stays mapped if it cannot be unmapped
 	_ = unmap(p[before+n:])
 	p = p[before:][:n:n]
-	_ = unix.Madvise(p, unix.MADV_HUGEPAGE) // a kernel that has none gives small ones
+	_ = unix.Madvise(p, unix.MADV_HUGEPAGE) // a kernel without huge pages uses small ones
 	return p, nil
 }
 
-// mapPages gives n bytes, a multiple of pageBytes. They take memory from when they are touched.
+// mapPages returns n bytes, a multiple of pageBytes. Memory is allocated on first access.
 func mapPages(n int64) ([]byte, error) {
-	p, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	p, err := unix.MmapPtr(
+		-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE,
+	)
 	if err != nil {
 		return nil, fmt.Errorf("disk: %d bytes of memory: %w", n, err)
 	}
 	return unsafe.Slice((*byte)(p), n), nil
 }
 
-// unmap gives back what mapMemory or mapPages gave, or whole pages of it.
+// unmap frees what mapMemory or mapPages returned, or whole pages of it.
 func unmap(p []byte) error {
 	if cap(p) == 0 {
 		return nil
@@ -48,9 +50,9 @@ func unmap(p []byte) error {
 	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(p)), uintptr(cap(p)))
 }
 
-// bounce is memory that grows to what is asked of it. It belongs to one goroutine.
+// bounce is a buffer that grows to the requested size. It belongs to one goroutine.
 type bounce struct {
-	lent []byte // used where it is enough; whoever lent it unmaps it
+	lent []byte // used where it is large enough; its owner unmaps it
 	p    []byte
 }
 

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// TestMemory is about alignment, sizes, and that nothing stays mapped.
+// TestMemory checks alignment and sizes, and that nothing stays mapped.
 func TestMemory(t *testing.T) {
 	before := mappedBytes(t)
 	for _, n := range []int64{1, pageBytes, pageBytes + 1, hugeBytes - 1, hugeBytes, hugeBytes + 1, 5 << 20} {
@@ -21,7 +21,7 @@ func TestMemory(t *testing.T) {
 			align = hugeBytes
 		}
 		if at%align != 0 || int64(len(p)) < n || int64(len(p)) >= n+int64(align) || len(p) != cap(p) {
-			t.Errorf("%d bytes: %d of %d, %d behind a multiple of %d", n, len(p), cap(p), at%align, align)
+			t.Errorf("%d bytes: %d of %d, %d past a multiple of %d", n, len(p), cap(p), at%align, align)
 		}
 		p[0], p[len(p)-1] = 1, 1
 		if err := unmap(p); err != nil {
@@ -33,7 +33,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// mappedBytes is the process's anonymous address space.
+// mappedBytes returns the size of the process's anonymous mappings.
 func mappedBytes(t *testing.T) (n int64) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
@@ -57,7 +57,10 @@ func TestReaderHasRoomForARun(t *testing.T) {
 	for _, at := range []int64{0, 64, pageBytes - 64} {
 		end := at + recordBytes(o.ReadBytes)
 		if n := roundUp(end, pageBytes) - at/pageBytes*pageBytes; n > runBytes(int64(o.ReadBytes)) {
-			t.Errorf("a block of %d bytes at %d is read with %d, and %d are there", o.ReadBytes, at, n, runBytes(int64(o.ReadBytes)))
+			t.Errorf(
+				"a block of %d bytes at %d is read with %d, and %d are there", o.ReadBytes, at, n,
+				runBytes(int64(o.ReadBytes)),
+			)
 		}
 	}
 }

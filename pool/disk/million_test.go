@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestRecoverAMillion prints how long a store of a million blocks takes to open, and what its index takes.
+// TestRecoverAMillion prints how long a store of a million blocks takes to open, and the size of
+// its index.
 func TestRecoverAMillion(t *testing.T) {
 	if os.Getenv("KVAGENT_LONG") == "" {
 		t.Skip("SKIPPED: takes half a minute and 1.3 GB of disk: set KVAGENT_LONG=1")
@@ -20,7 +21,9 @@ func TestRecoverAMillion(t *testing.T) {
 	items, data := make([]pool.Item, batch), make([]byte, 1000)
 	for i := 0; i < n; i += batch {
 		for k := range items {
-			items[k] = pool.Item{Key: pool.Key{Hash: pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i+k)))}, Data: data}
+			items[k] = pool.Item{
+				Key: pool.Key{Hash: pool.MakeHash(binary.LittleEndian.AppendUint64(nil, uint64(i+k)))}, Data: data,
+			}
 		}
 		put(t, s, items...)
 	}

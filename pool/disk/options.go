@@ -25,42 +25,51 @@ const (
 	segmentShare = 128 // by default a segment is this share of the smallest directory
 )
 
-// Dir is one directory, best on a device of its own.
+// Dir is one directory, preferably on a device of its own.
 type Dir struct {
 	Path string
-	// Bytes of disk that the store may use there, all files together. What would be beyond is evicted first.
+	// Bytes of disk that the store may use there, all files together. It evicts before it would
+	// exceed that.
 	Bytes int64
 }
 
-// Options of a store. Zero values mean the default, where there is one.
+// Options of a store. A zero value means the default, where there is one.
 type Options struct {
 	Dirs []Dir // 1 to MaxDirs
 
-	SegmentBytes int64 // of one segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128 of the smallest directory, 16 MiB to 256 MiB where that fits
-	WriteBytes   int   // of one write, MinWriteBytes to MaxWriteBytes and at most half a segment; a larger block is not stored; default 8 MiB
-	WriteDepth   int   // writes at once in each directory, 1 to MaxWriteDepth; default 4
-	ReadBytes    int   // neighbours are read together up to so many bytes, 4 KiB to MaxWriteBytes; default 1 MiB
-	ReadDepth    int   // reads at once in each directory, 1 to MaxReadDepth; default 32
-	MaxPuts      int   // Put and Delete calls at once, 1 to MaxCalls; what is beyond is Busy; default 64
-	MaxGets      int   // Get calls at once, 1 to MaxCalls; what is beyond is Busy; default 256
+	// SegmentBytes is the size of a segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128
+	// of the smallest directory, 16 MiB to 256 MiB where that fits.
+	SegmentBytes int64
+	// WriteBytes is the size of a write, MinWriteBytes to MaxWriteBytes and at most half a segment;
+	// a larger block is not stored; default 8 MiB.
+	WriteBytes int
+	WriteDepth int // writes at once in each directory, 1 to MaxWriteDepth; default 4
+	ReadBytes  int // neighbours are read together up to this size, 4 KiB to MaxWriteBytes; default 1 MiB
+	ReadDepth  int // reads at once in each directory, 1 to MaxReadDepth; default 32
+	MaxPuts    int // concurrent Put and Delete calls, 1 to MaxCalls; further ones are Busy; default 64
+	MaxGets    int // concurrent Get calls, 1 to MaxCalls; further ones are Busy; default 256
 
-	// BudgetBytesPerDay bounds the bytes written to each directory, for the sake of flash: 0 for no bound, else one segment at
-	// least. What is saved up is an eighth of a day's share at most. A block beyond it is Busy.
+	// BudgetBytesPerDay bounds the bytes written to each directory, to spare flash: 0 for no bound,
+	// else at least one segment. At most an eighth of a day's share is saved up. A block beyond it
+	// is Busy.
 	BudgetBytesPerDay int64
 	Admission         Admission
-	// Hint is asked, when Admission needs it, for what the caller knows of a block. Nil: nothing. It is called without any
-	// lock held, from the goroutine that called Put.
+	// Hint returns what the caller knows of a block, when Admission needs it; it may be nil. It is
+	// called without any lock held, from the goroutine that called Put.
 	Hint func(it *pool.Item) Hint
 
-	ProbeEvery time.Duration // first wait before a lost directory is tried again, doubled each time; 1 ms to 1 h; default 1 s
+	// ProbeEvery is the first wait before a lost directory is tried again, doubled each time; 1 ms
+	// to 1 h; default 1 s.
+	ProbeEvery time.Duration
 	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
 
-	// OnState is told when a directory changes its state, with the reason; with ErrBuffered once where the page cache is used, and with one that
-	// wraps ErrThreads where reads and writes hold threads. It must not call the store. Nil: nobody is.
+	// OnState is called with the reason when a directory changes its state, once with ErrBuffered
+	// where the page cache is used, and with an error wrapping ErrThreads where reads and writes
+	// hold threads. It must not call the store. It may be nil.
 	OnState func(path string, from, to State, reason error)
 	Now     func() time.Time // nil is time.Now
 
-	faults faults // tests put faults between the store and the file system
+	faults faults // injected by tests between the store and the file system
 }
 
 func (o *Options) setDefaults() {
@@ -68,7 +77,10 @@ func (o *Options) setDefaults() {
 	for i := range o.Dirs {
 		least = min(least, o.Dirs[i].Bytes)
 	}
-	orElse(&o.SegmentBytes, max(MinSegmentBytes, min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1)))
+	orElse(&o.SegmentBytes, max(
+		MinSegmentBytes,
+		min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1),
+	))
 	orElse(&o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
 	orElse(&o.WriteDepth, 4)
 	orElse(&o.ReadBytes, 1<<20)
@@ -140,7 +152,10 @@ func (o *Options) checkDirs() error {
 		seen[d.Path] = true
 		low, high := MinSegments*o.SegmentBytes, min(MaxDirBytes, MaxSegments*o.SegmentBytes)
 		if d.Bytes < low || d.Bytes > high {
-			return fmt.Errorf("disk: Dirs[%d].Bytes is %d, must be %d to %d with segments of %d", i, d.Bytes, low, high, o.SegmentBytes)
+			return fmt.Errorf(
+				"disk: Dirs[%d].Bytes is %d, must be %d to %d with segments of %d", i, d.Bytes, low, high,
+				o.SegmentBytes,
+			)
 		}
 	}
 	return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestSyncFails: a tombstone that may not outlast the machine is a delete that is still owed.
+// TestSyncFails checks that a delete whose tombstone could not be synced is still owed.
 func TestSyncFails(t *testing.T) {
 	var fs broken
 	o := small(t)
@@ -29,8 +29,8 @@ func TestSyncFails(t *testing.T) {
 	wantGet(t, open(t, o), 3, size, pool.Missing, "deleted, and recovered")
 }
 
-// TestTooManyOwed: more deletes than are remembered while nothing can be written. All of what the directory has on its disk goes then, but what is
-// still in the index may be written again.
+// TestTooManyOwed deletes more keys than are remembered while nothing can be written. Everything
+// that the directory has on its disk is dropped then, but blocks in the index may be written again.
 func TestTooManyOwed(t *testing.T) {
 	var fs broken
 	o := small(t)
@@ -38,7 +38,9 @@ func TestTooManyOwed(t *testing.T) {
 	s := open(t, o)
 	wantPut(t, s, 0, 100, size)
 	fs.set(failing(unix.EIO, opWrite))
-	eventually(t, "the state is failed", func() bool { put(t, s, blockOf(1000, size)); return s.stateOf(0) == StateFailed })
+	eventually(
+		t, "the state is failed", func() bool { put(t, s, blockOf(1000, size)); return s.stateOf(0) == StateFailed },
+	)
 	keys := []pool.Key{keyOf(7)}
 	for i := range uint64(maxOwed) {
 		k := keyOf(0)
@@ -61,7 +63,8 @@ func TestTooManyOwed(t *testing.T) {
 	wantGet(t, s, 2009, size, pool.OK, "stored afterwards")
 }
 
-// TestDeleteSyncsTheName: a tombstone whose segment nobody finds after a power cut deletes nothing.
+// TestDeleteSyncsTheName checks that the directory is synced too: a tombstone in a segment without
+// a name deletes nothing after a power cut.
 func TestDeleteSyncsTheName(t *testing.T) {
 	o := small(t)
 	synced := map[string]int{} // by one writer

@@ -7,36 +7,36 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// piece is what is written at once: records of many calls, one behind the other, in whole pages.
+// piece is written at once: consecutive records of many calls, in whole pages.
 type piece struct {
 	mem     []byte
 	seg     *segment
 	at      int64 // in the segment
 	n       int   // bytes reserved in mem
 	copying int   // records being copied into it
-	sync    bool  // it has tombstones, which must outlast the machine too
+	sync    bool  // it has tombstones, which must survive a crash of the machine
 	recs    []*record
-	done    chan struct{} // closed when it was written, or not
+	done    chan struct{} // closed when it was written, or failed
 }
 
-// record is one block or tombstone on its way to the disk.
+// record is one block or tombstone that is to be written.
 type record struct {
 	header
 	tag  tag
 	data []byte
-	from place // a block written again: where it still must be
+	from place // a block written again: the place where it must still be
 	item *pool.Item
 
-	// By the directory's lock; result may be read when piece is nil or done.
+	// Guarded by the directory's lock; result may be read when piece is nil or done.
 
 	result  pool.Status
 	piece   *piece
-	deleted bool  // by a tombstone behind it
+	deleted bool  // by a later tombstone
 	had     place // tombstone: what it removed from the index, if anything
 }
 
-// append takes records into pieces, waiting for room, and copies them. Each has a piece, or a result, afterwards; if ctx ends before, the rest
-// has neither.
+// append adds records to pieces, waiting for room, and copies them. Each has a piece or a result
+// afterwards; if ctx ends before, the remaining ones have neither.
 func (d *dir) append(ctx context.Context, recs []*record) error {
 	for {
 		n, changed := d.reserve(recs)
@@ -73,8 +73,8 @@ func (d *dir) reserve(recs []*record) (n int, changed chan struct{}) {
 	return n, d.changed
 }
 
-// room is the piece in which size bytes have room; nil if there is none now. While a segment is evicted, what it writes again comes first: only
-// that goes on into the next segment. With the lock held.
+// room returns the piece with room for size bytes; nil if there is none now. While a segment is
+// evicted, only the blocks that it writes again may begin the next segment. With the lock held.
 func (d *dir) room(size int, again bool) *piece {
 	for {
 		if d.cur == nil && !d.newPiece(again) {
@@ -110,7 +110,7 @@ func (d *dir) newPiece(again bool) bool {
 	return true
 }
 
-// take gives a record its place. With the lock held.
+// take assigns a record its place. With the lock held.
 func (d *dir) take(p *piece, r *record) {
 	r.piece, r.off = p, p.at+int64(p.n)
 	p.n += int(r.size())
@@ -133,13 +133,13 @@ func (d *dir) forget(t tag) place {
 	}
 	p, ok := d.s.index.remove(t)
 	if ok {
-		d.gone(p)
+		d.uncount(p)
 	}
 	return p
 }
 
-// gone counts a block out of its segment. With the lock held.
-func (d *dir) gone(p place) {
+// uncount subtracts a block from its segment's counts. With the lock held.
+func (d *dir) uncount(p place) {
 	if g := d.s.handles.get(p.segment); g != nil {
 		if g.live--; g.live == 0 {
 			d.emptied = true
@@ -148,7 +148,7 @@ func (d *dir) gone(p place) {
 	}
 }
 
-// fill copies records to their places, piece by piece: the first is written while the next is filled.
+// fill copies records to their places, piece by piece: one is written while the next is filled.
 func (d *dir) fill(recs []*record) {
 	for len(recs) > 0 {
 		p, n := recs[0].piece, 0
@@ -168,7 +168,8 @@ func (d *dir) fill(recs []*record) {
 func (r *record) fill() {
 	p := r.piece.mem[r.off-r.piece.at:][:r.size()]
 	n := headerBytes + len(r.data)
-	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data) // of the copy: the caller's bytes may not change, but if they do it is seen
+	// The sum is of the copy, so it detects a caller that changes its bytes meanwhile.
+	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data)
 	clear(p[n:])
 	if r.kind == block {
 		r.sum = sum
@@ -186,7 +187,7 @@ func (d *dir) filled(p *piece, n int) {
 	}
 }
 
-// seal hands the current piece to the writers. With the lock held.
+// seal passes the current piece to the writers. With the lock held.
 func (d *dir) seal() {
 	p := d.cur
 	if p == nil {

@@ -9,9 +9,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestPowerCut is what a machine that goes down can leave of closed segments: the footer is there, and of the blocks that it names some pages never
-// got to the disk. They read as zeros, or as what another segment had there before. None is delivered, the others are; and after another
-// start it is the same, because nothing is noted on the disk.
+// TestPowerCut simulates closed segments after a crash of the machine: the footer is there, and
+// some pages of blocks that it names did not reach the disk. They read as zeros or as older
+// content. None is returned, the other blocks are; and the result is the same after another start,
+// because nothing is recorded on the disk.
 func TestPowerCut(t *testing.T) {
 	r := rand.New(rand.NewPCG(newSeed(t), 0))
 	const n = 25 // of one segment
@@ -58,7 +59,7 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-// losePages puts zeros, or what another file has there, in the place of some pages in front of a segment's footer.
+// losePages replaces some pages before a segment's footer by zeros or by another file's content.
 func losePages(t *testing.T, r *rand.Rand, path, other string) map[int64]bool {
 	t.Helper()
 	b, err := os.ReadFile(path)
@@ -86,7 +87,8 @@ func losePages(t *testing.T, r *rand.Rand, path, other string) map[int64]bool {
 	return lost
 }
 
-// TestAddedDirectoryMovesOnlyItsShare: a key's directory follows from the names, and from the room of each.
+// TestAddedDirectoryMovesOnlyItsShare checks that a key's directory depends on the names and the
+// sizes only.
 func TestAddedDirectoryMovesOnlyItsShare(t *testing.T) {
 	parent := t.TempDir()
 	o := small(t)

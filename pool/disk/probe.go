@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// farAway is how long the keeper sleeps when nothing is due.
+// farAway is how long the keeper sleeps when it has no work.
 const farAway = time.Hour
 
-// probe tries a lost directory again when it is due, and says how long until the next.
+// probe retries a lost directory when it is time, and returns the time until the next probe.
 func (d *dir) probe() time.Duration {
 	d.mu.Lock()
 	state, due, opened := d.state, time.Until(d.probeAt), d.opened
@@ -39,7 +39,7 @@ func (d *dir) probe() time.Duration {
 	return time.Until(d.probeAt)
 }
 
-// quiet is true when no piece is on its way to the segments.
+// quiet reports whether no piece is being written.
 func (d *dir) quiet() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +50,7 @@ func (d *dir) quiet() bool {
 	return false
 }
 
-// reopen starts over with what is there now.
+// reopen recovers the directory anew.
 func (d *dir) reopen() {
 	fd, err := openDir(d.path)
 	if err == nil {
@@ -58,13 +58,13 @@ func (d *dir) reopen() {
 	}
 	d.mu.Lock()
 	if err != nil && d.opened {
-		d.later() // what is open may still be read
+		d.later() // open files may still be readable
 		d.mu.Unlock()
 		return
 	}
 	wait := d.wait
 	d.mu.Unlock()
-	_ = d.detach() // of files that may be gone
+	_ = d.detach() // of files that may no longer exist
 	err = d.open()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -110,7 +110,7 @@ func (d *dir) comeBack() {
 	d.setState(StateOK, nil)
 }
 
-// remain is for a probe that failed, maybe in another way than before.
+// remain records a failed probe, which may have failed in another way than before.
 func (d *dir) remain(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Put stores the items that are admitted, and waits until they are written. It waits for room in memory, not for room on the disk:
-// a block is Busy where a directory is not StateOK, over its budget, or the block is not admitted. What a kill leaves of it is whole blocks.
+// Put stores the items that are admitted, and waits until they are written. It waits for room in
+// memory, not for room on the disk: a block is Busy if its directory is not StateOK or over its
+// budget, or if it is not admitted. A kill leaves whole blocks.
 func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	if err := s.enter(ctx, s.puts); err != nil {
 		return s.refused(err, items)
@@ -24,7 +25,8 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 		d := s.choose(&it.Key)
 		shares[d] = append(shares[d], &record{
 			header: header{
-				kind: block, key: it.Key, parent: it.Parent, length: uint32(len(it.Data)), born: uint32(s.o.Now().Unix()),
+				kind: block, key: it.Key, parent: it.Parent, length: uint32(len(it.Data)),
+				born: uint32(s.o.Now().Unix()),
 			},
 			tag: s.tagOf(&it.Key), data: it.Data, item: it, result: pool.Busy,
 		})
@@ -39,7 +41,7 @@ func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	return err
 }
 
-// refused is for a call that was not let in.
+// refused sets the result of a call that was not let in.
 func (s *Store) refused(err error, items []pool.Item) error {
 	if !errors.Is(err, errBusy) {
 		return err
@@ -51,7 +53,7 @@ func (s *Store) refused(err error, items []pool.Item) error {
 	return nil
 }
 
-// prepare says what needs no lock to be said of an item.
+// prepare returns the status of an item as far as it needs no lock.
 func (s *Store) prepare(it *pool.Item) pool.Status {
 	if !valid(&it.Key) || len(it.Data) == 0 || it.Parent.Len > pool.MaxHashLen {
 		return pool.Invalid
@@ -70,7 +72,7 @@ func (s *Store) prepare(it *pool.Item) pool.Status {
 	return pool.OK
 }
 
-// log appends to the logs of several directories at once, and waits until all is written.
+// log appends to the logs of several directories concurrently, and waits until all is written.
 func (s *Store) log(ctx context.Context, shares map[*dir][]*record) error {
 	if len(shares) == 1 {
 		for d, recs := range shares {
@@ -110,7 +112,7 @@ func (d *dir) appendAndWait(ctx context.Context, recs []*record) error {
 	return nil
 }
 
-// outcome of a record; running if it is still being written.
+// outcome returns the status of a record; running if it is still being written.
 func (r *record) outcome(running pool.Status) pool.Status {
 	if r.piece == nil {
 		return r.result
@@ -123,8 +125,8 @@ func (r *record) outcome(running pool.Status) pool.Status {
 	}
 }
 
-// Delete removes keys, and returns when their tombstones are on the disk. The room of what was deleted goes back to the file system. ErrOwed
-// says that some are deleted only in memory yet.
+// Delete removes keys, and returns when their tombstones are on the disk. The space of what was
+// deleted is freed. ErrOwed means that some keys are deleted only in memory so far.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 	if err := s.enter(ctx, s.puts); err != nil {
 		return err
@@ -155,14 +157,16 @@ func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
 }
 
 func (s *Store) tombstone(k *pool.Key) *record {
-	return &record{header: header{kind: tombstone, key: *k, born: uint32(s.o.Now().Unix())}, tag: s.tagOf(k), result: pool.Busy}
+	return &record{
+		header: header{kind: tombstone, key: *k, born: uint32(s.o.Now().Unix())}, tag: s.tagOf(k), result: pool.Busy,
+	}
 }
 
-// discard gives the room of a deleted block back.
+// discard frees the space of a deleted block.
 func (d *dir) discard(p place) {
 	g := d.s.handles.hold(p.segment)
 	if g == nil {
-		return // the whole segment went
+		return // the whole segment was dropped
 	}
 	g.punch(p.off(), recordBytes(int(p.length)))
 	d.mu.Lock()

@@ -10,14 +10,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// queue carries the reads and writes of one directory by Linux AIO (io_submit(2)), so that none holds a thread: a thread that waits in pread holds one of
-// Go's processors as well, until Go's monitor sees it and takes it away.
+// queue performs the reads and writes of one directory by Linux AIO (io_submit(2)), so that they
+// hold no thread: a thread that waits in pread also holds one of Go's processors until Go's monitor
+// takes it away.
 //
-//	reader, writer ── io_submit ──▶ kernel ── eventfd, Go's poller ──▶ reap ── io_getevents ──▶ its place
+//	reader, writer ── io_submit ──▶ kernel ── eventfd, Go's poller ──▶ reap ── io_getevents ──┐
+//	     its place ◀───────────────────────────────────────────────────────────────────────────┘
 //
-// Each reader and writer has a place of its own, so there is always room, and waits until the kernel is done with its memory.
+// Each reader and writer has a place of its own, so there is always room, and waits until the
+// kernel is done with its memory.
 type queue struct {
-	context uintptr // of io_setup; 0: there is none, and reads wait in threads
+	context uintptr // of io_setup; 0: none, reads wait in threads
 	event   *os.File
 	eventFD int // of event; File.Fd would make it block
 	places  []waiting
@@ -29,16 +32,17 @@ type queue struct {
 // waiting is the place of a reader or a writer.
 type waiting struct {
 	control iocb
-	list    [1]*iocb   // what io_submit takes
+	list    [1]*iocb   // argument of io_submit
 	result  chan int64 // bytes read or written, or -errno
 }
 
-// ErrThreads is wrapped by the reason OnState is given, with the state as it is, for a directory whose reads and writes each hold a thread.
+// ErrThreads is wrapped by the reason passed to OnState, with an unchanged state, for a directory
+// whose reads and writes each hold a thread.
 var ErrThreads = errors.New("the kernel has no asynchronous reads and writes for it, each holds a thread")
 
 // iocb is struct iocb of linux/aio_abi.h, and ioEvent its struct io_event.
 type iocb struct {
-	data    uint64 // comes back with the event
+	data    uint64 // returned with the event
 	_       uint64 // key and rw_flags
 	command command
 	_       int16 // reqprio
@@ -68,7 +72,8 @@ const (
 	commandWrite command = 1 // IOCB_CMD_PWRITE
 )
 
-// openQueue makes a queue for so many readers and writers. With an error it is one in which all wait in threads.
+// openQueue makes a queue for so many readers and writers. With an error it returns one that uses
+// threads.
 func openQueue(path string, places int, f faults) (*queue, error) {
 	q := &queue{places: make([]waiting, places), faults: f, path: path}
 	for i := range q.places {
@@ -94,9 +99,11 @@ func (q *queue) setUp() error {
 		return unix.Syscall(unix.SYS_IO_SETUP, uintptr(len(q.places)), uintptr(unsafe.Pointer(&q.context)), 0)
 	})
 	if err != nil {
-		return errors.Join(fmt.Errorf("io_setup: %w (fs.aio-max-nr is for all processes together)", err), unix.Close(fd))
+		return errors.Join(
+			fmt.Errorf("io_setup: %w (fs.aio-max-nr is for all processes together)", err), unix.Close(fd),
+		)
 	}
-	if _, err := q.take(make([]ioEvent, 1)); err != nil { // a kernel that allows one call and not the other
+	if _, err := q.take(make([]ioEvent, 1)); err != nil { // a kernel may allow one call and not the other
 		return errors.Join(fmt.Errorf("io_getevents: %w", err), q.destroy(), unix.Close(fd))
 	}
 	q.eventFD, q.event = fd, os.NewFile(uintptr(fd), "queue of "+q.path)
@@ -104,12 +111,14 @@ func (q *queue) setUp() error {
 }
 
 func (q *queue) destroy() error {
-	_, err := system(func() (uintptr, uintptr, unix.Errno) { return unix.Syscall(unix.SYS_IO_DESTROY, q.context, 0, 0) })
+	_, err := system(
+		func() (uintptr, uintptr, unix.Errno) { return unix.Syscall(unix.SYS_IO_DESTROY, q.context, 0, 0) },
+	)
 	q.context = 0
 	return err
 }
 
-// system is a call of the kernel, again where a signal came between.
+// system calls the kernel, and retries after a signal.
 func system(call func() (n, _ uintptr, errno unix.Errno)) (int, error) {
 	return retry(func() (int, error) {
 		n, _, errno := call()
@@ -120,7 +129,7 @@ func system(call func() (n, _ uintptr, errno unix.Errno)) (int, error) {
 	})
 }
 
-// close ends the reaper. Nobody may be reading or writing. Nil: it was never made.
+// close ends the reaper, if the queue was made. No read or write may be running.
 func (q *queue) close() error {
 	if q == nil || q.context == 0 {
 		return nil
@@ -130,9 +139,10 @@ func (q *queue) close() error {
 	return errors.Join(err, q.destroy())
 }
 
-// way is how place number i does a command. Its memory must not be the collector's. What the queue does not take, and what goes through the page
-// cache, which has nothing asynchronous, is done in a thread, and told.
-func (q *queue) way(i int, c command, inThread func()) way {
+// io returns the ioFunc of place i for a command. Its memory must be off the Go heap. inThread is
+// called, and a thread used, for what the queue does not take and for the page cache, which has no
+// asynchronous reads.
+func (q *queue) io(i int, c command, inThread func()) ioFunc {
 	w, thread := &q.places[i], pread
 	if c == commandWrite {
 		thread = pwrite
@@ -154,7 +164,8 @@ func (q *queue) submit(w *waiting, c iocb, f *file, p []byte, off int64) error {
 	if _, err := q.faults.meet(opSubmit, f.path, off, p); err != nil {
 		return err
 	}
-	c.fd, c.buf, c.bytes, c.off = uint32(f.fd), uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))), uint64(len(p)), off
+	c.fd, c.buf = uint32(f.fd), uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p))))
+	c.bytes, c.off = uint64(len(p)), off
 	c.flags, c.eventFD = iocbEventFD, uint32(q.eventFD)
 	w.control = c
 	_, err := system(func() (uintptr, uintptr, unix.Errno) {
@@ -163,9 +174,9 @@ func (q *queue) submit(w *waiting, c iocb, f *file, p []byte, off int64) error {
 	return err
 }
 
-// reap hands results to their places until the queue is closed.
+// reap passes results to their places until the queue is closed.
 func (q *queue) reap() {
-	var count [8]byte // of the reads that have ended, which is not needed
+	var count [8]byte // number of completed reads, not needed
 	events := make([]ioEvent, len(q.places))
 	for {
 		if _, err := q.event.Read(count[:]); err != nil {
@@ -174,7 +185,8 @@ func (q *queue) reap() {
 		_, _ = q.faults.meet(opReap, q.path, 0, nil) // may only wait
 		n, err := q.take(events)
 		if err != nil {
-			panic("disk: io_getevents: " + err.Error()) // it was allowed when the queue was made, and the arguments are the same
+			// The call was allowed when the queue was made, with the same arguments.
+			panic("disk: io_getevents: " + err.Error())
 		}
 		for _, e := range events[:n] {
 			q.places[e.data].result <- e.res
@@ -182,11 +194,13 @@ func (q *queue) reap() {
 	}
 }
 
-// take gives the results that are there, and does not wait: all of them, where there is room for one from each place.
+// take returns the results that are there without waiting: all of them, if events has room for one
+// per place.
 func (q *queue) take(events []ioEvent) (int, error) {
 	var now unix.Timespec
 	return system(func() (uintptr, uintptr, unix.Errno) {
-		return unix.Syscall6(unix.SYS_IO_GETEVENTS, q.context, 0, uintptr(len(events)), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
+		return unix.Syscall6(unix.SYS_IO_GETEVENTS, q.context, 0, uintptr(len(events)),
+			uintptr(unsafe.Pointer(unsafe.SliceData(events))),
 			uintptr(unsafe.Pointer(&now)), 0)
 	})
 }

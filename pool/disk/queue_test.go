@@ -16,7 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// needQueue skips where the kernel gives no queue, to tests that are about nothing else.
+// needQueue skips a test that needs a queue if the kernel has none.
 func needQueue(t testing.TB) {
 	t.Helper()
 	q, err := openQueue(t.TempDir(), 1, nil)
@@ -28,7 +28,7 @@ func needQueue(t testing.TB) {
 	}
 }
 
-// TestNothingHoldsAThread would count them, if they did.
+// TestNothingHoldsAThread counts the reads and writes that held a thread.
 func TestNothingHoldsAThread(t *testing.T) {
 	needQueue(t)
 	s := open(t, small(t))
@@ -52,7 +52,8 @@ func TestStoreInThreads(t *testing.T) {
 	})
 }
 
-// TestNoQueue is a machine whose fs.aio-max-nr is used up: reads and writes hold threads, and it is told and counted.
+// TestNoQueue simulates a machine without free fs.aio-max-nr: reads and writes hold threads, which
+// is reported and counted.
 func TestNoQueue(t *testing.T) {
 	o := small(t)
 	o.faults = failing(unix.EAGAIN, opQueue)
@@ -80,7 +81,7 @@ func TestNoQueue(t *testing.T) {
 	eventually(t, "it is told", func() bool { return told.Load() == 1 })
 }
 
-// TestQueueTakesNoMore is a kernel that refuses every second command.
+// TestQueueTakesNoMore simulates a kernel that refuses every second command.
 func TestQueueTakesNoMore(t *testing.T) {
 	needQueue(t)
 	o := small(t)
@@ -101,8 +102,8 @@ func TestQueueTakesNoMore(t *testing.T) {
 	}
 }
 
-// A disk that hangs: the kernel has a read or a write, and does not say that it has ended. The caller comes back at its deadline, its memory is left alone
-// afterwards, and Close waits for the kernel.
+// The disk hangs: the kernel does not complete a read or a write. The caller returns at its
+// deadline, its memory is not accessed afterwards, and Close waits for the kernel.
 func TestQueueHangs(t *testing.T) {
 	needQueue(t)
 	t.Run("read", func(t *testing.T) { testQueueHangs(t, (*Store).Get, 0) })
@@ -153,7 +154,7 @@ func testQueueHangs(t *testing.T, call func(*Store, context.Context, []pool.Item
 	}
 }
 
-// queueFile is a file of three pages past the page cache, and a queue.
+// queueFile returns a file of three pages opened with O_DIRECT, and a queue.
 func queueFile(t *testing.T, places int) (*file, *queue, []byte) {
 	t.Helper()
 	needQueue(t)
@@ -184,13 +185,13 @@ func queueFile(t *testing.T, places int) (*file, *queue, []byte) {
 	return f, q, memory
 }
 
-// TestQueueReads holds what a place reads against what pread gives: whole reads, the file's end, what lies behind it, and an offset that
-// O_DIRECT does not allow.
+// TestQueueReads compares reads through the queue with pread: whole reads, the end of the file,
+// reads past it, and an offset that O_DIRECT does not allow.
 func TestQueueReads(t *testing.T) {
 	f, q, p := queueFile(t, 3)
 	want := make([]byte, len(p))
 	for i := range 3 {
-		read := q.way(i, commandRead, func() { t.Error("it was read in a thread") })
+		read := q.io(i, commandRead, func() { t.Error("it was read in a thread") })
 		for _, off := range []int64{0, pageBytes, 2 * pageBytes, 3 * pageBytes, 1} {
 			clear(p)
 			n, err := read(f, p, off)
@@ -206,7 +207,7 @@ func TestQueueReads(t *testing.T) {
 func TestQueueWrites(t *testing.T) {
 	f, q, p := queueFile(t, 2)
 	for i := range 2 {
-		write := q.way(i, commandWrite, func() { t.Error("it was written in a thread") })
+		write := q.io(i, commandWrite, func() { t.Error("it was written in a thread") })
 		for _, off := range []int64{0, pageBytes, 2 * pageBytes} { // the last one makes the file longer
 			copy(p, noise[int(off)+100+i:])
 			if n, err := write(f, p, off); n != len(p) || err != nil {

@@ -2,11 +2,12 @@ package disk
 
 import "github.com/kvagent/kvagent/pool"
 
-// read is reader number i: it has memory of its own, so that a read that hangs longer than its caller waits writes nobody's bytes.
+// read runs reader i. It reads to memory of its own, so that a read that outlasts its caller writes
+// to no caller's bytes.
 func (d *dir) read(i int) {
 	b := bounce{lent: d.readMemory[i]}
 	defer b.free()
-	how := d.queue.way(i, commandRead, func() { d.s.count.inThreads.Add(1) })
+	how := d.queue.io(i, commandRead, func() { d.s.count.inThreads.Add(1) })
 	for r := range d.reads {
 		d.readRun(r, how, &b)
 		_ = r.seg.release() // only read
@@ -14,7 +15,7 @@ func (d *dir) read(i int) {
 	}
 }
 
-func (d *dir) readRun(r *run, how way, b *bounce) {
+func (d *dir) readRun(r *run, how ioFunc, b *bounce) {
 	defer close(r.done)
 	if r.claim.Load() == givenUp {
 		return
@@ -31,11 +32,12 @@ func (d *dir) readRun(r *run, how way, b *bounce) {
 	}
 }
 
-// runBytes is the memory that a run of so many bytes of blocks takes at most, in whole units of any device.
+// runBytes returns the memory that a run of so many bytes of blocks needs at most, in whole units
+// of any device.
 func runBytes(blocks int64) int64 { return roundUp(headerBytes+blocks, pageBytes) + pageBytes }
 
 // readSpan reads a part of a segment in whole units of the device. The bytes are b's.
-func readSpan(g *segment, how way, b *bounce, off, end int64) ([]byte, error) {
+func readSpan(g *segment, how ioFunc, b *bounce, off, end int64) ([]byte, error) {
 	from := off / g.align * g.align
 	p, err := b.atLeast(roundUp(end, g.align) - from)
 	if err != nil {
@@ -47,7 +49,8 @@ func readSpan(g *segment, how way, b *bounce, off, end int64) ([]byte, error) {
 	return p[off-from : end-from], nil
 }
 
-// deliver copies a block to the caller if everything fits: the key, the length, the place, the checksum of what the caller gets.
+// deliver copies a block to the caller if the key, the length, the place, and the checksum of the
+// copy match.
 func (p *part) deliver(record []byte, nonce uint64) bool {
 	var h header
 	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
@@ -56,7 +59,8 @@ func (p *part) deliver(record []byte, nonce uint64) bool {
 	return copySum(h.key.Seed(h.length), p.item.Data, record[headerBytes:][:h.length]) == h.sum
 }
 
-// judge is the status of a block that was read. One that does not fit and is still where it was is dropped.
+// judge returns the status of a block that was read. A mismatch drops the block if it has not
+// moved.
 func (d *dir) judge(p *part, ok bool) pool.Status {
 	if ok {
 		d.s.index.use(p.tag, p.place)
@@ -67,12 +71,12 @@ func (d *dir) judge(p *part, ok bool) pool.Status {
 	if !d.s.index.removeIf(p.tag, p.place) {
 		return lookAgain
 	}
-	d.gone(p.place)
+	d.uncount(p.place)
 	d.lost.Store(true)
 	return pool.Corrupt
 }
 
-// countRead notices a directory that cannot be read any more.
+// countRead detects a directory that cannot be read any more.
 func (d *dir) countRead(n int64, err error) {
 	if err == nil {
 		d.s.count.read.Add(uint64(n))

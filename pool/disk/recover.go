@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// recoverAhead is the number of segments that are read while the ones before them are taken into the index.
+// recoverAhead is the number of segments that are read ahead of the index.
 const recoverAhead = 4
 
-// open locks the directory and recovers its log. Its state says how that went.
+// open locks the directory and recovers its log. The result is in its state.
 func (d *dir) open() error {
 	err := d.lock()
 	if err == nil {
@@ -35,11 +35,11 @@ func (d *dir) open() error {
 	d.readable.Store(true)
 	d.badReads.Store(0)
 	d.setState(StateOK, nil)
-	d.tellBuffered()
+	d.notifyBuffered()
 	return nil
 }
 
-// recover reads footers, scans what has none, and applies both in the order of the log.
+// recover reads footers, scans segments without one, and applies both in the order of the log.
 func (d *dir) recover() error {
 	segments, err := d.openSegments()
 	if err != nil {
@@ -86,7 +86,10 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 			continue
 		}
 		if version > formatVersion {
-			return nil, fmt.Errorf("disk: %s has format %d, this program reads up to %d: %w", filepath.Join(d.path, f.Name()), version, formatVersion, errFormat)
+			return nil, fmt.Errorf(
+				"disk: %s has format %d, this program reads up to %d: %w", filepath.Join(d.path, f.Name()), version,
+				formatVersion, errFormat,
+			)
 		}
 		segments = append(segments, &segment{file: &file{path: filepath.Join(d.path, f.Name())}, id: id, nonce: nonce})
 	}
@@ -103,7 +106,7 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 		if err != nil {
 			d.s.count.readErrors.Add(1)
 			d.lost.Store(true)
-			continue // its blocks are missing; the others are not
+			continue // only its blocks are missing
 		}
 		g.file = f
 		g.refs.Store(1)
@@ -112,12 +115,12 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 	return kept, nil
 }
 
-// apply takes what a segment has into the index; what is later in the log replaces what is earlier.
+// apply adds a segment's records to the index; later records of the log replace earlier ones.
 func (d *dir) apply(g *segment, c *contents, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.s.handles.add(g)
-	_, g.taken, _ = g.size() // 0 if even that fails
+	_, g.taken, _ = g.size() // 0 if that fails too
 	d.segments = append(d.segments, g)
 	d.taken += g.taken
 	d.s.count.damaged.Add(uint64(c.damaged))
@@ -145,13 +148,13 @@ func (d *dir) apply(g *segment, c *contents, err error) {
 
 func (d *dir) applyOne(g *segment, h *header) {
 	if d.s.choose(&h.key) != d {
-		return // the directories are others than they were
+		return // the directories are not the same as before
 	}
 	t := d.s.tagOf(&h.key)
 	if h.kind == tombstone {
 		g.tombs++
 		if p, ok := d.s.index.remove(t); ok {
-			d.gone(p)
+			d.uncount(p)
 		}
 		return
 	}
@@ -161,13 +164,13 @@ func (d *dir) applyOne(g *segment, h *header) {
 		return
 	}
 	if had {
-		d.gone(old)
+		d.uncount(old)
 	}
 	g.live++
 	d.s.count.recovered.Add(1)
 }
 
-// detach closes everything and forgets what is stored here.
+// detach closes everything and drops what is stored here.
 func (d *dir) detach() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

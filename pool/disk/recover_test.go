@@ -76,7 +76,7 @@ func TestDeleteWhileItIsWritten(t *testing.T) {
 	}
 }
 
-// TestDamage cuts the tail of the open segment and flips bytes anywhere, and opens what is left.
+// TestDamage cuts the tail of the open segment and flips bytes anywhere, and opens the store.
 func TestDamage(t *testing.T) {
 	seed := newSeed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -178,7 +178,7 @@ func flip(t testing.TB, path string, at int64) {
 	}
 }
 
-// TestFlippedByteIsSeenByARead is about damage that recovery does not look for: in a closed segment.
+// TestFlippedByteIsSeenByARead damages a closed segment, which recovery does not read.
 func TestFlippedByteIsSeenByARead(t *testing.T) {
 	o := small(t)
 	s := open(t, o)
@@ -198,10 +198,10 @@ func TestFlippedByteIsSeenByARead(t *testing.T) {
 func TestBytesThatLookLikeARecordAreNone(t *testing.T) {
 	o := small(t)
 	s := open(t, o)
-	// A tenant who knows the format and the place, but not the nonce, puts tombstones for block 1 into its block. Its own header is then
-	// damaged, so that recovery looks at what is behind it.
+	// A tenant who knows the format and the place, but not the nonce, puts tombstones for block 1
+	// into its block. Its own header is then damaged, so recovery examines what follows it.
 	wantPut(t, s, 1, 2, size)
-	const place = 2 * pageBytes // behind the piece of block 1
+	const place = 2 * pageBytes // after the piece of block 1
 	evil := blockOf(0, size)
 	h := header{kind: tombstone, key: keyOf(1)}
 	for at := 0; at+headerBytes < size; at += headerBytes {

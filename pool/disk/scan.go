@@ -9,13 +9,13 @@ import (
 // contents is what recovery found in a segment.
 type contents struct {
 	headers []byte // of whole records, in their order
-	end     int64  // behind the last of them, in whole pages
+	end     int64  // end of the last of them, in whole pages
 	footer  bool   // it was closed
-	damaged int    // records whose header fits and whose bytes do not
+	damaged int    // records whose header matches and whose bytes do not
 	read    int64  // bytes
 }
 
-// readSegment takes the footer's word, or scans the segment.
+// readSegment reads the footer, or scans the segment.
 func readSegment(g *segment, b *bounce) (c contents, err error) {
 	size, _, err := g.size()
 	if err != nil {
@@ -46,11 +46,14 @@ func readFooter(g *segment, b *bounce, size int64) (c contents, ok bool) {
 	if pool.Sum(0, headers) != t.sum {
 		return c, false
 	}
-	return contents{headers: append([]byte(nil), headers...), end: t.headers, footer: true, read: size - t.headers}, true
+	return contents{
+		headers: append([]byte(nil), headers...), end: t.headers, footer: true, read: size - t.headers,
+	}, true
 }
 
-// scan looks for records at every place where one could begin, and keeps those that verify. What is torn, damaged or was never written is
-// passed over; bytes of a block are not taken for a record, because they do not know the nonce.
+// scan tries every place where a record could begin, and keeps those that verify. It skips what is
+// torn, damaged or was never written. Bytes of a block are not taken for a record, because they
+// lack the nonce.
 func scan(g *segment, b *bounce, size int64) (c contents, err error) {
 	w := window{g: g, b: b, size: size / pageBytes * pageBytes}
 	for pos := g.nextData(0); pos+headerBytes <= w.size; {
@@ -89,7 +92,7 @@ type window struct {
 
 const windowBytes = 4 << 20
 
-// at gives n bytes at off, until the next call.
+// at returns n bytes at off, valid until the next call.
 func (w *window) at(off, n int64) ([]byte, error) {
 	if off < w.off || off+n > w.off+int64(len(w.p)) {
 		from := off / pageBytes * pageBytes

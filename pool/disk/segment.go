@@ -14,15 +14,15 @@ import (
 type segment struct {
 	*file
 	id, nonce uint64
-	handle    uint32 // in the index; never used again while the process lives
+	handle    uint32 // in the index; not reused in this process
 
-	named atomic.Bool // its name outlasts the machine
+	named atomic.Bool // its name is synced to the directory
 
-	refs atomic.Int32 // the log's own, and one for each read; the file is closed with the last
+	refs atomic.Int32 // one of the log, and one for each read; the last one closes the file
 
-	// The rest belongs to the directory's lock.
+	// The fields below are guarded by the directory's lock.
 
-	taken   int64  // bytes of the disk, as counted against the limit
+	taken   int64  // bytes on the disk, as counted against the limit
 	tail    int64  // an open segment: where the next piece begins
 	records int    // an open segment: reserved in it, whose headers will be in the footer
 	headers []byte // an open segment: of the records written, in any order
@@ -32,7 +32,7 @@ type segment struct {
 	closed  bool   // it has a footer, or will never have one
 }
 
-// hold keeps the file open for a read. False if it is closed already.
+// hold keeps the file open for a read; false if it is closed already.
 func (g *segment) hold() bool {
 	for {
 		n := g.refs.Load()
@@ -52,12 +52,13 @@ func (g *segment) release() error {
 	return nil
 }
 
-// room is true if another record of size bytes, in a piece that begins at tail and has used bytes so far, leaves room for the footer.
+// room reports whether a further record of size bytes, in a piece that begins at tail and has used
+// bytes so far, leaves room for the footer.
 func (g *segment) room(used, size, limit int64) bool {
 	return g.tail+roundUp(used+size, pageBytes)+footerBytes(g.records+1) <= limit
 }
 
-// handles gives segments their numbers in the index, for all directories together.
+// handles assigns segments their numbers in the index, for all directories together.
 type handles struct {
 	mu   sync.RWMutex
 	last uint32
@@ -91,7 +92,7 @@ func (h *handles) get(handle uint32) *segment {
 	return h.all[handle]
 }
 
-// hold gives a segment with its file held open, or nil.
+// hold returns a segment with its file held open, or nil.
 func (h *handles) hold(handle uint32) *segment {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -101,8 +102,8 @@ func (h *handles) hold(handle uint32) *segment {
 	return nil
 }
 
-// writeFooter ends a segment's file: copies of its headers in the order of the log, and the trailer. Only the keeper calls it, or
-// Close after it.
+// writeFooter ends a segment's file: copies of its headers in the order of the log, and the
+// trailer. Only the keeper calls it, or Close after it.
 func (d *dir) writeFooter(g *segment) error {
 	headers := sorted(g.headers)
 	n := footerBytes(len(headers) / headerBytes)
@@ -122,7 +123,7 @@ func (d *dir) writeFooter(g *segment) error {
 	return g.truncate(g.tail + n)
 }
 
-// sorted puts headers in the order of their places: with several writers they were written in another.
+// sorted sorts headers by their places: several writers write them in another order.
 func sorted(headers []byte) []byte {
 	each := slices.Collect(slices.Chunk(headers, headerBytes))
 	slices.SortFunc(each, func(a, b []byte) int {

@@ -11,13 +11,13 @@ import (
 // State of a directory.
 type State uint8
 
-// The states. In all but StateMissing what is stored is still read.
+// The states. In all but StateMissing, blocks can still be read.
 const (
 	StateOK       State = iota
-	StateFull           // the file system has no room, although the store is within its limit; nothing is written
-	StateReadOnly       // the file system or the directory may not be written
-	StateFailed         // a write, or many reads in turn, failed in another way; or the files are of a later version
-	StateMissing        // it is not there, or not a directory; nothing is read or written
+	StateFull           // the file system is full, although the store is within its limit; nothing is written
+	StateReadOnly       // the file system or the directory cannot be written
+	StateFailed         // a write, or many consecutive reads, failed in another way; or a later version wrote the files
+	StateMissing        // it does not exist, or is no directory; nothing is read or written
 	states
 )
 
@@ -30,7 +30,7 @@ func (s State) String() string {
 	return fmt.Sprintf("state %d", uint8(s))
 }
 
-// stateOf is the state that an error of the file system puts a directory in.
+// stateOf returns the state of a directory after an error of the file system.
 func stateOf(err error) State {
 	switch {
 	case err == nil:
@@ -45,11 +45,11 @@ func stateOf(err error) State {
 	return StateFailed
 }
 
-// failReads is the number of reads that fail one after the other before a directory counts as failed, and is not read until a probe
-// reads again.
+// failReads is the number of consecutive failed reads after which a directory counts as failed, and
+// is not read until a probe succeeds.
 const failReads = 16
 
-// setState changes the state. With the lock held. Whoever waits for room looks again.
+// setState changes the state and wakes all that wait for room. With the lock held.
 func (d *dir) setState(to State, reason error) {
 	from := d.state
 	if from == to {
@@ -65,7 +65,7 @@ func (d *dir) setState(to State, reason error) {
 	}
 	d.broadcast()
 	if f := d.s.o.OnState; f != nil {
-		d.told = append(d.told, func() { f(d.path, from, to, reason) })
+		d.notices = append(d.notices, func() { f(d.path, from, to, reason) })
 		d.wakeKeeper()
 	}
 }
@@ -76,33 +76,34 @@ func (d *dir) later() {
 	d.probeAt = time.Now().Add(d.wait)
 }
 
-// ErrBuffered is the reason OnState is given, with the state as it is, for a directory whose file system cannot do O_DIRECT.
+// ErrBuffered is the reason passed to OnState, with an unchanged state, for a directory whose file
+// system cannot do O_DIRECT.
 var ErrBuffered = errors.New("the file system cannot do O_DIRECT, the page cache is used")
 
-// tellBuffered says once in each opening that the page cache is used. With the lock held.
-func (d *dir) tellBuffered() {
+// notifyBuffered reports once per opening that the page cache is used. With the lock held.
+func (d *dir) notifyBuffered() {
 	for _, g := range d.segments {
 		if !g.direct && !d.saidBuffered {
 			d.saidBuffered = true
-			d.tellLater(ErrBuffered)
+			d.notifyLater(ErrBuffered)
 		}
 	}
 }
 
-// tellLater has OnState told of something that changes no state. With the lock held.
-func (d *dir) tellLater(reason error) {
+// notifyLater queues a call of OnState that changes no state. With the lock held.
+func (d *dir) notifyLater(reason error) {
 	if f := d.s.o.OnState; f != nil {
 		state := d.state
-		d.told = append(d.told, func() { f(d.path, state, state, reason) })
+		d.notices = append(d.notices, func() { f(d.path, state, state, reason) })
 		d.wakeKeeper()
 	}
 }
 
-// tell calls OnState for what changed, without the lock.
-func (d *dir) tell() {
+// notify calls OnState for all changes, without the lock.
+func (d *dir) notify() {
 	d.mu.Lock()
-	told := d.told
-	d.told = nil
+	told := d.notices
+	d.notices = nil
 	d.mu.Unlock()
 	for _, f := range told {
 		f()

@@ -60,7 +60,8 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// testState breaks a store, sees it say so and go on reading, mends it, and sees it come back.
+// testState breaks a store, checks its state and that it can still be read, repairs it, and waits
+// until it is back.
 func testState(t *testing.T, bad faults, want State) {
 	var fs broken
 	var mu sync.Mutex
@@ -118,7 +119,8 @@ func testState(t *testing.T, bad faults, want State) {
 	wantGet(t, s, 200019, size, pool.OK, "reopened")
 }
 
-// TestReadsFail is a device that answers no more: gets miss at once, and hit again when it is back.
+// TestReadsFail simulates a device that stops answering: gets miss at once, and hit again when it
+// is back.
 func TestReadsFail(t *testing.T) {
 	var fs broken
 	o := small(t)
@@ -153,8 +155,8 @@ func TestShortReadIsNotDelivered(t *testing.T) {
 	wantGet(t, s, 0, size, pool.Corrupt, "a short read")
 }
 
-// TestEachWriteFails lets the nth write fail, whole, torn at any byte, or short, then crashes, and sees that everything that was
-// acknowledged is there.
+// TestEachWriteFails lets the nth write fail, whole, torn at any byte, or short, then crashes, and
+// checks that every acknowledged block is there.
 func TestEachWriteFails(t *testing.T) {
 	for n := range 12 {
 		for _, part := range []int{0, 1, 100, 128, 4096, 5000, 9999, -1} {
@@ -203,7 +205,10 @@ func eachWrite(t *testing.T, n, part int) {
 	again := open(t, o)
 	for i, ok := range stored {
 		if got := get(t, again, i, size); ok && got != pool.OK {
-			t.Fatalf("write %d failed after %d bytes; block %d was acknowledged, and has status %d after a crash", n, part, i, got)
+			t.Fatalf(
+				"write %d failed after %d bytes; block %d was acknowledged, and has status %d after a crash", n, part,
+				i, got,
+			)
 		}
 	}
 	closeNow(t, s)
@@ -324,7 +329,8 @@ func TestReadOnlyMount(t *testing.T) {
 	wantPut(t, s, 100, 110, size)
 }
 
-// TestHangingReadEndsWithTheContext is a disk that does not come back: the caller does, and nobody writes its memory afterwards.
+// TestHangingReadEndsWithTheContext simulates a disk that hangs: the caller returns, and its memory
+// is not written afterwards.
 func TestHangingReadEndsWithTheContext(t *testing.T) {
 	var fs broken
 	o := small(t)

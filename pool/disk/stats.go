@@ -12,23 +12,28 @@ type Stats struct {
 	IndexBytes int64 // memory of the index
 	Dirs       []DirStats
 
-	Stored, Existed, Busy, NotAdmitted, OverBudget, TooLarge uint64 // items of Put; Busy is all that were refused for now
-	PutsLost                                                 uint64 // items of Put that met a directory that cannot be written
-	Hits, Missed, Corrupt                                    uint64 // items of Get; Corrupt ones were dropped
-	Deletes, DeletesOwed                                     uint64 // keys of Delete; those that could not be written at once
-	CallsRefused                                             uint64 // more than MaxPuts or MaxGets at once
+	// items of Put; Busy counts all that were refused for now
+	Stored, Existed, Busy, NotAdmitted, OverBudget, TooLarge uint64
+	// items of Put that met a directory that cannot be written
+	PutsLost              uint64
+	Hits, Missed, Corrupt uint64 // items of Get; Corrupt ones were dropped
+	// keys of Delete; those that could not be written at once
+	Deletes, DeletesOwed uint64
+	CallsRefused         uint64 // more than MaxPuts or MaxGets at once
 
 	Writes, WrittenBytes, Reads, ReadBytes uint64 // of the medium
 	WriteErrors, ReadErrors                uint64
-	InThreads                              uint64 // reads and writes that held a thread: the kernel had no asynchronous ones
-	Evicted, WrittenAgain, AgainBytes      uint64 // blocks that went with their segment; that were written again instead, and their bytes
-	SegmentsDropped                        uint64
-	StateChanges, Probes, IndexFull        uint64
-	Recovered, Damaged                     uint64 // at start: blocks found; records whose bytes did not fit
-	Scanned, RecoveryRead                  uint64 // segments without a footer; bytes read
+	// reads and writes that held a thread, because the kernel had no asynchronous ones
+	InThreads uint64
+	// blocks evicted with their segment; blocks written again instead, and their bytes
+	Evicted, WrittenAgain, AgainBytes uint64
+	SegmentsDropped                   uint64
+	StateChanges, Probes, IndexFull   uint64
+	Recovered, Damaged                uint64 // at start: blocks found; records whose bytes did not fit
+	Scanned, RecoveryRead             uint64 // segments without a footer; bytes read
 }
 
-// DirStats is one directory.
+// DirStats is the state of one directory.
 type DirStats struct {
 	Path       string
 	State      State
@@ -74,17 +79,22 @@ func (c *counters) get(it *pool.Item) {
 	}
 }
 
-// Stats may be called at any time, also after Close.
+// Stats returns a snapshot. It may be called at any time, also after Close.
 func (s *Store) Stats() Stats {
 	c := &s.count
 	st := Stats{
-		Stored: c.stored.Load(), Existed: c.existed.Load(), Busy: c.busy.Load(), NotAdmitted: c.notAdmitted.Load(), OverBudget: c.overBudget.Load(),
-		TooLarge: c.tooLarge.Load(), PutsLost: c.putsLost.Load(), Hits: c.hits.Load(), Missed: c.missed.Load(), Corrupt: c.corrupt.Load(),
+		Stored: c.stored.Load(), Existed: c.existed.Load(), Busy: c.busy.Load(), NotAdmitted: c.notAdmitted.Load(),
+		OverBudget: c.overBudget.Load(),
+		TooLarge:   c.tooLarge.Load(), PutsLost: c.putsLost.Load(), Hits: c.hits.Load(), Missed: c.missed.Load(),
+		Corrupt: c.corrupt.Load(),
 		Deletes: c.deletes.Load(), DeletesOwed: c.deletesOwed.Load(), CallsRefused: c.callsRefused.Load(),
 		Writes: c.writes.Load(), WrittenBytes: c.written.Load(), Reads: c.reads.Load(), ReadBytes: c.read.Load(),
-		WriteErrors: c.writeErrors.Load(), ReadErrors: c.readErrors.Load(), InThreads: c.inThreads.Load(), Evicted: c.evicted.Load(), WrittenAgain: c.again.Load(),
-		AgainBytes: c.againBytes.Load(), SegmentsDropped: c.segmentsDropped.Load(), StateChanges: c.stateChanges.Load(), Probes: c.probes.Load(),
-		IndexFull: c.indexFull.Load(), Recovered: c.recovered.Load(), Damaged: c.damaged.Load(), Scanned: c.scanned.Load(), RecoveryRead: c.recoveryRead.Load(),
+		WriteErrors: c.writeErrors.Load(), ReadErrors: c.readErrors.Load(), InThreads: c.inThreads.Load(),
+		Evicted: c.evicted.Load(), WrittenAgain: c.again.Load(),
+		AgainBytes: c.againBytes.Load(), SegmentsDropped: c.segmentsDropped.Load(), StateChanges: c.stateChanges.Load(),
+		Probes:    c.probes.Load(),
+		IndexFull: c.indexFull.Load(), Recovered: c.recovered.Load(), Damaged: c.damaged.Load(),
+		Scanned: c.scanned.Load(), RecoveryRead: c.recoveryRead.Load(),
 	}
 	st.Blocks, st.IndexBytes = s.index.size()
 	for _, d := range s.dirs {
@@ -111,7 +121,8 @@ func (d *dir) stats() DirStats {
 
 var _ pool.Reporter = (*Store)(nil)
 
-// Report implements pool.Reporter. The state is that of the worst directory, and the reason names it.
+// Report implements pool.Reporter. The state is that of the worst directory, which the reason
+// names.
 func (s *Store) Report() pool.StoreReport {
 	st := s.Stats()
 	r := pool.StoreReport{State: StateOK.String()}
@@ -123,16 +134,21 @@ func (s *Store) Report() pool.StoreReport {
 		}
 	}
 	r.Counts = []pool.Count{
-		{Name: "not_admitted", N: st.NotAdmitted}, {Name: "over_budget", N: st.OverBudget}, {Name: "too_large", N: st.TooLarge}, {Name: "calls_refused", N: st.CallsRefused},
-		{Name: "puts_lost", N: st.PutsLost}, {Name: "write_errors", N: st.WriteErrors}, {Name: "read_errors", N: st.ReadErrors},
+		{Name: "not_admitted", N: st.NotAdmitted}, {Name: "over_budget", N: st.OverBudget},
+		{Name: "too_large", N: st.TooLarge}, {Name: "calls_refused", N: st.CallsRefused},
+		{Name: "puts_lost", N: st.PutsLost}, {Name: "write_errors", N: st.WriteErrors},
+		{Name: "read_errors", N: st.ReadErrors},
 		{Name: "in_threads", N: st.InThreads}, {Name: "index_full", N: st.IndexFull},
-		{Name: "bytes_written", N: st.WrittenBytes}, {Name: "bytes_read", N: st.ReadBytes}, {Name: "evicted", N: st.Evicted}, {Name: "written_again", N: st.WrittenAgain},
-		{Name: "deletes_owed", N: st.DeletesOwed}, {Name: "state_changes", N: st.StateChanges}, {Name: "recovered", N: st.Recovered}, {Name: "damaged", N: st.Damaged},
+		{Name: "bytes_written", N: st.WrittenBytes}, {Name: "bytes_read", N: st.ReadBytes},
+		{Name: "evicted", N: st.Evicted}, {Name: "written_again", N: st.WrittenAgain},
+		{Name: "deletes_owed", N: st.DeletesOwed}, {Name: "state_changes", N: st.StateChanges},
+		{Name: "recovered", N: st.Recovered}, {Name: "damaged", N: st.Damaged},
 	}
 	return r
 }
 
-// Usage counts the disk's bytes and the blocks in the index; capacity is that of the directories that are not missing.
+// Usage returns the bytes on the disk and the blocks in the index; the capacity is that of the
+// directories that are not missing.
 func (s *Store) Usage() pool.Usage {
 	var u pool.Usage
 	u.Items, _ = s.index.size()

@@ -18,8 +18,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The kill storm: a child puts, gets and deletes, and tells its parent through a pipe what it begins and what was done; the parent
-// kills it at a random moment, opens the directory, and compares. Rounds go on in the same directory.
+// The kill storm: a child puts, gets and deletes, and reports through a pipe what it begins and
+// what is done. The parent kills it at a random moment, opens the directory, and compares. Rounds
+// use the same directory.
 const (
 	stormDirEnv  = "KVAGENT_DISK_STORM_DIR"
 	stormSeedEnv = "KVAGENT_DISK_STORM_SEED"
@@ -72,7 +73,8 @@ func stormWork(s *Store, w int, r *rand.Rand, tell func(string, int)) {
 		switch op := r.IntN(10); {
 		case op < 5:
 			items[0].Data = make([]byte, stormLength(i))
-			if err := s.Get(ctx, items); err != nil || (items[0].Status == pool.OK && string(items[0].Data) != string(blockOf(i, stormLength(i)).Data)) {
+			if err := s.Get(ctx, items); err != nil ||
+				(items[0].Status == pool.OK && string(items[0].Data) != string(blockOf(i, stormLength(i)).Data)) {
 				panic(fmt.Sprint("get: ", err, " or wrong bytes"))
 			}
 		case op < 9:
@@ -101,15 +103,19 @@ func TestKillStorm(t *testing.T) {
 			t.Fatalf("KVAGENT_KILLS: %v", err)
 		}
 	}
-	st := &killStorm{t: t, dir: t.TempDir(), r: rand.New(rand.NewPCG(newSeed(t), 0)), last: map[int]string{}, rot: map[int]bool{}}
+	st := &killStorm{
+		t: t, dir: t.TempDir(), r: rand.New(rand.NewPCG(newSeed(t), 0)), last: map[int]string{}, rot: map[int]bool{},
+	}
 	st.fill()
 	for round := range rounds {
 		st.round(round%4 == 3)
 	}
 	ratio := float64(st.back) / float64(st.acknowledged)
-	t.Logf("%d kills: %d of %d acknowledged blocks were back (%.4f), 0 wrong; recovery took %v at most; %d blocks stored at the end; %.3f of the room was taken",
+	t.Logf("%d kills: %d of %d acknowledged blocks were back (%.4f), 0 wrong; recovery took %v at most; %d blocks "+
+		"stored at the end; %.3f of the room was taken",
 		rounds, st.back, st.acknowledged, ratio, st.slowest, st.stored, st.taken/float64(rounds))
-	if mean := st.taken / float64(rounds); mean < 0.75 { // 0.8 to 0.9: a kill may come when segments have just been given up for the next ones
+	// 0.8 to 0.9: a kill may come when segments have just been given up for the next ones
+	if mean := st.taken / float64(rounds); mean < 0.75 {
 		t.Errorf("%.3f of the room was taken, on average of %d rounds, want 0.75", mean, rounds)
 	}
 	if ratio < 0.95 {
@@ -122,7 +128,9 @@ type killStorm struct {
 	dir  string
 	r    *rand.Rand
 	last map[int]string // the last word on each key; "" is unknown
-	rot  map[int]bool   // blocks that were damaged: they are dropped again after each start, until they are evicted or put again
+	// blocks that were damaged: they are dropped again after each start, until they are evicted or
+	// put again
+	rot map[int]bool
 
 	acknowledged, back, stored int
 	taken                      float64 // of the room, all rounds together

@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// blockOf is block i: its key and the bytes that belong under it follow from its number.
+// blockOf returns block i: its key and its bytes follow from its number.
 func blockOf(i, length int) pool.Item {
 	var it pool.Item
 	it.Key.Space = pool.Fingerprint{7}
@@ -114,7 +114,7 @@ func segmentFiles(t testing.TB, dir string) []string {
 	return files
 }
 
-// crash copies what a killed process would leave: the files as they are now.
+// crash copies what a killed process would leave: the current files.
 func crash(t testing.TB, from string) string {
 	t.Helper()
 	to := t.TempDir()

@@ -9,13 +9,16 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// enoughBytes is what a piece must have to be written beside others before it is full: from here on a device gives its rate to writes at once.
+// enoughBytes is the size from which a piece is written concurrently with others before it is full.
+// From this size on a device reaches its full rate with concurrent writes.
 const enoughBytes = 1 << 20
 
-// write is writer number i: it takes the pieces whose records are all copied, and the current one as soon as no other is on its way, or it has
-// enoughBytes. So a lonely block is written at once, small ones that come meanwhile make the next piece, and a batch's end does not wait for its beginning.
+// write runs writer i. It takes the pieces whose records are all copied, and the current one as
+// soon as no other is being written or it has enoughBytes. So a single block is written at once,
+// small ones that arrive meanwhile make the next piece, and the end of a batch does not wait for
+// its beginning.
 func (d *dir) write(i int) {
-	how := d.queue.way(d.s.o.ReadDepth+i, commandWrite, func() { d.s.count.inThreads.Add(1) })
+	how := d.queue.io(d.s.o.ReadDepth+i, commandWrite, func() { d.s.count.inThreads.Add(1) })
 	for {
 		p := d.nextPiece()
 		if p == nil {
@@ -53,7 +56,7 @@ func (d *dir) nextPiece() *piece {
 	}
 }
 
-func (d *dir) writePiece(p *piece, how way) error {
+func (d *dir) writePiece(p *piece, how ioFunc) error {
 	d.mu.Lock()
 	lost, reason := d.state != StateOK, d.reason
 	d.mu.Unlock()
@@ -67,13 +70,14 @@ func (d *dir) writePiece(p *piece, how way) error {
 	d.s.count.written.Add(uint64(p.n))
 	d.s.count.writes.Add(1)
 	if p.sync {
-		return d.outlast(p.seg)
+		return d.syncSegment(p.seg)
 	}
 	return nil
 }
 
-// outlast makes what was written to a segment outlast the machine, and with its first time the segment's name.
-func (d *dir) outlast(g *segment) error {
+// syncSegment syncs a segment's file and, for the first time, its name, so that they survive a
+// crash of the machine.
+func (d *dir) syncSegment(g *segment) error {
 	if err := g.sync(); err != nil || g.named.Load() {
 		return err
 	}
@@ -81,7 +85,7 @@ func (d *dir) outlast(g *segment) error {
 		return fmt.Errorf("disk: sync %s: %w", d.path, err)
 	}
 	d.mu.Lock()
-	fd := d.lockFD // open as long as pieces are written
+	fd := d.lockFD // open while pieces are written
 	d.mu.Unlock()
 	if _, err := retry(func() (int, error) { return 0, unix.Fsync(fd) }); err != nil {
 		return fmt.Errorf("disk: sync %s: %w", d.path, err)
@@ -90,7 +94,7 @@ func (d *dir) outlast(g *segment) error {
 	return nil
 }
 
-// finish makes what was written visible, and tells those who wait.
+// finish makes what was written visible, and wakes those that wait for it.
 func (d *dir) finish(p *piece, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -104,7 +108,7 @@ func (d *dir) finish(p *piece, err error) {
 	close(p.done)
 	if err != nil {
 		d.s.count.writeErrors.Add(1)
-		d.lost.Store(true) // some of it may be there
+		d.lost.Store(true) // part of it may be on the disk
 		d.setState(stateOf(err), err)
 	}
 	if p.seg != d.writing {
@@ -131,12 +135,12 @@ func (d *dir) settle(p *piece, r *record, err error) pool.Status {
 		return pool.OK
 	}
 	if !mine || r.deleted {
-		return pool.OK // it was stored, and deleted right after
+		return pool.OK // it was stored, and deleted right afterwards
 	}
 	return d.show(p.seg, r)
 }
 
-// show puts a written block into the index. With the lock held.
+// show adds a written block to the index. With the lock held.
 func (d *dir) show(g *segment, r *record) pool.Status {
 	uses := r.from.uses / 2
 	if r.from.segment != 0 {
@@ -144,20 +148,22 @@ func (d *dir) show(g *segment, r *record) pool.Status {
 			return pool.Missing // it was dropped meanwhile
 		}
 	}
-	old, had, err := d.s.index.put(r.tag, place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: uses})
+	old, had, err := d.s.index.put(
+		r.tag, place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: uses},
+	)
 	if err != nil {
 		d.s.count.indexFull.Add(1)
 		d.lost.Store(true)
 		return pool.Busy
 	}
 	if had {
-		d.gone(old)
+		d.uncount(old)
 	}
 	g.live++
 	return pool.OK
 }
 
-// refuse says why a record is not written, if it is not. With the lock held.
+// refuse returns the status of a record that is not to be written. With the lock held.
 func (d *dir) refuse(r *record) (pool.Status, bool) {
 	switch {
 	case r.kind == tombstone:
@@ -182,7 +188,8 @@ func (d *dir) refuse(r *record) (pool.Status, bool) {
 	return 0, false
 }
 
-// refuseAgain is for a block that its segment's eviction writes again. It never waits for a segment: making one is what evicts.
+// refuseAgain does as refuse for a block that the eviction of its segment writes again. It never
+// waits for a segment, because making one requires eviction.
 func (d *dir) refuseAgain(r *record) (pool.Status, bool) {
 	if p, ok := d.s.index.get(r.tag); !ok || !p.same(r.from) {
 		return pool.Missing, true
@@ -213,10 +220,10 @@ func (d *dir) refuseTombstone(r *record) (pool.Status, bool) {
 	if _, stored := d.s.index.get(r.tag); stored || d.pending[r.tag] != nil || d.lost.Load() {
 		return 0, false
 	}
-	return pool.OK, true // neither here nor on the disk
+	return pool.OK, true // neither in memory nor on the disk
 }
 
-// owe remembers a delete for when the directory is back. With the lock held.
+// owe remembers a delete until the directory is back. With the lock held.
 func (d *dir) owe(k pool.Key) {
 	d.s.count.deletesOwed.Add(1)
 	if len(d.owed) >= maxOwed {

@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestEndOfABatchIsWrittenBesideItsBeginning puts a batch of a piece and a half; neither write goes on before both have begun.
+// TestEndOfABatchIsWrittenBesideItsBeginning puts a batch of a piece and a half; neither write goes
+// on before both have begun.
 func TestEndOfABatchIsWrittenBesideItsBeginning(t *testing.T) {
 	const length = enoughBytes - headerBytes
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

@@ -12,7 +12,8 @@ func (c *core) Child(e uint32) uint32 { return c.recs.All[e].child }
 // Held implements pool.View.
 func (c *core) Held(e uint32) bool { return c.held(e) }
 
-// kindOf gives entries with slots of these classes a kind. When there are too many, the rest share the last one.
+// kindOf returns the kind of entries with slots of these classes, a new one if necessary. Once
+// there are MaxKinds, all further ones share the last.
 func (c *core) kindOf(classes []int32) uint8 {
 	for i, k := range c.kinds {
 		if slices.Equal(k, classes) {
@@ -25,7 +26,7 @@ func (c *core) kindOf(classes []int32) uint8 {
 	return uint8(len(c.kinds) - 1)
 }
 
-// kindsWith are the kinds, a bit each, whose entries have a slot of a class.
+// kindsWith returns the kinds, a bit each, whose entries have a slot of a class.
 func (c *core) kindsWith(class int32) (kinds uint64) {
 	for i, k := range c.kinds {
 		if i == pool.MaxKinds-1 || slices.Contains(k, class) {
@@ -35,19 +36,19 @@ func (c *core) kindsWith(class int32) (kinds uint64) {
 	return kinds
 }
 
-// advised is the entry with a slot of a class that the policy gives up; none without a policy.
+// advised returns the entry with a slot of a class that the policy evicts; none without a policy.
 func (c *core) advised(class int32) uint32 {
 	if c.advisor == nil {
 		return none
 	}
 	e := c.advisor.victim(c.kindsWith(class), c)
 	if e != none && !c.evictable(e) {
-		panic("dram: the policy gives up an entry that is held or has others behind it")
+		panic("dram: the policy evicts an entry that is held or has children")
 	}
 	return e
 }
 
-// announce tells the policy of the entries that became visible.
+// announce passes the entries that became visible to the policy.
 func (c *core) announce() {
 	a := c.advisor
 	if a == nil || len(c.shown) == 0 {
@@ -62,7 +63,7 @@ func (c *core) announce() {
 	c.shown = c.shown[:0]
 }
 
-// announceRun tells of the entries from from on that are of one group, and returns where the next ones begin.
+// announceRun passes the entries of one group from index from on, and returns the index after them.
 func (c *core) announceRun(from int) int {
 	in, id := &c.advisor.in, c.recs.All[c.shown[from]].ident
 	g := c.group(id)

@@ -8,29 +8,31 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of what a policy is told of look-ups.
+// Limits of what is passed to a policy about look-ups.
 const (
-	maxNotes      = 64       // look-ups not yet told; a further one is not told, and counted
-	wakeNotes     = 8        // look-ups that are told without waiting for a reservation
-	maxNoteBlocks = 8 << 10  // blocks of one look-up that are told, from its first on, and at most a group more
-	catchUpBlocks = 16 << 10 // blocks that a reservation tells of before it goes on
+	maxNotes      = 64       // queued look-ups; a further one is dropped and counted
+	wakeNotes     = 8        // queued look-ups from which they are delivered without waiting for a reservation
+	maxNoteBlocks = 8 << 10  // leading blocks of one look-up that are delivered, exceeded by a group at most
+	catchUpBlocks = 16 << 10 // blocks that a reservation delivers before it goes on
 )
 
-// The goroutine takes at most a quarter of one core, however many look-ups there are: it rests after every stint.
+// The goroutine uses at most a quarter of one core, whatever the rate of look-ups: it rests after
+// every stint.
 const (
-	tellStint = time.Millisecond
-	tellRest  = 3 * tellStint
+	deliverStint = time.Millisecond
+	deliverRest  = 3 * deliverStint
 )
 
-// advisor has the policy. Look-ups leave it a note and do not wait for it; a goroutine, or the next reservation, tells
-// the policy. Nil is no policy: then entries go in the order of their last use.
+// advisor owns the policy. Look-ups queue a note and do not wait; a goroutine or the next
+// reservation delivers the notes to the policy. A nil advisor has no policy: entries are evicted in
+// the order of their last use.
 type advisor struct {
-	now   func() time.Time
-	start time.Time
-	notes chan *note // received only with mu held, so that whoever has mu and finds none has been told all
-	spare chan *note
-	wake  chan struct{}
-	lost  atomic.Uint64 // look-ups the policy was not told of
+	now     func() time.Time
+	start   time.Time
+	notes   chan *note // received only with mu held, so an empty queue under mu means that all are delivered
+	spare   chan *note
+	wake    chan struct{}
+	dropped atomic.Uint64 // look-ups not passed to the policy
 
 	ending, ended chan struct{}
 
@@ -40,7 +42,7 @@ type advisor struct {
 	one    [1]uint32
 }
 
-// note is one look-up.
+// note is one queued look-up.
 type note struct {
 	use    pool.Use
 	id     ident
@@ -59,14 +61,14 @@ func newAdvisor(policy pool.Policy, now func() time.Time) *advisor {
 	return a
 }
 
-// run tells the policy of look-ups until close.
+// run delivers notes until close.
 func (a *advisor) run() {
 	defer close(a.ended)
 	for {
 		select {
 		case <-a.wake:
 			for a.stint() {
-				rest := time.NewTimer(tellRest)
+				rest := time.NewTimer(deliverRest)
 				select {
 				case <-rest.C:
 				case <-a.ending:
@@ -80,17 +82,17 @@ func (a *advisor) run() {
 	}
 }
 
-// stint tells for tellStint, and says whether there may be more to tell.
+// stint delivers notes for deliverStint, and reports whether there may be more.
 func (a *advisor) stint() bool {
-	for began := time.Now(); time.Since(began) < tellStint; {
-		if a.tell() == 0 {
+	for began := time.Now(); time.Since(began) < deliverStint; {
+		if a.deliver() == 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// close ends and joins run. Nothing may be noted afterwards.
+// close ends run and waits for it. Nothing may be noted afterwards.
 func (a *advisor) close() {
 	if a != nil {
 		close(a.ending)
@@ -98,8 +100,8 @@ func (a *advisor) close() {
 	}
 }
 
-// tell tells the policy of one look-up and returns its blocks, 0 if there is none.
-func (a *advisor) tell() int {
+// deliver passes one look-up to the policy and returns its number of blocks, 0 if none is queued.
+func (a *advisor) deliver() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	select {
@@ -113,13 +115,14 @@ func (a *advisor) tell() int {
 	}
 }
 
-// catchUp tells what was noted before, within limits, so that a reservation right after a look-up knows of it.
+// catchUp delivers queued notes, within limits, so that a reservation right after a look-up takes
+// it into account.
 func (a *advisor) catchUp() {
 	if a == nil {
 		return
 	}
 	for left := catchUpBlocks; left > 0; {
-		n := a.tell()
+		n := a.deliver()
 		if n == 0 {
 			return
 		}
@@ -127,7 +130,7 @@ func (a *advisor) catchUp() {
 	}
 }
 
-// begin is an empty note; nil without a policy.
+// begin returns an empty note; nil without a policy.
 func (a *advisor) begin() *note {
 	if a == nil {
 		return nil
@@ -143,7 +146,7 @@ func (a *advisor) begin() *note {
 	return n
 }
 
-// time of the pool's clock in ns.
+// time returns the pool's clock in ns.
 func (a *advisor) time() int64 { return int64(a.now().Sub(a.start)) }
 
 func (a *advisor) recycle(n *note) {
@@ -153,7 +156,7 @@ func (a *advisor) recycle(n *note) {
 	}
 }
 
-// end hands a note over.
+// end queues a note.
 func (a *advisor) end(n *note) {
 	if n == nil {
 		return
@@ -165,7 +168,7 @@ func (a *advisor) end(n *note) {
 	select {
 	case a.notes <- n:
 	default:
-		a.lost.Add(1)
+		a.dropped.Add(1)
 		a.recycle(n)
 		return
 	}
@@ -178,15 +181,15 @@ func (a *advisor) end(n *note) {
 	}
 }
 
-// of says what the blocks are.
-func (n *note) of(id ident, g *group) {
+// describe sets what the blocks of the note are.
+func (n *note) describe(id ident, g *group) {
 	if n != nil {
 		n.id, n.use.BlockTokens = id, g.tokens
 	}
 }
 
-// found notes a group of looked up blocks, up to the first that is not stored.
-func (n *note) found(s *seed, pr *probe, looked, stored int) {
+// addFound adds a group of blocks that were looked up, up to the first that is not stored.
+func (n *note) addFound(s *seed, pr *probe, looked, stored int) {
 	if n == nil || len(n.use.Prints) >= maxNoteBlocks {
 		return
 	}
@@ -197,8 +200,9 @@ func (n *note) found(s *seed, pr *probe, looked, stored int) {
 	n.missed = stored < looked && pr.entry[stored] == none
 }
 
-// rest notes the blocks from from on, if the one there was missed. The pool's lock is not needed.
-func (n *note) rest(s *seed, h *pool.Hashes, from int) {
+// addRest adds the blocks from index from on, if the one there was missed. It does not need the
+// pool's lock.
+func (n *note) addRest(s *seed, h *pool.Hashes, from int) {
 	if n == nil || !n.missed {
 		return
 	}
@@ -208,7 +212,7 @@ func (n *note) rest(s *seed, h *pool.Hashes, from int) {
 	}
 }
 
-// remove says that an entry goes.
+// remove removes an entry from the policy.
 func (a *advisor) remove(e uint32) {
 	if a == nil {
 		return
@@ -219,14 +223,14 @@ func (a *advisor) remove(e uint32) {
 	a.policy.Remove(a.one[:])
 }
 
-// victim is an entry of one of the kinds that can go, or none.
+// victim returns an entry of one of the kinds that the policy evicts, or none.
 func (a *advisor) victim(kinds uint64, v pool.View) uint32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.policy.Victim(a.time(), kinds, v)
 }
 
-// report is what the policy says of itself.
+// report returns the policy's report.
 func (a *advisor) report() pool.PolicyReport {
 	if a == nil {
 		return pool.PolicyReport{Name: "lru"}
@@ -234,6 +238,6 @@ func (a *advisor) report() pool.PolicyReport {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.policy.Report()
-	r.Untold = a.lost.Load()
+	r.LookupsDropped = a.dropped.Load()
 	return r
 }

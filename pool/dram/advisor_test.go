@@ -10,7 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// recorder is a policy that notes what it is told and gives up the entry inserted first that can go.
+// recorder is a policy that records its calls and evicts the entry inserted first, if it can be
+// evicted.
 type recorder struct {
 	mu      sync.Mutex // tests read while the pool's goroutine tells
 	told    []string
@@ -75,13 +76,15 @@ func recorded(t *testing.T, r *recorder) *Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Close() })
-	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}}); err != nil {
+	if _, err := p.OpenSpace(
+		pool.Spec{Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}},
+	); err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// TestPolicyIsTold looks up, stores and evicts, and compares what the policy heard.
+// TestPolicyIsTold looks up, stores and evicts, and compares the calls of the policy.
 func TestPolicyIsTold(t *testing.T) {
 	r := &recorder{}
 	p := recorded(t, r)
@@ -95,7 +98,8 @@ func TestPolicyIsTold(t *testing.T) {
 	p.Unpin(refs)
 	reserve(p, 0, randomChain(nil, 2, 2)) // evicts two
 	want := []string{
-		"access 0 of 40, 16 tokens", "insert 40 of kind 0, 16 tokens", "access 40 of 50, 16 tokens", "access 8 of 8, 16 tokens",
+		"access 0 of 40, 16 tokens", "insert 40 of kind 0, 16 tokens", "access 40 of 50, 16 tokens",
+		"access 8 of 8, 16 tokens",
 		"insert 24 of kind 0, 16 tokens", "remove 1", "remove 1", "insert 2 of kind 0, 16 tokens",
 	}
 	if len(missing) != 40 {
@@ -113,7 +117,8 @@ func TestPolicyIsTold(t *testing.T) {
 	check(t, p)
 }
 
-// TestLookupsDoNotWaitForThePolicy holds a policy up: look-ups go on, and what it was not told of is counted.
+// TestLookupsDoNotWaitForThePolicy blocks a policy: look-ups continue, and dropped notes are
+// counted.
 func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 	r := &recorder{block: make(chan struct{})}
 	p := recorded(t, r)
@@ -133,7 +138,7 @@ func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 	}
 	close(r.block)
 	p.advisor.catchUp()
-	if lost := p.Stats().Policy.Untold; lost < lookups-2*maxNotes || lost >= lookups {
+	if lost := p.Stats().Policy.LookupsDropped; lost < lookups-2*maxNotes || lost >= lookups {
 		t.Errorf("%d of %d look-ups were not told, %d may wait", lost, lookups, maxNotes)
 	}
 }
@@ -142,7 +147,10 @@ func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 func TestManyKindsShareTheLast(t *testing.T) {
 	p := recorded(t, &recorder{})
 	for i := range pool.MaxKinds + 10 {
-		spec := pool.Spec{Fingerprint: pool.Fingerprint{byte(i), 1}, Shards: 2, Groups: []pool.Group{{ShardBytes: []uint32{1024, 1024}}}}
+		spec := pool.Spec{
+			Fingerprint: pool.Fingerprint{byte(i), 1}, Shards: 2,
+			Groups: []pool.Group{{ShardBytes: []uint32{1024, 1024}}},
+		}
 		spec.Groups[0].ShardBytes[0] = 1024 * uint32(1+i%4)
 		spec.Groups[0].ShardBytes[1] = 1024 * uint32(1+i/4%4)
 		if _, err := p.OpenSpace(spec); err != nil {

@@ -63,7 +63,9 @@ func TestClosedPoolFindsNothing(t *testing.T) {
 	if p.Prefix(0, 0, h) != 0 || p.Epoch(0) != 0 {
 		t.Error("a closed pool answers")
 	}
-	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1}}}}); err != pool.ErrClosed {
+	if _, err := p.OpenSpace(
+		pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1}}}},
+	); err != pool.ErrClosed {
 		t.Errorf("open space: %v", err)
 	}
 	p.Stats()
@@ -79,7 +81,7 @@ func flipByte(t *testing.T, p *Pool, nth int) {
 		e = p.core.recs.All[e].older
 	}
 	if e == none {
-		t.Fatalf("no entry %d is stored that nobody pins", nth)
+		t.Fatalf("no unpinned entry %d is stored", nth)
 	}
 	s := p.core.slot(e, 0)
 	p.base[s.Off+int64(s.Len)/2] ^= 1
@@ -108,7 +110,7 @@ func TestFlippedByteIsCorrupt(t *testing.T) {
 	}
 }
 
-// TestIndexBytesAreWhatIsResident compares the figure with what the kernel says.
+// TestIndexBytesAreWhatIsResident compares the figure with the kernel's.
 func TestIndexBytesAreWhatIsResident(t *testing.T) {
 	for _, n := range []int{10_000, 100_000, 700_000} {
 		p := filled(t, n)
@@ -133,7 +135,9 @@ func residentBytes(t *testing.T, raw []byte) (n int64) {
 		return 0
 	}
 	pages := make([]byte, (len(raw)+arena.PageBytes-1)/arena.PageBytes)
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])))
+	_, _, errno := unix.Syscall(
+		unix.SYS_MINCORE, uintptr(unsafe.Pointer(&raw[0])), uintptr(len(raw)), uintptr(unsafe.Pointer(&pages[0])),
+	)
 	if errno != 0 {
 		t.Fatal(errno)
 	}

@@ -80,7 +80,7 @@ func BenchmarkPrefix(b *testing.B) {
 	report()
 }
 
-// BenchmarkPin takes and gives back a prompt of 2,048 blocks.
+// BenchmarkPin pins and unpins a prompt of 2,048 blocks.
 func BenchmarkPin(b *testing.B) {
 	for _, n := range []int{10_000, 1_000_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -104,7 +104,7 @@ func BenchmarkPin(b *testing.B) {
 	}
 }
 
-// drawChains are stored chains in random order, one behind the other in memory.
+// drawChains returns stored chains in random order, contiguous in memory.
 func drawChains(stored, n int) (queries []pool.Hashes) {
 	r := rand.New(rand.NewPCG(1, 1))
 	blob := make([]byte, 0, n*benchChainLen*pool.MaxHashLen)

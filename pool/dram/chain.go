@@ -1,20 +1,20 @@
 package dram
 
-// Entries hang on the entry of the block before them: a parent has a list of children. Nothing that has
-// children is evicted, and no circle can come to be, or its entries could never be evicted again.
+// An entry is a child of the entry of the block before it. Nothing that has children is evicted.
+// The links never form a cycle, whose entries could never be evicted.
 
-// maxSteps bounds the walks that prove that links make no circle, of one batch under the lock; beyond it links are
-// not made.
+// maxSteps bounds the steps of walks that prove the absence of cycles, for one batch under the
+// lock; beyond it no links are made.
 const maxSteps = 16 << 10
 
-// link hangs child on parent if it hangs on nothing and no circle comes of it.
+// link makes child a child of parent, if it has no parent and no cycle results.
 func (c *core) link(child, parent uint32) {
 	recs := c.recs.All
 	r := &recs[child]
 	if r.prev != none || child == parent {
 		return
 	}
-	if r.child != none && !c.apart(child, parent) {
+	if r.child != none && !c.surelyApart(child, parent) {
 		return
 	}
 	p := &recs[parent]
@@ -23,16 +23,17 @@ func (c *core) link(child, parent uint32) {
 		recs[p.child].prev = child
 	}
 	p.child = child
-	c.keepParent(child, parent)
+	c.persistParent(child, parent)
 }
 
-// apart is true if child, a root, is surely not above parent.
-func (c *core) apart(child, parent uint32) bool {
+// surelyApart reports whether child, a root, is proven not to be an ancestor of parent.
+func (c *core) surelyApart(child, parent uint32) bool {
 	root := c.root(parent)
 	return root != none && root != child
 }
 
-// root is the first entry above e, e itself if it hangs on nothing, none if that is too far to see.
+// root returns the first ancestor of e, e itself if it has none, or none if that takes too many
+// steps.
 func (c *core) root(e uint32) uint32 {
 	recs := c.recs.All
 	for ; c.work.steps > 0; c.work.steps-- {
@@ -45,10 +46,10 @@ func (c *core) root(e uint32) uint32 {
 	return none
 }
 
-// maxSiblings bounds the younger siblings that are gone through to find a parent.
+// maxSiblings bounds the siblings passed on the way to a parent.
 const maxSiblings = 16
 
-// parent is the entry that e hangs on; none if it hangs on nothing, or many hang there that came after it.
+// parent returns the parent of e; none if it has none, or if it has too many younger siblings.
 func (c *core) parent(e uint32) uint32 {
 	for range maxSiblings {
 		e = c.recs.All[e].prev
@@ -59,7 +60,7 @@ func (c *core) parent(e uint32) uint32 {
 	return none
 }
 
-// unlink takes e out of the children of its parent.
+// unlink removes e from the children of its parent.
 func (c *core) unlink(e uint32) {
 	recs := c.recs.All
 	r := &recs[e]
@@ -76,7 +77,7 @@ func (c *core) unlink(e uint32) {
 	r.prev, r.next = none, none
 }
 
-// orphan makes roots of the children of e: they are found again when e is stored again.
+// orphan makes the children of e roots. They are linked again once e is stored again.
 func (c *core) orphan(e uint32) {
 	recs := c.recs.All
 	for child := recs[e].child; child != none; {

@@ -6,8 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Check walks everything and names the first promise that does not hold. It is slow, takes the lock for all of it,
-// and is meant for tests.
+// Check verifies all invariants and returns the first violation. It is slow, holds the lock
+// throughout, and is meant for tests.
 func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -36,7 +36,7 @@ func (p *Pool) Check() error {
 	return nil
 }
 
-// audit counts again what a core keeps count of.
+// audit recounts what a core counts.
 type audit struct {
 	*core
 	slots                      map[uint32]uint32 // owner of each slot in use
@@ -57,13 +57,16 @@ func (a *audit) entry(e uint32) error {
 	case !r.is(flagVisible) && !r.is(flagDropped) && l.present == g.full:
 		return fmt.Errorf("whole and not visible")
 	case r.is(flagDropped) && !held:
-		return fmt.Errorf("dropped, held by nobody, and not freed")
+		return fmt.Errorf("dropped, not held, and not freed")
 	case !r.is(flagDropped) && !r.is(flagVisible) && l.present == 0 && l.writing == 0:
-		return fmt.Errorf("empty, and written by nobody")
+		return fmt.Errorf("empty, and not being written")
 	case r.is(flagRecent) != (r.is(flagVisible) && !held):
 		return fmt.Errorf("held %v, visible %v, in the order of eviction %v", held, r.is(flagVisible), r.is(flagRecent))
 	case r.is(flagYoung|flagOld) != (!r.is(flagVisible) && !r.is(flagDropped) && l.writing == 0):
-		return fmt.Errorf("shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing, r.is(flagYoung|flagOld))
+		return fmt.Errorf(
+			"shards %b present, %b written, in a list of partial entries: %v", l.present, l.writing,
+			r.is(flagYoung|flagOld),
+		)
 	}
 	if err := a.chain(e); err != nil {
 		return err
@@ -106,7 +109,7 @@ func (a *audit) chain(e uint32) error {
 	}
 	a.work.steps = int(a.high) + 1
 	if r.prev != none && a.root(e) == none {
-		return fmt.Errorf("hangs on itself")
+		return fmt.Errorf("is its own ancestor")
 	}
 	before := e | upward
 	for child := r.child; child != none; child = a.recs.All[child].next {
@@ -147,11 +150,16 @@ func (a *audit) lists() error {
 	for name, l := range map[string]struct {
 		*list
 		flagged int
-	}{"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young}, "partialOld": {&a.partialOld, a.old}} {
+	}{
+		"recent": {&a.core.recent, a.recent}, "partialYoung": {&a.partialYoung, a.young},
+		"partialOld": {&a.partialOld, a.old},
+	} {
 		n, newer := 0, uint32(none)
 		for e := l.newest; e != none && n <= l.n; e = a.recs.All[e].older {
 			if r := &a.recs.All[e]; !r.is(l.flag) || r.newer != newer {
-				return fmt.Errorf("list %s: entry %d has flags %x and %d before it, not %d", name, e, r.hold, r.newer, newer)
+				return fmt.Errorf(
+					"list %s: entry %d has flags %x and %d before it, not %d", name, e, r.hold, r.newer, newer,
+				)
 			}
 			newer = e
 			n++

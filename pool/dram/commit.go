@@ -2,7 +2,7 @@ package dram
 
 import "github.com/kvagent/kvagent/pool"
 
-// Commit implements pool.Slots. It clears the Ref of each slot, so that a second Commit does nothing.
+// Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.
 func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 	var at cursor
 	for from := 0; from < len(slots); from += lockStride {
@@ -40,13 +40,14 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 		l.present |= bit
 		slot, cell := c.shardCell(r.head, int(s.Shard))
 		cell.Sum = s.Sum
-		c.keepShard(e, slot, s.Shard, s.Sum)
+		c.persistShard(e, slot, s.Shard, s.Sum)
 	}
 	c.settle(e, at)
 	return status
 }
 
-// current is true while the epoch of an entry, and the one its bytes were computed in, is its space's.
+// current reports whether the epoch of an entry, and that in which its bytes were computed, is
+// still its space's.
 func (c *core) current(id ident, epoch uint32) bool {
 	m := &c.realms[id.realm()]
 	return !m.over && m.space.epoch == epoch
@@ -93,7 +94,7 @@ func (c *core) acquire(e uint32, shard uint8, bytes int64) (pool.Status, pool.Sl
 	return pool.OK, c.slot(e, shard)
 }
 
-// Release implements pool.Slots. It clears the Ref of each slot, so that a second Release does nothing.
+// Release implements pool.Slots. It clears the Ref of each slot, so a second Release does nothing.
 func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
 	var at cursor
 	for from := 0; from < len(slots); from += lockStride {

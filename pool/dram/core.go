@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// core is everything the pool's lock guards: what is stored, where, and in which order it goes. Its methods
-// are called with the lock held. Byte copies never are.
+// core is everything that the pool's lock guards: the entries, their places and the order of
+// eviction. Its methods are called with the lock held. Bytes of blocks are never copied under it.
 type core struct {
 	seed  seed
 	table offheap.Table
@@ -23,32 +23,34 @@ type core struct {
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
 	recent list        // visible and not pinned, by use
-	round  uint32      // where the hand of Coldest is
+	round  uint32      // position of the round of Coldest
 
-	// Entries that lack shards nobody writes. Every partialAge the young become old, and the old are reclaimed.
+	// Entries that lack shards which no job is writing. Every partialAge the young ones become old,
+	// and the old ones are reclaimed.
 	partialYoung, partialOld list
 	rotated                  time.Time
 
 	spaces  []*space
 	byPrint map[pool.Fingerprint]pool.SpaceID
 	realms  []realm
-	// Spaces that the pool's file has and nobody opened since: their entries are in the index and can be evicted.
+	// Spaces in the pool's file that have not been opened yet in this process. Their entries are in
+	// the index and can be evicted.
 	unopened map[pool.Fingerprint]*space
-	idle     []uint32 // realms without entries, to be used again
-	ended    []uint32 // realms that are over and wait for a sweep
+	idle     []uint32 // realms without entries, for reuse
+	ended    []uint32 // realms that ended and wait for a sweep
 
-	keep     uint32 // an entry that must stay while room is made for what hangs on it
+	keep     uint32 // an entry that must stay while room is made for its child
 	work     work
 	probe    probe
 	scratch  []uint32
-	foundOld []int  // by class: calls of asOld that are true without a look
-	wanted   wanted // what a reservation cannot have while the lock is held
+	foundOld []int  // by class: further calls of asOld that return true at once
+	wanted   wanted // what a reservation needs that must be done without the lock
 	moving   []move // entries being copied to other slots
 	now      func() time.Time
 
 	advisor *advisor  // nil: none
 	kinds   [][]int32 // classes of the slots of each kind of entries
-	shown   []uint32  // entries that became visible, and the policy has not been told
+	shown   []uint32  // entries that became visible and are not yet passed to the policy
 
 	pressure func(need int64) bool
 	stats    pool.Stats
@@ -56,7 +58,7 @@ type core struct {
 	badDropped uint64 // entries that were in bad pages
 }
 
-// newCore makes an empty index of an arena with pages of so many bytes; f is its file, nil if it
+// newCore makes an empty index of an arena with pages of this many bytes; f is its file, nil if it
 // has none.
 func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err error) {
 	c = &core{
@@ -88,13 +90,13 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 	return c, nil
 }
 
-// close leaves a core in which nothing is found and no ref is known.
+// close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
 	return errors.Join(c.table.Close(), c.recs.Close(), c.lives.Close(), c.slabs.Close())
 }
 
-// hashes are the hashes of entries, for a table that moves them.
+// hashes computes the hashes of entries, for a table that moves them.
 func (c *core) hashes(entries []uint32, hashes []uint64) {
 	var touched uint64
 	for _, e := range entries { // independent loads: their misses overlap
@@ -107,7 +109,7 @@ func (c *core) hashes(entries []uint32, hashes []uint64) {
 	}
 }
 
-// find is the entry of a key, visible or not; none if there is none.
+// find returns the entry of a key, visible or not; none if there is none.
 func (c *core) find(id ident, b []byte) uint32 {
 	k := words(b)
 	return c.findWords(id, &k)
@@ -119,7 +121,7 @@ func (c *core) findWords(id ident, k *key) uint32 {
 	return c.match(cells, home, offheap.TagOf(h, home), id, k)
 }
 
-// match goes on from cell i to the entry with this key.
+// match searches from cell i on for the entry with this key.
 func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *key) uint32 {
 	for {
 		var e uint32
@@ -133,12 +135,12 @@ func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *key) 
 	}
 }
 
-// held is true for an entry somebody reads, writes, or just now puts something behind.
+// held reports whether an entry is pinned, is being written, or is about to get a child.
 func (c *core) held(e uint32) bool {
 	return e == c.keep || c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0
 }
 
-// deref is the entry of a ref that somebody holds.
+// deref returns the entry of a ref that is held by a pin or a reservation.
 func (c *core) deref(ref pool.Ref) (e uint32, ok bool) {
 	e = uint32(ref)
 	if e == none || e >= c.high || c.lives.All[e].generation != uint32(ref>>32) || !c.recs.All[e].is(flagLive) {
@@ -151,23 +153,23 @@ func (c *core) ref(e uint32) pool.Ref {
 	return pool.Ref(uint64(c.lives.All[e].generation)<<32 | uint64(e))
 }
 
-// still is the entry of a ref nobody need hold, if it is still there to be found; none otherwise.
-func (c *core) still(ref pool.Ref) uint32 {
+// lookupRef returns the entry of a ref that need not be held, or none if it was dropped.
+func (c *core) lookupRef(ref pool.Ref) uint32 {
 	if e, ok := c.deref(ref); ok && !c.recs.All[e].is(flagDropped) {
 		return e
 	}
 	return none
 }
 
-// record is the header of an entry: one cache line. Records are named by their index; 0 is none.
+// record is the header of an entry: one cache line. Its index names it; 0 is none.
 type record struct {
-	hash  key // the block hash, zero behind its length
+	hash  key // the block hash, zero-padded
 	ident ident
 	hold  uint32 // pins<<pinShift | flags
 
-	newer, older uint32 // in the list the entry is in: recent, or one of the partial ones; free records: older
-	child        uint32 // first of the entries that hang on this one
-	next, prev   uint32 // siblings; prev of the first is its parent with upward set, of a root 0
+	newer, older uint32 // in the entry's list: recent, or one of the partial ones; older links free records
+	child        uint32 // first child
+	next, prev   uint32 // siblings; prev of the first is its parent with upward set, and 0 in a root
 	head         uint32 // slot of shard 0
 }
 
@@ -177,7 +179,7 @@ type life struct {
 	present, writing uint16 // bit per shard
 }
 
-// ident is what a key has besides its hash: realm<<9 | group<<5 | hash length-1.
+// ident is the rest of a key beside its hash: realm<<9 | group<<5 | hash length-1.
 type ident uint32
 
 const maxRealms = 1 << 23
@@ -198,14 +200,14 @@ const (
 	onePin   = 1 << pinShift
 	maxPins  = 1<<23 - 1
 
-	flagLive    = 1 << 0 // the record is an entry
-	flagVisible = 1 << 1 // all shards are committed
-	flagDropped = 1 << 2 // not findable any more; kept until nobody holds it
-	flagRecent  = 1 << 3 // in the list of visible entries that nobody pins
-	flagYoung   = 1 << 4 // in partialYoung
-	flagOld     = 1 << 5 // in partialOld
-	flagLifted  = 1 << 7 // put above what hangs on it by lift, and not moved since
-	flagGlanced = 1 << 8 // a glance has pinned it, and nobody has used it since
+	flagLive      = 1 << 0 // the record is an entry
+	flagVisible   = 1 << 1 // all shards are committed
+	flagDropped   = 1 << 2 // no longer findable; freed once it is not held
+	flagRecent    = 1 << 3 // in the list of visible entries without pins
+	flagYoung     = 1 << 4 // in partialYoung
+	flagOld       = 1 << 5 // in partialOld
+	flagLifted    = 1 << 7 // placed above its children by lift, and not moved since
+	flagUntouched = 1 << 8 // pinned by ReadWithoutTouch, and not used since
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

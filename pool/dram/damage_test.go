@@ -11,8 +11,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// TestAnyDamage changes bytes anywhere behind the arena, opens the file, and wants a pool that holds its promises and that gives
-// a block with the right bytes or not at all.
+// TestAnyDamage changes bytes anywhere after the arena and opens the file: the pool must hold its
+// invariants, and return a block with the right bytes or not at all.
 func TestAnyDamage(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -43,7 +43,7 @@ func TestAnyDamage(t *testing.T) {
 	}
 }
 
-// damage writes to the file as a process that went wrong would: through a mapping of its own.
+// damage writes to the file through a mapping of its own, like a faulty process.
 func damage(t *testing.T, o Options, rng *rand.Rand, headers int) {
 	t.Helper()
 	f, err := os.OpenFile(o.Path, os.O_RDWR, 0)

@@ -1,6 +1,7 @@
-// Package dram keeps blocks in this node's memory: one arena of slabs, cut into slots of the sizes the spaces
-// need, and an index of at most 100 bytes per entry, with least-recently-used eviction that takes a suffix before its
-// prefix and never what is pinned or half written.
+// Package dram keeps blocks in this node's memory: one arena of slabs, cut into slots of the sizes
+// that the spaces need, and an index of at most 100 bytes per entry. The least recently used entry
+// is evicted first (or the one that a policy chooses), a suffix before its prefix, and never an
+// entry that is pinned or partly written.
 //
 //	hash table        headers                  slots            arena
 //	8 bytes a cell    64 + 8 bytes an entry    8 bytes each     slab | slab | slab ...
@@ -10,7 +11,8 @@
 //	                     ▲                     ...    ◀─┘       follows from the
 //	                     └──────────────────── last shard       slot's number
 //
-// All of it but the arena is private memory off the Go heap, guarded by one lock that is held for at most a few hundred keys.
+// All of it but the arena is private memory off the Go heap, guarded by one lock that is held for
+// at most a few hundred keys at a time.
 package dram
 
 import (
@@ -31,10 +33,10 @@ const (
 	MaxSlabBytes = 1 << 30
 )
 
-// HugePages says whether an arena may lie on huge pages.
+// HugePages is whether an arena may lie on huge pages.
 type HugePages uint8
 
-// Auto takes them if enough are free; Off never does.
+// Auto uses huge pages if enough are free; Off never does.
 const (
 	Auto HugePages = iota
 	Off
@@ -45,56 +47,58 @@ type Options struct {
 	Bytes     int64 // size of the arena, MinBytes to MaxBytes; rounded down to whole slabs
 	SlabBytes int64 // power of two, at least the largest shard; 0 lets the pool choose 64 or more slabs of 1 to 64 MiB
 	HugePages HugePages
-	// Nodes are the NUMA nodes, 0 to 1023, that the arena's pages come from first, and from several in turn: those of the GPUs
-	// that copy from it. None: wherever they come to lie.
+	// Nodes are the preferred NUMA nodes, 0 to 1023, of the arena's pages, interleaved if there are
+	// several: those of the GPUs that copy from it. Empty: no preference.
 	Nodes []int
-	// Virtual makes an arena that is only address space: it is not populated, has no descriptor, and whoever
-	// writes to it takes memory nobody reserved. For measuring the index without the data.
+	// Virtual makes an arena that is only address space: it is not populated, has no descriptor,
+	// and memory for it is not reserved. It is for measuring the index without the data.
 	Virtual bool
-	// Policy says which entry goes when one must; nil is the one used least recently. The pool calls it under a lock, and
-	// from here on nobody else may.
+	// Policy chooses the entries to evict; nil is least recently used. The pool owns it and calls
+	// it under a lock.
 	Policy pool.Policy
 	Clock  func() time.Time // nil is time.Now
-	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it does not. A file that another
-	// pool made is used again if its sizes are the same. HugePages does not count then: the file system says it.
+	// Path names a file on tmpfs or hugetlbfs in which the pool outlives its process; empty: it
+	// does not. An existing pool file is used again if its sizes are the same. HugePages is ignored
+	// then: the file system determines the pages.
 	Path string
-	// BadPage is told of each page of the arena that is retired because it cannot be read, without
-	// any lock held; nil: nobody is.
+	// BadPage is called for each page of the arena that is retired because it cannot be read,
+	// without any lock held. It may be nil.
 	BadPage func(BadPage)
-	// FileFaults is told, every 10 s at most, how often pages of the file beside the arena could
-	// not be read or written so far, if that became more; nil: nobody is.
+	// FileFaults is called when pages of the file outside the arena could not be read or written,
+	// with the total so far, at most every 10 s. It may be nil.
 	FileFaults func(total uint64)
-	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Measurements that must come out the
-	// same each time give another number.
+	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Reproducible
+	// measurements set another number.
 	HashSeed uint64
 }
 
 // Info is what became of the options.
 type Info struct {
 	Bytes, SlabBytes int64
-	PageBytes        int64     // of the arena: 2 MiB or 4 KiB
-	PageReason       string    // why not huge pages that were set aside, for the log; empty if they are used
-	Transparent      string    // why the kernel makes none up either (transparent huge pages); empty: it may, or need not
-	Placement        string    // what came of Nodes; empty: there were none
-	Recovery         *Recovery // what became of the file; nil without one
+	PageBytes        int64  // of the arena: 2 MiB or 4 KiB
+	PageReason       string // why reserved huge pages are not used, for the log; empty if they are
+	// why the kernel makes none up either (transparent huge pages); empty: it may, or need not
+	Transparent string
+	Placement   string    // what became of Nodes; empty: there were none
+	Recovery    *Recovery // what became of the file; nil without one
 }
 
-// Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run at once.
+// Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run concurrently.
 type Pool struct {
 	info  Info
 	arena *arena.Arena
 	base  []byte // of the arena
-	fd    int    // of the arena; -1: it is address space alone
+	fd    int    // of the arena; -1: address space only
 
-	advisor *advisor
-	keeper  *keeper
-	tellBad func(BadPage)
+	advisor   *advisor
+	noter     *fileNoter
+	onBadPage func(BadPage)
 
-	sweeping sync.Mutex // a sweep runs; taken before mu
-	moves    sync.Mutex // entries are moved to other slots; taken before mu
-	retired  []BadPage  // while they moved, to be told of when moves is released; guarded by moves
+	sweeping sync.Mutex // held by a sweep; taken before mu
+	moves    sync.Mutex // held while entries move to other slots; taken before mu
+	retired  []BadPage  // retired during moves, to be reported when moves is released; guarded by moves
 
-	mu     sync.Mutex // guards core and closed; no byte of the arena is touched under it
+	mu     sync.Mutex // guards core and closed; no byte of the arena is accessed under it
 	core   *core
 	closed bool
 }
@@ -105,14 +109,14 @@ var (
 	_ pool.Spaces = (*Pool)(nil)
 )
 
-// Open makes an empty pool. It refuses one that is larger than the memory there is, and returns at once: the arena
-// is populated in the background, and may be used before.
+// Open makes an empty pool. It refuses one that is larger than the machine's memory, and returns at
+// once: the arena is populated in the background and may be used before that.
 func Open(o Options) (*Pool, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
 	if o.Path != "" {
-		return openKept(&o)
+		return openFile(&o)
 	}
 	a, err := o.arena()
 	if err != nil {
@@ -127,7 +131,7 @@ func Open(o Options) (*Pool, error) {
 	return start(&o, a, c), nil
 }
 
-// arena is the memory of a pool that ends with its process.
+// arena maps the memory of a pool that ends with its process.
 func (o *Options) arena() (*arena.Arena, error) {
 	if o.Virtual {
 		return arena.Virtual(o.Bytes)
@@ -135,9 +139,9 @@ func (o *Options) arena() (*arena.Arena, error) {
 	return arena.Open(o.Bytes, o.HugePages == Auto)
 }
 
-// start is the pool of an arena and of what is in it.
+// start returns the pool of an arena and its index.
 func start(o *Options, a *arena.Arena, c *core) *Pool {
-	p := &Pool{arena: a, core: c, advisor: c.advisor, tellBad: o.BadPage}
+	p := &Pool{arena: a, core: c, advisor: c.advisor, onBadPage: o.BadPage}
 	p.base, p.fd = a.Memory()
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes}
 	p.info.PageBytes, p.info.PageReason = a.Page()
@@ -151,7 +155,7 @@ func start(o *Options, a *arena.Arena, c *core) *Pool {
 	return p
 }
 
-// complete checks options and chooses what was left open.
+// complete checks the options and sets the defaults.
 func (o *Options) complete() error {
 	if o.Bytes < MinBytes || o.Bytes > MaxBytes {
 		return fmt.Errorf("dram: Bytes is %d, must be %d to %d", o.Bytes, int64(MinBytes), int64(MaxBytes))
@@ -175,7 +179,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// slabFor is a slab size of which at least 64 fit, but 1 MiB at least, 64 MiB at most, and never more than the pool.
+// slabFor returns a slab size of which at least 64 fit, but 1 MiB at least, 64 MiB at most, and
+// never more than the pool.
 func slabFor(bytes int64) int64 {
 	s := int64(64 << 20)
 	for s > 1<<20 && s*64 > bytes {
@@ -187,24 +192,27 @@ func slabFor(bytes int64) int64 {
 	return s
 }
 
-// Info is what became of the options.
+// Info returns what became of the options.
 func (p *Pool) Info() Info { return p.info }
 
 var _ pool.Mapped = (*Pool)(nil)
 
-// Arena is the memory the slots lie in, and the descriptor it can be mapped from (-1 for a virtual one). Both are
-// the pool's and end with Close.
+// Arena returns the memory that the slots lie in, and the descriptor from which it can be mapped
+// (-1 for a virtual one). Both are the pool's and end with Close.
 func (p *Pool) Arena() (base []byte, fd int) { return p.base, p.fd }
 
-// Populated returns when the arena is populated or the pool closed, and why it was not populated to the end: an
-// arena that is not is slower at first, and fails late if the machine has no memory.
+// Populated waits until the arena is populated or the pool is closed, and returns why it was not
+// populated to the end. An arena that is not populated is slower at first, and fails late if the
+// machine has no memory.
 func (p *Pool) Populated() error { return p.arena.Populated() }
 
-// HugeBytes is how much of the arena lies on huge pages now, as the kernel says: all of it where they were set aside, else what the
-// kernel found by itself. It takes milliseconds for each 10 GiB.
+// HugeBytes returns how much of the arena lies on huge pages now, as the kernel reports: all of it
+// if they were reserved, else what the kernel merged by itself. It takes milliseconds for each 10
+// GiB.
 func (p *Pool) HugeBytes() (int64, error) { return p.arena.OnHuge() }
 
-// Close gives all memory back. Nobody may touch the arena any more; methods called later find nothing.
+// Close frees all memory. The arena must not be accessed any more; methods called later find
+// nothing.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	if p.closed {
@@ -214,9 +222,9 @@ func (p *Pool) Close() error {
 	p.closed = true
 	err := p.core.close()
 	p.mu.Unlock()
-	p.moves.Lock() // nobody copies in the arena any more, and from here on nobody begins to
+	p.moves.Lock() // no copy in the arena is running, and none begins after this
 	defer p.moves.Unlock()
 	p.arena.StopPopulating()
 	p.advisor.close()
-	return errors.Join(err, p.keeper.close(), p.arena.Close())
+	return errors.Join(err, p.noter.close(), p.arena.Close())
 }

@@ -41,14 +41,16 @@ func openMem(t testing.TB, o pooltest.Options) pooltest.Pool {
 
 func TestPool(t *testing.T) { pooltest.TestPool(t, open) }
 
-// TestPoolWithPolicies holds the pool's promises with each policy in charge of what goes.
+// TestPoolWithPolicies runs the suite with each policy.
 func TestPoolWithPolicies(t *testing.T) {
 	for name, policy := range map[string]func() pool.Policy{
 		"hazard": func() pool.Policy { return evict.NewHazard() },
 		"lru":    func() pool.Policy { return evict.NewLRU() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			pooltest.TestPoolInAnyOrder(t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) })
+			pooltest.TestPoolInAnyOrder(
+				t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) },
+			)
 		})
 	}
 }

@@ -2,8 +2,8 @@ package dram
 
 import "github.com/kvagent/kvagent/pool/dram/slab"
 
-// create makes an entry with slots for all its shards, evicting what it must, or none where nothing
-// more can go, or where c.wanted says what must be done first without the lock.
+// create makes an entry with slots for all its shards, evicting as necessary. It returns none if
+// nothing more can be evicted, or if c.wanted names work that must be done first without the lock.
 func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	classes := c.group(id).classes
 	c.keep = parent
@@ -31,7 +31,7 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
 	c.lastCell(head, len(classes)).Link = e | upward
-	c.keepParent(e, none)
+	c.persistParent(e, none)
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	if parent != none {
@@ -40,9 +40,9 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	return e
 }
 
-// takeAll takes a slot of each class, linked one to the next, or none at all.
+// takeAll takes a slot of each class, each linked to the next, or none at all.
 func (c *core) takeAll(classes []int32) (head uint32, ok bool) {
-	link := uint32(none | upward) // nobody's yet: whoever walks from a slot to its owner must see that
+	link := uint32(none | upward) // no owner yet: a walk from a slot to its owner must see that
 	for i := len(classes) - 1; i >= 0; i-- {
 		slot, ok := c.slabs.Take(classes[i])
 		if !ok {
@@ -68,7 +68,7 @@ func (c *core) lastCell(head uint32, shards int) *slab.Cell {
 	return last
 }
 
-// shardCell is the slot of a shard and its cell.
+// shardCell returns the slot of a shard and its cell.
 func (c *core) shardCell(head uint32, shard int) (uint32, *slab.Cell) {
 	at := c.slabs.At(head)
 	for range shard {
@@ -78,7 +78,7 @@ func (c *core) shardCell(head uint32, shard int) (uint32, *slab.Cell) {
 	return head, at
 }
 
-// owner is the entry a slot in use belongs to; none while that is being created.
+// owner returns the entry that a used slot belongs to; none while the entry is being created.
 func (c *core) owner(slot uint32) uint32 {
 	link := c.slabs.At(slot).Link
 	for link&upward == 0 {
@@ -112,7 +112,7 @@ func (c *core) freeRecord(e uint32) {
 	c.spare = e
 }
 
-// settle does what follows from the end of a reservation or the last pin of e.
+// settle updates the state of e after the end of a reservation or of its last pin.
 func (c *core) settle(e uint32, at *cursor) {
 	r, l := &c.recs.All[e], &c.lives.All[e]
 	switch {
@@ -140,10 +140,11 @@ func (c *core) show(e uint32) {
 	}
 }
 
-// drop makes an entry unfindable at once; it is freed when nobody holds it. What hangs on it is orphaned.
+// drop makes an entry unfindable at once; it is freed once it is not held. Its children become
+// roots.
 func (c *core) drop(e uint32) {
 	r := &c.recs.All[e]
-	c.unkeep(e)
+	c.clearHeaders(e)
 	c.table.Remove(c.seed.hash(r.ident, r.hash), e)
 	c.leaveLists(e)
 	c.unlink(e)
@@ -175,7 +176,7 @@ func (c *core) free(e uint32) {
 	c.freeRecord(e)
 }
 
-// pinEntry takes e out of the order of eviction; bytes is what all its slots hold.
+// pinEntry pins e and removes it from the order of eviction; bytes is the size of all its slots.
 func (c *core) pinEntry(e uint32, bytes int64) {
 	r := &c.recs.All[e]
 	if r.is(flagRecent) {
@@ -185,17 +186,17 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold = r.hold&^flagGlanced + onePin
+	r.hold = r.hold&^flagUntouched + onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {
 	if c.recs.All[e].pins() > 0 && c.unhold(e) {
-		c.keepUse(e)
+		c.persistUse(e)
 		c.settle(e, at)
 	}
 }
 
-// unhold takes a pin back, and says whether it was the last one.
+// unhold ends a pin, and reports whether it was the last.
 func (c *core) unhold(e uint32) bool {
 	r := &c.recs.All[e]
 	r.hold -= onePin

@@ -6,12 +6,13 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Limits of the work one reservation does under the lock to find room. What they leave undone is Busy now.
+// Limits of the work that one reservation does under the lock to find room. If they do not suffice,
+// the status is Busy.
 const (
 	maxRepairs  = 16 << 10 // entries moved in the order of eviction
 	maxPartials = 64       // partial entries looked at
-	nearOldest  = 64       // oldest entries among which one of the own class is looked for first
-	farOldest   = 4 << 10  // ... and when no slab could be taken
+	nearOldest  = 64       // oldest entries among which one with the wanted class is searched first
+	farOldest   = 4 << 10  // ... and if no slab could be taken
 )
 
 // work is what is left of those limits.
@@ -25,8 +26,8 @@ func (w *work) refill() {
 	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
 }
 
-// makeRoom evicts until there is a slot of each of these classes, or a free slab to cut; false
-// where nothing more can go, or a slab of another class must be emptied first.
+// makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns
+// false if nothing more can be evicted, or if a slab of another class must be emptied first.
 func (c *core) makeRoom(classes []int32) bool {
 	for class := c.slabs.Lacking(classes); class != slab.NoClass; class = c.slabs.Lacking(classes) {
 		if c.slabs.AnySpare() && c.want(class, bySpare) {
@@ -39,9 +40,8 @@ func (c *core) makeRoom(classes []int32) bool {
 	return true
 }
 
-// evictFor evicts something that brings a class nearer to a slot: if one of the oldest entries has a slot of the
-// class, the one the policy names, or without a policy that one; else a slab of another class is
-// wanted.
+// evictFor evicts an entry with a slot of the class, if one of the oldest entries has one: the
+// policy's choice, or that one without a policy. Otherwise it requests a slab of another class.
 func (c *core) evictFor(class int32) bool {
 	oldest := c.oldest()
 	e := c.oldestOf(class, oldest, nearOldest)
@@ -63,8 +63,8 @@ func (c *core) evictFor(class int32) bool {
 	return true
 }
 
-// asOld is true for a class of which an entry is about as old as those that would go with a slab of
-// another: such classes leave their slabs where they are. Once it is found true it is for
+// asOld reports whether some entry of a class is about as old as those that would be evicted with a
+// slab of another class. Such classes leave each other their slabs. Once true, the result holds for
 // nearOldest calls.
 func (c *core) asOld(class int32, oldest uint32) bool {
 	if int(class) >= len(c.foundOld) {
@@ -82,11 +82,12 @@ func (c *core) asOld(class int32, oldest uint32) bool {
 	return true
 }
 
-// evictable is true for an entry nobody holds and nothing hangs on: a suffix goes before its prefix.
+// evictable reports whether an entry is neither held nor has children: a suffix goes before its
+// prefix.
 func (c *core) evictable(e uint32) bool { return c.recs.All[e].child == none && !c.held(e) }
 
-// oldest is the entry that goes next: the least recently used one on which nothing hangs. An older one that has
-// children is as recent as what hangs on it.
+// oldest returns the next entry to evict: the least recently used one without children. An older
+// entry with children counts as recent as they are.
 func (c *core) oldest() uint32 {
 	for c.work.repairs > 0 {
 		e := c.recent.oldest
@@ -98,13 +99,15 @@ func (c *core) oldest() uint32 {
 	return none
 }
 
-// lift moves e to just above a child of it, the child to above one of its own, and so on down to one that was lifted
-// before: each chain that was stored piece by piece, its beginning first, is put in order once. With no child in the list,
-// one that is held hangs on e, and e goes last.
+// lift moves e just above a child of it, the child above one of its own, and so on down to one that
+// was lifted before, so each chain that was stored in parts from its beginning is put in order
+// once. If no child of e is in the list, a held one is its descendant, and e becomes the most
+// recent.
 func (c *core) lift(e uint32) {
 	recs := c.recs.All
 	path := append(c.scratch[:0], e)
-	for child := recs[e].child; child != none && recs[child].is(flagRecent) && len(path) < maxRepairs; child = recs[child].child {
+	for child := recs[e].child; child != none && recs[child].is(flagRecent) &&
+		len(path) < maxRepairs; child = recs[child].child {
 		path = append(path, child)
 		if recs[child].is(flagLifted) {
 			break
@@ -123,7 +126,8 @@ func (c *core) lift(e uint32) {
 	c.scratch = path[:0]
 }
 
-// oldestOf is the first evictable entry with a slot of the class among n entries from the given one on.
+// oldestOf returns the first evictable entry with a slot of the class among n entries from the
+// given one on.
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
@@ -149,11 +153,12 @@ func (c *core) evict(e uint32) {
 	c.drop(e)
 }
 
-// PartialAge is how long at least an entry may lack shards that nobody writes before it is reclaimed without any
-// pressure; it is at most twice as long while there are reservations.
+// PartialAge is the minimum time for which an entry may lack shards that no job is writing before
+// it is reclaimed without any pressure. While there are reservations the time is at most twice
+// that.
 const PartialAge = 30 * time.Second
 
-// age reclaims old partial entries, a bounded number with each reservation.
+// age reclaims old partial entries, a bounded number per reservation.
 func (c *core) age() {
 	now := c.now()
 	if now.Sub(c.rotated) < PartialAge {
@@ -178,8 +183,7 @@ func (c *core) rotate(now time.Time) {
 	c.partialOld.flag, c.partialYoung.flag = flagOld, flagYoung
 }
 
-// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain that hangs on
-// it.
+// reclaimPartial evicts one partial entry, the oldest first, or the end of a chain below it.
 func (c *core) reclaimPartial() bool {
 	for ; c.work.partials > 0; c.work.partials-- {
 		l := &c.partialOld
@@ -196,9 +200,9 @@ func (c *core) reclaimPartial() bool {
 	return false
 }
 
-// reclaim evicts the oldest of a list of partial entries, or, if others hang on it, the end of one
-// of their chains: so that no more goes than is needed. If that is held, the partial entry becomes
-// a young one.
+// reclaim evicts the oldest of a list of partial entries, or, if it has children, the end of one of
+// their chains, so that no more is evicted than necessary. If that end is held, the partial entry
+// becomes a young one.
 func (c *core) reclaim(l *list) bool {
 	e := l.oldest
 	end := e

@@ -21,7 +21,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// mounted is a file system of its own for a pool's file, which goes with the test.
+// mounted mounts a file system for a pool's file until the test ends.
 func mounted(t *testing.T, kind, options string) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func mounted(t *testing.T, kind, options string) (path string) {
 
 const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 
-// onHugePages is a hugetlbfs of n pages, which the machine sets aside for the test if it has not so many.
+// onHugePages mounts a hugetlbfs of n pages, which it reserves for the test if necessary.
 func onHugePages(t *testing.T, n int) (path string) {
 	t.Helper()
 	if free, err := arena.HugePagesFree(); err != nil || free < int64(n) {
@@ -65,7 +65,9 @@ func onHugePages(t *testing.T, n int) (path string) {
 // TestPoolOnHugePages stores, reopens, and is killed in a storm, on hugetlbfs.
 func TestPoolOnHugePages(t *testing.T) {
 	path := onHugePages(t, 32)
-	s := stormCheck{t: t, path: path, rng: rand.New(rand.NewPCG(1, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
+	s := stormCheck{
+		t: t, path: path, rng: rand.New(rand.NewPCG(1, 0)), stored: map[uint64]int{}, over: map[uint64]bool{},
+	}
 	for range 3 {
 		s.round()
 	}
@@ -78,12 +80,13 @@ func TestPoolOnHugePages(t *testing.T) {
 		t.Errorf("%+v, recovery %+v", i, i.Recovery)
 	}
 	var held *HeldError
-	if _, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}); !errors.As(err, &held) || held.Process != os.Getpid() {
+	if _, err := Open(Options{Bytes: stormPool, SlabBytes: stormSlab, Path: path}); !errors.As(err, &held) ||
+		held.Process != os.Getpid() {
 		t.Errorf("a second pool on the file: %v", err)
 	}
 }
 
-// TestNoRoomAtTheStart: what is not there is an error before anything is touched, not a signal, and leaves no file.
+// TestNoRoomAtTheStart checks that missing room is an error, not a signal, and leaves no file.
 func TestNoRoomAtTheStart(t *testing.T) {
 	for kind, path := range map[string]func(t *testing.T) string{
 		"in huge pages":   func(t *testing.T) string { return onHugePages(t, 6) },
@@ -99,14 +102,14 @@ func TestNoRoomAtTheStart(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 			if _, err := os.Stat(path); err == nil {
-				t.Error("a file was left behind")
+				t.Error("a file was left over")
 			}
 		})
 	}
 }
 
-// TestNoRoomInFlight: headers that find no room are a slab that is not put to use; what is stored stays, and nothing is touched that
-// has no memory. When there is room again, it is used.
+// TestNoRoomInFlight checks that a slab without room for its headers is not used, that stored
+// blocks stay, and that nothing without memory is accessed. When there is room again, it is used.
 func TestNoRoomInFlight(t *testing.T) {
 	path := mounted(t, "tmpfs", "size=16m")
 	p := reopen(t, Options{Bytes: 8 << 20, SlabBytes: 64 << 10, Path: path})
@@ -134,7 +137,7 @@ func TestNoRoomInFlight(t *testing.T) {
 	}
 }
 
-// fillUp takes all that a file system has left.
+// fillUp allocates all that a file system has left.
 func fillUp(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -152,7 +155,9 @@ func fillUp(t *testing.T, path string) {
 
 // putWhatFits stores the blocks of a chain that get a slot, and counts them.
 func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
-	b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	b := pool.Batch{
+		Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
 	p.Reserve(&b)
 	for i := range b.Slots {
 		if b.Status[i] == pool.OK {
@@ -168,9 +173,9 @@ func putWhatFits(p *Pool, id pool.SpaceID, h pool.Hashes) (stored int) {
 	return stored
 }
 
-// TestTruncatedInFlight: whoever cuts the file of a running process takes blocks away from it, and
-// not the process: it goes on in what is left. The next one refuses half a file, and makes one anew
-// that has its length again, or none.
+// TestTruncatedInFlight truncates the file of a running process. The process loses blocks and
+// continues with the rest. The next one refuses half a file, and makes one anew that has its length
+// again, or none.
 func TestTruncatedInFlight(t *testing.T) {
 	path := shmPath(t)
 	r, w, err := os.Pipe()

@@ -16,7 +16,7 @@ import (
 // memoryDir names a directory on hugetlbfs to run these tests in.
 const memoryDir = "KVAGENT_TEST_MEMORY_DIR"
 
-// keptPath is a place for a pool's file that goes with the test.
+// keptPath returns a path for a pool's file, removed with the test.
 func keptPath(t testing.TB) string {
 	t.Helper()
 	parent := "/dev/shm"
@@ -31,7 +31,7 @@ func keptPath(t testing.TB) string {
 	return filepath.Join(dir, "pool")
 }
 
-func openKept(t testing.TB, path string, o dram.Options) *dram.Pool {
+func openFile(t testing.TB, path string, o dram.Options) *dram.Pool {
 	t.Helper()
 	o.Path = path
 	p, err := dram.Open(o)
@@ -43,19 +43,25 @@ func openKept(t testing.TB, path string, o dram.Options) *dram.Pool {
 
 func TestPoolInAFile(t *testing.T) {
 	pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openKept(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
+		return openFile(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
 	})
 }
 
 func TestPoolInAFileAgainstMem(t *testing.T) {
 	pooltest.TestAgainst(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openKept(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()})
+		return openFile(
+			t, keptPath(t),
+			dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()},
+		)
 	}, openMem)
 }
 
 // spec is a space whose entries have shards of these sizes.
 func spec(name string, shardBytes ...uint32) pool.Spec {
-	s := pool.Spec{Identity: []byte(name), Shards: len(shardBytes), Groups: []pool.Group{{BlockTokens: 16, ShardBytes: shardBytes}}}
+	s := pool.Spec{
+		Identity: []byte(name), Shards: len(shardBytes),
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: shardBytes}},
+	}
 	copy(s.Fingerprint[:], name)
 	return s
 }
@@ -78,7 +84,10 @@ func content(hash []byte, shard uint8, n uint32) []byte {
 // save stores the shard of a chain.
 func save(t testing.TB, p *dram.Pool, id pool.SpaceID, s *pool.Spec, shard uint8, h pool.Hashes) {
 	t.Helper()
-	b := pool.Batch{Space: id, Shard: shard, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	b := pool.Batch{
+		Space: id, Shard: shard, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N),
+		Slots: make([]pool.Slot, h.N),
+	}
 	p.Reserve(&b)
 	arena, _ := p.Arena()
 	for i := range b.Slots {
@@ -118,9 +127,10 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 	one, two := spec("one", 1000), spec("two", 3000, 5000)
 	h, g := chainOf(1, 200), chainOf(2, 20)
 	for life := range 4 {
-		p := openKept(t, path, o)
+		p := openFile(t, path, o)
 		r := p.Info().Recovery
-		if life == 0 && (!r.New || r.Entries != 0) || life > 0 && (r.New || r.Cold != "" || r.Entries != 220 || r.Spaces != 2 || r.Damaged != 0) {
+		if life == 0 && (!r.New || r.Entries != 0) || life > 0 &&
+			(r.New || r.Cold != "" || r.Entries != 220 || r.Spaces != 2 || r.Damaged != 0) {
 			t.Fatalf("life %d: %+v", life, r)
 		}
 		a, err := p.OpenSpace(one)

@@ -8,11 +8,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// seed keys the hash of the table. Block hashes are the engine's: they may be as short as a byte, and an engine may
-// be hostile, so their bits are mixed with numbers that are this process's secret.
+// seed keys the hash of the table. Block hashes come from the engine: they may be as short as a
+// byte, and an engine may be hostile. So their bits are mixed with secret numbers of this process.
 type seed [5]uint64
 
-// newSeed is a secret one, or for a number that is not 0 always the same.
+// newSeed returns a secret seed, or for a number other than 0 always the same one.
 func newSeed(number uint64) (s seed) {
 	next := rand.Uint64 // the runtime seeds it from the kernel
 	if number != 0 {
@@ -24,7 +24,8 @@ func newSeed(number uint64) (s seed) {
 	return s
 }
 
-// key is a block hash as a record keeps it: zero behind its length. A struct, not an array: it stays in registers.
+// key is a block hash as a record keeps it, zero-padded. It is a struct, not an array, so that it
+// stays in registers.
 type key struct{ a, b, c, d uint64 }
 
 // hash multiplies halves of the key, as wyhash does.
@@ -54,7 +55,7 @@ func padded(b []byte) key {
 	return words(w[:])
 }
 
-// view is a chain of block hashes with its arithmetic done.
+// view is a chain of block hashes with its strides computed.
 type view struct {
 	blob   []byte
 	stride int
@@ -66,20 +67,21 @@ func viewOf(h *pool.Hashes) view {
 	return view{blob: h.Blob[h.First*h.Len:], stride: step * h.Len, n: h.Len}
 }
 
-// words is hash i.
+// words returns hash i.
 func (v *view) words(i int) key {
 	at := i * v.stride
 	return words(v.blob[at : at+v.n])
 }
 
-// tag of a key. It guards against a slot that was given to another key, not against anybody hostile: the file is the
-// agent's own, and only the order of eviction depends on it.
+// tag returns a short hash of the key. It detects a slot that was given to another key; it need not
+// resist attackers, because the file is the agent's own and only the order of eviction depends on
+// it.
 func (k *key) tag() uint32 {
 	const a, b, c, d = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93
 	return uint32(fold(k.a^a, k.b^b) ^ fold(k.c^c, k.d^d))
 }
 
-// words is the key as a header has it.
+// words returns the key as a header stores it.
 func (k *key) words() [4]uint64 { return [4]uint64{k.a, k.b, k.c, k.d} }
 
 func keyOf(w *[4]uint64) key { return key{w[0], w[1], w[2], w[3]} }

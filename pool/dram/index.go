@@ -14,12 +14,12 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 			break
 		}
 	}
-	at.note.rest(&p.core.seed, &h, n)
+	at.note.addRest(&p.core.seed, &h, n)
 	p.advisor.end(at.note)
 	return n
 }
 
-// trail is where a walk along a chain has got to; it survives the lock being released.
+// trail is the state of a walk along a chain while the lock is released.
 type trail struct {
 	before pool.Ref // the entry before the next one
 	recent cursor
@@ -34,31 +34,31 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	if !ok {
 		return 0
 	}
-	at.note.of(id, &sp.groups[group])
+	at.note.describe(id, &sp.groups[group])
 	c.work.steps = maxSteps
 	v := c.walk(h)
-	before := c.still(at.before)
+	before := c.lookupRef(at.before)
 	for i := from; i < to; {
 		n := min(groupLen, to-i)
 		c.look(id, &v, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none {
-				at.note.found(&c.seed, &c.probe, n, j)
+				at.note.addFound(&c.seed, &c.probe, n, j)
 				return i - from
 			}
-			c.heal(e, before)
+			c.relink(e, before)
 			c.touch(e, &at.recent)
 			before = e
 			i++
 		}
-		at.note.found(&c.seed, &c.probe, n, n)
+		at.note.addFound(&c.seed, &c.probe, n, n)
 	}
 	at.before = c.ref(before)
 	return to - from
 }
 
-// heal links an entry of a chain to the one before it, if it lost its link or never had one.
-func (c *core) heal(e, before uint32) {
+// relink links an entry of a chain to the one before it, if it has no link.
+func (c *core) relink(e, before uint32) {
 	if before != none && c.recs.All[e].prev == none {
 		c.link(e, before)
 	}
@@ -91,7 +91,9 @@ func (p *Pool) exists(s pool.SpaceID, group uint8, h *pool.Hashes, from int, pre
 }
 
 // Pin implements pool.Index.
-func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (p *Pool) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	n, bytes := 0, int64(0)
 	note := p.advisor.begin()
 	for n < h.N {
@@ -103,13 +105,15 @@ func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, r
 			break
 		}
 	}
-	note.rest(&p.core.seed, &h, n)
+	note.addRest(&p.core.seed, &h, n)
 	p.advisor.end(note)
 	return n, refs, bytes
 }
 
-// pin pins a part of a chain, and returns how many and the bytes of each.
-func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref) (n int, bytes int64) {
+// pin pins a part of a chain, and returns the number pinned and the bytes of each.
+func (p *Pool) pin(
+	note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref,
+) (n int, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -117,7 +121,7 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 	if !ok {
 		return 0, 0
 	}
-	note.of(id, &sp.groups[group])
+	note.describe(id, &sp.groups[group])
 	bytes = sp.groups[group].bytes
 	if room := maxBytes / bytes; room < int64(to-from) {
 		to = from + int(max(room, 0))
@@ -126,23 +130,23 @@ func (p *Pool) pin(note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from
 	v := c.walk(h)
 	before := uint32(none)
 	if len(*refs) > 0 && from > 0 {
-		before = c.still((*refs)[len(*refs)-1])
+		before = c.lookupRef((*refs)[len(*refs)-1])
 	}
 	for i := from; i < to; {
 		k := min(groupLen, to-i)
 		c.look(id, &v, i, k)
 		for j, e := range c.probe.entry[:k] {
 			if e == none || c.recs.All[e].pins() == maxPins {
-				note.found(&c.seed, &c.probe, k, j)
+				note.addFound(&c.seed, &c.probe, k, j)
 				return i - from, bytes
 			}
-			c.heal(e, before)
+			c.relink(e, before)
 			c.pinEntry(e, bytes)
 			*refs = append(*refs, c.ref(e))
 			before = e
 			i++
 		}
-		note.found(&c.seed, &c.probe, k, k)
+		note.addFound(&c.seed, &c.probe, k, k)
 	}
 	return to - from, bytes
 }

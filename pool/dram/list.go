@@ -1,13 +1,13 @@
 package dram
 
-// list threads records by newer and older. A record is in at most one list; its flag says in which.
+// list links records by newer and older. A record is in at most one list, which its flag names.
 type list struct {
 	flag           uint32
 	newest, oldest uint32
 	n              int
 }
 
-// push puts e at the young end.
+// push adds e as the newest.
 func (l *list) push(recs []record, e uint32) {
 	r := &recs[e]
 	r.newer, r.older = none, l.newest
@@ -21,7 +21,7 @@ func (l *list) push(recs []record, e uint32) {
 	l.n++
 }
 
-// pushBelow puts e just older than at, which is in the list.
+// pushBelow inserts e just older than at, which is in the list.
 func (l *list) pushBelow(recs []record, at, e uint32) {
 	r, a := &recs[e], &recs[at]
 	r.newer, r.older = at, a.older
@@ -35,7 +35,7 @@ func (l *list) pushBelow(recs []record, at, e uint32) {
 	l.n++
 }
 
-// pushAbove puts e just newer than at, which is in the list.
+// pushAbove inserts e just newer than at, which is in the list.
 func (l *list) pushAbove(recs []record, at, e uint32) {
 	if newer := recs[at].newer; newer != none {
 		l.pushBelow(recs, newer, e)
@@ -61,15 +61,16 @@ func (l *list) remove(recs []record, e uint32) {
 	l.n--
 }
 
-// cursor is the place in the recent list that the last entry of a chain took: the next one goes just below, so
-// that a suffix is always older than its prefix. It survives the lock being released.
+// cursor is the position in the recent list of the last entry of a chain. The next one is inserted
+// just below it, so a suffix is always older than its prefix. It stays valid while the lock is
+// released.
 type cursor struct{ entry, generation uint32 }
 
-// touch makes e the youngest but for the chain before it, and moves the cursor to it.
+// touch makes e the most recent but for the chain before it, and moves the cursor to it.
 func (c *core) touch(e uint32, at *cursor) {
 	recs := c.recs.All
 	if !recs[e].is(flagRecent) {
-		recs[e].hold &^= flagGlanced
+		recs[e].hold &^= flagUntouched
 		return
 	}
 	above := c.above(at)
@@ -82,7 +83,7 @@ func (c *core) touch(e uint32, at *cursor) {
 	at.entry, at.generation = e, c.lives.All[e].generation
 }
 
-// enter puts an entry that just became visible or unpinned into the recent list.
+// enter inserts an entry that just became visible or unpinned into the recent list.
 func (c *core) enter(e uint32, at *cursor) {
 	c.place(e, c.above(at))
 	at.entry, at.generation = e, c.lives.All[e].generation
@@ -96,7 +97,7 @@ func (c *core) place(e, above uint32) {
 	c.recent.pushBelow(c.recs.All, above, e)
 }
 
-// above is the entry of the cursor, if it still is where it was.
+// above returns the entry of the cursor, if it is still in the list.
 func (c *core) above(at *cursor) uint32 {
 	if at.entry == none || c.lives.All[at.entry].generation != at.generation || !c.recs.All[at.entry].is(flagRecent) {
 		return none

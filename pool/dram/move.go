@@ -6,16 +6,16 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// An entry moves while nobody holds it: its bytes are copied without the lock, and if it is still
-// there afterwards, unheld and as it was, it gets the new slot. Whoever pins it meanwhile reads the
-// old slot, which stays as it is.
+// An entry moves while it is not held: its bytes are copied without the lock, and if it is still
+// there, unheld and unchanged afterwards, it gets the new slot. A job that pins it meanwhile reads
+// the old slot, which stays as it is.
 
 const (
-	moveStride      = 256     // slots copied before others may have the lock twice
+	moveStride      = 256     // slots copied before the lock is released twice
 	moveStrideBytes = 4 << 20 // ... or as many bytes
-	moveRounds      = 3       // times an entry that is held is tried
+	moveRounds      = 3       // attempts to move an entry that is held
 	// maxMoveChildren bounds the children of a moved entry whose headers in the pool's file are
-	// updated; after a restart the rest are roots, until they are looked up.
+	// updated. After a restart the others are roots, until they are looked up.
 	maxMoveChildren = 4 << 10
 )
 
@@ -36,7 +36,7 @@ type move struct {
 	failed   bool   // a page could not be read or written
 }
 
-// survey appends what is in a slab; false at the first entry that is held.
+// survey appends the shards in a slab; it returns false at the first entry that is held.
 func (c *core) survey(n int32, out []tenant) ([]tenant, bool) {
 	for place, busy := range c.slabs.InUse(n) {
 		if !busy {
@@ -52,7 +52,7 @@ func (c *core) survey(n int32, out []tenant) ([]tenant, bool) {
 	return out, true
 }
 
-// shardAt is the shard of an entry that lies in a slot of it.
+// shardAt returns the number of the shard that lies in a slot of an entry.
 func (c *core) shardAt(e, slot uint32) (shard uint8) {
 	for at := c.recs.All[e].head; at != slot; at = c.slabs.At(at).Link {
 		shard++
@@ -60,9 +60,9 @@ func (c *core) shardAt(e, slot uint32) (shard uint8) {
 	return shard
 }
 
-// lies says whether a tenant is where it was, and its entry if so.
-func (c *core) lies(t *tenant) (e uint32, ok bool) {
-	e = c.still(t.ref)
+// locate returns the entry of a tenant, and whether it still lies in its slot.
+func (c *core) locate(t *tenant) (e uint32, ok bool) {
+	e = c.lookupRef(t.ref)
 	if e == none {
 		return none, false
 	}
@@ -70,14 +70,14 @@ func (c *core) lies(t *tenant) (e uint32, ok bool) {
 	return e, slot == t.slot
 }
 
-// planMoves takes slots for the next tenants of a slab, and returns those that are left and those
-// that are held. Where there are no more slots, full.
+// planMoves takes slots for the next tenants of a slab, and returns the remaining and the held
+// tenants. full is set if there are no more slots.
 func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool) {
 	c.moving = c.moving[:0]
 	bytes := int64(0)
 	for len(tenants) > 0 && len(c.moving) < moveStride && bytes < moveStrideBytes {
 		t := tenants[0]
-		e, ok := c.lies(&t)
+		e, ok := c.locate(&t)
 		switch {
 		case !ok:
 		case c.held(e):
@@ -104,12 +104,12 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 	return tenants, held, false
 }
 
-// settleMoves gives moved entries their new slots, and appends to held those that could not have it
-// because somebody holds them now.
+// settleMoves assigns moved entries their new slots, and appends to held those that are held by
+// now.
 func (c *core) settleMoves(held []tenant) []tenant {
 	for i := range c.moving {
 		m := &c.moving[i]
-		e, ok := c.lies(&m.tenant)
+		e, ok := c.locate(&m.tenant)
 		switch {
 		case ok && (c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0):
 			held = append(held, m.tenant)
@@ -135,19 +135,19 @@ func (c *core) settleMove(e uint32, m *move) {
 		_, before := c.shardCell(c.recs.All[e].head, int(m.shard)-1)
 		before.Link = m.to
 	}
-	c.keepMove(e, m)
+	c.persistMove(e, m)
 	c.slabs.Give(m.slot)
 	c.stats.Moved++
 	c.stats.MovedBytes += uint64(c.slabs.SizeAt(m.to))
 }
 
-// gather gets a slab for a class of an entry whose slots were found lacking, and says whether it is
-// worth to try the entry again.
+// gather gets a slab for a class that an entry lacked, and reports whether it is worth trying the
+// entry again.
 func (p *Pool) gather(g *progress) bool {
-	p.moves.Lock() // one after the other: whoever waits here may find room when it comes
+	p.moves.Lock() // one at a time: a reservation that waits here may find room afterwards
 	defer p.endMoves()
 	taking := gathering{
-		core: p.core, classes: g.classes, class: g.want.class, way: g.want.way,
+		core: p.core, classes: g.classes, class: g.want.class, source: g.want.source,
 		donor: slab.NoClass, emptying: slab.NoSlab,
 	}
 	taking.left = 2 * p.info.SlabBytes * int64(len(g.classes)+1)
@@ -174,12 +174,13 @@ func (p *Pool) gatherStep(taking *gathering, parent pool.Ref) outcome {
 		return inVain
 	}
 	c := p.core
-	c.keep = c.still(parent)
+	c.keep = c.lookupRef(parent)
 	defer func() { c.keep = none }()
 	return taking.step()
 }
 
-// empty moves what is in a slab to others, and says whether the slab is free then.
+// empty moves the content of a slab to other slabs, and reports whether the slab is free
+// afterwards.
 func (p *Pool) empty(taking *gathering, g *progress) bool {
 	left := taking.tenants
 	var held []tenant
@@ -193,10 +194,10 @@ func (p *Pool) empty(taking *gathering, g *progress) bool {
 	return p.endEmpty(taking.emptying)
 }
 
-// moveSome is one stride of empty.
+// moveSome performs one stride of empty.
 func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenant, full bool) {
 	left, held, full = p.planMoves(tenants, held)
-	moving := p.core.moving // nobody else changes it: moves is held
+	moving := p.core.moving // moves is held, so nothing else changes it
 	for i := range moving {
 		m := &moving[i]
 		m.failed = !p.copyMove(m)
@@ -205,32 +206,32 @@ func (p *Pool) moveSome(tenants, held []tenant, g *progress) (left, stay []tenan
 	return left, p.settleMoves(held), full
 }
 
-// copyMove copies a shard to its new slot; false if a page of either cannot be read or written, which
-// is retired then, and told of by endMoves.
+// copyMove copies a shard to its new slot. It returns false if a page of either cannot be read or
+// written; that page is retired and endMoves reports it.
 func (p *Pool) copyMove(m *move) bool {
 	if p.fd < 0 {
-		return true // an arena without memory: a benchmark's
+		return true // an arena without memory, for benchmarks
 	}
 	to, from := p.base[m.at:][:m.bytes], p.base[m.from:][:m.bytes]
-	// The whole arena is guarded: of broken memory the kernel may name the beginning of the page, which
-	// may lie before the slot.
+	// The whole arena is guarded: for broken memory the kernel may report the start of the page,
+	// which may lie before the slot.
 	if pagefault.Guard(p.base, nil, func() { copy(to, from) }) == nil {
 		return true
 	}
-	p.probeTelling(m.from, m.from+m.bytes, p.noteRetired)
-	p.probeTelling(m.at, m.at+m.bytes, p.noteRetired)
+	p.probeReporting(m.from, m.from+m.bytes, p.noteRetired)
+	p.probeReporting(m.at, m.at+m.bytes, p.noteRetired)
 	return false
 }
 
 func (p *Pool) noteRetired(page BadPage) { p.retired = append(p.retired, page) }
 
-// endMoves gives moves back, and tells of the pages that were retired while it was held.
+// endMoves releases moves, and reports the pages that were retired while it was held.
 func (p *Pool) endMoves() {
 	retired := p.retired
 	p.retired = nil
 	p.moves.Unlock()
 	for _, page := range retired {
-		p.tell(page)
+		p.reportBad(page)
 	}
 }
 
@@ -252,7 +253,7 @@ func (p *Pool) settleMoves(held []tenant) []tenant {
 	return p.core.settleMoves(held)
 }
 
-// endEmpty ends the draining of a slab, and says whether it is free.
+// endEmpty ends the draining of a slab, and reports whether it is free.
 func (p *Pool) endEmpty(n int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

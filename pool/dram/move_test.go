@@ -121,8 +121,7 @@ func copyPlanned(p *Pool) {
 	}
 }
 
-// TestMovedWhileItIsRead: a reader that pins an entry while it is copied reads where it was, and it stays
-// there.
+// TestMovedWhileItIsRead checks that an entry pinned while it is copied stays in its old slot.
 func TestMovedWhileItIsRead(t *testing.T) {
 	p, id, h := openMovable(t, "")
 	defer p.Close()
@@ -227,11 +226,11 @@ func TestKilledWhileItMoves(t *testing.T) {
 				from := c.header(m.slot)
 				check := from.Check.Load()
 				if at > 0 {
-					e, _ := c.lies(&m.tenant)
+					e, _ := c.locate(&m.tenant)
 					if shard == 0 {
 						c.recs.All[e].head = m.to
 					}
-					c.keepMove(e, m)
+					c.persistMove(e, m)
 				}
 				if at > 0 && from.Check.Load() != 0 {
 					t.Error("moved, and the old header is not clear")
@@ -279,8 +278,8 @@ func leave(t *testing.T, p *Pool) {
 	}
 }
 
-// TestBadPageWhileItMoves: a page that cannot be read costs the entries in it, and one that cannot be
-// written costs none that only moves there. The others move, and neither page is used again.
+// TestBadPageWhileItMoves checks that an unreadable page costs the entries on it, and an unwritable
+// one none that is only moved there. The others move, and neither page is used again.
 func TestBadPageWhileItMoves(t *testing.T) {
 	for _, from := range []bool{true, false} {
 		p, id, h := openMovable(t, "")
@@ -303,7 +302,9 @@ func TestBadPageWhileItMoves(t *testing.T) {
 		check(t, p)
 		s := p.Stats()
 		if failed == 0 || s.Bad.Pages != 1 || int(s.Moved)+failed != len(tenants) {
-			t.Errorf("source %v: %d of %d failed, %d moved, %d bad pages", from, failed, len(tenants), s.Moved, s.Bad.Pages)
+			t.Errorf(
+				"source %v: %d of %d failed, %d moved, %d bad pages", from, failed, len(tenants), s.Moved, s.Bad.Pages,
+			)
 		}
 		if gone := failed - len(held); from && (gone == 0 || s.Dropped < uint64(gone)) || !from && gone != 0 {
 			t.Errorf("source %v: of %d that failed %d are still there, %d dropped", from, failed, len(held), s.Dropped)
@@ -358,15 +359,15 @@ func TestMovesBesideReaders(t *testing.T) {
 	}
 }
 
-// TestMovedWithBadHeaders moves entries whose headers, and those of their new slots, lie on a page
-// that cannot be read any more: the process lives, and the entries are where they moved.
+// TestMovedWithBadHeaders moves entries whose headers, old and new, lie on an unreadable page: the
+// process survives, and the entries have moved.
 func TestMovedWithBadHeaders(t *testing.T) {
 	for shard := range uint8(2) {
 		p, id, h := openMovable(t, shmPath(t))
 		tenants := plan(t, p, id, h, shard)
 		p.planMoves(tenants, nil)
 		copyPlanned(p)
-		spoil(t, p.core.file.Beside(), 0)
+		spoil(t, p.core.file.OutsideArena(), 0)
 		p.settleMoves(nil)
 		p.endEmpty(slabOf(p, tenants))
 		wantShards(t, p, id, h)
@@ -377,8 +378,8 @@ func TestMovedWithBadHeaders(t *testing.T) {
 	}
 }
 
-// TestMovedToABadHeader: where the header of the new slot cannot be written, that of the old slot is
-// cleared nevertheless, since its slot is given to another entry.
+// TestMovedToABadHeader checks that the header of the old slot is cleared even if that of the new
+// slot cannot be written, since the old slot is given to another entry.
 func TestMovedToABadHeader(t *testing.T) {
 	p := reopen(t, Options{Bytes: 256 << 10, SlabBytes: 64 << 10, Path: shmPath(t)})
 	id := openSpec(t, p, keptSpec)
@@ -398,8 +399,8 @@ func TestMovedToABadHeader(t *testing.T) {
 	if old.Check.Load() == 0 {
 		t.Fatal("a stored block has no header")
 	}
-	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.Beside()[0]))
-	spoil(t, p.core.file.Beside(), int64(to))
+	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.OutsideArena()[0]))
+	spoil(t, p.core.file.OutsideArena(), int64(to))
 	p.settleMoves(nil)
 	p.endEmpty(slabOf(p, tenants))
 	if moved := p.Stats().Moved; moved != 1 || old.Check.Load() != 0 {
@@ -408,8 +409,8 @@ func TestMovedToABadHeader(t *testing.T) {
 	closePool(t, p)
 }
 
-// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off a page that cannot
-// be read: whoever is told of it may use the pool, also for what moves entries.
+// TestBadPageIsToldWithoutLocks stores a block for which entries have to move off an unreadable
+// page: the callback may use the pool, also in ways that move entries.
 func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	var p *Pool
 	told := 0
@@ -423,7 +424,9 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 		p.Stats() // would hang with the pool's lock held
 	}
 	p = reopen(t, Options{Bytes: 128 << 10, SlabBytes: 32 << 10, HugePages: Off, BadPage: tell})
-	small, big := keptSpec, pool.Spec{Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{32 << 10}}}}
+	small, big := keptSpec, pool.Spec{
+		Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{32 << 10}}},
+	}
 	a, b := openSpec(t, p, small), openSpec(t, p, big)
 	h := randomChain(nil, 1, 128)
 	put(t, p, a, h)

@@ -28,7 +28,8 @@ func TestOptionsOutOfRange(t *testing.T) {
 		}
 	}
 	for bytes, slab := range map[int64]int64{
-		64 << 10: 64 << 10, 32 << 20: 1 << 20, 64 << 20: 1 << 20, 128 << 20: 2 << 20, 1 << 30: 16 << 20, 4 << 30: 64 << 20, 2 << 40: 64 << 20,
+		64 << 10: 64 << 10, 32 << 20: 1 << 20, 64 << 20: 1 << 20, 128 << 20: 2 << 20, 1 << 30: 16 << 20,
+		4 << 30: 64 << 20, 2 << 40: 64 << 20,
 	} {
 		if got := slabFor(bytes); got != slab {
 			t.Errorf("slabs of a pool of %d: %d, want %d", bytes, got, slab)

@@ -8,12 +8,15 @@ import (
 	"unsafe"
 )
 
-// The kernel is told where the pages are to come from, in one node and in several; a node that cannot be is said.
+// The kernel gets one preferred node, or several in turn; a node that does not exist is reported.
 func TestArenaIsPlaced(t *testing.T) {
 	if _, err := os.Stat("/proc/self/numa_maps"); err != nil {
 		t.Skip("this kernel knows no NUMA nodes")
 	}
-	for want, nodes := range map[string][]int{"": nil, "NUMA node 0 first": {0}, "not on NUMA node 1024 first": {1024}, "not on NUMA nodes [-1 0] in turn first": {0, -1}} {
+	for want, nodes := range map[string][]int{
+		"": nil, "NUMA node 0 first": {0}, "not on NUMA node 1024 first": {1024},
+		"not on NUMA nodes [-1 0] in turn first": {0, -1},
+	} {
 		p, err := Open(Options{Bytes: 1 << 20, Nodes: nodes, HugePages: Off})
 		if err != nil {
 			t.Fatal(err)

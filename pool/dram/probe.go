@@ -5,29 +5,29 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
-// A chain is looked up in groups. Blocks that were stored together mostly lie in records side by side, so once one is
-// found the next ones are looked for right behind it, which needs no table and which the processor sees coming. What is
-// not there is searched: first all cells of the group are loaded, then all records, then they are compared. Within a
-// group the loads do not depend on each other, so their cache misses overlap.
+// A chain is looked up in groups. Blocks that were stored together mostly have consecutive records,
+// so after a hit the next record is tried first: this needs no table and the processor prefetches
+// it. The others are searched in passes: all cells of the group are loaded, then all records, then
+// they are compared. Loads within a pass are independent, so their cache misses overlap.
 const (
 	groupLen   = 32  // hashes of a group
-	lockStride = 256 // hashes looked up before others may have the lock
+	lockStride = 256 // hashes looked up before the lock is released
 )
 
-// probe is the result for a group, valid while the lock is held: the visible entries, none where there is none.
+// probe is the result for a group, valid while the lock is held: the visible entries, or none.
 type probe struct {
 	key   [groupLen]key
 	entry [groupLen]uint32
-	next  uint32 // where the entry behind the last one found may be; none at the start of a walk
+	next  uint32 // record to try for the next hash; none at the start of a walk
 
-	// Of those that were searched.
+	// These are set for hashes that were searched.
 	hash [groupLen]uint64
 	home [groupLen]int
 	side [groupLen]*offheap.Cells
 	cell [groupLen]uint64
 }
 
-// walk begins a walk along h, which ends with the lock.
+// walk begins a walk along h, which ends when the lock is released.
 func (c *core) walk(h *pool.Hashes) view {
 	c.probe.next = none
 	return viewOf(h)
@@ -42,22 +42,22 @@ func (c *core) look(id ident, v *view, from, n int) {
 	i := 0
 	if pr.next == none {
 		c.search(id, 0, 1)
-		pr.next, i = behind(pr.entry[0]), 1
+		pr.next, i = recordAfter(pr.entry[0]), 1
 	}
 	if i = c.follow(id, i, n); i < n {
 		c.search(id, i, n)
-		pr.next = behind(pr.entry[n-1])
+		pr.next = recordAfter(pr.entry[n-1])
 	}
 }
 
-func behind(e uint32) uint32 {
+func recordAfter(e uint32) uint32 {
 	if e == none {
 		return none
 	}
 	return e + 1
 }
 
-// follow finds hashes of the group from i on as long as each is in the record behind the one before it.
+// follow finds hashes of the group from i on while each is in the record after the previous one.
 func (c *core) follow(id ident, i, n int) int {
 	pr, recs := &c.probe, c.recs.All
 	for ; i < n && pr.next != none && pr.next < c.high; i++ {
@@ -102,7 +102,8 @@ func (c *core) search(id ident, first, n int) {
 	}
 }
 
-// confirm compares the candidate for hash i, and goes on behind it in the rare case that only its tag fits.
+// confirm compares the candidate for hash i, and searches on in the rare case that only its tag
+// matches.
 func (c *core) confirm(i int, id ident) uint32 {
 	pr := &c.probe
 	e, k := pr.entry[i], &pr.key[i]

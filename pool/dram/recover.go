@@ -13,28 +13,28 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Recovery is what became of a pool's file when it was opened.
+// Recovery is the result of opening a pool's file.
 type Recovery struct {
 	Path    string
-	New     bool   // the file was not there
-	Cold    string // why what was in it could not be used; empty: it was used, or the file is new
-	Entries int    // visible again
-	Spaces  int    // that they are of
-	Damaged int    // slots whose header did not verify, or did not fit
-	Stale   int    // slots of generations that are over
-	Lost    int    // headers that cannot be read: their pages went bad
-	Partial int    // entries, and shards without one, given up because not all shards were stored
+	New     bool   // the file did not exist
+	Cold    string // why its content could not be used; empty: it was used, or the file is new
+	Entries int    // restored entries
+	Spaces  int    // their spaces
+	Damaged int    // slots whose header did not verify or did not fit
+	Stale   int    // slots of past generations
+	Lost    int    // headers that cannot be read because their pages went bad
+	Partial int    // entries, and shards without one, dropped because not all shards were stored
 	Notes   []string
 
-	BadPages int // of the arena, retired in another life
+	BadPages int // of the arena, retired by earlier processes
 	Took     time.Duration
 }
 
-// errLost is a page after the arena that went bad while it was read for the second time: then
-// nothing of the file is used either.
+// errLost is a page outside the arena that went bad during its second reading: nothing of the file
+// is used then.
 var errLost = errors.New("a page of its index went bad while it was read")
 
-// restore makes the index of what the file holds.
+// restore builds the index of what the file holds.
 func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	byRecord := c.restoreSpaces(f, slabBytes, r)
 	if err := c.slabs.Restore(); err != nil {
@@ -57,7 +57,8 @@ func (c *core) restore(f *arena.File, slabBytes int64, r *Recovery) error {
 	return nil
 }
 
-// restoreSpaces gives the spaces of the file realms, as if they had been open. They get numbers when somebody opens them.
+// restoreSpaces makes realms for the spaces of the file, as if they had been open. OpenSpace gives
+// them IDs.
 func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*space {
 	out := make([]*space, f.SpacesUsed())
 	for n := range out {
@@ -66,13 +67,15 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 		var ok bool
 		var generation uint32
 		if !f.Touch(func() { spec, ok = record.Read(); generation = record.Generation() }) {
-			note := fmt.Sprintf("space %d of the file cannot be read, what is stored of it is gone", n)
+			note := fmt.Sprintf("space %d of the file cannot be read: its blocks are lost", n)
 			r.Notes = append(r.Notes, note)
 			continue
 		}
 		if !ok {
 			if record.Used() {
-				r.Notes = append(r.Notes, fmt.Sprintf("space %d of the file is damaged, what is stored of it is gone", n))
+				r.Notes = append(
+					r.Notes, fmt.Sprintf("space %d of the file is damaged: its blocks are lost", n),
+				)
 				record.Remove()
 			}
 			continue
@@ -92,7 +95,8 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 	return out
 }
 
-// scan reads all headers of a file. Slabs are read side by side, what was found is put in the index one after the other.
+// scan reads all headers of a file. Slabs are read in parallel; what was found is added to the
+// index sequentially.
 type scan struct {
 	*core
 	spaces         []*space   // by record
@@ -120,7 +124,7 @@ func (s *scan) readAll() {
 	done.Wait()
 }
 
-// readSlab reads the headers of one slab, and clears those that hold nothing that counts.
+// readSlab reads the headers of one slab, and clears those that are not used.
 func (s *scan) readSlab(n int32) {
 	var shards uint16
 	first, end := s.slabs.Slots(n)
@@ -131,8 +135,7 @@ func (s *scan) readSlab(n int32) {
 	s.total += len(s.found[n])
 }
 
-// read reads the header of one slot. It returns the bit of its shard, 0 if the slot
-// holds nothing that counts.
+// read reads the header of one slot. It returns the bit of its shard, 0 if the slot is not used.
 func (s *scan) read(slot uint32) uint16 {
 	h := s.header(slot)
 	if h.Check.Load() == 0 {
@@ -153,7 +156,7 @@ func (s *scan) read(slot uint32) uint16 {
 	return shard
 }
 
-// judge says as what a header counts that is not to be used; nil if it is.
+// judge returns the counter of a header that is not to be used; nil if it is.
 func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[h.Space] == nil {
 		return &s.damaged

@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// attach puts one shard of all entries in the index: shard 0 makes the entry, the others are hung on it in their order.
+// attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
+// to it in order.
 func (s *scan) attach(shard uint8) bool {
 	if s.shards&(1<<shard) == 0 {
 		return true
@@ -32,8 +33,8 @@ func (s *scan) attach(shard uint8) bool {
 	return true
 }
 
-// stray counts a shard that belongs to no entry: one whose shard 0 was cleared already when the process was killed in the middle
-// of an eviction. Two slots with one key and different sums would be damage.
+// stray counts a shard that belongs to no entry: its shard 0 had been cleared when the process was
+// killed during an eviction. Two slots with one key and different sums would be damage.
 func (s *scan) stray(shard uint8) {
 	if shard == 0 {
 		s.damaged.Add(1)
@@ -42,8 +43,8 @@ func (s *scan) stray(shard uint8) {
 	s.strays++
 }
 
-// twin says whether a shard is stored in another slot too: the process was killed while the entry
-// moved.
+// twin reports whether a shard is also stored in another slot, because the process was killed while
+// the entry moved.
 func (s *scan) twin(h *arena.Header) bool {
 	c := s.core
 	k := keyOf(&h.Hash)
@@ -101,7 +102,7 @@ func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
 	return e
 }
 
-// giveUpPartial frees the entries that lack shards: the engine saves them again.
+// giveUpPartial frees the entries that lack shards; the engine saves them again.
 func (s *scan) giveUpPartial() (n int) {
 	c := s.core
 	for e := uint32(1); e < c.high; e++ {

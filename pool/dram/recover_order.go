@@ -2,8 +2,8 @@ package dram
 
 import "slices"
 
-// restoreOrder makes all entries visible, hangs them on the entries before them, and puts them in the order in which they
-// were stored or loaded last.
+// restoreOrder makes all entries visible, links them to their parents, and orders them by their
+// last store or load.
 func (c *core) restoreOrder() {
 	f := c.file
 	used := make([]uint32, c.high)
@@ -31,7 +31,8 @@ func (c *core) restoreOrder() {
 	}
 }
 
-// restoreTick takes in the entries of one tick. What was stored first is nearer to the beginning of its chain, and goes last.
+// restoreTick restores the entries of one tick. The first stored are nearest to the beginning of
+// their chain, and are evicted last.
 func (c *core) restoreTick(order []uint64) {
 	for i := len(order) - 1; i >= 0; i-- {
 		e := uint32(order[i])
@@ -44,7 +45,8 @@ func (c *core) restoreTick(order []uint64) {
 		return
 	}
 	for _, o := range order {
-		// The policy is told of each piece of a chain by itself: it learns from how long it is.
+		// Each part of a chain is passed to the policy separately, because it learns from its
+		// length.
 		if e := uint32(o); len(c.shown) > 0 && c.recs.All[e].prev != c.shown[len(c.shown)-1]|upward {
 			c.announce()
 		}
@@ -60,7 +62,7 @@ const (
 	markDone
 )
 
-// restoreChains hangs entries on those before them, as far as these are there and no circle comes of it.
+// restoreChains links entries to their parents, where these exist and no cycle results.
 func (c *core) restoreChains() {
 	parents := make([]uint32, c.high)
 	c.file.TouchEach(1, c.high, func(e uint32) {
@@ -74,12 +76,12 @@ func (c *core) restoreChains() {
 	}
 	for e := c.high - 1; e > none; e-- {
 		if p := parents[e]; p != none {
-			c.hang(e, p)
+			c.linkRoot(e, p)
 		}
 	}
 }
 
-// restoredParent is the entry whose slot and tag e was stored with; none if it is gone.
+// restoredParent returns the entry whose slot and tag e was stored with; none if it is not stored.
 func (c *core) restoredParent(e uint32) uint32 {
 	w := c.header(c.recs.All[e].head).Parent.Load()
 	slot := uint32(w>>32) - 1
@@ -94,7 +96,7 @@ func (c *core) restoredParent(e uint32) uint32 {
 	return p
 }
 
-// cutCircle walks up from e and makes a root of an entry that the walk comes back to.
+// cutCircle walks up from e and makes a root of an entry that the walk returns to.
 func cutCircle(parents []uint32, marks []uint8, e uint32) {
 	last := uint32(none)
 	for at := e; at != none && marks[at] != markDone; at = parents[at] {
@@ -110,8 +112,8 @@ func cutCircle(parents []uint32, marks []uint8, e uint32) {
 	}
 }
 
-// hang is link where it is known that no circle comes of it.
-func (c *core) hang(child, parent uint32) {
+// linkRoot links a root to a parent, for a pair that is known to make no cycle.
+func (c *core) linkRoot(child, parent uint32) {
 	recs := c.recs.All
 	r, p := &recs[child], &recs[parent]
 	r.prev, r.next = parent|upward, p.child

@@ -20,37 +20,38 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	}
 }
 
-// reserve decides a batch, or on a retry what was busy in it, and returns the bytes that found no place.
+// reserve decides a batch, or on a retry what was Busy in it, and returns the bytes that found no
+// room.
 func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
-	g := progress{retry: retry, want: wanted{class: slab.NoClass, may: bySpare | byEviction}}
+	g := progress{retry: retry, want: wanted{class: slab.NoClass, sources: bySpare | byEviction}}
 	for g.at < b.Hashes.N {
 		p.reservePart(b, min(g.at+lockStride, b.Hashes.N), &g)
 		if g.want.class == slab.NoClass {
 			continue
 		}
 		if g.gathers++; g.gathers > maxGathers*len(g.classes) || !p.gather(&g) {
-			g.want.may &^= g.want.way
+			g.want.sources &^= g.want.source
 		}
 	}
 	return g.need
 }
 
-// progress is how far a batch has come; it survives the lock being released.
+// progress is the state of a batch while the lock is released.
 type progress struct {
 	at    int   // next hash
-	need  int64 // bytes that found no place
+	need  int64 // bytes that found no room
 	retry bool
-	full  bool // nothing more can go
+	full  bool // nothing more can be evicted
 
 	want    wanted
 	classes []int32  // of the entry of the next hash, if a slab is wanted for it
-	parent  pool.Ref // of that entry
+	parent  pool.Ref // parent of that entry
 	gathers int      // slabs gathered for it
 	moved   int64    // bytes
 	mayMove int64
 }
 
-// reservePart goes on to hash to, or to one for which a slab is wanted.
+// reservePart decides hashes up to index to, or up to one for which a slab is wanted.
 func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,7 +69,7 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 	c.work.refill()
 	c.age()
 	r.before = r.predecessor(g.at)
-	c.wanted = wanted{class: slab.NoClass, may: g.want.may}
+	c.wanted = wanted{class: slab.NoClass, sources: g.want.sources}
 	for ; g.at < to; g.at++ {
 		if g.retry && b.Status[g.at] != pool.Busy {
 			r.before = c.find(r.id, b.Hashes.At(g.at))
@@ -96,10 +97,10 @@ type reservation struct {
 	bytes  int64  // of an entry
 	before uint32 // the entry before the next hash; none if it is not stored
 	at     cursor
-	full   bool // nothing more can go
+	full   bool // nothing more can be evicted
 }
 
-// open says why nothing of the batch can be reserved, or OK.
+// open returns why nothing of the batch can be reserved, or OK.
 func (r *reservation) open() pool.Status {
 	b := r.batch
 	id, sp, ok := r.identOf(b.Space, b.Group, b.Hashes.Len)
@@ -134,7 +135,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 		r.before = none
 		return pool.Busy, pool.Slot{}
 	}
-	c.heal(e, r.before)
+	c.relink(e, r.before)
 	c.touch(e, &r.at)
 	r.before = e
 	return c.reserveShard(e, r.batch.Shard)
@@ -144,12 +145,12 @@ func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 	if status := c.shardStatus(e, shard); status != pool.OK {
 		return status, pool.Slot{}
 	}
-	c.leaveLists(e) // it may have been a partial one
+	c.leaveLists(e) // it may have been partial
 	c.lives.All[e].writing |= uint16(1) << shard
 	return pool.OK, c.slot(e, shard)
 }
 
-// slot is where a shard of an entry lies.
+// slot returns the slot of a shard of an entry.
 func (c *core) slot(e uint32, shard uint8) pool.Slot {
 	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
@@ -199,7 +200,8 @@ func (p *Pool) peekPart(b *pool.Batch, from, to int) {
 	}
 }
 
-// shardStatus says whether a shard is stored or being written; OK if neither.
+// shardStatus returns Exists or InProgress for a shard that is stored or being written, OK for
+// another.
 func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
 	l, bit := &c.lives.All[e], uint16(1)<<shard
 	switch {

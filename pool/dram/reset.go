@@ -47,24 +47,26 @@ func (p *Pool) Forget(f pool.Fingerprint) (err error) {
 	return nil
 }
 
-// turnOver gives a space another realm, and another generation in the file. The old one waits for its sweep.
+// turnOver moves a space to another realm, and to another generation in the file. The old realm
+// waits for its sweep.
 func (c *core) turnOver(sp *space) bool {
 	old := sp.realm
 	if !c.newRealm(sp) {
 		return false
 	}
-	c.turnKept(sp)
+	c.advanceGeneration(sp)
 	c.end(old)
 	return true
 }
 
-// A slice of a sweep: how many records it looks at, and how many of them it drops, before it lets others have the lock.
+// Limits of one slice of a sweep: the records it examines, and those it drops, before it releases
+// the lock.
 const (
 	sweepLooks = 4096
 	sweepDrops = 256
 )
 
-// end says that a realm is over. It is not used again before its sweep has run.
+// end ends a realm. It is not reused before its sweep has run.
 func (c *core) end(realm uint32) {
 	c.realms[realm].over = true
 	c.realms[realm].entries++
@@ -73,7 +75,7 @@ func (c *core) end(realm uint32) {
 
 // Sweep implements pool.Spaces.
 func (p *Pool) Sweep() {
-	p.sweeping.Lock() // one after the other: what another one took is done when this one returns
+	p.sweeping.Lock() // one at a time: what an earlier sweep began is finished when this one returns
 	defer p.sweeping.Unlock()
 	n := p.countEnded()
 	if n == 0 {
@@ -87,7 +89,7 @@ func (p *Pool) Sweep() {
 	p.core.leaveEnded(n)
 }
 
-// countEnded gives realms that are over and have no entries back, and counts the others.
+// countEnded frees ended realms without entries, and counts the others.
 func (p *Pool) countEnded() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +112,8 @@ func (p *Pool) sweepSlice(from uint32) (next uint32) {
 	return p.core.sweep(from)
 }
 
-// sweep drops entries of realms that are over among the next records, and returns where to go on, 0 at the end.
+// sweep drops entries of ended realms among the next records, and returns the record to continue
+// at, 0 at the end.
 func (c *core) sweep(from uint32) uint32 {
 	to, dropped := min(c.high, from+sweepLooks), 0
 	for e := from; e < to; e++ {
@@ -130,7 +133,8 @@ func (c *core) sweep(from uint32) uint32 {
 	return 0
 }
 
-// leaveEnded gives the first n realms that are over back: their sweep has run. There are none if the pool was closed meanwhile.
+// leaveEnded frees the first n ended realms: their sweep has run. There are none if the pool was
+// closed meanwhile.
 func (c *core) leaveEnded(n int) {
 	n = min(n, len(c.ended))
 	for _, realm := range c.ended[:n] {

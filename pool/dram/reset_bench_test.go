@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// BenchmarkReset reports what the asker of a reset waits for, how long the sweep behind it takes, and the longest look-up meanwhile.
+// BenchmarkReset reports the time of a reset, the time of the sweep after it, and the longest
+// look-up meanwhile.
 func BenchmarkReset(b *testing.B) {
 	for _, n := range []int{10_000, 1_000_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

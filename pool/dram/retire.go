@@ -8,8 +8,8 @@ import (
 // BadPage is a page that was retired.
 type BadPage struct {
 	Off, Bytes int64 // in the arena
-	Dropped    int   // entries that were in it
-	Pages      int64 // retired so far, with it
+	Dropped    int   // entries dropped because of it
+	Pages      int64 // retired so far, including it
 }
 
 var _ pool.Prober = (*Pool)(nil)
@@ -19,12 +19,11 @@ func (p *Pool) Probe(s pool.Slot) bool {
 	return p.probe(s.Off, min(s.Off+int64(s.Len), int64(len(p.base)))) == 0
 }
 
-// probe retires the pages from one offset of the arena to another that cannot be read, and counts
-// them.
-func (p *Pool) probe(from, to int64) (bad int) { return p.probeTelling(from, to, p.tell) }
+// probe retires the unreadable pages between two offsets of the arena, and returns their number.
+func (p *Pool) probe(from, to int64) (bad int) { return p.probeReporting(from, to, p.reportBad) }
 
-// probeTelling is probe that gives the pages retired anew to a function of the caller's.
-func (p *Pool) probeTelling(from, to int64, tell func(BadPage)) (bad int) {
+// probeReporting does as probe, and passes newly retired pages to tell.
+func (p *Pool) probeReporting(from, to int64, tell func(BadPage)) (bad int) {
 	for off := max(from, 0) / p.info.PageBytes * p.info.PageBytes; off < to; off += p.info.PageBytes {
 		if !pagefault.Readable(p.base, off) {
 			if page, fresh := p.retireLocked(off); fresh {
@@ -36,16 +35,16 @@ func (p *Pool) probeTelling(from, to int64, tell func(BadPage)) (bad int) {
 	return bad
 }
 
-// retire retires the page at an offset of the arena, and tells of it if it was not retired before.
+// retire retires the page at an offset of the arena, and reports it if it is newly retired.
 func (p *Pool) retire(off int64) {
 	if page, fresh := p.retireLocked(off); fresh {
-		p.tell(page)
+		p.reportBad(page)
 	}
 }
 
-func (p *Pool) tell(page BadPage) {
-	if p.tellBad != nil {
-		p.tellBad(page)
+func (p *Pool) reportBad(page BadPage) {
+	if p.onBadPage != nil {
+		p.onBadPage(page)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// spoil takes a page away from under a mapping, in this process alone: an access is a real SIGBUS.
+// spoil unmaps a page in this process alone: an access is a real SIGBUS.
 func spoil(t *testing.T, mem []byte, off int64) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("nothing", unix.MFD_CLOEXEC)
@@ -93,7 +93,8 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	h := randomChain(nil, 99, int(p.info.Bytes/arena.SlotUnit))
 	for i := range h.N { // one by one: each entry is a chain of its own, and goes when it must
 		b := pool.Batch{
-			Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+			Space: id, Epoch: p.Epoch(id), Hashes: h.Slice(i, i+1), Status: make([]pool.Status, 1),
+			Slots: make([]pool.Slot, 1),
 		}
 		p.Reserve(&b)
 		if b.Status[0] != pool.OK {
@@ -102,7 +103,9 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 		slots++
 		if overlaps(b.Slots[0], off) {
 			page := off / arena.PageBytes * arena.PageBytes
-			t.Fatalf("slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page)
+			t.Fatalf(
+				"slot of %d bytes at %d was given out, the page at %d is bad", b.Slots[0].Len, b.Slots[0].Off, page,
+			)
 		}
 		p.Commit(b.Slots, b.Epoch, b.Status)
 	}
@@ -112,8 +115,8 @@ func noSlotOn(t *testing.T, p *Pool, spec pool.Spec, off int64) (slots int) {
 	return slots
 }
 
-// TestBadPage: a page that cannot be read any more costs the blocks in it. They are gone and stored
-// elsewhere, no slot of any size is given out on it again, and everything else is there.
+// TestBadPage checks that an unreadable page costs the blocks on it. They are stored elsewhere, no
+// slot of any size overlaps the page again, and everything else is there.
 func TestBadPage(t *testing.T) {
 	var told []BadPage
 	tell := func(b BadPage) { told = append(told, b) }
@@ -174,7 +177,8 @@ func TestBadPage(t *testing.T) {
 	}
 }
 
-// TestBadPageOfASlotInUse: a slot that is written when its page goes bad is not free afterwards.
+// TestBadPageOfASlotInUse checks that a slot that is written when its page goes bad is not free
+// afterwards.
 func TestBadPageOfASlotInUse(t *testing.T) {
 	p := reopen(t, Options{Bytes: 64 << 10, SlabBytes: 16 << 10, HugePages: Off})
 	defer closePool(t, p)
@@ -204,7 +208,7 @@ func TestBadPageOfASlotInUse(t *testing.T) {
 	}
 }
 
-// TestBadPageOutlivesTheProcess: what was retired in one life is not used in the next.
+// TestBadPageOutlivesTheProcess checks that the next process does not use retired pages.
 func TestBadPageOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -224,7 +228,7 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	}
 	p = reopen(t, o)
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
-	words := p.core.file.Beside()[l.Slabs-l.Headers:]
+	words := p.core.file.OutsideArena()[l.Slabs-l.Headers:]
 	copy(words[arena.SlabWordBytes:2*arena.SlabWordBytes], words) // damage: two slabs with the same headers
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
@@ -242,8 +246,8 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestBadPageAtTheStart: a page that is found bad when the pool begins costs its blocks, and not
-// the start.
+// TestBadPageAtTheStart checks that a page found bad at the start costs its blocks, and not the
+// start.
 func TestBadPageAtTheStart(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 	p := reopen(t, o)
@@ -279,8 +283,8 @@ func keptOn(t *testing.T, path string) (Options, pool.Hashes) {
 	return o, h
 }
 
-// TestBadPageOfHeaders: a page of headers that cannot be read costs the blocks that they stand for,
-// and not the start; nor, when it goes bad in flight, the process.
+// TestBadPageOfHeaders checks that an unreadable page of headers costs their blocks, and not the
+// start; nor, when it goes bad later, the process.
 func TestBadPageOfHeaders(t *testing.T) {
 	o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 	l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
@@ -300,7 +304,7 @@ func TestBadPageOfHeaders(t *testing.T) {
 		t.Errorf("%+v", s.Bad)
 	}
 	for _, off := range []int64{l.Headers, l.Spaces, l.Slabs, l.Super} { // in flight
-		spoil(t, p.core.file.Beside(), off-l.Headers)
+		spoil(t, p.core.file.OutsideArena(), off-l.Headers)
 	}
 	if _, err := p.ResetSpace(id); err != nil {
 		t.Error(err)
@@ -324,8 +328,7 @@ func pinAll(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) []pool.Ref {
 	return refs
 }
 
-// TestBadPagesOfTheIndex: of each page beside the arena and the headers that cannot be read at the
-// start, the start knows what to do.
+// TestBadPagesOfTheIndex checks the start with an unreadable page in each other area of the file.
 func TestBadPagesOfTheIndex(t *testing.T) {
 	for name, c := range map[string]struct {
 		at   func(l *arena.Layout) int64
@@ -369,8 +372,8 @@ const (
 	wholeSlabBad = 1
 )
 
-// TestManyBadPages: what is noted is bounded, a slab with many bad pages is given up, and the pool
-// says that it is not healthy.
+// TestManyBadPages checks that records of bad pages are bounded, that a slab with many is given up,
+// and that the pool reports that it is not healthy.
 func TestManyBadPages(t *testing.T) {
 	o := Options{Bytes: 32 << 20, SlabBytes: 256 << 10, Path: shmPath(t)}
 	p := reopen(t, o)

@@ -8,24 +8,24 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// space is an open space. Its entries carry the number of its realm; a reset gives it another realm, so that
-// nothing of the old one is found from then on.
+// space is an open space. Its entries carry the number of its realm. A reset gives it another
+// realm, so that nothing of the old one is found from then on.
 type space struct {
 	spec   pool.Spec
 	epoch  uint32
 	realm  uint32
 	groups []group
 
-	record     int    // in the pool's file; notKept: none
-	generation uint32 // in that record: as an epoch, but through all lives of the file
+	record     int    // in the pool's file; noRecord: none
+	generation uint32 // in that record: like an epoch, but never restarts in the life of the file
 }
 
 // group is what entries of one group of a space need.
 type group struct {
 	classes []int32 // per shard
 	bytes   int64   // slots of all shards
-	full    uint16  // present, when all shards are
-	kind    uint8   // as a policy tells entries apart
+	full    uint16  // value of life.present when all shards are present
+	kind    uint8   // as the policy distinguishes entries
 	tokens  uint32  // of a block
 }
 
@@ -36,10 +36,10 @@ type realm struct {
 	over    bool
 }
 
-// group of an entry; also of one whose epoch is over.
+// group returns the group of an entry, also if its epoch has ended.
 func (c *core) group(id ident) *group { return &c.realms[id.realm()].space.groups[id.group()] }
 
-// space is an open space, or nil.
+// space returns an open space, or nil.
 func (c *core) space(s pool.SpaceID) *space {
 	if int(s) >= len(c.spaces) {
 		return nil
@@ -47,7 +47,7 @@ func (c *core) space(s pool.SpaceID) *space {
 	return c.spaces[s]
 }
 
-// identOf is what the entries of a batch have in common.
+// identOf returns what the entries of a batch have in common.
 func (c *core) identOf(s pool.SpaceID, g uint8, hashLen int) (id ident, sp *space, ok bool) {
 	sp = c.space(s)
 	if sp == nil || hashLen < 1 || hashLen > pool.MaxHashLen {
@@ -89,8 +89,8 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	return id, nil
 }
 
-// takeSpace is the space that the file has of this spec, or a new one. If the file has another one under the same
-// fingerprint, nobody uses that any more: what is stored of it goes.
+// takeSpace returns the file's space of this spec, or a new one. If the file has another space with
+// the same fingerprint, that is unused by now and is dropped.
 func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 	kept := c.unopened[s.Fingerprint]
 	if kept != nil && sameSpec(&kept.spec, s) {
@@ -106,14 +106,14 @@ func (c *core) takeSpace(s *pool.Spec) (*space, error) {
 		delete(c.unopened, s.Fingerprint)
 		c.leaveSpace(kept)
 	}
-	c.keepSpace(sp)
+	c.persistSpace(sp)
 	return sp, nil
 }
 
-// leaveSpace forgets a space: its record of the file is free, and its realm is over.
+// leaveSpace drops a space: it frees its record in the file and ends its realm.
 func (c *core) leaveSpace(sp *space) {
-	c.turnKept(sp)
-	if f := c.file; f != nil && sp.record != notKept {
+	c.advanceGeneration(sp)
+	if f := c.file; f != nil && sp.record != noRecord {
 		f.Touch(func() { f.SpaceAt(sp.record).Remove() })
 	}
 	c.end(sp.realm)
@@ -136,7 +136,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 func notOpen(s pool.SpaceID) error { return fmt.Errorf("dram: space %d is not open", s) }
 
 func (c *core) newSpace(s *pool.Spec) *space {
-	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: notKept}
+	sp := &space{spec: cloneSpec(*s), epoch: s.OpeningEpoch(), record: noRecord}
 	for _, g := range s.Groups {
 		sp.groups = append(sp.groups, c.newGroup(g))
 	}
@@ -154,7 +154,7 @@ func (c *core) newGroup(spec pool.Group) (g group) {
 	return g
 }
 
-// newRealm gives a space a realm without entries.
+// newRealm assigns a space a realm without entries.
 func (c *core) newRealm(sp *space) bool {
 	fresh := realm{space: sp}
 	if n := len(c.idle); n > 0 {
@@ -187,7 +187,10 @@ func checkSpec(s *pool.Spec, slabBytes int64) error {
 	}
 	for g, group := range s.Groups {
 		if len(group.ShardBytes) != s.Shards {
-			return fmt.Errorf("dram: Groups[%d].ShardBytes has %d elements, must have Shards = %d", g, len(group.ShardBytes), s.Shards)
+			return fmt.Errorf(
+				"dram: Groups[%d].ShardBytes has %d elements, must have Shards = %d", g, len(group.ShardBytes),
+				s.Shards,
+			)
 		}
 		for i, n := range group.ShardBytes {
 			if n == 0 {
@@ -218,7 +221,7 @@ func cloneSpec(s pool.Spec) pool.Spec {
 	return s
 }
 
-// Epoch implements pool.Spaces; 0 for a space that is not open.
+// Epoch implements pool.Spaces; it returns 0 for a space that is not open.
 func (p *Pool) Epoch(s pool.SpaceID) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -260,7 +263,7 @@ func (p *Pool) stats() pool.Stats {
 	return s
 }
 
-// resident is the memory of hash table, headers and slot table that has been touched.
+// resident returns the touched memory of hash table, headers and slot table.
 func (c *core) resident() int64 {
 	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.lives.Resident(int(c.high)) +
 		c.slabs.Resident()
@@ -268,7 +271,8 @@ func (c *core) resident() int64 {
 
 var _ pool.SpaceCounter = (*Pool)(nil)
 
-// SpaceEntries implements pool.SpaceCounter: entries of the current epoch, those that lack shards included.
+// SpaceEntries implements pool.SpaceCounter. It counts the entries of the current epoch, including
+// those that lack shards.
 func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
-// The process that is killed. What it has done it says on descriptor 3, in records of 16 bytes: a letter, the number of a space,
-// and the number of a block, which begins its hash.
+// The process that is killed reports its actions on descriptor 3, in records of 16 bytes: a letter,
+// the number of a space, and the number of a block, which begins its hash.
 const (
 	// StormEnv names the pool's file to a process that is a storm, and stormSeed its seed.
 	StormEnv  = "KVAGENT_TEST_STORM"
@@ -40,7 +40,10 @@ const (
 func stormSpecs() []pool.Spec {
 	var out []pool.Spec
 	for i, bytes := range [][]uint32{{4096}, {3000, 6000}, {1000}} {
-		s := pool.Spec{Identity: fmt.Appendf(nil, "storm %d", i), Shards: len(bytes), Groups: []pool.Group{{BlockTokens: 16, ShardBytes: bytes}}}
+		s := pool.Spec{
+			Identity: fmt.Appendf(nil, "storm %d", i), Shards: len(bytes),
+			Groups: []pool.Group{{BlockTokens: 16, ShardBytes: bytes}},
+		}
 		s.Fingerprint[0] = byte(i + 1)
 		out = append(out, s)
 	}
@@ -107,7 +110,7 @@ type storm struct {
 	mu   sync.Mutex // one record after the other
 }
 
-// teller says which blocks the pool lets go.
+// teller reports the blocks that the pool drops.
 type teller struct {
 	pool.Policy
 	storm *storm
@@ -135,7 +138,7 @@ func (s *storm) say(what byte, space int, numbers ...uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, err := s.out.Write(b); err != nil {
-		os.Exit(1) // nobody listens
+		os.Exit(1) // the parent has gone
 	}
 }
 
@@ -179,12 +182,14 @@ func (s *storm) batch(space int, shard uint8, first uint64, n int) pool.Batch {
 		blob = append(blob, stormHash(first+i)...)
 	}
 	return pool.Batch{
-		Space: pool.SpaceID(space), Shard: shard, Epoch: s.p.Epoch(pool.SpaceID(space)), Hashes: pool.Chain(blob, pool.MaxHashLen),
+		Space: pool.SpaceID(space), Shard: shard, Epoch: s.p.Epoch(pool.SpaceID(space)),
+		Hashes: pool.Chain(blob, pool.MaxHashLen),
 		Status: make([]pool.Status, n), Slots: make([]pool.Slot, n),
 	}
 }
 
-// save reserves all shards first: of a block that nobody writes the pool may let go the shards that are there already.
+// save reserves all shards first: of a block that is not being written the pool may drop the shards
+// that are there already.
 func (s *storm) save(space int, first uint64, n int) {
 	spec := stormSpecs()[space]
 	var shards []pool.Batch

@@ -27,7 +27,8 @@ const (
 	fillWithin  = 20 * time.Second
 )
 
-// TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets, and opens its pool.
+// TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets,
+// and opens its pool.
 func TestKilledInAStorm(t *testing.T) {
 	rounds, asked := stormRounds, os.Getenv(roundsEnv) != ""
 	if text := os.Getenv(roundsEnv); text != "" {
@@ -46,8 +47,12 @@ func TestKilledInAStorm(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d, %d rounds", seed, rounds)
-	s := stormCheck{t: t, path: filepath.Join(dir, "pool"), rng: rand.New(rand.NewPCG(seed, 0)), stored: map[uint64]int{}, over: map[uint64]bool{}}
-	for began := time.Now(); int(s.number) < rounds && (asked || s.number < stormLeast || time.Since(began) < stormWithin); {
+	s := stormCheck{
+		t: t, path: filepath.Join(dir, "pool"), rng: rand.New(rand.NewPCG(seed, 0)), stored: map[uint64]int{},
+		over: map[uint64]bool{},
+	}
+	for began := time.Now(); int(s.number) < rounds &&
+		(asked || s.number < stormLeast || time.Since(began) < stormWithin); {
 		s.round()
 	}
 	rounds = int(s.number)
@@ -65,7 +70,7 @@ func TestKilledInAStorm(t *testing.T) {
 	}
 }
 
-// stormCheck is what the parent knows.
+// stormCheck is the parent's knowledge.
 type stormCheck struct {
 	t      *testing.T
 	path   string
@@ -105,7 +110,7 @@ func (s *stormCheck) round() {
 	}
 }
 
-// killed runs a storm, kills it, and gives what it said.
+// killed runs a storm, kills it, and returns its reports.
 func (s *stormCheck) killed() []byte {
 	self, err := os.Executable()
 	if err != nil {
@@ -146,7 +151,8 @@ func (s *stormCheck) killed() []byte {
 	return said.Bytes()
 }
 
-// hear takes in what was said. A block's number is used once, so what was evicted stays so, whatever came first.
+// hear applies the reports. A block's number is used once, so an evicted block stays evicted, in
+// any order of reports.
 func (s *stormCheck) hear(said []byte) {
 	evicted := map[uint64]bool{}
 	var resetting []uint64

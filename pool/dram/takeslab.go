@@ -6,50 +6,48 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// A class that has no room takes a slab of another class, its donor. Entries of the donor are
-// evicted, those that the policy names, until the donor has as many free slots as a slab: then what
-// is left in one of its slabs is moved to the others.
+// A class without room takes a slab of another class, its donor. Entries of the donor are evicted,
+// as the policy chooses, until the donor has as many free slots as a slab has. Then the rest of one
+// of its slabs is moved to the others.
 //
 //	donor, 3 slabs of 4:   [a b c d] [e f g h] [i j k l]
-//	victims b e g k go:    [a . c d] [. f . h] [i j . l]
+//	evict b e g k:         [a . c d] [. f . h] [i j . l]
 //	move f h to them:      [a f c d] [ free  ] [i j h l]
 //
-// So a slab costs the donor a slab's worth of entries, wherever the chains lie that these are part
-// of, and as many moved at most. Between two slabs that one class takes it stores a slab. Entries
-// evicted for a slab that could then not be emptied are free slots that the next one needs no
-// victims for.
+// So a slab costs the donor a slab's worth of entries, wherever their chains lie, and at most as
+// many moves. A class stores a slab's worth between two slabs that it takes. Entries evicted for a
+// slab that could then not be emptied leave free slots, which the next attempt uses.
 
 const (
-	gatherStride = 256      // entries evicted before others may have the lock
+	gatherStride = 256      // entries evicted before the lock is released
 	maxSurveys   = 16       // slabs of a class looked at for one without a held entry
-	maxGathers   = 2        // slabs of each class of an entry gathered until it has its slots
+	maxGathers   = 2        // slabs gathered for each class of an entry until it has its slots
 	maxDrains    = 3        // slabs that one gathering begins to empty
-	maxMoved     = 64 << 20 // bytes that a reservation moves, besides as many as it reserves
+	maxMoved     = 64 << 20 // bytes that a reservation moves, beyond as many as it reserves
 )
 
-// wanted is what a reservation needs that takes copies or many evictions: a slab for a class. May
-// says by which ways it may be had still; those that failed once are not tried again in a
-// reservation.
+// wanted is what a reservation needs that takes copies or many evictions: a slab for a class.
+// sources are those not tried yet; one that failed is not tried again in a reservation.
 type wanted struct {
-	class int32
-	way   ways
-	may   ways
+	class   int32
+	source  slabSources
+	sources slabSources
 }
 
-// ways to empty a slab of another class.
-type ways uint8
+// slabSources are the ways to empty a slab of another class.
+type slabSources uint8
 
 const (
-	bySpare    ways = 1 << iota // of a class that has free slots for all of its entries
-	byEviction                  // of a class whose entries are evicted for it
+	bySpare    slabSources = 1 << iota // of a class that has free slots for all entries of the slab
+	byEviction                         // of a class whose entries are evicted for it
 )
 
-// want notes that a class needs a slab; false if that was tried in vain.
-func (c *core) want(class int32, way ways) bool {
-	if c.wanted.may&way == 0 {
+// want requests a slab for a class from a source; false if that was tried before and failed.
+func (c *core) want(class int32, source slabSources) bool {
+	if c.wanted.sources&source == 0 {
 		return false
 	}
-	c.wanted.class, c.wanted.way = class, way
+	c.wanted.class, c.wanted.source = class, source
 	return true
 }
 
@@ -57,21 +55,21 @@ func (c *core) want(class int32, way ways) bool {
 type gathering struct {
 	*core
 	classes  []int32 // of the entry that is to be reserved
-	class    int32   // of them: the one without room
-	way      ways
+	class    int32   // the one of them without room
+	source   slabSources
 	barren   []int32 // classes that cannot give a slab
-	donor    int32   // whose entries are evicted; slab.NoClass: to be chosen
+	donor    int32   // whose entries are evicted; slab.NoClass: not chosen yet
 	left     int64   // bytes that may still be evicted
 	tenants  []tenant
 	emptying int32 // slab to be emptied, with tenants; slab.NoSlab: none
 }
 
-// outcome of a step.
+// outcome is the result of a step.
 type outcome uint8
 
 const (
 	goOn    outcome = iota
-	gotRoom         // or somebody else did
+	gotRoom         // or another reservation did
 	empties         // the slab named by emptying has to be emptied
 	inVain
 )
@@ -86,7 +84,7 @@ func (g *gathering) step() outcome {
 		if g.slabs.AnySpare() && g.chooseSpare() {
 			return empties
 		}
-		if g.way != byEviction || g.left <= 0 {
+		if g.source != byEviction || g.left <= 0 {
 			return inVain
 		}
 		if g.donor == slab.NoClass && !g.chooseDonor() {
@@ -97,7 +95,7 @@ func (g *gathering) step() outcome {
 	return goOn
 }
 
-// evictOne evicts an entry of the donor, or gives the donor up.
+// evictOne evicts an entry of the donor, or gives up the donor.
 func (g *gathering) evictOne() {
 	e := g.advised(g.donor)
 	if g.advisor == nil {
@@ -112,8 +110,8 @@ func (g *gathering) evictOne() {
 	g.evict(e)
 }
 
-// chooseSpare chooses the slab with the least in it of a class that has free slots for all of that.
-// Held entries cannot be moved.
+// chooseSpare chooses the slab with the fewest used bytes, of classes with free slots for its
+// entries. A slab with held entries cannot be emptied.
 func (g *gathering) chooseSpare() bool {
 	best, last, bestUsed := slab.NoSlab, slab.NoSlab, int64(0)
 	for id := range g.slabs.Classes() {
@@ -141,8 +139,8 @@ func (g *gathering) chooseSpare() bool {
 	return true
 }
 
-// chooseDonor chooses the class, of those that have a slab to give, whose slots hold most of the
-// oldest entries, or, if none of these can give one, any.
+// chooseDonor chooses the class whose slots hold most of the oldest entries, of those that can give
+// a slab; if none of these can, any other class.
 func (g *gathering) chooseDonor() bool {
 	for {
 		id := g.mostAged()
@@ -164,8 +162,8 @@ func (g *gathering) chooseDonor() bool {
 
 func (g *gathering) mayGive(id int32) bool { return id != g.class && !slices.Contains(g.barren, id) }
 
-// mostAged is the class of which the oldest entries have most slots; slab.NoClass if they have none
-// of a class that may give.
+// mostAged returns the class that has the most slots of the oldest entries; slab.NoClass if no
+// class that may give has any.
 func (g *gathering) mostAged() (most int32) {
 	var seen [nearOldest]struct {
 		class int32
@@ -194,9 +192,9 @@ func (g *gathering) mostAged() (most int32) {
 	return seen[best].class
 }
 
-// movable is the slab with the fewest slots in use, of those of a class in which no entry is held,
-// and which has a slot for the class without room in spite of its bad pages; slab.NoSlab if there
-// is none among the first maxSurveys. Its tenants are in g.tenants.
+// movable returns the slab with the fewest used slots, of those of a class that have no held entry
+// and have a slot for the requesting class in spite of bad pages; slab.NoSlab if there is none
+// among the first maxSurveys. Its tenants are in g.tenants.
 func (g *gathering) movable(id int32) int32 {
 	var near [maxSurveys]int32
 	for _, n := range near[:g.slabs.Emptiest(id, g.class, near[:])] {

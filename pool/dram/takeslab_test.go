@@ -48,8 +48,8 @@ func check(t *testing.T, p *Pool) {
 	}
 }
 
-// TestHalfTakenEntryKeepsItsSlab asks for an entry whose second slot finds no room: the slab of its first slot,
-// which no entry owns yet, must not be taken for it.
+// TestHalfTakenEntryKeepsItsSlab stores an entry whose second slot finds no room: the slab of its
+// first slot, which no entry owns yet, must not be taken for it.
 func TestHalfTakenEntryKeepsItsSlab(t *testing.T) {
 	p, h := twoSlabs(t)
 	wide, err := p.OpenSpace(pool.Spec{
@@ -80,11 +80,13 @@ func TestHalfTakenEntryKeepsItsSlab(t *testing.T) {
 	check(t, p)
 }
 
-// TestSlabWithAPinIsNotTaken pins one entry in each slab: no slab can go to another class, and nothing is evicted in
-// vain.
+// TestSlabWithAPinIsNotTaken pins one entry in each slab: no slab can go to another class, and
+// nothing is evicted in vain.
 func TestSlabWithAPinIsNotTaken(t *testing.T) {
 	p, h := twoSlabs(t)
-	other, err := p.OpenSpace(pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{5000}}}})
+	other, err := p.OpenSpace(
+		pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{5000}}}},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,8 +129,8 @@ func sizedSpaces(t *testing.T, sizes ...uint32) (p *Pool, spaces []pool.SpaceID)
 	return p, spaces
 }
 
-// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, as many bytes of each in the
-// mean: slabs seldom go to and fro.
+// TestSteadyLoadLeavesSlabs stores blocks of two sizes at random, with equal bytes on average:
+// slabs seldom change their class.
 func TestSteadyLoadLeavesSlabs(t *testing.T) {
 	p, spaces := sizedSpaces(t, 1<<10, 2<<10)
 	seed := rand.Uint64()
@@ -154,8 +156,8 @@ func TestSteadyLoadLeavesSlabs(t *testing.T) {
 }
 
 // TestSlabWithABadPageIsNotTakenInVain stores a block as large as a slab in a pool full of small
-// ones: no slab with a bad page has room for it, though these hold the least, so another is emptied,
-// by evicting or, where there is room for its entries elsewhere, by moving them.
+// ones: no slab with a bad page has room for it, though these hold the least, so another is
+// emptied, by evicting or, where there is room for its entries elsewhere, by moving them.
 func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 	const slab, perSlab, slabs = 16 << 10, 16, 16
 	for _, c := range []struct{ bad, gone int }{{1, 0}, {4, 0}, {4, 6}, {7, 6}} {
@@ -163,8 +165,12 @@ func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		small := pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}}
-		big := pool.Spec{Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{slab}}}}
+		small := pool.Spec{
+			Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}},
+		}
+		big := pool.Spec{
+			Fingerprint: pool.Fingerprint{2}, Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{slab}}},
+		}
 		a, b := openSpec(t, p, small), openSpec(t, p, big)
 		h := randomChain(nil, 1, slabs*perSlab)
 		reserve(p, a, h)

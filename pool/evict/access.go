@@ -2,17 +2,17 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
-// maxGap is the blocks forgotten in the middle of a chain that is still taken for a known one.
+// maxGap is the longest gap of unknown blocks in a chain that still counts as known.
 const maxGap = 4
 
-// ghostRef is where the ghost of a missing block lies; way -1 says that there is none.
+// ghostRef is the place of a missing block's ghost; way is -1 if it has none.
 type ghostRef struct {
 	set *ghostSet
 	way int
 }
 
-// Access implements pool.Policy. A look-up of a chain that was just looked up is taken for the same request asking
-// again: nothing is learned from it.
+// Access implements pool.Policy. A repeated look-up of a recent chain counts as the same request,
+// and nothing is learned from it.
 func (h *Hazard) Access(u *pool.Use) {
 	length := len(u.Prints)
 	if length == 0 {
@@ -23,20 +23,20 @@ func (h *Hazard) Access(u *pool.Use) {
 	if len(u.Entries) < length {
 		h.missing = u.Prints[len(u.Entries)]
 	}
-	known, turn := h.lookBehind(u)
+	known, turn := h.findGhosts(u)
 	k, step := h.kindOf(u), length
 	if k != nil {
 		step = k.recency.step(length)
 	}
-	now := h.clock.look(u, (length-1)/step+1)
+	now := h.clock.advanceBy(u, (length-1)/step+1)
 	if k != nil {
-		h.wake(k, now)
+		h.restartIdle(k, now)
 		k.recency.open(length, step, now)
 	}
 	ago := h.lastAsked(u, now)
-	missed := h.mourn(len(u.Entries), step, now)
+	missed := h.countMisses(len(u.Entries), step, now)
 	if ago < askedAgain {
-		h.reckon(u, k, missed, h.renew(u, step, now), ago < askedAtOnce)
+		h.settleLookup(u, k, missed, h.renew(u, step, now), ago < askedAtOnce)
 		return
 	}
 	t := traits(length, known, u.BlockTokens, turn)
@@ -45,47 +45,48 @@ func (h *Hazard) Access(u *pool.Use) {
 	}
 	won := 0
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
+		if n := h.nodes.match(u.Entries[i], u.Prints[i]); n != nil {
 			won += h.use(u.Entries[i], n, i, &t, now-uint32(i/step))
 		}
 	}
-	h.reckon(u, k, missed, won, false)
+	h.settleLookup(u, k, missed, won, false)
 	h.tables.fade()
 	h.age(now, length)
 	h.sweep(now, length)
 	h.score(length)
 }
 
-// lastAsked is the ms since the chain was looked up.
+// lastAsked returns the ms since the chain was looked up.
 func (h *Hazard) lastAsked(u *pool.Use, now uint32) uint32 {
 	last := len(u.Prints) - 1
 	if len(u.Entries) <= last {
 		return h.recent.last(u.Prints[last], last, now)
 	}
-	if n := h.nodes.like(u.Entries[last], u.Prints[last]); n != nil {
+	if n := h.nodes.match(u.Entries[last], u.Prints[last]); n != nil {
 		return now - h.nodes.runOf(n).used
 	}
 	return askedAgain
 }
 
-// renew makes the entries of a chain the newest of the classes they are in, and counts nothing but how many of them LRU
-// would not have.
+// renew makes the entries of a chain the newest of their classes, and returns how many of them LRU
+// would not have. It counts no uses.
 func (h *Hazard) renew(u *pool.Use, step int, now uint32) (won int) {
-	for i, g := range h.behind {
+	for i, g := range h.misses {
 		if g.way >= 0 && g.set.info[g.way]&ghostRecent != 0 {
 			g.set.way[g.way].used = now - uint32((len(u.Entries)+i)/step)
 			g.set.info[g.way] = g.set.info[g.way].withBin(0)
 		}
 	}
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		if n := h.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
+		if n := h.nodes.match(u.Entries[i], u.Prints[i]); n != nil {
 			won += h.refresh(u.Entries[i], n, h.nodes.runOf(n).class, now-uint32(i/step))
 		}
 	}
 	return won
 }
 
-// refresh makes an entry the newest of a class and of LRU. It gives 1 if LRU would not have it, else 0.
+// refresh makes an entry the newest of a class and of LRU. It returns 1 if LRU would not have it,
+// else 0.
 func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
 	k, r := h.kinds[n.kind], h.nodes.runOf(n)
 	if r.half == young && k.recency.has(r.used) {
@@ -98,30 +99,31 @@ func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
 	return won
 }
 
-// lookBehind finds the ghosts of the missing blocks. known is how many blocks in front are stored or remembered
-// without a gap; turn is the turn of the conversation that the chain is.
-func (h *Hazard) lookBehind(u *pool.Use) (known int, turn uint8) {
-	h.behind = h.behind[:0]
+// findGhosts finds the ghosts of the missing blocks. known is the number of leading blocks that are
+// stored or remembered without a gap; turn is the chain's turn of the conversation.
+func (h *Hazard) findGhosts(u *pool.Use) (known int, turn uint8) {
+	h.misses = h.misses[:0]
 	known = len(u.Entries)
 	if known > 0 {
-		if n := h.nodes.like(u.Entries[known-1], u.Prints[known-1]); n != nil {
+		if n := h.nodes.match(u.Entries[known-1], u.Prints[known-1]); n != nil {
 			turn = nextTurn(h.nodes.runOf(n).class)
 		}
 	}
 	for i, print := range u.Prints[known:] {
 		s, w := h.ghosts.find(print)
-		h.behind = append(h.behind, ghostRef{s, w})
+		h.misses = append(h.misses, ghostRef{s, w})
 		if w >= 0 {
 			known, turn = len(u.Entries)+i+1, nextTurn(s.info[w].class())
 		} else if i+len(u.Entries) >= known+maxGap {
 			break
 		}
 	}
-	h.behind = h.behind[:known-len(u.Entries)]
+	h.misses = h.misses[:known-len(u.Entries)]
 	return known, turn
 }
 
-// use counts a use of a stored block and makes it the newest of its new class. It gives 1 if LRU would not have it, else 0.
+// use counts a use of a stored block and makes it the newest of its new class. It returns 1 if LRU
+// would not have it, else 0.
 func (h *Hazard) use(e uint32, n *node, i int, t *chainTraits, now uint32) (won int) {
 	r := h.nodes.runOf(n)
 	b := max(int(r.bin), binOf(now-r.used))
@@ -132,12 +134,13 @@ func (h *Hazard) use(e uint32, n *node, i int, t *chainTraits, now uint32) (won 
 	return h.refresh(e, n, class, now)
 }
 
-// await remembers the class that a block which is not stored will have when it is, and counts the use of its ghost.
+// await records the class that a missing block will have when it is stored, and counts the use of
+// its ghost.
 func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32) {
 	uses := uint8(0)
-	if missing < len(h.behind) {
-		uses = 1 // forgotten, but blocks behind it are not
-		if g := h.behind[missing]; g.way >= 0 {
+	if missing < len(h.misses) {
+		uses = 1 // unknown, but blocks after it are known
+		if g := h.misses[missing]; g.way >= 0 {
 			info := g.set.info[g.way]
 			b := max(info.bin(), binOf(now-g.set.way[g.way].used))
 			h.tables.enter(info.class(), info.bin(), b, 1)
@@ -152,7 +155,7 @@ func (h *Hazard) await(print uint64, i, missing int, t *chainTraits, now uint32)
 	h.awaited.put(print, t.class(i, uses))
 }
 
-// sweep ages a few ghosts, in turn.
+// sweep ages some ghosts, in turn.
 func (h *Hazard) sweep(now uint32, blocks int) {
 	g := &h.ghosts
 	for g.owed += blocks * sweepABlock; g.owed >= ways; g.owed -= ways {
@@ -163,8 +166,8 @@ func (h *Hazard) sweep(now uint32, blocks int) {
 	}
 }
 
-// ageSet does the same for a ghost that stays in its bin as for one that leaves it: every other one does, and a processor that
-// guesses which takes longer than to count nothing.
+// ageSet treats ghosts that stay in their bin like those that leave it: about half of them do, and
+// a mispredicted branch takes longer than a count of 0.
 func (h *Hazard) ageSet(s *ghostSet, now uint32) {
 	for w, info := range s.info {
 		if info == 0 {
@@ -187,13 +190,14 @@ const (
 	recentChains = 1024
 )
 
-// recent are the chains looked up last, by their end: schedulers ask for a request more than once.
+// recent are the last chains looked up, by their ends, because schedulers ask for a request
+// repeatedly.
 type recent [recentChains]struct {
 	end  uint64
 	used uint32 // ms
 }
 
-// last notes a chain, and gives the ms since it was noted; askedAgain if that is not known.
+// last records a chain, and returns the ms since it was recorded before; askedAgain if it was not.
 func (r *recent) last(end uint64, length int, now uint32) (ago uint32) {
 	end ^= uint64(length) * 0x9e3779b97f4a7c15
 	c := &r[end%recentChains]

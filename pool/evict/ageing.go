@@ -7,13 +7,13 @@ const (
 	crossingsABlock = 16  // entries that change their bin per block looked up, but for what is left of a run
 )
 
-// age moves runs on into the bins of their age, and counts them at risk there. It goes round the classes and
-// does a bounded amount of work: what it leaves is done the next time.
+// age moves runs into the bins of their age and counts them at risk there. It goes round the
+// classes and does a bounded amount of work; the next call continues.
 func (h *Hazard) age(now uint32, blocks int) {
 	if h.turn.owed += blocks; h.turn.owed < blocksAnAgeing {
 		return
 	}
-	credit := crossingsABlock * h.turn.owed
+	budget := crossingsABlock * h.turn.owed
 	h.turn.owed = 0
 	for range len(h.kinds) * numClasses {
 		if h.turn.class++; h.turn.class == numClasses {
@@ -25,49 +25,49 @@ func (h *Hazard) age(now uint32, blocks int) {
 			continue
 		}
 		for i := range k.half {
-			half := &k.half[len(k.half)-1-i] // the old go ahead of the young
+			half := &k.half[len(k.half)-1-i] // the old before the young
 			if half.filled[c] == 0 {
 				continue
 			}
-			if credit = h.ageClass(half, c, now, credit); credit <= 0 {
+			if budget = h.ageClass(half, c, now, budget); budget <= 0 {
 				return
 			}
 		}
 	}
 }
 
-// turn is where ageing has got to.
+// turn is the position of ageing.
 type turn struct {
 	kind, class, owed int
 }
 
-// ageClass goes from the oldest bin to the youngest, so that a run may cross several bins at once: those
-// before it in the list have gone ahead.
-func (h *Hazard) ageClass(k *cells, c int, now uint32, credit int) int {
+// ageClass ages the bins from the oldest to the youngest, so that a run may cross several bins at
+// once: the runs before it have moved already.
+func (h *Hazard) ageClass(k *cells, c int, now uint32, budget int) int {
 	filled := k.filled[c]
-	for m := filled &^ (1 << (numBins - 1)); m != 0 && credit > 0; {
+	for m := filled &^ (1 << (numBins - 1)); m != 0 && budget > 0; {
 		b := bits.Len64(m) - 1
 		m &^= 1 << b
-		credit--
+		budget--
 		if now-k.first[c][b].used >= ends[b] {
-			credit = h.ageBin(k, c, b, now, credit)
+			budget = h.ageBin(k, c, b, now, budget)
 		}
 	}
 	if k.filled[c] != filled {
 		k.settle(c, &h.worths[c])
 	}
-	return credit
+	return budget
 }
 
-// ageBin moves the runs of a bin on that are too old for it, the oldest first, none past the one before it.
-func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int) {
+// ageBin moves the runs that are too old for a bin, the oldest first, none past the run before it.
+func (h *Hazard) ageBin(k *cells, c, b int, now uint32, budget int) (rest int) {
 	at, ahead := k.first[c][b], numBins-1
 	if older := k.filled[c] >> (b + 1); older != 0 {
 		ahead = b + 1 + bits.TrailingZeros64(older)
 	}
 	r := h.nodes.runs.at(at.run)
-	for half := r.half; credit > 0 && now-at.used >= ends[b]; {
-		credit -= int(r.count)
+	for half := r.half; budget > 0 && now-at.used >= ends[b]; {
+		budget -= int(r.count)
 		to := binAfter(b, now-at.used, ahead)
 		h.tables.enter(uint8(c), b, to, int32(r.count))
 		r.bin, ahead = uint8(to), to
@@ -86,10 +86,10 @@ func (h *Hazard) ageBin(k *cells, c, b int, now uint32, credit int) (rest int) {
 	if k.first[c][b] = at; at.run == 0 {
 		k.filled[c] &^= 1 << b
 	}
-	return credit
+	return budget
 }
 
-// binAfter is the bin of a run that is too old for bin b: that of its age, and not past ahead.
+// binAfter returns the bin of a run that is too old for bin b: that of its age, but not past ahead.
 func binAfter(b int, age uint32, ahead int) int {
 	if age < ends[b+1] {
 		return b + 1

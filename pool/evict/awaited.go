@@ -5,8 +5,8 @@ const (
 	maxAwaited = 1 << 16 // blocks looked up, not stored before, and not stored yet
 )
 
-// awaited are blocks that were looked up and not found: the class they will have when they are stored. They lie in sets by the
-// hash of their key; the one put first makes room.
+// awaited are the classes that missing blocks will have when they are stored. The blocks are in
+// sets by the hash of their key; each set replaces the oldest.
 type awaited struct {
 	linear
 	pages[awaitedSet]
@@ -16,10 +16,10 @@ type awaited struct {
 type awaitedSet struct {
 	print [places]uint64
 	class [places]uint8 // and one more; 0 is an empty place
-	hand  uint8         // place that is given away next
+	hand  uint8         // place to be replaced next
 }
 
-// find is the set of a print, and its place there; -1 if there is none.
+// find returns the set of a print, and its place there; -1 if there is none.
 func (a *awaited) find(print uint64) (*awaitedSet, int) {
 	s := a.at(uint32(a.home(print)))
 	for i, p := range s.print {
@@ -30,7 +30,7 @@ func (a *awaited) find(print uint64) (*awaitedSet, int) {
 	return s, -1
 }
 
-// put notes the class of a block, which may be there already.
+// put records the class of a block, which may be there already.
 func (a *awaited) put(print uint64, class uint8) {
 	s, i := a.find(print)
 	if i < 0 {
@@ -47,7 +47,7 @@ func (s *awaitedSet) put(print uint64, mark uint8) {
 	}
 }
 
-// take gives the class of a block and forgets it; ok is false if the block is not there.
+// take removes a block and returns its class; ok is false if the block is not there.
 func (a *awaited) take(print uint64) (class uint8, ok bool) {
 	s, i := a.find(print)
 	if i < 0 {
@@ -57,7 +57,7 @@ func (a *awaited) take(print uint64) (class uint8, ok bool) {
 	return class, true
 }
 
-// grow makes sets for n blocks, some steps at a time.
+// grow makes sets for n blocks, at most this many steps at a time.
 func (a *awaited) grow(n, steps int) {
 	want := uint(max(minSets, n/places))
 	for ; a.sets < want && (steps > 0 || a.sets < minSets); steps-- {
@@ -70,7 +70,7 @@ func (a *awaited) grow(n, steps int) {
 	}
 }
 
-// split divides the next set among itself and a new one, each in the order they were put.
+// split divides the next set among itself and a new one, each in the order of insertion.
 func (a *awaited) split() {
 	from, to := a.at(uint32(a.next())), a.at(uint32(a.sets))
 	all := *from

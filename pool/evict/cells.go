@@ -5,10 +5,11 @@ import (
 	"math/bits"
 )
 
-// cells are entries of one kind, young or old: for each class its list of runs by last use, cut into bins of age, and over the classes a
-// tournament for the cell that is worth least.
+// cells are entries of one kind, young or old: for each class the list of its runs by last use, cut
+// into bins of age, and over the classes a tournament for the cell with the least worth.
 //
-//	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest        the list; first[c][b] is the oldest run of bin b
+//	class c:  newest ── bin 0 ── │ ── bin 1 ── │ ... ── oldest      the list of runs
+//	first[c][b]: the oldest run of bin b
 type cells struct {
 	first  [numClasses][numBins]eldest
 	filled [numClasses]uint64 // bit per bin that has entries
@@ -20,10 +21,11 @@ type cells struct {
 	full   uint64                // bit per class that has entries
 }
 
-// eldest is the oldest run of a bin, and the time of its last use, ms: whether it is too old for the bin must not cost a look at it.
+// eldest is the oldest run of a bin, and the time of its last use, ms, which is copied here so that
+// checking its age does not load the run.
 type eldest struct{ run, used uint32 }
 
-// worths are the worth of an entry in each bin of a class, in hits per second kept.
+// worths are the worth of an entry in each bin of a class, in hits per second of keeping it.
 type worths [numBins]float32
 
 var inf = float32(math.Inf(1))
@@ -38,7 +40,8 @@ func (k *cells) init() {
 	}
 }
 
-// settle finds the cell of class c that is worth least anew, and plays its games.
+// settle finds the cell of class c with the least worth again, and replays its games of the
+// tournament.
 func (k *cells) settle(c int, w *worths) {
 	worst, low := inf, uint8(0)
 	for m := k.filled[c] &^ k.masked[c]; m != 0; m &= m - 1 {
@@ -60,7 +63,7 @@ func (k *cells) settle(c int, w *worths) {
 	}
 }
 
-// keep has some entries more, or fewer, in a class.
+// keep adds more to the number of entries of a class.
 func (k *cells) keep(c int, more int32) {
 	k.held[c] += uint32(more)
 	if k.held[c] == 0 {
@@ -89,7 +92,7 @@ func (k *cells) begin(w *[numClasses]worths, id uint32, r *run) {
 	}
 }
 
-// leave has the run behind one that leaves take its place, if it is the oldest of its bin.
+// leave replaces a run that leaves its bin by the next one, if it is the oldest.
 func (k *cells) leave(t *runs, w *[numClasses]worths, id uint32, r *run) {
 	c, b := int(r.class), int(r.bin)
 	if k.first[c][b].run != id {

@@ -2,7 +2,7 @@ package evict
 
 import "fmt"
 
-// Check walks everything and names the first promise that does not hold. It is slow and meant for tests.
+// Check verifies all invariants and returns the first violation. It is slow and meant for tests.
 func (h *Hazard) Check() error {
 	n, lost := 0, 0
 	for number, k := range h.kinds {
@@ -41,8 +41,8 @@ func (h *Hazard) checkKind(k *kind, number uint8) (n int, err error) {
 	return n, h.checkRecency(k, number, inSpan)
 }
 
-// checkRecency counts what LRU would have: the young entries of each span, and the ghosts of lost blocks, of which a table that is full
-// may have forgotten some.
+// checkRecency counts what LRU would have: the young entries of each span, and the ghosts of lost
+// blocks, of which a full table may have dropped some.
 func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) error {
 	lost := map[*span]int32{}
 	h.ghosts.settle()
@@ -58,7 +58,7 @@ func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) err
 			}
 		}
 	}
-	r, blocks, gone := &k.recency, 0, 0
+	r, blocks, missing := &k.recency, 0, 0
 	for i := r.first; i < r.end; i++ {
 		s := &r.spans[i]
 		if i > r.first && !before(r.spans[i-1].from, s.from) {
@@ -67,23 +67,26 @@ func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) err
 		if s.blocks < inSpan[s] || s.lost < lost[s] || s.lost > s.blocks {
 			return fmt.Errorf("span %d of LRU is %+v; %d blocks are in it, %d of them lost", i, *s, inSpan[s], lost[s])
 		}
-		blocks, gone = blocks+int(s.blocks), gone+int(s.lost)
+		blocks, missing = blocks+int(s.blocks), missing+int(s.lost)
 	}
-	if blocks != r.blocks || gone != r.lost {
-		return fmt.Errorf("LRU has %d blocks, %d of them lost, counts %d and %d", blocks, gone, r.blocks, r.lost)
+	if blocks != r.blocks || missing != r.lost {
+		return fmt.Errorf("LRU has %d blocks, %d of them lost, counts %d and %d", blocks, missing, r.blocks, r.lost)
 	}
 	return nil
 }
 
-// checkClass walks the runs of a class from its newest.
+// checkClass checks the runs of a class from its newest.
 func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n int, err error) {
 	var first [2][numBins]eldest
 	var held [2]uint32
 	newer := uint32(0)
 	for id := k.newest[c]; id != 0; {
 		r := h.nodes.runs.at(id)
-		if r.newer != newer || r.class != c || r.half == old && uint32(h.clock.now)-r.used <= longestSight && k.recency.has(r.used) {
-			return 0, fmt.Errorf("run %d is %+v, and %d is before it; LRU goes back to %d", id, *r, newer, k.recency.cutoff())
+		if r.newer != newer || r.class != c || r.half == old && uint32(h.clock.now)-r.used <= longestSight &&
+			k.recency.has(r.used) {
+			return 0, fmt.Errorf(
+				"run %d is %+v, and %d is before it; LRU goes back to %d", id, *r, newer, k.recency.cutoff(),
+			)
 		}
 		if newer != 0 {
 			if x := h.nodes.runs.at(newer); x.half > r.half || x.bin > r.bin {
@@ -106,7 +109,10 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	for i := range k.half {
 		half := &k.half[i]
 		if first[i] != half.first[c] || held[i] != half.held[c] || (held[i] != 0) != (half.full>>c&1 != 0) {
-			return 0, fmt.Errorf("half %d has %d entries, counts %d; oldest of the bins %v, holds %v", i, held[i], half.held[c], first[i], half.first[c])
+			return 0, fmt.Errorf(
+				"half %d has %d entries, counts %d; oldest of the bins %v, holds %v", i, held[i], half.held[c],
+				first[i], half.first[c],
+			)
 		}
 		for b, e := range first[i] {
 			if (e.run != 0) != (half.filled[c]>>b&1 != 0) {
@@ -117,13 +123,13 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	return n, nil
 }
 
-// checkRun walks the entries of a run from its oldest.
+// checkRun checks the entries of a run from its oldest.
 func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
 	n, older := 0, uint32(0)
 	for e := r.first; e != 0; older, e = e, h.nodes.at(e).newer {
 		x := h.nodes.at(e)
-		if x.state&stateKnown == 0 || x.kind != kind || x.older != older || x.run != id {
-			return fmt.Errorf("entry %d of run %d is %+v, and %d is behind it", e, id, *x, older)
+		if x.state&statePresent == 0 || x.kind != kind || x.older != older || x.run != id {
+			return fmt.Errorf("entry %d of run %d is %+v, and %d follows it", e, id, *x, older)
 		}
 		if n++; n > int(r.count) {
 			break
@@ -135,7 +141,7 @@ func (h *Hazard) checkRun(id uint32, r *run, kind uint8) error {
 	return nil
 }
 
-// checkWorst looks for the cell that is worth least the slow way.
+// checkWorst finds the cell with the least worth by comparing all.
 func (h *Hazard) checkWorst(k *cells) error {
 	worst := inf
 	for c := range numClasses {

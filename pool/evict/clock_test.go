@@ -21,11 +21,13 @@ func TestTimeNeitherStandsNorJumps(t *testing.T) {
 		{160 * day, 1060 + longestGap},        // a pause, of more ms than 32 bits count
 		{160*day + 500*ms, 1560 + longestGap}, // and on
 	} {
-		if got := c.look(&pool.Use{Now: step.at, BlockTokens: unitTokens, Prints: make([]uint64, 10)}, 1); int64(got) != step.want {
+		if got := c.advanceBy(
+			&pool.Use{Now: step.at, BlockTokens: unitTokens, Prints: make([]uint64, 10)}, 1,
+		); int64(got) != step.want {
 			t.Fatalf("step %d: %d ms, want %d", i, got, step.want)
 		}
 	}
-	if got := c.hear(160*day + 500*ms); int64(got) != 1560+longestGap {
+	if got := c.advance(160*day + 500*ms); int64(got) != 1560+longestGap {
 		t.Errorf("%d ms after nothing was looked up", got)
 	}
 }

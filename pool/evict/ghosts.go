@@ -15,8 +15,8 @@ const (
 	lateGhosts   = 32
 )
 
-// ghosts remember blocks that are not stored. They lie in sets by the hash of their key; the one put first makes
-// room.
+// ghosts are blocks that are not stored any more. They are in sets by the hash of their key; each
+// set replaces the oldest.
 type ghosts struct {
 	linear
 	pages []*[setsAPage]ghostSet
@@ -26,27 +26,27 @@ type ghosts struct {
 
 	late  [lateGhosts]lateGhost // put, and not yet in their sets
 	lates int
-	seen  uint64 // what settle read ahead
+	seen  uint64 // keeps the loads of settle alive
 }
 
-// ghostSet is four cache lines. A look for a print goes through marks, four at a time; the rest is read where one is
-// alike.
+// ghostSet is four cache lines. A search compares the marks, four at a time, and reads the rest
+// only where a mark matches.
 type ghostSet struct {
 	marks [(ways + marksAWord - 1) / marksAWord]uint64 // bits 32 to 47 of each print
 	way   [ways]ghostWay
 	info  [ways]ghostInfo
 	kind  [ways]uint8
-	hand  uint8 // way that is given away next
+	hand  uint8 // way to be replaced next
 	_     [6]byte
 }
 
-// ghostWay is what is read of a ghost whose mark is alike.
+// ghostWay is read only if the ghost's mark matches.
 type ghostWay struct {
 	tag  uint32 // bits 0 to 31 of the print
 	used uint32 // ms
 }
 
-// lateGhost is one whose set is not at hand: the processor waits for the sets of many at once.
+// lateGhost is a ghost whose set is loaded later: the loads of many sets overlap.
 type lateGhost struct {
 	print uint64
 	used  uint32
@@ -66,8 +66,8 @@ const (
 	binMask      = 63 // of ghostInfo>>2
 	ghostThere   = 1 << 0
 	ghostAwaited = 1 << 1  // looked up and not found: its next insertion is no further use
-	ghostRecent  = 1 << 14 // LRU had it when it was used last, and has it until it is out of LRU's sight
-	ghostPaid    = 1 << 15 // ... and the credit has paid for it
+	ghostRecent  = 1 << 14 // LRU had it at its last use, and has it while that is after the cutoff
+	ghostPaid    = 1 << 15 // ... and it is charged to the miss budget
 )
 
 func makeInfo(class uint8, bin int) ghostInfo {
@@ -85,7 +85,7 @@ func (i ghostInfo) withBin(bin int) ghostInfo {
 
 func (g *ghosts) at(set uint) *ghostSet { return &g.pages[set/setsAPage][set%setsAPage] }
 
-// find is the set of a print, and its way there; -1 if there is none.
+// find returns the set of a print, and its way there; -1 if there is none.
 func (g *ghosts) find(print uint64) (*ghostSet, int) {
 	if g.lates > 0 {
 		g.settle()
@@ -98,10 +98,11 @@ func (s *ghostSet) find(print uint64) int {
 	mark := uint64(uint16(print>>32)) * lowBits
 	for i, m := range s.marks {
 		m ^= mark
-		// A mark that is alike has its highest bit set here. One above it may have too.
+		// A matching mark has its highest bit set here. The mark above one may have it too.
 		for alike := (m - lowBits) &^ m & highBits; alike != 0; alike &= alike - 1 {
 			w := i*marksAWord + bits.TrailingZeros64(alike)/markBits
-			if w < ways && s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 && s.info[w] != 0 {
+			if w < ways && s.way[w].tag == uint32(print) && m>>(w%marksAWord*markBits)&(1<<markBits-1) == 0 &&
+				s.info[w] != 0 {
 				return w
 			}
 		}
@@ -109,8 +110,8 @@ func (s *ghostSet) find(print uint64) int {
 	return -1
 }
 
-// put adds a ghost, in the place of one of the same block: of a look-up whose blocks were mostly forgotten the rest was not looked for, and stored
-// beside its ghosts.
+// put adds a ghost, in place of one of the same block: of a look-up whose blocks were mostly
+// unknown, the rest was not searched, and was stored beside its ghosts.
 func (g *ghosts) put(l *lateGhost) {
 	s := g.at(g.home(l.print))
 	if w := s.find(l.print); w >= 0 {
@@ -121,7 +122,7 @@ func (g *ghosts) put(l *lateGhost) {
 	}
 }
 
-// putLate adds a ghost, sooner or later: before the next one is looked for.
+// putLate adds a ghost before the next search, at the latest.
 func (g *ghosts) putLate(print uint64, used uint32, info ghostInfo, kind uint8) {
 	l := &g.late[g.lates]
 	l.print, l.used, l.info, l.kind = print, used, info, kind
@@ -130,7 +131,7 @@ func (g *ghosts) putLate(print uint64, used uint32, info ghostInfo, kind uint8) 
 	}
 }
 
-// settle puts the late ghosts into their sets, in the order they came.
+// settle adds the late ghosts to their sets, in order.
 func (g *ghosts) settle() {
 	late := g.late[:g.lates]
 	for i := range late {
@@ -143,7 +144,7 @@ func (g *ghosts) settle() {
 	g.lates = 0
 }
 
-// put gives a ghost the next way; false if that takes the place of another.
+// put adds a ghost at the next way; false if it replaces another.
 func (s *ghostSet) put(l *lateGhost) bool {
 	w := s.hand
 	if s.hand++; s.hand == ways {
@@ -156,7 +157,7 @@ func (s *ghostSet) put(l *lateGhost) bool {
 	return empty
 }
 
-// print is the lower 48 bits of the print of a way.
+// print returns the lower 48 bits of the print of a way.
 func (s *ghostSet) print(w int) uint64 {
 	mark := s.marks[w/marksAWord] >> (w % marksAWord * markBits) & (1<<markBits - 1)
 	return mark<<32 | uint64(s.way[w].tag)
@@ -167,7 +168,7 @@ func (g *ghosts) take(s *ghostSet, w int) {
 	g.count--
 }
 
-// grow makes sets for n ghosts, some steps at a time.
+// grow makes sets for n ghosts, at most this many steps at a time.
 func (g *ghosts) grow(n, steps int) {
 	want := uint(max(minSets, n/ways))
 	for ; g.sets < want && (steps > 0 || g.sets < minSets); steps-- {
@@ -182,7 +183,7 @@ func (g *ghosts) grow(n, steps int) {
 	}
 }
 
-// split divides the next set among itself and a new one, each in the order they were put.
+// split divides the next set among itself and a new one, each in the order of insertion.
 func (g *ghosts) split() {
 	from, to := g.at(g.next()), g.at(g.sets)
 	all := *from

@@ -1,6 +1,6 @@
-// Package evict says which entry of a pool goes when room is needed: LRU, and Hazard, which learns from what it
-// sees how likely blocks of a class are to be used again at an age, and keeps those that give most hits for the
-// time they are kept. The policies are pure: no lock, no clock, no goroutine. See docs/decisions for the figures.
+// Package evict chooses the entries that a pool evicts: LRU, and Hazard, which learns how likely
+// blocks of a class are used again at an age, and keeps those with the most expected hits per time
+// kept. The policies are pure: no lock, no clock, no goroutine. docs/decisions has the figures.
 package evict
 
 import (
@@ -9,43 +9,44 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Hazard learns hazards: for a class of blocks and a bin of age, the share of those that reach the age that are
-// used again before the next. The worth of an entry is the most hits per second it can be expected to give from its
-// age on. What goes is the oldest entry of the cell of class and bin that is worth least.
+// Hazard learns hazards: for a class of blocks and a bin of age, the share of the blocks reaching
+// that age that are used again within the bin. The worth of an entry is the greatest expected rate
+// of hits per second from its age on. Hazard evicts the oldest entry of the cell (class and bin)
+// with the least worth.
 //
-// On the way of a request it does work in proportion to the blocks of the request, never to the entries.
+// The work during a request is proportional to its blocks, never to the number of entries.
 type Hazard struct {
-	nodes   nodes
-	kinds   []*kind // nil where there was no entry yet
-	entries int
-	clock   clock
-	ghosts  ghosts
-	awaited awaited
-	tables  tables
-	scorer  scorer
-	worths  [numClasses]worths
-	turn    turn // of ageing
-	lost    int  // blocks that LRU would have, and the pool gave up
-	judge   judge
-	humble  humble
-	credit  credit
-	victim  uint32 // that Victim named last
-	passing passing
-	last    putLast // of one Insert
-	missing uint64  // print of the first block that the last look-up did not find
-	recent  recent
-	way     way
-	behind  []ghostRef // scratch of one look-up
+	nodes      nodes
+	kinds      []*kind // nil where there was no entry yet
+	entries    int
+	clock      clock
+	ghosts     ghosts
+	awaited    awaited
+	tables     tables
+	scorer     scorer
+	worths     [numClasses]worths
+	turn       turn // of ageing
+	lost       int  // blocks that LRU would have and the pool evicted
+	judge      judge
+	fallback   fallback
+	missBudget missBudget
+	victim     uint32 // last result of Victim
+	passing    passing
+	last       putLast // of one Insert
+	missing    uint64  // print of the first block that the last look-up did not find
+	recent     recent
+	descent    descent
+	misses     []ghostRef // scratch of one look-up
 }
 
-// NewHazard has learned nothing yet: it is about LRU.
+// NewHazard returns a policy that has learned nothing and behaves about like LRU.
 func NewHazard() *Hazard {
 	h := &Hazard{}
 	h.tables.weight = 1
 	h.ghosts.grow(0, 0)
 	h.awaited.grow(0, 0)
 	h.judge.margin = marginStart
-	h.humble.forgive()
+	h.fallback.resetBackoff()
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -53,20 +54,21 @@ func NewHazard() *Hazard {
 	return h
 }
 
-// Insert implements pool.Policy. A block that was looked up before has the class it got then.
+// Insert implements pool.Policy. A block that was looked up before has the class that it got then.
 func (h *Hazard) Insert(in *pool.Insertion) {
 	if len(in.Entries) == 0 {
 		return
 	}
-	now := h.clock.hear(in.Now)
+	now := h.clock.advance(in.Now)
 	k := h.kind(in.Kind, now)
-	h.wake(k, now)
+	h.restartIdle(k, now)
 	used, step := now, k.recency.step(len(in.Entries))
-	if at, ok := h.asLateAs(k, in); ok {
+	if at, ok := h.useOfParent(k, in); ok {
 		used = at
 	} else {
 		if steps := (len(in.Entries) - 1) / step; steps > 0 && in.Prints[0] != h.missing {
-			now = h.clock.atLeast(k.recency.last + 1 + uint32(steps)) // the end of this chain is newer than the start of any other
+			// The end of this chain is newer than the start of any other.
+			now = h.clock.atLeast(k.recency.last + 1 + uint32(steps))
 			used = now
 		}
 		h.missing = 0
@@ -81,11 +83,11 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	for i := len(in.Entries) - 1; i >= 0; i-- {
 		e, print := in.Entries[i], in.Prints[i]
 		n := h.nodes.make(e)
-		if n.state&stateKnown != 0 {
+		if n.state&statePresent != 0 {
 			continue
 		}
-		n.print, n.kind, n.state, n.passed = print, in.Kind, stateKnown, 0
-		class := h.comeBack(print, now, &t, i)
+		n.print, n.kind, n.state, n.passed = print, in.Kind, statePresent, 0
+		class := h.classOnInsert(print, now, &t, i)
 		at := used - uint32(i/step)
 		if before(at, k.recency.opened) {
 			at = k.recency.opened
@@ -101,10 +103,10 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 	h.awaited.grow(min(h.entries, maxAwaited), growth(len(in.Entries)))
 }
 
-// asLateAs is when the block before those that are stored was used, if that is of the chain looked up last. What is stored later, as what an engine
-// made since, is used now.
-func (h *Hazard) asLateAs(k *kind, in *pool.Insertion) (used uint32, ok bool) {
-	n := h.nodes.known(in.Parent)
+// useOfParent returns the use of the block before the stored ones, if it belongs to the chain
+// looked up last. Blocks stored later, such as those that an engine generated since, are used now.
+func (h *Hazard) useOfParent(k *kind, in *pool.Insertion) (used uint32, ok bool) {
+	n := h.nodes.find(in.Parent)
 	if n == nil || n.kind != in.Kind {
 		return 0, false
 	}
@@ -112,11 +114,11 @@ func (h *Hazard) asLateAs(k *kind, in *pool.Insertion) (used uint32, ok bool) {
 	return used, !before(used, k.recency.opened)
 }
 
-// growth is by how many sets tables of what is remembered may grow when so many entries come.
+// growth returns by how many sets the tables may grow when so many entries are inserted.
 func growth(entries int) int { return 1 + entries }
 
-// comeBack is the class of a block that is stored, from its ghost if there is one.
-func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8 {
+// classOnInsert returns the class of a block that is stored, from its ghost if it has one.
+func (h *Hazard) classOnInsert(print uint64, now uint32, t *chainTraits, i int) uint8 {
 	if class, ok := h.awaited.take(print); ok {
 		h.tables.enter(class, -1, 0, 1)
 		return class
@@ -147,10 +149,11 @@ func (h *Hazard) comeBack(print uint64, now uint32, t *chainTraits, i int) uint8
 	return class
 }
 
-// Remove implements pool.Policy. What goes is remembered as a ghost. If the policy chose it, LRU may have it still; else LRU loses it too.
+// Remove implements pool.Policy. Removed entries are remembered as ghosts. LRU may still have an
+// entry that this policy chose; it loses any other.
 func (h *Hazard) Remove(entries []uint32) {
 	for _, e := range entries {
-		n := h.nodes.known(e)
+		n := h.nodes.find(e)
 		if n == nil {
 			continue
 		}
@@ -170,10 +173,10 @@ func (h *Hazard) Remove(entries []uint32) {
 			h.victim = 0
 		}
 		k.take(&h.nodes, &h.worths, n)
-		k.gone[class]++
+		k.removed[class]++
 		h.ghosts.putLate(n.print, used, info, n.kind)
-		if n.state&stateOnWay != 0 {
-			h.offWay(e)
+		if n.state&stateDescent != 0 {
+			h.leaveDescent(e)
 		}
 		h.entries--
 		k.entries--
@@ -187,9 +190,9 @@ func (h *Hazard) Report() pool.PolicyReport {
 	r := pool.PolicyReport{
 		Name: "hazard", Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
 		Lookups: j.lookups, Hits: j.hits, ShadowHits: j.lru, Margin: j.margin, Alarms: j.alarms,
-		Missing: h.lost, MayMiss: max(0, h.credit.mayLose(h.lost)),
-		Humble:  h.humble.left > 0,
-		Classes: make([]pool.PolicyClass, numClasses),
+		Missing: h.lost, MayMiss: max(0, h.missBudget.mayLose(h.lost)),
+		Fallback: h.fallback.left > 0,
+		Classes:  make([]pool.PolicyClass, numClasses),
 	}
 	for c := range r.Classes {
 		r.Classes[c] = h.reportClass(c)
@@ -205,7 +208,7 @@ func (h *Hazard) reportClass(c int) pool.PolicyClass {
 		if k == nil {
 			continue
 		}
-		pc.Evicted += k.gone[c]
+		pc.Evicted += k.removed[c]
 		for i := range k.half {
 			pc.Entries += int(k.half[i].held[c])
 			next = min(next, k.half[i].worst[c])

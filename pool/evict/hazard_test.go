@@ -21,7 +21,8 @@ func TestStateIsSmall(t *testing.T) {
 	}
 }
 
-// TestStateOfAFullPool adds up what is held when each entry is a run and LRU would have none of them.
+// TestStateOfAFullPool adds up what is held when each entry is a run and LRU would have none of
+// them.
 func TestStateOfAFullPool(t *testing.T) {
 	h := NewHazard()
 	const entries = 20_000
@@ -30,7 +31,7 @@ func TestStateOfAFullPool(t *testing.T) {
 		w.look(block)
 	}
 	for block := range uint32(2 * entries) {
-		h.credit.blocks, h.humble.left = 1e6, 0
+		h.missBudget.blocks, h.fallback.left = 1e6, 0
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		w.look(entries + block)
 	}
@@ -41,7 +42,10 @@ func TestStateOfAFullPool(t *testing.T) {
 	remembered := (h.ghosts.sets*ways + h.awaited.sets*places) * 16
 	most := entries*64 + int(remembered) + int(unsafe.Sizeof(*h)+unsafe.Sizeof(kind{})) + 7*page
 	if got := h.Report().Bytes; got > int64(most) {
-		t.Errorf("%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost, h.ghosts.count, most)
+		t.Errorf(
+			"%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost, h.ghosts.count,
+			most,
+		)
 	}
 	if h.lost > h.entries+h.entries/grains {
 		t.Errorf("%d lost blocks, %d entries", h.lost, h.entries)
@@ -55,17 +59,21 @@ func spread(n int) uint64 {
 	return x ^ x>>32
 }
 
-// TestRiskIsCountedOnEntering stores blocks of which a tenth is used again at one age. Those that never come again are
-// at risk there as well: counted only at reuse, the hazard would be one.
+// TestRiskIsCountedOnEntering stores blocks of which a tenth is used again at one age. Those that
+// never come again are at risk there as well: counted only at reuse, the hazard would be one.
 func TestRiskIsCountedOnEntering(t *testing.T) {
 	h := NewHazard()
 	const n, again = 4000, 100e9 // ns
 	for i := range n {
 		now := int64(i) * 1e8
 		h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(i)}})
-		h.Insert(&pool.Insertion{Now: now, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: []uint64{spread(i)}})
+		h.Insert(
+			&pool.Insertion{Now: now, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: []uint64{spread(i)}},
+		)
 		if back := i - again/1e8; back >= 0 && back%10 == 0 {
-			h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(back)}, Entries: []uint32{uint32(back + 1)}})
+			h.Access(&pool.Use{
+				Now: now, BlockTokens: 512, Prints: []uint64{spread(back)}, Entries: []uint32{uint32(back + 1)},
+			})
 		}
 	}
 	b := binOf(uint32(again / 1e6))
@@ -77,7 +85,8 @@ func TestRiskIsCountedOnEntering(t *testing.T) {
 			continue
 		}
 		if hazard := used / risk; hazard < 0.08 || hazard > 0.13 {
-			t.Errorf("risk counted only at reuse: class %d: of %.0f blocks that reached the age %.0f were used, a share of %.2f; a tenth was",
+			t.Errorf("risk counted only at reuse: class %d: of %.0f blocks that reached the age %.0f were used, a "+
+				"share of %.2f; a tenth was",
 				c, risk, used, hazard)
 		}
 		return
@@ -85,7 +94,7 @@ func TestRiskIsCountedOnEntering(t *testing.T) {
 	t.Fatal("no class saw the uses")
 }
 
-// TestSameRequestTwice looks a chain up as schedulers do: again and again until the request runs.
+// TestSameRequestTwice looks a chain up like a scheduler: again and again until the request runs.
 func TestSameRequestTwice(t *testing.T) {
 	h := NewHazard()
 	u := pool.Use{BlockTokens: 512, Prints: []uint64{spread(1), spread(2), spread(3)}}
@@ -101,7 +110,7 @@ func TestSameRequestTwice(t *testing.T) {
 	}
 }
 
-// TestStaleUseIsPassedOver tells of a use of an entry whose number now is another block's.
+// TestStaleUseIsPassedOver reports a use of an entry whose number now belongs to another block.
 func TestStaleUseIsPassedOver(t *testing.T) {
 	h := NewHazard()
 	h.Insert(&pool.Insertion{BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
@@ -118,7 +127,7 @@ func TestFallingBehindForgets(t *testing.T) {
 	h := NewHazard()
 	h.tables.use(3, 4)
 	for range 10 {
-		h.watch(-50, 60)
+		h.record(-50, 60)
 	}
 	if r := h.Report(); r.Alarms == 0 || r.Margin <= 0 {
 		t.Fatalf("%d alarms, margin %g, 500 hits behind LRU", r.Alarms, r.Margin)
@@ -137,24 +146,26 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 			far[j] = spread(1000*i + j)
 		}
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
-		h.Insert(&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]})
+		h.Insert(
+			&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]},
+		)
 	}
-	h.credit.blocks = 1e6
+	h.missBudget.blocks = 1e6
 	h.prefer(func(bin int) float32 { return float32(bin + 1) })
-	if got := h.Victim(100e9, 1, nobody{}); got == 1 {
+	if got := h.Victim(100e9, 1, noneHeld{}); got == 1 {
 		t.Fatal("the oldest goes though it is worth most")
 	}
-	h.watch(-5000, 0)
+	h.record(-5000, 0)
 	for want := uint32(1); want <= 50; want++ {
-		got := h.Victim(100e9, 1, nobody{})
+		got := h.Victim(100e9, 1, noneHeld{})
 		if got != want {
 			t.Fatalf("victim %d after an alarm, the one used least recently is %d", got, want)
 		}
 		h.Remove([]uint32{got})
 	}
-	h.humble.pass(1 << 30)
-	h.credit.blocks = 1e6
-	if got := h.Victim(100e9, 1, nobody{}); got == 51 {
+	h.fallback.pass(1 << 30)
+	h.missBudget.blocks = 1e6
+	if got := h.Victim(100e9, 1, noneHeld{}); got == 51 {
 		t.Fatal("LRU decides for ever")
 	}
 }
@@ -171,11 +182,11 @@ func (h *Hazard) prefer(worth func(bin int) float32) {
 	}
 }
 
-// nobody holds an entry, and nothing hangs on one.
-type nobody struct{}
+// no entry is held or has children.
+type noneHeld struct{}
 
-func (nobody) Child(uint32) uint32 { return 0 }
-func (nobody) Held(uint32) bool    { return false }
+func (noneHeld) Child(uint32) uint32 { return 0 }
+func (noneHeld) Held(uint32) bool    { return false }
 
 // TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
 func TestGhostsGrowWithoutLoss(t *testing.T) {
@@ -193,7 +204,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 			lost++
 			continue
 		}
-		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins || s.way[w].used != uint32(i) || int(s.kind[w]) != i%pool.MaxKinds {
+		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins ||
+			s.way[w].used != uint32(i) || int(s.kind[w]) != i%pool.MaxKinds {
 			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.way[w].used)
 		}
 	}
@@ -202,7 +214,8 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestLateGhostsAreFound: a ghost is found whether its set was at hand or not, and those of a set make room in the order they came.
+// TestLateGhostsAreFound checks that a ghost is found whether it is in its set yet or not, and that
+// a set replaces its oldest.
 func TestLateGhostsAreFound(t *testing.T) {
 	var late, prompt ghosts
 	late.grow(0, 0)
@@ -228,7 +241,8 @@ func TestLateGhostsAreFound(t *testing.T) {
 	}
 }
 
-// TestPassagesAreCountedInEachBin compares the counts of blocks that pass from bin to bin with those of a loop over the bins.
+// TestPassagesAreCountedInEachBin compares the counts of blocks that pass from bin to bin with
+// those of a loop over the bins.
 func TestPassagesAreCountedInEachBin(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -255,7 +269,8 @@ func TestPassagesAreCountedInEachBin(t *testing.T) {
 	}
 }
 
-// TestAPromptAgesAsOne stores a prompt, whose blocks are of few classes: it makes few runs, and they pass from bin to bin whole.
+// TestAPromptAgesAsOne stores a prompt, whose blocks are of few classes: it makes few runs, and
+// they pass from bin to bin whole.
 func TestAPromptAgesAsOne(t *testing.T) {
 	h := NewHazard()
 	in := pool.Insertion{BlockTokens: 512}

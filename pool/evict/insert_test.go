@@ -15,7 +15,8 @@ func chainOf(first uint32, blocks int, parent uint32) *pool.Insertion {
 	return in
 }
 
-// TestStoredLaterIsNewer stores chains within one ms, one in two pieces: nothing of a later one is as old as anything of an earlier one.
+// TestStoredLaterIsNewer stores chains within one ms, one in two pieces: nothing of a later one is
+// as old as anything of an earlier one.
 func TestStoredLaterIsNewer(t *testing.T) {
 	h := NewHazard()
 	h.Insert(chainOf(1, 20, 0))
@@ -35,8 +36,8 @@ func TestStoredLaterIsNewer(t *testing.T) {
 	}
 }
 
-// TestStoringTakesNoTimeAfterLooking looks a chain up that went, and stores it: the look-up has the time of both. Another chain, which nobody looked up,
-// takes its own.
+// TestStoringTakesNoTimeAfterLooking looks up a chain that was evicted, and stores it: the
+// look-up's time counts for both. Another chain, which was not looked up, has its own.
 func TestStoringTakesNoTimeAfterLooking(t *testing.T) {
 	h := NewHazard()
 	looked, other := chainOf(1, 20, 0), chainOf(21, 20, 0)

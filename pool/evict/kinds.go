@@ -5,18 +5,19 @@ import (
 	"math/bits"
 )
 
-// kind are the entries of one kind: the young, which LRU with as much room would have, and the old, which it would not.
+// kind are the entries of one kind: young ones, which LRU with the same room would have, and old
+// ones, which it would not have.
 type kind struct {
 	newest  [numClasses]uint32 // run: the old ones of a class follow the young ones
-	half    [2]cells           // young, old. What is young may be old by its time, until all behind it is
+	half    [2]cells           // young, old; a young run may be old by its time until all runs after it are
 	entries int
-	gone    [numClasses]uint64 // entries that went
+	removed [numClasses]uint64 // entries that went
 	recency recency
-	spare   int // blocks that LRU has and the look-up has to store: LRU needs no room for them
+	spare   int // blocks of LRU that the look-up has to store; LRU needs no room for them
 }
 
-// maxBack bounds the runs behind which an entry may be put: those of the longest chain, and some of others. One that was used before more than so many
-// is not in its place, and is old a little late.
+// maxBack bounds the runs skipped to insert an entry: those of the longest chain, and some of
+// others. An entry with an earlier use is out of order and becomes old a little late.
 const maxBack = mostSteps + 64
 
 // The halves of a kind.
@@ -25,28 +26,31 @@ const (
 	old   = 1
 )
 
-// quantum is the ms between uses that make no difference: a class' entries that were used so near to each other are one run.
+// quantum is the ms within which uses count as simultaneous: entries of a class that were used so
+// closely together are one run.
 const quantum = 500
 
 func newKind(now uint32) *kind {
 	k := &kind{}
 	k.half[young].init()
 	k.half[old].init()
-	k.recency.begins(now)
+	k.recency.restart(now)
 	return k
 }
 
-// putLast are, by class, the runs in which the entries of one Insert were put last; each is used later than those before it.
+// putLast are, by class, the runs in which entries of one Insert were put last; each is used later
+// than those before it.
 type putLast [numClasses]uint32
 
-// fewPut are entries so few that each looks for its place.
+// fewPut is a number of entries so small that each searches for its place.
 const fewPut = 8
 
-// put makes an entry one of the newest of class c, young, used at a time, in bin 0. What was used a little earlier than others, as the end of a chain
-// that is stored when its start was used, goes behind them. What it gives is the time it is taken to be used at.
+// put makes an entry one of the newest of class c, young, in bin 0, and returns the time that its
+// use counts as. An entry with a slightly earlier use, such as the end of a chain, is put after
+// later ones.
 func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, used uint32, last *putLast) uint32 {
 	k.half[young].keep(int(c), 1)
-	newer, older := k.behind(&t.runs, c, used, last)
+	newer, older := k.position(&t.runs, c, used, last)
 	if older != 0 {
 		if r := t.runs.at(older); r.half == young && r.bin == 0 && r.count < maxRun && k.alike(r.used, used) {
 			n.run, n.newer, n.older = older, 0, r.last
@@ -57,7 +61,7 @@ func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, 
 			return r.used
 		}
 	}
-	id := t.runs.number()
+	id := t.runs.alloc()
 	n.run, n.newer, n.older = id, 0, 0
 	r := t.runs.at(id)
 	r.used, r.first, r.last, r.count, r.class, r.bin, r.half = used, e, e, 1, c, 0, young
@@ -72,9 +76,9 @@ func (l *putLast) note(c uint8, run uint32) {
 	}
 }
 
-// behind is the place in the list of a class of what was used at a time: in front of the run of last, or, if there is none, of the newest run that was used no
-// later, or is not in bin 0, or is too far behind.
-func (k *kind) behind(t *runs, c uint8, used uint32, last *putLast) (newer, older uint32) {
+// position returns the place of a use in the list of a class: before the run of last, or else
+// before the newest run that was used no later, or is not in bin 0, or is too far away.
+func (k *kind) position(t *runs, c uint8, used uint32, last *putLast) (newer, older uint32) {
 	if last != nil && last[c] != 0 {
 		older = last[c]
 		for newer = t.at(older).newer; newer != 0 && !before(used, t.at(newer).used); newer = t.at(newer).newer {
@@ -96,7 +100,7 @@ func (k *kind) behind(t *runs, c uint8, used uint32, last *putLast) (newer, olde
 	return newer, older
 }
 
-// link puts a run of bin 0 between two others of its class, of which 0 is none.
+// link inserts a run of bin 0 between two others of its class; 0 is none.
 func (k *kind) link(t *runs, w *[numClasses]worths, id uint32, r *run, newer, older uint32) {
 	r.newer, r.older = newer, older
 	if newer != 0 {
@@ -114,10 +118,11 @@ func (k *kind) link(t *runs, w *[numClasses]worths, id uint32, r *run, newer, ol
 	k.half[young].begin(w, id, r)
 }
 
-// alike says that it makes no difference at which of two times something was used.
+// alike reports whether two times of use count as simultaneous.
 func (k *kind) alike(a, b uint32) bool {
 	since := int32(a - b)
-	return since == 0 || since <= quantum && since >= -quantum && !before(a, k.recency.newest()) && !before(b, k.recency.newest())
+	return since == 0 || since <= quantum && since >= -quantum && !before(a, k.recency.newest()) &&
+		!before(b, k.recency.newest())
 }
 
 // take removes an entry from its run.
@@ -142,7 +147,7 @@ func (k *kind) take(t *nodes, w *[numClasses]worths, n *node) {
 	}
 }
 
-// unlink gives back a run that is empty.
+// unlink frees an empty run.
 func (k *kind) unlink(t *runs, id uint32, r *run) {
 	if r.newer != 0 {
 		t.at(r.newer).older = r.older
@@ -155,7 +160,7 @@ func (k *kind) unlink(t *runs, id uint32, r *run) {
 	t.giveBack(id)
 }
 
-// cross makes old what LRU has no more, or all.
+// cross makes the entries old that LRU no longer has, or all.
 func (k *kind) cross(t *runs, w *[numClasses]worths, all bool) {
 	cutoff, from, to := k.recency.cutoff(), &k.half[young], &k.half[old]
 	for m := from.full; m != 0; m &= m - 1 {
@@ -175,7 +180,7 @@ func (k *kind) cross(t *runs, w *[numClasses]worths, all bool) {
 	}
 }
 
-// kind makes a kind when its first entry comes.
+// kind returns a kind, and makes it for its first entry.
 func (h *Hazard) kind(kind uint8, now uint32) *kind {
 	for len(h.kinds) <= int(kind) {
 		h.kinds = append(h.kinds, nil)
@@ -186,7 +191,7 @@ func (h *Hazard) kind(kind uint8, now uint32) *kind {
 	return h.kinds[kind]
 }
 
-// kindsIn are the kinds whose bit is set.
+// kindsIn returns the kinds whose bit is set.
 func kindsIn(mask uint64) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for ; mask != 0; mask &= mask - 1 {

@@ -10,9 +10,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// What was learned, as bytes, little-endian: magic, version, classes, bins (uint32 each); the margin (float32), the
-// turns of the next alarm and the blocks for which LRU still decides (uint32 each); the members of the credit (float32 each); for each class and bin
-// the blocks at risk and those used (float32 each); CRC-32C of all before.
+// What was learned, encoded little-endian: magic, version, classes, bins (uint32 each); the margin
+// (float32), the turns of the next alarm and the blocks for which LRU still decides (uint32 each);
+// the members of the miss budget (float32 each); for each class and bin the blocks at risk and
+// those used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
 	learnedVersion = 5
@@ -24,9 +25,9 @@ const (
 )
 
 var (
-	// ErrLearned says that bytes are not what Learned gave.
+	// ErrLearned is for bytes that Learned did not return.
 	ErrLearned = errors.New("evict: not something that was learned here")
-	// ErrLearnedVersion says that another version of the policy gave them.
+	// ErrLearnedVersion is for bytes of another version of the policy.
 	ErrLearnedVersion = errors.New("evict: learned by another version")
 
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -35,12 +36,12 @@ var (
 	_              = [pool.MaxLearned - learnedBytes]byte{}
 )
 
-// knowledge is what bytes of Learned say.
+// knowledge is the decoded form.
 type knowledge struct {
-	tables tables
-	margin float64
-	humble humble
-	credit credit
+	tables     tables
+	margin     float64
+	fallback   fallback
+	missBudget missBudget
 }
 
 var _ pool.Learner = (*Hazard)(nil)
@@ -52,9 +53,9 @@ func (h *Hazard) Learned() []byte {
 		b = binary.LittleEndian.AppendUint32(b, n)
 	}
 	b = appendFloat(b, h.judge.margin)
-	b = binary.LittleEndian.AppendUint32(b, uint32(h.humble.turns))
-	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.humble.left, math.MaxInt32)))
-	for _, f := range h.credit.members() {
+	b = binary.LittleEndian.AppendUint32(b, uint32(h.fallback.turns))
+	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.fallback.left, math.MaxInt32)))
+	for _, f := range h.missBudget.members() {
 		b = appendFloat(b, *f)
 	}
 	t := h.tables
@@ -78,7 +79,7 @@ func (h *Hazard) Learn(b []byte) error {
 	if err != nil {
 		return err
 	}
-	h.tables, h.judge.margin, h.humble, h.credit = k.tables, k.margin, k.humble, k.credit
+	h.tables, h.judge.margin, h.fallback, h.missBudget = k.tables, k.margin, k.fallback, k.missBudget
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -86,7 +87,7 @@ func (h *Hazard) Learn(b []byte) error {
 	return nil
 }
 
-// parseLearned says of bytes of another version that they are that, not that they are damaged.
+// parseLearned returns ErrLearnedVersion for another version, before it checks for damage.
 func parseLearned(b []byte) (*knowledge, error) {
 	if len(b) < learnedHead+4 {
 		return nil, fmt.Errorf("%w: %d bytes, must be %d", ErrLearned, len(b), learnedBytes)
@@ -110,13 +111,16 @@ func parseLearned(b []byte) (*knowledge, error) {
 
 func parseKnowledge(b []byte) (*knowledge, error) {
 	k := &knowledge{tables: tables{weight: 1}, margin: floatAt(b, 0)}
-	k.humble = humble{turns: int(binary.LittleEndian.Uint32(b[4:])), left: int(binary.LittleEndian.Uint32(b[8:]))}
-	if !(k.margin >= 0 && k.margin <= maxCount) || k.humble.turns < firstTurns || k.humble.turns > mostTurns || k.humble.left > math.MaxInt32 {
-		return nil, fmt.Errorf("%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.humble.turns, k.humble.left)
+	k.fallback = fallback{turns: int(binary.LittleEndian.Uint32(b[4:])), left: int(binary.LittleEndian.Uint32(b[8:]))}
+	if !(k.margin >= 0 && k.margin <= maxCount) || k.fallback.turns < firstTurns || k.fallback.turns > mostTurns ||
+		k.fallback.left > math.MaxInt32 {
+		return nil, fmt.Errorf(
+			"%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.fallback.turns, k.fallback.left,
+		)
 	}
-	for i, f := range k.credit.members() {
+	for i, f := range k.missBudget.members() {
 		if *f = floatAt(b, 3+i); !(math.Abs(*f) <= maxCount) {
-			return nil, fmt.Errorf("%w: member %d of the credit is %g", ErrLearned, i, *f)
+			return nil, fmt.Errorf("%w: member %d of the miss budget is %g", ErrLearned, i, *f)
 		}
 	}
 	t := &k.tables
@@ -133,7 +137,7 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	return k, nil
 }
 
-// floatAt is the i-th float32.
+// floatAt returns the i-th float32.
 func floatAt(b []byte, i int) float64 {
 	return float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:])))
 }

@@ -17,8 +17,8 @@ func experienced() *Hazard {
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: []uint64{spread(i % 1000)}})
 	}
 	h.judge.margin = 77
-	h.humble = humble{turns: 2 * firstTurns, left: 1234}
-	h.credit = credit{blocks: -5.25, calm: 17, lead: -3, all: 1e6, looked: 500, square: 1024}
+	h.fallback = fallback{turns: 2 * firstTurns, left: 1234}
+	h.missBudget = missBudget{blocks: -5.25, calm: 17, lead: -3, all: 1e6, looked: 500, square: 1024}
 	return h
 }
 
@@ -27,8 +27,11 @@ func TestLearnedSurvives(t *testing.T) {
 	if err := g.Learn(h.Learned()); err != nil {
 		t.Fatal(err)
 	}
-	if g.judge.margin != h.judge.margin || g.humble != h.humble || g.credit != h.credit {
-		t.Errorf("margin %g, %+v and %+v, were %g, %+v and %+v", g.judge.margin, g.humble, g.credit, h.judge.margin, h.humble, h.credit)
+	if g.judge.margin != h.judge.margin || g.fallback != h.fallback || g.missBudget != h.missBudget {
+		t.Errorf(
+			"margin %g, %+v and %+v, were %g, %+v and %+v", g.judge.margin, g.fallback, g.missBudget, h.judge.margin,
+			h.fallback, h.missBudget,
+		)
 	}
 	h.startRound()
 	for c := range numClasses {

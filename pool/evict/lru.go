@@ -2,17 +2,17 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
-// maxRepairs bounds the entries that one call of Victim moves in the order of eviction before it gives up.
+// maxRepairs bounds the entries that one call of Victim moves in the order of eviction.
 const maxRepairs = 16 << 10
 
-// LRU is the least recently used entry on which nothing hangs.
+// LRU evicts the least recently used entry without children.
 type LRU struct {
 	nodes   lruNodes
 	list    [pool.MaxKinds]order
 	entries int
 }
 
-// lruNode is what LRU keeps of one entry.
+// lruNode is the state of one entry.
 type lruNode struct {
 	print        uint64
 	newer, older uint32 // in the list of its kind, by the time of its last use
@@ -21,20 +21,20 @@ type lruNode struct {
 	known        bool
 }
 
-// lruNodes grow with the greatest number of an entry.
+// lruNodes grow with the greatest entry number.
 type lruNodes struct{ pages[lruNode] }
 
-// known is the node of an entry that LRU has; nil otherwise.
-func (t *lruNodes) known(e uint32) *lruNode {
+// find returns the node of an entry that LRU has; nil otherwise.
+func (t *lruNodes) find(e uint32) *lruNode {
 	if t.has(e) && t.at(e).known {
 		return t.at(e)
 	}
 	return nil
 }
 
-// like is the node of an entry if that still has the print; nil otherwise.
-func (t *lruNodes) like(e uint32, print uint64) *lruNode {
-	if n := t.known(e); n != nil && n.print == print {
+// match returns the node of an entry if it still has the print; nil otherwise.
+func (t *lruNodes) match(e uint32, print uint64) *lruNode {
+	if n := t.find(e); n != nil && n.print == print {
 		return n
 	}
 	return nil
@@ -43,14 +43,14 @@ func (t *lruNodes) like(e uint32, print uint64) *lruNode {
 // order is a list by use.
 type order struct{ newest, oldest uint32 }
 
-// NewLRU has no entries yet.
+// NewLRU returns an LRU without entries.
 func NewLRU() *LRU { return &LRU{} }
 
-// Access implements pool.Policy. A block becomes more recent than those behind it.
+// Access implements pool.Policy. A block becomes more recent than those after it in the chain.
 func (l *LRU) Access(u *pool.Use) {
 	now := millis(u.Now)
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		if n := l.nodes.like(u.Entries[i], u.Prints[i]); n != nil {
+		if n := l.nodes.match(u.Entries[i], u.Prints[i]); n != nil {
 			n.used = now
 			o := &l.list[n.kind]
 			o.remove(&l.nodes, u.Entries[i])
@@ -77,7 +77,7 @@ func (l *LRU) Insert(in *pool.Insertion) {
 // Remove implements pool.Policy.
 func (l *LRU) Remove(entries []uint32) {
 	for _, e := range entries {
-		if n := l.nodes.known(e); n != nil {
+		if n := l.nodes.find(e); n != nil {
 			l.list[n.kind].remove(&l.nodes, e)
 			n.known = false
 			l.entries--
@@ -97,8 +97,8 @@ func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
 			return e
 		}
 		o.remove(&l.nodes, e)
-		if child != 0 && l.nodes.known(child) != nil {
-			o.pushAbove(&l.nodes, child, e) // it is as recent as what hangs on it
+		if child != 0 && l.nodes.find(child) != nil {
+			o.pushAbove(&l.nodes, child, e) // it is as recent as its child
 		} else {
 			l.nodes.at(e).used = millis(now) // it is in use
 			o.push(&l.nodes, e)
@@ -107,7 +107,7 @@ func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	return 0
 }
 
-// oldest is the entry of the kinds that was used least recently.
+// oldest returns the least recently used entry of the kinds.
 func (l *LRU) oldest(kinds uint64, now uint32) (o *order, e uint32) {
 	var age uint32
 	for k := range kindsIn(kinds) {
@@ -138,7 +138,7 @@ func (o *order) push(t *lruNodes, e uint32) {
 	o.newest = e
 }
 
-// pushAbove puts e right above another entry of the list.
+// pushAbove inserts e just above another entry of the list.
 func (o *order) pushAbove(t *lruNodes, below, e uint32) {
 	b, n := t.at(below), t.at(e)
 	n.used = b.used

@@ -12,10 +12,10 @@ const (
 	DefaultName = HazardName
 )
 
-// Names are all of them.
+// Names lists all of them.
 var Names = []string{HazardName, LRUName}
 
-// Named makes the policy of a name.
+// Named returns a new policy of this name.
 func Named(eviction string) pool.Policy {
 	if eviction == LRUName {
 		return NewLRU()

@@ -1,6 +1,6 @@
 package evict
 
-// node is what the policy keeps of one entry; numbers of entries name nodes, 0 is none.
+// node is the state of one entry; entry numbers are node numbers, 0 is none.
 type node struct {
 	print        uint64
 	newer, older uint32 // in its run
@@ -12,40 +12,40 @@ type node struct {
 
 // Bits of node.state.
 const (
-	stateKnown = 1 << iota // the policy has the entry
-	stateOnWay             // it is on the way
+	statePresent = 1 << iota // the policy has the entry
+	stateDescent             // it is on the descent
 )
 
-// nodes grow with the greatest number of an entry.
+// nodes grow with the greatest entry number.
 type nodes struct {
 	pages[node]
 	runs runs
-	seen uint32 // what preload read
+	seen uint32 // keeps the loads of preload alive
 }
 
-// known is the node of an entry that the policy has; nil otherwise.
-func (t *nodes) known(e uint32) *node {
+// find returns the node of an entry that the policy has; nil otherwise.
+func (t *nodes) find(e uint32) *node {
 	if !t.has(e) {
 		return nil
 	}
-	if n := t.at(e); n.state&stateKnown != 0 {
+	if n := t.at(e); n.state&statePresent != 0 {
 		return n
 	}
 	return nil
 }
 
-// like is the node of an entry if that still has the print; nil otherwise.
-func (t *nodes) like(e uint32, print uint64) *node {
-	if n := t.known(e); n != nil && n.print == print {
+// match returns the node of an entry if it still has the print; nil otherwise.
+func (t *nodes) match(e uint32, print uint64) *node {
+	if n := t.find(e); n != nil && n.print == print {
 		return n
 	}
 	return nil
 }
 
-// runOf is the run of an entry.
+// runOf returns the run of an entry.
 func (t *nodes) runOf(n *node) *run { return t.runs.at(n.run) }
 
-// preload reads the nodes of entries that are looked at one after the other afterwards: the processor waits for all of them at once.
+// preload reads nodes that are used one by one afterwards, so that their cache misses overlap.
 func (t *nodes) preload(entries []uint32) {
 	for _, e := range entries {
 		if t.has(e) {
@@ -54,11 +54,11 @@ func (t *nodes) preload(entries []uint32) {
 	}
 }
 
-// millis is a pool's time as nodes keep it.
+// millis converts a pool's time to that of nodes.
 func millis(now int64) uint32 { return uint32(now / 1e6) }
 
-// run is entries of one class that were last used at about the same time, such as most blocks of one prompt. They age together: it is
-// runs that pass from bin to bin, not entries.
+// run is a run of entries of one class that were last used at about the same time, such as most
+// blocks of one prompt. They age together: runs, not entries, move from bin to bin.
 //
 //	class c:  newest ── run ── run ── │ ── run ── │ ... ── run ── oldest     │ is between bins
 //	                    └ first ... last: the entries, the oldest first
@@ -74,15 +74,15 @@ type run struct {
 
 const maxRun = 1<<8 - 1
 
-// runs grow with the most that there were at once. Number 0 is none.
+// runs grow with their greatest number so far. Number 0 is none.
 type runs struct {
 	pages[run]
 	made uint32 // numbers given so far
 	free uint32 // the first of those given back; run.newer is the next
 }
 
-// number is one that is not in use.
-func (r *runs) number() uint32 {
+// alloc returns an unused number.
+func (r *runs) alloc() uint32 {
 	id := r.free
 	if id != 0 {
 		r.free = r.at(id).newer

@@ -16,7 +16,8 @@ var policies = []struct {
 	{"lru", func() pool.Policy { return evict.NewLRU() }},
 }
 
-// TestVictims plays pools at random: never a hole, never a held entry, never nothing while something could go.
+// TestVictims plays pools at random: never a hole, never a held entry, never nothing while
+// something could go.
 func TestVictims(t *testing.T) {
 	for _, p := range policies {
 		for seed := range uint64(12) {
@@ -38,7 +39,8 @@ func TestVictims(t *testing.T) {
 	}
 }
 
-// TestVictimsOfSmallPools plays many pools that are young: few entries, of which most are held or have something behind them.
+// TestVictimsOfSmallPools plays many pools that are young: few entries, of which most are held or
+// have children.
 func TestVictimsOfSmallPools(t *testing.T) {
 	for _, p := range policies {
 		t.Run(p.name, func(t *testing.T) {
@@ -63,7 +65,9 @@ func TestPinnedArePassedOver(t *testing.T) {
 			const n = 3000
 			v := &lone{held: map[uint32]bool{}}
 			for e := uint32(1); e <= n; e++ {
-				in := pool.Insertion{Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{print(e)}}
+				in := pool.Insertion{
+					Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{print(e)},
+				}
 				policy.Insert(&in)
 				v.held[e] = e != n
 			}

@@ -7,14 +7,15 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestRecencyCountsByTime holds the spans to a list of the blocks they stand for, in chains of up to many times what a span may have.
+// TestRecencyCountsByTime compares the spans with a list of their blocks, in chains of up to many
+// times the blocks of a span.
 func TestRecencyCountsByTime(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
 	var r recency
 	now := uint32(1<<32 - 100_000) // so that times wrap
-	r.begins(now)
+	r.restart(now)
 	var used []uint32 // of each block of LRU
 	for range 3000 {
 		room := 1 + random.IntN(5000)
@@ -37,7 +38,7 @@ func TestRecencyCountsByTime(t *testing.T) {
 			}
 			r.add(at)
 		}
-		for r.over(room, now) {
+		for r.overfull(room, now) {
 			if _, ok := r.drop(); !ok {
 				t.Fatal("a span is over, and cannot be dropped")
 			}
@@ -57,10 +58,11 @@ func TestRecencyCountsByTime(t *testing.T) {
 	}
 }
 
-// TestLookUpsBreakNoSpan: blocks used at the time at which a span would begin are not taken for its own.
+// TestLookUpsBreakNoSpan: blocks used at the time at which a span would begin are not taken for its
+// own.
 func TestLookUpsBreakNoSpan(t *testing.T) {
 	var r recency
-	r.begins(0)
+	r.restart(0)
 	r.open(1, 1, 10)
 	r.add(10)
 	r.add(10)
@@ -71,10 +73,11 @@ func TestLookUpsBreakNoSpan(t *testing.T) {
 	}
 }
 
-// TestSpansOfAChainStay: what was opened for a chain is there when its blocks are stored, however many look-ups there are and whatever is dropped.
+// TestSpansOfAChainStay checks that the spans opened for a chain are there when its blocks are
+// stored, after any number of look-ups and drops.
 func TestSpansOfAChainStay(t *testing.T) {
 	var r recency
-	r.begins(0)
+	r.restart(0)
 	now := uint32(0)
 	for r.end < maxSpans-100 { // so that spans are merged while those of the chain are opened
 		now += 2
@@ -95,11 +98,15 @@ func TestSpansOfAChainStay(t *testing.T) {
 	}
 }
 
-// TestLongIdleKindsBeginAnew stores blocks of a kind that is new, and of one of which nothing was used, after more than half of what times can tell apart.
+// TestLongIdleKindsBeginAnew stores blocks of a kind that is new, and of one of which nothing was
+// used, after more than half of what times can tell apart.
 func TestLongIdleKindsBeginAnew(t *testing.T) {
 	h := NewHazard()
 	store := func(kind uint8, e uint32) {
-		h.Insert(&pool.Insertion{Now: h.clock.now * 1e6, BlockTokens: 512, Kind: kind, Entries: []uint32{e}, Prints: []uint64{spread(int(e))}})
+		h.Insert(&pool.Insertion{
+			Now: h.clock.now * 1e6, BlockTokens: 512, Kind: kind, Entries: []uint32{e},
+			Prints: []uint64{spread(int(e))},
+		})
 	}
 	for e := range uint32(50) {
 		h.clock.now += 1000
@@ -113,7 +120,10 @@ func TestLongIdleKindsBeginAnew(t *testing.T) {
 	for _, e := range []uint32{148, 149} {
 		k, r := h.kinds[h.nodes.at(e).kind], h.nodes.runOf(h.nodes.at(e))
 		if age := uint32(h.clock.now) - r.used; age > 5000 || r.half != young || k.recency.end-k.recency.first < 10 {
-			t.Errorf("entry %d, just stored, is %d ms old, in half %d, and LRU has %d spans", e, age, r.half, k.recency.end-k.recency.first)
+			t.Errorf(
+				"entry %d, just stored, is %d ms old, in half %d, and LRU has %d spans", e, age, r.half,
+				k.recency.end-k.recency.first,
+			)
 		}
 	}
 	if old := h.nodes.runOf(h.nodes.at(1)); old.half != 1 {
@@ -127,12 +137,14 @@ func TestLongIdleKindsBeginAnew(t *testing.T) {
 // TestOnlyVictimsAreLost drops an entry whose number a victim had.
 func TestOnlyVictimsAreLost(t *testing.T) {
 	h := NewHazard()
-	h.credit.blocks = 100
+	h.missBudget.blocks = 100
 	for e := range uint32(10) {
-		h.Insert(&pool.Insertion{Now: int64(e) * 1e9, BlockTokens: 512, Entries: []uint32{e + 1}, Prints: []uint64{spread(int(e))}})
+		h.Insert(&pool.Insertion{
+			Now: int64(e) * 1e9, BlockTokens: 512, Entries: []uint32{e + 1}, Prints: []uint64{spread(int(e))},
+		})
 	}
 	h.prefer(func(bin int) float32 { return 1 })
-	e := h.Victim(10e9, 1, nobody{})
+	e := h.Victim(10e9, 1, noneHeld{})
 	h.Remove([]uint32{e})
 	lost := h.lost
 	h.Insert(&pool.Insertion{Now: 11e9, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(99)}})

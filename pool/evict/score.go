@@ -1,6 +1,6 @@
 package evict
 
-// Strength of what is believed before anything was seen, in blocks.
+// Strength of the prior, in blocks.
 const (
 	flatHazard   = 0.05 // chance of a use in a bin: the same in each, so that the older is worth less, as in LRU
 	minFlat      = 100  // blocks; or as many as the pool holds
@@ -8,28 +8,28 @@ const (
 	onceRatio    = 0.5 // hazard of blocks that never came again beside the flat one ...
 	againRatio   = 4   // ... and of those that did
 	hazardPrior  = 600
-	surest       = 0.999 // a hazard of 1 would leave nobody in the next bin
-	fewest       = 1e-6  // share that is taken to reach any bin, so that slopes there can still be told
+	maxHazard    = 0.999 // a hazard of 1 would leave no block in the next bin
+	minReach     = 1e-6  // share that is taken to reach any bin, so that slopes there still differ
 	blocksAScore = 12    // blocks looked up between the turn of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
 	freshShare   = 0.02  // of the blocks that a class is judged by: fewer new ones can wait ...
 	waitRounds   = 8     // ... for so many turns of the class at most
 )
 
-// scorer turns counts into worths, one class at a time, so that no look-up waits for all of them.
+// scorer converts counts to worths, one class at a time, so that no look-up waits for all of them.
 type scorer struct {
-	flat   [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
-	next   int              // class
-	credit int              // blocks looked up and not yet spent
-	round  int
-	enough [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
+	flat    [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
+	next    int              // class
+	pending int              // blocks looked up and not yet used for scoring
+	round   int
+	enough  [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
 }
 
-// score goes on with the round, for some blocks looked up.
+// score continues the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {
 	s := &h.scorer
-	s.credit = min(s.credit+blocks, maxScores*blocksAScore)
-	for ; s.credit >= blocksAScore; s.credit -= blocksAScore {
+	s.pending = min(s.pending+blocks, maxScores*blocksAScore)
+	for ; s.pending >= blocksAScore; s.pending -= blocksAScore {
 		if s.next == 0 {
 			h.startRound()
 		}
@@ -57,9 +57,9 @@ func (h *Hazard) startRound() {
 	}
 }
 
-// scoreClass sets the worth of each bin of class c: the most hits per second that keeping an entry of it for some
-// time gives (Gittins' index of a stopping problem). Its hazard is the flat one times how the class as a whole
-// compares, and comes nearer to what was counted the more was counted.
+// scoreClass sets the worth of each bin of class c: the greatest expected rate of hits per second
+// from keeping an entry for some time (the Gittins index of a stopping problem). Its hazard is the
+// flat one scaled by how the class as a whole compares, and approaches the counts as they grow.
 func (h *Hazard) scoreClass(c int) {
 	t, flat := &h.tables, &h.scorer.flat
 	t.settle(c)
@@ -75,7 +75,7 @@ func (h *Hazard) scoreClass(c int) {
 	var hazard [numBins]float64
 	for b := range flat {
 		believed := atMost(flat[b]*ratio, 1)
-		hazard[b] = atMost((t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior), surest)
+		hazard[b] = atMost((t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior), maxHazard)
 	}
 	index(&hazard, &h.worths[c])
 	for _, k := range h.kinds {
@@ -90,7 +90,7 @@ func (h *Hazard) scoreClass(c int) {
 	}
 }
 
-// usualRatio is how the hazard of a class usually compares.
+// usualRatio returns how the hazard of a class usually compares.
 func usualRatio(class uint8) float64 {
 	if usesOf(class) == 0 {
 		return onceRatio
@@ -98,7 +98,7 @@ func usualRatio(class uint8) float64 {
 	return againRatio
 }
 
-// atMost is min without its care for NaN, which costs more than all else in a loop.
+// atMost does as min without the handling of NaN, which dominates the time of a loop.
 func atMost(x, limit float64) float64 {
 	if x > limit {
 		return limit
@@ -106,23 +106,24 @@ func atMost(x, limit float64) float64 {
 	return x
 }
 
-// point is where the curve of hits over time held has got to.
+// point is a point of the curve of hits over time kept.
 type point struct{ time, hits float64 }
 
-// steeper says that the way from a point to b is steeper than that to c; both are later.
+// steeper reports whether the slope from a point to b is steeper than to c; both are later.
 func steeper(from, b, c point) bool {
 	return (b.hits-from.hits)*(c.time-from.time) > (c.hits-from.hits)*(b.time-from.time)
 }
 
-// index is, for each bin, the steepest slope from the middle of the bin to a later edge of the curve of expected
-// hits over expected time held. The edges that can be steepest are the corners of the curve's upper hull.
+// index returns, for each bin, the steepest slope from the middle of the bin to a later edge of the
+// curve of expected hits over expected time kept. Only corners of the curve's upper hull can be the
+// steepest.
 func index(hazard *[numBins]float64, w *worths) {
 	var at [numBins + 1]point // edges of bins
 	alive := 1.
 	for b, chance := range hazard {
 		at[b+1] = point{at[b].time + alive*width(b)*(1-chance/2), at[b].hits + alive*chance}
-		if alive *= 1 - chance; alive < fewest {
-			alive = fewest
+		if alive *= 1 - chance; alive < minReach {
+			alive = minReach
 		}
 	}
 	var hull [numBins + 1]point // from the last edge to the nearest

@@ -2,17 +2,18 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
-// missed are the blocks of a look-up that LRU would have and the pool gave up.
+// missed are the blocks of a look-up that LRU would have and the pool evicted.
 type missed struct {
 	blocks int
-	unpaid int // of them, those that the credit has not paid for
+	unpaid int // of them, those not yet charged to the miss budget
 }
 
-// mourn is told of the ghosts of the blocks that a look-up misses, which are about to be used now, behind so many that are stored. Those of
-// LRU that it would hit are the first of them; all of LRU become the newest.
-func (h *Hazard) mourn(stored, step int, now uint32) (m missed) {
+// countMisses counts the missed blocks of a look-up by their ghosts, and makes those of LRU the
+// newest. LRU would hit only the first of them, up to a gap. stored is the number of stored blocks
+// before them.
+func (h *Hazard) countMisses(stored, step int, now uint32) (m missed) {
 	hits := true
-	for i, g := range h.behind {
+	for i, g := range h.misses {
 		if hits = hits && g.way >= 0 && h.inLRU(g.set, g.way); hits {
 			m.blocks++
 		}
@@ -38,20 +39,20 @@ func (h *Hazard) mourn(stored, step int, now uint32) (m missed) {
 	return m
 }
 
-// inLRU says that LRU would have the block of a ghost.
+// inLRU reports whether LRU would have the block of a ghost.
 func (h *Hazard) inLRU(s *ghostSet, w int) bool {
 	return s.info[w]&ghostRecent != 0 && h.kinds[s.kind[w]].recency.has(s.way[w].used)
 }
 
-// found notes that a lost block is lost no more.
+// found records that a block is no longer lost.
 func (h *Hazard) found(r *recency, used uint32) {
 	r.lose(used, -1)
 	h.lost--
 }
 
-// reckon ends a look-up of blocks of a kind, in which so many entries were used that LRU would not have. What is asked again at once is
-// paid for once, and gives nothing.
-func (h *Hazard) reckon(u *pool.Use, k *kind, m missed, won int, again bool) {
+// settleLookup ends a look-up of blocks of a kind, in which won entries were used that LRU would
+// not have. A request that is repeated at once is charged once, and gains nothing.
+func (h *Hazard) settleLookup(u *pool.Use, k *kind, m missed, won int, again bool) {
 	for _, other := range h.kinds {
 		if other != nil {
 			other.spare = 0
@@ -65,22 +66,22 @@ func (h *Hazard) reckon(u *pool.Use, k *kind, m missed, won int, again bool) {
 	j.lookups += uint64(len(u.Prints))
 	j.hits += uint64(len(u.Entries))
 	j.lru += uint64(len(u.Entries) - won + m.blocks)
-	h.credit.note(m.unpaid, 0, h.entries)
+	h.missBudget.note(m.unpaid, 0, h.entries)
 	if again {
-		h.watch(-m.unpaid, 0)
+		h.record(-m.unpaid, 0)
 	} else {
-		h.watch(won-m.unpaid, len(u.Prints))
+		h.record(won-m.unpaid, len(u.Prints))
 	}
 }
 
-// kindOf is the kind of the blocks of a look-up; nil if the pool has none of them, and none is remembered.
+// kindOf returns the kind of the blocks of a look-up; nil if none of them is stored or remembered.
 func (h *Hazard) kindOf(u *pool.Use) *kind {
 	for i, e := range u.Entries {
-		if n := h.nodes.like(e, u.Prints[i]); n != nil {
+		if n := h.nodes.match(e, u.Prints[i]); n != nil {
 			return h.kinds[n.kind]
 		}
 	}
-	for _, g := range h.behind {
+	for _, g := range h.misses {
 		if g.way >= 0 {
 			return h.kinds[g.set.kind[g.way]]
 		}
@@ -88,10 +89,10 @@ func (h *Hazard) kindOf(u *pool.Use) *kind {
 	return nil
 }
 
-// trim has LRU give up what it has no room for.
+// trim drops from LRU what exceeds its room.
 func (h *Hazard) trim(k *kind, room int) {
 	for dropped := false; ; dropped = true {
-		if !k.recency.over(room, uint32(h.clock.now)) {
+		if !k.recency.overfull(room, uint32(h.clock.now)) {
 			if dropped {
 				k.cross(&h.nodes.runs, &h.worths, false)
 			}
@@ -101,21 +102,22 @@ func (h *Hazard) trim(k *kind, room int) {
 	}
 }
 
-// wake has LRU begin anew for a kind of which nothing was used for so long that times cannot be told apart.
-func (h *Hazard) wake(k *kind, now uint32) {
+// restartIdle restarts LRU for a kind that was not used for so long that times cannot be compared.
+func (h *Hazard) restartIdle(k *kind, now uint32) {
 	if now-k.recency.last <= longestSight {
 		return
 	}
-	passed := k.recency.begins(now)
+	passed := k.recency.restart(now)
 	h.lost -= passed
-	h.credit.note(0, passed, h.entries)
+	h.missBudget.note(0, passed, h.entries)
 	k.cross(&h.nodes.runs, &h.worths, true)
 }
 
-// drop has LRU give up its oldest span; false if there is but the newest, or those of the chain looked up last. The caller has to call cross then.
+// drop drops the oldest span of LRU; false if only the newest, or those of the chain looked up
+// last, remain. The caller has to call cross afterwards.
 func (h *Hazard) drop(k *kind) bool {
 	passed, ok := k.recency.drop()
 	h.lost -= passed
-	h.credit.note(0, passed, h.entries)
+	h.missBudget.note(0, passed, h.entries)
 	return ok
 }

@@ -5,16 +5,18 @@ import (
 	"math/bits"
 )
 
-// tables count, per class and bin of age, how many blocks came into the bin and how many were used in it. A block
-// counts as at risk when it comes in, not when it is used again or goes: blocks that are still there have told us
-// something too (Kaplan and Meier). Counts fade: newer ones weigh more, and all are scaled back now and then.
+// tables count, per class and bin of age, the blocks that entered the bin and those used in it. A
+// block counts as at risk when it enters, not when it is used again or evicted, because blocks
+// still stored are observations too (Kaplan and Meier). Counts fade: newer ones weigh more, and all
+// are scaled back from time to time.
 type tables struct {
 	risk, used [numClasses][numBins]float64 // but for what is in fresh
 	fresh      [numClasses]counts
 	weight     float64 // of a count made now
 }
 
-// counts are those of a class since they were last taken into the tables, which is before each use of the tables for the class.
+// counts are the counts of a class since they were last added to the tables, which is before each
+// use of the tables for the class.
 type counts struct {
 	come [numBins + 1]int32 // blocks that came into a bin, less those that came into the one before: see enter
 	used [numBins]int32
@@ -24,11 +26,11 @@ type counts struct {
 const (
 	fading    = 1 / 0.9999 // growth of the weight per look-up
 	maxWeight = 1e9
-	forgetful = 20 // what was learned is divided by this on an alarm
+	forgetful = 20 // counts are divided by this on an alarm
 )
 
-// enter counts n blocks of class c that passed from bin from into bin to, and into all between; from -1 is a new one. However
-// many bins that are, it is two steps:
+// enter counts n blocks of class c that passed from bin from into bin to and all bins between; from
+// is -1 for new blocks. This takes two additions for any number of bins:
 //
 //	bin         0  1  2  3  4  5  6
 //	from 1 to 4       +n       -n      come
@@ -42,7 +44,8 @@ func (t *tables) enter(c uint8, from, to int, n int32) {
 
 func (t *tables) use(c uint8, b int) { t.fresh[c].used[b]++ }
 
-// settle takes what was counted for a class into the tables, with the weight of now: it is never older than a round of scores.
+// settle adds the counts of a class to the tables, with the current weight: they are never older
+// than a round of scores.
 func (t *tables) settle(c int) {
 	fresh, in := &t.fresh[c], int32(0)
 	for b := range numBins {
@@ -59,7 +62,7 @@ func (t *tables) settleAll() {
 	}
 }
 
-// fade makes all counts so far weigh less by one look-up.
+// fade lets all counts so far weigh less by one look-up.
 func (t *tables) fade() {
 	if t.weight *= fading; t.weight > maxWeight {
 		t.scale(1 / t.weight)
@@ -97,7 +100,7 @@ var thirds = func() (t [1 << fineShift]uint8) {
 	return t
 }()
 
-// binOf is the bin of an age in ms.
+// binOf returns the bin of an age in ms.
 func binOf(age uint32) int {
 	at := uint64(age) + 1<<firstShift
 	octave := bits.Len64(at) - 1 - firstShift
@@ -105,7 +108,7 @@ func binOf(age uint32) int {
 	return min(octave*binsPerOctave+int(thirds[fine]), numBins-1)
 }
 
-// edges[i] is the age in ms at which bin i begins; the last bin has no end but this.
+// edges[i] is the age in ms at which bin i begins; the last edge ends the last bin.
 var edges = func() (e [numBins + 1]int64) {
 	for i := range e {
 		fine := [binsPerOctave]int64{32, 41, 51}[i%binsPerOctave]
@@ -114,7 +117,7 @@ var edges = func() (e [numBins + 1]int64) {
 	return e
 }()
 
-// ends[i] is the age in ms at which bin i ends; the last does not before the greatest age.
+// ends[i] is the age in ms at which bin i ends; for the last, the greatest age.
 var ends = func() (e [1 << 6]uint32) {
 	for i := range e {
 		e[i] = math.MaxUint32
@@ -125,7 +128,7 @@ var ends = func() (e [1 << 6]uint32) {
 	return e
 }()
 
-// width of a bin in seconds.
+// width returns the width of a bin in seconds.
 func width(bin int) float64 { return widths[bin] }
 
 var widths = func() (w [numBins]float64) {

@@ -8,9 +8,10 @@ import (
 
 const maxSteps = 16 << 10 // entries that one call of Victim looks at
 
-// Victim implements pool.Policy. Of several kinds the one goes first whose oldest block LRU used least recently.
+// Victim implements pool.Policy. Of several kinds, it evicts from the one whose oldest block in LRU
+// was used least recently.
 func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
-	t := h.clock.hear(now)
+	t := h.clock.advance(now)
 	h.passing.begin(t)
 	h.victim = 0
 	for left := maxSteps; left > 0 && h.victim == 0; {
@@ -24,7 +25,8 @@ func (h *Hazard) Victim(now int64, kinds uint64, v pool.View) uint32 {
 	return h.victim
 }
 
-// eldest is the kind, of those with entries, whose oldest block in LRU was used least recently; -1 if there is none.
+// eldest returns the kind with entries whose oldest block in LRU was used least recently; -1 if
+// there is none.
 func (h *Hazard) eldest(kinds uint64) (eldest int) {
 	if len(h.kinds) == 1 && kinds&1 != 0 && h.entries > 0 {
 		return 0 // with nothing to compare, the oldest block need not be read
@@ -43,22 +45,23 @@ func (h *Hazard) eldest(kinds uint64) (eldest int) {
 	return eldest
 }
 
-// idle is the ms since the oldest block of LRU was used, or longer.
+// idle returns the ms since the oldest block of LRU was used, or more.
 func (h *Hazard) idle(k *kind) uint32 { return uint32(h.clock.now) - k.recency.cutoff() }
 
-// victimOf is the oldest entry of the cell that is worth least, or, if others hang on it, the end of one of their chains.
-// If no more may be lost, one goes that LRU would not have; where there is none, LRU gives its oldest blocks up first. Entries
-// whose chain is too long or held at its end are in use: they become the newest of their classes, so that each is passed over once.
+// victimOf returns the oldest entry of the cell with the least worth, or the end of a chain below
+// it. If no more blocks may be lost, the victim is one that LRU would not have; if there is none,
+// LRU drops its oldest blocks first. Entries whose chain is too long or held at its end are in use:
+// they become the newest of their classes, so each is passed over once.
 func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim uint32, left int) {
-	masks, bold := false, h.bold()
+	masks, deviate := false, h.mayDeviate()
 	for left = steps; left > 0; left-- {
 		h.trim(k, k.entries-1+k.spare)
-		half, c, e := k.lowest(&h.nodes.runs, bold)
-		if e == 0 && bold {
+		half, c, e := k.lowest(&h.nodes.runs, deviate)
+		if e == 0 && deviate {
 			break
 		}
 		if e == 0 {
-			bold = !h.drop(k)
+			deviate = !h.drop(k)
 			k.cross(&h.nodes.runs, &h.worths, false)
 			continue
 		}
@@ -71,8 +74,8 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 		left -= passed
 		switch {
 		case passed > 0:
-		case !bold: // passed over already
-			bold = true // all others are as young, and some of them may go
+		case !deviate: // all were passed over already
+			deviate = true // the others are as young, and some may be evicted
 		default:
 			half.masked[c] |= 1
 			masks = true
@@ -89,8 +92,9 @@ func (h *Hazard) victimOf(k *kind, now uint32, v pool.View, steps int) (victim u
 	return victim, left
 }
 
-// anyEnd is the end of a chain among those that were masked: what is in use is the newest of its class but for blocks that were used in the same ms,
-// and for what was let go since. The newest are looked at first, as many as there are steps.
+// anyEnd returns the end of a chain among the masked entries, the newest first, examining at most
+// steps. Entries in use are the newest of their class, except for blocks used in the same ms and
+// for those that were released since.
 func (h *Hazard) anyEnd(k *kind, v pool.View, steps int) uint32 {
 	for c := range numClasses {
 		if k.half[young].masked[c] == 0 {
@@ -115,7 +119,7 @@ func (h *Hazard) anyEnd(k *kind, v pool.View, steps int) uint32 {
 	return 0
 }
 
-// passing is the ms in which entries in use are passed over, each once.
+// passing is the ms in which entries in use are passed over, once each.
 type passing struct {
 	now  uint32
 	mark uint16 // of the ms, never 0. Once it wraps, a few entries are taken for passed over that were not
@@ -131,12 +135,13 @@ func (p *passing) begin(now uint32) {
 	}
 }
 
-// passOver makes what is on the way to the end of a chain in use the newest of its classes, and gives the number of entries for which that was
-// to be done. The chain looked up last stays as it is, but for the blocks of its newest ms.
+// passOver makes the entries of the descent to a held end the newest of their classes, and returns
+// how many were not passed over before in this ms. Of the chain looked up last, only the blocks of
+// the newest ms move.
 func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
-	step := k.recency.step(len(h.way))
-	for i := len(h.way) - 1; i >= 0; i-- {
-		e := h.way[i]
+	step := k.recency.step(len(h.descent))
+	for i := len(h.descent) - 1; i >= 0; i-- {
+		e := h.descent[i]
 		n := h.nodes.at(e)
 		if n.passed == h.passing.mark {
 			continue
@@ -155,12 +160,12 @@ func (h *Hazard) passOver(k *kind, now uint32) (passed int) {
 	return passed
 }
 
-// lowest is the entry that would go if nobody held it nor anything behind it; 0 if there is none. If not bold, it is one that
-// LRU would not have.
-func (k *kind) lowest(r *runs, bold bool) (half *cells, c int, e uint32) {
+// lowest returns the entry to evict if it is not held and has no children; 0 if there is none.
+// Unless deviate is set, it is one that LRU would not have.
+func (k *kind) lowest(r *runs, deviate bool) (half *cells, c int, e uint32) {
 	half = &k.half[old]
 	c = int(half.winner[1])
-	if young := &k.half[young]; bold && young.worst[young.winner[1]] < half.worst[c] {
+	if young := &k.half[young]; deviate && young.worst[young.winner[1]] < half.worst[c] {
 		half, c = young, int(young.winner[1])
 	}
 	if half.worst[c] == inf {
@@ -181,58 +186,58 @@ func (h *Hazard) unmask(k *kind) {
 	}
 }
 
-// maxWay bounds the entries on the way from an entry to the end of its chain; one that is farther from it is in use.
-const maxWay = 64 << 10
+// maxDescent bounds the entries of a descent; an entry farther from the end of its chain is in use.
+const maxDescent = 64 << 10
 
-// way is the way from an entry down to the end of a chain, kept from one eviction to the next: a chain goes from its
-// end on, and to walk down a long one for each of its blocks would take the square of its length.
-type way []uint32
+// descent is the path from an entry down to the end of a chain, kept from one eviction to the next:
+// a chain is evicted from its end, and walking down again for each block would take quadratic time.
+type descent []uint32
 
-// end is the last entry of a chain that goes through e; 0 if it is held, unknown, too far, behind one that was passed over in this ms, or not
-// reached in the steps allowed. A later call goes on where this one ended.
+// end returns the last entry of a chain through e; 0 if that is held, unknown, too far, after an
+// entry passed over in this ms, or not reached in the steps allowed. A later call continues.
 func (h *Hazard) end(e uint32, v pool.View, allowed int) (end uint32, steps int) {
-	if len(h.way) == 0 || h.way[0] != e {
+	if len(h.descent) == 0 || h.descent[0] != e {
 		if v.Child(e) == 0 && !v.Held(e) {
-			return e, 0 // most have no way to go
+			return e, 0 // most are ends themselves
 		}
-		h.leaveWay(0)
-		h.onWay(e)
+		h.ascend(0)
+		h.descend(e)
 	}
 	for ; steps < allowed; steps++ {
-		e = h.way[len(h.way)-1]
+		e = h.descent[len(h.descent)-1]
 		child := v.Child(e)
 		if child == 0 && !v.Held(e) {
 			return e, steps
 		}
-		if child == 0 || len(h.way) == maxWay {
+		if child == 0 || len(h.descent) == maxDescent {
 			return 0, steps
 		}
-		if n := h.nodes.known(child); n == nil || n.passed == h.passing.mark {
+		if n := h.nodes.find(child); n == nil || n.passed == h.passing.mark {
 			return 0, steps
 		}
-		h.onWay(child)
+		h.descend(child)
 	}
 	return 0, steps
 }
 
-func (h *Hazard) onWay(e uint32) {
-	h.way = append(h.way, e)
-	h.nodes.at(e).state |= stateOnWay
+func (h *Hazard) descend(e uint32) {
+	h.descent = append(h.descent, e)
+	h.nodes.at(e).state |= stateDescent
 }
 
-// leaveWay forgets the way from its n-th entry on.
-func (h *Hazard) leaveWay(n int) {
-	for _, e := range h.way[n:] {
-		h.nodes.at(e).state &^= stateOnWay
+// ascend cuts the descent at its n-th entry.
+func (h *Hazard) ascend(n int) {
+	for _, e := range h.descent[n:] {
+		h.nodes.at(e).state &^= stateDescent
 	}
-	h.way = h.way[:n]
+	h.descent = h.descent[:n]
 }
 
-// offWay forgets the way from an entry on.
-func (h *Hazard) offWay(e uint32) {
-	n := len(h.way) - 1
-	for n > 0 && h.way[n] != e {
+// leaveDescent cuts the descent at an entry.
+func (h *Hazard) leaveDescent(e uint32) {
+	n := len(h.descent) - 1
+	for n > 0 && h.descent[n] != e {
 		n--
 	}
-	h.leaveWay(n)
+	h.ascend(n)
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// inUse is a pool with a chain of entries 1 to end, of which the end is held, and others without chains.
+// inUse is a pool with a chain of entries 1 to end, of which the end is held, and others without
+// chains.
 type inUse struct{ end, asked uint32 }
 
 func (v *inUse) Child(e uint32) uint32 {
@@ -19,13 +20,16 @@ func (v *inUse) Child(e uint32) uint32 {
 
 func (v *inUse) Held(e uint32) bool { return e == v.end }
 
-// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks worth least are those of a long chain in use: each is passed over once, and
-// the way to its end is walked once, not from each of its entries.
+// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks with the least worth are
+// those of a long chain in use: each is passed over once, and the descent to its end is walked
+// once, not from each entry.
 func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	const end, others = 3000, 100
 	h := NewHazard()
 	for e := uint32(end + 1); e <= end+others; e++ {
-		h.Insert(&pool.Insertion{Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(int(e))}})
+		h.Insert(&pool.Insertion{
+			Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(int(e))},
+		})
 	}
 	const now = 100e9
 	in := pool.Insertion{Now: now - 10e6, BlockTokens: 512}
@@ -37,7 +41,7 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(1), spread(-1)}, Entries: []uint32{1}})
 	v := &inUse{end: end}
 	for i := range others {
-		h.credit.blocks, h.humble.left = 1e6, 0
+		h.missBudget.blocks, h.fallback.left = 1e6, 0
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		got := h.Victim(now, 1, v)
 		if got <= end {
@@ -53,8 +57,9 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	}
 }
 
-// TestWhatIsBehindChainsInUseGoes stores a block in the ms in which all others were found in use, and finds it.
-func TestWhatIsBehindChainsInUseGoes(t *testing.T) {
+// TestEvictsPastChainsInUse stores a block in the ms in which all others were found in use,
+// and evicts it.
+func TestEvictsPastChainsInUse(t *testing.T) {
 	const end, now = 20, int64(100e9)
 	h := NewHazard()
 	in := pool.Insertion{Now: now, BlockTokens: 128}

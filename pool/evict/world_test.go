@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// world plays a pool with random chains, pins and half-written entries, and holds a policy to its promises.
+// world plays a pool with random chains, pins and half-written entries, and checks the contract of
+// a policy.
 type world struct {
 	t      *testing.T
 	rand   *rand.Rand
@@ -55,7 +56,7 @@ func (w *world) stored() (all []uint32) {
 	return all
 }
 
-// grow stores a run of blocks behind a random one.
+// grow stores a run of blocks after a random one.
 func (w *world) grow() {
 	var before uint32
 	kind := uint8(w.rand.IntN(3))

@@ -34,7 +34,7 @@ func (e *entry) count() (present int) {
 	return present
 }
 
-// settle does what follows from the end of a pin or a reservation.
+// settle updates the state of e after the end of a pin or a reservation.
 func (p *Pool) settle(e *entry) {
 	switch {
 	case e.dropped:
@@ -52,8 +52,8 @@ func (p *Pool) settle(e *entry) {
 	}
 }
 
-// drop makes an entry unfindable at once; its slots are free when nobody holds it. What hung on it hangs
-// on nothing afterwards, and is found again when the entry is stored again.
+// drop makes an entry unfindable at once; its slots are freed when it is no longer held. Its
+// children become roots, and are linked again when the entry is stored again.
 func (p *Pool) drop(e *entry) {
 	e.dropped = true
 	delete(p.entries, e.key)

@@ -2,8 +2,8 @@ package mem
 
 import "slices"
 
-// allocate finds n bytes, and evicts until it does or nothing more can go. Shards that were
-// allocated before for the same entry stay.
+// allocate finds n bytes, evicting until it does or nothing more can be evicted. It keeps the
+// shards already allocated for the same entry.
 func (p *Pool) allocate(n int64, taken []shard) (off int64, ok bool) {
 	for {
 		if off, ok = p.free.take(n); ok {
@@ -21,8 +21,8 @@ func (p *Pool) allocate(n int64, taken []shard) (off int64, ok bool) {
 	}
 }
 
-// evictOldest takes the least recently used entry that nobody holds and nothing hangs on: a suffix goes
-// before its prefix.
+// evictOldest evicts the least recently used entry that is not held and has no children: a suffix
+// goes before its prefix.
 func (p *Pool) evictOldest() bool {
 	for at := p.recent.Back(); at != nil; at = at.Prev() {
 		e := at.Value.(*entry)
@@ -36,8 +36,8 @@ func (p *Pool) evictOldest() bool {
 	return false
 }
 
-// reclaimPartial takes one entry that lacks shards nobody writes, or the end of a chain that hangs
-// on it.
+// reclaimPartial evicts one entry that lacks shards which no job is writing, or the end of a chain
+// below it.
 func (p *Pool) reclaimPartial() bool {
 	for _, e := range p.entries {
 		if e.place == nil && !treeHeld(e) {
@@ -56,7 +56,7 @@ func endOf(e *entry) *entry {
 	return e
 }
 
-// reclaimOld takes all entries that have lacked shards for PartialAge.
+// reclaimOld evicts all entries that have lacked shards for PartialAge.
 func (p *Pool) reclaimOld() {
 	for _, e := range p.entries {
 		if !e.dropped && e.place == nil && !treeHeld(e) && p.now().Sub(e.idle) >= PartialAge {
@@ -85,8 +85,8 @@ func (p *Pool) dropTree(e *entry) {
 	p.stats.Evicted++
 }
 
-// compact moves all shards of entries that nobody holds towards the start of the arena, around
-// those that must stay.
+// compact moves all shards of entries that are not held towards the start of the arena, around the
+// others.
 func (p *Pool) compact(taken []shard) {
 	type place struct {
 		*shard
@@ -121,7 +121,7 @@ func (p *Pool) compact(taken []shard) {
 
 type extent struct{ off, len int64 }
 
-// extents are the free stretches of the arena, by offset, never two adjacent ones.
+// extents are the free ranges of the arena, by offset, never two adjacent ones.
 type extents []extent
 
 func (e *extents) take(n int64) (off int64, ok bool) {

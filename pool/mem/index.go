@@ -21,7 +21,9 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 }
 
 // Pin implements pool.Index.
-func (p *Pool) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref, int64) {
+func (p *Pool) Pin(
+	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
+) (int, []pool.Ref, int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	chain := p.prefix(s, group, h)
@@ -81,8 +83,8 @@ func (p *Pool) find(s pool.SpaceID, group uint8, hash []byte) *entry {
 	return p.entries[entryKey{s, group, pool.MakeHash(hash)}]
 }
 
-// touch makes a chain the most recently used, its first entry most of all, and links neighbours that lost
-// or never had their link.
+// touch makes a chain the most recently used, its first entry most of all, and links neighbours
+// that have no link.
 func (p *Pool) touch(chain []*entry) {
 	for i := len(chain) - 1; i >= 0; i-- {
 		if chain[i].place != nil {
@@ -94,7 +96,7 @@ func (p *Pool) touch(chain []*entry) {
 	}
 }
 
-// link makes child hang on parent if it hangs on nothing and no circle comes of it.
+// link makes child a child of parent, if it has no parent and no cycle results.
 func link(child, parent *entry) {
 	if child.parent != nil || parent == nil {
 		return

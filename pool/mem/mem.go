@@ -1,6 +1,6 @@
-// Package mem is a pool in plain maps and slices behind one mutex: slow, obvious, and the oracle
-// that faster pools are held against. It keeps the same promises as they do and implements the same
-// three interfaces.
+// Package mem is a pool in plain maps and slices under one mutex: slow, simple, and the oracle
+// that other pools are compared with. It implements the same three interfaces under the same
+// contract.
 package mem
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Unit is what every slot is rounded up to, bytes.
+// Unit is the unit to which slots are rounded up, bytes.
 const Unit = 1024
 
-// PartialAge is how long an entry may lack shards that nobody writes before it is reclaimed.
+// PartialAge is how long an entry may lack shards that no job is writing before it is reclaimed.
 const PartialAge = 30 * time.Second
 
 // Options of a pool.
@@ -38,7 +38,7 @@ type Pool struct {
 	spaces   []*space
 	byPrint  map[pool.Fingerprint]pool.SpaceID
 	entries  map[entryKey]*entry
-	refs     map[pool.Ref]*entry // every entry that holds slots, dropped ones too
+	refs     map[pool.Ref]*entry // every entry that holds slots, including dropped ones
 	lastRef  pool.Ref
 	recent   *list.List // visible entries, most recently used first
 	free     extents
@@ -121,11 +121,11 @@ func mapArena(size int64) (int, []byte, error) {
 
 var _ pool.Mapped = (*Pool)(nil)
 
-// Arena is the memory the slots lie in and the descriptor it can be mapped from. Both are the pool's and end
-// with Close.
+// Arena returns the memory that the slots lie in, and the descriptor from which it can be mapped.
+// Both are the pool's and end with Close.
 func (p *Pool) Arena() (base []byte, fd int) { return p.arena, p.fd }
 
-// Close gives the arena back. No slot may be in use and no method may run.
+// Close frees the arena. No slot may be in use and no method may be running.
 func (p *Pool) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +136,7 @@ func (p *Pool) Close() error {
 	return errors.Join(unix.Munmap(p.arena), unix.Close(p.fd))
 }
 
-// Check walks everything and names the first promise that does not hold. It is slow, and meant for tests.
+// Check verifies all invariants and returns the first violation. It is slow, and meant for tests.
 func (p *Pool) Check() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,7 +150,7 @@ func (p *Pool) Check() error {
 			return fmt.Errorf("entry %d is not found by its key", ref)
 		}
 		if e.dropped && !e.held() {
-			return fmt.Errorf("entry %d is dropped, nobody holds it, and it is still there", ref)
+			return fmt.Errorf("entry %d is dropped and not held, and is still there", ref)
 		}
 		if (e.place != nil) != (!e.dropped && e.count() == len(e.shards)) {
 			return fmt.Errorf("entry %d visible with %d of %d shards", ref, e.count(), len(e.shards))

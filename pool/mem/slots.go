@@ -22,7 +22,8 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	}
 }
 
-// reserve decides the batch, or on a retry what was busy in it, and returns the bytes that found no place.
+// reserve decides the batch, or on a retry what was Busy in it, and returns the bytes that found no
+// room.
 func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +97,8 @@ func (p *Pool) entryBytes(s pool.SpaceID, group uint8) (n int64) {
 	return n
 }
 
-// create takes slots for all shards, or gives all back; the parent must not be evicted for its own suffix.
+// create takes slots for all shards, or frees all again; the parent must not be evicted for its own
+// suffix.
 func (p *Pool) create(b *pool.Batch, hash []byte, parent *entry) *entry {
 	if parent != nil {
 		parent.pins++
@@ -137,7 +139,7 @@ func (p *Pool) Peek(b *pool.Batch) {
 	}
 }
 
-// status says whether a shard is stored or being written; OK if neither.
+// status returns Exists or InProgress for a shard that is stored or being written, OK for another.
 func (s *shard) status() pool.Status {
 	switch {
 	case s.present:
@@ -148,7 +150,7 @@ func (s *shard) status() pool.Status {
 	return pool.OK
 }
 
-// Commit implements pool.Slots. It clears the Ref of each slot, so that a second Commit does nothing.
+// Commit implements pool.Slots. It clears the Ref of each slot, so a second Commit does nothing.
 func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -194,7 +196,7 @@ func (p *Pool) Acquire(b *pool.Batch) {
 	}
 }
 
-// Release implements pool.Slots. It clears the Ref of each slot, so that a second Release does nothing.
+// Release implements pool.Slots. It clears the Ref of each slot, so a second Release does nothing.
 func (p *Pool) Release(slots []pool.Slot, status []pool.Status) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -17,7 +17,8 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	}
 	if id, ok := p.byPrint[s.Fingerprint]; ok {
 		have := p.spaces[id].spec
-		if !bytes.Equal(have.Identity, s.Identity) || have.Shards != s.Shards || !reflect.DeepEqual(have.Groups, s.Groups) {
+		if !bytes.Equal(have.Identity, s.Identity) || have.Shards != s.Shards ||
+			!reflect.DeepEqual(have.Groups, s.Groups) {
 			return 0, pool.ErrIdentity
 		}
 		return id, nil
@@ -40,14 +41,19 @@ func (p *Pool) check(s *pool.Spec) error {
 	}
 	for g, group := range s.Groups {
 		if len(group.ShardBytes) != s.Shards {
-			return fmt.Errorf("mem: Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards)
+			return fmt.Errorf(
+				"mem: Groups[%d].ShardBytes has %d, must have Shards=%d", g, len(group.ShardBytes), s.Shards,
+			)
 		}
 		for i, n := range group.ShardBytes {
 			if n == 0 {
 				return fmt.Errorf("mem: Groups[%d].ShardBytes[%d] is 0, must be above 0", g, i)
 			}
 			if slotBytes(n) > p.stats.Capacity {
-				return fmt.Errorf("mem: Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity, pool.ErrTooLarge)
+				return fmt.Errorf(
+					"mem: Groups[%d].ShardBytes[%d] is %d, the pool has %d: %w", g, i, n, p.stats.Capacity,
+					pool.ErrTooLarge,
+				)
 			}
 		}
 	}
@@ -90,7 +96,7 @@ func (p *Pool) CloseSpace(s pool.SpaceID) error {
 	return nil
 }
 
-// Sweep implements pool.Spaces: there is nothing left to do.
+// Sweep implements pool.Spaces. It has nothing to do.
 func (p *Pool) Sweep() {}
 
 func (p *Pool) isOpen(s pool.SpaceID) bool { return int(s) < len(p.spaces) && !p.spaces[s].closed }
@@ -104,7 +110,7 @@ func (p *Pool) dropAll(s pool.SpaceID) {
 	}
 }
 
-// Epoch implements pool.Spaces; 0 for a space that is not open.
+// Epoch implements pool.Spaces; it returns 0 for a space that is not open.
 func (p *Pool) Epoch(s pool.SpaceID) uint32 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

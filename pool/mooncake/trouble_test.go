@@ -257,7 +257,7 @@ func TestArenaInUse(t *testing.T) {
 			}
 			select {
 			case <-late.Done:
-			case <-time.After(pooltest.Patience):
+			case <-time.After(pooltest.WaitLimit):
 				t.Fatal("the memory is in use for ever")
 			}
 			gone := false

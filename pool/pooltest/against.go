@@ -10,8 +10,8 @@ import (
 
 const againstSteps = 3000
 
-// TestAgainst does the same random things to a pool and to a slow, obvious one, both so large that nothing
-// need be evicted: every answer must be the same.
+// TestAgainst applies the same random operations to a pool and to a slow, simple one, both large
+// enough that nothing need be evicted, and compares every answer.
 func TestAgainst(t *testing.T, open, oracle Open) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -36,7 +36,7 @@ func TestAgainst(t *testing.T, open, oracle Open) {
 	p.b.empty()
 }
 
-// pair is two pools that are told the same.
+// pair is two pools that get the same operations.
 type pair struct {
 	t    *testing.T
 	r    *rand.Rand

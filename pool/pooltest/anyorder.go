@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// walker does random things to a pool that is always full, and keeps the ledger of what it holds.
+// walker applies random operations to a pool that is always full, and records what it holds.
 type walker struct {
 	*fixture
 	r       *rand.Rand
@@ -101,7 +101,7 @@ func (w *walker) reserve() {
 	w.writing = append(w.writing, &work{at: m, batch: b})
 }
 
-// take notes the slots of a batch, which must not be anybody else's.
+// take records the slots of a batch, which must not be held otherwise.
 func (w *walker) take(b *pool.Batch, writer bool) {
 	for i, s := range b.Status {
 		if s != pool.OK {
@@ -142,7 +142,7 @@ func (w *walker) commit(i int) {
 	job := w.writing[i]
 	w.writing = append(w.writing[:i], w.writing[i+1:]...)
 	m, b := job.at, job.batch
-	m.verify(b) // nobody else wrote to the slots meanwhile
+	m.verify(b) // the slots must not have been overwritten meanwhile
 	for j := range b.Status {
 		if b.Status[j] == pool.OK && w.r.IntN(10) == 0 {
 			b.Status[j] = pool.Status(19)
@@ -193,7 +193,7 @@ func (w *walker) finish() {
 		w.Unpin(refs)
 	}
 	if s := w.Stats(); s.Pinned != 0 || s.PinnedEntries != 0 {
-		w.t.Fatalf("nobody holds anything, and yet: %+v", s)
+		w.t.Fatalf("nothing is held, and yet: %+v", s)
 	}
 	if len(w.held) != 0 {
 		w.t.Fatal("the test's own ledger is not empty: ", fmt.Sprint(w.held))

@@ -10,21 +10,21 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Patience is how long Until waits.
-const Patience = 30 * time.Second
+// WaitLimit is how long Until waits.
+const WaitLimit = 30 * time.Second
 
-// Until waits until something holds of another process, which has nothing to wait for, and ends the test if it never does.
+// Until polls until a condition outside this process holds, and ends the test if it never does.
 func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !ok(); {
+	for end := time.Now().Add(WaitLimit); !ok(); {
 		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", Patience, what)
+			t.Fatalf("not within %v: %s", WaitLimit, what)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// Block is the i-th block, of n bytes: the same whoever makes it.
+// Block returns block i, of n bytes, always with the same content.
 func Block(i, n int) pool.Item {
 	h := sha256.Sum256(fmt.Append(nil, i))
 	it := pool.Item{Key: pool.Key{Space: pool.Fingerprint(h[:16]), Hash: pool.MakeHash(h[:])}, Data: make([]byte, n)}
@@ -34,7 +34,7 @@ func Block(i, n int) pool.Item {
 	return it
 }
 
-// Blocks are n blocks, the first of them number from.
+// Blocks returns n blocks, numbered from from.
 func Blocks(from, n, bytes int) (items []pool.Item) {
 	for i := range n {
 		items = append(items, Block(from+i, bytes))
@@ -42,7 +42,7 @@ func Blocks(from, n, bytes int) (items []pool.Item) {
 	return items
 }
 
-// Put stores items, and ends the test if one does not get the status that is wanted.
+// Put stores items, and ends the test if one does not get the wanted status.
 func Put(t testing.TB, s pool.Store, want pool.Status, items ...pool.Item) {
 	t.Helper()
 	if err := s.Put(t.Context(), items); err != nil {
@@ -55,7 +55,7 @@ func Put(t testing.TB, s pool.Store, want pool.Status, items ...pool.Item) {
 	}
 }
 
-// Get gives the status of each item, and ends the test on wrong bytes.
+// Get returns the status of each item, and ends the test on wrong bytes.
 func Get(t testing.TB, s pool.Store, items ...pool.Item) []pool.Status {
 	t.Helper()
 	out := Empty(items)
@@ -71,7 +71,7 @@ func Get(t testing.TB, s pool.Store, items ...pool.Item) []pool.Status {
 	return status
 }
 
-// Empty is items of the same keys and lengths, to be got.
+// Empty returns items of the same keys and lengths for Get.
 func Empty(items []pool.Item) []pool.Item {
 	out := make([]pool.Item, len(items))
 	for i := range items {

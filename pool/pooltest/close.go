@@ -7,7 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// testSweep: what was reset is found no more from then on, whoever looks, and its memory comes back by Sweep, or when it is needed before.
+// testSweep checks that a reset hides everything at once, and that its memory is freed by Sweep, or
+// earlier when it is needed.
 func testSweep(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h, fresh := chain("a", 40), chain("b", 60)
@@ -27,7 +28,7 @@ func testSweep(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testClose: a space that is opened again after a close has nothing of what was stored before.
+// testClose checks that a space opened again after a close has nothing of what was stored before.
 func testClose(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h := chain("a", 10)
@@ -60,7 +61,10 @@ func testClose(t *testing.T, open Open) {
 	}
 	f.spec.FirstEpoch = 9
 	if again := f.open(f.spec); again != f.space || f.Epoch(again) != 7 {
-		t.Fatalf("space %d that is open was opened again: space %d, epoch %d; want it as it was, in epoch 7", f.space, again, f.Epoch(again))
+		t.Fatalf(
+			"space %d that is open was opened again: space %d, epoch %d; want it as it was, in epoch 7", f.space, again,
+			f.Epoch(again),
+		)
 	}
 	f.wantPrefix(h, 0, "opened again, and what was stored before the close is found")
 	f.Sweep()
@@ -70,8 +74,9 @@ func testClose(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testCloseHeld: who still has the number of a closed space, a pin or a reservation of it, neither sees nor stores anything of the
-// one that was opened in its place, and harms nothing by handing back.
+// testCloseHeld checks that holders of a closed space's ID, of a pin or of a reservation neither
+// see nor store anything in the space opened in its place, and do no harm when they release what
+// they hold.
 func testCloseHeld(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h, late := chain("a", 4), chain("b", 4)
@@ -111,10 +116,10 @@ func testCloseHeld(t *testing.T, open Open) {
 	f.empty()
 }
 
-// manySpaces is more than the number of spaces that may be open at once allows to leave open in a file.
+// manySpaces is more than the spaces of which a file has records.
 const manySpaces = 1200
 
-// testManySpaces opens one space after the other, each with something stored, and closes it.
+// testManySpaces opens one space after another, stores something in each, and closes it.
 func testManySpaces(t *testing.T, open Open) {
 	f := start(t, open, small, model("first", 1, 1024))
 	h := chain("a", 2)

@@ -14,7 +14,8 @@ const (
 	manyRounds  = 300
 )
 
-// testManyAtOnce lets savers, loaders, look-ups and resets at one full pool, and checks every byte that is read.
+// testManyAtOnce runs savers, loaders, look-ups and resets on one full pool, and checks every byte
+// that is read.
 func testManyAtOnce(t *testing.T, open Open) {
 	f := start(t, open, Options{Bytes: 256 << 10, SlabBytes: 16 << 10}, model("two", 1, 1000, 1500))
 	seed := rand.Uint64()

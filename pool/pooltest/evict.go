@@ -22,7 +22,7 @@ func testSuffixFirst(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testLateSuffix grows an old chain at its end: what comes later must still go first.
+// testLateSuffix extends an old chain: the new end must still be evicted first.
 func testLateSuffix(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h := chain("long", 40)
@@ -36,7 +36,7 @@ func testLateSuffix(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testOldChain has two old chains, one grown late at its end: both go whole before what is newer.
+// testOldChain has two old chains, one extended late: both are evicted whole before newer ones.
 func testOldChain(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h, newer := chain("old", 40), chain("newer", 24)
@@ -51,8 +51,8 @@ func testOldChain(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testPieces fills the pool with one chain that came in many pieces, the beginning first, as a long prompt does; the next
-// one must find room all the same.
+// testPieces fills the pool with one chain stored in many parts from its beginning, like a long
+// prompt; the next part must still find room.
 func testPieces(t *testing.T, open Open) {
 	const blocks, piece = 4096, 16
 	f := start(t, open, Options{Bytes: blocks << 10, SlabBytes: 64 << 10}, model("one", 1, 1024))
@@ -70,7 +70,7 @@ func testPieces(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testHealed loses a block in the middle of a chain, and gets it again.
+// testHealed loses a block in the middle of a chain, and stores it again.
 func testHealed(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h := chain("holed", 20)
@@ -81,7 +81,7 @@ func testHealed(t *testing.T, open Open) {
 	f.Commit(b.Slots, b.Epoch, b.Status)
 	f.save(h, 0, nil)
 	f.wantPrefix(h, 20, "the lost block came again")
-	f.wantPrefix(h.Slice(11, 20), 9, "and only what is behind it is used")
+	f.wantPrefix(h.Slice(11, 20), 9, "and only what follows it is used")
 	for i := range 60 {
 		f.store(chain(fmt.Sprint("new", i), 1), nil)
 		f.prefixClosed(h)
@@ -144,7 +144,7 @@ func testLeastRecent(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testNoHole grows a tree of chains at random in a pool that is always full.
+// testNoHole grows a random tree of chains in a pool that is always full.
 func testNoHole(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	seed := rand.Uint64()
@@ -170,7 +170,8 @@ func testNoHole(t *testing.T, open Open) {
 	f.empty()
 }
 
-// fork is a chain that shares its beginning with others: 12 chains that part at 1, 4 and 9 blocks.
+// fork returns a chain that shares its beginning with others: 12 chains that part at 1, 4 and 9
+// blocks.
 func fork(r *rand.Rand) pool.Hashes {
 	h := forkOf(r.IntN(12))
 	return h.Slice(0, 1+r.IntN(h.N))
@@ -203,7 +204,7 @@ func testCircle(t *testing.T, open Open) {
 		f.store(chain(fmt.Sprint("new", i), 1), nil)
 	}
 	if n := f.count(h); n != 0 {
-		t.Fatalf("%d blocks that were said to be behind each other can not be evicted", n)
+		t.Fatalf("%d blocks that name each other as parents cannot be evicted", n)
 	}
 	f.empty()
 }

@@ -13,10 +13,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestFaultyStore runs what must still hold of a store that goes wrong at random, such as any store behind package fault: under a
-// layer that compares checksums no wrong byte is ever delivered as OK, every status is set, no call outlives its context;
-// and a caller who tries again finds all promises of TestStore kept. A store may delay, fail, flip, lose and hang, but each
-// kind seldom enough that a few tries get through: rates of up to 5 %. Open is called anew for each test.
+// TestFaultyStore checks a store that fails at random, such as any store wrapped by package fault.
+// Under a layer that compares checksums no wrong byte is returned as OK, every status is set, and
+// no call outlives its context; a caller that retries finds all promises of TestStore kept. A store
+// may delay, fail, flip, lose and hang, each rarely enough that a few tries succeed: at rates of up
+// to 5 %. Open is called anew for each test.
 //
 // KVAGENT_SEED repeats the storm of a seed, as far as threads allow.
 func TestFaultyStore(t *testing.T, open OpenStore) {
@@ -35,7 +36,7 @@ const (
 	stormGrace    = 2 * time.Second       // that a call may take beyond its deadline on a busy machine
 )
 
-// storm is many workers on few keys; what belongs under a key follows from the key.
+// storm is many workers on few keys; the content of a key follows from the key.
 type storm struct {
 	*shelf
 	sums []uint32 // of the items, as memory keeps them
@@ -74,7 +75,7 @@ func stormSeed(t testing.TB) uint64 {
 	return seed
 }
 
-// step is one batch of one worker.
+// step performs one batch of one worker.
 func (s *storm) step(r *rand.Rand) {
 	var which []int
 	for range 1 + r.IntN(stormBatch) {
@@ -146,9 +147,10 @@ func (s *storm) stormGet(ctx context.Context, which []int) {
 	}
 }
 
-// wholeAnswer is false if the call says that it did not answer, which it may.
+// wholeAnswer returns false if the call reports that it did not answer, which it may.
 func (s *storm) wholeAnswer(ctx context.Context, what string, err error) bool {
-	if err != nil && ctx.Err() == nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+	if err != nil && ctx.Err() == nil &&
+		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 		s.t.Errorf("%s says that its context ended, and it had not: %v", what, err)
 	}
 	return err == nil

@@ -10,7 +10,7 @@ import (
 
 const hashLen = 32
 
-// fixture is a pool with one space open, and the steps that tests are told in.
+// fixture is a pool with one open space, and the steps of the tests.
 type fixture struct {
 	Pool
 	t     testing.TB
@@ -19,7 +19,7 @@ type fixture struct {
 	arena []byte
 }
 
-// one KiB and four slabs of 16 KiB unless a test says otherwise.
+// small has four slabs of 16 KiB.
 var small = Options{Bytes: 64 << 10, SlabBytes: 16 << 10}
 
 func start(t testing.TB, open Open, o Options, spec pool.Spec) *fixture {
@@ -53,7 +53,7 @@ func (f *fixture) check() {
 	}
 }
 
-// model is a spec whose groups all have the given shards.
+// model returns a spec whose groups all have the given shards.
 func model(name string, groups int, shardBytes ...uint32) pool.Spec {
 	s := pool.Spec{Identity: []byte(name), Shards: len(shardBytes)}
 	sum := sha256.Sum256(s.Identity)
@@ -64,7 +64,7 @@ func model(name string, groups int, shardBytes ...uint32) pool.Spec {
 	return s
 }
 
-// chain is n hashes that belong to a name; the first m of a longer one are the same.
+// chain returns n hashes that belong to a name; the first m of a longer one are the same.
 func chain(name string, n int) pool.Hashes {
 	blob := make([]byte, 0, n*hashLen)
 	for i := range n {
@@ -81,7 +81,7 @@ func (f *fixture) batch(h pool.Hashes, shard uint8, parent []byte) *pool.Batch {
 	}
 }
 
-// key of hash i of a batch.
+// key returns the key of hash i of a batch.
 func (f *fixture) key(b *pool.Batch, i int) pool.Key {
 	return pool.Key{Space: f.spec.Fingerprint, Group: b.Group, Shard: b.Shard, Hash: pool.MakeHash(b.Hashes.At(i))}
 }
@@ -98,7 +98,7 @@ func (f *fixture) write(b *pool.Batch) {
 	}
 }
 
-// content is what is stored under a key.
+// content fills p with what is stored under a key.
 func content(k *pool.Key, p []byte) {
 	seed := k.Seed(uint32(len(p)))
 	for i := range p {
@@ -107,7 +107,7 @@ func content(k *pool.Key, p []byte) {
 	}
 }
 
-// verify compares acquired slots with what belongs under their keys.
+// verify compares acquired slots with the content of their keys.
 func (f *fixture) verify(b *pool.Batch) {
 	f.t.Helper()
 	for i := range b.Status {
@@ -126,7 +126,7 @@ func (f *fixture) verify(b *pool.Batch) {
 	}
 }
 
-// save stores one shard of a chain behind parent, and returns the batch.
+// save stores one shard of a chain after parent, and returns the batch.
 func (f *fixture) save(h pool.Hashes, shard uint8, parent []byte) *pool.Batch {
 	f.t.Helper()
 	b := f.batch(h, shard, parent)
@@ -180,14 +180,14 @@ func (f *fixture) wantStatus(b *pool.Batch, want pool.Status, why string) {
 	}
 }
 
-// ResetSpace is the pool's, with its memory back.
+// ResetSpace resets a space and sweeps its memory.
 func (f *fixture) ResetSpace(s pool.SpaceID) (uint32, error) {
 	epoch, err := f.Pool.ResetSpace(s)
 	f.Sweep()
 	return epoch, err
 }
 
-// empty resets the space, and wants all memory back.
+// empty resets the space, and checks that all memory is free.
 func (f *fixture) empty() {
 	f.t.Helper()
 	if _, err := f.ResetSpace(f.space); err != nil {

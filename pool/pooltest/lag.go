@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Lag holds calls with a deadline of Wait against bare waits beside them in the same process, which a busy machine delays too.
+// Lag compares calls that have a deadline of Wait with bare waits beside them in the same process,
+// which a busy machine delays too.
 type Lag struct {
 	Wait, Slack time.Duration
 	bare        []time.Duration // by how much waits ended late, one for each call
@@ -14,7 +15,7 @@ type Lag struct {
 	waited      []time.Duration // and those of them that waited until their deadline
 }
 
-// Call makes a bare wait and then a call, which says whether it waited until its deadline.
+// Call performs a bare wait and then a call, which returns whether it waited until its deadline.
 func (l *Lag) Call(call func() (waited bool)) {
 	start := time.Now()
 	<-time.After(l.Wait)
@@ -28,8 +29,8 @@ func (l *Lag) Call(call func() (waited bool)) {
 	}
 }
 
-// Err says that calls waited too long: even the shortest of those that waited, by more than Slack, or more than a few of all, not counting as many as there were
-// such bare waits.
+// Err reports calls that waited too long: by more than Slack in the shortest that waited, or in
+// more than a few of all, not counting as many as there were such bare waits.
 func (l *Lag) Err(few int) error {
 	if len(l.waited) == 0 {
 		return fmt.Errorf("none of %d calls waited", len(l.all))
@@ -38,12 +39,15 @@ func (l *Lag) Err(few int) error {
 		return fmt.Errorf("all of %d calls that waited were over their deadline, by %v at least", len(l.waited), best)
 	}
 	if late, bare := l.late(l.all), l.late(l.bare); late > few+bare {
-		return fmt.Errorf("%d of %d calls were over their deadline by more than %v, and %d bare waits", late, len(l.all), l.Slack, bare)
+		return fmt.Errorf(
+			"%d of %d calls were over their deadline by more than %v, and %d bare waits", late, len(l.all), l.Slack,
+			bare,
+		)
 	}
 	return nil
 }
 
-// Worst is the latest call.
+// Worst returns the longest delay of a call.
 func (l *Lag) Worst() time.Duration { return slices.Max(l.all) }
 
 func (l *Lag) late(over []time.Duration) (n int) {

@@ -1,4 +1,5 @@
-// Package pooltest holds pools and stores to their promises: suites that every implementation runs in three lines.
+// Package pooltest has the contract tests of pools and stores, which every implementation runs in
+// three lines.
 package pooltest
 
 import (
@@ -6,14 +7,14 @@ import (
 	"time"
 )
 
-// Pool is what a pool offers to those who move blocks.
+// Pool is a pool as a transfer uses it.
 type Pool interface {
 	Memory
-	Check() error // walks everything and names the first promise that does not hold
+	Check() error // verifies all invariants and returns the first violation
 	Close() error
 }
 
-// Options of the pool a test needs.
+// Options are the options of a test's pool.
 type Options struct {
 	Bytes     int64
 	SlabBytes int64            // for pools that have slabs; divides Bytes
@@ -23,13 +24,15 @@ type Options struct {
 // Open makes an empty pool, which the suite closes.
 type Open func(t testing.TB, o Options) Pool
 
-// TestPool runs every promise of pool.Index, pool.Slots and pool.Spaces, and that of the order of use.
+// TestPool tests the contracts of pool.Index, pool.Slots and pool.Spaces, and the order of
+// eviction.
 func TestPool(t *testing.T, open Open) {
 	TestPoolInAnyOrder(t, open)
 	t.Run("LeastRecentlyUsedGoesFirst", func(t *testing.T) { testLeastRecent(t, open) })
 }
 
-// TestPoolInAnyOrder runs every promise but that of the order of use, which a pool with a policy of its own does not give.
+// TestPoolInAnyOrder tests the same except the order of eviction, which a pool with a policy of its
+// own does not have.
 func TestPoolInAnyOrder(t *testing.T, open Open) {
 	for _, c := range []struct {
 		name string

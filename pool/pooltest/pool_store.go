@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Memory is a pool whose slots can be read and written here.
+// Memory is a pool whose slots this process can read and write.
 type Memory interface {
 	pool.Index
 	pool.Slots
@@ -16,7 +16,7 @@ type Memory interface {
 	Arena() (base []byte, fd int)
 }
 
-// NewStore opens spaces in a pool and gives the pool as a Store, shard by shard. Keys are of these
+// NewStore opens spaces in a pool and wraps the pool as a Store, shard by shard. Keys are of these
 // spaces, lengths those of their specs.
 func NewStore(t testing.TB, p Memory, specs ...pool.Spec) pool.Store {
 	t.Helper()
@@ -99,8 +99,8 @@ func (s *poolStore) get(it *pool.Item) pool.Status {
 	return b.Status[0]
 }
 
-// touch gives do the memory of a slot. False: a page of it cannot be read or written; a pool that
-// can is told to look at it.
+// touch passes the memory of a slot to do. It returns false if a page cannot be read or written,
+// and then calls the pool's Probe if it has one.
 func (s *poolStore) touch(slot *pool.Slot, do func(mem []byte)) bool {
 	mem := s.arena[slot.Off : slot.Off+int64(slot.Len)]
 	if pagefault.Guard(s.arena, nil, func() { do(mem) }) == nil {
@@ -112,7 +112,7 @@ func (s *poolStore) touch(slot *pool.Slot, do func(mem []byte)) bool {
 	return false
 }
 
-// Exists says OK or Missing.
+// Exists sets OK or Missing.
 func (s *poolStore) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	return s.each(ctx, keys, func(i int, b *pool.Batch) {
 		var there [1]bool
@@ -124,11 +124,11 @@ func (s *poolStore) Exists(ctx context.Context, keys []pool.Key, status []pool.S
 	}, func(i int) { status[i] = pool.Invalid })
 }
 
-// Delete drops whole entries: the shards of one go together.
+// Delete drops whole entries, with all their shards.
 func (s *poolStore) Delete(ctx context.Context, keys []pool.Key) error {
 	return s.each(ctx, keys, func(_ int, b *pool.Batch) {
 		if s.p.Acquire(b); b.Status[0] == pool.OK {
-			b.Status[0] = pool.Corrupt // a pool drops what its reader says is wrong
+			b.Status[0] = pool.Corrupt // a pool drops what its reader reports as corrupt
 			s.p.Release(b.Slots, b.Status)
 		}
 	}, func(int) {})
@@ -152,7 +152,7 @@ func (s *poolStore) each(
 
 const anyLength = -1
 
-// batch is the batch of one key, if its space is open and length is that of the shard.
+// batch returns the batch of one key, if its space is open and length is that of the shard.
 func (s *poolStore) batch(k *pool.Key, length int) (b pool.Batch, ok bool) {
 	space, ok := s.spaces[k.Space]
 	epoch := s.p.Epoch(space.id)

@@ -90,8 +90,8 @@ func testPartialPressure(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testPartialChain has a chain of which one block lacks a shard: what is stored takes as much of
-// its end, not all that hangs on the block.
+// testPartialChain has a chain with one block that lacks a shard: a store evicts as much of the
+// chain's end as it needs, not all that follows the block.
 func testPartialChain(t *testing.T, open Open) {
 	f := start(t, open, small, model("two", 1, 1024, 1024))
 	h := chain("holed", 32)
@@ -109,7 +109,8 @@ func testPartialChain(t *testing.T, open Open) {
 	f.empty()
 }
 
-// partialWait is more than any pool may keep a partial entry that nobody writes, while there are reservations.
+// partialWait exceeds the time for which a pool may keep a partial entry that no job writes, while
+// there are reservations.
 const partialWait = 61 * time.Second
 
 func testPartialAge(t *testing.T, open Open) {

@@ -23,7 +23,9 @@ func testReset(t *testing.T, open Open) {
 	f.wantPrefix(h, 0, "found after a reset")
 	g.wantPrefix(h, 10, "another space was reset")
 	if s := f.Stats(); s.Used != 12<<10 || s.Entries != 10 || s.Pinned != 2<<10 {
-		t.Fatalf("after a reset: %d bytes used, %d pinned, %d entries; want 12288, 2048, 10", s.Used, s.Pinned, s.Entries)
+		t.Fatalf(
+			"after a reset: %d bytes used, %d pinned, %d entries; want 12288, 2048, 10", s.Used, s.Pinned, s.Entries,
+		)
 	}
 	f.store(h, nil)
 	f.wantPrefix(h, 10, "stored again in the new epoch")
@@ -104,7 +106,7 @@ func testTwice(t *testing.T, open Open) {
 		t.Fatalf("%d entries pinned, want 2: a pin handed back twice took someone else's", s.PinnedEntries)
 	}
 	f.Release(two.Slots, two.Status)
-	f.Unpin([]pool.Ref{0, 1, 1 << 40, ^pool.Ref(0)}) // nobody's
+	f.Unpin([]pool.Ref{0, 1, 1 << 40, ^pool.Ref(0)}) // not held by any pin
 	f.empty()
 }
 
@@ -131,7 +133,10 @@ func testSumBound(t *testing.T, open Open) {
 		t.Fatalf("status %d of an entry that is right, want OK", items[0].Status)
 	}
 	if items[1].Status != pool.Corrupt {
-		t.Fatalf("checksum not bound to the key: another block's bytes and sum were delivered with status %d", items[1].Status)
+		t.Fatalf(
+			"checksum not bound to the key: another block's bytes and sum were delivered with status %d",
+			items[1].Status,
+		)
 	}
 	f.wantPrefix(h, 1, "dropped, because it did not verify")
 	f.empty()
@@ -158,9 +163,12 @@ func testSpaces(t *testing.T, open Open) {
 		t.Fatalf("a shard larger than the pool: %v, want ErrTooLarge", err)
 	}
 	for name, bad := range map[string]pool.Spec{
-		"no shards": model("s0", 1), "17 shards": model("s17", 1, make([]uint32, 17)...), "no groups": model("g0", 0, 100),
+		"no shards": model("s0", 1), "17 shards": model("s17", 1, make([]uint32, 17)...),
+		"no groups": model("g0", 0, 100),
 		"17 groups": model("g17", 17, 100), "empty shard": model("e", 1, 100, 0),
-		"fewer sizes than shards": {Identity: []byte("f"), Fingerprint: [16]byte{1}, Shards: 2, Groups: []pool.Group{{ShardBytes: []uint32{1}}}},
+		"fewer sizes than shards": {Identity: []byte("f"), Fingerprint: [16]byte{1}, Shards: 2, Groups: []pool.Group{
+			{ShardBytes: []uint32{1}},
+		}},
 	} {
 		if _, err := f.OpenSpace(bad); err == nil {
 			t.Errorf("%s: accepted", name)

@@ -9,13 +9,14 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Shelf is the plainest store: a map. It takes any key and values of any length, as the stores below a stack of tiers must.
+// Shelf is the simplest store: a map. It takes any key and values of any length, as the stores
+// below tiers must.
 type Shelf struct {
 	mu    sync.Mutex
 	items map[pool.Key][]byte
 }
 
-// NewShelf makes an empty one.
+// NewShelf makes an empty Shelf.
 func NewShelf() *Shelf { return &Shelf{items: make(map[pool.Key][]byte)} }
 
 // Put implements pool.Store.
@@ -86,7 +87,7 @@ func (s *Shelf) Delete(ctx context.Context, keys []pool.Key) error {
 
 var _ pool.Lister = (*Shelf)(nil)
 
-// List implements pool.Lister: what is there when it is called.
+// List implements pool.Lister. It lists what is stored when it is called.
 func (s *Shelf) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	s.mu.Lock()
 	items := maps.Clone(s.items)
@@ -110,5 +111,5 @@ func (s *Shelf) Usage() (u pool.Usage) {
 	return u
 }
 
-// Len is the number of items.
+// Len returns the number of items.
 func (s *Shelf) Len() int { return int(s.Usage().Items) }

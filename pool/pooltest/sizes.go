@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// What storing blocks of one size may cost, in a pool of sizesSlabs slabs.
+// Bounds of what storing blocks of one size may cost, in a pool of sizesSlabs slabs.
 const (
 	sizesSlabs     = 16
 	sizesSlabBytes = 64 << 10
@@ -17,8 +17,8 @@ const (
 
 var sizesOptions = Options{Bytes: sizesSlabs * sizesSlabBytes, SlabBytes: sizesSlabBytes}
 
-// talks are conversations of one model that grow in turn, so that each slab holds a piece of most
-// of them.
+// talks are conversations of one model that grow in turn, so that each slab has a part of most of
+// them.
 type talks struct {
 	*fixture
 	chains []pool.Hashes
@@ -35,7 +35,7 @@ func (f *fixture) talks(n, longest int) *talks {
 }
 
 // grow adds a block to a conversation, or begins another at its end, and returns the bytes stored:
-// those of the block, and of blocks that went meanwhile.
+// those of the block, and of blocks that were evicted meanwhile.
 func (t *talks) grow(i int) (bytes int64) {
 	if t.length[i]++; t.length[i] > t.chains[i].N {
 		t.length[i], t.begun = 1, t.begun+1
@@ -51,7 +51,7 @@ func (t *talks) grow(i int) (bytes int64) {
 	return int64(h.N-n) * t.slots()
 }
 
-// slots is the bytes of the slots of a block.
+// slots returns the bytes of the slots of a block.
 func (f *fixture) slots() (n int64) {
 	for _, b := range f.spec.Groups[0].ShardBytes {
 		n += int64(b+1023) &^ 1023
@@ -59,7 +59,7 @@ func (f *fixture) slots() (n int64) {
 	return n
 }
 
-// stored is the bytes of what is still stored, all of which must have the right content.
+// stored returns the bytes that are still stored, and checks their content.
 func (t *talks) stored() (n int64) {
 	t.t.Helper()
 	for _, h := range t.chains {
@@ -76,7 +76,7 @@ func (t *talks) stored() (n int64) {
 }
 
 // testSecondSize fills the pool with interleaved conversations and stores a little of another
-// model: that must cost little.
+// model, which must cost little.
 func testSecondSize(t *testing.T, open Open) {
 	for name, second := range map[string][]uint32{
 		"larger": {3 << 10}, "smaller": {512}, "of two sizes": {3 << 10, 700},
@@ -126,9 +126,9 @@ const (
 	manySizesModels    = 4
 )
 
-// testManySizes stores blocks of random models under a load that shifts. A pool that was full stays
-// so, but for a slab of each size and what is left over in slabs whose slots do not fill them; and
-// what is evicted and moved is bounded by what is stored.
+// testManySizes stores blocks of random models under a changing load. A full pool must stay full,
+// except for a slab of each size and the remainders of slabs, and evictions and moves are bounded
+// by what is stored.
 func testManySizes(t *testing.T, open Open) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

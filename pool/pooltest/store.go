@@ -9,10 +9,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// OpenStore makes an empty store that takes keys of the given spaces, and room for 64 KiB at least.
+// OpenStore makes an empty store for keys of the given spaces, with room for at least 64 KiB.
 type OpenStore func(t testing.TB, specs ...pool.Spec) pool.Store
 
-// TestStore runs every promise of pool.Store.
+// TestStore tests the contract of pool.Store.
 func TestStore(t *testing.T, open OpenStore) {
 	for _, c := range []struct {
 		name string
@@ -70,7 +70,7 @@ func (s *shelf) put(items ...pool.Item) []pool.Item {
 	return items
 }
 
-// get asks for the same keys, into other memory.
+// get reads the same keys into other memory.
 func (s *shelf) get(items ...pool.Item) []pool.Item {
 	s.t.Helper()
 	out := make([]pool.Item, len(items))

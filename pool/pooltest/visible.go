@@ -50,13 +50,15 @@ func testReserveStatus(t *testing.T, open Open) {
 	f.Reserve(again)
 	f.wantStatus(again, pool.InProgress, "being written")
 	if again.Slots[0] != (pool.Slot{}) || again.Slots[1] != (pool.Slot{}) {
-		t.Fatalf("slots %+v of shards that were not reserved: a second commit would end someone else's writing", again.Slots)
+		t.Fatalf(
+			"slots %+v of shards that were not reserved: a second commit would end someone else's writing", again.Slots,
+		)
 	}
 	other := f.batch(h, 1, nil)
 	f.Peek(other)
 	f.wantStatus(other, pool.OK, "the other shard, peeked at")
 	f.Reserve(other)
-	f.wantStatus(other, pool.OK, "the other shard is nobody's yet: a peek reserves nothing")
+	f.wantStatus(other, pool.OK, "the other shard is free: a peek reserves nothing")
 	f.write(first)
 	f.Commit(first.Slots, first.Epoch, first.Status)
 	f.Peek(again)
@@ -119,7 +121,7 @@ func testKeysDoNotMix(t *testing.T, open Open) {
 	f.store(short, nil)
 	padded := pool.Chain([]byte{1, 2, 3, 4, 5, 6, 7, 8, 0}, 9)
 	f.wantPrefix(short, 1, "stored")
-	f.wantPrefix(padded, 0, "a longer hash with a zero behind is another one")
+	f.wantPrefix(padded, 0, "a longer hash that ends with a zero is another one")
 	if f.Prefix(f.space, 1, short) != 0 {
 		t.Fatal("found in another group")
 	}

@@ -68,7 +68,7 @@ func (p *Pool) offerColdest() {
 	if c.closed || !slices.ContainsFunc(c.levels, (*level).up) {
 		return
 	}
-	for _, cold := range c.out[:p.chilling.Coldest(c.out)] {
+	for _, cold := range c.out[:p.writeBack.Coldest(c.out)] {
 		p.offerCold(&cold)
 	}
 }

@@ -56,7 +56,7 @@ func TestOnEvict(t *testing.T) {
 		Options{}); err == nil {
 		t.Error("a memory that cannot tell its coldest blocks was accepted")
 	}
-	var _ pool.Chilling = d
+	var _ pool.WriteBack = d
 }
 
 // closed is a store that takes nothing until it is opened.
@@ -133,9 +133,9 @@ type reading struct {
 	read atomic.Int64
 }
 
-func (r *reading) Glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+func (r *reading) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	r.read.Add(1)
-	r.Pool.Glance(b, read)
+	r.Pool.ReadWithoutTouch(b, read)
 }
 
 // coldNode is a stack that writes on eviction over a memory of 256 blocks, nearly full.

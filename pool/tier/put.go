@@ -161,8 +161,8 @@ func (p *Pool) copyShard(e *outgoing, g *group, shard uint8) bool {
 // readWithoutTouch reads one entry of memory, without counting as a use of it if memory can do
 // that.
 func (p *Pool) readWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
-	if p.chilling != nil {
-		p.chilling.Glance(b, read)
+	if p.writeBack != nil {
+		p.writeBack.ReadWithoutTouch(b, read)
 		return
 	}
 	p.memory.Acquire(b)

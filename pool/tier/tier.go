@@ -42,7 +42,7 @@ type Memory interface {
 //	a level's exists.mu, breaker.mu, pace.mu; staging.mu
 type Pool struct {
 	memory   Memory
-	chilling pool.Chilling // memory; nil if it cannot do that
+	writeBack pool.WriteBack // memory; nil if it cannot do that
 	arena    []byte
 	o        Options
 	levels   []*level
@@ -96,7 +96,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		return nil, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(tiers), MaxTiers)
 	}
 	p := &Pool{memory: m, o: o}
-	p.chilling, _ = m.(pool.Chilling)
+	p.writeBack, _ = m.(pool.WriteBack)
 	p.arena, _ = m.Arena()
 	p.mu.open, p.mu.byID = make(map[entryKey]*promise), make(map[uint64]*promise)
 	p.mu.writing = make(map[reservation]origin)
@@ -109,7 +109,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
 		if l.Write == OnEvict {
-			if p.chilling == nil {
+			if p.writeBack == nil {
 				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that lists its coldest blocks",
 					l.Name)
 			}

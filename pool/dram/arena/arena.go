@@ -1,6 +1,5 @@
-// Package arena is the memory that a pool's slots lie in: mapped memory of the process's own, or a
-// file that outlives the process, with what is written there of the slots. A file is locked by one
-// process at a time.
+// Package arena is the memory that a pool's slots lie in: memory of the process, or a file that
+// outlives the process and describes its slots. A file is locked by one process at a time.
 package arena
 
 import (
@@ -11,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The pages that an arena may lie on, bytes.
+// Sizes of the pages that an arena may lie on, bytes.
 const (
 	PageBytes     = 4 << 10
 	HugePageBytes = 2 << 20
 )
 
-// Arena is the memory the slots lie in.
+// Arena is the memory that the slots lie in.
 type Arena struct {
 	base      []byte
-	raw       []byte // base, to whole pages
+	raw       []byte // base, rounded up to whole pages
 	fd        int
 	pageBytes int64
 	reason    string // why not huge pages
@@ -29,7 +28,7 @@ type Arena struct {
 	populating populating
 }
 
-// Open maps memory of its own, on huge pages if it may and enough are free.
+// Open maps memory of the process, on huge pages if huge is set and enough are free.
 func Open(bytes int64, huge bool) (*Arena, error) {
 	a, reason := hugeArena(bytes, huge)
 	if reason == "" {
@@ -46,7 +45,7 @@ func Open(bytes int64, huge bool) (*Arena, error) {
 	return a, nil
 }
 
-// hugeArena maps huge pages, which the kernel reserves at once, or says why not.
+// hugeArena maps huge pages, which the kernel reserves at once, or returns why not.
 func hugeArena(bytes int64, may bool) (*Arena, string) {
 	if !may {
 		return nil, "switched off"
@@ -82,7 +81,7 @@ func mapMemfd(bytes, page int64, flags int) (*Arena, error) {
 	return a, nil
 }
 
-// mapArena maps the first bytes of a file, to whole pages.
+// mapArena maps the start of a file, rounded up to whole pages.
 func mapArena(fd int, bytes, page int64) (*Arena, error) {
 	size := roundUp(bytes, page)
 	raw, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -92,7 +91,7 @@ func mapArena(fd int, bytes, page int64) (*Arena, error) {
 	return &Arena{base: raw[:bytes:bytes], raw: raw, fd: fd, pageBytes: page}, nil
 }
 
-// Virtual is address space alone: it has no descriptor, and is not populated.
+// Virtual maps address space only: the arena has no descriptor and is not populated.
 func Virtual(bytes int64) (*Arena, error) {
 	raw, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -102,13 +101,13 @@ func Virtual(bytes int64) (*Arena, error) {
 	return &Arena{base: raw, raw: raw, fd: -1, pageBytes: PageBytes, reason: "virtual"}, nil
 }
 
-// Memory is what the slots lie in, and the descriptor it can be mapped from; -1 for a virtual one.
+// Memory returns the memory, and the descriptor from which it can be mapped; -1 for a virtual one.
 func (a *Arena) Memory() (base []byte, fd int) { return a.base, a.fd }
 
-// Page is the bytes of a page of it, and why these are not huge; empty if they are.
+// Page returns the size of a page, and why pages are not huge; empty if they are.
 func (a *Arena) Page() (bytes int64, reason string) { return a.pageBytes, a.reason }
 
-// Close gives the memory back. It must not be populated any more.
+// Close unmaps the memory. Populating must have ended.
 func (a *Arena) Close() error {
 	err := unix.Munmap(a.raw)
 	if a.fd >= 0 {

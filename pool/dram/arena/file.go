@@ -12,41 +12,42 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-// File is where a pool is kept that outlives its process: on tmpfs or hugetlbfs, so that it costs nothing but the memory that
-// the pool has anyway. Its methods do nothing on a nil one, and are called with the pool's lock held unless they say otherwise.
+// File is the file of a pool that outlives its process, on tmpfs or hugetlbfs, so that it costs no
+// more than the pool's memory. Its methods do nothing on nil, and are called with the pool's lock
+// held unless they say otherwise.
 //
-// What must be true after the process is killed at any moment is brought about by the order of stores, each to a word that the
-// processor writes in one piece: the kernel keeps the pages, and whoever maps them next sees every store that was executed. There is
-// no fsync, because nothing of this outlives the machine.
+// Each store is of one atomic word, and the order of stores keeps the file consistent if the
+// process is killed at any moment: the kernel keeps the pages, and the next process sees every
+// store that was executed. There is no fsync, because the file does not outlive the machine.
 type File struct {
 	path  string
 	super superblock
-	meta  []byte // from the headers on to the end
+	meta  []byte // from the headers to the end
 	whole []byte // superblock
 	fd    int
 
-	headers []Header // all there can be; those below usable may be touched
+	headers []Header // all that are possible; only those below usable may be accessed
 	usable  int
 	Tick    uint32        // of the last store or load
-	refused uint64        // times something could not grow because the file system had no room
-	faults  atomic.Uint64 // times that a page after the arena faulted
+	refused uint64        // times that an area could not grow because the file system was full
+	faults  atomic.Uint64 // faults in pages outside the arena
 
-	made bool   // the file was not there, or was empty
-	cold string // why what was in it cannot be used; empty: it can, or the file is new
+	made bool   // the file did not exist or was empty
+	cold string // why its content cannot be used; empty: it can, or the file is new
 }
 
-// FileOptions are those of a pool's file.
+// FileOptions are the parameters of a pool's file.
 type FileOptions struct {
 	Path             string
 	Bytes, SlabBytes int64     // of the arena, and of a slab
-	Seed             [5]uint64 // of the hash table, if the file is made
+	Seed             [5]uint64 // of the hash table, for a new file
 	Now              time.Time
 }
 
 // tickLength is the unit of the clock in headers.
 const tickLength = 100 * time.Millisecond
 
-// OpenFile takes the file of a pool, made if it is not there, and maps it.
+// OpenFile opens the file of a pool, which it creates if necessary, and maps it.
 func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 	fd, made, err := lockPath(o.Path)
 	if err != nil {
@@ -54,7 +55,7 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 	}
 	defer func() {
 		if err != nil && made {
-			_ = os.Remove(o.Path) // while it is locked; the first error counts
+			_ = os.Remove(o.Path) // while it is locked; the first error is returned
 		}
 		if err != nil {
 			_ = unix.Close(fd) // nothing was written through it
@@ -69,13 +70,13 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 	if err := f.examine(&want); err != nil {
 		return nil, nil, err
 	}
-	if f.made || f.cold != "" { // a file that is used again has its memory since it was made
+	if f.made || f.cold != "" { // an existing file has had its memory since it was made
 		if err := f.make(&want, o.Seed, o.Now); err != nil {
 			return nil, nil, err
 		}
 	}
 	err = f.mapMeta()
-	if errors.Is(err, errNoSuper) { // a file that is made anew has other pages
+	if errors.Is(err, errNoSuper) { // the file made anew has other pages
 		f.cold = err.Error()
 		if err = f.make(&want, o.Seed, o.Now); err == nil {
 			err = f.mapMeta()
@@ -92,7 +93,7 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 	return f, a, nil
 }
 
-// examine reads the superblock there is and decides whether the content can be used.
+// examine reads the superblock and decides whether the content can be used.
 func (f *File) examine(want *Layout) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil {
@@ -112,10 +113,13 @@ func (f *File) examine(want *Layout) error {
 	}
 	s, bad := decodeSuper(b)
 	if errors.Is(bad, errBlank) && st.Size == want.End && st.Blocks*512 > want.page {
-		bad = errNoSuper // it was a pool's of this size, and lost the pages at its end
+		bad = errNoSuper // it was a pool's of this size and lost the pages at its end
 	}
 	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
-		return fmt.Errorf("dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made", f.path, st.Size)
+		return fmt.Errorf(
+			"dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made",
+			f.path, st.Size,
+		)
 	}
 	f.cold = s.unfit(want, st.Size, bad)
 	s.Layout = *want
@@ -135,7 +139,9 @@ func readSuper(fd int, size int64) ([]byte, error) {
 // mapMeta maps all but the arena.
 func (f *File) mapMeta() (err error) {
 	l := &f.super.Layout
-	f.meta, err = unix.Mmap(f.fd, l.Headers, int(l.End-l.Headers), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	f.meta, err = unix.Mmap(
+		f.fd, l.Headers, int(l.End-l.Headers), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE,
+	)
 	if err != nil {
 		return fmt.Errorf("dram: %s: map %d bytes: %w", f.path, l.End-l.Headers, err)
 	}
@@ -153,10 +159,11 @@ func (f *File) mapMeta() (err error) {
 // errNoSuper is a superblock whose page went bad.
 var errNoSuper = errors.New("its superblock cannot be read")
 
-// GiveUp unmaps what OpenFile mapped beside the arena, and writes nothing.
-func (f *File) GiveUp() error { return unix.Munmap(f.meta) }
+// Unmap unmaps what OpenFile mapped outside the arena, and writes nothing.
+func (f *File) Unmap() error { return unix.Munmap(f.meta) }
 
-// Close gives the file back. The lock ends with the last descriptor and the last mapping, this process's or another's.
+// Close closes the file. Its lock ends with the last descriptor and the last mapping, in this
+// process or another.
 func (f *File) Close() error {
 	if f == nil {
 		return nil
@@ -165,10 +172,10 @@ func (f *File) Close() error {
 	return unix.Munmap(f.meta) // the descriptor is the arena's
 }
 
-// area is a part of the file behind the arena.
+// area returns a part of the file after the arena.
 func (f *File) area(from, bytes int64) []byte { return f.meta[from-f.super.Layout.Headers:][:bytes] }
 
-// SetTime is the time in ticks since the file was made. It does not go back.
+// SetTime sets the clock in ticks since the file was made, and returns it. The clock is monotonic.
 func (f *File) SetTime(t time.Time) uint32 {
 	if n := (t.UnixNano() - f.super.created) / int64(tickLength); n > int64(f.Tick) && n < 1<<32 {
 		f.Tick = uint32(n)
@@ -176,28 +183,27 @@ func (f *File) SetTime(t time.Time) uint32 {
 	return f.Tick
 }
 
-// NoteAlive notes that the file is in use now. It needs no lock.
+// NoteAlive writes that the file is in use now. It needs no lock.
 func (f *File) NoteAlive() { f.Touch(func() { alive(f.whole) }) }
 
-// Unsign notes that no process has the file. It needs no lock.
+// Unsign writes that no process has the file. It needs no lock.
 func (f *File) Unsign() { f.Touch(func() { word(f.whole, superProcess).Store(0) }) }
 
-// Faulted is how often pages of the file beside the arena could not be read or written.
+// Faulted returns how often pages of the file outside the arena could not be read or written.
 func (f *File) Faulted() uint64 { return f.faults.Load() }
 
-// TimesFull is how often something could not grow because the file system had no room.
+// TimesFull returns how often an area could not grow because the file system was full.
 func (f *File) TimesFull() uint64 { return f.refused }
 
-// State says of a file that was just opened whether it was made now, and why what was in it cannot
-// be used.
+// State returns, for a file just opened, whether it was made now, and why its content cannot be
+// used.
 func (f *File) State() (made bool, cold string) { return f.made, f.cold }
 
-// Seed is that of the hash table.
+// Seed returns the seed of the hash table.
 func (f *File) Seed() [5]uint64 { return f.super.seed }
 
-// Touch runs do, which reads or writes what follows the arena, and reports whether no page of it
-// faulted. What was in a page that faults is lost: its headers count as free, its spaces as
-// forgotten.
+// Touch runs do, which reads or writes outside the arena, and reports whether no page faulted. The
+// content of a page that faults is lost: its headers count as free, its spaces as removed.
 func (f *File) Touch(do func()) bool {
 	if pagefault.Guard(f.meta, nil, do) == nil {
 		return true
@@ -206,8 +212,7 @@ func (f *File) Touch(do func()) bool {
 	return false
 }
 
-// TouchEach is touch for each number from one to before another. It goes on after one that faults,
-// and counts those.
+// TouchEach runs do in a Touch for each number in [from, to), and returns how many faulted.
 func (f *File) TouchEach(from, to uint32, do func(i uint32)) (faulted int64) {
 	for i := from; i < to; i++ {
 		if f.Touch(func() {
@@ -222,8 +227,8 @@ func (f *File) TouchEach(from, to uint32, do func(i uint32)) (faulted int64) {
 	return faulted
 }
 
-// AtLeast sets the clock of the file forward to a tick.
+// AtLeast advances the clock of the file to a tick.
 func (f *File) AtLeast(tick uint32) { f.Tick = max(f.Tick, tick) }
 
-// Beside is all of the file but the arena, as it is mapped.
-func (f *File) Beside() []byte { return f.meta }
+// OutsideArena returns the mapping of the file outside the arena.
+func (f *File) OutsideArena() []byte { return f.meta }

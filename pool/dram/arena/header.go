@@ -6,19 +6,21 @@ import (
 	"unsafe"
 )
 
-// Header is what a pool's file says of a slot: one cache line. Its last word is 0 while the slot is free, and the checksum
-// of what stands before it while it holds a whole shard, so that one store makes a free slot a stored one, and one store
-// makes it free again. A slot is cleared before it can be given to another, and what is in neither state is free.
+// Header describes a slot in a pool's file, in one cache line. Its last word is 0 while the slot is
+// free, and a checksum while it holds a whole shard. So one store changes a free slot to a stored
+// one or back. A slot is cleared before it can be given to another entry. An invalid header is a
+// free slot.
 //
-//	0   block hash (32 bytes, zero behind its length)
+//	0   block hash (32 bytes, zero-padded)
 //	32  space (uint16): number of its record in the file
 //	34  group<<4 | shard
 //	35  length of the block hash
-//	36  generation of the space (uint32): another one than its record's is over
+//	36  generation of the space (uint32); the header is stale if its record has another
 //	40  bytes of the shard (uint32)
 //	44  content checksum (uint32)
-//	48  block before this one: a tag of its key (uint32), its slot+1 (uint32); outside the checksum, the tag proves it
-//	56  when it was stored or loaded last (uint32), in ticks; outside the checksum
+//	48  parent: a tag of its key (uint32), its slot+1 (uint32); not in the checksum, the tag
+//	    verifies it
+//	56  last store or load (uint32), in ticks; not in the checksum
 //	60  0, or the checksum of bytes 0 to 47 and of the slot's number
 type Header struct {
 	Hash       [4]uint64
@@ -39,30 +41,30 @@ var _ = [1]byte{}[unsafe.Sizeof(Header{})-HeaderBytes]
 
 func (h *Header) fixed() []byte { return (*[headerFixed]byte)(unsafe.Pointer(h))[:] }
 
-// SumOf is what check is of a stored header; never 0.
+// SumOf returns the value of Check for a stored header; never 0.
 func (h *Header) SumOf(slot uint32) uint32 {
 	var b [4]byte
 	le.PutUint32(b[:], slot)
 	return max(crc32.Update(crc32.Checksum(h.fixed(), castagnoli), castagnoli, b[:]), 1)
 }
 
-// Whole says whether a slot holds a whole shard.
+// Whole reports whether a slot holds a whole shard.
 func (h *Header) Whole(slot uint32) bool {
 	check := h.Check.Load()
 	return check != 0 && check == h.SumOf(slot)
 }
 
-// Group of the block.
+// Group returns the group of the block.
 func (h *Header) Group() uint8 { return h.Place >> 4 }
 
-// Shard of the block.
+// Shard returns the shard of the block.
 func (h *Header) Shard() uint8 { return h.Place & 15 }
 
-// ParentOf is what a header says of the block before: its slot, and a tag of its key.
+// ParentOf returns the Parent of a header: the parent's slot, and a tag of its key.
 func ParentOf(slot, tag uint32) uint64 { return uint64(slot+1)<<32 | uint64(tag) }
 
-// slabWord is what a file says of a slab: the first of its headers, the bytes of its slots, and a check of both; 0 if it
-// is not in use.
+// slabWord returns what a file stores of a slab: its first header, the bytes of its slots, and a
+// check of both; 0 if the slab is free.
 func slabWord(first, slotBytes uint32) uint64 {
 	w := uint64(first)<<32 | uint64(slotBytes/SlotUnit)<<8
 	return w | slabCheck(w)
@@ -77,10 +79,11 @@ func readSlabWord(w uint64) (first, slotBytes uint32, ok bool) {
 	return uint32(w >> 32), uint32(w) >> 8 * SlotUnit, true
 }
 
-// slabAt is where the word of a slab is.
+// slabAt returns the offset of a slab's word.
 func (f *File) slabAt(n int32) int { return int(f.super.Slabs-f.super.Headers) + int(n)*SlabWordBytes }
 
-// Assign notes that a slab is cut into slots, whose headers are all clear; false if there is no room for them.
+// Assign writes that a slab is cut into slots, whose headers are all clear; false if there is no
+// memory for them.
 func (f *File) Assign(n int32, first, perSlab, slotBytes uint32) bool {
 	if f == nil {
 		return true
@@ -92,22 +95,22 @@ func (f *File) Assign(n int32, first, perSlab, slotBytes uint32) bool {
 	return true
 }
 
-// Withdraw notes that a slab has no slots any more. All its headers are clear.
+// Withdraw writes that a slab is free. Its headers are all clear.
 func (f *File) Withdraw(n int32) {
 	if f != nil {
 		f.Touch(func() { word(f.meta, f.slabAt(n)).Store(0) })
 	}
 }
 
-// Slab is what the file says of a slab: the first of its headers, and the bytes of its slots; false
-// if it is not in use, or cannot be read.
+// Slab returns what the file stores of a slab: its first header, and the bytes of its slots; false
+// if it is free or cannot be read.
 func (f *File) Slab(n int32) (first, slotBytes uint32, ok bool) {
 	var w uint64
 	f.Touch(func() { w = word(f.meta, f.slabAt(n)).Load() })
 	return readSlabWord(w)
 }
 
-// Erase makes nothing of what the file holds count any more.
+// Erase invalidates everything that the file holds.
 func (f *File) Erase() {
 	for n := range f.super.SlabCount() {
 		f.Withdraw(int32(n))
@@ -120,8 +123,8 @@ func (f *File) Erase() {
 	}
 }
 
-// Header is that of a cell.
+// Header returns the header of a cell.
 func (f *File) Header(cell uint32) *Header { return &f.headers[cell] }
 
-// UsableHeaders is how many headers have memory.
+// UsableHeaders returns how many headers have memory.
 func (f *File) UsableHeaders() int { return f.usable }

@@ -5,7 +5,8 @@ import (
 	"unsafe"
 )
 
-// TestHeaderIsWholeOrFree tries every number of bytes of a header that may have been written when the process was killed.
+// TestHeaderIsWholeOrFree tries every number of bytes of a header that may have been written when
+// the process was killed.
 func TestHeaderIsWholeOrFree(t *testing.T) {
 	h := Header{Hash: [4]uint64{1, 2, 3, 4}, Space: 3, HashLen: 32, Place: 0x12, Generation: 9, Length: 4096, Sum: 77}
 	h.Parent.Store(5)

@@ -2,20 +2,21 @@ package arena
 
 import "hash/crc32"
 
-// What the policy learned lies in a file twice, so that one copy is whole while the other is written:
+// What the policy learned is in a file twice, so that one copy is whole while the other is written:
 //
-//	0   0: none; else CRC-32C of the number and the bytes (uint32), length of the bytes (uint32): one store
+//	0   0: none; else, in one store: CRC-32C of the number and the bytes (uint32), length of the
+//	    bytes (uint32)
 //	8   number (uint64): the copy with the higher one is the later
-//	16  the bytes, as pool.Learner gave them
+//	16  the bytes that pool.Learner returned
 const learnedHead = 16
 
-// learnedCopy is what has memory of a copy.
+// learnedCopy returns the part of a copy that has memory.
 func (f *File) learnedCopy(i int) []byte {
 	n := int64(min(word(f.whole, superLearned).Load(), learnedBytes))
 	return f.area(f.super.Learned+int64(i)*learnedBytes, n)
 }
 
-// readLearned gives the later whole copy, or nil, its number, and which it is.
+// readLearned returns the later whole copy, or nil, its number, and its index.
 func (f *File) readLearned() (b []byte, number uint64, from int) {
 	for i := range 2 {
 		c := f.learnedCopy(i)
@@ -34,8 +35,7 @@ func (f *File) readLearned() (b []byte, number uint64, from int) {
 	return b, number, from
 }
 
-// writeLearned replaces the older copy. What is too long, or has no room, is
-// not kept.
+// writeLearned replaces the older copy, unless the bytes are too long or have no room.
 func (f *File) writeLearned(b []byte) {
 	if !f.provideLearned(int64(len(b) + learnedHead)) {
 		return
@@ -48,7 +48,7 @@ func (f *File) writeLearned(b []byte) {
 	word(c, 0).Store(uint64(len(b))<<32 | uint64(crc32.Checksum(c[8:learnedHead+len(b)], castagnoli)))
 }
 
-// provideLearned gives both copies memory for n bytes.
+// provideLearned allocates memory for n bytes in both copies.
 func (f *File) provideLearned(n int64) bool {
 	if n > learnedBytes {
 		return false
@@ -68,13 +68,13 @@ func (f *File) provideLearned(n int64) bool {
 	return true
 }
 
-// KeptLearned is what was kept; nil if there is nothing, or it cannot be read.
-func (f *File) KeptLearned() (b []byte) {
+// SavedLearned returns what was saved; nil if there is nothing, or it cannot be read.
+func (f *File) SavedLearned() (b []byte) {
 	if !f.Touch(func() { b, _, _ = f.readLearned() }) {
 		return nil
 	}
 	return b
 }
 
-// KeepLearned keeps it. It needs no lock, but one caller at a time.
-func (f *File) KeepLearned(b []byte) { f.Touch(func() { f.writeLearned(b) }) }
+// SaveLearned saves what the policy learned. It needs no lock, but one caller at a time.
+func (f *File) SaveLearned(b []byte) { f.Touch(func() { f.writeLearned(b) }) }

@@ -12,12 +12,12 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// files is where the kernel says how much memory there is; tests have their own.
+// files are the kernel's sources of memory limits; tests replace them.
 type files struct{ meminfo, cgroup, root string }
 
 var systemFiles = files{meminfo: "/proc/meminfo", cgroup: "/proc/self/cgroup", root: "/sys/fs/cgroup"}
 
-// checkMemory refuses an arena of ordinary pages that the cgroup or the machine has no memory for.
+// checkMemory refuses an arena of ordinary pages for which the cgroup or the machine has no memory.
 func checkMemory(bytes int64, f files) error {
 	machine, err := available(f)
 	if err != nil {
@@ -37,13 +37,13 @@ func checkMemory(bytes int64, f files) error {
 
 func gib(n int64) string { return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30)) }
 
-// available is the machine's available memory in bytes.
+// available returns the machine's available memory in bytes.
 func available(f files) (int64, error) {
 	kib, err := meminfo(f, "MemAvailable:")
 	return kib << 10, err
 }
 
-// freeHugePages is the number of free, unreserved pages of 2 MiB.
+// freeHugePages returns the number of free, unreserved pages of 2 MiB.
 func freeHugePages(f files) (int64, error) {
 	if size, err := meminfo(f, "Hugepagesize:"); err != nil || size != HugePageBytes>>10 {
 		return 0, fmt.Errorf("huge pages of %d KiB, not 2048", size)
@@ -71,7 +71,8 @@ func meminfo(f files, key string) (int64, error) {
 
 const noLimit = math.MaxInt64
 
-// cgroupLimit is the smallest memory limit of the groups this process is in, of either version, and its file.
+// cgroupLimit returns the smallest memory limit of this process's groups, of cgroup v1 or v2, and
+// its file.
 func cgroupLimit(f files) (limit int64, where string) {
 	limit = noLimit
 	file, err := os.Open(f.cgroup)
@@ -110,8 +111,8 @@ func hasController(list, want string) bool {
 	return false
 }
 
-// smallest is the least limit of a group and those above it. In a container the path may be the host's and the
-// files may lie at the root: what is not there is no limit.
+// smallest returns the least limit of a group and its ancestors. In a container the path may be the
+// host's and the files may lie at the root; a missing file is no limit.
 func smallest(root, group, name string) (limit int64, where string) {
 	limit = noLimit
 	for {
@@ -138,5 +139,5 @@ func readLimit(file string) (int64, bool) {
 	return n, true
 }
 
-// HugePagesFree is that of this machine.
+// HugePagesFree returns the number of free, unreserved pages of 2 MiB of this machine.
 func HugePagesFree() (int64, error) { return freeHugePages(systemFiles) }

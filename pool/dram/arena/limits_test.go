@@ -25,17 +25,29 @@ func machine(t *testing.T, cgroup string, content map[string]string) files {
 			t.Fatal(err)
 		}
 	}
-	return files{meminfo: filepath.Join(dir, "meminfo"), cgroup: filepath.Join(dir, "cgroup"), root: filepath.Join(dir, "sys")}
+	return files{
+		meminfo: filepath.Join(dir, "meminfo"), cgroup: filepath.Join(dir, "cgroup"), root: filepath.Join(dir, "sys"),
+	}
 }
 
 func TestPoolLargerThanItsCgroupIsRefused(t *testing.T) {
 	for name, m := range map[string]files{
-		"v2":                   machine(t, "0::/a/b\n", map[string]string{"sys/a/b/memory.max": "8589934592\n", "sys/a/memory.max": "max\n"}),
-		"v2, a group above":    machine(t, "0::/a/b\n", map[string]string{"sys/a/memory.max": "8589934592\n", "sys/a/b/memory.max": "max\n"}),
-		"v2, inside its root":  machine(t, "0::/\n", map[string]string{"sys/memory.max": "8589934592\n"}),
-		"v2, beside v1":        machine(t, "3:cpu:/\n0::/a\n", map[string]string{"sys/unified/a/memory.max": "8589934592\n"}),
-		"v1":                   machine(t, "4:cpu,memory:/a\n", map[string]string{"sys/memory/a/memory.limit_in_bytes": "8589934592\n"}),
-		"v1, path of the host": machine(t, "4:memory:/docker/x\n", map[string]string{"sys/memory/memory.limit_in_bytes": "8589934592\n"}),
+		"v2": machine(
+			t, "0::/a/b\n", map[string]string{"sys/a/b/memory.max": "8589934592\n", "sys/a/memory.max": "max\n"},
+		),
+		"v2, a group above": machine(
+			t, "0::/a/b\n", map[string]string{"sys/a/memory.max": "8589934592\n", "sys/a/b/memory.max": "max\n"},
+		),
+		"v2, inside its root": machine(t, "0::/\n", map[string]string{"sys/memory.max": "8589934592\n"}),
+		"v2, beside v1": machine(
+			t, "3:cpu:/\n0::/a\n", map[string]string{"sys/unified/a/memory.max": "8589934592\n"},
+		),
+		"v1": machine(
+			t, "4:cpu,memory:/a\n", map[string]string{"sys/memory/a/memory.limit_in_bytes": "8589934592\n"},
+		),
+		"v1, path of the host": machine(
+			t, "4:memory:/docker/x\n", map[string]string{"sys/memory/memory.limit_in_bytes": "8589934592\n"},
+		),
 	} {
 		if err := checkMemory(8<<30, m); err != nil {
 			t.Errorf("%s: 8 GiB: %v", name, err)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FileState says whether an agent has a pool's file.
+// FileState is whether a process has a pool's file.
 type FileState string
 
 // Live: a process has it open. Abandoned: none has.
@@ -19,20 +19,20 @@ const (
 	Abandoned FileState = "abandoned"
 )
 
-// FileInfo is a pool's file as it is found in a directory.
+// FileInfo describes a pool's file found in a directory.
 type FileInfo struct {
 	Path      string
 	State     FileState
-	Process   int    // that had it last
+	Process   int    // the last that had it
 	Host      string // of that process
 	Format    uint32
 	Bytes     int64         // of the pool's slots; 0 if the format is not known
 	Allocated int64         // memory it holds
-	Age       time.Duration // since it was last known to be in use
+	Age       time.Duration // since it was last marked in use
 }
 
-// ListFiles finds the pools' files in a directory. Files that are something else, or that this user may not read, are
-// passed over.
+// ListFiles finds the pools' files in a directory. It skips other files, and files that this user
+// may not read.
 func ListFiles(dir string) ([]FileInfo, error) {
 	all, err := os.ReadDir(dir)
 	if err != nil {
@@ -73,14 +73,14 @@ func inspect(path string) (f FileInfo, ok bool) {
 		Path: path, State: Abandoned, Process: by.process, Host: by.host, Format: s.format, Bytes: s.arena,
 		Allocated: st.Blocks * 512, Age: max(time.Since(by.alive), 0),
 	}
-	// A shared lock, for a moment: an agent that starts just then tries again.
+	// The shared lock is held for a moment: an agent that starts meanwhile retries.
 	if err := unix.Flock(fd, unix.LOCK_SH|unix.LOCK_NB); err != nil {
 		f.State = Live
 	}
 	return f, true
 }
 
-// RemoveFile removes a pool's file that no agent has, and gives its memory back.
+// RemoveFile removes a pool's file that no agent has, and frees its memory.
 func RemoveFile(path string) error {
 	if _, ok := inspect(path); !ok {
 		return fmt.Errorf("dram: %s: not a pool's file, or not readable", path)

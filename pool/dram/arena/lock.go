@@ -12,18 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHeld is what a HeldError is: another process has the pool's file.
+// ErrHeld matches every HeldError: another process has the pool's file.
 var ErrHeld = errors.New("in use")
 
-// HeldError says who has a pool's file. The lock belongs to the open file, which every process that maps the arena shares
-// with the agent that opened it: so an agent that is gone still holds it while one of its movers is there.
+// HeldError names the process that has a pool's file. The lock belongs to the open file
+// description, which all processes that map the arena share with the agent that opened it. So an
+// agent that has exited still holds it while one of its movers runs.
 type HeldError struct {
 	Path    string
-	Process int    // that signed it last, in its own namespace of processes; 0: an agent that is giving it back
-	Began   uint64 // of that process: when it began, in clock ticks since the machine did
+	Process int    // that signed it last, in its own PID namespace; 0: an agent that is releasing it
+	Began   uint64 // start of that process, in clock ticks since boot
 	Host    string // of that process
-	Gone    bool   // there is no such process here any more
-	Others  []int  // processes of this namespace that have the file open or mapped
+	Exited  bool   // no such process runs here any more
+	Others  []int  // processes of this PID namespace that have the file open or mapped
 }
 
 // Error names the process.
@@ -32,8 +33,8 @@ func (e *HeldError) Error() string {
 	if own, _ := os.Hostname(); e.Host != own && e.Host != "" {
 		text += " on " + e.Host
 	}
-	if e.Gone {
-		text += ", which is gone"
+	if e.Exited {
+		text += ", which has exited"
 	}
 	if len(e.Others) > 0 && (len(e.Others) > 1 || e.Others[0] != e.Process) {
 		text += fmt.Sprintf("; open or mapped in %v", e.Others)
@@ -41,13 +42,13 @@ func (e *HeldError) Error() string {
 	return text
 }
 
-// Unwrap is ErrHeld.
+// Unwrap returns ErrHeld.
 func (e *HeldError) Unwrap() error { return ErrHeld }
 
-const lockTries = 16 // a file may be removed by who lets it go
+const lockTries = 16 // a process that releases a file may remove it
 
-// lockPath opens a pool's file and locks it. It must be a file of this user that nobody else can write: whoever can write it
-// says what the engines compute with.
+// lockPath opens a pool's file and locks it. The file must be this user's and writable by no other,
+// since a writer controls what the engines compute with.
 func lockPath(path string) (fd int, made bool, err error) {
 	for range lockTries {
 		fd, made, err = openPath(path)
@@ -98,7 +99,9 @@ func checkOwner(fd int, path string) error {
 	case int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("dram: %s: belongs to uid %d, allowed is %d", path, st.Uid, os.Geteuid())
 	case st.Mode&0o077 != 0:
-		return fmt.Errorf("dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777)
+		return fmt.Errorf(
+			"dram: %s: mode %04o, allowed is 0600: others must not reach the blocks", path, st.Mode&0o7777,
+		)
 	}
 	return nil
 }
@@ -124,7 +127,7 @@ func heldBy(fd int, path string) error {
 		if b, err := readSuper(fd, st.Size); err == nil && len(b) == superBytes {
 			s := readSignature(b)
 			held.Process, held.Began, held.Host = s.process, s.began, s.host
-			held.Gone = s.process != 0 && processBegan(s.process) != s.began
+			held.Exited = s.process != 0 && processBegan(s.process) != s.began
 		}
 	}
 	return held
@@ -132,10 +135,11 @@ func heldBy(fd int, path string) error {
 
 func samePath(fd int, path string) bool {
 	var open, named unix.Stat_t
-	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &named) == nil && open.Ino == named.Ino && open.Dev == named.Dev
+	return unix.Fstat(fd, &open) == nil && unix.Lstat(path, &named) == nil && open.Ino == named.Ino &&
+		open.Dev == named.Dev
 }
 
-// checkFilesystem gives the size of a page of the file's memory, and why that is no huge one.
+// checkFilesystem returns the size of a page of the file's memory, and why it is not huge.
 func checkFilesystem(fd int, path string) (page int64, reason string, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(fd, &fs); err != nil {
@@ -151,7 +155,8 @@ func checkFilesystem(fd int, path string) (page int64, reason string, err error)
 		"on any other the kernel would write every block to a device", path, fs.Type)
 }
 
-// holders are the processes that have a file open or mapped, as far as this one may see them, and without it.
+// holders returns the processes that have a file open or mapped, as far as this one may see them,
+// except this process.
 func holders(fd int) (out []int) {
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil {
@@ -174,9 +179,9 @@ func holders(fd int) (out []int) {
 	return out
 }
 
-// uninterruptible says whether a thread of a process waits in the kernel and can not be
-// interrupted. It may hold the lock of the process's memory, and then whoever reads what is mapped
-// waits for it too.
+// uninterruptible reports whether a thread of a process is in an uninterruptible wait in the
+// kernel. It may hold the lock of the process's memory map, on which a reader of its mappings would
+// wait too.
 func uninterruptible(pid int) bool {
 	dir := fmt.Sprintf("/proc/%d/task", pid)
 	all, err := os.ReadDir(dir)
@@ -192,7 +197,8 @@ func uninterruptible(pid int) bool {
 	return false
 }
 
-// maps looks for device and inode, the fourth and fifth word of a line.
+// maps reports whether a process maps a file, by device and inode, the fourth and fifth field of a
+// line.
 func maps(pid int, st *unix.Stat_t) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -217,13 +223,13 @@ func opens(pid int, st *unix.Stat_t) bool {
 	return false
 }
 
-// processBegan is when a process began, in clock ticks since the machine did; 0 if there is none.
+// processBegan returns the start of a process, in clock ticks since boot; 0 if it does not exist.
 func processBegan(pid int) uint64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	// The name may hold anything: what counts begins behind its last bracket, with word 3.
+	// The name may contain any character; the fields after its last bracket begin with field 3.
 	words := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	if len(words) < 20 {
 		return 0

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// providePiece is given memory in one call: a signal makes the kernel begin a call again.
+// providePiece is allocated in one call; a signal makes the kernel restart a call.
 const providePiece = 32 << 20
 
-// make makes the file anew. The superblock gets its magic first, so that what is left behind if the process is killed is known
-// as a pool's, and its format last.
+// make makes the file anew. The magic of the superblock is written first, so that an unfinished
+// file is recognised as a pool's, and its format last.
 func (f *File) make(l *Layout, seed [5]uint64, now time.Time) error {
 	f.super = superblock{format: fileFormat, Layout: *l, created: now.UnixNano(), seed: seed}
 	if _, err := rand.Read(f.super.name[:]); err != nil {
@@ -30,14 +30,15 @@ func (f *File) make(l *Layout, seed [5]uint64, now time.Time) error {
 		func() error { return f.changeSuper(f.writeSuper) },
 	} {
 		if err := step(); err != nil {
-			_ = f.size(0) // so that no memory stays behind; the first error counts
+			_ = f.size(0) // frees the memory; the first error is returned
 			return err
 		}
 	}
 	return nil
 }
 
-// fits refuses what the machine has no memory for. Huge pages are set aside: whether there are enough shows when they are taken.
+// fits refuses a file for which the machine has no memory. Huge pages are reserved, so provide
+// finds out whether there are enough.
 func (f *File) fits(l *Layout) error {
 	if l.page > PageBytes {
 		return nil
@@ -52,7 +53,7 @@ func (f *File) size(n int64) error {
 	return nil
 }
 
-// provide makes sure that a range of the file has memory, so that touching it cannot fail.
+// provide allocates the memory of a range of the file, so that accessing it cannot fail.
 func (f *File) provide(from, to int64) error {
 	for from < to {
 		n := min(providePiece, to-from)
@@ -69,12 +70,15 @@ func (f *File) provide(from, to int64) error {
 	return nil
 }
 
-// full says how much room there is.
+// full returns an error with the room that there is.
 func (f *File) full(need int64, err error) error {
 	var fs unix.Statfs_t
 	if f.super.page > PageBytes {
-		free, _ := freeHugePages(systemFiles) // 0 if that is not known
-		return fmt.Errorf("dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free, err)
+		free, _ := freeHugePages(systemFiles) // 0 if unknown
+		return fmt.Errorf(
+			"dram: %s: no room for %s more in huge pages, of those of 2 MiB %d are free: %w", f.path, gib(need), free,
+			err,
+		)
 	}
 	if unix.Fstatfs(f.fd, &fs) != nil {
 		return fmt.Errorf("dram: %s: no room for %s more: %w", f.path, gib(need), err)
@@ -90,7 +94,7 @@ func (f *File) writeSuper(b []byte) {
 	word(b, 8).Store(le.Uint64(fixed[8:]))
 }
 
-// changeSuper maps the superblock for a change: hugetlbfs has no write.
+// changeSuper maps the superblock for a change, because hugetlbfs has no write.
 func (f *File) changeSuper(change func(b []byte)) error {
 	l := &f.super.Layout
 	at := l.End - l.page
@@ -102,7 +106,7 @@ func (f *File) changeSuper(change func(b []byte)) error {
 	return unix.Munmap(page)
 }
 
-// grow makes at least n headers usable; false if the file system has no room for them.
+// grow makes at least n headers usable; false if the file system is full.
 func (f *File) grow(n int) bool {
 	if f == nil || n <= f.usable {
 		return true

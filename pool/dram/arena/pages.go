@@ -19,15 +19,16 @@ import (
 // maxNode is the last NUMA node of Linux.
 const maxNode = 1023
 
-// Modes of mbind, as linux/mempolicy.h has them. In both, pages come from other nodes when these are full.
+// Modes of mbind in linux/mempolicy.h. In both, pages come from other nodes when these are full.
 const (
 	mpolPreferred  = 1
 	mpolInterleave = 3
 )
 
-// Place has the kernel take an arena's pages from these NUMA nodes first, and from several in turn. The policy is the file's: it
-// counts for whichever process touches a page first, and not for pages that are there already. It says what came of it; a kernel
-// or a container that does not allow it makes things slower, not wrong.
+// Place sets the preferred NUMA nodes of an arena's pages, interleaved if there are several. The
+// policy belongs to the file: it applies to any process that first touches a page, and not to
+// existing pages. Place returns its result as text; where the kernel or the container refuses,
+// access is only slower.
 func (a *Arena) Place(nodes []int) string {
 	if len(nodes) == 0 {
 		return ""
@@ -65,19 +66,19 @@ func nameNodes(nodes []int) string {
 	return fmt.Sprintf("NUMA nodes %v in turn", slices.Sorted(slices.Values(nodes)))
 }
 
-// populatePiece is populated in one call: the longest that Close waits for.
+// populatePiece is populated in one call, which bounds how long Close waits.
 const populatePiece = 64 << 20
 
-// populating gives an arena its (zeroed) pages in the background. The goroutine is the arena's:
-// StopPopulating joins it.
+// populating allocates an arena's (zeroed) pages in the background. The goroutine is the arena's;
+// StopPopulating waits for it.
 type populating struct {
 	stop atomic.Bool
 	done sync.WaitGroup
 	err  error // valid when done
 }
 
-// Populate begins to give the arena its pages. Those that cannot be had are left to probe, which
-// touches the pages of a stretch one by one and counts the ones it retires.
+// Populate begins to allocate the arena's pages. Where a page cannot be had, it calls probe, which
+// touches the pages of a range one by one, retires the bad ones and returns their number.
 func (a *Arena) Populate(probe func(from, to int64) (bad int)) {
 	left, base, p := MaxBadPages, a.base, &a.populating
 	p.done.Go(func() {
@@ -103,7 +104,7 @@ func populate(b []byte) error {
 	for {
 		switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-		case errors.Is(err, unix.EINVAL): // before Linux 5.14: pages come as they are touched
+		case errors.Is(err, unix.EINVAL): // before Linux 5.14: pages are allocated on first access
 			return nil
 		default:
 			return err
@@ -111,26 +112,27 @@ func populate(b []byte) error {
 	}
 }
 
-// Populated returns when populating has ended, and why it ended before all pages were there.
+// Populated waits until populating has ended, and returns why it ended early.
 func (a *Arena) Populated() error {
 	a.populating.done.Wait()
 	return a.populating.err
 }
 
-// StopPopulating ends it.
+// StopPopulating ends populating.
 func (a *Arena) StopPopulating() {
 	a.populating.stop.Store(true)
 	a.populating.done.Wait()
 }
 
-// Ready is how much is populated.
+// Ready returns how many bytes are populated.
 func (a *Arena) Ready() int64 { return a.ready.Load() }
 
-// shmemHuge says whether files in memory may have huge pages that the kernel makes up itself; the word in brackets counts.
+// shmemHuge is the kernel's setting of transparent huge pages for files in memory; the word in
+// brackets is active.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-// MakeHuge asks for huge pages that nobody has set aside, and says why the arena will get none;
-// empty: it may, or has them.
+// MakeHuge asks for transparent huge pages, and returns why the arena gets none; empty: it may, or
+// it has reserved ones.
 func (a *Arena) MakeHuge() string {
 	if a.pageBytes == HugePageBytes {
 		return ""
@@ -138,8 +140,8 @@ func (a *Arena) MakeHuge() string {
 	return a.askTransparent(shmemHuge)
 }
 
-// askTransparent asks for huge pages that nobody has set aside, where the arena's own are small, and says why it will get none;
-// empty: it may.
+// askTransparent asks for transparent huge pages if the arena's own are small, and returns why it
+// gets none; empty: it may.
 func (a *Arena) askTransparent(setting string) string {
 	if err := unix.Madvise(a.raw, unix.MADV_HUGEPAGE); err != nil {
 		return fmt.Sprintf("madvise: %v", err)
@@ -154,8 +156,8 @@ func (a *Arena) askTransparent(setting string) string {
 	return ""
 }
 
-// OnHuge is how much of the arena lies on huge pages now, as the kernel says: all of it where they
-// were set aside, else what the kernel found by itself. It takes milliseconds for each 10 GiB.
+// OnHuge returns how much of the arena lies on huge pages now, as the kernel reports: all of it if
+// they were reserved, else what the kernel merged by itself. It takes milliseconds for each 10 GiB.
 func (a *Arena) OnHuge() (int64, error) {
 	if a.pageBytes == HugePageBytes {
 		return a.ready.Load(), nil
@@ -163,7 +165,7 @@ func (a *Arena) OnHuge() (int64, error) {
 	return mappedHuge(a.raw)
 }
 
-// mappedHuge is how much of mem is mapped in this process by huge pages, bytes.
+// mappedHuge returns how many bytes of mem this process maps by huge pages.
 func mappedHuge(mem []byte) (int64, error) {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
@@ -174,7 +176,8 @@ func mappedHuge(mem []byte) (int64, error) {
 	return sumHuge(f, from, from+uint64(len(mem)))
 }
 
-// sumHuge reads of a process's mappings (proc_pid_smaps(5)) how much of those between two addresses is on huge pages of files, bytes.
+// sumHuge reads from a process's mappings (proc_pid_smaps(5)) how many bytes between two addresses
+// are on huge pages of files.
 func sumHuge(smaps io.Reader, from, to uint64) (total int64, err error) {
 	within := false
 	lines := bufio.NewScanner(smaps)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What keeps the kernel from making up huge pages is said with the file that says so.
+// The reason why the kernel makes no huge pages names the file with the setting.
 func TestWhyNoTransparentPages(t *testing.T) {
 	a, err := Open(1<<20, false)
 	if err != nil {
@@ -16,7 +16,8 @@ func TestWhyNoTransparentPages(t *testing.T) {
 	defer a.Close()
 	for text, refused := range map[string]bool{
 		"always within_size advise [never] deny force\n": true, "always within_size advise never [deny] force\n": true,
-		"always within_size [advise] never deny force\n": false, "[always] within_size advise never deny force\n": false,
+		"always within_size [advise] never deny force\n": false,
+		"[always] within_size advise never deny force\n": false,
 	} {
 		file := filepath.Join(t.TempDir(), "shmem_enabled")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -6,49 +6,52 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// A space in a file. Headers name it by the number of its record and by its generation, which grows with each reset and
-// each time the record is given to another space: so that what was stored before is never found again.
+// A space in a file. Headers name it by the number of its record and by its generation, which grows
+// with each reset and when the record is given to another space, so that entries stored before that
+// are never found again.
 //
-//	0   0: none; else CRC-32C of what follows the generation (uint32), its length (uint32): one store
+//	0   0: none; else, in one store: CRC-32C of what follows the generation (uint32), its length
+//	    (uint32)
 //	8   generation (uint64)
-//	16  fingerprint (16), shards, groups (uint32); for each group its block tokens and the bytes of each shard (uint32);
-//	    the identity up to the end
+//	16  fingerprint (16), shards, groups (uint32); for each group its block tokens and the bytes
+//	    of each shard (uint32); the identity up to the end
 const spaceHead = 16
 
-// SpaceRecord is a space in a file. Its methods read and write the file: they run within Touch.
+// SpaceRecord is a space in a file. Its methods access the file, so they run within Touch.
 type SpaceRecord []byte
 
-// SpaceAt is a record, of those that SpacesUsed counts.
+// SpaceAt returns a record below SpacesUsed.
 func (f *File) SpaceAt(n int) SpaceRecord {
 	return f.area(f.super.Spaces+int64(n)*spaceBytes, spaceBytes)
 }
 
-// SpacesUsed is how many records were ever used. Those behind have no memory and must not be touched.
+// SpacesUsed returns how many records were ever used. Further ones have no memory and must not be
+// accessed.
 func (f *File) SpacesUsed() (n int) {
 	f.Touch(func() { n = int(min(word(f.whole, superSpaces).Load(), MaxSpaces)) })
 	return n
 }
 
-// Turn starts a new generation.
+// Turn starts a new generation and returns it.
 func (r SpaceRecord) Turn() uint32 { return uint32(word(r, 8).Add(1)) }
 
-// Generation is the present one.
+// Generation returns the current generation.
 func (r SpaceRecord) Generation() uint32 { return uint32(word(r, 8).Load()) }
 
-// Used says whether there is a space, damaged or not.
+// Used reports whether there is a space, damaged or not.
 func (r SpaceRecord) Used() bool { return word(r, 0).Load() != 0 }
 
-// Remove makes the record one without a space.
+// Remove removes the space of the record.
 func (r SpaceRecord) Remove() { word(r, 0).Store(0) }
 
-// Write puts a space in place of what was there. The generation must have been turned.
+// Write replaces the space of the record. Turn must have been called.
 func (r SpaceRecord) Write(b []byte) {
 	r.Remove()
 	copy(r[spaceHead:], b)
 	word(r, 0).Store(uint64(len(b))<<32 | uint64(max(crc32.Checksum(b, castagnoli), 1)))
 }
 
-// Read gives the space of a record; false if there is none, or it is damaged.
+// Read returns the space of a record; false if there is none, or it is damaged.
 func (r SpaceRecord) Read() (s pool.Spec, ok bool) {
 	w := word(r, 0).Load()
 	n := int(w >> 32)
@@ -62,7 +65,7 @@ func (r SpaceRecord) Read() (s pool.Spec, ok bool) {
 	return decodeSpec(b)
 }
 
-// EncodeSpec gives what a record holds of a space; false if a record is too small for it.
+// EncodeSpec encodes a space for a record; false if it is too large.
 func EncodeSpec(s *pool.Spec) (b []byte, fits bool) {
 	b = append(b, s.Fingerprint[:]...)
 	b = le.AppendUint32(b, uint32(s.Shards))
@@ -101,10 +104,10 @@ func decodeSpec(b []byte) (s pool.Spec, ok bool) {
 	return s, true
 }
 
-// FreeRecord is the number of a record without a space.
+// FreeRecord returns the number of a record without a space.
 func (f *File) FreeRecord() (n int, ok bool) {
 	if !f.Touch(func() { word(f.whole, superSpaces).Load() }) {
-		return 0, false // nobody knows which are used
+		return 0, false // which are used is unknown
 	}
 	used := f.SpacesUsed()
 	for n := range used {

@@ -12,10 +12,10 @@ import (
 	"unsafe"
 )
 
-// The superblock. What is fixed when the file is made:
+// The superblock. The fixed part, written when the file is made:
 //
 //	0    magic (8 bytes)
-//	8    format (uint32), 0 as long as the file is being made
+//	8    format (uint32), 0 while the file is being made
 //	12   CRC-32C of bytes 0 to 11 and 16 to 143
 //	16   a random name of this file (16 bytes), its fingerprint
 //	32   arena, 40 slab, 48 page (int64, bytes)
@@ -23,14 +23,15 @@ import (
 //	96   when it was made (int64, ns since 1970)
 //	104  the seed of its hash table (5 uint64)
 //
-// What changes, each in one store:
+// The variable part, each number in one store:
 //
-//	512  the process that has it (uint64), 520 when that one began (uint64, clock ticks since the machine did)
+//	512  the process that has it (uint64)
+//	520  start of that process (uint64, clock ticks since boot)
 //	528  when it was last known to be in use (int64, ns since 1970)
 //	536  bytes of the headers' area that have memory (int64)
 //	544  records of the spaces' area that were ever used (uint64)
 //	552  bytes of each copy of what the policy learned that have memory (uint64)
-//	560  name of the machine or container of that process (64 bytes, zero behind it)
+//	560  name of the machine or container of that process (64 bytes, zero-padded)
 const (
 	superMagic   = "kvagdram"
 	superFixed   = 144
@@ -61,11 +62,11 @@ type superblock struct {
 	created int64     // ns since 1970
 	seed    [5]uint64 // of the hash table
 
-	// As decoded: what of the sparse areas has memory.
+	// Set by decoding: how much of the sparse areas has memory.
 	grown, spacesUsed, learnedUsed uint64
 }
 
-// encode gives the fixed part.
+// encode returns the fixed part.
 func (s *superblock) encode() []byte {
 	b := make([]byte, superFixed)
 	copy(b, superMagic)
@@ -86,7 +87,8 @@ func superCheck(b []byte) uint32 {
 	return crc32.Update(crc32.Checksum(b[:12], castagnoli), castagnoli, b[16:superFixed])
 }
 
-// decodeSuper reads the last superBytes of a file. The format may be an unknown one: then only that is valid.
+// decodeSuper decodes the last superBytes of a file. If the format is unknown, only the format is
+// valid.
 func decodeSuper(b []byte) (s superblock, err error) {
 	switch {
 	case len(b) != superBytes:
@@ -114,12 +116,14 @@ func decodeSuper(b []byte) (s superblock, err error) {
 	for i := range s.seed {
 		s.seed[i] = le.Uint64(b[104+8*i:])
 	}
-	s.grown, s.spacesUsed, s.learnedUsed = le.Uint64(b[superGrown:]), le.Uint64(b[superSpaces:]), le.Uint64(b[superLearned:])
+	s.grown, s.spacesUsed, s.learnedUsed = le.Uint64(b[superGrown:]), le.Uint64(b[superSpaces:]), le.Uint64(
+		b[superLearned:],
+	)
 	return s, nil
 }
 
-// unfit says why the content of a file of so many bytes cannot be used for a pool of this layout; empty if it can. bad is what
-// decodeSuper said.
+// unfit returns why the content of a file of this size cannot be used for a pool of this layout;
+// empty if it can. bad is the error of decodeSuper.
 func (s *superblock) unfit(want *Layout, size int64, bad error) string {
 	switch {
 	case bad != nil:
@@ -140,12 +144,12 @@ func (s *superblock) unfit(want *Layout, size int64, bad error) string {
 	return ""
 }
 
-// word is a number of the superblock, or of another area, that is read and written in one piece.
+// word returns a number of an area that is read and written atomically.
 func word(b []byte, at int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&b[at]))
 }
 
-// sign writes into a superblock who has the file.
+// sign writes this process into a superblock.
 func sign(b []byte) {
 	host, _ := os.Hostname() // without one it is not named
 	field := b[superHost:SuperHostEnd]
@@ -156,10 +160,10 @@ func sign(b []byte) {
 	alive(b)
 }
 
-// alive notes that the file is in use now.
+// alive writes that the file is in use now.
 func alive(b []byte) { word(b, superAlive).Store(uint64(time.Now().UnixNano())) }
 
-// signature is who signed a superblock last.
+// signature is the process that last signed a superblock.
 type signature struct {
 	process int
 	began   uint64
@@ -175,9 +179,9 @@ func readSignature(b []byte) signature {
 	}
 }
 
-// Bad pages of the arena in a file: words of the superblock's page, each 0 or the number of a page
-// and a check of it. A word is written once, in one store, and stays until the file is made anew:
-// its pages are others then.
+// Bad pages of the arena in a file: words of the superblock's page, each 0 or a page number with a
+// check. A word is written once, in one store, and stays until the file is made anew, when it gets
+// other pages.
 const (
 	MaxBadPages = 256  // pages that a file remembers; with so many the pool is not healthy
 	superBad    = 1024 // the first word
@@ -189,8 +193,8 @@ func badWord(page int64) uint64 {
 	return w | slabCheck(w)
 }
 
-// MarkBad notes a page of the arena that must not be used in another life either. With no word left
-// it is found again there.
+// MarkBad records a page of the arena that the next process must not use either. If no word is
+// left, the next process has to find it again.
 func (f *File) MarkBad(page int64) {
 	if f == nil {
 		return
@@ -205,7 +209,7 @@ func (f *File) MarkBad(page int64) {
 	})
 }
 
-// BadPages names the pages of the arena that were retired in another life.
+// BadPages returns the pages of the arena that earlier processes retired.
 func (f *File) BadPages() (pages []int64) {
 	l := &f.super.Layout
 	f.Touch(func() {

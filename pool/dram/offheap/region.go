@@ -1,5 +1,5 @@
-// Package offheap is memory that the garbage collector does not look at: an array that grows in its
-// place, and a hash table of entries that are numbers.
+// Package offheap holds memory off the Go heap: an array that grows in place, and a hash table of
+// numbered entries.
 package offheap
 
 import (
@@ -12,13 +12,13 @@ import (
 const (
 	pageBytes = 4 << 10
 	hugeBytes = 2 << 20
-	// hugeFrom is the size from which a table asks for huge pages: below, their rounding would cost more
-	// memory than the table itself.
+	// hugeFrom is the size from which a table asks for huge pages; below it, rounding would cost
+	// more than the table itself.
 	hugeFrom = 32 << 20
 )
 
-// Region is an array of T off the Go heap, reserved in full and made usable as it grows, so that it
-// never moves and the garbage collector never looks at it.
+// Region is an array of T off the Go heap. Its address space is reserved in full and made usable as
+// it grows, so it never moves and is never scanned.
 type Region[T any] struct {
 	All    []T // reserved; only all[:usable] may be touched
 	raw    []byte
@@ -26,7 +26,7 @@ type Region[T any] struct {
 	bytes  int // of raw, usable
 }
 
-// Reserve takes address space for n elements, of which none may be touched yet.
+// Reserve reserves address space for n elements; none may be accessed yet.
 func Reserve[T any](n int) (r Region[T], err error) {
 	size := int(unsafe.Sizeof(*new(T)))
 	length := (n*size + hugeBytes - 1) &^ (hugeBytes - 1)
@@ -38,7 +38,8 @@ func Reserve[T any](n int) (r Region[T], err error) {
 	return r, nil
 }
 
-// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond the end.
+// Grow makes at least n elements usable; false if the kernel has no memory for them or n is beyond
+// the end.
 func (r *Region[T]) Grow(n int) bool {
 	if n <= r.usable {
 		return true
@@ -57,7 +58,7 @@ func (r *Region[T]) Grow(n int) bool {
 		return false
 	}
 	if step == hugeBytes {
-		// Only advice: without huge pages everything works, slower.
+		// This is only advice: the region works without huge pages, but is slower.
 		_ = unix.Madvise(r.raw[:to], unix.MADV_HUGEPAGE)
 		if r.bytes < hugeFrom {
 			_ = unix.Madvise(r.raw[:r.bytes&^(hugeBytes-1)], unix.MADV_COLLAPSE)
@@ -68,7 +69,7 @@ func (r *Region[T]) Grow(n int) bool {
 	return true
 }
 
-// Resident is the memory that the first n elements hold.
+// Resident returns the memory that the first n elements hold.
 func (r *Region[T]) Resident(n int) int64 {
 	used := n * int(unsafe.Sizeof(*new(T)))
 	step := pageBytes
@@ -78,7 +79,7 @@ func (r *Region[T]) Resident(n int) int64 {
 	return int64((used + step - 1) &^ (step - 1))
 }
 
-// Close gives the memory back.
+// Close unmaps the memory.
 func (r *Region[T]) Close() error {
 	if r.raw == nil {
 		return nil
@@ -88,5 +89,5 @@ func (r *Region[T]) Close() error {
 	return unix.Munmap(raw)
 }
 
-// Mapped is the memory that may be touched.
+// Mapped returns the memory that may be accessed.
 func (r *Region[T]) Mapped() []byte { return r.raw[:r.bytes] }

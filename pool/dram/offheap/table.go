@@ -7,48 +7,50 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hash table: open addressing, linear probing. A hash's home is its top bits scaled to the size, so that
-// order by home is order by hash at every size, and a table can be moved into a larger one from its front to its
-// back, a few cells per insertion. A cell is entry<<32 | tag; the tag holds low bits of the hash and of the home,
-// so that neither a miss nor a deletion looks at records.
+// The hash table uses open addressing with linear probing. A hash's home is its top bits scaled to
+// the size, so order by home is order by hash at every size, and a table is moved to a larger one
+// from its front to its back, a few cells per insertion. A cell is entry<<32 | tag; the tag holds
+// low bits of the hash and of the home, so neither a miss nor a deletion reads records.
 const (
-	homeBits = 12 // of a tag; the farthest a cell can lie from its home
+	homeBits = 12 // of a tag; bounds the distance of a cell from its home
 	homeMask = 1<<homeBits - 1
 	farthest = homeMask - 1
 
 	firstCells    = 1 << 10
 	loadNum       = 4 // a table grows at 4/5
 	loadDen       = 5
-	crowdedNum    = 9 // and takes nothing more at 9/10, if the kernel gave no memory to grow
+	crowdedNum    = 9 // and refuses entries at 9/10, if the kernel gave no memory to grow
 	crowdedDen    = 10
 	migrateStride = 16 // cells of the old table moved with each insertion
 )
 
 // Table finds entries by a hash. Its methods are called with the pool's lock held.
 type Table struct {
-	now Cells // where new hashes go
-	old Cells // being moved into now: hashes with a home before moved are in now already
-	// moved is the first cell of old not moved yet; the cell before it is empty
+	now Cells // for new hashes
+	old Cells // being moved into now; hashes with a home before moved are already in now
+	// moved is the first cell of old not moved yet; the cell before it is empty.
 	moved int
-	freed int // bytes of old given back
+	freed int // bytes of old that were freed
 	n     int
 }
 
-// Cells are one of its halves.
+// Cells are one half of the table.
 type Cells struct {
 	raw  []byte
-	Cell []uint64 // size homes and the cells behind the last
+	Cell []uint64 // size homes, and the cells after the last
 	size uint64
 }
 
 func mapCells(size int) (c Cells, err error) {
 	n := size + homeMask + 1
-	c.raw, err = unix.Mmap(-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	c.raw, err = unix.Mmap(
+		-1, 0, (n*8+pageBytes-1)&^(pageBytes-1), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS,
+	)
 	if err != nil {
 		return c, err
 	}
 	if len(c.raw) >= hugeFrom {
-		// Only advice: without huge pages everything works, slower.
+		// This is only advice: the table works without huge pages, but is slower.
 		_ = unix.Madvise(c.raw, unix.MADV_HUGEPAGE)
 	}
 	c.Cell = unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(c.raw))), n)
@@ -70,13 +72,13 @@ func (c *Cells) home(hash uint64) int {
 	return int(hi)
 }
 
-// TagOf is the tag of a cell for a hash with this home.
+// TagOf returns the tag of a cell for a hash with this home.
 func TagOf(hash uint64, home int) uint32 { return uint32(hash)<<homeBits | uint32(home)&homeMask }
 
-// homeAt is the home of what lies in cell i.
+// homeAt returns the home of the entry in cell i.
 func homeAt(i int, cell uint64) int { return i - (i-int(cell))&homeMask }
 
-// Side is the half of the table a hash belongs to.
+// Side returns the half of the table that a hash belongs to, and its home there.
 func (t *Table) Side(hash uint64) (c *Cells, home int) {
 	if t.old.size != 0 {
 		if home = t.old.home(hash); home >= t.moved {
@@ -109,7 +111,7 @@ func (c *Cells) put(hash uint64, home int, e uint32) bool {
 	return false
 }
 
-// Remove takes an entry that is in the table out of it, and moves what lies behind it nearer to its home.
+// Remove removes an entry that is in the table, and moves the cells after it nearer to their homes.
 func (t *Table) Remove(hash uint64, e uint32) {
 	c, i := t.Side(hash)
 	for ; uint32(c.Cell[i]>>32) != e; i++ {
@@ -127,8 +129,8 @@ func (t *Table) Remove(hash uint64, e uint32) {
 	t.n--
 }
 
-// Candidate is the first entry at or behind cell i whose tag fits, and the cell it was in; 0 if
-// there is none.
+// Candidate returns the first entry from cell i on whose tag matches, and its cell; 0 if there is
+// none.
 func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	for ; ; i++ {
 		cell := c.Cell[i]
@@ -141,8 +143,9 @@ func (c *Cells) Candidate(i int, tag uint32) (uint32, int) {
 	}
 }
 
-// Grow starts a larger table when this one is full enough, or moves on with the one that was started. It is
-// called before each insertion and does a bounded amount of work. hash gives the hash of an entry.
+// Grow starts a larger table when this one is full enough, or continues to move to the one started.
+// It is called before each insertion and does a bounded amount of work. hash returns the hash of an
+// entry.
 func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	if t.old.size != 0 {
 		t.migrate(hash)
@@ -153,12 +156,13 @@ func (t *Table) Grow(hash func(entries []uint32, hashes []uint64)) {
 	}
 	larger, err := mapCells(int(t.now.size + t.now.size/2))
 	if err != nil {
-		return // tried again with the next insertion; put refuses when it gets crowded
+		return // retried with the next insertion; Put refuses entries when the table is crowded
 	}
 	t.old, t.now, t.moved, t.freed = t.now, larger, 0, 0
 }
 
-// migrate moves migrateStride cells, and goes on to the next empty one: what lies behind it has its home there.
+// migrate moves migrateStride cells, and then up to the next empty one: the cells after that have
+// their home there.
 func (t *Table) migrate(hash func([]uint32, []uint64)) {
 	var entries [migrateStride]uint32
 	var hashes [migrateStride]uint64
@@ -185,7 +189,7 @@ func (t *Table) migrate(hash func([]uint32, []uint64)) {
 	t.giveBack(end)
 }
 
-// giveBack frees the memory of the old table behind what moved, in large pieces.
+// giveBack frees the memory of the old table up to end, in large pieces.
 func (t *Table) giveBack(end int) {
 	if t.moved >= end {
 		_ = t.old.close() // an unmap of an own mapping does not fail
@@ -198,13 +202,14 @@ func (t *Table) giveBack(end int) {
 	}
 }
 
-// Resident is the memory both halves hold. A table under construction is touched from its front on.
+// Resident returns the memory that both halves hold. A table under construction is touched from its
+// front on.
 func (t *Table) Resident() int64 {
 	touched := int(t.now.size) * 8
 	if t.old.size != 0 {
 		touched = int(uint64(t.moved) * t.now.size / t.old.size * 8)
 	}
-	touched += pageBytes // of the cells behind the last home
+	touched += pageBytes // of the cells after the last home
 	step := pageBytes
 	if len(t.now.raw) >= hugeFrom {
 		step = hugeBytes
@@ -212,7 +217,7 @@ func (t *Table) Resident() int64 {
 	return int64(len(t.old.raw)-t.freed) + int64(min(len(t.now.raw), (touched+step-1)&^(step-1)))
 }
 
-// Close gives the memory back.
+// Close unmaps the memory.
 func (t *Table) Close() error {
 	if err := t.old.close(); err != nil {
 		return err
@@ -220,13 +225,13 @@ func (t *Table) Close() error {
 	return t.now.close()
 }
 
-// OpenTable is an empty one.
+// OpenTable makes an empty table.
 func OpenTable() (t Table, err error) {
 	t.now, err = mapCells(firstCells)
 	return t, err
 }
 
-// Reserve makes an empty table one that need not grow while it takes n entries.
+// Reserve makes an empty table large enough for n entries.
 func (t *Table) Reserve(n int) bool {
 	larger, err := mapCells(max(firstCells, n*loadDen/loadNum+n/8))
 	if err != nil {
@@ -237,8 +242,8 @@ func (t *Table) Reserve(n int) bool {
 	return old.close() == nil
 }
 
-// Entries is how many there are.
+// Entries returns the number of entries.
 func (t *Table) Entries() int { return t.n }
 
-// Mapped is the memory of both halves.
+// Mapped returns the memory of both halves.
 func (t *Table) Mapped() (now, old []byte) { return t.now.raw, t.old.raw }

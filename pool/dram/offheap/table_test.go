@@ -75,8 +75,8 @@ func TestTableAgainstSet(t *testing.T) {
 	}
 }
 
-// TestTableRefusesWhatLiesTooFar gives all entries one hash, which no key can bring about but must not end in a
-// loop or a lost entry.
+// TestTableRefusesWhatLiesTooFar gives all entries one hash, which no key can cause but must not
+// end in a loop or a lost entry.
 func TestTableRefusesWhatLiesTooFar(t *testing.T) {
 	tab := &tableOf{hash: make([]uint64, 2*homeMask)}
 	var err error

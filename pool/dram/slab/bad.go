@@ -7,28 +7,27 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// Limits of what is retired. A page of the arena that cannot be read costs the entries in it, and
-// is not used again in the life of the pool's file. Ranges of bytes are retired, not slots: a slab
-// that is cut into slots of another size keeps them.
+// Limits of retired memory. A page of the arena that cannot be read costs the entries on it, and is
+// not used again in the life of the pool's file. Ranges of bytes are retired, not slots, so they
+// stay when a slab is cut into slots of another size.
 const (
 	partBad   = 16 // a pool with 1/16 of its bytes out of use is not healthy
-	maxRanges = 16 // pages retired one by one in a slab; with another one the rest of the slab is retired as well
+	maxRanges = 16 // pages retired one by one in a slab; one more retires the rest of the slab
 )
 
-// badRange is bytes of a slab.
+// badRange is a range of bytes of a slab.
 type badRange struct{ from, to int64 }
 
-// badMemory is what the slabs know of bad pages.
+// badMemory are the bad pages of the slabs.
 type badMemory struct {
 	page   int64                // bytes of a page
 	ranges map[int32][]badRange // by slab, sorted, at most maxRanges
-	out    map[uint32]bool      // slots that overlap a range, as slabs are cut now, neither in use nor free
+	out    map[uint32]bool      // slots that overlap a range, as slabs are cut now, and are neither used nor free
 	stats  pool.BadMemory
 }
 
-// Retire takes the slots that overlap the page at an offset of the arena out of use, and returns
-// those of them that are in use; fresh is false if it was retired before, by itself or with its
-// slab.
+// Retire retires the slots that overlap the page at an offset of the arena, and returns those of
+// them in use. fresh is false if the page was retired before, alone or with its slab.
 func (s *Slabs) Retire(off int64) (used []uint32, fresh bool) {
 	from := off / s.bad.page * s.bad.page
 	to := min(from+s.bad.page, int64(len(s.slab))*s.bytes)
@@ -51,7 +50,7 @@ func (s *Slabs) covered(n int32, r badRange) bool {
 	return slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return b.from <= r.from && r.to <= b.to })
 }
 
-// addBad notes a range of a slab. Where there are too many of them the whole slab is one.
+// addBad records a range of a slab, or the whole slab if it has too many.
 func (s *Slabs) addBad(n int32, r badRange) {
 	if s.bad.ranges == nil {
 		s.bad.ranges, s.bad.out = map[int32][]badRange{}, map[uint32]bool{}
@@ -68,8 +67,8 @@ func (s *Slabs) addBad(n int32, r badRange) {
 	s.bad.stats.Bytes += r.to - r.from
 }
 
-// takeOut takes the free slots of a slab that overlap its bad ranges out of use. It returns those
-// in use that overlap r: they leave when they are given back.
+// takeOut retires the free slots of a slab that overlap its bad ranges. It returns those in use
+// that overlap r; they are retired when they are given back.
 func (s *Slabs) takeOut(n int32, r badRange) (used []uint32) {
 	b := &s.slab[n]
 	if b.class == NoClass {
@@ -96,7 +95,7 @@ func (s *Slabs) takeOut(n int32, r badRange) (used []uint32) {
 	return used
 }
 
-// relinkFree makes the list of a slab's free slots anew, without those that are out of use.
+// relinkFree rebuilds the list of a slab's free slots without retired ones.
 func (s *Slabs) relinkFree(n int32) {
 	b := &s.slab[n]
 	at := b.free
@@ -111,7 +110,7 @@ func (s *Slabs) relinkFree(n int32) {
 	}
 }
 
-// leave puts a slot that is not in use out of use.
+// leave retires a slot that is not in use.
 func (s *Slabs) leave(slot uint32) {
 	b := &s.slab[slot>>s.slotBits]
 	s.bad.out[slot] = true
@@ -130,7 +129,7 @@ func (s *Slabs) IsBad(slot uint32) bool {
 	return slices.ContainsFunc(s.bad.ranges[n], func(b badRange) bool { return from < b.to && b.from < from+size })
 }
 
-// badPlaces are the places of a slab, cut for a class, that overlap its bad ranges; each once.
+// badPlaces returns the places of a slab, cut for a class, that overlap its bad ranges, each once.
 func (s *Slabs) badPlaces(n, class int32) (places []uint32) {
 	c := &s.class[class]
 	next := int64(0)
@@ -149,12 +148,13 @@ func (s *Slabs) usable(n, class int32) bool {
 	return s.bad.ranges[n] == nil || len(s.badPlaces(n, class)) < int(s.class[class].perSlab)
 }
 
-// unusedFor is the place in unused of the slab that a class is given next; -1: there is none.
+// unusedFor returns the index in unused of the slab that a class gets next; -1 if there is none.
 func (s *Slabs) unusedFor(class int32) int {
 	return s.usableOf(s.unused, class)
 }
 
-// usableOf is the place of the last of these slabs that has a slot for a class; -1: none has.
+// usableOf returns the index of the last of these slabs that has a slot for a class; -1 if none
+// has.
 func (s *Slabs) usableOf(slabs []int32, class int32) int {
 	for i := len(slabs) - 1; i >= 0; i-- {
 		if s.usable(slabs[i], class) {
@@ -164,7 +164,7 @@ func (s *Slabs) usableOf(slabs []int32, class int32) int {
 	return -1
 }
 
-// cutAround puts the bad slots of a slab that was cut just now out of use.
+// cutAround retires the bad slots of a slab that was just cut.
 func (s *Slabs) cutAround(n int32) {
 	if s.bad.ranges[n] == nil {
 		return
@@ -174,7 +174,7 @@ func (s *Slabs) cutAround(n int32) {
 	}
 }
 
-// uncut forgets the slots of a slab that go with its cut.
+// uncut drops the retired slots of a slab that is no longer cut.
 func (s *Slabs) uncut(n int32) {
 	if s.slab[n].retired == 0 {
 		return
@@ -186,7 +186,7 @@ func (s *Slabs) uncut(n int32) {
 	s.slab[n].retired = 0
 }
 
-// pass is the first place of a slab from one on that is not out of use.
+// pass returns the first place of a slab from place on that is not retired.
 func (s *Slabs) pass(n int32, place uint32) uint32 {
 	for s.slab[n].retired > 0 && s.bad.out[uint32(n)<<s.slotBits|place] {
 		place++
@@ -194,7 +194,7 @@ func (s *Slabs) pass(n int32, place uint32) uint32 {
 	return place
 }
 
-// BadStats is what Stats says of bad memory.
+// BadStats returns the statistics of bad memory.
 func (s *Slabs) BadStats() pool.BadMemory {
 	b := s.bad.stats
 	b.MaxPages, b.MaxBytes = arena.MaxBadPages, int64(len(s.slab))*s.bytes/partBad
@@ -204,8 +204,8 @@ func (s *Slabs) BadStats() pool.BadMemory {
 	return b
 }
 
-// BadSize is the bytes of a page, and how many were retired.
+// BadSize returns the bytes of a page, and how many pages were retired.
 func (s *Slabs) BadSize() (page, pages int64) { return s.bad.page, s.bad.stats.Pages }
 
-// BadRanges is how many stretches of a slab are out of use.
+// BadRanges returns the number of retired ranges of a slab.
 func (s *Slabs) BadRanges(n int32) int { return len(s.bad.ranges[n]) }

@@ -2,8 +2,7 @@ package slab
 
 import "fmt"
 
-// Check names the first count that does not hold, where these are the slots in use with their
-// owners.
+// Check returns the first count that is wrong, given the used slots with their owners.
 func (s *Slabs) Check(owners map[uint32]uint32) error {
 	unused := map[int32]bool{}
 	for _, n := range s.unused {
@@ -37,8 +36,8 @@ func (s *Slabs) Check(owners map[uint32]uint32) error {
 	return nil
 }
 
-// checkRetired checks that a slot that overlaps a bad range is in use, held by an entry that was
-// dropped, or out of use.
+// checkRetired checks that each slot that overlaps a bad range is held by a dropped entry, or
+// retired.
 func (s *Slabs) checkRetired(n int32, owners map[uint32]uint32) error {
 	out := 0
 	for _, place := range s.badPlaces(n, s.slab[n].class) {

@@ -1,28 +1,28 @@
 package slab
 
-// What is asked of classes when one of them takes a slab of another.
+// These methods serve a class that takes a slab of another class.
 
-// Classes is how many there are.
+// Classes returns the number of classes.
 func (s *Slabs) Classes() int32 { return int32(len(s.class)) }
 
-// HasRoom says whether a class has a free slot in its own slabs.
+// HasRoom reports whether a class has a free slot in its own slabs.
 func (s *Slabs) HasRoom(id int32) bool { return s.class[id].room != NoSlab }
 
-// SlabsOf is how many slabs a class has.
+// SlabsOf returns the number of slabs of a class.
 func (s *Slabs) SlabsOf(id int32) int { return s.class[id].slabs }
 
-// AnySpare says whether some class has as many free slots as a slab.
+// AnySpare reports whether some class has as many free slots as a slab has.
 func (s *Slabs) AnySpare() bool { return s.spares > 0 }
 
-// Spare says whether a class has.
+// Spare reports whether a class has as many free slots as a slab has.
 func (s *Slabs) Spare(id int32) bool { return s.class[id].spare }
 
-// UsedIn is the bytes of the slots in use of a slab.
+// UsedIn returns the bytes of the used slots of a slab.
 func (s *Slabs) UsedIn(n int32) int64 { return int64(s.slab[n].used) * s.SlotBytes(s.slab[n].class) }
 
-// Emptiest fills near with the slabs of a class that have the fewest slots in use and would have
-// one for another class, the emptiest first, and returns how many they are. The one that is being
-// emptied is not among them.
+// Emptiest fills near with the slabs of a class that have the fewest used slots and would have a
+// slot for another class, the emptiest first, and returns their number. It excludes the draining
+// slab.
 func (s *Slabs) Emptiest(id, other int32, near []int32) (n int) {
 	for i := range s.slab {
 		b := &s.slab[i]
@@ -43,7 +43,7 @@ func (s *Slabs) Emptiest(id, other int32, near []int32) (n int) {
 	return n
 }
 
-// Drain gives no further slot of a slab.
+// Drain stops allocation of slots of a slab.
 func (s *Slabs) Drain(n int32) {
 	if !s.full(n) {
 		s.leaveRoom(n)
@@ -51,7 +51,8 @@ func (s *Slabs) Drain(n int32) {
 	s.draining = n
 }
 
-// EndDrain ends that, and says whether the slab is free now; else slots of it are given again.
+// EndDrain ends draining and reports whether the slab is free now; otherwise its slots are
+// allocated again.
 func (s *Slabs) EndDrain(n int32) (emptied bool) {
 	if s.draining != n {
 		return true

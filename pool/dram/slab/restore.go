@@ -2,11 +2,10 @@ package slab
 
 import "errors"
 
-// ErrClash is damage of a kind that no kill leaves behind: then nothing of the file is used.
+// ErrClash is damage that no kill of a process can cause; nothing of the file is used then.
 var ErrClash = errors.New("its slabs overlap")
 
-// Restore cuts slabs as the file says. What it says of one slab alone is passed over if it is
-// damaged.
+// Restore cuts slabs as the file describes them. It skips the damaged description of a single slab.
 func (s *Slabs) Restore() error {
 	for n := range s.slab {
 		first, slotBytes, ok := s.file.Slab(int32(n))
@@ -29,27 +28,27 @@ func (s *Slabs) Restore() error {
 	return nil
 }
 
-// Claims are the cells of slots in use while slabs are restored, a bit each.
+// Claims are the cells of used slots while slabs are restored, a bit each.
 type Claims []uint64
 
-// NewClaims are none.
+// NewClaims returns empty claims.
 func (s *Slabs) NewClaims() Claims { return make(Claims, s.spans.high/64+1) }
 
-// Claim notes that a slot is in use.
+// Claim marks a slot as used.
 func (s *Slabs) Claim(claimed Claims, slot uint32) {
 	at := s.Cell(slot)
 	claimed[at/64] |= 1 << (at % 64)
 	s.slab[slot>>s.slotBits].used++
 }
 
-// Unclaim notes that it is not.
+// Unclaim marks a slot as free.
 func (s *Slabs) Unclaim(claimed Claims, slot uint32) {
 	at := s.Cell(slot)
 	claimed[at/64] &^= 1 << (at % 64)
 	s.slab[slot>>s.slotBits].used--
 }
 
-// Open makes the free slots of restored slabs usable, and slabs without used ones free.
+// Open makes the free slots of restored slabs usable, and frees slabs without used slots.
 func (s *Slabs) Open(claimed Claims) {
 	s.unused = s.unused[:0]
 	for n := int32(len(s.slab)) - 1; n >= 0; n-- {

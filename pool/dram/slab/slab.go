@@ -11,25 +11,26 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
-// The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it into slots
-// of one size. A slot's number is slab<<slotBits | place in the slab.
+// The arena is cut into slabs of equal size. A slab is free or belongs to a class, which cuts it
+// into slots of one size. A slot's number is slab<<slotBits | place in the slab.
 
-// Cell is what the pool keeps of a slot in use. The slots of an entry are linked from that of shard 0 on; the
-// last one's link is the entry, with upward set. The link of a free slot is the next free one of its slab, +1.
+// Cell describes a used slot. The slots of an entry are linked from that of shard 0 on; the last
+// one's link is the entry, with upward set. The link of a free slot is the next free one of its
+// slab, +1.
 type Cell struct{ Link, Sum uint32 }
 
 type slab struct {
 	class      int32  // NoClass: free
 	last       int32  // class it had before
 	cells      uint32 // first of its cells
-	fresh      uint32 // slots from here on were never used
+	fresh      uint32 // slots from here on have never been used
 	used       uint32
-	retired    uint32 // slots that are out of use; see badMemory
+	retired    uint32 // retired slots; see badMemory
 	free       uint32 // first free slot below fresh, +1
 	next, prev int32  // slabs of the class that have room, NoSlab at the ends
 }
 
-// No class, and no slab.
+// NoClass and NoSlab are none.
 const (
 	NoClass = int32(-1)
 	NoSlab  = int32(-1)
@@ -41,11 +42,11 @@ type class struct {
 	room    int32 // first slab with a free slot
 	slabs   int
 	used    int
-	retired int  // slots out of use
-	spare   bool // as many slots are free as a slab has, so that moving entries empties one
+	retired int  // retired slots
+	spare   bool // at least as many slots are free as a slab has, so moving entries can empty one
 }
 
-// Slabs are those of an arena. Its methods are called with the pool's lock held.
+// Slabs are the slabs of an arena. Its methods are called with the pool's lock held.
 type Slabs struct {
 	slab     []slab
 	class    []class
@@ -61,10 +62,10 @@ type Slabs struct {
 	moved    uint64 // slabs that went to another class
 	bad      badMemory
 	spares   int   // classes with spare set
-	draining int32 // slab being emptied, of which no slot is given; NoSlab: none
+	draining int32 // slab being emptied, of which no slot is allocated; NoSlab: none
 }
 
-// New cuts an arena into slabs. Page is the bytes of a page of it; f may be nil.
+// New cuts an arena into slabs. page is the size of its pages in bytes; f may be nil.
 func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 	n := int(bytes / slabBytes)
 	s = Slabs{
@@ -74,14 +75,14 @@ func New(bytes, slabBytes, page int64, f *arena.File) (s Slabs, err error) {
 	}
 	for i := n - 1; i >= 0; i-- {
 		s.slab[i] = slab{class: NoClass, last: NoClass}
-		s.unused = append(s.unused, int32(i)) // the first is given first: it is populated first
+		s.unused = append(s.unused, int32(i)) // the first is used first, as it is populated first
 	}
-	// Twice the slots there can be, so that spans find their place between others.
+	// Twice the possible slots have cells, so that spans fit between others.
 	s.cells, err = offheap.Reserve[Cell](2 * int(bytes/arena.SlotUnit))
 	return s, err
 }
 
-// ClassOf is the class for shards of n bytes, made at first.
+// ClassOf returns the class for shards of n bytes, and makes it if necessary.
 func (s *Slabs) ClassOf(n uint32) int32 {
 	size := (n + arena.SlotUnit - 1) &^ (arena.SlotUnit - 1)
 	id, ok := s.byBytes[size]
@@ -93,7 +94,7 @@ func (s *Slabs) ClassOf(n uint32) int32 {
 	return id
 }
 
-// Take gives a slot of a class; false if the class has none and no slab is free.
+// Take allocates a slot of a class; false if the class has none and no slab is free.
 func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	c := &s.class[id]
 	if c.room == NoSlab && !s.assign(id) {
@@ -119,13 +120,13 @@ func (s *Slabs) Take(id int32) (slot uint32, ok bool) {
 	return uint32(n)<<s.slotBits | place, true
 }
 
-// Give takes a slot back, and its slab if that was the last one in it.
+// Give frees a slot, and its slab if no other slot of it is used.
 func (s *Slabs) Give(slot uint32) {
 	n := int32(slot >> s.slotBits)
 	b := &s.slab[n]
 	c := &s.class[b.class]
 	if s.IsBad(slot) {
-		s.leave(slot) // the slab has as much room as before
+		s.leave(slot) // the slab has as many free slots as before
 	} else {
 		place := slot & (1<<s.slotBits - 1)
 		s.cells.All[b.cells+place] = Cell{Link: b.free}
@@ -207,19 +208,20 @@ func (s *Slabs) leaveRoom(n int32) {
 	}
 }
 
-// At is the cell of a slot.
+// At returns the cell of a slot.
 func (s *Slabs) At(slot uint32) *Cell {
 	return &s.cells.All[s.slab[slot>>s.slotBits].cells+slot&(1<<s.slotBits-1)]
 }
 
-// Offset is where a slot lies in the arena.
+// Offset returns the offset of a slot in the arena.
 func (s *Slabs) Offset(slot uint32) int64 {
 	n := slot >> s.slotBits
 	size := int64(s.class[s.slab[n].class].bytes)
 	return int64(n)*s.bytes + int64(slot&(1<<s.slotBits-1))*size
 }
 
-// InUse says of each slot of a slab whether it is in use. It is valid until the next call.
+// InUse returns for each slot of a slab whether it is used. The result is valid until the next
+// call.
 func (s *Slabs) InUse(n int32) []bool {
 	b := &s.slab[n]
 	if s.inUseBuf == nil {
@@ -270,7 +272,7 @@ func (s *Slabs) Lacking(classes []int32) int32 {
 	return NoClass
 }
 
-// without returns what is left of free slabs when a class has taken slabs with so many slots;
+// without returns the free slabs that remain when a class has taken slabs for this many slots;
 // enough is false if there are too few.
 func (s *Slabs) without(unused []int32, id int32, slots int) (left []int32, enough bool) {
 	if perSlab := int(s.class[id].perSlab); slots > 0 && len(s.bad.ranges) == 0 {
@@ -288,7 +290,7 @@ func (s *Slabs) without(unused []int32, id int32, slots int) (left []int32, enou
 	return unused, true
 }
 
-// Free is the number of free slots of a class that may be given.
+// Free returns the number of free slots of a class that may be allocated.
 func (s *Slabs) Free(id int32) int {
 	c := &s.class[id]
 	n := c.free()
@@ -298,10 +300,10 @@ func (s *Slabs) Free(id int32) int {
 	return n
 }
 
-// free is the number of slots that are neither in use nor out of use.
+// free returns the number of slots that are neither used nor retired.
 func (c *class) free() int { return c.slabs*int(c.perSlab) - c.used - c.retired }
 
-// weigh keeps spare of a class and their number.
+// weigh updates spare of a class and the number of classes with it.
 func (s *Slabs) weigh(c *class) {
 	if spare := c.slabs > 0 && c.free() >= int(c.perSlab); spare != c.spare {
 		c.spare = spare
@@ -313,20 +315,20 @@ func (s *Slabs) weigh(c *class) {
 	}
 }
 
-// What the slots of an entry, and their headers in the pool's file, are found by.
+// These methods locate the slots of an entry and their headers in the pool's file.
 
-// Cell is the number of a slot's cell, and of its header in the pool's file.
+// Cell returns the number of a slot's cell, and of its header in the pool's file.
 func (s *Slabs) Cell(slot uint32) uint32 {
 	return s.slab[slot>>s.slotBits].cells + slot&(1<<s.slotBits-1)
 }
 
-// SlabOf is the slab a slot lies in.
+// SlabOf returns the slab of a slot.
 func (s *Slabs) SlabOf(slot uint32) int32 { return int32(slot >> s.slotBits) }
 
-// Slot is the one at a place of a slab.
+// Slot returns the slot at a place of a slab.
 func (s *Slabs) Slot(n int32, place uint32) uint32 { return uint32(n)<<s.slotBits | place }
 
-// Slots are the first slot of a slab, and the one after the last that was ever given: as they are
+// Slots returns the first slot of a slab, and the one after the last that was ever used, as it is
 // cut now.
 func (s *Slabs) Slots(n int32) (first, end uint32) {
 	if s.slab[n].class == NoClass {
@@ -336,34 +338,34 @@ func (s *Slabs) Slots(n int32) (first, end uint32) {
 	return first, first + s.slab[n].fresh
 }
 
-// Given says of any number whether it is a slot that was ever given, as slabs are cut now.
+// Given reports whether a number is a slot that was ever used, as slabs are cut now.
 func (s *Slabs) Given(slot uint32) bool {
 	n := slot >> s.slotBits
 	return int(n) < len(s.slab) && s.slab[n].class != NoClass && slot&(1<<s.slotBits-1) < s.slab[n].fresh
 }
 
-// ClassAt is the class of a slot's slab.
+// ClassAt returns the class of a slot's slab.
 func (s *Slabs) ClassAt(slot uint32) int32 { return s.slab[slot>>s.slotBits].class }
 
-// SizeAt is the bytes of a slot.
+// SizeAt returns the bytes of a slot.
 func (s *Slabs) SizeAt(slot uint32) int64 { return s.SlotBytes(s.ClassAt(slot)) }
 
-// SlotBytes is the bytes of a slot of a class.
+// SlotBytes returns the bytes of a slot of a class.
 func (s *Slabs) SlotBytes(id int32) int64 { return int64(s.class[id].bytes) }
 
-// PerSlab is how many slots of a class a slab is cut into.
+// PerSlab returns how many slots of a class a slab has.
 func (s *Slabs) PerSlab(id int32) int { return int(s.class[id].perSlab) }
 
-// Count is the number of slabs.
+// Count returns the number of slabs.
 func (s *Slabs) Count() int { return len(s.slab) }
 
-// UsedBytes is the bytes of the slots in use.
+// UsedBytes returns the bytes of the used slots.
 func (s *Slabs) UsedBytes() int64 { return s.used }
 
-// Reassigned is how many slabs went to another class.
+// Reassigned returns how many slabs went to another class.
 func (s *Slabs) Reassigned() uint64 { return s.moved }
 
-// Stats are the classes that have slabs.
+// Stats returns the classes that have slabs.
 func (s *Slabs) Stats() (out []pool.ClassStats) {
 	for _, k := range s.class {
 		if k.slabs > 0 {
@@ -375,11 +377,11 @@ func (s *Slabs) Stats() (out []pool.ClassStats) {
 	return out
 }
 
-// Resident is the memory of the cells that were ever used.
+// Resident returns the memory of the cells that were ever used.
 func (s *Slabs) Resident() int64 { return s.cells.Resident(int(s.spans.high)) }
 
-// Close gives the cells back.
+// Close unmaps the cells.
 func (s *Slabs) Close() error { return s.cells.Close() }
 
-// Mapped is the memory of the cells.
+// Mapped returns the memory of the cells.
 func (s *Slabs) Mapped() []byte { return s.cells.Mapped() }

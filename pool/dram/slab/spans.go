@@ -2,11 +2,11 @@ package slab
 
 import "slices"
 
-// spans gives out stretches of the cell table, the lowest that fits first. There are at most as many as slabs.
+// spans allocates ranges of the cell table, first fit. There are at most as many as slabs.
 type spans struct {
 	free []span // by first, no two adjacent
 	top  uint32 // cells from here on are free
-	high uint32 // and from here on were never given
+	high uint32 // cells from here on have never been used
 }
 
 type span struct{ first, n uint32 }
@@ -54,7 +54,7 @@ func (s *spans) give(first, n uint32) {
 	}
 }
 
-// mark takes a stretch that was taken in another life; false if some of it is taken already.
+// mark takes a range that an earlier process took; false if part of it is taken already.
 func (s *spans) mark(first, n uint32) bool {
 	if first >= s.top {
 		if first > s.top {
@@ -64,7 +64,9 @@ func (s *spans) mark(first, n uint32) bool {
 		s.high = max(s.high, s.top)
 		return true
 	}
-	i, found := slices.BinarySearchFunc(s.free, first, func(f span, at uint32) int { return int(int64(f.first) - int64(at)) })
+	i, found := slices.BinarySearchFunc(
+		s.free, first, func(f span, at uint32) int { return int(int64(f.first) - int64(at)) },
+	)
 	if !found {
 		i--
 	}

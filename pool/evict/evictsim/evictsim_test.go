@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/trace/tracetest"
 )
 
-// full says that what takes minutes is asked for too.
+// full enables the runs that take minutes.
 func full() bool { return os.Getenv("KVAGENT_POLICY_FULL") != "" }
 
 func readConversation(t *testing.T) *Stream {
@@ -20,8 +20,8 @@ func readConversation(t *testing.T) *Stream {
 	return s
 }
 
-// TestConversation holds the figures of the default policy. With KVAGENT_POLICY_FULL set, at three capacities and with six seeds of
-// the hashes of keys.
+// TestConversation compares the default policy with recorded figures. With KVAGENT_POLICY_FULL set,
+// at three capacities and with six seeds of the hashes of keys.
 func TestConversation(t *testing.T) {
 	s := readConversation(t)
 	seeds := uint64(1)
@@ -37,15 +37,21 @@ func TestConversation(t *testing.T) {
 		}
 		for s.HashSeed = range seeds {
 			r := Run(s, evict.NewHazard(), c.capacity)
-			t.Logf("%d blocks, hash seed %d: %.4f, %d ns a block", c.capacity, s.HashSeed, r.HitRate(), r.PerAccess().Nanoseconds())
+			t.Logf(
+				"%d blocks, hash seed %d: %.4f, %d ns a block", c.capacity, s.HashSeed, r.HitRate(),
+				r.PerAccess().Nanoseconds(),
+			)
 			if r.HitRate() < c.least {
-				t.Errorf("%d blocks, hash seed %d: hit rate %.4f, must be %.4f", c.capacity, s.HashSeed, r.HitRate(), c.least)
+				t.Errorf(
+					"%d blocks, hash seed %d: hit rate %.4f, must be %.4f", c.capacity, s.HashSeed, r.HitRate(),
+					c.least,
+				)
 			}
 		}
 	}
 }
 
-// TestReferences holds exact LRU and the optimum to what is known of the trace.
+// TestReferences compares exact LRU and the optimum with what is known of the trace.
 func TestReferences(t *testing.T) {
 	s := readConversation(t)
 	for _, c := range []struct {
@@ -62,14 +68,15 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// edgy are the workloads on which the policy has come nearest to what it may lose.
+// edgy are the workloads on which the policy came nearest to the bound of its losses.
 var edgy = []string{"lru", "flipedge", "loopscan7", "huge", "fewlong", "batch", "uniform", "sliding", "pingpong"}
 
 // mayBeBelow is how far the hit rate may be below LRU's, after each request.
 const mayBeBelow = 0.01
 
-// TestNotBelowLRU is the promise for any workload, wherever it ends: never more than 0.01 below LRU. With
-// KVAGENT_POLICY_FULL set, for all workloads, five seeds and capacities from a third of what the promise is for.
+// TestNotBelowLRU checks the bound for any workload, after each request: never more than 0.01 below
+// LRU. With KVAGENT_POLICY_FULL set, for all workloads, five seeds and capacities from a third of
+// what the bound is for.
 func TestNotBelowLRU(t *testing.T) {
 	capacities, seeds := []int{1000, 7000}, []uint64{3}
 	if full() {
@@ -91,7 +98,8 @@ func TestNotBelowLRU(t *testing.T) {
 	}
 }
 
-// notBelowLRU plays a stream once, for a policy does not know what comes later, and holds it after each request.
+// notBelowLRU runs a stream once, since a policy does not know the future, and checks the bound
+// after each request.
 func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	h := evict.NewHazard()
 	d, l := newDriver(s, h, capacity), newExactLRU(s, capacity)
@@ -106,24 +114,29 @@ func notBelowLRU(t *testing.T, s *Stream, seed uint64, capacity int) {
 	t.Logf("seed %d, %6d blocks: LRU %.4f, hazard %+.4f, at worst %+.5f after %d blocks looked up", seed, capacity,
 		l.result.HitRate(), d.result.HitRate()-l.result.HitRate(), worst, at)
 	if worst < -mayBeBelow {
-		t.Errorf("seed %d, %d blocks: after %d blocks looked up the hit rate is %.5f below LRU", seed, capacity, at, -worst)
+		t.Errorf(
+			"seed %d, %d blocks: after %d blocks looked up the hit rate is %.5f below LRU", seed, capacity, at, -worst,
+		)
 	}
 	if largest(s) <= capacity {
 		shadowIsLRU(t, s, h, seed, capacity)
 	}
 }
 
-// shadowIsLRU holds the shadow's hits between those of exact LRU with two grains of room less and more.
+// shadowIsLRU checks that the shadow's hits are between those of exact LRU with two grains of room
+// less and more.
 func shadowIsLRU(t *testing.T, s *Stream, h *evict.Hazard, seed uint64, capacity int) {
 	grain := max(1, capacity/128)
 	least, most := LRU(s, capacity-2*grain).Hits, LRU(s, capacity+2*grain).Hits
 	if got := int(h.Report().ShadowHits); got < least || got > most {
-		t.Errorf("seed %d, %d blocks: the shadow LRU has %d hits, exact LRU %d with %d blocks less and %d with so many more",
+		t.Errorf("seed %d, %d blocks: the shadow LRU has %d hits, exact LRU %d with %d blocks less and %d with so "+
+			"many more",
 			seed, capacity, got, least, 2*grain, most)
 	}
 }
 
-// largest is the blocks of the largest request. Of one larger than the pool, pool and LRU keep different parts for a moment.
+// largest is the blocks of the largest request. Of one larger than the pool, pool and LRU keep
+// different parts for a moment.
 func largest(s *Stream) (n int) {
 	for i := range s.Requests {
 		n = max(n, len(s.Requests[i].Blocks))
@@ -131,12 +144,13 @@ func largest(s *Stream) (n int) {
 	return n
 }
 
-// TestPolicyLRUIsExact compares LRU behind the interface of policies with the slow one.
+// TestPolicyLRUIsExact compares LRU as a policy with the slow one.
 func TestPolicyLRUIsExact(t *testing.T) {
 	for _, w := range Workloads[2:3] {
 		s := w.Make(5)
 		for _, c := range []int{500, 5000} {
-			if got, want := Run(s, evict.NewLRU(), c).HitRate(), LRU(s, c).HitRate(); got < want-0.0005 || got > want+0.0005 {
+			if got, want := Run(s, evict.NewLRU(), c).HitRate(), LRU(s, c).HitRate(); got < want-0.0005 ||
+				got > want+0.0005 {
 				t.Errorf("%s, %d blocks: %.5f, exact LRU has %.5f", w.Name, c, got, want)
 			}
 		}

@@ -6,8 +6,9 @@ import (
 	"github.com/kvagent/kvagent/pool/evict"
 )
 
-// TestLearnedStartsBetter plays the beginning of the conversation trace to a policy that has learned from what came
-// before in an empty pool, as after a restart that lost the blocks, and to a fresh one.
+// TestLearnedStartsBetter plays the beginning of the conversation trace to a policy that has
+// learned from what came before in an empty pool, as after a restart that lost the blocks, and to a
+// fresh one.
 func TestLearnedStartsBetter(t *testing.T) {
 	s, err := ReadTrace("../../../testdata/conversation_1000.jsonl")
 	if err != nil {
@@ -24,7 +25,10 @@ func TestLearnedStartsBetter(t *testing.T) {
 			t.Fatal(err)
 		}
 		learned, fresh := Run(&after, later, capacity), Run(&after, evict.NewHazard(), capacity)
-		t.Logf("%d blocks: %d of %d hit after learning, %d by a fresh policy", capacity, learned.Hits, learned.Blocks, fresh.Hits)
+		t.Logf(
+			"%d blocks: %d of %d hit after learning, %d by a fresh policy", capacity, learned.Hits, learned.Blocks,
+			fresh.Hits,
+		)
 		if learned.Hits <= fresh.Hits {
 			t.Errorf("%d blocks: %d hits after learning, a fresh policy has %d", capacity, learned.Hits, fresh.Hits)
 		}

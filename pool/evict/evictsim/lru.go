@@ -2,7 +2,7 @@ package evictsim
 
 import "container/list"
 
-// LRU is the hits of exact LRU.
+// LRU returns the result of exact LRU.
 func LRU(s *Stream, capacity int) Result {
 	l := newExactLRU(s, capacity)
 	for i := range s.Requests {

@@ -5,8 +5,8 @@ import (
 	"math"
 )
 
-// Optimum is the hits of the policy that knows the future: it gives up the block that is used again last, of
-// blocks of one request the one farther from its start (Belady).
+// Optimum returns the result of the policy that knows the future: it evicts the block that is used
+// again last, of blocks of one request the one farther from its start (Belady).
 func Optimum(s *Stream, capacity int) Result {
 	next := nextUses(s)
 	stored := make([]bool, s.Blocks)
@@ -40,7 +40,7 @@ func Optimum(s *Stream, capacity int) Result {
 	return r
 }
 
-// nextUses are, per request and block, the number of the next request with the block.
+// nextUses returns, per request and block, the number of the next request with the block.
 func nextUses(s *Stream) [][]uint32 {
 	next := make([][]uint32, len(s.Requests))
 	last := make([]uint32, s.Blocks)

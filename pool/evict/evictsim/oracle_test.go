@@ -83,7 +83,7 @@ func slowLRU(s *Stream, capacity int) (hits int) {
 	return hits
 }
 
-// The two measures that every policy is held against are right: tried against all there is on small streams.
+// The two references are correct: compared with an exhaustive search on small streams.
 func TestMeasuresAgainstBruteForce(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -91,7 +91,10 @@ func TestMeasuresAgainstBruteForce(t *testing.T) {
 	for i := range 2000 {
 		s, capacity := smallStream(random), 1+random.IntN(4)
 		if got, want := Optimum(s, capacity).Hits, bestHits(s, capacity, 0, 0, map[[2]uint32]int{}); got != want {
-			t.Fatalf("stream %d: the optimum is %d hits, of everything tried the best has %d: %+v, capacity %d", i, got, want, s.Requests, capacity)
+			t.Fatalf(
+				"stream %d: the optimum is %d hits, of everything tried the best has %d: %+v, capacity %d", i, got,
+				want, s.Requests, capacity,
+			)
 		}
 		if got, want := LRU(s, capacity).Hits, slowLRU(s, capacity); got != want {
 			t.Fatalf("stream %d: LRU has %d hits, slowly %d: %+v, capacity %d", i, got, want, s.Requests, capacity)

@@ -9,22 +9,24 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// BlockTokens is the tokens of a block of a stream, as in Mooncake's traces.
+// BlockTokens is the number of tokens of a block of a stream, as in Mooncake's traces.
 const BlockTokens = 512
 
-// Result of a run.
+// Result is the result of a run.
 type Result struct {
 	Blocks, Hits int
-	Laps         [laps]time.Duration // processor time in the policy, and in the index and the chains that it is played against
+	// Laps are the processor time in the policy, the index and the chains of the driver.
+	Laps [laps]time.Duration
 }
 
-// HitRate is hits per block looked up.
+// HitRate returns hits per block looked up.
 func (r Result) HitRate() float64 { return float64(r.Hits) / float64(max(1, r.Blocks)) }
 
-// laps are the parts of a stream that are timed, of as many requests each.
+// laps is the number of equal parts of a stream that are timed.
 const laps = 128
 
-// Least has of each lap the shorter time: what else the machine did falls on other laps of another run.
+// Least returns the shorter time of each lap: in another run, other work of the machine disturbs
+// other laps.
 func (r Result) Least(other Result) Result {
 	for i, d := range other.Laps {
 		r.Laps[i] = min(r.Laps[i], d)
@@ -32,7 +34,7 @@ func (r Result) Least(other Result) Result {
 	return r
 }
 
-// PerAccess is the time of all laps per block looked up.
+// PerAccess returns the time of all laps per block looked up.
 func (r Result) PerAccess() time.Duration {
 	sum := time.Duration(0)
 	for _, d := range r.Laps {
@@ -41,12 +43,12 @@ func (r Result) PerAccess() time.Duration {
 	return sum / time.Duration(max(1, r.Blocks))
 }
 
-// Run plays a stream against a policy with room for capacity blocks: a block hits if it and all before it in its
-// request are stored; afterwards the others are stored too.
+// Run plays a stream against a policy with room for capacity blocks. A block hits if it and all
+// before it in its request are stored; the others are stored afterwards.
 func Run(s *Stream, p pool.Policy, capacity int) Result {
 	d := newDriver(s, p, capacity)
 	n := len(s.Requests)
-	runtime.LockOSThread() // whose time is taken
+	runtime.LockOSThread() // its time is measured
 	defer runtime.UnlockOSThread()
 	for lap := range laps {
 		start := processorTime()
@@ -58,7 +60,8 @@ func Run(s *Stream, p pool.Policy, capacity int) Result {
 	return d.result
 }
 
-// processorTime is that of the thread so far. Beside other work it says what a clock on the wall does not: what was done here.
+// processorTime returns the processor time of the thread so far, which excludes other work of the
+// machine.
 func processorTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
@@ -75,7 +78,7 @@ type driver struct {
 	entry    []uint32 // by block; 0 is not stored
 	slots    []slot   // by entry; slot 0 is none
 	free     []uint32
-	keep     uint32 // entry that must stay: something is about to hang on it
+	keep     uint32 // entry that must stay: it is about to get a child
 	result   Result
 
 	use     pool.Use
@@ -91,7 +94,10 @@ type slot struct {
 }
 
 func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
-	d := &driver{policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks), slots: make([]slot, capacity+1)}
+	d := &driver{
+		policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks),
+		slots: make([]slot, capacity+1),
+	}
 	for e := capacity; e > 0; e-- {
 		d.free = append(d.free, uint32(e))
 	}
@@ -105,7 +111,7 @@ func (d *driver) Child(e uint32) uint32 { return d.slots[e].child }
 // Held implements pool.View.
 func (d *driver) Held(e uint32) bool { return e == d.keep }
 
-// print spreads the number of a block over a word, as a hash of a key would be.
+// print spreads the number of a block over a word, like the hash of a key.
 func print(block uint32, seed uint64) uint64 {
 	x := uint64(block) + 0x9e3779b97f4a7c15*(1+2*seed)
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -129,7 +135,7 @@ func (d *driver) request(r *Request) {
 	d.store(r.Blocks, n, r.Millis*1e6)
 }
 
-// store takes the blocks from n on in, as far as there is room.
+// store stores the blocks from n on, as far as there is room.
 func (d *driver) store(blocks []uint32, n int, now int64) {
 	if n > 0 {
 		d.keep = d.entry[blocks[n-1]]
@@ -151,7 +157,7 @@ func (d *driver) store(blocks []uint32, n int, now int64) {
 	d.policy.Insert(&d.in)
 }
 
-// room is a free entry, by eviction if need be; 0 if nothing can go.
+// room returns a free entry, by eviction if necessary; 0 if nothing can be evicted.
 func (d *driver) room(now int64) uint32 {
 	if len(d.free) == 0 {
 		e := d.policy.Victim(now, 1, d)

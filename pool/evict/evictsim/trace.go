@@ -6,7 +6,8 @@ import (
 	"github.com/kvagent/kvagent/trace"
 )
 
-// ReadTrace is the stream of a trace, whose blocks it numbers in the order they come. A request may be without blocks, not all.
+// ReadTrace reads the stream of a trace, whose blocks it numbers in order. Some requests, not all,
+// may have no blocks.
 func ReadTrace(path string) (*Stream, error) {
 	requests, err := trace.Read(path, 0)
 	if err != nil {
@@ -22,7 +23,7 @@ func ReadTrace(path string) (*Stream, error) {
 	return s, nil
 }
 
-// numbered are the numbers of blocks, those that are new the next ones.
+// numbered returns the numbers of blocks, and numbers new ones.
 func numbered(number map[uint64]uint32, ids []uint64) []uint32 {
 	blocks := make([]uint32, len(ids))
 	for i, id := range ids {

@@ -12,7 +12,8 @@ type Workload struct {
 	make func(*writer)
 }
 
-// Workloads are the generated ones. Each stream has some 100,000 to 400,000 blocks over half an hour to two hours.
+// Workloads are the generated workloads. Each stream has some 100,000 to 400,000 blocks over half
+// an hour to two hours.
 var Workloads = []Workload{
 	{"sysprompt", sysprompt},
 	{"chat", func(w *writer) { w.chats(0, hour, 1, 60, 6) }},
@@ -88,7 +89,7 @@ var Workloads = []Workload{
 	{"twiceatonce", retimed(func(w *writer) { w.twice(3000 * 9 / 10) }, atOnce)},
 }
 
-// Make is the stream of a seed.
+// Make generates the stream of a seed.
 func (w Workload) Make(seed uint64) *Stream {
 	out := &writer{rand: rand.New(rand.NewPCG(seed, 7)), stream: &Stream{Name: w.Name}}
 	w.make(out)
@@ -108,7 +109,8 @@ type writer struct {
 	stream *Stream
 }
 
-// sort orders the requests by time, and lays their blocks in that order, as those of a trace that is read: to read them is not to be timed.
+// sort orders the requests by time, and lays out their blocks in that order, so that reading them
+// costs no more than in a trace.
 func (w *writer) sort() {
 	requests := w.stream.Requests
 	slices.SortStableFunc(requests, func(a, b Request) int { return int(a.Millis - b.Millis) })
@@ -133,7 +135,7 @@ func (w *writer) add(at float64, blocks []uint32) {
 	w.stream.Requests = append(w.stream.Requests, Request{int64(at), slices.Clone(blocks)})
 }
 
-// wait is a random time around mean seconds, in ms; sigma is of its logarithm.
+// wait returns a random time around mean seconds, in ms; sigma is of its logarithm.
 func (w *writer) wait(mean, sigma float64) float64 {
 	return second * mean * math.Exp(sigma*w.rand.NormFloat64()-sigma*sigma/2)
 }
@@ -149,7 +151,7 @@ func (w *writer) arrivals(from, to, perSecond float64, f func(at float64)) {
 
 func (w *writer) between(low, high int) int { return low + w.rand.IntN(high-low+1) }
 
-// zipf draws from n things, the first most often.
+// zipf returns a draw of n things by popularity, the first most often.
 func (w *writer) zipf(n int, s float64) func() int {
 	z := rand.NewZipf(w.rand, s, 1, uint64(n-1))
 	return func() int { return int(z.Uint64()) }
@@ -163,7 +165,7 @@ func (w *writer) prompts(n, low, high int) [][]uint32 {
 	return p
 }
 
-// sysprompt: many prompts that start with one of 200 shared texts and end with something never seen again.
+// sysprompt makes prompts that start with one of 200 shared texts and end with a new one.
 func sysprompt(w *writer) {
 	shared := w.prompts(200, 8, 60)
 	pick := w.zipf(len(shared), 1.1)
@@ -172,7 +174,7 @@ func sysprompt(w *writer) {
 	})
 }
 
-// chats that grow turn by turn, after some time to think.
+// chats makes conversations that grow turn by turn, with some time to think.
 func (w *writer) chats(from, to, perSecond, think, turns float64) {
 	shared := w.prompts(8, 1, 6)
 	pick := w.zipf(len(shared), 1.2)
@@ -188,7 +190,7 @@ func (w *writer) chats(from, to, perSecond, think, turns float64) {
 	})
 }
 
-// agents that call tools: many short steps, each prompt the one before it and a little more.
+// agents makes callers of tools: many short steps, each prompt extending the one before it.
 func (w *writer) agents(from, to, perSecond float64) {
 	shared := w.prompts(5, 10, 30)
 	w.arrivals(from, to, perSecond, func(at float64) {
@@ -204,12 +206,12 @@ func (w *writer) agents(from, to, perSecond float64) {
 	})
 }
 
-// scans: long documents that come once.
+// scans makes long documents that are read once.
 func (w *writer) scans(from, to, perSecond float64) {
 	w.arrivals(from, to, perSecond, func(at float64) { w.add(at, w.fresh(w.between(60, 200))) })
 }
 
-// lruFriendly: what was used is used again, the sooner the likelier.
+// lruFriendly uses blocks again with a probability that falls with their age.
 func lruFriendly(w *writer) {
 	var stack [][]uint32
 	back := w.zipf(20000, 1.3)
@@ -230,7 +232,7 @@ func lruFriendly(w *writer) {
 	})
 }
 
-// phases: every ten minutes something else, and nothing of what was before.
+// phases changes to something else every ten minutes.
 func phases(w *writer) {
 	for i := range 6 {
 		from := float64(i) * 10 * minute
@@ -247,7 +249,8 @@ func phases(w *writer) {
 	}
 }
 
-// flip: of two sorts of prompts that look the same, in turn only the old ones or only the new ones come again.
+// flip has two sorts of prompts that look the same; in turn only the old or only the new ones are
+// repeated.
 func flip(w *writer) { w.flips(0, hour, 4*minute, 400) }
 
 func (w *writer) flips(from, to, every float64, far int) {
@@ -268,7 +271,7 @@ func (w *writer) flips(from, to, every float64, far int) {
 	})
 }
 
-// randomPhases: phases of random kind and strength.
+// randomPhases has phases of random kind and strength.
 func randomPhases(w *writer) {
 	for from := 0.; from < hour; {
 		to := from + minute*float64(w.between(3, 15))

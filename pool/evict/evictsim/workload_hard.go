@@ -5,16 +5,17 @@ import (
 	"slices"
 )
 
-// Shapes that somebody would try who wants to see the policy fall behind LRU: what came again stops to, what did not begins to, and
-// at ages where a pool of one of the usual sizes just has it or just has not. They were made after the policy.
+// These shapes try to make the policy worse than LRU: repeated blocks stop being repeated, others
+// begin to, and at ages at which a pool of a usual size just has them or just lost them. They were
+// written after the policy.
 
-// uniform: documents drawn evenly, so that nothing is to be learned.
+// uniform draws documents evenly, so that nothing can be learned.
 func uniform(w *writer) {
 	docs := w.prompts(w.between(600, 2400), 4, 24)
 	w.arrivals(0, hour, 4, func(at float64) { w.add(at, docs[w.rand.IntN(len(docs))]) })
 }
 
-// flat: single blocks and pairs, hardly one more popular than another.
+// flat uses single blocks and pairs of about equal popularity.
 func flat(w *writer) {
 	docs := w.prompts(30_000, 1, 2)
 	w.arrivals(0, hour, 40, func(at float64) {
@@ -22,7 +23,8 @@ func flat(w *writer) {
 	})
 }
 
-// inversion: of documents drawn by popularity, the least popular become the most popular every six minutes.
+// inversion draws documents by popularity; every six minutes the least popular become the most
+// popular.
 func inversion(w *writer) {
 	docs := w.prompts(1500, 4, 24)
 	pick := w.zipf(len(docs), 1.1)
@@ -35,7 +37,8 @@ func inversion(w *writer) {
 	})
 }
 
-// sliding: drawn evenly from documents of late, of which there is always a new one: LRU has all of a window that it can hold.
+// sliding draws evenly from recent documents, with a new one at a steady rate: LRU has all of a
+// window that fits.
 func sliding(w *writer) {
 	const window = 600 // documents, 8,400 blocks
 	var docs [][]uint32
@@ -49,14 +52,15 @@ func sliding(w *writer) {
 	})
 }
 
-// twice: each document comes again once, when so many blocks of others have come, among documents that never do.
+// twice repeats each document once, after so many blocks of others, among documents that are never
+// repeated.
 func (w *writer) twice(blocks int) {
 	due := [][]uint32{}
-	behind := 0 // blocks in due
+	waiting := 0 // blocks in due
 	w.arrivals(0, hour, 4, func(at float64) {
-		if behind >= blocks && w.rand.IntN(3) > 0 {
+		if waiting >= blocks && w.rand.IntN(3) > 0 {
 			w.add(at, due[0])
-			behind -= 2 * len(due[0])
+			waiting -= 2 * len(due[0])
 			due = due[1:]
 			return
 		}
@@ -64,12 +68,12 @@ func (w *writer) twice(blocks int) {
 		w.add(at, doc)
 		if w.rand.IntN(2) == 0 {
 			due = append(due, doc)
-			behind += 2 * len(doc)
+			waiting += 2 * len(doc)
 		}
 	})
 }
 
-// rare: documents of which each comes again every quarter of an hour, in a flood of what comes once.
+// rare repeats documents every quarter of an hour, in a flood of prompts that are not repeated.
 func rare(w *writer) {
 	for range 150 {
 		doc := w.fresh(w.between(10, 30))
@@ -80,7 +84,8 @@ func rare(w *writer) {
 	w.arrivals(0, 2*hour, 2.5, func(at float64) { w.add(at, w.fresh(w.between(5, 25))) })
 }
 
-// branches: a few very long beginnings from which prompts branch off at any depth, each branch asked for some times.
+// branches has a few very long beginnings from which prompts branch off at any depth; each branch
+// is repeated.
 func branches(w *writer) {
 	trunks := w.prompts(3, 500, 1200)
 	w.arrivals(0, hour, 0.15, func(at float64) {
@@ -93,7 +98,7 @@ func branches(w *writer) {
 	})
 }
 
-// shrinking: conversations that are cut from their end at each turn, and never grow.
+// shrinking has conversations that are cut from their end at each turn, and never grow.
 func shrinking(w *writer) {
 	w.arrivals(0, hour, 0.7, func(at float64) {
 		for chain := w.fresh(w.between(20, 60)); len(chain) > 2 && at < hour; at += w.wait(50, 0.8) {
@@ -103,7 +108,7 @@ func shrinking(w *writer) {
 	})
 }
 
-// pingpong: the same documents forwards and backwards.
+// pingpong uses the same documents forwards and backwards.
 func pingpong(w *writer) {
 	docs := w.prompts(900, 10, 24) // 15,000 blocks
 	i, step := 0, 1
@@ -116,7 +121,8 @@ func pingpong(w *writer) {
 	})
 }
 
-// minnows: very many sessions of one or two blocks that go on once or not at all, beside some whales of a thousand that always do.
+// minnows has very many sessions of one or two blocks that continue once or not at all, beside some
+// of a thousand that always do.
 func minnows(w *writer) {
 	w.arrivals(0, hour, 15, func(at float64) {
 		chain := w.fresh(w.between(1, 2))
@@ -133,7 +139,7 @@ func minnows(w *writer) {
 	}
 }
 
-// longtail: chats whose times to think have no mean to speak of, from a second to hours.
+// longtail has chats with times to think from a second to hours, without a useful mean.
 func longtail(w *writer) {
 	w.arrivals(0, 2*hour, 0.6, func(at float64) {
 		chain := w.fresh(w.between(2, 20))
@@ -148,7 +154,8 @@ func longtail(w *writer) {
 	})
 }
 
-// sawtooth: a set of documents that are gone through in any order grows from nothing to 30,000 blocks, and begins anew.
+// sawtooth reads a set of documents in any order; it grows from nothing to 30,000 blocks, and
+// begins anew.
 func sawtooth(w *writer) {
 	var docs [][]uint32
 	w.arrivals(0, hour, 4, func(at float64) {
@@ -161,7 +168,8 @@ func sawtooth(w *writer) {
 	})
 }
 
-// betrayal: for half an hour what came twice comes for ever, and what came once never; then the other way round.
+// betrayal repeats, for half an hour, for ever what was used twice and never what was used once;
+// then the reverse.
 func betrayal(w *writer) {
 	var loyal, late [][]uint32
 	w.arrivals(0, hour, 4, func(at float64) {

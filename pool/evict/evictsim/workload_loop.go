@@ -5,8 +5,8 @@ import "slices"
 // loopBlocks is the size of the loops, for capacities below, just at and just above it.
 const loopBlocks = 10_000
 
-// loop asks for the same documents again and again, in the same order or in another each time round; of all requests a
-// share is for something that comes once. blocks is the size of all documents.
+// loop requests the same documents again and again, in the same order or shuffled each round; once
+// is the share of other requests that are not repeated. blocks is the size of all documents.
 func (w *writer) loop(blocks int, once float64, shuffle bool) {
 	var docs [][]uint32
 	for left := blocks; left > 0; {
@@ -29,7 +29,7 @@ func (w *writer) loop(blocks int, once float64, shuffle bool) {
 	})
 }
 
-// loopPhases: a loop that grows past the capacity and shrinks again.
+// loopPhases repeats a loop that grows past the capacity and shrinks again.
 func loopPhases(w *writer) {
 	docs := w.prompts(640, 10, 40) // 16,000 blocks
 	next := 0
@@ -42,7 +42,7 @@ func loopPhases(w *writer) {
 	})
 }
 
-// loopChat: a loop and chats beside it.
+// loopChat has a loop and chats beside it.
 func loopChat(w *writer) {
 	docs := w.prompts(240, 10, 40) // 6,000 blocks
 	next := 0
@@ -53,7 +53,8 @@ func loopChat(w *writer) {
 	w.chats(0, hour, 0.4, 60, 6)
 }
 
-// tree: prompts are ways from the root of a deep tree to a leaf, popular branches more often; now and then a new leaf.
+// tree makes prompts that are paths from the root of a deep tree to a leaf, popular branches more
+// often, with a new leaf now and then.
 func tree(w *writer) {
 	type branch struct {
 		chain []uint32

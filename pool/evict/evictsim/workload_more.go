@@ -5,21 +5,23 @@ import (
 	"slices"
 )
 
-// documents: whole prompts drawn by popularity, some more popular than others by the seed's power.
+// documents draws whole prompts by popularity, whose skew follows from the seed.
 func documents(w *writer) {
 	docs := w.prompts(w.between(500, 3000), 4, 40)
 	pick := w.zipf(len(docs), 1.02+0.5*w.rand.Float64())
-	w.arrivals(0, hour, 3, func(at float64) { w.add(at, append(slices.Clone(docs[pick()]), w.fresh(w.between(0, 2))...)) })
+	w.arrivals(
+		0, hour, 3, func(at float64) { w.add(at, append(slices.Clone(docs[pick()]), w.fresh(w.between(0, 2))...)) },
+	)
 }
 
-// thinks: chats of people who answer at once, of those who read, and of those who go for lunch.
+// thinks has chats of people who answer at once, who read, and who go for lunch.
 func thinks(w *writer) {
 	w.chats(0, 2*hour, 0.2, 8, 8)
 	w.chats(0, 2*hour, 0.2, 90, 6)
 	w.chats(0, 2*hour, 0.2, 1500, 4)
 }
 
-// days: a day's rhythm of chats, three days long; at night a batch of scans.
+// days has a daily rhythm of chats over three days, with a batch of scans at night.
 func days(w *writer) {
 	for day := range 3 {
 		from := float64(day) * 24 * hour
@@ -32,20 +34,21 @@ func days(w *writer) {
 	}
 }
 
-// flood: half an hour of chats, then a flood of prompts that never come again, beside the same chats.
+// flood has half an hour of chats, then the same chats beside a flood of prompts that are not
+// repeated.
 func flood(w *writer) {
 	w.chats(0, hour, 0.6, 60, 6)
 	w.arrivals(20*minute, 40*minute, 8, func(at float64) { w.add(at, w.fresh(w.between(5, 30))) })
 }
 
-// tiny: prompts of one or two blocks, by popularity.
+// tiny draws prompts of one or two blocks by popularity.
 func tiny(w *writer) {
 	docs := w.prompts(40_000, 1, 2)
 	pick := w.zipf(len(docs), 1.05)
 	w.arrivals(0, hour, 40, func(at float64) { w.add(at, docs[pick()]) })
 }
 
-// huge: a few prompts of 400 to 3,000 blocks, each asked about some times.
+// huge has a few prompts of 400 to 3,000 blocks, each repeated some times.
 func huge(w *writer) {
 	w.arrivals(0, 2*hour, 0.01, func(at float64) {
 		doc := w.fresh(w.between(400, 3000))
@@ -56,7 +59,7 @@ func huge(w *writer) {
 	})
 }
 
-// fans: agents that send out several others at once, each with all that was said before.
+// fans has agents that start several others at once, each with the whole conversation so far.
 func fans(w *writer) {
 	shared := w.prompts(3, 20, 40)
 	w.arrivals(0, hour, 0.03, func(at float64) {
@@ -76,13 +79,13 @@ func fans(w *writer) {
 	})
 }
 
-// few: a pool that has just been started: some hundred requests in all.
+// few makes some hundred requests in all, like those of a pool that has just been started.
 func few(w *writer) {
 	w.chats(0, 6*minute, 0.4, 30, 6)
 	w.arrivals(0, 6*minute, 0.3, func(at float64) { w.add(at, w.fresh(w.between(10, 60))) })
 }
 
-// retimed gives the requests of another workload other times, in their order.
+// retimed changes the times of another workload's requests, in their order.
 func retimed(make func(*writer), when func(i int, at int64) int64) func(*writer) {
 	return func(w *writer) {
 		make(w)
@@ -94,11 +97,11 @@ func retimed(make func(*writer), when func(i int, at int64) int64) func(*writer)
 	}
 }
 
-// atOnce: all at one time.
+// atOnce puts all at one time.
 func atOnce(int, int64) int64 { return 5 }
 
-// bursts: 200 requests at one time, then nothing for a minute.
+// bursts puts 200 requests at one time, then nothing for a minute.
 func bursts(i int, _ int64) int64 { return int64(i/200) * minute }
 
-// gaps: every 500 requests nothing comes for forty days.
+// gaps pauses for forty days after every 500 requests.
 func gaps(i int, at int64) int64 { return at + int64(i/500)*40*24*hour }

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// Shapes of public traces and of usual services, from what is known of them in numbers only: rates, lengths, how much is
-// shared and how long people and tools take. They were made after the policy.
+// These shapes follow public traces and usual services, by published numbers only: rates, lengths,
+// how much is shared and how long people and tools take. They were written after the policy.
 
-// length is a random number of blocks around mean, at least one; sigma is of its logarithm.
+// length returns a random number of blocks around mean, at least one; sigma is of its logarithm.
 func (w *writer) length(mean, sigma float64) int { return 1 + int(w.wait(mean, sigma)/second) }
 
-// toolAgent: long instructions with the tools, shared by many; behind them a task, some of which go on.
+// toolAgent has long instructions with the tools, shared by many, then a task; some tasks continue.
 func toolAgent(w *writer) {
 	tools := w.prompts(30, 6, 24)
 	pick := w.zipf(len(tools), 1.2)
@@ -24,7 +24,8 @@ func toolAgent(w *writer) {
 	})
 }
 
-// synthetic: long documents with several questions each, and short single prompts, for a quarter of an hour.
+// synthetic has long documents with several questions each, and short single prompts, for a quarter
+// of an hour.
 func synthetic(w *writer) {
 	const to = 17 * minute
 	w.arrivals(0, to, 0.5, func(at float64) {
@@ -39,7 +40,7 @@ func synthetic(w *writer) {
 	w.arrivals(0, to, 1.5, func(at float64) { w.add(at, w.fresh(w.length(2, 1))) })
 }
 
-// independent prompts behind one of a few short instructions; a twelfth goes on once.
+// independent has prompts after one of a few short instructions; a twelfth continues once.
 func (w *writer) independent(from, to, perSecond float64) {
 	shared := w.prompts(4, 1, 2)
 	w.arrivals(from, to, perSecond, func(at float64) {
@@ -51,8 +52,8 @@ func (w *writer) independent(from, to, perSecond float64) {
 	})
 }
 
-// bailian: two thirds single calls of programs by popularity of their template, one third chats whose times to think
-// go from seconds to an hour.
+// bailian has two thirds single calls of programs by popularity of their template, and one third
+// chats whose times to think range from seconds to an hour.
 func bailian(w *writer) {
 	templates := w.prompts(400, 2, 20)
 	pick := w.zipf(len(templates), 1.3)
@@ -69,7 +70,7 @@ func bailian(w *writer) {
 	})
 }
 
-// rag: instructions, some passages by popularity in the order they were found, and a question.
+// rag has instructions, some passages by popularity in the order they were found, and a question.
 func (w *writer) rag(from, to, perSecond float64) {
 	shared := w.fresh(2)
 	pick := w.zipf(3000, 1.1)
@@ -87,7 +88,8 @@ func (w *writer) rag(from, to, perSecond float64) {
 	})
 }
 
-// batch: every quarter of an hour the same 600 documents are gone through with new instructions behind them, beside chats.
+// batch reads the same 600 documents every quarter of an hour, with new instructions after them,
+// beside chats.
 func batch(w *writer) {
 	docs := w.prompts(600, 10, 30)
 	for round := range 4 {
@@ -100,7 +102,8 @@ func batch(w *writer) {
 	w.chats(0, hour, 0.4, 60, 6)
 }
 
-// growing: agents whose prompts grow to some hundred blocks; most steps follow at once, some wait for a person.
+// growing has agents whose prompts grow to some hundred blocks; most steps follow at once, some
+// wait for a person.
 func (w *writer) growing(from, to, perSecond float64) {
 	shared := w.prompts(3, 10, 20)
 	w.arrivals(from, to, perSecond, func(at float64) {
@@ -120,7 +123,8 @@ func (w *writer) growing(from, to, perSecond float64) {
 	})
 }
 
-// tenants: sixty of them with instructions of their own, each busy for some minutes and then silent.
+// tenants has sixty tenants with instructions of their own, each busy for some minutes and then
+// silent.
 func tenants(w *writer) {
 	for range 60 {
 		own := w.fresh(w.between(5, 40))
@@ -141,7 +145,8 @@ func tenants(w *writer) {
 	}
 }
 
-// shifts: passages, then chats, then agents, then prompts that share nothing, and passages again; no two as long.
+// shifts has passages, then chats, then agents, then prompts that share nothing, and passages
+// again, of different lengths.
 func shifts(w *writer) {
 	from := 0.
 	for i, minutes := range []float64{11, 17, 9, 13, 10} {
@@ -160,7 +165,7 @@ func shifts(w *writer) {
 	}
 }
 
-// compacting: agents that go on from a short text when their prompt has become long.
+// compacting has agents that continue from a short text when their prompt has become long.
 func compacting(w *writer) {
 	shared := w.fresh(24)
 	w.arrivals(0, hour, 0.06, func(at float64) {
@@ -178,7 +183,7 @@ func compacting(w *writer) {
 	})
 }
 
-// retries: many prompts come again as they are after some seconds, a few times, and then never.
+// retries repeats many prompts unchanged after some seconds, a few times, and then never.
 func retries(w *writer) {
 	w.arrivals(0, hour, 3, func(at float64) {
 		chain := w.fresh(w.length(10, 0.8))
@@ -188,7 +193,7 @@ func retries(w *writer) {
 	})
 }
 
-// fewLong: a few people with prompts of a thousand blocks each, in turn.
+// fewLong has a few people with prompts of a thousand blocks each, in turn.
 func fewLong(w *writer) {
 	for range 6 {
 		chain := w.fresh(w.between(300, 1500))

@@ -9,9 +9,10 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// patient is what a careful caller makes of a store that goes wrong: it keeps a checksum of what it put, as memory does for the tiers below
-// it, tries again what failed, gives each try a deadline, reads back what it wrote, and deletes until it is gone.
-type patient struct {
+// retrying wraps an unreliable store like a careful caller: it keeps a checksum of what it put, as
+// memory does for tiers, retries what failed with a deadline for each try, reads back what it
+// wrote, and deletes until the key is missing.
+type retrying struct {
 	below pool.Store
 	t     testing.TB
 
@@ -20,34 +21,35 @@ type patient struct {
 }
 
 const (
-	patientTries    = 200
-	patientPause    = 20 * time.Millisecond  // until a write that is under way is looked at again: nothing tells its end
-	patientDeadline = 300 * time.Millisecond // of one try, beyond which it counts as hanging
+	retryLimit = 200
+	// until a running write is checked again, since its end is not reported
+	retryPause    = 20 * time.Millisecond
+	retryDeadline = 300 * time.Millisecond // of one try, beyond which it counts as hanging
 )
 
-func newPatient(t testing.TB, below pool.Store) *patient {
-	return &patient{below: below, t: t, sums: map[pool.Key]uint32{}}
+func newPatient(t testing.TB, below pool.Store) *retrying {
+	return &retrying{below: below, t: t, sums: map[pool.Key]uint32{}}
 }
 
-// again tries until f has no error, or the caller's context ended.
-func (p *patient) again(ctx context.Context, what string, f func(ctx context.Context) error) error {
+// again retries until f has no error, or the caller's context ends.
+func (p *retrying) again(ctx context.Context, what string, f func(ctx context.Context) error) error {
 	var err error
-	for range patientTries {
+	for range retryLimit {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		try, cancel := context.WithTimeout(ctx, patientDeadline)
+		try, cancel := context.WithTimeout(ctx, retryDeadline)
 		err = f(try)
 		cancel()
 		if err == nil {
 			return nil
 		}
 	}
-	p.t.Errorf("%s fails %d times out of %d, at last with: %v", what, patientTries, patientTries, err)
+	p.t.Errorf("%s fails %d times out of %d, at last with: %v", what, retryLimit, retryLimit, err)
 	return err
 }
 
-func (p *patient) Put(ctx context.Context, items []pool.Item) error {
+func (p *retrying) Put(ctx context.Context, items []pool.Item) error {
 	for i := range items {
 		if err := p.put(ctx, &items[i]); err != nil {
 			return err
@@ -56,13 +58,13 @@ func (p *patient) Put(ctx context.Context, items []pool.Item) error {
 	return nil
 }
 
-func (p *patient) put(ctx context.Context, it *pool.Item) error {
+func (p *retrying) put(ctx context.Context, it *pool.Item) error {
 	keys, status := []pool.Key{it.Key}, make([]pool.Status, 1)
 	if err := p.Exists(ctx, keys, status); err != nil || status[0] == pool.OK {
 		it.Status = pool.Exists
 		return err
 	}
-	for range patientTries {
+	for range retryLimit {
 		one := []pool.Item{*it}
 		err := p.again(ctx, "put", func(ctx context.Context) error { return p.below.Put(ctx, one) })
 		if err != nil {
@@ -72,13 +74,14 @@ func (p *patient) put(ctx context.Context, it *pool.Item) error {
 			continue
 		}
 		if it.Status == pool.InProgress { // an earlier try, cut off by its deadline, is still being written
-			time.Sleep(patientPause)
+			time.Sleep(retryPause)
 			continue
 		}
 		if it.Status != pool.OK && it.Status != pool.Exists {
 			return nil
 		}
-		it.Status = pool.OK // it was not there before: if it is now, an earlier try put it there, or somebody at the same time
+		// It was missing before: an earlier try, or a concurrent caller, stored it.
+		it.Status = pool.OK
 		if right, err := p.readBack(ctx, it); err != nil || right {
 			return err
 		}
@@ -86,11 +89,11 @@ func (p *patient) put(ctx context.Context, it *pool.Item) error {
 			return err
 		}
 	}
-	p.t.Errorf("put: busy, or wrong when read back, %d times", patientTries)
+	p.t.Errorf("put: busy, or wrong when read back, %d times", retryLimit)
 	return nil
 }
 
-func (p *patient) readBack(ctx context.Context, it *pool.Item) (right bool, err error) {
+func (p *retrying) readBack(ctx context.Context, it *pool.Item) (right bool, err error) {
 	p.mu.Lock()
 	p.sums[it.Key] = pool.Sum(it.Key.Seed(uint32(len(it.Data))), it.Data)
 	p.mu.Unlock()
@@ -99,7 +102,7 @@ func (p *patient) readBack(ctx context.Context, it *pool.Item) (right bool, err 
 	return got[0].Status == pool.OK, err
 }
 
-func (p *patient) Get(ctx context.Context, items []pool.Item) error {
+func (p *retrying) Get(ctx context.Context, items []pool.Item) error {
 	for i := range items {
 		if err := p.get(ctx, items[i:i+1]); err != nil {
 			return err
@@ -108,10 +111,10 @@ func (p *patient) Get(ctx context.Context, items []pool.Item) error {
 	return nil
 }
 
-const patientReads = 8 // of one item that arrives corrupt
+const retryReads = 8 // of one item that arrives corrupt
 
-func (p *patient) get(ctx context.Context, one []pool.Item) error {
-	for range patientReads {
+func (p *retrying) get(ctx context.Context, one []pool.Item) error {
+	for range retryReads {
 		if err := p.again(ctx, "get", func(ctx context.Context) error { return p.below.Get(ctx, one) }); err != nil {
 			return err
 		}
@@ -126,28 +129,30 @@ func (p *patient) get(ctx context.Context, one []pool.Item) error {
 	return nil
 }
 
-func (p *patient) matches(it *pool.Item) bool {
+func (p *retrying) matches(it *pool.Item) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	sum, known := p.sums[it.Key]
 	return known && sum == pool.Sum(it.Key.Seed(uint32(len(it.Data))), it.Data)
 }
 
-func (p *patient) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
+func (p *retrying) Exists(ctx context.Context, keys []pool.Key, status []pool.Status) error {
 	return p.again(ctx, "exists", func(ctx context.Context) error { return p.below.Exists(ctx, keys, status) })
 }
 
-func (p *patient) Delete(ctx context.Context, keys []pool.Key) error {
+func (p *retrying) Delete(ctx context.Context, keys []pool.Key) error {
 	status := make([]pool.Status, len(keys))
-	for range patientTries {
-		if err := p.again(ctx, "delete", func(ctx context.Context) error { return p.below.Delete(ctx, keys) }); err != nil {
+	for range retryLimit {
+		if err := p.again(
+			ctx, "delete", func(ctx context.Context) error { return p.below.Delete(ctx, keys) },
+		); err != nil {
 			return err
 		}
 		if err := p.Exists(ctx, keys, status); err != nil || !contains(status, pool.OK) {
 			return err
 		}
 	}
-	p.t.Errorf("what is deleted is still there after %d tries", patientTries)
+	p.t.Errorf("what is deleted is still there after %d tries", retryLimit)
 	return nil
 }
 
@@ -160,4 +165,4 @@ func contains(all []pool.Status, one pool.Status) bool {
 	return false
 }
 
-func (p *patient) Usage() pool.Usage { return p.below.Usage() }
+func (p *retrying) Usage() pool.Usage { return p.below.Usage() }

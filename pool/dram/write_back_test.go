@@ -22,13 +22,16 @@ func coldest(p *Pool) (out []byte) {
 func lonely(id pool.SpaceID, number byte) *pool.Batch {
 	h := make([]byte, pool.MaxHashLen)
 	h[0] = number
-	return &pool.Batch{Space: id, Epoch: 1, Hashes: pool.Chain(h, len(h)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+	return &pool.Batch{
+		Space: id, Epoch: 1, Hashes: pool.Chain(h, len(h)), Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+	}
 }
 
 func ok(pool.Slot) pool.Status { return pool.OK }
 
-// To be read to be written elsewhere is no use of a block: the order of eviction stays, in memory and in the file.
-func TestGlanceIsNoUse(t *testing.T) {
+// Reading a block to write it elsewhere is no use: the order of eviction stays, in memory and in
+// the file.
+func TestReadWithoutTouchIsNoUse(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now }}
 	p := reopen(t, o)
@@ -42,7 +45,7 @@ func TestGlanceIsNoUse(t *testing.T) {
 	now = now.Add(time.Second)
 	for _, n := range slices.Concat(want, []byte{20, 19, 39, 0, 21}) {
 		b := lonely(id, n)
-		if p.Glance(b, ok); b.Status[0] != pool.OK {
+		if p.ReadWithoutTouch(b, ok); b.Status[0] != pool.OK {
 			t.Fatalf("block %d has status %d", n, b.Status[0])
 		}
 	}
@@ -58,8 +61,8 @@ func TestGlanceIsNoUse(t *testing.T) {
 	closePool(t, p)
 }
 
-// What happens to a block while it is glanced at counts.
-func TestWhileGlanced(t *testing.T) {
+// Uses of a block during ReadWithoutTouch count.
+func TestUsedDuringReadWithoutTouch(t *testing.T) {
 	for name, c := range map[string]struct {
 		meanwhile func(p *Pool, b *pool.Batch)
 		status    pool.Status
@@ -77,13 +80,27 @@ func TestWhileGlanced(t *testing.T) {
 			p.Acquire(load)
 			b.Slots = append(b.Slots, load.Slots...)
 		}, pool.OK, []byte{0, 1, 3, 4, 2}},
-		"its neighbours go":          {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 1, 3) }, pool.OK, []byte{0, 4, 2}},
-		"the newer one goes":         {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 3) }, pool.OK, []byte{0, 1, 2, 4}},
-		"all others go":              {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 0, 1, 3, 4) }, pool.OK, []byte{2}},
-		"it goes itself":             {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 2) }, pool.OK, []byte{0, 1, 3, 4}},
-		"it is found to be damaged":  {func(*Pool, *pool.Batch) {}, pool.Corrupt, []byte{0, 1, 3, 4}},
-		"glanced at by a second one": {func(p *Pool, b *pool.Batch) { p.Glance(lonely(b.Space, 1), ok) }, pool.OK, []byte{0, 1, 2, 3, 4}},
-		"the one behind it is loaded": {func(p *Pool, b *pool.Batch) {
+		"its neighbours go": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 1, 3) }, pool.OK, []byte{
+			0, 4, 2,
+		}},
+		"the newer one goes": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 3) }, pool.OK, []byte{
+			0, 1, 2, 4,
+		}},
+		"all others go": {func(p *Pool, b *pool.Batch) {
+			dropAll(
+				p, b.Space, 0, 1, 3, 4,
+			)
+		}, pool.OK, []byte{2}},
+		"it goes itself": {func(p *Pool, b *pool.Batch) { dropAll(p, b.Space, 2) }, pool.OK, []byte{
+			0, 1, 3, 4,
+		}},
+		"it is found to be damaged": {func(*Pool, *pool.Batch) {}, pool.Corrupt, []byte{0, 1, 3, 4}},
+		"read without touch by a second one": {func(p *Pool, b *pool.Batch) {
+			p.ReadWithoutTouch(
+				lonely(b.Space, 1), ok,
+			)
+		}, pool.OK, []byte{0, 1, 2, 3, 4}},
+		"the one after it is loaded": {func(p *Pool, b *pool.Batch) {
 			again := lonely(b.Space, 1)
 			p.Acquire(again)
 			p.Release(again.Slots, again.Status)
@@ -97,7 +114,7 @@ func TestWhileGlanced(t *testing.T) {
 				put(t, p, id, lonely(id, n).Hashes)
 			}
 			b := lonely(id, 2)
-			p.Glance(b, func(s pool.Slot) pool.Status {
+			p.ReadWithoutTouch(b, func(s pool.Slot) pool.Status {
 				if p.base[s.Off] != 2 {
 					t.Errorf("the slot has %d", p.base[s.Off])
 				}
@@ -119,8 +136,8 @@ func TestWhileGlanced(t *testing.T) {
 	defer closePool(t, p)
 	id := openSpec(t, p, keptSpec)
 	missing, foreign := lonely(id, 9), lonely(id+1, 9)
-	p.Glance(missing, func(pool.Slot) pool.Status { t.Error("read, and not there"); return pool.OK })
-	p.Glance(foreign, func(pool.Slot) pool.Status { t.Error("read, and no such space"); return pool.OK })
+	p.ReadWithoutTouch(missing, func(pool.Slot) pool.Status { t.Error("read, and not there"); return pool.OK })
+	p.ReadWithoutTouch(foreign, func(pool.Slot) pool.Status { t.Error("read, and no such space"); return pool.OK })
 	if missing.Status[0] != pool.Missing || foreign.Status[0] != pool.Invalid {
 		t.Errorf("statuses %d and %d", missing.Status[0], foreign.Status[0])
 	}
@@ -135,7 +152,8 @@ func dropAll(p *Pool, id pool.SpaceID, numbers ...byte) {
 	}
 }
 
-// Without a policy the coldest are those that were not used for longest, call after call; with one, which may give up any, many calls name all.
+// Without a policy the coldest are the least recently used, in each call; with one, which may evict
+// any, many calls cover all.
 func TestColdestNamesAllThatMayGo(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy pool.Policy

@@ -8,7 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// BenchmarkSave reserves and commits chains in a full pool, without the bytes: what the file adds is its headers.
+// BenchmarkSave reserves and commits chains in a full pool, without the bytes: what the file adds
+// is its headers.
 func BenchmarkSave(b *testing.B) {
 	for _, kept := range []bool{false, true} {
 		name, o := "memory", Options{Bytes: 256 << 20, SlabBytes: 1 << 20}
@@ -36,7 +37,9 @@ func BenchmarkSave(b *testing.B) {
 			save := func() {
 				h := randomChain(nil, number, benchChainLen)
 				number++
-				batch := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+				batch := pool.Batch{
+					Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+				}
 				p.Reserve(&batch)
 				p.Commit(batch.Slots, 1, batch.Status)
 			}

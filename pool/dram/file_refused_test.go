@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
-// TestColdStarts names what makes a file useless, and what is done about it.
+// TestColdStarts lists what makes the content of a file unusable.
 func TestColdStarts(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(o *Options, b []byte) // of the options, and of the superblock
@@ -52,7 +52,7 @@ func TestColdStarts(t *testing.T) {
 	}
 }
 
-// changeFile changes the bytes of a file that nobody has open.
+// changeFile changes the bytes of a file that is not open.
 func changeFile(t *testing.T, o Options, change func(b []byte, l *arena.Layout)) {
 	t.Helper()
 	b, err := os.ReadFile(o.Path)
@@ -87,19 +87,27 @@ func TestDamagedHeadersAreFreeSlots(t *testing.T) {
 	closePool(t, p)
 }
 
-// TestFilesThatAreRefused: nothing of somebody else's is touched.
+// TestFilesThatAreRefused checks that foreign files are not touched.
 func TestFilesThatAreRefused(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	for name, c := range map[string]struct {
 		make func() error
 		why  string
 	}{
-		"foreign":           {func() error { return os.WriteFile(o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600) }, "no pool's"},
+		"foreign": {func() error {
+			return os.WriteFile(
+				o.Path, []byte(strings.Repeat("notes\n", 2000)), 0o600,
+			)
+		}, "no pool's"},
 		"foreign and empty": {func() error { return os.WriteFile(o.Path, make([]byte, 64<<10), 0o600) }, "no pool's"},
-		"open to others":    {func() error { return errors.Join(os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644)) }, "mode 0644"},
-		"link":              {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
-		"directory":         {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
-		"no directory":      {func() error { o.Path += "/x/y"; return nil }, "not there"},
+		"open to others": {func() error {
+			return errors.Join(
+				os.WriteFile(o.Path, nil, 0o600), os.Chmod(o.Path, 0o644),
+			)
+		}, "mode 0644"},
+		"link":         {func() error { return os.Symlink("/etc/hostname", o.Path) }, "symbolic link"},
+		"directory":    {func() error { return os.Mkdir(o.Path, 0o700) }, "directory"},
+		"no directory": {func() error { o.Path += "/x/y"; return nil }, "not there"},
 	} {
 		path := o.Path
 		if err := c.make(); err != nil {
@@ -124,11 +132,12 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	o, _ := keptFile(t)
 	p := reopen(t, o)
 	var held *HeldError
-	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Gone {
+	if _, err := Open(o); !errors.As(err, &held) || held.Process != os.Getpid() || held.Exited {
 		t.Errorf("%v", err)
 	}
 	list, err := ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() || list[0].Bytes != o.Bytes {
+	if err != nil || len(list) != 1 || list[0].State != Live || list[0].Process != os.Getpid() ||
+		list[0].Bytes != o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if err := RemoveFile(o.Path); !errors.Is(err, ErrHeld) {
@@ -137,7 +146,8 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	closePool(t, p)
 	os.WriteFile(filepath.Join(filepath.Dir(o.Path), "notes"), make([]byte, 8<<10), 0o600)
 	list, err = ListFiles(filepath.Dir(o.Path))
-	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute || list[0].Allocated < o.Bytes {
+	if err != nil || len(list) != 1 || list[0].State != Abandoned || list[0].Age > time.Minute ||
+		list[0].Allocated < o.Bytes {
 		t.Errorf("%+v, %v", list, err)
 	}
 	if err := RemoveFile(o.Path); err != nil {
@@ -145,7 +155,7 @@ func TestSecondPoolIsRefused(t *testing.T) {
 	}
 }
 
-// TestNoRoomIsSaid: a file system that is too small is an error at the start that names both sizes.
+// TestNoRoomIsSaid checks that the error for a file system that is too small names both sizes.
 func TestNoRoomIsSaid(t *testing.T) {
 	var fs unix.Statfs_t
 	path := shmPath(t)
@@ -157,6 +167,6 @@ func TestNoRoomIsSaid(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	if _, err := os.Stat(path); err == nil {
-		t.Error("a file was left behind")
+		t.Error("a file was left over")
 	}
 }

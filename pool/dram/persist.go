@@ -2,20 +2,21 @@ package dram
 
 import "github.com/kvagent/kvagent/pool/dram/arena"
 
-// What the pool's file is told of a slot's life. The order matters: a header is written when the bytes are there and before
-// anybody hears that they are stored; it is cleared before the slot can be given to another.
+// These methods write the life of a slot to the pool's file. The order matters: a header is written
+// after the bytes and before the slot is reported stored; it is cleared before the slot can be
+// given to another entry.
 
-// header is what the file says of a slot in use.
+// header returns the file's header of a used slot.
 func (c *core) header(slot uint32) *arena.Header { return c.file.Header(c.slabs.Cell(slot)) }
 
-// keepShard makes a shard whose bytes are there one that outlives the process.
-func (c *core) keepShard(e, slot uint32, shard uint8, sum uint32) {
+// persistShard writes the header of a shard whose bytes are complete.
+func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
 	if c.file == nil {
 		return
 	}
 	r := &c.recs.All[e]
 	sp := c.realms[r.ident.realm()].space
-	if sp.record == notKept {
+	if sp.record == noRecord {
 		return
 	}
 	c.file.Touch(func() {
@@ -28,8 +29,8 @@ func (c *core) keepShard(e, slot uint32, shard uint8, sum uint32) {
 	})
 }
 
-// unkeep makes the slots of an entry free ones for whoever opens the file next.
-func (c *core) unkeep(e uint32) {
+// clearHeaders marks the slots of an entry as free in the file.
+func (c *core) clearHeaders(e uint32) {
 	if c.file == nil {
 		return
 	}
@@ -40,8 +41,8 @@ func (c *core) unkeep(e uint32) {
 	}
 }
 
-// keepParent notes what e hangs on; parent none is nothing.
-func (c *core) keepParent(e, parent uint32) {
+// persistParent writes the parent of e; none clears it.
+func (c *core) persistParent(e, parent uint32) {
 	if c.file == nil {
 		return
 	}
@@ -53,11 +54,11 @@ func (c *core) keepParent(e, parent uint32) {
 	c.file.Touch(func() { c.header(c.recs.All[e].head).Parent.Store(w) })
 }
 
-// keepMove gives a moved shard's header to its new slot. Until the old one is cleared both are
-// whole, and alike: whoever opens the file then takes either. What hangs on the entry is told where
-// it is now. The old header is cleared in a touch of its own, also if the new one cannot be written:
-// its slot is given to another entry.
-func (c *core) keepMove(e uint32, m *move) {
+// persistMove copies a moved shard's header to its new slot. Until the old one is cleared both are
+// valid and alike, and the next process may use either. The children of the entry are updated to
+// its new place. The old header is cleared in a Touch of its own, even if the new one cannot be
+// written: its slot is given to another entry.
+func (c *core) persistMove(e uint32, m *move) {
 	f := c.file
 	if f == nil {
 		return
@@ -74,49 +75,51 @@ func (c *core) keepMove(e uint32, m *move) {
 		h.Check.Store(h.SumOf(m.to))
 	})
 	if m.shard == 0 {
-		c.keepChildren(e)
+		c.persistChildren(e)
 	}
 	f.Touch(func() { old.Check.Store(0) })
 }
 
-// keepChildren notes where the entry lies that others hang on.
-func (c *core) keepChildren(e uint32) {
+// persistChildren writes the place of an entry to the headers of its children.
+func (c *core) persistChildren(e uint32) {
 	child := c.recs.All[e].child
 	for n := 0; child != none && n < maxMoveChildren; n++ {
-		c.keepParent(child, e)
+		c.persistParent(child, e)
 		child = c.recs.All[child].next
 	}
 }
 
-// keepUse notes that e was loaded.
-func (c *core) keepUse(e uint32) {
+// persistUse writes that e was loaded.
+func (c *core) persistUse(e uint32) {
 	if f := c.file; f != nil {
 		f.Touch(func() { c.header(c.recs.All[e].head).Used.Store(f.Tick) })
 	}
 }
 
-// tick sets the clock of what keepShard and keepUse note.
+// tick sets the clock that persistShard and persistUse write.
 func (c *core) tick() {
 	if f := c.file; f != nil {
 		f.SetTime(c.now())
 	}
 }
 
-// turnKept starts a new generation of a space: from here on nothing stored before comes back.
-func (c *core) turnKept(sp *space) {
-	if f := c.file; f != nil && sp.record != notKept {
+// advanceGeneration starts a new generation of a space in the file. Nothing stored before is
+// restored.
+func (c *core) advanceGeneration(sp *space) {
+	if f := c.file; f != nil && sp.record != noRecord {
 		if !f.Touch(func() { sp.generation = f.SpaceAt(sp.record).Turn() }) {
-			sp.record = notKept // its record is lost, and what was stored under it
+			sp.record = noRecord // its record is lost, with everything stored under it
 		}
 	}
 }
 
-// notKept is the record of a space that the file has not.
-const notKept = -1
+// noRecord marks a space without a record in the file.
+const noRecord = -1
 
-// keepSpace gives a space that is opened a record of the file. Without one it works, and is gone with the process.
-func (c *core) keepSpace(sp *space) {
-	sp.record = notKept
+// persistSpace assigns an opened space a record in the file. A space without one works, and ends
+// with the process.
+func (c *core) persistSpace(sp *space) {
+	sp.record = noRecord
 	f := c.file
 	if f == nil {
 		return
@@ -140,7 +143,8 @@ func (c *core) keepSpace(sp *space) {
 	}
 }
 
-// forgetUnopened takes the record of a space that nobody opened since the file was, and of which nothing is stored.
+// forgetUnopened frees the record of a space that has no entries and has not been opened in this
+// process.
 func (c *core) forgetUnopened() (n int, ok bool) {
 	for print, sp := range c.unopened {
 		if c.realms[sp.realm].entries > 0 {

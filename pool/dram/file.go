@@ -11,14 +11,14 @@ import (
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
-// Files of pools, this one's and others'. Package arena has them; the rest of the module knows this
-// package alone.
+// Files of pools, this one's and others'. Package arena implements them; the rest of the module
+// uses them through this package alone.
 type (
-	// FileInfo is a pool's file as it is found in a directory.
+	// FileInfo describes a pool's file found in a directory.
 	FileInfo = arena.FileInfo
-	// FileState says whether a process has a pool's file.
+	// FileState is whether a process has a pool's file open.
 	FileState = arena.FileState
-	// HeldError says which process has the file that Open was given.
+	// HeldError names the process that has the file that Open was given.
 	HeldError = arena.HeldError
 )
 
@@ -28,18 +28,18 @@ const (
 	Abandoned = arena.Abandoned
 )
 
-// ErrHeld is what a HeldError is.
+// ErrHeld matches every HeldError.
 var ErrHeld = arena.ErrHeld
 
-// ListFiles finds the pools' files in a directory. Files that are something else, or that this user may not read, are
-// passed over.
+// ListFiles finds the pools' files in a directory. It skips other files, and files that this user
+// may not read.
 func ListFiles(dir string) ([]FileInfo, error) { return arena.ListFiles(dir) }
 
-// RemoveFile removes a pool's file that no process has, and gives its memory back.
+// RemoveFile removes a pool's file that no process has open, and frees its memory.
 func RemoveFile(path string) error { return arena.RemoveFile(path) }
 
-// openKept opens a pool whose file outlives it.
-func openKept(o *Options) (*Pool, error) {
+// openFile opens a pool whose file outlives the process.
+func openFile(o *Options) (*Pool, error) {
 	began := time.Now()
 	f, a, err := arena.OpenFile(&arena.FileOptions{
 		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: newSeed(o.HashSeed), Now: o.Clock(),
@@ -59,23 +59,23 @@ func openKept(o *Options) (*Pool, error) {
 	}
 	if err != nil {
 		adv.close()
-		return nil, errors.Join(err, f.GiveUp(), a.Close())
+		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
-	p.keeper = startKeeper(f, adv, o.FileFaults)
+	p.noter = startNoter(f, adv, o.FileFaults)
 	r.Took = time.Since(began)
 	p.info.Recovery = r
 	return p, nil
 }
 
-// core is the index of what is in a file, empty if that cannot be used.
+// core builds the index of a file's content, empty if that cannot be used.
 func (o *Options) core(f *arena.File, page int64, a *advisor, r *Recovery) (*core, error) {
 	c, err := newCore(o, page, f.Seed(), f)
 	if err != nil {
 		return nil, err
 	}
 	c.advisor = a
-	for _, n := range f.BadPages() { // of a file whose content is not used, too; no slab is cut yet
+	for _, n := range f.BadPages() { // also of a file whose content is not used; no slab is cut yet
 		c.slabs.Retire(n * page)
 	}
 	r.BadPages = int(c.slabs.BadStats().Pages)
@@ -94,52 +94,54 @@ func (o *Options) core(f *arena.File, page int64, a *advisor, r *Recovery) (*cor
 	return c, nil
 }
 
-// keepEvery is how often a pool notes in its file that it is in use, and what its policy learned.
-const keepEvery = 10 * time.Second
+// noteInterval is how often a pool writes to its file that it is in use, and what its policy
+// learned.
+const noteInterval = 10 * time.Second
 
-// keeper is the goroutine that does so. It owns the file. Nil: the pool has none.
-type keeper struct {
-	file    *arena.File
-	advisor *advisor
-	tell    func(faults uint64) // may be nil
-	told    uint64
-	ending  chan struct{}
-	done    sync.WaitGroup
+// fileNoter owns the file and writes these notes from a goroutine. It is nil if the pool has no
+// file.
+type fileNoter struct {
+	file     *arena.File
+	advisor  *advisor
+	tell     func(faults uint64) // may be nil
+	reported uint64
+	ending   chan struct{}
+	done     sync.WaitGroup
 }
 
-func startKeeper(f *arena.File, a *advisor, tell func(faults uint64)) *keeper {
-	k := &keeper{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
+func startNoter(f *arena.File, a *advisor, tell func(faults uint64)) *fileNoter {
+	k := &fileNoter{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
 }
 
-func (k *keeper) run() {
-	every := time.NewTicker(keepEvery)
+func (k *fileNoter) run() {
+	every := time.NewTicker(noteInterval)
 	defer every.Stop()
 	for {
 		select {
 		case <-every.C:
-			k.keep()
+			k.note()
 		case <-k.ending:
-			k.keep()
+			k.note()
 			return
 		}
 	}
 }
 
-func (k *keeper) keep() {
+func (k *fileNoter) note() {
 	if b := k.advisor.learned(); b != nil {
-		k.file.KeepLearned(b)
+		k.file.SaveLearned(b)
 	}
 	k.file.NoteAlive()
-	if n := k.file.Faulted(); n > k.told && k.tell != nil {
-		k.told = n
+	if n := k.file.Faulted(); n > k.reported && k.tell != nil {
+		k.reported = n
 		k.tell(n)
 	}
 }
 
-// close keeps once more and gives the file back.
-func (k *keeper) close() error {
+// close writes the notes once more and releases the file.
+func (k *fileNoter) close() error {
 	if k == nil {
 		return nil
 	}
@@ -149,7 +151,7 @@ func (k *keeper) close() error {
 	return k.file.Close()
 }
 
-// learned is what the policy learned; nil if there is nothing to keep.
+// learned returns what the policy learned; nil if there is nothing to save.
 func (a *advisor) learned() []byte {
 	if a == nil {
 		return nil
@@ -163,7 +165,7 @@ func (a *advisor) learned() []byte {
 	return learner.Learned()
 }
 
-// learn gives the policy what was kept. Nobody else has it yet.
+// learn passes what was saved to the policy, which is not shared yet.
 func (a *advisor) learn(f *arena.File) error {
 	if a == nil {
 		return nil
@@ -172,7 +174,7 @@ func (a *advisor) learn(f *arena.File) error {
 	if !ok {
 		return nil
 	}
-	b := f.KeptLearned()
+	b := f.SavedLearned()
 	if b == nil {
 		return nil
 	}

@@ -42,7 +42,10 @@ func closePool(t *testing.T, p *Pool) {
 	}
 }
 
-var keptSpec = pool.Spec{Identity: []byte("kept"), Fingerprint: pool.Fingerprint{1}, Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}}
+var keptSpec = pool.Spec{
+	Identity: []byte("kept"), Fingerprint: pool.Fingerprint{1}, Shards: 1,
+	Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}},
+}
 
 func openSpec(t *testing.T, p *Pool, s pool.Spec) pool.SpaceID {
 	t.Helper()
@@ -56,7 +59,9 @@ func openSpec(t *testing.T, p *Pool, s pool.Spec) pool.SpaceID {
 // put stores a chain, bytes and all.
 func put(t *testing.T, p *Pool, id pool.SpaceID, h pool.Hashes) {
 	t.Helper()
-	b := pool.Batch{Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+	b := pool.Batch{
+		Space: id, Epoch: p.Epoch(id), Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
 	p.Reserve(&b)
 	for i, s := range b.Slots {
 		if b.Status[i] == pool.OK {
@@ -77,7 +82,8 @@ func keptFile(t *testing.T) (Options, pool.Hashes) {
 	return o, h
 }
 
-// TestKilledWhileWriting opens a file as it is in the middle of a save: what is not committed is not there.
+// TestKilledWhileWriting opens a file as it is in the middle of a save: uncommitted blocks are not
+// restored.
 func TestKilledWhileWriting(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -92,15 +98,15 @@ func TestKilledWhileWriting(t *testing.T) {
 	defer closePool(t, p)
 	id = openSpec(t, p, keptSpec)
 	if n := p.Prefix(id, 0, more); n != 0 {
-		t.Errorf("committed before the bytes are there: %d blocks are stored that nobody committed", n)
+		t.Errorf("committed before the bytes are there: %d blocks are stored that were not committed", n)
 	}
 	if n := p.Prefix(id, 0, h); n != 40 {
 		t.Errorf("%d of 40 blocks", n)
 	}
 }
 
-// TestResetOutlivesTheProcess: the generation alone makes what was stored before a reset stay away, also when the process was
-// killed before it had dropped a single entry.
+// TestResetOutlivesTheProcess checks that the generation alone hides what was stored before a
+// reset, even if the process was killed before it had dropped an entry.
 func TestResetOutlivesTheProcess(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -121,7 +127,7 @@ func TestResetOutlivesTheProcess(t *testing.T) {
 	put(t, p, id, h)
 	closePool(t, p)
 	p = reopen(t, o)
-	if err := p.Forget(keptSpec.Fingerprint); err != nil { // nobody opened the space yet
+	if err := p.Forget(keptSpec.Fingerprint); err != nil { // the space was not opened yet
 		t.Fatal(err)
 	}
 	closePool(t, p)
@@ -143,7 +149,7 @@ func TestOtherIdentityGetsNothing(t *testing.T) {
 	}
 	p.Sweep()
 	if s := p.Stats(); s.Used != 0 {
-		t.Errorf("%d bytes used by what nobody can find", s.Used)
+		t.Errorf("%d bytes used by entries that cannot be found", s.Used)
 	}
 	if _, err := p.OpenSpace(keptSpec); !errors.Is(err, pool.ErrIdentity) {
 		t.Errorf("both open: %v", err)
@@ -157,7 +163,7 @@ func TestOtherIdentityGetsNothing(t *testing.T) {
 	}
 }
 
-// TestUnopenedIsEvicted: what nobody asks for any more makes room.
+// TestUnopenedIsEvicted checks that entries of spaces that were not opened are evicted.
 func TestUnopenedIsEvicted(t *testing.T) {
 	o, h := keptFile(t)
 	p := reopen(t, o)
@@ -175,11 +181,17 @@ func TestUnopenedIsEvicted(t *testing.T) {
 	}
 }
 
-// TestOrderOfUseOutlivesTheProcess: the chain that was loaded last stays, and of the others the suffix goes first.
+// TestOrderOfUseOutlivesTheProcess checks that the chain loaded last stays, and that of the others
+// the suffix is evicted first.
 func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
-	for name, policy := range map[string]func() pool.Policy{"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() }} {
+	for name, policy := range map[string]func() pool.Policy{
+		"none": func() pool.Policy { return nil }, "lru": func() pool.Policy { return evict.NewLRU() },
+	} {
 		now := time.Unix(1_700_000_000, 0)
-		o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now }, Policy: policy()}
+		o := Options{
+			Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t), Clock: func() time.Time { return now },
+			Policy: policy(),
+		}
 		p := reopen(t, o)
 		id := openSpec(t, p, keptSpec)
 		chains := []pool.Hashes{randomChain(nil, 1, 20), randomChain(nil, 2, 20), randomChain(nil, 3, 20)}
@@ -206,7 +218,8 @@ func TestOrderOfUseOutlivesTheProcess(t *testing.T) {
 	}
 }
 
-// TestLearnedOutlivesTheProcess: the policy gets back what it gave, and damage is a note.
+// TestLearnedOutlivesTheProcess checks that the policy gets back what it saved, and that damage is
+// a note.
 func TestLearnedOutlivesTheProcess(t *testing.T) {
 	o := Options{Bytes: 64 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
 	learned := &learner{Policy: evict.NewLRU(), gives: []byte("what it learned")}
@@ -225,7 +238,8 @@ func TestLearnedOutlivesTheProcess(t *testing.T) {
 	refuses := &learner{Policy: evict.NewLRU(), refuse: errors.New("of another version")}
 	o.Policy = refuses
 	p = reopen(t, o)
-	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") || len(refuses.got) != 100_000 {
+	if r := p.Info().Recovery; len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "of another version") ||
+		len(refuses.got) != 100_000 {
 		t.Errorf("%+v, %d bytes", r, len(refuses.got))
 	}
 	closePool(t, p)

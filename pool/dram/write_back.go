@@ -6,23 +6,24 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-var _ pool.Chilling = (*Pool)(nil)
+var _ pool.WriteBack = (*Pool)(nil)
 
-// Coldest implements pool.Chilling: the least recently used entries, at most lockStride. What a policy gives up next nobody can tell, it may be any: with one, half of
-// them are those that a hand comes to, which goes round through all.
+// Coldest implements pool.WriteBack: it returns the least recently used entries, at most
+// lockStride. A policy's next victims are unpredictable, so with a policy half of the result comes
+// from a round through all entries.
 func (p *Pool) Coldest(out []pool.Cold) int {
 	out = out[:min(len(out), lockStride)]
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := 0
 	if p.core.advisor != nil {
-		n = p.core.handful(out[:len(out)/2])
+		n = p.core.nextInRound(out[:len(out)/2])
 	}
-	return n + p.core.stalest(out[n:])
+	return n + p.core.leastRecent(out[n:])
 }
 
-// handful fills out with the entries that the hand comes to.
-func (c *core) handful(out []pool.Cold) (n int) {
+// nextInRound fills out with the next entries of the round.
+func (c *core) nextInRound(out []pool.Cold) (n int) {
 	for looked := 0; n < len(out) && looked < lockStride; looked++ {
 		if c.round++; c.round >= c.high {
 			c.round = none
@@ -35,8 +36,8 @@ func (c *core) handful(out []pool.Cold) (n int) {
 	return n
 }
 
-// stalest fills out with the least recently used entries.
-func (c *core) stalest(out []pool.Cold) (n int) {
+// leastRecent fills out with the least recently used entries.
+func (c *core) leastRecent(out []pool.Cold) (n int) {
 	e := c.recent.oldest
 	for looked := 0; e != none && n < len(out) && looked < lockStride; looked, e = looked+1, c.recs.All[e].newer {
 		if c.cold(e, &out[n]) {
@@ -46,7 +47,7 @@ func (c *core) stalest(out []pool.Cold) (n int) {
 	return n
 }
 
-// cold names an entry; false: its space is not open, or was reset.
+// cold names an entry; false if its space is not open or was reset.
 func (c *core) cold(e uint32, out *pool.Cold) bool {
 	r := &c.recs.All[e]
 	realm := &c.realms[r.ident.realm()]
@@ -58,7 +59,7 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 	return true
 }
 
-// bytes is the hash of a key, of n bytes.
+// bytes returns the hash of a key, of n bytes.
 func (k *key) bytes(n uint8) (h pool.Hash) {
 	for i, w := range [...]uint64{k.a, k.b, k.c, k.d} {
 		binary.LittleEndian.PutUint64(h.Bytes[8*i:], w)
@@ -67,24 +68,24 @@ func (k *key) bytes(n uint8) (h pool.Hash) {
 	return h
 }
 
-// spot is where an entry is in the order of eviction: its neighbours.
+// spot is an entry's place in the order of eviction: its neighbours.
 type spot struct{ newer, older cursor }
 
-// Glance implements pool.Chilling.
-func (p *Pool) Glance(b *pool.Batch, read func(s pool.Slot) pool.Status) {
+// ReadWithoutTouch implements pool.WriteBack.
+func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	for i := range b.Hashes.N {
 		var was spot
-		b.Status[i], b.Slots[i], was = p.glance(b, i)
+		b.Status[i], b.Slots[i], was = p.pinUntouched(b, i)
 		if b.Status[i] != pool.OK {
 			continue
 		}
 		b.Status[i] = read(b.Slots[i])
-		p.putBack(b.Slots[i].Ref, b.Status[i], &was)
+		p.unpinUntouched(b.Slots[i].Ref, b.Status[i], &was)
 	}
 }
 
-// glance pins an entry, and notes where it was.
-func (p *Pool) glance(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
+// pinUntouched pins an entry and returns its place in the order of eviction.
+func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -103,13 +104,14 @@ func (p *Pool) glance(b *pool.Batch, i int) (pool.Status, pool.Slot, spot) {
 	}
 	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 	if status == pool.OK && alone {
-		c.recs.All[e].hold |= flagGlanced
+		c.recs.All[e].hold |= flagUntouched
 	}
 	return status, slot, was
 }
 
-// putBack takes a glance's pin back. An entry that nobody else used meanwhile goes to where it was, and its last use stays what the file says.
-func (p *Pool) putBack(ref pool.Ref, status pool.Status, was *spot) {
+// unpinUntouched ends the pin. An entry that was not used otherwise meanwhile returns to its place,
+// and its last use in the file stays.
+func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status, was *spot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -121,19 +123,19 @@ func (p *Pool) putBack(ref pool.Ref, status pool.Status, was *spot) {
 		c.drop(e)
 		c.stats.Dropped++
 	}
-	if !c.recs.All[e].is(flagGlanced) {
+	if !c.recs.All[e].is(flagUntouched) {
 		c.tick()
 		c.unpinEntry(e, &cursor{})
 		return
 	}
-	c.recs.All[e].hold &^= flagGlanced
+	c.recs.All[e].hold &^= flagUntouched
 	if c.unhold(e) {
 		at := c.below(was)
 		c.settle(e, &at)
 	}
 }
 
-// spotOf is where an entry of the recent list is.
+// spotOf returns the place of an entry of the recent list.
 func (c *core) spotOf(e uint32) spot {
 	return spot{newer: c.cursorAt(c.recs.All[e].newer), older: c.cursorAt(c.recs.All[e].older)}
 }
@@ -145,8 +147,8 @@ func (c *core) cursorAt(e uint32) cursor {
 	return cursor{entry: e, generation: c.lives.All[e].generation}
 }
 
-// below is the entry that a spot is just older than by now: its neighbour, if that is still in the list, or what its other neighbour
-// is older than.
+// below returns the entry that a spot is just older than now: its newer neighbour if that is still
+// in the list, or the entry above its older one.
 func (c *core) below(was *spot) cursor {
 	if older := c.above(&was.older); c.above(&was.newer) == none && older != none {
 		return c.cursorAt(c.recs.All[older].newer)

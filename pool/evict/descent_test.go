@@ -6,7 +6,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// chain is a pool with one long chain: entry e+1 hangs on e.
+// chain is a pool with one long chain: entry e+1 is a child of e.
 type chain struct{ last, asked uint32 }
 
 func (c *chain) Child(e uint32) uint32 {
@@ -19,7 +19,7 @@ func (c *chain) Child(e uint32) uint32 {
 
 func (c *chain) Held(uint32) bool { return false }
 
-// TestLongChainGoesFromItsEnd evicts a chain of as many blocks as a prompt of a million tokens has, whatever its length
+// TestLongChainGoesFromItsEnd evicts a chain with the blocks of a prompt of a million tokens,
 // without walking down it for each block.
 func TestLongChainGoesFromItsEnd(t *testing.T) {
 	for _, p := range policies {

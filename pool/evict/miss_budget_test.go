@@ -7,70 +7,77 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCreditIsWonAndLost follows the credit: from nothing, with what is looked up, up with what is won and down with losses.
-func TestCreditIsWonAndLost(t *testing.T) {
+// TestMissBudgetIsEarnedAndSpent follows the miss budget: it starts at 0, grows with blocks looked
+// up and with gains, and falls with losses.
+func TestMissBudgetIsEarnedAndSpent(t *testing.T) {
 	const entries = 1000
-	var c credit
+	var c missBudget
 	may := func() float64 { return c.mayLose(0) }
-	c.book(0, 10_000, entries)
+	c.record(0, 10_000, entries)
 	if may() <= 0 || may() > 0.01*10_000 {
 		t.Errorf("%g blocks may be lost after 10,000 blocks that tell nothing", may())
 	}
 	given := may()
-	if c.book(50, 0, entries); may() != given+50 {
+	if c.record(50, 0, entries); may() != given+50 {
 		t.Errorf("%g blocks may be lost after 50 won, %g before", may(), given)
 	}
-	if c.book(-80, 0, entries); may() != given-30 {
+	if c.record(-80, 0, entries); may() != given-30 {
 		t.Errorf("%g blocks may be lost after 80 lost, %g before", may(), given+50)
 	}
-	if c.book(1e6, 0, entries); may() > entries {
+	if c.record(1e6, 0, entries); may() > entries {
 		t.Errorf("%g blocks may be lost of %d", may(), entries)
 	}
-	c.book(-1e6, 0, entries)
-	if c.book(0, entries*3/4/giftShare, entries); may() > -entries/5 {
+	c.record(-1e6, 0, entries)
+	if c.record(0, entries*3/4/giftShare, entries); may() > -entries/5 {
 		t.Errorf("%g blocks may be lost when three quarters of a debt of all entries are paid", may())
 	}
-	if c.book(0, 1e6, entries); may() <= 0 {
+	if c.record(0, 1e6, entries); may() <= 0 {
 		t.Errorf("%g blocks may be lost long after a great loss: LRU decides for ever", may())
 	}
 }
 
-// TestTrustIsWonSlowlyAndLostAtOnce lets lost blocks go unasked for, of prompts of 20 blocks, and then asks for some.
+// TestTrustIsWonSlowlyAndLostAtOnce does not ask for lost blocks of prompts of 20 blocks, and then
+// asks for some.
 func TestTrustIsWonSlowlyAndLostAtOnce(t *testing.T) {
 	const entries, lost = 10_000, 500
-	var c credit
+	var c missBudget
 	for range 1000 {
-		c.book(1, 20, entries)
+		c.record(1, 20, entries)
 	}
 	if got := c.mayLose(lost); got != c.blocks {
-		t.Errorf("%g blocks may be lost, the credit is %g, and nothing is known of those lost", got, c.blocks)
+		t.Errorf("%g blocks may be lost, the budget is %g, and nothing is known of those lost", got, c.blocks)
 	}
 	c.note(0, lost/2, entries)
 	half := c.mayLose(lost)
-	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half || c.mayLose(lost) > c.blocks+leadShare*1000*20 {
-		t.Errorf("%g blocks may be lost when half as many were not asked for, %g when as many; the credit is %g", half, c.mayLose(lost), c.blocks)
+	if c.note(0, lost/2, entries); half <= c.blocks || c.mayLose(lost) <= half ||
+		c.mayLose(lost) > c.blocks+leadShare*1000*20 {
+		t.Errorf(
+			"%g blocks may be lost when half as many were not asked for, %g when as many; the budget is %g", half,
+			c.mayLose(lost), c.blocks,
+		)
 	}
 	if got := c.mayLose(20); got > 1.2*c.blocks {
-		t.Errorf("%g blocks may be lost when those lost are of one prompt, the credit is %g", got, c.blocks)
+		t.Errorf("%g blocks may be lost when those lost are of one prompt, the budget is %g", got, c.blocks)
 	}
 	if c.note(lost/10, 0, entries); c.mayLose(lost) != c.blocks {
-		t.Errorf("%g blocks may be lost after a tenth was asked for, the credit is %g", c.mayLose(lost), c.blocks)
+		t.Errorf("%g blocks may be lost after a tenth was asked for, the budget is %g", c.mayLose(lost), c.blocks)
 	}
 	c.note(10, 0, entries)
 	if c.note(0, 10*askedCost-1, entries); c.mayLose(lost) != c.blocks {
-		t.Errorf("%g blocks may be lost, the credit is %g: what was asked for is forgotten", c.mayLose(lost), c.blocks)
+		t.Errorf("%g blocks may be lost, the budget is %g: what was asked for is forgotten", c.mayLose(lost), c.blocks)
 	}
 }
 
-// TestLentByTheLead lends more to a policy that is ahead of LRU, up to a share of what was looked up, and nothing to one that is behind.
+// TestLentByTheLead lends more to a policy that is ahead of LRU, up to a share of what was looked
+// up, and nothing to one that LRU leads.
 func TestLentByTheLead(t *testing.T) {
 	const entries, lost = 10_000, 500
 	lent := func(ahead int) float64 {
-		var c credit
+		var c missBudget
 		for range 1000 {
-			c.book(0, 20, entries)
+			c.record(0, 20, entries)
 		}
-		c.book(ahead, 0, entries)
+		c.record(ahead, 0, entries)
 		c.note(0, lost, entries)
 		return c.mayLose(lost) - c.blocks
 	}
@@ -84,7 +91,7 @@ func TestLentByTheLead(t *testing.T) {
 		t.Errorf("%g blocks are lent at a lead of 5,000, after 20,000 looked up", got)
 	}
 	if got := lent(-300); got != 0 {
-		t.Errorf("%g blocks are lent to one that is behind", got)
+		t.Errorf("%g blocks are lent to one that LRU leads", got)
 	}
 }
 
@@ -94,7 +101,7 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 	w := newLRUWorld(h, 300)
 	for block := range uint32(600) {
 		if w.look(block); block >= 300 {
-			h.credit.blocks = 100
+			h.missBudget.blocks = 100
 			h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		}
 	}
@@ -102,9 +109,9 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 		if w.entry[block] != 0 {
 			continue
 		}
-		h.credit.calm = 100
-		if w.look(block); h.credit.calm > 100-askedCost+1 { // one may have passed at the same time
-			t.Errorf("what went unasked for counts %g after a lost block was asked for, was 100", h.credit.calm)
+		h.missBudget.calm = 100
+		if w.look(block); h.missBudget.calm > 100-askedCost+1 { // one may have passed at the same time
+			t.Errorf("what went unasked for counts %g after a lost block was asked for, was 100", h.missBudget.calm)
 		}
 		return
 	}
@@ -113,7 +120,7 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 
 // lruWorld is a pool of single blocks that knows what LRU would have.
 type lruWorld struct {
-	nobody
+	noneHeld
 	h     *Hazard
 	order []uint32          // blocks, the one used last at the end
 	used  map[uint32]uint32 // ms, of each block that was looked up
@@ -133,7 +140,7 @@ func newLRUWorld(h *Hazard, entries int) *lruWorld {
 
 // look looks a block up and stores it if it is missing.
 func (w *lruWorld) look(block uint32) {
-	w.now += 1e9 // ns: nobody asks again at once
+	w.now += 1e9 // ns: no request is repeated at once
 	u := pool.Use{Now: w.now, BlockTokens: 512, Prints: []uint64{spread(int(block))}}
 	if e := w.entry[block]; e != 0 {
 		u.Entries = []uint32{e}
@@ -168,7 +175,8 @@ func (w *lruWorld) remember(block uint32) {
 	}
 }
 
-// missing is the blocks that LRU would have and the pool has not, and all that LRU would have, as far back as the policy sees.
+// missing returns the blocks that LRU would have and the pool has not, and all that LRU would have,
+// as far back as the policy looks.
 func (w *lruWorld) missing() (lost, all int) {
 	for block, used := range w.used {
 		if w.h.kinds[0].recency.has(used) {
@@ -180,8 +188,9 @@ func (w *lruWorld) missing() (lost, all int) {
 	return lost, all
 }
 
-// TestMissingIsCountedAndBounded holds the count of what LRU would have and the pool has not to a slow one, and to what may be
-// lost at once without falling behind, in a pool that LRU would keep differently. LRU has as much room as the pool, but for a grain.
+// TestMissingIsCountedAndBounded compares the count of blocks that LRU would have and the pool has
+// not with a slow one, and with the number that may be lost at once, in a pool that LRU would fill
+// differently. LRU has the room of the pool, to a grain.
 func TestMissingIsCountedAndBounded(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -195,7 +204,7 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		if r.IntN(2) == 0 {
 			block = uint32(r.IntN(400)) // more than fits
 		}
-		h.credit.calm = 0 // what trust allows is beside the bound
+		h.missBudget.calm = 0 // what trust allows is beside the bound
 		used, known := w.used[block]
 		had, has := known && h.kinds[0].recency.has(used), w.entry[block] != 0
 		w.look(block)
@@ -212,7 +221,10 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 			t.Fatalf("look-up %d: LRU is taken to have %d blocks, it has room for %d", i, all, entries)
 		}
 		if may := float64(ahead) + giftShare*float64(looked); float64(got) > may {
-			t.Fatalf("risks more than its credit: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i, got, ahead, looked, may)
+			t.Fatalf(
+				"risks more than its budget: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i,
+				got, ahead, looked, may,
+			)
 		}
 		far = max(far, got)
 		if i%50 == 0 {
