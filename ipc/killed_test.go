@@ -14,8 +14,8 @@ import (
 
 const helperPathEnv = "KVAGENT_IPC_TEST_SOCKET"
 
-// helperMain is the peer: it opens a session, has a child hold its socket open, says so by a PING, and waits to be
-// killed.
+// helperMain is the peer: it opens a session, has a child hold its socket open, says so by a PING,
+// and waits to be killed.
 func helperMain(path string) {
 	c, _, err := DialSession(context.Background(), path, "helper", MinVersion, Version)
 	if err == nil {
@@ -36,8 +36,9 @@ func helperMain(path string) {
 	c.Recv()
 }
 
-// startHelper gives our end of a session with a killed-to-be process, and its child that holds the socket. accepted
-// is whether our end behaves as an agent's, or as a client's whose agent is the helper.
+// startHelper gives our end of a session with a killed-to-be process, and its child that holds the
+// socket. accepted is whether our end behaves as an agent's, or as a client's whose agent is the
+// helper.
 func startHelper(t *testing.T, accepted bool) (agent *Conn, helper *exec.Cmd, child *os.Process) {
 	t.Helper()
 	path := filepath.Join(socketDir(t), SessionSocket)
@@ -126,7 +127,8 @@ func noticed(t *testing.T) time.Duration {
 	return took
 }
 
-// At the client's end only the end of the socket ends Recv: a living child of the agent may still touch memory.
+// At the client's end only the end of the socket ends Recv: a living child of the agent may still
+// touch memory.
 func TestKilledAgent(t *testing.T) {
 	client, helper, child := startHelper(t, false)
 	recv := make(chan error, 1)
