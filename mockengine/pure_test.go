@@ -50,9 +50,9 @@ func TestSimulation(t *testing.T) {
 		{"the pool is lost, not the engines'", 2, 10, 0, turns, map[int]Fault{1: {PoolLost: true}}, 0 + 2 + 3, 13},
 		{"a request is computed again", 1, 10, 0, one,
 			map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}, Again: []int{0}}}, 3 + 2 + 3, 13},
-		{"the agent is stopped", 2, 10, 0, turns, map[int]Fault{1: {Asleep: true}}, 0 + 2 + 3, 13},
-		{"the agent is stopped at first", 2, 10, 0, turns, map[int]Fault{0: {Asleep: true}}, 3 + 2 + 3, 13},
-		{"the agent is away", 2, 10, 0, turns, map[int]Fault{0: {Away: true}}, 0 + 2 + 3, 13},
+		{"the agent is stopped", 2, 10, 0, turns, map[int]Fault{1: {AgentStopped: true}}, 0 + 2 + 3, 13},
+		{"the agent is stopped at first", 2, 10, 0, turns, map[int]Fault{0: {AgentStopped: true}}, 3 + 2 + 3, 13},
+		{"the agent is away", 2, 10, 0, turns, map[int]Fault{0: {AgentDown: true}}, 0 + 2 + 3, 13},
 	} {
 		if got := Simulate(records, c.engines, c.cache, c.pool, c.deal, c.faults); got != c.hits/c.allBlocks {
 			t.Errorf("%s: hit rate %v, want %v of %v", c.name, got, c.hits, c.allBlocks)

@@ -4,11 +4,11 @@ import "container/list"
 
 // Fault is what happens to the caches immediately before a request of a simulation.
 type Fault struct {
-	PoolLost    bool  // the agent died: its pool is empty
-	EnginesLost []int // engines that died: their own caches are empty
-	Again       []int // requests that are computed again after that, because their engine died
-	Away        bool  // there is no agent for this request: nothing comes from the pool or goes to it
-	Asleep      bool  // the agent is stopped: nothing comes from the pool; what goes to it arrives when it continues
+	PoolLost     bool  // the agent died: its pool is empty
+	EnginesLost  []int // engines that died: their own caches are empty
+	Again        []int // requests that are computed again after that, because their engine died
+	AgentDown    bool  // there is no agent for this request: nothing comes from the pool or goes to it
+	AgentStopped bool  // the agent is stopped: nothing comes from the pool; what goes to it arrives when it continues
 }
 
 // Simulate returns the share of all prompt blocks that a perfect system of these caches would hit:
@@ -37,7 +37,7 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 		}
 		for _, k := range fault.Again {
 			own[deal(k)].use(records[k].HashIDs)
-			if !fault.Away {
+			if !fault.AgentDown {
 				pool.use(records[k].HashIDs)
 			}
 		}
@@ -46,13 +46,13 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 		for n < len(rec.HashIDs) && cache.has(rec.HashIDs[n]) {
 			n++
 		}
-		for !fault.Away && !fault.Asleep && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
+		for !fault.AgentDown && !fault.AgentStopped && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
 			n++
 		}
 		hits += n
 		total += len(rec.HashIDs)
 		cache.use(rec.HashIDs)
-		if !fault.Away {
+		if !fault.AgentDown {
 			pool.use(rec.HashIDs)
 		}
 	}

@@ -61,7 +61,8 @@ func indexCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().IntSliceVar(&blocks, "blocks", blocks, fmt.Sprintf("blocks stored, one row each, %d to %d", indexPinChain, maxIndexBlocks))
+	cmd.Flags().IntSliceVar(&blocks, "blocks", blocks,
+		fmt.Sprintf("blocks stored, one row each, %d to %d", indexPinChain, maxIndexBlocks))
 	cmd.Flags().IntVar(&wide, "wide-blocks", wide, "blocks of 8 shards whose memory is measured, 0 for none")
 	return cmd
 }

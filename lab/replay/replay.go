@@ -1,4 +1,4 @@
-// Package replay runs a recorded trace through agents and mock engines, and counts what came of it.
+// Package replay runs a recorded trace through agents and mock engines, and reports the outcome.
 package replay
 
 import (
@@ -23,11 +23,11 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// defaultVerify is more than serve checks by default: a check could be wrong where engines
-// are killed, or revoke their saves.
+// defaultVerify samples more than serve does by default: a check could be wrong where engines are
+// killed, or revoke their saves.
 const defaultVerify = 10
 
-// options are all settings of replay.
+// options has all settings of replay.
 type options struct {
 	trace    string
 	requests int
@@ -48,7 +48,7 @@ type options struct {
 	kernelLag           time.Duration
 	loadDeadline        time.Duration
 
-	kvagent   string // the program that is started; empty: the one beside this program
+	kvagent   string // the program to start; empty: the one in this program's folder
 	socket    string
 	integrity string
 	verify    int // one block in so many is checked end to end
@@ -59,7 +59,7 @@ type options struct {
 	tiers    []string // of each node
 	nodes    int
 	shared   string        // a tier of all nodes
-	tiersIn  time.Duration // for all tiers to answer before the first request; 0: nobody waits
+	tiersIn  time.Duration // for all tiers to answer before the first request; 0: do not wait
 
 	killEngine, killAgent, killMover, killHelper, killServer int // every so many requests
 	pauseEngine, pauseAgent, pauseHelper, pauseServer        int
@@ -75,12 +75,13 @@ func defaultOptions() *options {
 	return &options{
 		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute,
-		integrity: settings.IntegrityFull, verify: defaultVerify, eviction: evict.DefaultName, device: settings.DeviceAuto,
+		integrity: settings.IntegrityFull, verify: defaultVerify, eviction: evict.DefaultName,
+		device:       settings.DeviceAuto,
 		loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
 	}
 }
 
-// Command is replay.
+// Command returns the command replay.
 func Command() *cobra.Command {
 	s := defaultOptions()
 	cmd := &cobra.Command{
@@ -123,39 +124,55 @@ It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a ma
 
 func (s *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
-	f.StringVar(&s.trace, "trace", "", "the trace: one JSON object a line, in any order, with timestamp, hash_ids and, if need be, input_length and output_length")
+	f.StringVar(&s.trace, "trace", "",
+		"the trace: one JSON object a line, in any order, with timestamp, hash_ids and, if need be, input_length and output_length")
 	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "replay only so many requests; 0 is all")
-	f.Var(settings.Duration(&s.duration, 0, 24*time.Hour), "duration", "replay again and again, with fresh prompts, for so long")
-	f.Var(settings.Duration(&s.pace, 0, 24*time.Hour), "pace", "take at least so long, for people to watch; 0 is as fast as it goes")
+	f.Var(settings.Duration(&s.duration, 0, 24*time.Hour), "duration",
+		"replay again and again, with fresh prompts, for so long")
+	f.Var(settings.Duration(&s.pace, 0, 24*time.Hour), "pace",
+		"take at least so long, for people to watch; 0 is as fast as it goes")
 	f.Uint64Var(&s.seed, "seed", 0, "seed of everything that is drawn; 0 takes one from the clock and prints it")
 	f.Var(settings.Count(&s.engines, 0, 1024), "engines", "engines; 0 is 2, or one for each node if there are more")
 	f.Var(settings.Count(&s.perProcess, 1, 1024), "engines-per-process", "engines in one process")
-	f.Var(settings.Count(&s.engineBlocks, 0, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
+	f.Var(settings.Count(&s.engineBlocks, 0, mockengine.MaxBlocks), "engine-blocks",
+		"KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
 	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
 	f.Var(settings.Size(&s.pool, 0, dram.MaxBytes), "pool", "the agent's pool; 0 is as much as the trace fills")
 	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks of one engine")
-	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups",
+		"KV cache groups; every second one has blocks of twice the tokens")
 	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
 	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
 	f.Float64Var(&s.abortRate, "abort-rate", 0, "share of requests whose client goes away, 0 to 1")
 	f.Float64Var(&s.skipRate, "skip-save-rate", 0, "share of requests that must not be saved, 0 to 1")
 	f.Var(settings.Count(&s.priorities, 1, 100), "priorities", "levels of priority that requests are drawn from")
-	f.Var(settings.Duration(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout", "a look-up that takes longer is a miss")
-	f.Var(settings.Duration(&s.kernelLag, 0, time.Second), "kernel-lag", "let a step's kernels begin up to so much later, at random")
-	f.Var(settings.Duration(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline", "give a load up after so long")
+	f.Var(settings.Duration(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout",
+		"a look-up that takes longer is a miss")
+	f.Var(settings.Duration(&s.kernelLag, 0, time.Second), "kernel-lag",
+		"let a step's kernels begin up to so much later, at random")
+	f.Var(settings.Duration(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline",
+		"give a load up after so long")
 	f.StringVar(&s.kvagent, "kvagent", "", "the kvagent that is started; default: the one beside this program")
-	f.StringVar(&s.socket, "socket", "", "socket directory, or session socket, of an agent that runs; default: start one")
-	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity", "integrity of the agent that is started")
-	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample", "verify-sample of the agent that is started; a mismatch fails the run")
+	f.StringVar(&s.socket, "socket", "",
+		"socket directory, or session socket, of an agent that runs; default: start one")
+	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity",
+		"integrity of the agent that is started")
+	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample",
+		"verify-sample of the agent that is started; a mismatch fails the run")
 	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "eviction of the agent that is started")
-	f.Var(settings.Choice(&s.device, settings.Devices), "device", "device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
-	f.StringVar(&s.dramPath, "dram-path", "", "file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
-	f.StringArrayVar(&s.tiers, "tier", nil, "a tier below the pool of the agent that is started, as serve takes it; may be given several times")
+	f.Var(settings.Choice(&s.device, settings.Devices), "device",
+		"device of the agent that is started; with cuda the engines are on the only GPU, too, every second one in virtual memory")
+	f.StringVar(&s.dramPath, "dram-path", "",
+		"file on tmpfs or hugetlbfs for the pool of the agent that is started: then the pool outlives its kills")
+	f.StringArrayVar(&s.tiers, "tier", nil,
+		"a tier below the pool of the agent that is started, as serve takes it; may be given several times")
 	f.Var(settings.Count(&s.nodes, 1, maxNodes), "nodes", "agents that are started, each with a pool of its own; "+
 		"engines are dealt to them in turn")
-	f.Var(settings.Duration(&s.tiersIn, 0, time.Hour), "tiers-within", "begin when every tier answers, and fail if one does not within so long; 0 does not wait")
+	f.Var(settings.Duration(&s.tiersIn, 0, time.Hour), "tiers-within",
+		"begin when every tier answers, and fail if one does not within so long; 0 does not wait")
 	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, behind --tier, such as redis://127.0.0.1:6379")
-	f.Var(settings.Count(&s.killEngine, 0, 1<<30), "kill-engine-every", "kill an engine every so many requests; 0 is never")
+	f.Var(settings.Count(&s.killEngine, 0, 1<<30), "kill-engine-every",
+		"kill an engine every so many requests; 0 is never")
 	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-every", "kill an agent every so many requests, of "+
 		"one node after the other; 0 is never")
 	f.Var(settings.Count(&s.killMover, 0, 1<<30), "kill-mover-every", "kill a mover of an agent every so many "+
@@ -172,24 +189,26 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 		"stop an agent's helper for a while every so many requests; 0 is never")
 	f.Var(settings.Count(&s.pauseServer, 0, 1<<30), "pause-server-every",
 		"stop --server for a while every so many requests; 0 is never")
-	f.Var(settings.Duration(&s.pauseFor, time.Millisecond, time.Hour), "pause-for", "how long what is paused is stopped")
+	f.Var(settings.Duration(&s.pauseFor, time.Millisecond, time.Hour), "pause-for",
+		"how long what is paused is stopped")
 	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is "+
 		"started before the agents and ended after them")
 	f.Var(settings.Duration(&s.serverDown, 0, time.Hour), "server-down", "how long after a kill the server is "+
 		"started again")
 	f.Var(settings.Duration(&s.stalledAfter, time.Second, 24*time.Hour), "stalled-after",
 		"fail when no engine has reported for so long, and say what is waited for; longer than --pause-for")
-	f.BoolVar(&s.flip, "fault-flip-byte", false, "flip a byte of the pool in the end and load it; with --integrity header the run must fail")
+	f.BoolVar(&s.flip, "fault-flip-byte", false,
+		"flip a byte of the pool in the end and load it; with --integrity header the run must fail")
 	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	f.BoolVar(&s.progress, "progress", false, "show how far it is")
 	f.Lookup("flip-byte").Hidden = true
 }
 
-// defaultEngines is how many engines a replay has at least if it is not told.
+// defaultEngines is the least number of engines by default.
 const defaultEngines = 2
 
-// complete decides what the settings leave open.
+// complete sets the defaults that depend on other settings.
 func (s *options) complete() {
 	if s.engines == 0 {
 		s.engines = max(defaultEngines, s.nodes)
@@ -221,7 +240,8 @@ func (s *options) check() error {
 	}
 	bad = append(bad, s.checkFaults())
 	if s.killMover > 0 && (s.device == settings.DeviceAuto || s.device == settings.DeviceHost) {
-		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device, settings.DeviceHostMover, settings.DeviceCUDA))
+		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device,
+			settings.DeviceHostMover, settings.DeviceCUDA))
 	}
 	if s.socket != "" && s.dramPath != "" {
 		bad = append(bad, errors.New("dram-path: an agent that was not started here has its own"))
@@ -261,13 +281,13 @@ func run(ctx context.Context, s *options, out, log interface{ Write([]byte) (int
 
 // Times in which a replay ends what it started.
 const (
-	EndsWithin    = 20 * time.Second // after SIGTERM or SIGINT everything is over; the times below add up to less
-	brokenWithin  = 8 * time.Second  // for agents to end by themselves when the run is broken off
+	EndsWithin    = 20 * time.Second // after SIGTERM or SIGINT everything has ended; the times below add up to less
+	brokenWithin  = 8 * time.Second  // for agents to end by themselves when the run is aborted
 	enginesWithin = 10 * time.Second // for processes of engines that have left to end
 )
 
-// endInTime ends this process when it has not ended replayEndsWithin after ctx is done; the kernel kills
-// its children with it. The caller calls disarm when everything is over.
+// endInTime ends this process if it has not ended EndsWithin after ctx is done; the kernel kills
+// its children with it. The caller calls disarm when everything has ended.
 func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 	over := make(chan struct{})
 	go func() {

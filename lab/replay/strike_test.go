@@ -75,8 +75,8 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	r.watching.Wait()
 }
 
-// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's report
-// is read, and that ends no replay. One that nobody killed does.
+// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's
+// report is read, and that ends no replay. One that nobody killed does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
 	for _, reported := range []bool{true, false} {
 		c, err := child.Start(exec.Command("sleep", "1000"))
@@ -86,11 +86,11 @@ func TestReportOfAStrikeComesLate(t *testing.T) {
 		life, told := &agentLife{Process: c}, make(chan struct{})
 		a := &agentProcess{exits: make(chan error, 1)}
 		a.mu.child = life
-		go func() { a.tellEnd(life); close(told) }()
+		go func() { a.reportEnd(life); close(told) }()
 		c.Signal(syscall.SIGKILL)
 		<-c.Done
 		if reported {
-			time.Sleep(20 * time.Millisecond) // tellEnd has seen the end by now, or does so later: both are right
+			time.Sleep(20 * time.Millisecond) // reportEnd has seen the end by now, or does so later: both are right
 			a.expectDeath(life)
 		}
 		<-told
