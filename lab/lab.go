@@ -40,7 +40,7 @@ func Main(args []string, log io.Writer) (code int) {
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kvbench",
-		Short: "Try kvagent: engines that are played, a recorded trace, and measurements",
+		Short: "Test kvagent: mock engines, recorded traces, and measurements",
 		Example: `  kvbench replay --trace conversation.jsonl --progress
   kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
   kvbench bench lookup`,

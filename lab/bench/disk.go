@@ -54,13 +54,13 @@ func diskCommand() *cobra.Command {
 	s := diskSettings{}
 	cmd := &cobra.Command{
 		Use:   "disk",
-		Short: "Writes and reads of the disk tier against its disk's own rate",
-		Long: "Writes new blocks through the disk tier and reads them in random order, in batches, and in turn with that the same\n" +
-			"bytes by plain O_DIRECT calls (pwrite, pread, each in a thread of its own) of the same size and depth, from and to memory of\n" +
-			"the same kind, in files whose room is allocated before the clock runs. Needs 2 * (--rounds + 1) * --bytes and 1 GiB of disk\n" +
-			"in --dir, where it makes a directory and removes it. Takes about 20 seconds on a disk of 1 GB/s. Other work on the machine\n" +
-			"takes more from the tier, which copies and verifies every byte, than from the plain calls: what was measured on a busy one\n" +
-			"says less about the disk.",
+		Short: "Compare writes and reads of the disk tier with the disk's own rate",
+		Long: `Writes new blocks through the disk tier and reads them in random order, in batches. Alternating with
+that, the same bytes are written and read by plain O_DIRECT calls (pwrite, pread, each in a thread
+of its own) of the same size and depth, from and to memory of the same kind, in files whose room is
+allocated beforehand. Needs 2 * (--rounds + 1) * --bytes and 1 GiB of disk in --dir, where it
+creates a directory and removes it. Takes about 20 seconds on a disk of 1 GB/s. Other work on the
+machine slows the tier, which copies and verifies every byte, more than the plain calls.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.check(); err != nil {

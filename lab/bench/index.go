@@ -95,7 +95,8 @@ func measureIndex(sizes []int, wide int) (r indexReport, err error) {
 
 func printIndex(w io.Writer, r indexReport) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "blocks\texists ns/block\tGo map ns/block\tpin 2,048 us\tinsert ns/block\tlongest us\tbytes/block\t")
+	fmt.Fprintln(t,
+		"blocks\texists ns/block\tGo map ns/block\tpin 2,048 us\tinsert ns/block\tlongest us\tbytes/block\t")
 	for _, row := range r.Rows {
 		fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t\n", row.Blocks, row.NsPerBlock, row.MapNsPerBlock,
 			row.PinUs2048, row.InsertNs, row.InsertMaxUs, row.BytesPerBlock)

@@ -55,13 +55,15 @@ func lookupCommand() *cobra.Command {
 	s := lookupSettings{}
 	cmd := &cobra.Command{
 		Use:   "lookup",
-		Short: "Look-ups of all forms against a server that does nothing",
-		Long: "Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for runs of them\n" +
-			"drawn at random: all are hits. The own form reserves what it finds and releases it outside of the measurement. In turn\n" +
-			"with that the same frames go to a plain zmq4 REP socket that sends a reply of the same size. Both servers are processes\n" +
-			"of their own. Takes about 20 seconds.\n\n" +
-			"With --clients several ask at once, and reserve nothing. With --saves an engine saves as fast as the agent takes it, while\n" +
-			"either server is asked; the pool has memory then: --blocks KiB and 600 MiB.",
+		Short: "Compare look-ups of all forms with an echo server",
+		Long: `Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for
+random runs of them: all are hits. The own form reserves what it finds and releases it outside of
+the measurement. Alternating with that, the same frames go to a plain zmq4 REP socket that sends a
+reply of the same size. Both servers are processes of their own. Takes about 20 seconds.
+
+With --clients several clients ask concurrently, and reserve nothing. With --saves an engine saves
+as fast as the agent accepts it, while either server is asked; the pool then has memory: --blocks
+KiB and 600 MiB.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
@@ -134,7 +136,8 @@ func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
 		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
+	_, _ = fmt.Fprintln(w,
+		"form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
 	for _, r := range rows {
 		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes,
 			r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50, r.RatioP99, r.SavedGBs)

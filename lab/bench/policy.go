@@ -49,11 +49,12 @@ func policyCommand() *cobra.Command {
 	s := policySettings{capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed}
 	cmd := &cobra.Command{
 		Use:   "policy [--trace FILE] [--workload NAME]",
-		Short: "Hit rate of the pool's eviction on a trace, beside LRU and the optimum",
-		Long: "Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload, against a pool of " +
-			"--capacity-blocks blocks whose data is address space only. Each request hits the leading blocks that are stored, and then " +
-			"has all its blocks stored. Time is the trace's. Of several streams as many run at once as there are cores, and ns/access, " +
-			"which is processor time, is of caches that are shared then.",
+		Short: "Compare the hit rate of the pool's eviction on a trace with LRU and the optimum",
+		Long: `Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload,
+against a pool of --capacity-blocks blocks whose data is address space only. Each request hits the
+leading blocks that are stored, and then all its blocks are stored. Time is the trace's. Of several
+streams as many run concurrently as there are cores; ns/access, which is processor time, is then
+measured with shared caches.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}
@@ -62,7 +63,8 @@ func policyCommand() *cobra.Command {
 	f.StringVar(&s.trace, "trace", "", "trace file in Mooncake's format")
 	f.StringVar(&s.workload, "workload", "", "generated workload, or all")
 	f.Uint64Var(&s.seed, "seed", s.seed,
-		"seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; of these 0 is 1")
+		"seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; "+
+			"for these 0 means 1")
 	f.Float64Var(&s.mostBelow, "most-below-lru", 0,
 		"fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
 	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities,

@@ -37,9 +37,9 @@ func recoverCommand() *cobra.Command {
 	slots, dir := defaultRecoverSlots, "/dev/shm"
 	cmd := &cobra.Command{
 		Use:   "recover",
-		Short: "How much of a killed agent's pool comes back, and how fast",
-		Long: fmt.Sprintf(`Fills a pool in a file with blocks of %d bytes in a process of its own, kills that while it saves more, opens the
-file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
+		Short: "Measure how much of a killed agent's pool is recovered, and how fast",
+		Long: fmt.Sprintf(`Fills a pool in a file with blocks of %d bytes in a process of its own, kills that
+process while it saves more, opens the file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if slots < minRecoverSlots || slots > maxRecoverSlots {

@@ -73,7 +73,7 @@ func slabsCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "slabs",
-		Short: "What storing blocks of one size costs blocks of another",
+		Short: "Measure what storing blocks of one size costs blocks of another",
 		Long: `Fills a pool with interleaved conversations of a first model, stores some of models whose
 blocks have other sizes, and then plays all models in turn until twice the pool has been stored.
 For each of the three phases it prints the bytes stored, the bytes evicted and moved for them, and
@@ -85,7 +85,7 @@ the time of a reservation. In the end every block that is still stored is compar
 	}
 	f := cmd.Flags()
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
-	f.Var(settings.Size(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "the pool, whose memory is taken")
+	f.Var(settings.Size(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "size of the pool, which is allocated")
 	f.Var(settings.Size(&s.slab, 0, dram.MaxSlabBytes), "slab",
 		"size of a slab, a power of two; 0: as serve chooses it")
 	f.StringSliceVar(&s.slots, "slots", s.slots,
@@ -95,7 +95,7 @@ the time of a reservation. In the end every block that is still stored is compar
 	f.Var(settings.Size(&s.store, 1, dram.MaxBytes), "store",
 		"bytes that each further model stores in the second phase")
 	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "policy of the pool")
-	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; of these 0 is 1")
+	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; for these 0 means 1")
 	return cmd
 }
 

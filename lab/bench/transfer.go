@@ -32,10 +32,10 @@ func transferCommand() *cobra.Command {
 	s := transferSettings{}
 	cmd := &cobra.Command{
 		Use:   "transfer",
-		Short: "Saves and loads on the host device against plain copy()",
-		Long: "Moves scattered blocks between an engine's memory and a pool, checksums on, and in turn with that the\n" +
-			"same bytes between the same places by copy() with as many threads. Takes about 10 seconds and three\n" +
-			"times --memory bytes of memory.",
+		Short: "Compare saves and loads on the host device with plain copy()",
+		Long: `Moves scattered blocks between an engine's memory and a pool, with checksums, and, alternating with
+that, the same bytes between the same places by copy() with as many threads. Takes about 10 seconds
+and three times --memory bytes of memory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.rounds < 1 || s.rounds > 1000 {

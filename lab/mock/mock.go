@@ -60,13 +60,16 @@ func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mock",
 		Short: "Play an inference engine against a running agent",
-		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV cache blocks in
-shared or GPU memory whose every byte is derived from the prompt, so that what comes back can be checked.
+		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV
+cache blocks in shared or GPU memory. Every byte is derived from the prompt, so that loaded blocks
+can be checked.
 
-With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on) and says "filled N";
-this is how other look-up clients are tried against a filled pool. With --hold it stays until it is ended. Otherwise it
-runs the requests of a trace, or drawn ones, and prints what became of them, one JSON object a line.`,
-		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 --block-size 128 --hold
+With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on)
+and prints "filled N", for tests of other look-up clients against a filled pool. With --hold it
+stays registered until it is ended. Otherwise it runs the requests of a trace, or generated ones,
+and prints their outcomes, one JSON object a line.`,
+		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 \
+    --block-size 128 --hold
   kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
   kvbench mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
 		Args: cobra.NoArgs,
@@ -99,17 +102,18 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets")
 	f.StringVar(&s.lookupName, "lookup-name", "",
-		"look-up socket that the agent is to open for this engine; default: the common one")
+		"look-up socket that the agent opens for this engine; default: the common one")
 	f.StringVar(&s.name, "name", s.name, "name of the engine")
 	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
-	f.Uint64Var(&s.seed, "seed", 1, "seed of everything that is drawn")
+	f.Uint64Var(&s.seed, "seed", 1, "seed of all random choices")
 	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
 	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
-	f.BoolVar(&s.hold, "hold", false, "stay, registered, until ended")
-	f.StringVar(&s.trace, "trace", "", "trace to run; default: drawn conversations")
+	f.BoolVar(&s.hold, "hold", false, "stay registered until ended")
+	f.StringVar(&s.trace, "trace", "", "trace to run; default: generated conversations")
 	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "requests to run; 0 is the whole trace")
 	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}),
-		"device", "where the KV cache blocks are: host is shared memory, cuda the only GPU that is seen (CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
+		"device", "memory of the KV cache blocks: host is shared memory, cuda the only visible GPU "+
+			"(CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
 	f.Var(settings.Count(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
 	f.Var(settings.Count(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
 	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
@@ -119,11 +123,11 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
 	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
 	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after",
-		"kill this process (SIGKILL) when a job is under way, after so many jobs")
+		"kill this process (SIGKILL) while a job is in flight, after this many jobs")
 	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-after",
-		"kill the agent when it has a job of this engine, after so many jobs")
-	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of kill")
-	f.BoolVar(&s.drive, "drive", false, "be driven over standard input and output")
+		"kill the agent while it has a job of this engine, after this many jobs")
+	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of killing")
+	f.BoolVar(&s.drive, "drive", false, "read commands from standard input and write reports to standard output")
 	f.Lookup("drive").Hidden = true
 }
 

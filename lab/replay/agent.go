@@ -137,7 +137,7 @@ func (a *agentProcess) endWanted(c *agentLife) bool {
 
 func (a *agentProcess) tellExit(c *agentLife) {
 	select {
-	case a.exits <- fmt.Errorf("the agent of node %d ended though nobody had asked: %w\n%s", a.node, c.Err,
+	case a.exits <- fmt.Errorf("the agent of node %d ended unexpectedly: %w\n%s", a.node, c.Err,
 		a.log.String()):
 	default:
 	}

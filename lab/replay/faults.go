@@ -118,7 +118,7 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine
 func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
 	s := e.strike
 	if s == nil {
-		return fmt.Errorf("engine %d struck though nobody had asked", e.number)
+		return fmt.Errorf("engine %d reported a strike that was not planned", e.number)
 	}
 	e.strike = nil
 	if s.Agent {

@@ -112,11 +112,13 @@ func (r *replay) report() Report {
 	o.AgentLookupUS, o.AgentAskUS, o.OverDeadlineUS = r.slowest.whole, r.slowest.ask, r.slowest.over
 	o.OverDeadlineAtS, o.OverTookUS = r.slowest.overAt, r.slowest.overTook
 	o.MachineLagUS = micros(r.lag)
-	o.SamplesMatched, o.SamplesMismatched, o.SamplesUnverified = r.sample.Matched, r.sample.Mismatched, r.sample.Unverified
+	o.SamplesMatched, o.SamplesMismatched = r.sample.Matched, r.sample.Mismatched
+	o.SamplesUnverified = r.sample.Unverified
 	o.HitRateBefore, o.HitRateAfter = r.around.rates()
 	r.tally.Lock()
 	defer r.tally.Unlock()
-	o.EngineKills, o.AgentKills, o.AgentPauses, o.KillsInFlight = r.tally.engineKills, r.tally.agentKills, r.tally.pauses, r.tally.inFlight
+	o.EngineKills, o.AgentKills = r.tally.engineKills, r.tally.agentKills
+	o.AgentPauses, o.KillsInFlight = r.tally.pauses, r.tally.inFlight
 	o.MoverKills, o.MoverInFlight = r.tally.moverKills, r.tally.moverInFlight
 	for _, n := range r.nodes {
 		o.AgentKillsNode = append(o.AgentKillsNode, n.killed())
@@ -128,7 +130,8 @@ func (r *replay) report() Report {
 }
 
 func (o *Report) addStats(s *mockengine.Stats) {
-	o.BlocksSaved, o.BlocksLoaded, o.BytesSaved, o.BytesLoaded = s.BlocksSaved, s.BlocksLoaded, s.BytesSaved, s.BytesLoaded
+	o.BlocksSaved, o.BlocksLoaded = s.BlocksSaved, s.BlocksLoaded
+	o.BytesSaved, o.BytesLoaded = s.BytesSaved, s.BytesLoaded
 	o.BlocksVerified, o.WrongBytes = s.BlocksVerified, s.WrongBytes
 	o.Lookups, o.LookupMisses, o.LookupsPending = s.Lookups, s.LookupMisses, s.LookupsPending
 	o.LookupP50US, o.LookupP99US = micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99))

@@ -54,7 +54,7 @@ func (s *server) start(fail func(error)) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.mu.wanted {
-			fail(fmt.Errorf("server: %s ended though nobody had asked: %w\n%s", s.args[0], c.Err, s.log.String()))
+			fail(fmt.Errorf("server: %s ended unexpectedly: %w\n%s", s.args[0], c.Err, s.log.String()))
 		}
 	}()
 	return nil

@@ -65,7 +65,8 @@ func (p *progress) line(r *replay) {
 		blocks += e.blocks
 		hits += e.own + e.pooled
 	}
-	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
+	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   "+
+		"look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
 		bar(r.done, len(r.records)), settings.Thousands(r.done), settings.Thousands(len(r.records)),
 		100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
 		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
@@ -109,7 +110,8 @@ func (p *progress) end(r *replay, o *Report) {
 func (p *progress) table(r *replay, o *Report) {
 	fmt.Fprintln(p.out)
 	w := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "engine\trequests\tprompt blocks\town hits\tpool hits\tof another engine\tcomputed\tsaved\tloaded\tmoved\t")
+	fmt.Fprintln(w,
+		"engine\trequests\tprompt blocks\town hits\tpool hits\tof another engine\tcomputed\tsaved\tloaded\tmoved\t")
 	var all engine
 	var sum mockengine.Stats
 	for _, e := range r.engines {
@@ -126,14 +128,17 @@ func (p *progress) table(r *replay, o *Report) {
 	}
 	row(w, "all", &all, &sum)
 	_ = w.Flush() // to standard output: an error cannot be reported
-	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (a simulation of the same caches says %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
+	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (simulation of the same caches: "+
+		"%.1f %%).\n",
+		100*o.HitRate, 100*o.SimHitRate)
 	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
 		settings.Thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), settings.Thousands(o.FailedRequests))
 	if o.MoverKills > 0 {
-		fmt.Fprintf(p.out, "%d mover kills (%d with a copy under way).\n", o.MoverKills, o.MoverInFlight)
+		fmt.Fprintf(p.out, "%d mover kills (%d with a copy in flight).\n", o.MoverKills, o.MoverInFlight)
 	}
 	if o.EngineKills+o.AgentKills+o.AgentPauses > 0 {
-		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy under way), %d pauses; longest clean-up %.0f ms.\n",
+		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy in flight), %d pauses; "+
+			"longest clean-up %.0f ms.\n",
 			o.EngineKills, o.AgentKills, o.KillsInFlight, o.AgentPauses, o.CleanupMaxMS)
 	}
 	if o.EnginePauses+o.HelperKills+o.HelperPauses+o.ServerKills+o.ServerPauses > 0 {
@@ -141,7 +146,7 @@ func (p *progress) table(r *replay, o *Report) {
 			o.EnginePauses, o.HelperKills, o.HelperPauses, o.ServerKills, o.ServerPauses)
 	}
 	if o.AgentKills > 0 {
-		fmt.Fprintf(p.out, "Of the %d requests before an agent's kill %.1f %% of the blocks were hits, of those behind it %.1f %%.\n",
+		fmt.Fprintf(p.out, "Blocks hit of the %d requests before an agent's kill: %.1f %%, after it: %.1f %%.\n",
 			aroundKill, 100*o.HitRateBefore, 100*o.HitRateAfter)
 	}
 	if len(o.Sources) > 1 {

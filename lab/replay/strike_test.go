@@ -30,7 +30,7 @@ func TestStalledNamesWatches(t *testing.T) {
 }
 
 // The agent that is waited for is the one that was hit, by its process; a strike at a life that is
-// over hits nobody.
+// over hits no process.
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no life follows
@@ -76,7 +76,7 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 }
 
 // TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's
-// report is read, and that ends no replay. One that nobody killed does.
+// report is read, and that ends no replay. An unexpected end does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
 	for _, reported := range []bool{true, false} {
 		c, err := child.Start(exec.Command("sleep", "1000"))
@@ -95,7 +95,7 @@ func TestReportOfAStrikeComesLate(t *testing.T) {
 		}
 		<-told
 		if said := len(a.exits) > 0; said == reported {
-			t.Errorf("reported %v: an end that nobody had asked for was told: %v", reported, said)
+			t.Errorf("reported %v: an unexpected end was reported: %v", reported, said)
 		}
 	}
 }
