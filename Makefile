@@ -20,8 +20,8 @@ GO_BUILD := go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X mai
 BASE     ?= $(shell git merge-base HEAD origin/main 2>/dev/null || \
 	git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
 
-# -vet=off: `make lint` vets everything, with more checks; go test would repeat it, also for imported
-# packages, once with -race and once without.
+# -vet=off: `make lint` vets everything, with more checks; go test would repeat it, also for
+# imported packages, once with -race and once without.
 GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m
 # -trimpath, as in GO_BUILD, so that both share what is compiled.
 GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath

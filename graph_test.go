@@ -86,14 +86,16 @@ func TestImportGraph(t *testing.T) {
 		}
 		allowed, known := rule(name)
 		if !known {
-			t.Errorf("package %s is not in the import graph: give it a line in graph_test.go and in docs/ARCHITECTURE.md, or put its code where it belongs", name)
+			t.Errorf("package %s is not in the import graph: give it a line in graph_test.go and in "+
+				"docs/ARCHITECTURE.md, or put its code where it belongs", name)
 			continue
 		}
 		for _, imported := range p.Imports {
 			if !strings.HasPrefix(imported, module+"/") || within(inModule(imported), allowed) {
 				continue
 			}
-			t.Errorf("%s imports %s, but may import only %s: hand what it needs in from above (an argument, a func, or an interface that %s declares), or move the code to the package that owns the noun",
+			t.Errorf("%s imports %s, but may import only %s: pass what it needs from above (an argument, a func, or "+
+				"an interface that %s declares), or move the code to the package that owns the noun",
 				name, inModule(imported), list(allowed), name)
 		}
 	}
@@ -103,7 +105,8 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	for _, p := range listPackages(t) {
 		name := inModule(p.ImportPath)
 		if _, may := mayUseC[name]; len(p.CgoFiles) > 0 && !may {
-			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc/zmqclient (for %s) may: put the foreign call behind a checked type there",
+			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc/zmqclient (for %s) may: "+
+				"put the foreign call there, with a checked type",
 				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc/zmqclient"])
 		}
 	}
@@ -146,7 +149,8 @@ func TestNoCUDAWithoutItsTag(t *testing.T) {
 func TestPackagesAreNamedForAThing(t *testing.T) {
 	for _, p := range listPackages(t) {
 		if base := path.Base(p.ImportPath); slices.Contains(noNames, base) || slices.Contains(noNames, p.Name) {
-			t.Errorf("package %s is named for nothing in particular: name it for the one thing it is about, or put its code next to its callers", inModule(p.ImportPath))
+			t.Errorf("package %s is named for nothing in particular: name it for the one thing it is about, or put "+
+				"its code next to its callers", inModule(p.ImportPath))
 		}
 	}
 }

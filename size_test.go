@@ -27,7 +27,8 @@ const (
 // largeFolders may exceed these limits. Each exception has its reason; one that is not needed is an
 // error.
 var largeFolders = map[string]string{
-	"pool/tier": "epochs, their followers and the collector share one lock with the open spaces, which has to be cut first",
+	"pool/tier": "epochs, their followers and the collector share one lock with the open spaces, which has to be " +
+		"cut first",
 }
 
 // notWrapped is the reason of lines that were written before this gate.
@@ -36,24 +37,18 @@ const notWrapped = "written before this gate, to be wrapped"
 // wideFolders may have wider lines; a trailing /... includes the folders below.
 // Each exception has its reason.
 var wideFolders = map[string]string{
-	".":           notWrapped,
-	"agent/...":   notWrapped,
-	"cmd/...":     notWrapped,
-	"cudaipc/...": notWrapped,
-	"docs/...":    notWrapped,
-	"ipc/...":     notWrapped,
-	"lab/...":     notWrapped,
-	"lookup":      notWrapped,
-	"mockengine":  notWrapped,
-	"pool/...":    notWrapped,
-	"proof":       notWrapped,
-	"python/...":  notWrapped,
-	"scripts/...": notWrapped,
-	"settings":    notWrapped,
-	"takeover":    notWrapped,
-	"testdata":    notWrapped,
-	"trace":       notWrapped,
-	"transfer":    notWrapped,
+	"agent/...":    notWrapped,
+	"cmd/...":      notWrapped,
+	"cudaipc/...":  notWrapped,
+	"docs":         notWrapped,
+	"lookup":       notWrapped,
+	"pool/...":     notWrapped,
+	"proof":        notWrapped,
+	"python/...":   notWrapped,
+	"scripts/envs": "its text is the key of the environments with vLLM, 1 GB of download: wrap it with the next change",
+	"settings":     notWrapped,
+	"takeover":     notWrapped,
+	"transfer":     notWrapped,
 }
 
 // notOurs are folders of foreign code, generated files, and data.
@@ -78,8 +73,8 @@ func TestFoldersAreRooms(t *testing.T) {
 		t.Logf("%-28s %3d files %6d lines", folder, r.files, r.lines)
 		switch {
 		case large && !excepted:
-			t.Errorf("%s has %d source files and %d lines; at most %d and %d are a room: make two of it, with an arrow "+
-				"between them in graph_test.go", folder, r.files, r.lines, maxFiles, maxLines)
+			t.Errorf("%s has %d source files and %d lines; at most %d and %d are allowed: make two of it, with an "+
+				"arrow between them in graph_test.go", folder, r.files, r.lines, maxFiles, maxLines)
 		case !large && excepted:
 			t.Errorf("%s is no longer too large (%d files, %d lines): delete its exception (%s)", folder, r.files,
 				r.lines, reason)

@@ -24,7 +24,8 @@ HITS = (
     "server_pauses",
 )
 STALLED_AFTER_S = 90  # without a report of any engine
-# A server is used again soon after it goes on: a run is short, and its store is down for a third of it.
+# A server is used again soon after it continues: a run is short, and its store is down for a third
+# of it.
 TROUBLE = "break-first=100ms&break-last=200ms&fetch-within=500ms&put-within=1s&ask-within=500ms"
 TIERS_WITHIN_S = 60
 

@@ -29,11 +29,13 @@ KEYS = {
 # Memory and engines' own caches far below the trace, so that most of what is hit comes from a tier.
 SMALL = ("--pool", "12MiB", "--engine-blocks", "600")
 KILLS = ("--kill-agent-every", "150", "--kill-engine-every", "150")
-# A server is used again within a second of going on; a look-up that waited for its question would be 400 ms late.
+# A server is used again within a second after it continues; a look-up that waited for its question
+# would be 400 ms late.
 TROUBLE = "break-last=1s&fetch-within=500ms&put-within=1s&ask-within=500ms"
 MAX_OVER_DEADLINE_US = 5_000
-# A machine whose own short waits end later than that cannot show 5 ms; then only what is far beyond its lateness fails.
-# An agent that computes gets a processor later than the sleeper that it is held against.
+# A machine whose own short waits end later than that cannot show 5 ms; then only what is far beyond
+# its lateness fails. An agent that computes gets a processor later than the sleeper that it is
+# compared with.
 MAX_LAG_US = 5_000
 BUSY_FACTOR = 10
 

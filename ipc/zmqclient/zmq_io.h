@@ -1,6 +1,6 @@
 // One call per message on a libzmq socket. Only socket.go includes this.
 //
-// Go's runtime interrupts threads by signals, so every call here continues after EINTR, also between
+// Go's runtime interrupts threads by signals, so every call continues after EINTR, also between
 // two frames of one message.
 #include <errno.h>
 #include <stdint.h>
