@@ -62,7 +62,7 @@ type Conn struct {
 // Recv. At a client's end only the end of the socket does, because it proves that no process
 // touches the client's memory any more.
 func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
-	peer, pidfd, gone, err := identify(uc)
+	peer, pidfd, exited, err := identify(uc)
 	if err != nil {
 		uc.Close()
 		return nil, fmt.Errorf("session: peer credentials: %w", err)
@@ -75,7 +75,7 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	c.version.Store(MinVersion)
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))
-	if gone {
+	if exited {
 		c.peerDied()
 	}
 	if c.pidfd != nil {

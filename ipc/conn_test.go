@@ -305,7 +305,7 @@ func TestConnSendRefuses(t *testing.T) {
 }
 
 func TestDialContext(t *testing.T) {
-	l := listenSession(t, SessionOptions{}) // accepts nobody
+	l := listenSession(t, SessionOptions{}) // never accepts
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

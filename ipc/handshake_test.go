@@ -154,7 +154,7 @@ func checkPermission(t *testing.T, name string, uids, gids []uint32, ok bool) {
 				t.Errorf("%s: refused %+v, counted %d", name, p, l.Refused())
 			}
 		case <-time.After(testTimeout):
-			t.Errorf("%s: nobody was refused", name)
+			t.Errorf("%s: no peer was refused", name)
 		}
 	}
 	l.Close()

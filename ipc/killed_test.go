@@ -167,7 +167,7 @@ func TestListenerAfterKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As a killed process leaves it: socket and lock file there, nobody holds the lock.
+	// As a killed process leaves it: socket and lock file there, no process holds the lock.
 	l.UnixListener.Close()
 	l.file.lock.Close()
 	again, err := ListenUnix(path, 0)
@@ -178,6 +178,6 @@ func TestListenerAfterKill(t *testing.T) {
 		t.Error(err)
 	}
 	if all, _ := os.ReadDir(dir); len(all) != 0 {
-		t.Errorf("left behind: %v", all)
+		t.Errorf("leftovers: %v", all)
 	}
 }

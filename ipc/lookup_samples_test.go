@@ -69,7 +69,7 @@ func looseRequests() map[string][][]byte {
 	}
 }
 
-// malformedRequests are the frames behind the delimiter.
+// malformedRequests are the frames after the delimiter.
 func malformedRequests() map[string][][]byte {
 	u := func(v byte) []byte { return []byte{0, 0, 0, v} }
 	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]

@@ -37,8 +37,8 @@ func (c *Cred) inGroups(gids []uint32) bool {
 }
 
 // identify asks the kernel for the peer's identity and a descriptor of its process, -1 if there is
-// none. gone reports that the process has already ended.
-func identify(uc *net.UnixConn) (cred Cred, pidfd int, gone bool, err error) {
+// none. exited reports that the process has already ended.
+func identify(uc *net.UnixConn) (cred Cred, pidfd int, exited bool, err error) {
 	raw, err := uc.SyscallConn()
 	if err != nil {
 		return cred, -1, false, err
@@ -51,9 +51,9 @@ func identify(uc *net.UnixConn) (cred Cred, pidfd int, gone bool, err error) {
 			return
 		}
 		cred = Cred{Pid: int(u.Pid), Uid: u.Uid, Gid: u.Gid, Groups: peerGroups(int(fd))}
-		pidfd, gone = peerPidFD(int(fd), cred.Pid)
+		pidfd, exited = peerPidFD(int(fd), cred.Pid)
 	})
-	return cred, pidfd, gone, errors.Join(err, failed)
+	return cred, pidfd, exited, errors.Join(err, failed)
 }
 
 func peerGroups(fd int) []uint32 {
@@ -76,7 +76,7 @@ func peerGroups(fd int) []uint32 {
 }
 
 // peerPidFD prefers the kernel's own descriptor (Linux 6.5), because the pid may have been reused.
-func peerPidFD(fd, pid int) (pidfd int, gone bool) {
+func peerPidFD(fd, pid int) (pidfd int, exited bool) {
 	var b [4]byte
 	switch _, err := getsockopt(fd, soPeerPidFD, b[:]); {
 	case err == nil:

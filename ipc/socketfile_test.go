@@ -174,7 +174,7 @@ func TestConnSendStalls(t *testing.T) {
 		t.Fatalf("%v, want a deadline", err)
 	}
 	if again := agent.Send(&Ping{}); again == nil {
-		t.Error("sent behind half a frame")
+		t.Error("sent after half a frame")
 	}
 	select {
 	case <-agent.Dead():

@@ -48,7 +48,7 @@ func closed(t *testing.T, nc net.Conn) []byte {
 	return got
 }
 
-// What is not ZMTP, too much, or never ends costs the connection it comes by, and nobody else.
+// A stream that is not ZMTP, too large, or endless costs its own connection, and no other.
 func TestLookupHostilePeers(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)

@@ -55,8 +55,8 @@ func (c *childProcess) command(line string) error {
 }
 
 func (c *childProcess) await() error {
-	if said, err := c.out.ReadString('\n'); err != nil || said != childDone {
-		return fmt.Errorf("a process of the measurement said %q: %w", said,
+	if reply, err := c.out.ReadString('\n'); err != nil || reply != childDone {
+		return fmt.Errorf("a process of the measurement answered %q: %w", reply,
 			errors.Join(err, errors.New(c.log.String())))
 	}
 	return nil

@@ -127,8 +127,8 @@ func fillAndKill(path string, slots int) (f recoverFilled, err error) {
 	}
 	began := time.Now()
 	cmd := exec.Command(self, "bench", "recover", "fill", path, strconv.Itoa(slots))
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return f, err
@@ -154,7 +154,7 @@ func fillAndKill(path string, slots int) (f recoverFilled, err error) {
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Exited() || f.chains == 0 {
 		return f, fmt.Errorf("the process that fills the pool ended by itself: %w\n%s",
-			errors.Join(err, io.ErrUnexpectedEOF), said.String())
+			errors.Join(err, io.ErrUnexpectedEOF), stderr.String())
 	}
 	return f, nil
 }

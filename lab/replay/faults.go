@@ -440,13 +440,13 @@ func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
 	return -1
 }
 
-// sleepUntil waits that long, or until ctx or gone, which may be nil, is done.
-func sleepUntil(ctx context.Context, gone <-chan struct{}, d time.Duration) {
+// sleepUntil waits that long, or until ctx or done, which may be nil, is done.
+func sleepUntil(ctx context.Context, done <-chan struct{}, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-gone:
+	case <-done:
 	case <-ctx.Done():
 	}
 }

@@ -305,7 +305,7 @@ func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 		select {
 		case <-over:
 		case <-timer.C:
-			fmt.Fprintf(log, "replay: not over %v after it was told to end: killed\n", EndsWithin)
+			fmt.Fprintf(log, "replay: not over %v after its end was requested: killed\n", EndsWithin)
 			os.Exit(1)
 		}
 	}()

@@ -248,9 +248,9 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 // last that were dealt.
 func (r *replay) recordMissing(from, to int, paused []bool) {
 	for i := from; i < to; i++ {
-		gone, stopped := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
+		detached, stopped := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
 		r.recordFault(r.dealt-(to-i), r.dealt-(to-i)+1,
-			func(f *mockengine.Fault) { f.AgentStopped, f.AgentDown = stopped, gone && !stopped })
+			func(f *mockengine.Fault) { f.AgentStopped, f.AgentDown = stopped, detached && !stopped })
 	}
 }
 
