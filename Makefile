@@ -1,5 +1,6 @@
-# kvagent: `make demo` shows it at work, `make check` is the fast loop, `make test` all tests but those with vLLM and of
-# GPU code, `make ci` everything; `make help` lists the rest. Needs Go 1.26 and make; `deps` brings or names what else is missing.
+# kvagent: `make demo` shows it at work, `make check` is the fast loop, `make test` runs all tests
+# except those with vLLM and of GPU code, `make ci` everything; `make help` lists the rest. Needs Go
+# 1.26 and make; `make deps` installs or names everything else.
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -7,29 +8,34 @@ SHELL       := /bin/bash
 .NOTPARALLEL:
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# Go stops the build if it finds git but git refuses (a checkout of another owner): ask first.
+# Go stops the build if git refuses to work (a checkout of another owner): check first.
 BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
-# The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its header by CGO_CFLAGS alone. They are set for every
-# stage, also for those without the tag cuda: under other flags Go compiles net again, and all that stands on it.
+# The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its
+# header by CGO_CFLAGS alone. They are set for every stage, even without the tag cuda: under other
+# flags Go compiles net again, and everything that imports it.
 export CGO_CFLAGS  := -O2 -g -I$(CURDIR)/third_party/cuda/include
 export CGO_LDFLAGS := -O2 -g -L$(CURDIR)/cudaipc/driver/stublib
 GO_BUILD := go build -tags cuda -trimpath -buildvcs=$(BUILDVCS) -ldflags '-X main.version=$(VERSION)'
-# What `make check` lints is what changed since this commit: where the branch left main, by default.
-BASE     ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
+# `make check` lints what changed since this commit: by default, where the branch left main.
+BASE     ?= $(shell git merge-base HEAD origin/main 2>/dev/null || \
+	git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
 
-# -vet=off: `make lint` vets all of it, with more of its checks; go test would do so again, for what is imported too, once with -race and once without.
+# -vet=off: `make lint` vets everything, with more checks; go test would repeat it, also for
+# imported packages, once with -race and once without.
 GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m
-# -trimpath, as in GO_BUILD: what is compiled for the one is not compiled again for the other.
+# -trimpath, as in GO_BUILD, so that both share what is compiled.
 GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath
-# A process with the race detector sleeps a second before it ends, to see goroutines that outlive main. Ours are waited for, and tests end a hundred processes.
+# A process with the race detector sleeps a second before it ends, to detect goroutines that outlive
+# main. Ours are joined, and tests end a hundred processes.
 export GORACE ?= atexit_sleep_ms=50
 FUZZTIME      ?= 5000x
 TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
 comma := ,
-PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak dockerfile-check cuda-header-check mutants_vllm.py envs/vllm-uv envs/vllm-warm)
-# What is beside the tree, made on first use.
+PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
+	dockerfile-check cuda-header-check mutants_vllm.py envs/vllm-uv envs/vllm-warm)
+# Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
 LINT   = $$($(ENV) lint)
@@ -39,7 +45,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: deps
-deps: packages ## bring all that `make check` and `make test` need (packages as root on Debian, else one line says what to install)
+deps: packages ## install what `make check` and `make test` need (packages as root on Debian, else name them)
 	@$(STAGE) modules $(ENV) modules
 	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) servers $(ENV) servers
@@ -50,7 +56,7 @@ packages:
 	@$(ENV) packages go python servers
 
 .PHONY: build
-build: ## bin/kvagent, and bin/kvbench, which tries it: engines that are played, traces, measurements
+build: ## bin/kvagent, and bin/kvbench, which tests it: mock engines, traces, measurements
 	@$(ENV) packages go
 	@$(STAGE) build $(GO_BUILD) -o bin/ ./cmd/kvagent ./cmd/kvbench
 
@@ -58,23 +64,23 @@ build: ## bin/kvagent, and bin/kvbench, which tries it: engines that are played,
 demo: build ## one agent, two mock engines, the first 1,000 requests of a real trace
 	@bin/kvbench replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
-# ---- The loop. Each of the three has what the one before has, and more; no stage is in two of them.
+# ---- The loop: each of the three includes the one before; no stage is in two of them.
 
 .PHONY: check
 check: export GOPROXY := off
-check: ## format, lint of what changed, unit tests: two minutes, no download, nothing that starts agents
+check: ## format, lint of what changed, unit tests: two minutes, no download, no agents
 	@$(ENV) --have go python modules lint tools
 	@scripts/beside '$(MAKE) lint-changed test-python-units' '$(MAKE) test-go-units'
 
 .PHONY: test
-test: deps build ## lint and all tests of Go and Python, with real agents and servers and the race detector; without vLLM
+test: deps build ## lint and all tests of Go (race detector) and Python, with real agents and servers; no vLLM
 	@scripts/beside '$(MAKE) lint' '$(MAKE) test-go test-python torture-short'
 
 .PHONY: ci
 ci: packages vllm-early test test-rest ## everything
 
 .PHONY: test-rest
-test-rest: build ## of `make ci` what is not in `make test`: vLLM, the CUDA path, three nodes, fuzzing, mutants, figures
+test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, three nodes, fuzzing, mutants, figures
 	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-softcuda mutants-vllm' \
 		'$(MAKE) test-vllm test-vllm-oldest torture-nodes-short test-cuda torture-cuda-short'
 	@$(MAKE) test-figures
@@ -106,13 +112,15 @@ lint-python:
 .PHONY: trace-said
 trace-said:
 	@[ -n "$${KVAGENT_CONVERSATION_TRACE:-}" ] || [ -e ../shared/traces/conversation_trace.jsonl ] || \
-		echo '!!!! the conversation trace is not there (scripts/env trace gets it): the tests of policies that need it are LEFT OUT' >&2
+		echo '!!!! no conversation trace (scripts/env trace gets it): the tests of policies that need it' \
+		'are LEFT OUT' >&2
 
 .PHONY: test-go
 test-go: trace-said ## Go tests, with the race detector; those of policies that are pure functions, without
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
-	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
+	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test \
+		go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
 
 .PHONY: test-go-units
@@ -120,24 +128,25 @@ test-go-units: trace-said # without those that start whole agents, those that ar
 	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 $$(go list ./... | grep -vE '/(cmd|lab)/')
 
 .PHONY: test-figures
-test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; `make ci` runs them last, when nothing runs beside them
+test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; nothing else may run
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures
 
-# A software driver that KVAGENT_LIBCUDA names is loaded by what is built with the tag softcuda, and by nothing else.
+# Only builds with the tag softcuda load the software driver that KVAGENT_LIBCUDA names.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
 
 .PHONY: build-softcuda
 build-softcuda: # bin/softcuda/, both programs for tests of the CUDA path without a GPU
-	@$(STAGE) build-softcuda $(subst -tags cuda,-tags cuda$(comma)softcuda,$(GO_BUILD)) -o bin/softcuda/ ./cmd/kvagent ./cmd/kvbench
+	@$(STAGE) build-softcuda $(subst -tags cuda,-tags cuda$(comma)softcuda,$(GO_BUILD)) -o bin/softcuda/ \
+		./cmd/kvagent ./cmd/kvbench
 
 .PHONY: proof
-proof: build ## what the CUDA path promises, shown on this machine's GPU: docs/GPU.md
+proof: build ## prove the CUDA path on this machine's GPU: docs/GPU.md
 	@bin/kvagent proof
 
 .PHONY: softcuda
-softcuda: # build/softcuda/libcuda.so.1, the driver that tests of the CUDA path run on
+softcuda: # build/softcuda/libcuda.so.1, the driver for tests of the CUDA path
 	@$(STAGE) softcuda cudaipc/testdata/softcuda/build build/softcuda
 
 .PHONY: test-softcuda
@@ -145,18 +154,22 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 	@$(STAGE) test-softcuda cudaipc/testdata/softcuda/selftest-build $(CURDIR)/build/softcuda-asan
 
 .PHONY: cuda-header-check
-cuda-header-check: ## hold third_party/cuda and the copy kernel against NVIDIA's own headers and assembler of CUDA 12.9 and 13 (86 MB of download the first time)
+cuda-header-check: ## check third_party/cuda and the copy kernel with NVIDIA's headers and assemblers (86 MB once)
 	@$(ENV) packages python
 	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check
 
 .PHONY: test-cuda
-test-cuda: softcuda ## the CUDA path on a software driver, with the race detector; the other ending of a dead engine's events, and whole agents, without
-	@$(STAGE) -v test-cuda env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc/...
-	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=never SOFTCUDA_DRIVER_VERSION=13000 \
+test-cuda: softcuda ## the CUDA path on a software driver, mostly with the race detector
+	@$(STAGE) -v test-cuda env KVAGENT_LIBCUDA=$(SOFTCUDA) \
+		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc/...
+	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) \
+		SOFTCUDA_EVENTS_ON_DEATH=never SOFTCUDA_DRIVER_VERSION=13000 \
 		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run CUDA ./cudaipc/...
-	@$(STAGE) -v test-cuda-sample env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./transfer
-	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run 'TestCUDA' ./cmd/kvagent
+	@$(STAGE) -v test-cuda-sample env KVAGENT_LIBCUDA=$(SOFTCUDA) \
+		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./transfer
+	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) \
+		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run 'TestCUDA' ./cmd/kvagent
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
@@ -168,13 +181,13 @@ test-python: build ## Python tests, with the real agent
 test-python-units: # without those that need an agent
 	@cd python && ../$(STAGE) pytest-units env KVAGENT_BINARY=/nonexistent $(VENV)/bin/pytest
 
-# Oldest, and those between it and the locked one.
+# The oldest supported vLLM, and those between it and the locked one.
 VLLM_OLDEST  := 0.29.0
 VLLM_BETWEEN := 0.30.0 0.31.0 0.32.0
 WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
 
 .PHONY: vllm-early
-vllm-early: # begins to make the environments with vLLM while other stages run; those that need them wait
+vllm-early: # starts to install the environments with vLLM while other stages run; those that need them wait
 	@mkdir -p build/log
 	@{ $(WITH_VLLM) nice -n 19 $(ENV) vllm $(VLLM_OLDEST); } >build/log/vllm-early.log 2>&1 </dev/null &
 
@@ -186,18 +199,18 @@ test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download t
 	@$(STAGE) -v test-vllm scripts/test-vllm
 
 .PHONY: test-vllm-oldest
-test-vllm-oldest: build ## the same under the oldest vLLM that it is for; of engines only one, cold and warm
+test-vllm-oldest: build ## the same under the oldest supported vLLM; only one engine, cold and warm
 	@$(ENV) packages python
 	@$(STAGE) venv $(ENV) tools
 	@$(WITH_VLLM) $(STAGE) -v vllm-venv-$(VLLM_OLDEST) $(ENV) vllm $(VLLM_OLDEST)
 	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
 
 .PHONY: test-vllm-all
-test-vllm-all: test-vllm test-vllm-oldest ## and under every vLLM between those two, as under the oldest
+test-vllm-all: test-vllm test-vllm-oldest ## the same under every supported vLLM
 	@for v in $(VLLM_BETWEEN); do $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
 
 .PHONY: mutants-vllm
-mutants-vllm: build ## break the connector in known ways and see its tests fail
+mutants-vllm: build ## break the connector in known ways and check that its tests fail
 	@$(STAGE) -v mutants-vllm scripts/mutants vllm
 	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants vllm $(VLLM_OLDEST)
 
@@ -216,7 +229,7 @@ torture-tiers-short: build
 	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-tiers-short scripts/torture tiers-short
 
 .PHONY: torture-nodes-short
-torture-nodes-short: build # everything on 2 and 3 nodes over Redis, S3 and Mooncake is killed and paused
+torture-nodes-short: build # kills and pauses everything on 2 and 3 nodes over Redis, S3 and Mooncake
 	@$(ENV) packages servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes-short scripts/torture nodes-short
@@ -234,19 +247,21 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy
-bench-policy: build ## hit rates of the eviction policies on TRACE and on generated workloads in one table, held to what they promise (minutes)
-	@$(STAGE) -v bench-policy bin/kvbench bench policy --trace $(TRACE) --workload all --capacity-blocks 1000,3000,10000,30000,100000 --most-below-lru 0.01
+bench-policy: build ## hit rates of the eviction policies on TRACE and generated workloads, with their bounds (minutes)
+	@$(STAGE) -v bench-policy bin/kvbench bench policy --trace $(TRACE) --workload all \
+		--capacity-blocks 1000,3000,10000,30000,100000 --most-below-lru 0.01
 
 .PHONY: bench-policy-long
-bench-policy-long: ## the same promises after each request, at more capacities, five seeds and six hash seeds (KVAGENT_POLICY_FULL=1; a quarter of an hour)
-	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy-long go test ./pool/evict/evictsim -count=1 -timeout 60m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
+bench-policy-long: ## the same bounds after each request, at more capacities and seeds (a quarter of an hour)
+	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy-long \
+		go test ./pool/evict/evictsim -count=1 -timeout 60m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
 
 .PHONY: mutants
-mutants: ## apply each patch of testdata/mutants in a copy and see its test fail
+mutants: ## apply each patch of testdata/mutants in a copy and check that its test fails
 	@$(STAGE) -v mutants scripts/mutants go
 
 .PHONY: dockerfile-check
-dockerfile-check: ## check the Dockerfile as far as that goes without an engine
+dockerfile-check: ## check the Dockerfile as far as possible without a container engine
 	@$(STAGE) dockerfile scripts/dockerfile-check
 
 .PHONY: wheel
@@ -254,7 +269,8 @@ wheel: ## dist/kvagent-*.whl, the Python client
 	@$(ENV) packages python
 	@$(STAGE) venv $(ENV) tools
 	@rm -f dist/kvagent-*.whl
-	@$(STAGE) wheel env KVAGENT_VERSION='$(VERSION)' $(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
+	@$(STAGE) wheel env KVAGENT_VERSION='$(VERSION)' \
+		$(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
 	@ls dist/*.whl
 
 .PHONY: clean

@@ -1,4 +1,5 @@
-// Package kvagent_test holds the shape of the module: which package may import which.
+// Package kvagent_test checks the shape of the module: its import graph, the sizes of its folders,
+// the widths of its lines.
 package kvagent_test
 
 import (
@@ -13,8 +14,8 @@ import (
 
 const module = "github.com/kvagent/kvagent"
 
-// mayImport is the import graph that docs/ARCHITECTURE.md draws: for each package, what it may import of the module.
-// A trailing /... stands for the packages below. Tests are free.
+// mayImport is the import graph of docs/ARCHITECTURE.md: for each package, what it may import of
+// the module. A trailing /... stands for the packages below. Tests may import anything.
 var mayImport = map[string][]string{
 	"settings":            {},
 	"trace":               {},
@@ -46,24 +47,26 @@ var mayImport = map[string][]string{
 	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
-	"agent":               {"agent/admin", "agent/lease", "agent/registration", "lookup", "transfer", "ipc", "cudaipc", "pool"},
-	"agent/admin":         {"transfer", "ipc", "cudaipc", "pool"},
-	"agent/lease":         {"pool"},
-	"agent/registration":  {"transfer", "ipc", "cudaipc"},
-	"agent/adminclient":   {},
-	"mockengine":          {"ipc", "ipc/zmqclient", "cudaipc", "cudaipc/engine", "trace"},
-	"proof":               {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer"},
-	"takeover":            {"agent", "agent/admin", "ipc", "pool/dram"},
-	"lab":                 {"lab/...", "settings"},
-	"lab/...":             {"..."},
-	"cmd/kvagent":         {"..."}, // but nothing of the lab: TestAgentLinksNoLab
-	"cmd/kvbench":         {"lab"},
+	"agent": {"agent/admin", "agent/lease", "agent/registration", "lookup", "transfer", "ipc", "cudaipc",
+		"pool"},
+	"agent/admin":        {"transfer", "ipc", "cudaipc", "pool"},
+	"agent/lease":        {"pool"},
+	"agent/registration": {"transfer", "ipc", "cudaipc"},
+	"agent/adminclient":  {},
+	"mockengine":         {"ipc", "ipc/zmqclient", "cudaipc", "cudaipc/engine", "trace"},
+	"proof":              {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer"},
+	"takeover":           {"agent", "agent/admin", "ipc", "pool/dram"},
+	"lab":                {"lab/...", "settings"},
+	"lab/...":            {"..."},
+	"cmd/kvagent":        {"..."}, // but nothing of the lab: TestAgentLinksNoLab
+	"cmd/kvbench":        {"lab"},
 }
 
-// mayUseC may speak to C, each to one library: foreign code lives in one package, behind checked types.
+// mayUseC lists the packages that may call C, each one library: foreign code lives in one package,
+// with checked types.
 var mayUseC = map[string]string{"cudaipc/driver": "the CUDA driver", "ipc/zmqclient": "libzmq"}
 
-// A package is named for the one thing it is about.
+// noNames are names of packages that name nothing.
 var noNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "misc", "base"}
 
 type goPackage struct {
@@ -83,14 +86,16 @@ func TestImportGraph(t *testing.T) {
 		}
 		allowed, known := rule(name)
 		if !known {
-			t.Errorf("package %s is not in the import graph: give it a line in graph_test.go and in docs/ARCHITECTURE.md, or put its code where it belongs", name)
+			t.Errorf("package %s is not in the import graph: give it a line in graph_test.go and in "+
+				"docs/ARCHITECTURE.md, or put its code where it belongs", name)
 			continue
 		}
 		for _, imported := range p.Imports {
 			if !strings.HasPrefix(imported, module+"/") || within(inModule(imported), allowed) {
 				continue
 			}
-			t.Errorf("%s imports %s, but may import only %s: hand what it needs in from above (an argument, a func, or an interface that %s declares), or move the code to the package that owns the noun",
+			t.Errorf("%s imports %s, but may import only %s: pass what it needs from above (an argument, a func, or "+
+				"an interface that %s declares), or move the code to the package that owns the noun",
 				name, inModule(imported), list(allowed), name)
 		}
 	}
@@ -100,14 +105,15 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	for _, p := range listPackages(t) {
 		name := inModule(p.ImportPath)
 		if _, may := mayUseC[name]; len(p.CgoFiles) > 0 && !may {
-			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc/zmqclient (for %s) may: put the foreign call behind a checked type there",
+			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc/zmqclient (for %s) may: "+
+				"put the foreign call there, with a checked type",
 				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc/zmqclient"])
 		}
 	}
 }
 
-// ofTheLab is in kvbench and in tests, and never in the program that runs on nodes: prefixes of
-// import paths.
+// ofTheLab has prefixes of the import paths that kvbench and tests may link, and the program that
+// runs on nodes must not.
 var ofTheLab = []string{module + "/lab", module + "/mockengine", module + "/pool/evict/evictsim", module + "/trace",
 	module + "/ipc/zmqclient", "github.com/pebbe/zmq4"}
 
@@ -127,12 +133,14 @@ func TestAgentLinksNoLab(t *testing.T) {
 	}
 }
 
-// make's flags let cu be compiled in every build, so that it is in none without the tag cuda is seen here.
+// TestNoCUDAWithoutItsTag checks that no build without the tag cuda imports cu, which make's flags
+// let every build compile.
 func TestNoCUDAWithoutItsTag(t *testing.T) {
 	for _, p := range listPackages(t) {
 		for _, imported := range slices.Concat(p.Imports, p.TestImports, p.XTestImports) {
 			if imported == "gorgonia.org/cu" || strings.HasPrefix(imported, "gorgonia.org/cu/") {
-				t.Errorf("%s imports %s in a build without CUDA: put //go:build cuda at the head of that file", inModule(p.ImportPath), imported)
+				t.Errorf("%s imports %s in a build without CUDA: put //go:build cuda at the head of that file",
+					inModule(p.ImportPath), imported)
 			}
 		}
 	}
@@ -141,14 +149,16 @@ func TestNoCUDAWithoutItsTag(t *testing.T) {
 func TestPackagesAreNamedForAThing(t *testing.T) {
 	for _, p := range listPackages(t) {
 		if base := path.Base(p.ImportPath); slices.Contains(noNames, base) || slices.Contains(noNames, p.Name) {
-			t.Errorf("package %s is named for nothing in particular: name it for the one thing it is about, or put its code next to its callers", inModule(p.ImportPath))
+			t.Errorf("package %s is named for nothing in particular: name it for the one thing it is about, or put "+
+				"its code next to its callers", inModule(p.ImportPath))
 		}
 	}
 }
 
 func listPackages(t *testing.T) []goPackage {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Name,Imports,CgoFiles,TestImports,XTestImports", "./...")
+	cmd := exec.CommandContext(t.Context(), "go", "list",
+		"-json=ImportPath,Name,Imports,CgoFiles,TestImports,XTestImports", "./...")
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -169,12 +179,13 @@ func listPackages(t *testing.T) []goPackage {
 	return packages
 }
 
-// inModule gives the path of a package below the module, "." for its root.
+// inModule returns the path of a package below the module, "." for its root.
 func inModule(importPath string) string {
 	return path.Clean("./" + strings.TrimPrefix(importPath, module))
 }
 
-// rule gives the line of mayImport for a package: its own, else that of the nearest folder above with /... .
+// rule returns the entry of mayImport for a package: its own, or that of the nearest folder above
+// with /... .
 func rule(name string) (allowed []string, known bool) {
 	if allowed, known = mayImport[name]; known {
 		return allowed, true

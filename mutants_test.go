@@ -6,15 +6,16 @@ import (
 	"testing"
 )
 
-// TestMutantsApply: each patch of testdata/mutants is of the code as it is. What its test says of it takes minutes (scripts/mutants); that the code has
-// gone on under a patch is to be seen at once.
+// TestMutantsApply checks that each patch of testdata/mutants applies to the current code. Running
+// their tests takes minutes (scripts/mutants).
 func TestMutantsApply(t *testing.T) {
 	patches, err := filepath.Glob("testdata/mutants/*.patch")
 	if err != nil || len(patches) == 0 {
 		t.Fatalf("%d patches, %v", len(patches), err)
 	}
 	for _, patch := range patches {
-		if out, err := exec.CommandContext(t.Context(), "patch", "-s", "-p1", "--dry-run", "-i", patch).CombinedOutput(); err != nil {
+		if out, err := exec.CommandContext(t.Context(), "patch", "-s", "-p1", "--dry-run", "-i",
+			patch).CombinedOutput(); err != nil {
 			t.Errorf("%s does not apply: %v\n%s", patch, err, out)
 		}
 	}

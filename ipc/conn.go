@@ -14,24 +14,26 @@ import (
 
 // Times of a session.
 const (
-	SendTimeout      = 5 * time.Second // for one frame to leave; after that the peer counts as dead
+	SendTimeout      = 5 * time.Second // for sending one frame; after that the peer counts as dead
 	FrameTimeout     = 5 * time.Second // from the first byte of a frame to its last
 	HandshakeTimeout = 5 * time.Second
-	// stallGrace is given once when a time is up: who was stopped himself (SIGSTOP) finds the bytes there.
+	// stallGrace is added once to a deadline that has passed: if this process was stopped
+	// (SIGSTOP), the bytes may have arrived meanwhile.
 	stallGrace = time.Second
 )
 
-// Conn is one session: frames with messages and descriptors over a Unix stream socket, and the peer's death.
+// Conn is one session: frames with messages and descriptors over a Unix stream socket, and the
+// detection of the peer's death.
 //
-// Send may be called from any goroutine, Recv from one. The descriptors that Recv returns are the caller's;
-// those given to Send stay the caller's. Frames are not shared: what a received message points to lives as long
-// as the message does.
+// Send may be called from any goroutine, Recv from one. The descriptors that Recv returns are the
+// caller's; those passed to Send stay the caller's. A received message points into a frame of its
+// own, which lives as long as the message.
 type Conn struct {
 	uc       *net.UnixConn
 	peer     Cred
 	pidfd    *os.File // nil: none
 	fd       int      // of pidfd, -1: none
-	accepted bool     // the agent's end
+	accepted bool     // this is the agent's end
 	version  atomic.Uint32
 	onClose  func()
 	times    struct{ send, frame, grace time.Duration }
@@ -39,9 +41,9 @@ type Conn struct {
 	send struct {
 		sync.Mutex
 		buf []byte
-		err error // the stream is broken: nothing more can be sent
+		err error // why the stream is broken: nothing more can be sent
 	}
-	recv struct { // Recv's goroutine
+	recv struct { // used by Recv's goroutine
 		err error
 		oob []byte
 	}
@@ -51,16 +53,16 @@ type Conn struct {
 		ch    chan struct{}
 		cause error
 	}
-	died     atomic.Bool // the peer's process
+	died     atomic.Bool // the peer's process died
 	watching sync.WaitGroup
 	close    sync.Once
 }
 
-// newConn takes over uc. accepted is the agent's end: there the death of the peer's process ends Recv; at a
-// client's end only the end of the socket does, because it is what proves that nobody touches the client's
-// memory any more.
+// newConn takes over uc. With accepted, at the agent's end, the death of the peer's process ends
+// Recv. At a client's end only the end of the socket does, because it proves that no process
+// touches the client's memory any more.
 func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
-	peer, pidfd, gone, err := identify(uc)
+	peer, pidfd, exited, err := identify(uc)
 	if err != nil {
 		uc.Close()
 		return nil, fmt.Errorf("session: peer credentials: %w", err)
@@ -73,7 +75,7 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 	c.version.Store(MinVersion)
 	c.dead.ch = make(chan struct{})
 	c.recv.oob = make([]byte, unix.CmsgSpace(4*MaxRegionsMessage))
-	if gone {
+	if exited {
 		c.peerDied()
 	}
 	if c.pidfd != nil {
@@ -106,7 +108,7 @@ func (c *Conn) peerDied() {
 	}
 }
 
-// end is the first cause of death.
+// end records the first cause of death.
 func (c *Conn) end(cause error) {
 	c.dead.Lock()
 	defer c.dead.Unlock()
@@ -116,28 +118,30 @@ func (c *Conn) end(cause error) {
 	}
 }
 
-// Dead is closed when the peer's process died, the socket ended, it broke, or Close was called, whichever
-// comes first. The socket's end is noticed by Recv or Send, the process's without them.
+// Dead returns a channel that is closed when the peer's process died, the socket ended, it broke,
+// or Close was called, whichever is first. Recv and Send notice the socket's end; the process's end
+// needs neither.
 func (c *Conn) Dead() <-chan struct{} { return c.dead.ch }
 
-// Cause is why Dead is closed, nil before.
+// Cause returns why Dead is closed, nil before.
 func (c *Conn) Cause() error {
 	c.dead.Lock()
 	defer c.dead.Unlock()
 	return c.dead.cause
 }
 
-// Peer is who connected, or who listens.
+// Peer returns the identity of the process at the other end.
 func (c *Conn) Peer() Cred { return c.peer }
 
-// PidFD is a descriptor of the peer's process for polling, -1 if there is none. It belongs to c.
+// PidFD returns a descriptor of the peer's process for polling, -1 if there is none. It belongs to
+// c.
 func (c *Conn) PidFD() int { return c.fd }
 
-// Version is what is spoken: MinVersion until the handshake is done.
+// Version returns the version in use: MinVersion until the handshake has ended.
 func (c *Conn) Version() uint32 { return c.version.Load() }
 
-// Hold gives one more descriptor of this end of the socket, the caller's: until it is closed the peer does not see the
-// socket's end, whatever becomes of c.
+// Hold returns another descriptor of this end of the socket, which the caller owns. Until it is
+// closed the peer does not see the socket's end, whatever becomes of c.
 func (c *Conn) Hold() (int, error) {
 	raw, err := c.uc.SyscallConn()
 	if err != nil {
@@ -151,8 +155,8 @@ func (c *Conn) Hold() (int, error) {
 	return fd, nil
 }
 
-// HungUp says whether the peer has closed its end, or says no more. Unlike Dead it needs nobody in
-// Recv to notice, and what the peer said before may still be there to be received. False after
+// HungUp reports whether the peer has closed its end, or its sending side. Unlike Dead it needs no
+// call of Recv; messages that the peer sent before may still be waiting. It returns false after
 // Close.
 func (c *Conn) HungUp() (up bool) {
 	raw, err := c.uc.SyscallConn()
@@ -167,10 +171,11 @@ func (c *Conn) HungUp() (up bool) {
 	return up
 }
 
-// CloseWrite tells the peer that nothing more comes. Recv goes on.
+// CloseWrite ends the sending side. Recv continues.
 func (c *Conn) CloseWrite() error { return c.uc.CloseWrite() }
 
-// Close ends the session: Recv and Send return, the peer sees the end. It waits for the conn's own goroutine.
+// Close ends the session: Recv and Send return, and the peer sees the end. It waits for the conn's
+// own goroutine.
 func (c *Conn) Close() error {
 	err := error(nil)
 	c.close.Do(func() {

@@ -11,15 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const firstRead = 64 << 10 // bytes of a frame for which memory is made before they are there
+const firstRead = 64 << 10 // bytes of a frame that are allocated before they have arrived
 
-// Recv waits for the next message. fds are the descriptors that came with it, close-on-exec, as many as it names.
-// Errors are final: a *MalformedError when the peer does not keep to the protocol (an ERROR can still be sent),
-// io.EOF at a proper end, ErrPeerDied at the agent's end when the peer's process died, ErrStalled when a begun
-// frame is not finished within FrameTimeout, else what the system says. No descriptor is left open by an error.
+// Recv waits for the next message. fds are the descriptors that came with it, close-on-exec, as
+// many as it names. Errors are final: a *MalformedError when the peer violates the protocol (an
+// ERROR can still be sent), io.EOF at a regular end, ErrPeerDied at the agent's end when the peer's
+// process died, ErrStalled when a frame is not complete within FrameTimeout, otherwise the system's
+// error. After an error no descriptor is left open.
 func (c *Conn) Recv() (msg any, fds []int, err error) { return c.receive(0) }
 
-// receive is Recv that waits for idle at most for the first byte, 0 for ever.
+// receive is Recv with a limit for the arrival of the first byte; an idle of 0 is no limit.
 func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 	if c.recv.err != nil {
 		return nil, nil, c.recv.err
@@ -29,7 +30,8 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		msg, err = Decode(c.Version(), frame)
 	}
 	if err == nil && descriptors(msg) != len(fds) {
-		err = &MalformedError{ReasonDescriptors, messageNames[frame[1]], "descriptors", fmt.Sprintf("%d came, the message names %d", len(fds), descriptors(msg))}
+		err = &MalformedError{ReasonDescriptors, messageNames[frame[1]], "descriptors",
+			fmt.Sprintf("%d came, the message names %d", len(fds), descriptors(msg))}
 	}
 	if err == nil {
 		return msg, fds, nil
@@ -51,9 +53,9 @@ func closeAll(fds []int) {
 	}
 }
 
-// readFrame reads a length and that many bytes, and never a byte of the next frame, so that descriptors are known
-// to be this one's. They come with the length: those that hang on a later byte never become ours, because no
-// memory is given for them.
+// readFrame reads a length and that many bytes, and never a byte of the next frame, so that
+// descriptors belong to this frame. They arrive with the length; the kernel discards those attached
+// to a later byte, because no space is passed for them.
 func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error) {
 	var header [lengthBytes]byte
 	c.uc.SetReadDeadline(deadline(idle))
@@ -68,7 +70,8 @@ func (c *Conn) readFrame(idle time.Duration) (frame []byte, fds []int, err error
 	}
 	size := binary.BigEndian.Uint32(header[:])
 	if size == 0 || size > MaxFrame {
-		return nil, fds, &MalformedError{ReasonTooLarge, "frame", "length", fmt.Sprintf("%d, allowed is 1 to %d", size, MaxFrame)}
+		return nil, fds, &MalformedError{ReasonTooLarge, "frame", "length",
+			fmt.Sprintf("%d, allowed is 1 to %d", size, MaxFrame)}
 	}
 	frame = make([]byte, min(size, firstRead))
 	if err := c.readFull(frame, &graced); err != nil || size == uint32(len(frame)) {
@@ -96,7 +99,7 @@ func (c *Conn) readFirst(b []byte) (n int, fds []int, err error) {
 	}
 	switch {
 	case errors.Is(err, io.EOF):
-		return 0, fds, io.EOF // without the address that it is wrapped with
+		return 0, fds, io.EOF // without the address that wraps it
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return 0, fds, ErrTimeout
 	case err == nil && flags&unix.MSG_CTRUNC != 0:
@@ -118,7 +121,7 @@ func rights(oob []byte) (fds []int) {
 	return fds
 }
 
-// readFull fills b before the deadline that is set, and gives the grace once.
+// readFull fills b before the current deadline, which stallGrace extends once.
 func (c *Conn) readFull(b []byte, graced *bool) error {
 	for len(b) > 0 {
 		n, err := c.uc.Read(b)

@@ -15,17 +15,19 @@ const (
 	keepBuffer  = 64 << 10 // bytes of a send buffer that are kept from frame to frame
 )
 
-// Send sends one message, with the descriptors that it names (only REGIONS names any). A message that cannot be
-// encoded is a *MalformedError and sends nothing. Any other error means that the stream is broken or the peer
-// did not take the frame within SendTimeout: the session is over, though what the peer had sent can still be
-// received. EPOCH and SWITCHES are left out in version 1.
+// Send sends one message, with the descriptors that it names (only REGIONS names any). A message
+// that cannot be encoded is a *MalformedError, and nothing is sent. Any other error means that the
+// stream is broken or that the peer did not take the frame within SendTimeout: the session is over,
+// though what the peer sent before can still be received. EPOCH and SWITCHES are not sent in
+// version 1.
 func (c *Conn) Send(msg any, fds ...int) error {
 	version := c.Version()
 	if version == 1 && sinceVersion2(msg) {
 		return nil
 	}
 	if want := descriptors(msg); want != len(fds) {
-		return &MalformedError{ReasonDescriptors, "message", "descriptors", fmt.Sprintf("%d, the message names %d", len(fds), want)}
+		return &MalformedError{ReasonDescriptors, "message", "descriptors",
+			fmt.Sprintf("%d, the message names %d", len(fds), want)}
 	}
 	c.send.Lock()
 	defer c.send.Unlock()
@@ -56,7 +58,7 @@ func sinceVersion2(msg any) bool {
 	return false
 }
 
-// descriptors is how many a message comes with.
+// descriptors returns how many descriptors a message needs.
 func descriptors(msg any) int {
 	if r, ok := msg.(*Regions); ok {
 		return r.Descriptors()

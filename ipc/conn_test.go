@@ -125,7 +125,8 @@ func TestConnManySenders(t *testing.T) {
 	for s := range senders {
 		wg.Go(func() {
 			for i := range each {
-				if err := client.Send(&Done{Job: uint64(s*each + i), Status: make([]byte, (s*each+i)%5000)}); err != nil {
+				if err := client.Send(&Done{Job: uint64(s*each + i),
+					Status: make([]byte, (s*each+i)%5000)}); err != nil {
 					t.Error(err)
 					return
 				}
@@ -207,7 +208,8 @@ func TestConnLargestFrame(t *testing.T) {
 	agent, client := sessionPair(t, 2)
 	save := &Save{Sections: []Section{}}
 	for range 4 {
-		save.Sections = append(save.Sections, Section{HashLen: 32, Hashes: make([]byte, 2048*32), Blocks: make([]byte, 2048*4)})
+		save.Sections = append(save.Sections, Section{HashLen: 32, Hashes: make([]byte, 2048*32),
+			Blocks: make([]byte, 2048*4)})
 	}
 	go client.Send(save)
 	m, _, err := agent.Recv()
@@ -303,7 +305,7 @@ func TestConnSendRefuses(t *testing.T) {
 }
 
 func TestDialContext(t *testing.T) {
-	l := listenSession(t, SessionOptions{}) // accepts nobody
+	l := listenSession(t, SessionOptions{}) // never accepts
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -319,7 +321,8 @@ func TestDialContext(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Fatal("DialSession hangs")
 	}
-	if _, _, err := DialSession(t.Context(), fmt.Sprintf("/tmp/%0110d", 0), "test", 1, 2); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 107") {
+	if _, _, err := DialSession(t.Context(), fmt.Sprintf("/tmp/%0110d", 0), "test", 1, 2); err == nil ||
+		!strings.Contains(err.Error(), "allowed is 1 to 107") {
 		t.Errorf("a long path: %v", err)
 	}
 }

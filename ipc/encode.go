@@ -7,15 +7,17 @@ import (
 
 const maxFields = 15 // of any message: its array header is one byte
 
-var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeRegister: "REGISTER", TypeRegions: "REGIONS",
+var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeRegister: "REGISTER",
+	TypeRegions:  "REGIONS",
 	TypeSegments: "SEGMENTS", TypeRegistered: "REGISTERED", TypeUnregister: "UNREGISTER", TypeRelease: "RELEASE",
 	TypeSave: "SAVE", TypeLoad: "LOAD", TypeCancel: "CANCEL", TypeReset: "RESET", TypePing: "PING", TypeDone: "DONE",
 	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
 	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
 	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE"}
 
-// Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its length. It
-// refuses what Decode would refuse with a *MalformedError, and then dst is as it was. It only reads msg.
+// Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
+// length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
+// only reads msg.
 func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
 	w := wire{version: version, buf: dst, message: "message"}
 	w.checkVersion()
@@ -31,8 +33,8 @@ func Encode(dst []byte, version uint32, msg any) ([]byte, error) {
 	return w.buf, nil
 }
 
-// Decode reads one frame: a pointer to one of the session's messages, whose byte slices lie in frame, or a
-// *MalformedError. What it accepts, Encode writes again as the same bytes.
+// Decode reads one frame. It returns a pointer to one of the session's messages, whose byte slices
+// lie in frame, or a *MalformedError. Encode writes what Decode accepts as the same bytes.
 func Decode(version uint32, frame []byte) (any, error) {
 	w := wire{decoding: true, version: version, buf: frame, message: "message"}
 	w.checkVersion()
@@ -51,7 +53,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 		w.walk(msg)
 	}
 	if w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes behind the last field", len(w.buf))
+		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 	if w.err != nil {
 		return nil, w.err

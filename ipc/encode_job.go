@@ -2,7 +2,7 @@ package ipc
 
 import "math"
 
-// The walks of the messages about jobs.
+// The walks over the fields of job messages.
 
 func (m *Save) walk(w *wire) {
 	if w.version == 1 {
@@ -74,11 +74,12 @@ func (s *Section) walk(w *wire) {
 		w.fail(ReasonLengths, "hashes", "%d bytes, no multiple of hash_len %d", len(s.Hashes), n)
 	}
 	if len(s.Blocks) != len(s.Hashes)/n*4 {
-		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(s.Blocks), len(s.Hashes)/n, len(s.Hashes)/n*4)
+		w.fail(ReasonLengths, "blocks", "%d bytes, %d hashes need %d", len(s.Blocks), len(s.Hashes)/n,
+			len(s.Hashes)/n*4)
 	}
 }
 
-// Len is the number of blocks of a section.
+// Len returns the number of blocks of a section.
 func (s *Section) Len() int { return len(s.Blocks) / 4 }
 
 func (m *Done) walk(w *wire) {

@@ -2,7 +2,7 @@ package ipc
 
 import "math"
 
-// The walks of a registration's messages.
+// The walks over the fields of registration messages.
 
 func (m *Register) walk(w *wire) {
 	w.begin(TypeRegister, 15)
@@ -31,7 +31,8 @@ func (m *Register) walkIdentity(w *wire) {
 		w.str("key", &p.Key, 1, MaxIdentityBytes)
 		w.str("value", &p.Value, 0, MaxIdentityBytes)
 		if i > 0 && w.err == nil && m.Identity[i-1].Key >= p.Key {
-			w.fail(ReasonRange, "key", "%.64q behind %.64q, keys must be sorted and distinct", p.Key, m.Identity[i-1].Key)
+			w.fail(ReasonRange, "key", "%.64q after %.64q, keys must be sorted and distinct", p.Key,
+				m.Identity[i-1].Key)
 		}
 		bytes += len(p.Key) + len(p.Value)
 	}
@@ -95,7 +96,7 @@ func (m *Regions) walk(w *wire) {
 	w.leave()
 }
 
-// Descriptors is how many file descriptors come with the message.
+// Descriptors returns how many file descriptors come with the message.
 func (m *Regions) Descriptors() (n int) {
 	for i := range m.List {
 		if k := m.List[i].Kind; k == RegionFD || k == RegionCUDAFD {

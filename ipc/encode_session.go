@@ -2,7 +2,8 @@ package ipc
 
 import "math"
 
-// The walks of the messages that open, steer and end a session, field by field as docs/PROTOCOL.md section 3.
+// The walks over the fields of messages that open, control and end a session (docs/PROTOCOL.md
+// section 3).
 
 func (m *Hello) walk(w *wire) {
 	w.begin(TypeHello, 4)
@@ -14,7 +15,8 @@ func (m *Hello) walk(w *wire) {
 	}
 }
 
-// A welcome is laid out in the version it names, whatever version is spoken until then.
+// walk uses the layout of the version that the WELCOME names, whatever version is in use until
+// then.
 func (m *Welcome) walk(w *wire) {
 	version := m.Version
 	if w.decoding {

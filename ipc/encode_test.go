@@ -45,7 +45,8 @@ func TestDecodeMakesNothingOfPromises(t *testing.T) {
 			t.Errorf("%s: %d bytes are taken for a frame of %d", name, n, len(frame))
 		}
 	}
-	loose := framesOf([][]byte{{0, 0, 0, 1}, append([]byte{0xdd, 0, 1, 0, 0, 0xd9, 64}, bytes.Repeat([]byte("a"), 64)...)})
+	loose := framesOf([][]byte{{0, 0, 0, 1}, append([]byte{0xdd, 0, 1, 0, 0, 0xd9, 64},
+		bytes.Repeat([]byte("a"), 64)...)})
 	if n := bytesPerRun(func() {
 		var p Parser
 		var r LookupRequest
@@ -72,21 +73,26 @@ func bytesPerRun(f func()) uint64 {
 
 // Explanations for people are made to fit; everything else that is too long is refused.
 func TestTextsFit(t *testing.T) {
-	for _, text := range []string{strings.Repeat("ä", MaxText), "x" + strings.Repeat("ä", MaxText), strings.Repeat("€", MaxText), "bad \xff bytes", strings.Repeat("\xff", 2*MaxText)} {
+	for _, text := range []string{strings.Repeat("ä", MaxText), "x" + strings.Repeat("ä", MaxText),
+		strings.Repeat("€", MaxText), "bad \xff bytes", strings.Repeat("\xff", 2*MaxText)} {
 		m, err := Decode(2, enc(2, &Error{Text: text}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := m.(*Error).Text
-		if !utf8.ValidString(got) || len(got) > MaxText || len(text) > MaxText && len(got) < MaxText-3 && len(strings.ToValidUTF8(text, "?")) > MaxText {
+		if !utf8.ValidString(got) || len(got) > MaxText || len(text) > MaxText && len(got) < MaxText-3 &&
+			len(strings.ToValidUTF8(text, "?")) > MaxText {
 			t.Errorf("%.20q of %d bytes becomes %.20q of %d", text, len(text), got, len(got))
 		}
 	}
 	var e *MalformedError
-	if _, err := Encode(nil, 2, &Hello{MinVersion: 1, MaxVersion: 1, Software: strings.Repeat("x", MaxName+1)}); !errors.As(err, &e) || e.Field != "software" || !strings.Contains(err.Error(), "allowed is 0 to 128") {
+	if _, err := Encode(nil, 2, &Hello{MinVersion: 1, MaxVersion: 1,
+		Software: strings.Repeat("x", MaxName+1)}); !errors.As(err, &e) || e.Field != "software" ||
+		!strings.Contains(err.Error(), "allowed is 0 to 128") {
 		t.Errorf("a long name: %v", err)
 	}
-	long := &Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 1, 0}}, HashTokens: 1, Identity: []Pair{{"a", strings.Repeat("v", MaxIdentityBytes)}}}
+	long := &Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 1, 0}}, HashTokens: 1,
+		Identity: []Pair{{"a", strings.Repeat("v", MaxIdentityBytes)}}}
 	if _, err := Encode(nil, 2, long); !errors.As(err, &e) || e.Field != "identity" {
 		t.Errorf("a long identity: %v", err)
 	}
@@ -101,7 +107,8 @@ func TestEncodeErrorKeepsBuffer(t *testing.T) {
 	}
 	f := framesOf([][]byte{{1}})
 	for _, form := range []Form{FormMalformed, FormOwn, FormUpstream, FormAscend2, FormAscend4, FormSimple} {
-		if err := AppendRequest(f, &LookupRequest{Form: form, HashLen: 7, Hashes: make([]byte, 33)}); err == nil || f.Len() != 1 || len(f.Buf) != 1 {
+		if err := AppendRequest(f, &LookupRequest{Form: form, HashLen: 7, Hashes: make([]byte, 33)}); err == nil ||
+			f.Len() != 1 || len(f.Buf) != 1 {
 			t.Errorf("%v: %v, %d frames", form, err, f.Len())
 		}
 	}
@@ -111,7 +118,8 @@ func TestEncodeErrorKeepsBuffer(t *testing.T) {
 func TestJobBlocks(t *testing.T) {
 	save := &Save{}
 	for range 3 {
-		save.Sections = append(save.Sections, Section{HashLen: 1, Hashes: make([]byte, MaxJobBlocks/2), Blocks: make([]byte, MaxJobBlocks*2)})
+		save.Sections = append(save.Sections, Section{HashLen: 1, Hashes: make([]byte, MaxJobBlocks/2),
+			Blocks: make([]byte, MaxJobBlocks*2)})
 	}
 	var e *MalformedError
 	if _, err := Encode(nil, 2, save); !errors.As(err, &e) || e.Field != "sections" || e.Reason != ReasonRange {

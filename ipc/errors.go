@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// Errors to branch on. What ended a connection wraps one of them, io.EOF or the system's error.
+// Errors to branch on. The cause of a connection's end wraps one of them, io.EOF or the system's
+// error.
 var (
 	ErrPeerDied = errors.New("the peer's process died")
 	ErrStalled  = errors.New("the peer left a frame unfinished")
@@ -13,7 +14,7 @@ var (
 	ErrTimeout  = errors.New("no answer in time")
 )
 
-// Reason is why a message is malformed: few, so that each can be a counter.
+// Reason classifies malformed messages, for counters.
 type Reason uint8
 
 // The reasons.
@@ -21,12 +22,12 @@ const (
 	ReasonEnvelope    Reason = iota // no empty delimiter before the request
 	ReasonFrames                    // the number of frames and frame 0 fit no form
 	ReasonTooLarge                  // more frames or bytes than a message may have
-	ReasonMsgpack                   // cut short, not canonical, or another type than the field's
-	ReasonFields                    // another number of fields, or bytes behind the last
+	ReasonMsgpack                   // truncated, not canonical, or of another type than the field
+	ReasonFields                    // another number of fields, or bytes after the last
 	ReasonRange                     // a number or the length of a field out of its range
 	ReasonHex                       // a hash that is not lower-case hex of even length
-	ReasonLengths                   // lengths that do not fit each other
-	ReasonVersion                   // a version, or a message, that this version has not
+	ReasonLengths                   // lengths that contradict each other
+	ReasonVersion                   // a version, or a message, that this version lacks
 	ReasonText                      // a str that is not UTF-8
 	ReasonDescriptors               // another number of descriptors than the message names
 	ReasonPanic                     // its reader panicked: a defect of the agent
@@ -43,7 +44,7 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
-// MalformedError says what is wrong with a message, and what would be right.
+// MalformedError describes what is wrong with a message, and what is allowed.
 type MalformedError struct {
 	Reason  Reason
 	Message string // its name in docs/PROTOCOL.md

@@ -98,7 +98,7 @@ func TestStrayDescriptors(t *testing.T) {
 		"253 with a ping":     {ping, 0, MaxRegionsMessage},
 		"one too many":        {two, 0, 3},
 		"one missing":         {two, 0, 1},
-		"behind the length":   {two, 4, 2},
+		"after the length":    {two, 4, 2},
 		"in the body":         {two, 6, 2},
 		"on a malformed one":  {[]byte{0, 0, 0, 1, 0xc0}, 0, 2},
 		"on half a frame":     {two[:7], 0, 2},

@@ -9,8 +9,8 @@ import (
 	"unicode"
 )
 
-// The vectors hold a message's fields as JSON under the names of docs/PROTOCOL.md. They are the Go fields'
-// names in snake case; what this cannot say is in fieldNames.
+// The vectors hold a message's fields as JSON under the names of docs/PROTOCOL.md. They are the Go
+// fields' names in snake case; what this cannot say is in fieldNames.
 
 var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "segments", "Done.Status": "statuses",
 	"LookupRequest.Reserve": "want"}

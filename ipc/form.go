@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// DefaultLookupDeadline is what a request without a deadline allows.
+// DefaultLookupDeadline applies to a request without a deadline.
 const DefaultLookupDeadline = time.Millisecond
 
 const (
-	ownMinBytes    = 9 // shorter is a frame of another form
+	ownMinBytes    = 9 // a shorter frame is of another form
 	upstreamLookup = "lookup"
 	upstreamReset  = "reset"
 )
@@ -24,10 +24,10 @@ func (f Form) String() string {
 	return "unknown"
 }
 
-// Forms is how many there are: Form values are below it.
+// Forms is the number of forms: Form values are below it.
 const Forms = len(formNames)
 
-// Deadline is how long the answer may take from the receipt of the request on.
+// Deadline returns how long the answer may take after the request's receipt.
 func (r *LookupRequest) Deadline() time.Duration {
 	if r.DeadlineUS == 0 {
 		return DefaultLookupDeadline
@@ -35,9 +35,9 @@ func (r *LookupRequest) Deadline() time.Duration {
 	return time.Duration(r.DeadlineUS) * time.Microsecond
 }
 
-// tell is the form of a message of n frames; size is the whole length of frame 0, of which head is at least
-// the first few bytes.
-func tell(n int, head []byte, size int) Form {
+// detectForm returns the form of a message of n frames. size is the length of frame 0; head is at
+// least its first few bytes.
+func detectForm(n int, head []byte, size int) Form {
 	switch {
 	case n == 1 && size >= ownMinBytes && (head[0] == mpArray|ownFields1 || head[0] == mpArray|ownFields2):
 		return FormOwn
@@ -53,15 +53,15 @@ func tell(n int, head []byte, size int) Form {
 	return FormMalformed
 }
 
-// Parser reads look-up requests of all forms. It owns the scratch that a request may point to until the next
-// Parse.
+// Parser reads look-up requests of all forms. It owns the memory that a request may point to until
+// the next Parse.
 type Parser struct {
 	hashes []byte
 	groups [MaxGroups]uint8
 }
 
-// Parse reads f into r, whose slices then lie in f.Buf or in the parser. With an error, a *MalformedError,
-// only r.Form and r.Version are good: the form to answer in.
+// Parse reads f into r, whose slices then lie in f.Buf or in the parser. After an error, a
+// *MalformedError, only r.Form and r.Version are valid: the form to answer in.
 func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 	*r = LookupRequest{}
 	w := wire{decoding: true, message: "look-up"}
@@ -70,11 +70,12 @@ func (p *Parser) Parse(f *Frames, r *LookupRequest) error {
 		return w.err
 	}
 	head := f.At(0)
-	r.Form = tell(f.Len(), head, len(head))
+	r.Form = detectForm(f.Len(), head, len(head))
 	w.message = formMessages[r.Form]
 	if f.Len() > MaxLookupFrames || f.Bytes() > MaxLookupBytes {
 		r.Version = ownVersion(r.Form, head)
-		w.fail(ReasonTooLarge, "", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(), MaxLookupFrames, MaxLookupBytes)
+		w.fail(ReasonTooLarge, "", "%d frames, %d bytes, allowed is 1 to %d and %d", f.Len(), f.Bytes(),
+			MaxLookupFrames, MaxLookupBytes)
 		return w.err
 	}
 	switch r.Form {
@@ -102,8 +103,8 @@ var formMessages = [...]string{FormMalformed: "look-up", FormOwn: "own look-up",
 	FormReset: "reset", FormAscend2: "2-frame look-up", FormAscend3: "3-frame look-up", FormAscend4: "4-frame look-up",
 	FormSimple: "simple look-up"}
 
-// AppendRequest appends r in its form to f. An own request's Version 0 is the newest. With an error f is as it
-// was.
+// AppendRequest appends r in its form to f. An own request with Version 0 gets the newest version.
+// After an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
 	w := wire{message: "look-up"}
 	bytes, frames := len(f.Buf), len(f.Ends)
@@ -137,7 +138,7 @@ func (r *LookupRequest) checkTokens(w *wire) {
 	}
 }
 
-// checkHashes holds a blob of hashes to its length, which may be 0 only if there are none.
+// checkHashes checks the length of the joined hashes; HashLen may be 0 only without hashes.
 func (r *LookupRequest) checkHashes(w *wire) {
 	if w.err != nil {
 		return

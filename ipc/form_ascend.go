@@ -6,8 +6,8 @@ import (
 	"math"
 )
 
-// AscendStore's forms: token_len, [groups, [hbm_hit_tokens,]] hashes. The arrays are msgpack of any encoder, so
-// they are read by what msgpack allows and not only in its shortest form.
+// AscendStore's forms: token_len, [groups, [hbm_hit_tokens,]] hashes. The arrays may come from any
+// msgpack encoder, so any valid encoding is read, not only the shortest.
 
 func (p *Parser) parseAscend(w *wire, f *Frames, r *LookupRequest) {
 	r.Tokens = uint64(binary.BigEndian.Uint32(f.At(0)))
@@ -27,7 +27,7 @@ func (p *Parser) parseAscend(w *wire, f *Frames, r *LookupRequest) {
 	}
 }
 
-// looseGroups reads the array of groups; an empty one is [0].
+// looseGroups reads the array of groups; an empty one means [0].
 func (p *Parser) looseGroups(w *wire, b []byte) []uint8 {
 	n, rest := looseArray(w, "groups", b, MaxGroups)
 	for i := 0; i < n && w.err == nil; i++ {
@@ -42,7 +42,7 @@ func (p *Parser) looseGroups(w *wire, b []byte) []uint8 {
 		}
 	}
 	if w.err == nil && len(rest) > 0 {
-		w.fail(ReasonFields, "groups", "%d bytes behind the array", len(rest))
+		w.fail(ReasonFields, "groups", "%d bytes after the array", len(rest))
 	}
 	if n == 0 {
 		p.groups[0], n = 0, 1
@@ -50,7 +50,8 @@ func (p *Parser) looseGroups(w *wire, b []byte) []uint8 {
 	return p.groups[:n]
 }
 
-// looseHashes reads the array of hex strings straight into the parser's blob: nothing is made per hash.
+// looseHashes reads the array of hex strings into the parser's buffer, without an allocation for
+// each hash.
 func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 	n, b := looseArray(w, "hashes", b, MaxHashes)
 	if w.err != nil {
@@ -63,12 +64,13 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 			return 0, nil
 		}
 		if size == 0 || size > 2*MaxHashLen || size%2 != 0 {
-			w.fail(ReasonHex, "hashes", "hash 0 has %d digits, allowed is an even number from 2 to %d", size, 2*MaxHashLen)
+			w.fail(ReasonHex, "hashes", "hash 0 has %d digits, allowed is an even number from 2 to %d", size,
+				2*MaxHashLen)
 			return 0, nil
 		}
 		length = int(size / 2)
 	}
-	need := n * length // at most len(b): each hash takes twice its length there
+	need := n * length // at most len(b): each hash is twice as long there
 	if need > len(b) {
 		w.fail(ReasonMsgpack, "hashes", "%d hashes, only %d bytes left in the message", n, len(b))
 		return 0, nil
@@ -83,12 +85,12 @@ func (p *Parser) looseHashes(w *wire, b []byte) (length int, hashes []byte) {
 		}
 	}
 	if len(b) > 0 {
-		w.fail(ReasonFields, "hashes", "%d bytes behind the array", len(b))
+		w.fail(ReasonFields, "hashes", "%d bytes after the array", len(b))
 	}
 	return length, hashes
 }
 
-// looseHash reads one hex string into hash, and gives what is behind it.
+// looseHash reads one hex string into hash, and returns the bytes after it.
 func looseHash(w *wire, i int, b, hash []byte) []byte {
 	digits, header := looseStr(b)
 	switch {
@@ -122,7 +124,8 @@ func looseStr(b []byte) (v uint64, n int) {
 	return looseHeader(b, mpStr, 0x1f, mpStr8, mpStr16, mpStr32)
 }
 
-// looseHeader reads a header whose short form is fix with a length in mask; h8 may be 0, there is none.
+// looseHeader reads a header whose short form is fix with a length in mask; h8 is 0 if there is no
+// such header.
 func looseHeader(b []byte, fix, mask, h8, h16, h32 byte) (v uint64, n int) {
 	if len(b) == 0 {
 		return 0, cutShort
@@ -140,7 +143,7 @@ func looseHeader(b []byte, fix, mask, h8, h16, h32 byte) (v uint64, n int) {
 	return 0, wrongType
 }
 
-// looseUint reads a number that is not negative in any integer form, the signed ones too.
+// looseUint reads a number that is not negative in any integer encoding, including the signed ones.
 func looseUint(b []byte) (v uint64, n int) {
 	if len(b) == 0 {
 		return 0, cutShort

@@ -10,8 +10,8 @@ const (
 	ownFields2 = 10 // fields of version 2
 )
 
-// ownVersion is the version that an own request has by its first byte, also if the rest is malformed; 0 in
-// another form.
+// ownVersion returns the version of an own request by its first byte, even if the rest is
+// malformed; 0 for another form.
 func ownVersion(f Form, head []byte) uint8 {
 	switch {
 	case f != FormOwn:
@@ -22,7 +22,7 @@ func ownVersion(f Form, head []byte) uint8 {
 	return 2
 }
 
-// walkOwn goes over the fields of docs/PROTOCOL.md section 2.1.
+// walkOwn walks the fields of docs/PROTOCOL.md section 2.1.
 func (r *LookupRequest) walkOwn(w *wire) {
 	fields := ownFields2
 	if r.Version == 1 {
@@ -48,7 +48,7 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	w.bin("hashes", &r.Hashes, 0, MaxHashes*MaxHashLen)
 	r.checkHashes(w)
 	if w.decoding && w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes behind the last field", len(w.buf))
+		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 }
 
@@ -121,7 +121,8 @@ func parseSimple(w *wire, f *Frames, r *LookupRequest) {
 func appendSimple(w *wire, f *Frames, r *LookupRequest) {
 	n := len(r.Hashes) / simpleHashBytes
 	if len(r.Hashes)%simpleHashBytes != 0 || n+1 > MaxLookupFrames {
-		w.fail(ReasonLengths, "hashes", "%d bytes, allowed is a multiple of %d, %d hashes", len(r.Hashes), simpleHashBytes, MaxLookupFrames-1)
+		w.fail(ReasonLengths, "hashes", "%d bytes, allowed is a multiple of %d, %d hashes", len(r.Hashes),
+			simpleHashBytes, MaxLookupFrames-1)
 		return
 	}
 	f.Buf = binary.LittleEndian.AppendUint64(f.Buf, r.Tokens)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Each decoder: nothing panics, an error is a *MalformedError, and what is accepted encodes to the same bytes, or,
-// where other encoders may have written it, to the same meaning.
+// Each decoder: nothing panics, an error is a *MalformedError, and what is accepted encodes to the
+// same bytes, or, where other encoders may have written it, to the same meaning.
 
 func readVectors[T any](f *testing.F, name string) (read T) {
 	b, err := os.ReadFile(filepath.Join(wireDir, name))
@@ -121,7 +121,8 @@ func unpackFrames(b []byte) (*Frames, bool) {
 func sameBytes(t *testing.T, frames *Frames, r *LookupRequest) {
 	var again Frames
 	if err := AppendRequest(&again, r); err != nil || !sameFrames(&again, frames) {
-		t.Fatalf("%x %v parses to %+v, which encodes to %x %v, %v", frames.Buf, frames.Ends, r, again.Buf, again.Ends, err)
+		t.Fatalf("%x %v parses to %+v, which encodes to %x %v, %v", frames.Buf, frames.Ends, r, again.Buf, again.Ends,
+			err)
 	}
 }
 

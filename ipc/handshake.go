@@ -7,12 +7,13 @@ import (
 	"net"
 )
 
-// Error makes an ERROR that was received an error.
+// Error returns a received ERROR as an error.
 func (m *Error) Error() string { return fmt.Sprintf("the peer says (code %d): %s", m.Code, m.Text) }
 
-// ServeHandshake waits for HELLO on an accepted connection and answers with w in the highest version that both
-// sides speak, which is then spoken. It sets w.Version. If there is none, or no proper HELLO comes within
-// HandshakeTimeout, the peer is told by ERROR and the error is returned; closing is the caller's.
+// ServeHandshake waits for HELLO on an accepted connection and answers with w in the highest
+// version that both sides speak, which the connection then uses. It sets w.Version. If there is no
+// such version, or no valid HELLO arrives within HandshakeTimeout, it sends ERROR and returns the
+// error; the caller closes the connection.
 func ServeHandshake(c *Conn, w Welcome, minVersion, maxVersion uint32) (*Hello, error) {
 	msg, _, err := c.receive(HandshakeTimeout)
 	if err != nil {
@@ -35,7 +36,7 @@ func ServeHandshake(c *Conn, w Welcome, minVersion, maxVersion uint32) (*Hello, 
 	return hello, nil
 }
 
-// refuse tells the peer why the session ends, if it can still be told, and returns the error.
+// refuse sends why as an ERROR, if possible, and returns it.
 func (c *Conn) refuse(code uint8, why error) error {
 	if errors.Is(why, ErrPeerDied) || errors.Is(why, net.ErrClosed) {
 		return why
@@ -43,7 +44,8 @@ func (c *Conn) refuse(code uint8, why error) error {
 	return errors.Join(why, c.Send(&Error{Code: code, Text: why.Error()}))
 }
 
-// DialSession connects to the agent at path and shakes hands. The error wraps an *Error if the agent refused.
+// DialSession connects to the agent at path and performs the handshake. The error wraps an *Error
+// if the agent refused.
 func DialSession(ctx context.Context, path, software string, minVersion, maxVersion uint32) (*Conn, *Welcome, error) {
 	if len(path) > MaxSocketPath {
 		return nil, nil, fmt.Errorf("session socket %s: %d bytes, allowed is 1 to %d", path, len(path), MaxSocketPath)
@@ -75,7 +77,7 @@ func (c *Conn) hello(software string, minVersion, maxVersion uint32) (*Welcome, 
 	if errors.As(sent, &malformed) {
 		return nil, sent
 	}
-	// Who refuses at once closes before our HELLO: what it said is there nevertheless.
+	// An agent that refuses at once closes before our HELLO; its ERROR can still be read.
 	msg, _, err := c.receive(HandshakeTimeout)
 	if err != nil {
 		return nil, errors.Join(sent, err)

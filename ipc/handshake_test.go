@@ -24,7 +24,8 @@ func shake(t *testing.T, clientMin, clientMax, agentMin, agentMax uint32) (versi
 		}
 		defer c.Close()
 		var hello *Hello
-		if hello, agentErr = ServeHandshake(c, Welcome{Boot: testBoot, Session: 9, MaxFrame: 1, LeaseBytes: 2}, agentMin, agentMax); agentErr == nil {
+		if hello, agentErr = ServeHandshake(c, Welcome{Boot: testBoot, Session: 9, MaxFrame: 1, LeaseBytes: 2},
+			agentMin, agentMax); agentErr == nil {
 			if hello.Software != "test" {
 				t.Errorf("software %q", hello.Software)
 			}
@@ -39,7 +40,8 @@ func shake(t *testing.T, clientMin, clientMax, agentMin, agentMax uint32) (versi
 	defer c.Close()
 	m, _, err := c.Recv()
 	if err != nil || m.(*Pong).Req != w.Version || c.Version() != w.Version {
-		t.Errorf("client %d to %d, agent %d to %d: %+v, %v, welcome %+v", clientMin, clientMax, agentMin, agentMax, m, err, w)
+		t.Errorf("client %d to %d, agent %d to %d: %+v, %v, welcome %+v", clientMin, clientMax, agentMin, agentMax, m,
+			err, w)
 	}
 	if w.Boot != testBoot || w.Session != 9 || (w.Version == 1) != (w.LeaseBytes == 0) {
 		t.Errorf("welcome %+v", w)
@@ -70,7 +72,9 @@ func TestHandshakeVersions(t *testing.T) {
 		if !errors.As(clientErr, &e) || e.Code != ErrCodeVersion {
 			t.Errorf("%+v: client %v, want ERROR version", v, clientErr)
 		}
-		if want := fmt.Sprintf("%d to %d, allowed is %d to %d", v.clientMin, v.clientMax, v.agentMin, v.agentMax); agentErr == nil || !strings.Contains(agentErr.Error(), want) || !strings.Contains(e.Text, want) {
+		if want := fmt.Sprintf("%d to %d, allowed is %d to %d", v.clientMin, v.clientMax, v.agentMin,
+			v.agentMax); agentErr == nil || !strings.Contains(agentErr.Error(), want) ||
+			!strings.Contains(e.Text, want) {
 			t.Errorf("%+v: agent %v, text %q, want both ranges in them", v, agentErr, e.Text)
 		}
 	}
@@ -78,7 +82,8 @@ func TestHandshakeVersions(t *testing.T) {
 
 // Who does not begin with HELLO is told so.
 func TestHandshakeNoHello(t *testing.T) {
-	for name, first := range map[string][]byte{"another message": frameOf(1, &Ping{Req: 1}), "nonsense": {0, 0, 0, 1, 0xc0}, "huge": {0xff, 0, 0, 0}} {
+	for name, first := range map[string][]byte{"another message": frameOf(1, &Ping{Req: 1}),
+		"nonsense": {0, 0, 0, 1, 0xc0}, "huge": {0xff, 0, 0, 0}} {
 		agent, raw := rawPair(t)
 		raw.Write(first)
 		if _, err := ServeHandshake(agent, Welcome{}, MinVersion, Version); err == nil {
@@ -96,7 +101,8 @@ func TestHandshakeNoHello(t *testing.T) {
 	}
 }
 
-// Peers who are on neither list are refused with a reason; a group opens the door as well as a user.
+// Peers who are on neither list are refused with a reason; a group opens the door as well as a
+// user.
 func TestSessionPermission(t *testing.T) {
 	me, mine := uint32(os.Geteuid()), uint32(os.Getegid())
 	groups, err := os.Getgroups()
@@ -108,7 +114,8 @@ func TestSessionPermission(t *testing.T) {
 		uids, gids list
 		ok         bool
 	}{
-		"by default": {nil, nil, true}, "uid": {list{me}, nil, true}, "gid": {list{}, list{mine}, true}, "other uid": {list{me + 12345}, nil, false},
+		"by default": {nil, nil, true}, "uid": {list{me}, nil, true}, "gid": {list{}, list{mine},
+			true}, "other uid": {list{me + 12345}, nil, false},
 		"other gid": {nil, list{mine + 12345}, false}, "one of two": {list{me + 12345}, list{mine}, true},
 	} {
 		checkPermission(t, name, v.uids, v.gids, v.ok)
@@ -147,7 +154,7 @@ func checkPermission(t *testing.T, name string, uids, gids []uint32, ok bool) {
 				t.Errorf("%s: refused %+v, counted %d", name, p, l.Refused())
 			}
 		case <-time.After(testTimeout):
-			t.Errorf("%s: nobody was refused", name)
+			t.Errorf("%s: no peer was refused", name)
 		}
 	}
 	l.Close()

@@ -14,8 +14,8 @@ import (
 
 const helperPathEnv = "KVAGENT_IPC_TEST_SOCKET"
 
-// helperMain is the peer: it opens a session, has a child hold its socket open, says so by a PING, and waits to be
-// killed.
+// helperMain is the peer: it opens a session, has a child hold its socket open, says so by a PING,
+// and waits to be killed.
 func helperMain(path string) {
 	c, _, err := DialSession(context.Background(), path, "helper", MinVersion, Version)
 	if err == nil {
@@ -36,8 +36,9 @@ func helperMain(path string) {
 	c.Recv()
 }
 
-// startHelper gives our end of a session with a killed-to-be process, and its child that holds the socket. accepted
-// is whether our end behaves as an agent's, or as a client's whose agent is the helper.
+// startHelper gives our end of a session with a killed-to-be process, and its child that holds the
+// socket. accepted is whether our end behaves as an agent's, or as a client's whose agent is the
+// helper.
 func startHelper(t *testing.T, accepted bool) (agent *Conn, helper *exec.Cmd, child *os.Process) {
 	t.Helper()
 	path := filepath.Join(socketDir(t), SessionSocket)
@@ -126,7 +127,8 @@ func noticed(t *testing.T) time.Duration {
 	return took
 }
 
-// At the client's end only the end of the socket ends Recv: a living child of the agent may still touch memory.
+// At the client's end only the end of the socket ends Recv: a living child of the agent may still
+// touch memory.
 func TestKilledAgent(t *testing.T) {
 	client, helper, child := startHelper(t, false)
 	recv := make(chan error, 1)
@@ -165,7 +167,7 @@ func TestListenerAfterKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// As a killed process leaves it: socket and lock file there, nobody holds the lock.
+	// As a killed process leaves it: socket and lock file there, no process holds the lock.
 	l.UnixListener.Close()
 	l.file.lock.Close()
 	again, err := ListenUnix(path, 0)
@@ -176,6 +178,6 @@ func TestListenerAfterKill(t *testing.T) {
 		t.Error(err)
 	}
 	if all, _ := os.ReadDir(dir); len(all) != 0 {
-		t.Errorf("left behind: %v", all)
+		t.Errorf("leftovers: %v", all)
 	}
 }

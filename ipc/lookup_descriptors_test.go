@@ -37,7 +37,8 @@ func TestLookupWithoutDescriptors(t *testing.T) {
 	}
 	defer unix.Close(last)
 	conns := connectUntilFull(t, s.Path())
-	if err := unix.Connect(last, &unix.SockaddrUnix{Name: s.Path()}); err != nil { // the server has no descriptor for this one
+	// the server has no descriptor for this one
+	if err := unix.Connect(last, &unix.SockaddrUnix{Name: s.Path()}); err != nil {
 		t.Fatal(err)
 	}
 	deadline := time.Now().Add(testTimeout)

@@ -18,14 +18,14 @@ type lookupPeer struct {
 	raw syscall.RawConn
 
 	in      zmtpReader
-	begun   bool // something of a message or of the handshake is here, and the rest must come in time
+	begun   bool // part of a message or of the handshake has arrived, and the rest has a deadline
 	timed   bool // the connection has a deadline for it
 	large   bool // it holds a place in s.large
 	parser  Parser
 	request LookupRequest
 	out     []byte
 
-	write struct { // scratch of try, which so allocates nothing
+	write struct { // used by send, so that it does not allocate
 		f func(fd uintptr) bool
 		b []byte
 		n int
@@ -47,7 +47,7 @@ func newLookupPeer(s *LookupServer, nc *net.UnixConn) (*lookupPeer, error) {
 	return p, nil
 }
 
-// run serves the connection until it ends, or the server.
+// run serves the connection until it, or the server, ends.
 func (p *lookupPeer) run() {
 	defer p.s.leave(p)
 	defer p.nc.Close()
@@ -67,7 +67,7 @@ func (p *lookupPeer) run() {
 	}
 }
 
-// contain ends the connection of a message that makes its reader panic, and no other.
+// contain ends this connection, and no other, if a message makes its reader panic.
 func (p *lookupPeer) contain() {
 	if v := recover(); v != nil {
 		p.s.count.dropped.Add(1)
@@ -75,12 +75,12 @@ func (p *lookupPeer) contain() {
 	}
 }
 
-// settle ends a message: its deadline, and its memory if that is much.
+// settle ends a message: it clears the deadline and releases large memory.
 func (p *lookupPeer) settle() {
 	p.begun = false
 	if p.timed {
 		p.timed = false
-		_ = p.nc.SetReadDeadline(time.Time{}) // of a closed connection nothing is read
+		_ = p.nc.SetReadDeadline(time.Time{}) // nothing is read from a closed connection
 		if p.s.ending() {
 			p.hurry()
 		}
@@ -92,14 +92,15 @@ func (p *lookupPeer) settle() {
 	}
 }
 
-// hurry ends what waits for the peer: nothing more is read, and answers have lookupLinger.
+// hurry stops reading, and limits the answers that are being written to lookupLinger.
 func (p *lookupPeer) hurry() {
 	now := time.Now()
 	_ = p.nc.SetReadDeadline(now)
 	_ = p.nc.SetWriteDeadline(now.Add(lookupLinger))
 }
 
-// Read reads for in. A peer may be silent for ever, but what it has begun must end within FrameTimeout.
+// Read reads for in. A peer may be silent for ever, but a message must be complete within
+// FrameTimeout.
 func (p *lookupPeer) Read(b []byte) (int, error) {
 	if p.begun && !p.timed {
 		p.timed = true
@@ -131,7 +132,7 @@ func (p *lookupPeer) grow() error {
 	}
 }
 
-// greet is ZMTP's handshake: both sides send a greeting, then READY.
+// greet performs ZMTP's handshake: both sides send a greeting, then READY.
 func (p *lookupPeer) greet() error {
 	p.begun = true
 	defer p.settle()
@@ -160,7 +161,7 @@ func (p *lookupPeer) greet() error {
 	return checkReady(body)
 }
 
-// command answers a PING. Other commands mean nothing here.
+// command answers a PING. Other commands are ignored.
 func (p *lookupPeer) command(body []byte) error {
 	if answer := pong(body); answer != nil {
 		return p.send(answer)
@@ -198,12 +199,13 @@ func (p *lookupPeer) answer() error {
 	return err
 }
 
-// read is parse; a message that makes it panic is malformed, and of no form.
+// read parses a message; one that makes the parser panic is malformed, and of no form.
 func (p *lookupPeer) read(f *Frames, enveloped bool) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			p.request, p.parser = LookupRequest{}, Parser{}
-			err = &MalformedError{ReasonPanic, "look-up", "", "it makes the reader panic, which is a defect of the agent"}
+			err = &MalformedError{ReasonPanic, "look-up", "",
+				"it makes the reader panic, which is a defect of the agent"}
 			p.s.panicked(v)
 		}
 	}()
@@ -222,14 +224,15 @@ func (p *lookupPeer) parse(f *Frames, enveloped bool) error {
 	p.request = LookupRequest{}
 	if body.Len() > 0 {
 		head := body.At(0)
-		p.request.Form = tell(p.in.frames-delimiterFrames, head, len(head))
+		p.request.Form = detectForm(p.in.frames-delimiterFrames, head, len(head))
 		p.request.Version = ownVersion(p.request.Form, head)
 	}
 	return &MalformedError{ReasonTooLarge, "look-up", "", fmt.Sprintf("%d frames, %d bytes, allowed is 1 to %d and %d",
 		p.in.frames-delimiterFrames, p.in.bytes, MaxLookupFrames, MaxLookupBytes)}
 }
 
-// send writes at once, or waits for a peer that does not read, FrameTimeout at most. Meanwhile nothing more is read of it.
+// send writes at once, or waits for a peer that does not read, at most FrameTimeout. Nothing more
+// is read from the peer meanwhile.
 func (p *lookupPeer) send(b []byte) error {
 	p.write.b = b
 	if err := p.raw.Write(p.write.f); err != nil {
@@ -253,7 +256,7 @@ func (p *lookupPeer) send(b []byte) error {
 
 var _ io.Reader = (*lookupPeer)(nil)
 
-// Reasons is how many there are: Reason values are below it.
+// Reasons is the number of reasons: Reason values are below it.
 const Reasons = int(numReasons)
 
 type lookupCounts struct {
@@ -262,18 +265,18 @@ type lookupCounts struct {
 	reasons                                         [Reasons]atomic.Uint64
 }
 
-// LookupCounters is a snapshot of what a server did since it started.
+// LookupCounters is a snapshot of a server's counters since its start.
 type LookupCounters struct {
-	Requests uint64          // received; each got one reply, but for Unsent
+	Requests uint64          // received; each got one reply, except Unsent
 	Forms    [Forms]uint64   // of these, by Form
 	Reasons  [Reasons]uint64 // malformed, by Reason
 	Panics   uint64          // of the handler
-	Unsent   uint64          // answers to peers that were gone, or that did not read
-	Dropped  uint64          // connections closed: no ZMTP, beyond a limit of it, or too many
-	Waited   uint64          // times that no descriptor was free for a connection, which so had to wait
+	Unsent   uint64          // answers to peers that had disconnected or did not read
+	Dropped  uint64          // connections closed: no ZMTP, beyond one of its limits, or too many
+	Waited   uint64          // times that a connection had to wait for a descriptor
 }
 
-// Add adds what another server did.
+// Add adds the counters of another server.
 func (c *LookupCounters) Add(o *LookupCounters) {
 	c.Requests, c.Panics, c.Unsent = c.Requests+o.Requests, c.Panics+o.Panics, c.Unsent+o.Unsent
 	c.Dropped, c.Waited = c.Dropped+o.Dropped, c.Waited+o.Waited
@@ -285,7 +288,7 @@ func (c *LookupCounters) Add(o *LookupCounters) {
 	}
 }
 
-// Counters may be called from any goroutine.
+// Counters returns a snapshot. It may be called from any goroutine.
 func (s *LookupServer) Counters() (c LookupCounters) {
 	c.Requests, c.Panics, c.Unsent = s.count.requests.Load(), s.count.panics.Load(), s.count.unsent.Load()
 	c.Dropped, c.Waited = s.count.dropped.Load(), s.count.noDescriptor.Load()

@@ -13,25 +13,36 @@ type namedRequest struct {
 func lookupRequests() []namedRequest {
 	space := [16]byte(run(0xa0, 16))
 	return []namedRequest{
-		{"own_probe_v1", LookupRequest{Form: FormOwn, Version: 1, Space: space, Tokens: 64, HBMTokens: 16, HashLen: 16, Hashes: run(0, 32)}},
-		{"own_reserve_v1", LookupRequest{Form: FormOwn, Version: 1, Session: 7, Reserve: true, Tokens: 33, HashLen: 32, Hashes: run(0, 64)}},
-		{"own_probe_v2", LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HBMTokens: 16, HashLen: 16, Hashes: run(0, 32)}},
-		{"own_reserve_v2", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: 7, Reserve: true, Tokens: 4097, DeadlineUS: 500,
+		{"own_probe_v1", LookupRequest{Form: FormOwn, Version: 1, Space: space, Tokens: 64, HBMTokens: 16, HashLen: 16,
+			Hashes: run(0, 32)}},
+		{"own_reserve_v1", LookupRequest{Form: FormOwn, Version: 1, Session: 7, Reserve: true, Tokens: 33, HashLen: 32,
+			Hashes: run(0, 64)}},
+		{"own_probe_v2", LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HBMTokens: 16, HashLen: 16,
+			Hashes: run(0, 32)}},
+		{"own_reserve_v2", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: 7, Reserve: true,
+			Tokens: 4097, DeadlineUS: 500,
 			Groups: []uint8{0, 2}, HashLen: 32, Hashes: bytes.Repeat(run(0, 32), 16)}},
 		{"own_no_hashes", LookupRequest{Form: FormOwn, Version: 2}},
 		{"own_no_hashes_with_length", LookupRequest{Form: FormOwn, Version: 2, Tokens: 5, HashLen: 32}},
-		{"own_max", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: math.MaxUint64, Reserve: true, Tokens: math.MaxUint32,
-			HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32, Groups: run(0, MaxGroups), HashLen: 1, Hashes: run(0, 255)}},
+		{"own_max", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: math.MaxUint64, Reserve: true,
+			Tokens:    math.MaxUint32,
+			HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32, Groups: run(0, MaxGroups), HashLen: 1,
+			Hashes: run(0, 255)}},
 		{"upstream", LookupRequest{Form: FormUpstream, Tokens: 48, HashLen: 32, Hashes: run(0, 96)}},
 		{"upstream_no_hashes", LookupRequest{Form: FormUpstream, Tokens: 5, HashLen: 0}},
-		{"upstream_short_hashes", LookupRequest{Form: FormUpstream, Tokens: math.MaxUint32, HashLen: 8, Hashes: run(0, 16)}},
+		{"upstream_short_hashes", LookupRequest{Form: FormUpstream, Tokens: math.MaxUint32, HashLen: 8,
+			Hashes: run(0, 16)}},
 		{"reset", LookupRequest{Form: FormReset}},
 		{"ascend2", LookupRequest{Form: FormAscend2, Tokens: 300, HashLen: 32, Hashes: run(0, 64)}},
 		{"ascend2_no_hashes", LookupRequest{Form: FormAscend2, Tokens: 5}},
-		{"ascend3", LookupRequest{Form: FormAscend3, Tokens: 300, Groups: []uint8{0}, HashLen: 16, Hashes: run(0xf0, 16)}},
-		{"ascend3_groups", LookupRequest{Form: FormAscend3, Tokens: 300, Groups: []uint8{0, 1, 255}, HashLen: 32, Hashes: run(0, 32)}},
-		{"ascend4", LookupRequest{Form: FormAscend4, Tokens: 2048, HBMTokens: 256, Groups: []uint8{0}, HashLen: 32, Hashes: bytes.Repeat(run(7, 32), 16)}},
-		{"ascend4_max", LookupRequest{Form: FormAscend4, Tokens: math.MaxUint32, HBMTokens: math.MaxUint32, Groups: run(0, MaxGroups), HashLen: 1, Hashes: run(0, 17)}},
+		{"ascend3", LookupRequest{Form: FormAscend3, Tokens: 300, Groups: []uint8{0}, HashLen: 16,
+			Hashes: run(0xf0, 16)}},
+		{"ascend3_groups", LookupRequest{Form: FormAscend3, Tokens: 300, Groups: []uint8{0, 1, 255}, HashLen: 32,
+			Hashes: run(0, 32)}},
+		{"ascend4", LookupRequest{Form: FormAscend4, Tokens: 2048, HBMTokens: 256, Groups: []uint8{0}, HashLen: 32,
+			Hashes: bytes.Repeat(run(7, 32), 16)}},
+		{"ascend4_max", LookupRequest{Form: FormAscend4, Tokens: math.MaxUint32, HBMTokens: math.MaxUint32,
+			Groups: run(0, MaxGroups), HashLen: 1, Hashes: run(0, 17)}},
 		{"simple", LookupRequest{Form: FormSimple, Tokens: 300, HashLen: 32, Hashes: run(0, 96)}},
 		{"simple_no_hashes", LookupRequest{Form: FormSimple, Tokens: math.MaxUint64}},
 	}
@@ -41,21 +52,24 @@ func lookupRequests() []namedRequest {
 func looseRequests() map[string][][]byte {
 	u := func(v byte) []byte { return []byte{0, 0, 0, v} }
 	return map[string][][]byte{
-		"ascend2_array16_str8":     {u(9), []byte("\xdc\x00\x02\xd9\x02ab\xd9\x02cd")},
-		"ascend2_array32_str16":    {u(9), []byte("\xdd\x00\x00\x00\x02\xda\x00\x02ab\xa2cd")},
-		"ascend2_str32":            {u(9), []byte("\x91\xdb\x00\x00\x00\x04abcd")},
-		"ascend3_group_uint8":      {u(9), []byte("\x91\xcc\x01"), []byte("\x91\xa2ab")},
-		"ascend3_group_int8":       {u(9), []byte("\x91\xd0\x01"), []byte("\x91\xa2ab")},
-		"ascend3_group_int64":      {u(9), []byte("\x92\xd3\x00\x00\x00\x00\x00\x00\x00\x02\xcf\x00\x00\x00\x00\x00\x00\x00\x03"), []byte("\x91\xa2ab")},
-		"ascend3_group_uint16":     {u(9), []byte("\xdc\x00\x02\xcd\x00\x01\xd1\x00\x02"), []byte("\x91\xa2ab")},
-		"ascend3_no_groups":        {u(9), []byte("\x90"), []byte("\x91\xa2ab")},
-		"ascend4_group_uint32_d2":  {u(9), []byte("\x92\xce\x00\x00\x00\x01\xd2\x00\x00\x00\x02"), u(4), []byte("\x91\xa2ab")},
+		"ascend2_array16_str8":  {u(9), []byte("\xdc\x00\x02\xd9\x02ab\xd9\x02cd")},
+		"ascend2_array32_str16": {u(9), []byte("\xdd\x00\x00\x00\x02\xda\x00\x02ab\xa2cd")},
+		"ascend2_str32":         {u(9), []byte("\x91\xdb\x00\x00\x00\x04abcd")},
+		"ascend3_group_uint8":   {u(9), []byte("\x91\xcc\x01"), []byte("\x91\xa2ab")},
+		"ascend3_group_int8":    {u(9), []byte("\x91\xd0\x01"), []byte("\x91\xa2ab")},
+		"ascend3_group_int64": {u(9),
+			[]byte("\x92\xd3\x00\x00\x00\x00\x00\x00\x00\x02\xcf\x00\x00\x00\x00\x00\x00\x00\x03"),
+			[]byte("\x91\xa2ab")},
+		"ascend3_group_uint16": {u(9), []byte("\xdc\x00\x02\xcd\x00\x01\xd1\x00\x02"), []byte("\x91\xa2ab")},
+		"ascend3_no_groups":    {u(9), []byte("\x90"), []byte("\x91\xa2ab")},
+		"ascend4_group_uint32_d2": {u(9), []byte("\x92\xce\x00\x00\x00\x01\xd2\x00\x00\x00\x02"), u(4),
+			[]byte("\x91\xa2ab")},
 		"ascend4_no_hashes_array":  {u(9), []byte("\x91\x00"), u(4), []byte("\xdc\x00\x00")},
 		"ascend2_num_hashes_short": {u(0), []byte("\x90")},
 	}
 }
 
-// malformedRequests are the frames behind the delimiter.
+// malformedRequests are the frames after the delimiter.
 func malformedRequests() map[string][][]byte {
 	u := func(v byte) []byte { return []byte{0, 0, 0, v} }
 	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
@@ -140,7 +154,8 @@ func lookupReplies() []namedReply {
 		{"own_miss", own2, LookupReply{Boot: boot}},
 		{"own_max", own2, LookupReply{Status: 255, Tokens: math.MaxUint32, Lease: math.MaxUint64, Boot: boot}},
 	}
-	for s, name := range []string{1: "pending", "off", "not_registered", "malformed", "overloaded", "no_session", "lease_cap"} {
+	for s, name := range []string{1: "pending", "off", "not_registered", "malformed", "overloaded", "no_session",
+		"lease_cap"} {
 		if s > 0 {
 			all = append(all, namedReply{"own_" + name, own2, LookupReply{Status: LookupStatus(s), Boot: boot}})
 		}

@@ -13,44 +13,49 @@ import (
 // Limits of a look-up socket.
 const (
 	MaxLookupPeers = 512 // connections at once; one more is closed
-	// LargeMessages is how many messages above keepReceived a socket reads at once: one more waits, as long as a message may take.
+	// LargeMessages is how many messages above keepReceived a socket reads at once; one more waits,
+	// as long as a message may take.
 	LargeMessages = 8
-	keepReceived  = 256 << 10              // bytes of a message that a connection keeps memory for: that of 2,048 hashes in any form
-	keepEnds      = 2 * 4096               // ends of frames that it keeps
-	lookupLinger  = 200 * time.Millisecond // for answers on their way when a socket is closed
+	// keepReceived is the size, in bytes, up to which a connection keeps its message buffer: that
+	// of 2,048 hashes in any form.
+	keepReceived = 256 << 10
+	keepEnds     = 2 * 4096 // ends of frames that it keeps
+	// lookupLinger is how long a closing socket waits for answers that are being written.
+	lookupLinger = 200 * time.Millisecond
 	// MalformedLogInterval is the least time between two calls of OnMalformed by one server.
 	MalformedLogInterval = time.Second
 )
 
-// LookupHandler answers one request. It runs one call at a time, and keeps nothing of the request. Only well-formed
-// requests reach it; FormReset is answered with LookupHit when done. A request's deadline counts from when it had arrived,
-// before it waited for its turn.
+// LookupHandler answers one request. One call runs at a time, and it keeps nothing of the request.
+// Only well-formed requests reach it; FormReset is answered with LookupHit when done. A request's
+// deadline counts from its arrival, before it waited for its turn.
 type LookupHandler func(r *LookupRequest, arrived time.Time) LookupReply
 
-// LookupOptions says where look-ups are served.
+// LookupOptions configures a look-up server.
 type LookupOptions struct {
 	Dir, Name   string
 	SocketGroup int      // gid that may reach the socket; 0: none
 	Boot        [16]byte // for the answers to malformed requests
-	// OnMalformed, if set, hears of a malformed request, or of a connection that does not speak ZMTP, at most every
-	// MalformedLogInterval; skipped counts those it did not hear of since.
+	// OnMalformed, if set, is called for a malformed request, or a connection that does not speak
+	// ZMTP, at most every MalformedLogInterval; skipped counts those since the last call.
 	OnMalformed func(err error, skipped uint64)
-	// OnUnsent, if set, hears of an answer that nobody got because the client is gone or reads nothing. Several calls may run at
-	// once, and beside the handler.
+	// OnUnsent, if set, is called for an answer that was not delivered because the client
+	// disconnected or does not read. Several calls may run at once, and concurrently with the
+	// handler.
 	OnUnsent func(LookupReply)
-	// OnPanic, if set, hears of every panic of the handler, and of the reading of a message, on the
-	// stack that panicked. If it panics itself the process ends.
+	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
+	// on the stack that panicked. If OnPanic itself panics, the process ends.
 	OnPanic func(value any)
 }
 
-// MaxLookupSockets is how many look-up servers one Context holds.
+// MaxLookupSockets is the maximum of look-up servers in one Context.
 const MaxLookupSockets = 256
 
-// Context is the look-up sockets of a process. One is enough for a process. Its methods may be
-// called from any goroutine.
+// Context holds the look-up sockets of a process, which needs only one. Its methods may be called
+// from any goroutine.
 type Context struct {
 	peers struct { // connections to all its servers
-		most int64 // 0: no bound
+		most int64 // 0: no limit
 		now  atomic.Int64
 	}
 
@@ -61,18 +66,18 @@ type Context struct {
 	}
 }
 
-// NewContext makes a context without sockets.
+// NewContext returns a context without sockets.
 func NewContext() *Context {
 	c := &Context{}
 	c.mu.open = map[*LookupServer]struct{}{}
 	return c
 }
 
-// LimitPeers bounds the connections to all servers of the context together; one more is closed, as one beyond
-// MaxLookupPeers of its server is. It is called before the first server is there.
+// LimitPeers limits the connections to all servers of the context together; one more is closed, as
+// is one beyond MaxLookupPeers of its server. It is called before the first server exists.
 func (c *Context) LimitPeers(n int64) { c.peers.most = n }
 
-// enter counts a connection to a server; false: there are too many.
+// enter counts a connection to a server; it returns false if there are too many.
 func (c *Context) enter() bool {
 	if n := c.peers.now.Add(1); c.peers.most == 0 || n <= c.peers.most {
 		return true
@@ -83,7 +88,7 @@ func (c *Context) enter() bool {
 
 func (c *Context) leave() { c.peers.now.Add(-1) }
 
-// add enters a server.
+// add registers a server.
 func (c *Context) add(s *LookupServer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -103,7 +108,7 @@ func (c *Context) remove(s *LookupServer) {
 	delete(c.mu.open, s)
 }
 
-// Close closes what is still open, and waits for answers on their way at most lookupLinger.
+// Close closes all open servers, and waits at most lookupLinger for answers that are being written.
 func (c *Context) Close() error {
 	c.mu.Lock()
 	if c.mu.closed {
@@ -123,8 +128,9 @@ func (c *Context) Close() error {
 	return err
 }
 
-// LookupServer serves look-ups of all forms on one socket: exactly one reply for each request, whatever it is. Each connection
-// has a goroutine that reads, parses and writes; the handler is asked by one of them at a time.
+// LookupServer serves look-ups of all forms on one socket, with exactly one reply for each request,
+// valid or not. Each connection has a goroutine that reads, parses and writes; one of them at a
+// time calls the handler.
 type LookupServer struct {
 	o       LookupOptions
 	handler LookupHandler
@@ -137,7 +143,7 @@ type LookupServer struct {
 	err     error          // of Close
 	count   lookupCounts
 
-	turn sync.Mutex // the handler's
+	turn sync.Mutex // held while the handler runs
 
 	mu    sync.Mutex
 	peers map[*lookupPeer]struct{}
@@ -147,8 +153,8 @@ type LookupServer struct {
 	}
 }
 
-// ListenLookup serves look-ups at Dir/Name until Close. The error wraps ErrInUse if another process serves
-// the path, and names it.
+// ListenLookup serves look-ups at Dir/Name until Close. The error wraps ErrInUse if another process
+// serves the path, and names that process.
 func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
@@ -169,11 +175,11 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 	return s, nil
 }
 
-// Path is where the socket is.
+// Path returns the path of the socket.
 func (s *LookupServer) Path() string { return filepath.Join(s.o.Dir, s.o.Name) }
 
-// Close stops serving and removes the socket's file; other sockets of the context go on. Requests that are here already
-// are answered.
+// Close stops serving and removes the socket's file; other sockets of the context continue.
+// Requests that have arrived are answered.
 func (s *LookupServer) Close() error {
 	s.close.Do(func() {
 		close(s.closing)
@@ -189,7 +195,7 @@ func (s *LookupServer) Close() error {
 	return s.err
 }
 
-// accept is the goroutine that lets peers in.
+// accept is the goroutine that accepts peers.
 func (s *LookupServer) accept() {
 	for {
 		nc, err := s.l.AcceptUnix()
@@ -200,7 +206,9 @@ func (s *LookupServer) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		s.count.noDescriptor.Add(1) // or no memory, or whatever goes by: the socket is served as long as it is open
+		// Whatever the error is (no descriptor, no memory), the socket is served as long as it is
+		// open.
+		s.count.noDescriptor.Add(1)
 		select {
 		case <-time.After(acceptPause):
 		case <-s.closing:
@@ -244,7 +252,7 @@ func (s *LookupServer) ending() bool {
 	}
 }
 
-// handle asks the handler; a panic of it is an overload to the client.
+// handle calls the handler; a panic of it is answered as an overload.
 func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
 	arrived := time.Now()
 	s.turn.Lock()
@@ -258,7 +266,7 @@ func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
 	return s.handler(r, arrived)
 }
 
-// panicked counts and tells a panic that was recovered from.
+// panicked counts and reports a recovered panic.
 func (s *LookupServer) panicked(value any) {
 	s.count.panics.Add(1)
 	if s.o.OnPanic != nil {
@@ -266,7 +274,7 @@ func (s *LookupServer) panicked(value any) {
 	}
 }
 
-// malformed counts, and tells at a bounded rate.
+// malformed counts a malformed request, and reports it at a limited rate.
 func (s *LookupServer) malformed(err error) {
 	var m *MalformedError
 	if errors.As(err, &m) {

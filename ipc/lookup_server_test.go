@@ -93,7 +93,8 @@ func TestLookupForms(t *testing.T) {
 		}
 	}
 	count := s.Counters()
-	if want := uint64(len(lookupRequests()) + len(malformedRequests()) - 1); count.Requests != want || count.Unsent != 0 {
+	if want := uint64(len(lookupRequests()) + len(malformedRequests()) - 1); count.Requests != want ||
+		count.Unsent != 0 {
 		t.Errorf("counted %d requests, %d unsent, want %d, 0", count.Requests, count.Unsent, want)
 	}
 	var forms, reasons uint64
@@ -142,7 +143,8 @@ func TestLookupLimits(t *testing.T) {
 	hash, tokens := run(0, 32), []byte{1, 0, 0, 0, 0, 0, 0, 0}
 	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
 	zero4, zero8 := make([]byte, 4), make([]byte, 8)
-	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2}, LookupReply{Status: LookupMalformed, Boot: testBoot})
+	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2},
+		LookupReply{Status: LookupMalformed, Boot: testBoot})
 	most := binary.LittleEndian.AppendUint64(nil, MaxLookupFrames-1)
 	for _, v := range []struct {
 		name   string
@@ -150,18 +152,26 @@ func TestLookupLimits(t *testing.T) {
 		want   [][]byte
 		reason Reason
 	}{
-		{"most frames", append([][]byte{{}, tokens}, frames(MaxLookupFrames-1, hash)...), [][]byte{{}, most}, numReasons},
-		{"a frame too many", append([][]byte{{}, tokens}, frames(MaxLookupFrames, hash)...), [][]byte{{}, zero8}, ReasonTooLarge},
-		{"far too many frames", append([][]byte{{}, tokens}, frames(100000, hash)...), [][]byte{{}, zero8}, ReasonTooLarge},
-		{"own too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes)...)}, [][]byte{{}, malformedOwn}, ReasonTooLarge},
-		{"own far too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes+1<<20)...)}, [][]byte{{}, malformedOwn}, ReasonTooLarge},
+		{"most frames", append([][]byte{{}, tokens}, frames(MaxLookupFrames-1, hash)...), [][]byte{{}, most},
+			numReasons},
+		{"a frame too many", append([][]byte{{}, tokens}, frames(MaxLookupFrames, hash)...), [][]byte{{}, zero8},
+			ReasonTooLarge},
+		{"far too many frames", append([][]byte{{}, tokens}, frames(100000, hash)...), [][]byte{{}, zero8},
+			ReasonTooLarge},
+		{"own too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes)...)},
+			[][]byte{{}, malformedOwn}, ReasonTooLarge},
+		{"own far too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes+1<<20)...)},
+			[][]byte{{}, malformedOwn}, ReasonTooLarge},
 		// What is kept of it would be a proper request for one hash.
-		{"upstream far too large", [][]byte{{}, []byte("lookup"), {0, 0, 1, 0}, {0, 16}, make([]byte, MaxLookupBytes+1<<20)}, [][]byte{{}, zero4}, ReasonTooLarge},
-		{"sum too large", [][]byte{{}, {0, 0, 0, 1}, make([]byte, MaxLookupBytes/2), make([]byte, MaxLookupBytes/2)}, [][]byte{{}, zero4}, ReasonTooLarge},
+		{"upstream far too large", [][]byte{{}, []byte("lookup"), {0, 0, 1, 0}, {0, 16},
+			make([]byte, MaxLookupBytes+1<<20)}, [][]byte{{}, zero4}, ReasonTooLarge},
+		{"sum too large", [][]byte{{}, {0, 0, 0, 1}, make([]byte, MaxLookupBytes/2), make([]byte, MaxLookupBytes/2)},
+			[][]byte{{}, zero4}, ReasonTooLarge},
 		{"no delimiter", [][]byte{own}, [][]byte{zero4}, ReasonEnvelope},
 		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, ReasonEnvelope},
 		{"delimiter alone", [][]byte{{}}, [][]byte{{}, zero4}, ReasonFrames},
-		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2}, LookupReply{Boot: testBoot})}, numReasons},
+		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2},
+			LookupReply{Boot: testBoot})}, numReasons},
 	} {
 		before := s.Counters()
 		if _, err := dealer.SendMessage(v.send); err != nil {
@@ -245,12 +255,13 @@ func askMany(t *testing.T, path string, n int) {
 func TestLookupHandlerPanics(t *testing.T) {
 	c := testContext(t)
 	var seen any
-	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "l", OnPanic: func(v any) { seen = v }}, func(r *LookupRequest, _ time.Time) LookupReply {
-		if r.Tokens == 13 {
-			panic("thirteen")
-		}
-		return LookupReply{Tokens: 1}
-	})
+	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "l", OnPanic: func(v any) { seen = v }},
+		func(r *LookupRequest, _ time.Time) LookupReply {
+			if r.Tokens == 13 {
+				panic("thirteen")
+			}
+			return LookupReply{Tokens: 1}
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +294,8 @@ func TestLookupParserPanics(t *testing.T) {
 	}
 }
 
-// One socket's end does not disturb another, its file goes, and its name can be served again at once.
+// One socket's end does not disturb another, its file goes, and its name can be served again at
+// once.
 func TestLookupSocketFiles(t *testing.T) {
 	c, dir := testContext(t), socketDir(t)
 	keep := serveLookups(t, c, dir, "keep", echoHandler)
@@ -362,11 +374,13 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 	}
 }
 
-// A client that never reads is waited for, and then closed: its answer is counted, and everybody else is served.
+// A client that never reads is waited for, and then closed: its answer is counted, and everybody
+// else is served.
 func TestAnswersNobodyReads(t *testing.T) {
 	c := testContext(t)
 	var heard atomic.Uint64
-	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup", OnUnsent: func(LookupReply) { heard.Add(1) }}, echoHandler)
+	s, err := c.ListenLookup(LookupOptions{Dir: socketDir(t), Name: "lookup",
+		OnUnsent: func(LookupReply) { heard.Add(1) }}, echoHandler)
 	if err != nil {
 		t.Fatal(err)
 	}

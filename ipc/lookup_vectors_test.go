@@ -42,7 +42,8 @@ type lookupFile struct {
 // formFields are the fields that each form's request and reply carry.
 var formFields = map[Form]struct{ request, reply []string }{
 	FormMalformed: {nil, []string{"tokens"}},
-	FormOwn: {[]string{"version", "space", "session", "want", "tokens", "hbm_tokens", "deadline_us", "groups", "hash_len", "hashes"},
+	FormOwn: {[]string{"version", "space", "session", "want", "tokens", "hbm_tokens", "deadline_us", "groups",
+		"hash_len", "hashes"},
 		[]string{"version", "status", "tokens", "lease", "boot"}},
 	FormUpstream: {[]string{"tokens", "hash_len", "hashes"}, []string{"tokens"}},
 	FormReset:    {nil, []string{"status"}},
@@ -101,7 +102,8 @@ func formOf(t testing.TB, name string) Form {
 
 func makeLookupFile(t *testing.T) (f lookupFile) {
 	for _, n := range lookupRequests() {
-		f.Requests = append(f.Requests, requestVector{n.name, n.r.Form.String(), requestFields(&n.r), hexAll(encodeRequest(&n.r))})
+		f.Requests = append(f.Requests, requestVector{n.name, n.r.Form.String(), requestFields(&n.r),
+			hexAll(encodeRequest(&n.r))})
 	}
 	var p Parser
 	var r LookupRequest
@@ -113,7 +115,8 @@ func makeLookupFile(t *testing.T) (f lookupFile) {
 		f.Loose = append(f.Loose, requestVector{name, r.Form.String(), requestFields(&r), hexAll(loose[name])})
 	}
 	for _, n := range lookupReplies() {
-		f.Replies = append(f.Replies, replyVector{n.name, n.r.Form.String(), replyFieldsOf(&n.r, &n.a), hex.EncodeToString(AppendReply(nil, &n.r, n.a))})
+		f.Replies = append(f.Replies, replyVector{n.name, n.r.Form.String(), replyFieldsOf(&n.r, &n.a),
+			hex.EncodeToString(AppendReply(nil, &n.r, n.a))})
 	}
 	malformed := malformedRequests()
 	for _, name := range slices.Sorted(maps.Keys(malformed)) {
@@ -123,7 +126,8 @@ func makeLookupFile(t *testing.T) (f lookupFile) {
 		}
 		e := reasonOf(t, err)
 		reply := AppendReply(nil, &r, LookupReply{Status: LookupMalformed})
-		f.Malformed = append(f.Malformed, malformedRequestVector{name, r.Form.String(), hexAll(malformed[name]), e.Field, e.Reason.String(), hex.EncodeToString(reply)})
+		f.Malformed = append(f.Malformed, malformedRequestVector{name, r.Form.String(), hexAll(malformed[name]),
+			e.Field, e.Reason.String(), hex.EncodeToString(reply)})
 	}
 	return f
 }
@@ -148,7 +152,8 @@ func TestLookupVectors(t *testing.T) {
 			continue
 		}
 		if e := reasonOf(t, err); e.Reason.String() != v.Reason || e.Field != v.Field || r.Form.String() != v.Form {
-			t.Errorf("%s: form %v, %v (%v), want form %s, field %q, reason %s", v.Name, r.Form, e, e.Reason, v.Form, v.Field, v.Reason)
+			t.Errorf("%s: form %v, %v (%v), want form %s, field %q, reason %s", v.Name, r.Form, e, e.Reason, v.Form,
+				v.Field, v.Reason)
 		}
 		if got := hex.EncodeToString(AppendReply(nil, &r, LookupReply{Status: LookupMalformed})); got != v.Reply {
 			t.Errorf("%s: reply %s, want %s", v.Name, got, v.Reply)

@@ -1,5 +1,6 @@
-// Package ipc is the protocol and the sockets: the look-up socket (ZeroMQ) and the session socket (Unix stream).
-// It knows bytes, frames and peers, and nothing of pools, devices or engines. docs/PROTOCOL.md is its contract.
+// Package ipc implements the protocol and its sockets: the look-up socket (ZeroMQ) and the session
+// socket (Unix stream). It handles bytes, frames and peers, and knows nothing of pools, devices or
+// engines. docs/PROTOCOL.md is its contract.
 package ipc
 
 import "crypto/sha256"
@@ -25,7 +26,7 @@ const (
 	MaxWorld                  = 64
 	MaxShards                 = 16
 	MaxRegions                = 4096  // of one registration
-	MaxRegionsMessage         = 253   // of one REGIONS: the kernel passes that many descriptors
+	MaxRegionsMessage         = 253   // of one REGIONS: the kernel passes at most that many descriptors
 	MaxSegments               = 65536 // of one registration
 	MaxSegmentsMessage        = 8192
 	MaxSections               = 64
@@ -97,7 +98,7 @@ const (
 	ErrCodeInternal   = 6
 )
 
-// BlockStatus is what became of one block of a job.
+// BlockStatus is the outcome of one block of a job.
 type BlockStatus = uint8
 
 // Statuses of blocks.
@@ -117,7 +118,7 @@ const (
 	BlockOff        BlockStatus = 20
 )
 
-// LookupStatus is the status of an own-form answer.
+// LookupStatus is the status of an answer in the own form.
 type LookupStatus uint8
 
 // Statuses of look-ups.
@@ -132,7 +133,7 @@ const (
 	LookupLeaseCap      LookupStatus = 7
 )
 
-// The messages of the session, one struct each; pointers to them are what Encode takes and Decode gives.
+// The messages of the session, one struct each; Encode takes and Decode returns pointers to them.
 // Byte slices of decoded messages lie in the frame they came from.
 type (
 	// Hello opens a session.
@@ -140,7 +141,7 @@ type (
 		MinVersion, MaxVersion uint32
 		Software               string
 	}
-	// Welcome answers it. Limits are zero in version 1.
+	// Welcome answers Hello. Limits are zero in version 1.
 	Welcome struct {
 		Version                          uint32
 		Boot                             [16]byte
@@ -148,7 +149,7 @@ type (
 		MaxFrame, MaxJobBlocks, MaxQueue uint32
 		LeaseBytes                       uint64
 	}
-	// Register announces one rank, or the scheduler, of an engine.
+	// Register declares one rank, or the scheduler, of an engine.
 	Register struct {
 		Req                        uint32
 		Instance                   string
@@ -159,7 +160,7 @@ type (
 		HashTokens                 uint32
 		LookupName                 string
 		Sync                       *SyncDesc // nil: none
-		Regions, Segments          uint32    // how many follow
+		Regions, Segments          uint32    // how many are sent next
 	}
 	// Pair is one entry of an identity.
 	Pair struct{ Key, Value string }
@@ -174,7 +175,7 @@ type (
 		RevokeOff uint64
 		Revokes   uint32
 	}
-	// Regions announces memory; descriptors come with it, in order.
+	// Regions lists memory; its descriptors come with it, in order.
 	Regions struct {
 		Req  uint32
 		List []RegionDesc
@@ -187,7 +188,7 @@ type (
 		Addr   uint64
 		Handle []byte
 	}
-	// Segments says where a group's blocks lie.
+	// Segments lists where a group's blocks lie.
 	Segments struct {
 		Req   uint32
 		Group uint8
@@ -199,7 +200,7 @@ type (
 		Offset, Stride uint64
 		Bytes          uint32
 	}
-	// Registered answers Register when all has come.
+	// Registered answers Register when all its parts have arrived.
 	Registered struct {
 		Req        uint32
 		Status     uint8
@@ -208,28 +209,29 @@ type (
 		Epoch      uint32
 		LookupPath string
 	}
-	// Unregister takes the registration back.
+	// Unregister withdraws the registration.
 	Unregister struct{ Req uint32 }
-	// Unregistered answers it when nothing touches the regions any more.
+	// Unregistered answers Unregister when nothing touches the regions any more.
 	Unregistered struct {
 		Req    uint32
 		Status uint8
 		Text   string
 	}
-	// LoadEvents asks for events that the agent records behind loads, with the words at Off of the sync region.
+	// LoadEvents requests events that the agent records after loads, with the words at Off of the
+	// sync region.
 	LoadEvents struct {
 		Req   uint32
 		Off   uint64
 		Count uint32
 	}
-	// EventsMade answers it with the events' handles, joined.
+	// EventsMade answers LoadEvents with the events' handles, joined.
 	EventsMade struct {
 		Req     uint32
 		Status  uint8
 		Text    string
 		Handles []byte
 	}
-	// Release gives leases back.
+	// Release ends leases.
 	Release struct{ Leases []uint64 }
 	// Section is a run of chained blocks of one group.
 	Section struct {
@@ -248,7 +250,7 @@ type (
 		Revoke   uint32 // None in version 1
 		Sections []Section
 	}
-	// Load brings blocks.
+	// Load delivers blocks.
 	Load struct {
 		Job      uint64
 		Epoch    uint32
@@ -259,23 +261,23 @@ type (
 	}
 	// Cancel ends a job.
 	Cancel struct{ Job uint64 }
-	// Cancelled answers Cancel behind the job's Done.
+	// Cancelled answers Cancel after the job's Done.
 	Cancelled struct{ Job uint64 }
-	// Done reports a job, one status for each block of all sections.
+	// Done reports the end of a job, with one status for each block of all sections.
 	Done struct {
 		Job    uint64
 		Status []byte
 	}
 	// Reset starts a new weights epoch.
 	Reset struct{ Req uint32 }
-	// ResetDone answers it.
+	// ResetDone answers Reset.
 	ResetDone struct {
 		Req    uint32
 		Status uint8
 		Text   string
 		Epoch  uint32
 	}
-	// Epoch tells that someone reset the space.
+	// Epoch reports that another session or node reset the space.
 	Epoch struct{ Epoch uint32 }
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }
@@ -286,14 +288,14 @@ type (
 		Code uint8
 		Text string
 	}
-	// Switches tells what is switched on.
+	// Switches reports what is switched on.
 	Switches struct{ Loads, Saves bool }
 )
 
-// Form is the shape of a look-up request.
+// Form is the encoding of a look-up request.
 type Form uint8
 
-// The forms, see docs/PROTOCOL.md section 2.
+// The forms of docs/PROTOCOL.md section 2.
 const (
 	FormMalformed Form = iota
 	FormOwn
@@ -305,8 +307,8 @@ const (
 	FormSimple
 )
 
-// LookupRequest is a look-up in any form. Slices lie in the received message or in the server's scratch: a handler
-// keeps nothing of it.
+// LookupRequest is a look-up in any form. Slices lie in the received message or in the parser's
+// memory: a handler keeps nothing of it.
 type LookupRequest struct {
 	Form       Form
 	Version    uint8    // own form
@@ -321,7 +323,7 @@ type LookupRequest struct {
 	Hashes     []byte  // joined
 }
 
-// LookupReply answers any form. Blocks is used by the simple form, Tokens by all others.
+// LookupReply answers any form. The simple form uses Blocks, all others Tokens.
 type LookupReply struct {
 	Status LookupStatus
 	Tokens uint32
@@ -347,7 +349,7 @@ func (m *Register) AppendIdentity(dst []byte) []byte {
 	return dst
 }
 
-// Space is the fingerprint of that identity.
+// Space returns the fingerprint of that identity.
 func (m *Register) Space() (space [16]byte) {
 	sum := sha256.Sum256(m.AppendIdentity(nil))
 	copy(space[:], sum[:])

@@ -2,8 +2,9 @@ package ipc
 
 import "encoding/binary"
 
-// The part of msgpack (github.com/msgpack/msgpack/blob/master/spec.md) that the protocol uses, in its shortest
-// form. The readers here refuse every other form, so that what is read is written again as the same bytes.
+// The part of msgpack (github.com/msgpack/msgpack/blob/master/spec.md) that the protocol uses, in
+// its shortest encoding. The readers refuse every other encoding, so that what is read is written
+// as the same bytes.
 
 const (
 	mpArray  = 0x90 // to 0x9f
@@ -75,14 +76,14 @@ func appendBin(dst, b []byte) []byte {
 	return append(dst, b...)
 }
 
-// What a reader of this file answers when b does not begin with the shortest form of what is wanted.
+// Results of the readers if b does not begin with the shortest encoding of the expected type.
 const (
 	wrongType = -1 // something else, or not the shortest form
 	cutShort  = -2 // b ends within
 )
 
-// bigEndian reads size bytes behind the first of b, of which the value must be at least least: below it a
-// shorter form exists. n is the bytes read, or wrongType or cutShort.
+// bigEndian reads the size bytes after the first of b. Their value must be at least least, because
+// a smaller one has a shorter encoding. n is the bytes read, or wrongType or cutShort.
 func bigEndian(b []byte, size int, least uint64) (v uint64, n int) {
 	if len(b) < 1+size {
 		return 0, cutShort
@@ -164,9 +165,9 @@ func readBinHeader(b []byte) (v uint64, n int) {
 	return 0, wrongType
 }
 
-// hexPairs is the byte that two lower-case hex digits stand for, by the two characters as a little-endian number;
-// 0xffff for anything else. One load per byte is twice to three times as fast as one per digit or as arithmetic
-// on eight at a time, and of the table only the 3 KiB that hold digits are ever touched.
+// hexPairs maps two lower-case hex digits, as a little-endian number, to their byte, and everything
+// else to 0xffff. One load per byte is two to three times as fast as one per digit or as arithmetic
+// on eight at a time, and only the 3 KiB of the table that hold digits are ever accessed.
 var hexPairs = func() (t [1 << 16]uint16) {
 	for i := range t {
 		t[i] = 0xffff
@@ -178,8 +179,8 @@ var hexPairs = func() (t [1 << 16]uint16) {
 	return t
 }()
 
-// unhex reads lower-case hex into dst, of half its length; false if src holds anything else. Four bytes at a time: their loads do not
-// wait for each other.
+// unhex reads lower-case hex into dst, which has half its length; it returns false if src holds
+// anything else. It handles four bytes at a time, whose loads are independent.
 func unhex(dst, src []byte) bool {
 	bad := uint16(0)
 	for ; len(dst) >= 4 && len(src) >= 8; dst, src = dst[4:], src[8:] {

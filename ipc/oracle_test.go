@@ -10,12 +10,14 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// vmihailenco/msgpack in its compact mode writes the same bytes as msgpack.go, and reads what that writes.
+// vmihailenco/msgpack in its compact mode writes the same bytes as msgpack.go, and reads what that
+// writes.
 func TestMsgpackOracle(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
-	numbers := []uint64{0, 1, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64, math.MaxUint64}
+	numbers := []uint64{0, 1, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64,
+		math.MaxUint64}
 	for range 1000 {
 		numbers = append(numbers, rng.Uint64()>>rng.IntN(64))
 	}
@@ -66,7 +68,8 @@ func checkHeader(t *testing.T, want int, b []byte, read func([]byte) (uint64, in
 	}
 }
 
-// The oracle reads every vector's frame as an array of the same length, so that nothing in it is but msgpack.
+// The oracle reads every vector's frame as an array of the same length, so that nothing in it is
+// but msgpack.
 func TestFramesAreMsgpack(t *testing.T) {
 	for _, m := range sessionMessages() {
 		var fields []any

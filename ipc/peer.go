@@ -11,23 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cred is who a peer was when it connected. Pid is 0 if it lives in a namespace that cannot be seen from here.
+// Cred identifies a peer at the time of its connection. Pid is 0 if its PID namespace is not
+// visible from here.
 type Cred struct {
 	Pid int
 	Uid uint32
 	Gid uint32
-	// Groups are the supplementary groups; nil if the kernel does not tell.
+	// Groups are the supplementary groups; nil if the kernel does not report them.
 	Groups []uint32
 }
 
-// Options of the socket that x/sys/unix has no readers for (linux/include/uapi/asm-generic/socket.h).
+// Socket options for which x/sys/unix has no readers (linux/include/uapi/asm-generic/socket.h).
 const (
 	soPeerGroups = 59
 	soPeerPidFD  = 77
 	maxGroups    = 65536 // NGROUPS_MAX
 )
 
-// inGroups says whether one of the peer's groups is in gids.
+// inGroups reports whether one of the peer's groups is in gids.
 func (c *Cred) inGroups(gids []uint32) bool {
 	if slices.Contains(gids, c.Gid) {
 		return true
@@ -35,9 +36,9 @@ func (c *Cred) inGroups(gids []uint32) bool {
 	return slices.ContainsFunc(c.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
 }
 
-// identify asks the kernel who is at the other end, and for a descriptor of its process, -1 if there is none.
-// gone says that the process has already ended.
-func identify(uc *net.UnixConn) (cred Cred, pidfd int, gone bool, err error) {
+// identify asks the kernel for the peer's identity and a descriptor of its process, -1 if there is
+// none. exited reports that the process has already ended.
+func identify(uc *net.UnixConn) (cred Cred, pidfd int, exited bool, err error) {
 	raw, err := uc.SyscallConn()
 	if err != nil {
 		return cred, -1, false, err
@@ -50,9 +51,9 @@ func identify(uc *net.UnixConn) (cred Cred, pidfd int, gone bool, err error) {
 			return
 		}
 		cred = Cred{Pid: int(u.Pid), Uid: u.Uid, Gid: u.Gid, Groups: peerGroups(int(fd))}
-		pidfd, gone = peerPidFD(int(fd), cred.Pid)
+		pidfd, exited = peerPidFD(int(fd), cred.Pid)
 	})
-	return cred, pidfd, gone, errors.Join(err, failed)
+	return cred, pidfd, exited, errors.Join(err, failed)
 }
 
 func peerGroups(fd int) []uint32 {
@@ -74,8 +75,8 @@ func peerGroups(fd int) []uint32 {
 	}
 }
 
-// peerPidFD prefers the kernel's own descriptor (Linux 6.5): a pid may be another process's by now.
-func peerPidFD(fd, pid int) (pidfd int, gone bool) {
+// peerPidFD prefers the kernel's own descriptor (Linux 6.5), because the pid may have been reused.
+func peerPidFD(fd, pid int) (pidfd int, exited bool) {
 	var b [4]byte
 	switch _, err := getsockopt(fd, soPeerPidFD, b[:]); {
 	case err == nil:
@@ -95,7 +96,7 @@ func peerPidFD(fd, pid int) (pidfd int, gone bool) {
 	return pidfd, false
 }
 
-// watchable makes a file of a pidfd that the runtime's poller can wait for; nil if it cannot.
+// watchable returns a file for a pidfd that the runtime's poller can wait for; nil if it cannot.
 func watchable(pidfd int) *os.File {
 	if pidfd < 0 {
 		return nil
@@ -107,7 +108,8 @@ func watchable(pidfd int) *os.File {
 	return os.NewFile(uintptr(pidfd), "pidfd")
 }
 
-// getsockopt reads a socket option as bytes, which x/sys/unix has only for strings, and gives how many.
+// getsockopt reads a socket option as bytes, which x/sys/unix supports only for strings, and
+// returns their number.
 func getsockopt(fd, option int, buf []byte) (int, error) {
 	n := uint32(len(buf))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, uintptr(option),

@@ -7,8 +7,9 @@ import (
 
 const replyFields = 5
 
-// AppendReply appends the one frame that answers a request of r's form, and in the own form of its version.
-// A foreign form has no status: anything but LookupHit is 0 hits there, and "not done" to a reset.
+// AppendReply appends the one frame that answers a request of r's form, for the own form in the
+// request's version. A foreign form has no status: everything except LookupHit is 0 hits there, and
+// "not done" for a reset.
 func AppendReply(dst []byte, r *LookupRequest, a LookupReply) []byte {
 	hit := a.Status == LookupHit
 	switch r.Form {
@@ -40,7 +41,8 @@ func appendOwnReply(dst []byte, version uint8, a *LookupReply) []byte {
 	return appendBin(dst, a.Boot[:])
 }
 
-// DecodeReply reads the answer to a request of form f. version is that of an own answer, else 0.
+// DecodeReply reads the answer to a request of form f. version is that of an own answer, otherwise
+// 0.
 func DecodeReply(f Form, frame []byte) (a LookupReply, version uint8, err error) {
 	w := wire{decoding: true, message: "look-up reply", buf: frame}
 	switch f {
@@ -77,7 +79,7 @@ func (a *LookupReply) walkOwn(w *wire) (version uint8) {
 	num(w, "lease", &a.Lease, 0, math.MaxUint64)
 	w.bin16("boot", &a.Boot)
 	if w.err == nil && len(w.buf) > 0 {
-		w.fail(ReasonFields, "", "%d bytes behind the last field", len(w.buf))
+		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 	return version
 }
@@ -88,17 +90,17 @@ func (w *wire) exactly(n int) {
 	}
 }
 
-// Frames is a message of several frames, one behind the other in Buf from Start on.
+// Frames is a message of several frames, stored one after the other in Buf from Start on.
 type Frames struct {
 	Buf   []byte
 	Start int32   // where frame 0 begins
 	Ends  []int32 // Ends[i] is where frame i ends
 }
 
-// Len is the number of frames.
+// Len returns the number of frames.
 func (f *Frames) Len() int { return len(f.Ends) }
 
-// At is frame i.
+// At returns frame i.
 func (f *Frames) At(i int) []byte {
 	from := f.begin(i)
 	return f.Buf[from:f.Ends[i]:f.Ends[i]]
@@ -111,12 +113,12 @@ func (f *Frames) begin(i int) int32 {
 	return f.Ends[i-1]
 }
 
-// From is the frames from i on, 0 <= i <= Len.
+// From returns the frames from i on, 0 <= i <= Len.
 func (f *Frames) From(i int) Frames {
 	return Frames{Buf: f.Buf, Start: f.begin(i), Ends: f.Ends[i:]}
 }
 
-// Bytes is the sum of the frames' lengths.
+// Bytes returns the sum of the frames' lengths.
 func (f *Frames) Bytes() int {
 	if len(f.Ends) == 0 {
 		return 0

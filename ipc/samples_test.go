@@ -56,9 +56,11 @@ func openingMessages() []namedMessage {
 		{"hello_v1", 1, &Hello{MinVersion: 1, MaxVersion: 1, Software: "client 0.1"}},
 		{"hello_v2", 2, &Hello{MinVersion: 1, MaxVersion: 2, Software: "vllm 0.33.0"}},
 		{"hello_empty", 1, &Hello{MinVersion: 1, MaxVersion: 1}},
-		{"hello_max", 2, &Hello{MinVersion: math.MaxUint32, MaxVersion: math.MaxUint32, Software: strings.Repeat("ä", MaxName/2)}},
+		{"hello_max", 2, &Hello{MinVersion: math.MaxUint32, MaxVersion: math.MaxUint32,
+			Software: strings.Repeat("ä", MaxName/2)}},
 		{"welcome_v1", 1, &Welcome{Version: 1, Boot: boot, Session: 1}},
-		{"welcome_v2", 2, &Welcome{Version: 2, Boot: boot, Session: 300, MaxFrame: MaxFrame, MaxJobBlocks: MaxJobBlocks, MaxQueue: 256, LeaseBytes: 8 << 30}},
+		{"welcome_v2", 2, &Welcome{Version: 2, Boot: boot, Session: 300, MaxFrame: MaxFrame, MaxJobBlocks: MaxJobBlocks,
+			MaxQueue: 256, LeaseBytes: 8 << 30}},
 		{"welcome_max", 2, &Welcome{Version: 2, Boot: boot, Session: math.MaxUint64, MaxFrame: math.MaxUint32,
 			MaxJobBlocks: math.MaxUint32, MaxQueue: math.MaxUint32, LeaseBytes: math.MaxUint64}},
 	}
@@ -68,26 +70,35 @@ func registerMessages() (all []namedMessage) {
 	identity := []Pair{{"dtype", "bfloat16"}, {"model", "meta/llama-8b"}, {"tenant", ""}}
 	scheduler := &Register{Req: 1, Instance: "engine-0", Role: RoleScheduler, World: 2, Shards: 2, Identity: identity,
 		Groups: []GroupDesc{{16, 1000, 0}}, HashTokens: 16, LookupName: "lookup_rpc_port_0_dp_rank0"}
-	worker := &Register{Req: 2, Instance: "engine-0", Role: RoleWorker, Rank: 1, World: 2, Shard: 1, Shards: 2, Identity: identity,
-		Groups: []GroupDesc{{16, 1000, 0}, {32, 70000, 4096}}, HashTokens: 16,
+	worker := &Register{Req: 2, Instance: "engine-0", Role: RoleWorker, Rank: 1, World: 2, Shard: 1, Shards: 2,
+		Identity: identity,
+		Groups:   []GroupDesc{{16, 1000, 0}, {32, 70000, 4096}}, HashTokens: 16,
 		Sync:    &SyncDesc{Region: 0, StepOff: 0, EventsOff: 64, Events: 128, RevokeOff: 4096, Revokes: 1024},
 		Regions: 2, Segments: 64}
 	all = append(all, bothVersions("register_scheduler", scheduler)...)
 	all = append(all, bothVersions("register_worker", worker)...)
-	all = append(all, namedMessage{"register_max", 2, &Register{Req: math.MaxUint32, Instance: strings.Repeat("i", MaxName), Role: RoleWorker,
-		Rank: MaxWorld - 1, World: MaxWorld, Shard: MaxShards - 1, Shards: MaxShards, Identity: manyPairs(MaxIdentityPairs),
-		Groups: make16Groups(), HashTokens: math.MaxUint32, LookupName: strings.Repeat("n", MaxName),
+	all = append(all, namedMessage{"register_max", 2, &Register{Req: math.MaxUint32,
+		Instance: strings.Repeat("i", MaxName), Role: RoleWorker,
+		Rank: MaxWorld - 1, World: MaxWorld, Shard: MaxShards - 1, Shards: MaxShards,
+		Identity: manyPairs(MaxIdentityPairs),
+		Groups:   make16Groups(), HashTokens: math.MaxUint32, LookupName: strings.Repeat("n", MaxName),
 		Sync:    &SyncDesc{math.MaxUint32, math.MaxUint64, math.MaxUint64, MaxEvents, math.MaxUint64, MaxEvents},
 		Regions: MaxRegions, Segments: MaxSegments}})
-	all = append(all, namedMessage{"register_no_identity", 2, &Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 0, 0}}, HashTokens: 1}})
+	all = append(all, namedMessage{"register_no_identity", 2,
+		&Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 0, 0}}, HashTokens: 1}})
 	all = append(all, bothVersions("regions", &Regions{Req: 2, List: []RegionDesc{{ID: 0, Kind: RegionFD, Size: 8192},
-		{ID: 1, Kind: RegionPeer, Size: 1 << 32, Addr: 0x7f0000000000}, {ID: 2, Kind: RegionCUDA, Size: 1 << 30, Addr: 1 << 21, Handle: run(0, 80)},
-		{ID: 3, Kind: RegionCUDAFD, Size: 2 << 20, Handle: run(64, 16)}, {ID: 3, Kind: RegionCUDAFD, Size: 20 << 20, Handle: run(64, 16)}}})...)
+		{ID: 1, Kind: RegionPeer, Size: 1 << 32, Addr: 0x7f0000000000},
+		{ID: 2, Kind: RegionCUDA, Size: 1 << 30, Addr: 1 << 21, Handle: run(0, 80)},
+		{ID: 3, Kind: RegionCUDAFD, Size: 2 << 20, Handle: run(64, 16)},
+		{ID: 3, Kind: RegionCUDAFD, Size: 20 << 20, Handle: run(64, 16)}}})...)
 	all = append(all, namedMessage{"regions_empty", 2, &Regions{Req: 0}}, namedMessage{"regions_long_handle", 2,
-		&Regions{Req: 127, List: []RegionDesc{{ID: math.MaxUint32, Kind: RegionCUDA, Size: math.MaxUint64, Addr: math.MaxUint64, Handle: run(0, MaxHandle)}}}})
-	all = append(all, bothVersions("segments", &Segments{Req: 2, Group: 1, List: []SegmentDesc{{1, 0, 32768, 32768}, {1, 1 << 33, 32768, 65536}}})...)
+		&Regions{Req: 127, List: []RegionDesc{{ID: math.MaxUint32, Kind: RegionCUDA, Size: math.MaxUint64,
+			Addr: math.MaxUint64, Handle: run(0, MaxHandle)}}}})
+	all = append(all, bothVersions("segments", &Segments{Req: 2, Group: 1,
+		List: []SegmentDesc{{1, 0, 32768, 32768}, {1, 1 << 33, 32768, 65536}}})...)
 	return append(all, namedMessage{"segments_empty", 2, &Segments{Req: 128}}, namedMessage{"segments_max", 2,
-		&Segments{Req: 65536, Group: MaxGroups - 1, List: []SegmentDesc{{math.MaxUint32, math.MaxUint64, math.MaxUint64, math.MaxUint32}}}})
+		&Segments{Req: 65536, Group: MaxGroups - 1, List: []SegmentDesc{{math.MaxUint32, math.MaxUint64, math.MaxUint64,
+			math.MaxUint32}}}})
 }
 
 func make16Groups() (groups []GroupDesc) {
@@ -99,23 +110,28 @@ func make16Groups() (groups []GroupDesc) {
 
 func jobMessages() []namedMessage {
 	start := Section{HashLen: 32, Hashes: run(1, 64), Blocks: blockIDs(7, 0x01020304)}
-	next := Section{Group: 1, Parent: run(0x40, 16), HashLen: 16, Hashes: run(0x50, 16), Blocks: blockIDs(math.MaxUint32)}
-	short := Section{Group: MaxGroups - 1, Parent: []byte{9}, HashLen: 1, Hashes: run(0, 256), Blocks: make([]byte, 4*256)}
+	next := Section{Group: 1, Parent: run(0x40, 16), HashLen: 16, Hashes: run(0x50, 16),
+		Blocks: blockIDs(math.MaxUint32)}
+	short := Section{Group: MaxGroups - 1, Parent: []byte{9}, HashLen: 1, Hashes: run(0, 256),
+		Blocks: make([]byte, 4*256)}
 	return []namedMessage{
 		{"save_v1", 1, &Save{Job: 1, Epoch: 1, Step: 41, Event: 3, Revoke: None, Sections: []Section{start}}},
 		{"save_v2", 2, &Save{Job: 1, Epoch: 1, Step: 41, Event: 3, Revoke: 17, Sections: []Section{start, next}}},
 		{"save_bin16", 2, &Save{Job: 0, Epoch: 0, Step: 0, Event: None, Revoke: None, Sections: []Section{short}}},
-		{"save_max", 2, &Save{Job: math.MaxUint64, Epoch: math.MaxUint32, Step: math.MaxUint64, Event: None, Revoke: None, Sections: repeat(next, MaxSections)}},
+		{"save_max", 2, &Save{Job: math.MaxUint64, Epoch: math.MaxUint32, Step: math.MaxUint64, Event: None,
+			Revoke: None, Sections: repeat(next, MaxSections)}},
 		{"load_v1", 1, &Load{Job: 2, Epoch: 1, Step: 42, Event: None, Lease: 9, Sections: []Section{start}}},
 		{"load_v2", 2, &Load{Job: 2, Epoch: 1, Step: 42, Event: 0, Lease: 0, Sections: []Section{start, next}}},
-		{"load_max", 2, &Load{Job: math.MaxUint64, Epoch: math.MaxUint32, Step: math.MaxUint64, Event: None, Lease: math.MaxUint64, Sections: []Section{next}}},
+		{"load_max", 2, &Load{Job: math.MaxUint64, Epoch: math.MaxUint32, Step: math.MaxUint64, Event: None,
+			Lease: math.MaxUint64, Sections: []Section{next}}},
 		{"cancel_v1", 1, &Cancel{Job: 2}}, {"cancel_v2", 2, &Cancel{Job: 1 << 40}},
 		{"cancelled_v1", 1, &Cancelled{Job: 2}}, {"cancelled_v2", 2, &Cancelled{Job: math.MaxUint64}},
 		{"done_v1", 1, &Done{Job: 2, Status: []byte{BlockOK, BlockMissing}}},
 		{"done_v2", 2, &Done{Job: 1, Status: []byte{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20}}},
 		{"done_empty", 2, &Done{Job: 0}},
 		{"release_v1", 1, &Release{Leases: []uint64{1}}},
-		{"release_v2", 2, &Release{Leases: []uint64{0, 127, 128, 255, 256, 65535, 65536, 1<<32 - 1, 1 << 32, math.MaxUint64}}},
+		{"release_v2", 2, &Release{Leases: []uint64{0, 127, 128, 255, 256, 65535, 65536, 1<<32 - 1, 1 << 32,
+			math.MaxUint64}}},
 		{"release_empty", 2, &Release{}},
 		{"release_16", 2, &Release{Leases: make([]uint64, 16)}},
 	}
@@ -133,7 +149,8 @@ func answerMessages() (all []namedMessage) {
 	for _, m := range []namedMessage{
 		{"registered", 0, &Registered{Req: 2, Space: space, Epoch: 1, LookupPath: "/run/kvagent/lookup.sock"}},
 		{"registered_refused", 0, &Registered{Req: 2, Status: RegRefused, Text: "world: 65, allowed is 1 to 64"}},
-		{"registered_max", 0, &Registered{Req: math.MaxUint32, Status: 255, Text: strings.Repeat("t", MaxText), Space: space, Epoch: math.MaxUint32, LookupPath: strings.Repeat("/", MaxSocketPath)}},
+		{"registered_max", 0, &Registered{Req: math.MaxUint32, Status: 255, Text: strings.Repeat("t", MaxText),
+			Space: space, Epoch: math.MaxUint32, LookupPath: strings.Repeat("/", MaxSocketPath)}},
 		{"unregister", 0, &Unregister{Req: 3}}, {"unregistered", 0, &Unregistered{Req: 3}},
 		{"unregistered_refused", 0, &Unregistered{Req: 3, Status: RegRefused, Text: "no registration"}},
 		{"reset", 0, &Reset{Req: 4}}, {"reset_done", 0, &ResetDone{Req: 4, Epoch: 2}},
@@ -144,7 +161,8 @@ func answerMessages() (all []namedMessage) {
 	} {
 		all = append(all, bothVersions(m.name, m.msg)...)
 	}
-	return append(all, namedMessage{"epoch_v2", 2, &Epoch{Epoch: 3}}, namedMessage{"switches_on", 2, &Switches{Loads: true, Saves: true}},
+	return append(all, namedMessage{"epoch_v2", 2, &Epoch{Epoch: 3}},
+		namedMessage{"switches_on", 2, &Switches{Loads: true, Saves: true}},
 		namedMessage{"switches_loads_off", 2, &Switches{Saves: true}},
 		namedMessage{"load_events", 2, &LoadEvents{Req: 6, Off: 4096, Count: 2}},
 		namedMessage{"load_events_max", 2, &LoadEvents{Req: math.MaxUint32, Off: math.MaxUint64, Count: MaxLoadEvents}},
@@ -178,8 +196,10 @@ func swap(version uint32, msg any, old, by string) []byte {
 
 func malformedMessages() []malformedMessage {
 	hello := &Hello{MinVersion: 1, MaxVersion: 2, Software: "x"}
-	pairs := &Register{Req: 1, Instance: "x", World: 1, Shards: 1, Identity: []Pair{{"a", "1"}, {"b", "2"}}, Groups: []GroupDesc{{16, 9, 0}}, HashTokens: 16}
-	load := &Load{Job: 1, Epoch: 1, Sections: []Section{{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8), Blocks: blockIDs(1, 2)}}}
+	pairs := &Register{Req: 1, Instance: "x", World: 1, Shards: 1, Identity: []Pair{{"a", "1"}, {"b", "2"}},
+		Groups: []GroupDesc{{16, 9, 0}}, HashTokens: 16}
+	load := &Load{Job: 1, Epoch: 1, Sections: []Section{{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8),
+		Blocks: blockIDs(1, 2)}}}
 	release := &Release{Leases: []uint64{5}}
 	return []malformedMessage{
 		{"empty_frame", 2, nil},
@@ -223,13 +243,16 @@ func malformedMessages() []malformedMessage {
 		{"register_sync_of_5", 2, swap(2, pairs, "\xa0\x90\x00\x00", "\xa0\x95\x00\x00\x00\x00\x00\x00\x00")},
 		{"register_no_instance", 2, swap(2, pairs, "\xa1x", "\xa0")},
 		{"regions_254", 2, []byte{0x93, 0x04, 0x01, 0xdc, 0x00, 0xfe}},
-		{"regions_kind_0", 2, swap(2, &Regions{List: []RegionDesc{{ID: 1, Kind: 1, Size: 9}}}, "\x95\x01\x01", "\x95\x01\x00")},
-		{"regions_kind_5", 2, swap(2, &Regions{List: []RegionDesc{{ID: 1, Kind: 1, Size: 9}}}, "\x95\x01\x01", "\x95\x01\x05")},
+		{"regions_kind_0", 2, swap(2, &Regions{List: []RegionDesc{{ID: 1, Kind: 1, Size: 9}}}, "\x95\x01\x01",
+			"\x95\x01\x00")},
+		{"regions_kind_5", 2, swap(2, &Regions{List: []RegionDesc{{ID: 1, Kind: 1, Size: 9}}}, "\x95\x01\x01",
+			"\x95\x01\x05")},
 		{"regions_promised", 2, []byte{0x93, 0x04, 0x01, 0xdc, 0x00, 0xfd, 0x95, 0x01}},
 		{"segments_group_16", 2, swap(2, &Segments{Group: 15}, "\x0f", "\x10")},
 		{"segments_8193", 2, []byte{0x94, 0x05, 0x01, 0x00, 0xdc, 0x20, 0x01}},
 		{"segments_huge", 2, []byte{0x94, 0x05, 0x01, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff}},
-		{"segments_bytes_0", 2, swap(2, &Segments{List: []SegmentDesc{{1, 2, 3, 4}}}, "\x01\x02\x03\x04", "\x01\x02\x03\x00")},
+		{"segments_bytes_0", 2, swap(2, &Segments{List: []SegmentDesc{{1, 2, 3, 4}}}, "\x01\x02\x03\x04",
+			"\x01\x02\x03\x00")},
 		{"release_4097", 2, []byte{0x92, 0x08, 0xdc, 0x10, 0x01}},
 		{"release_no_array", 2, swap(2, release, "\x91\x05", "\x05")},
 		{"release_str", 2, swap(2, release, "\x91\x05", "\x91\xa15")},
@@ -242,7 +265,8 @@ func malformedMessages() []malformedMessage {
 		{"load_hash_len_3", 2, swap(2, load, "\xc4\x04\x00\x01\x02\x03\x04\xc4\x08", "\xc4\x00\x03\xc4\x08")},
 		{"load_parent_of_3", 2, swap(2, load, "\xc4\x04\x00\x01\x02\x03", "\xc4\x03\x00\x01\x02")},
 		{"load_no_hashes", 2, swap(2, load, "\xc4\x08\x20\x21\x22\x23\x24\x25\x26\x27", "\xc4\x00")},
-		{"load_one_block_of_two", 2, swap(2, load, "\xc4\x08\x01\x00\x00\x00\x02\x00\x00\x00", "\xc4\x04\x01\x00\x00\x00")},
+		{"load_one_block_of_two", 2, swap(2, load, "\xc4\x08\x01\x00\x00\x00\x02\x00\x00\x00",
+			"\xc4\x04\x01\x00\x00\x00")},
 		{"load_hashes_cut", 2, enc(2, load)[:20]},
 		{"load_bin_not_shortest", 2, swap(2, load, "\xc4\x08\x20", "\xc5\x00\x08\x20")},
 		{"done_too_long", 2, []byte{0x93, 0x0e, 0x01, 0xc5, 0x20, 0x01}},
@@ -254,6 +278,7 @@ func malformedMessages() []malformedMessage {
 		{"load_events_65", 2, []byte{0x94, 0x16, 0x01, 0x00, 0x41}},
 		{"load_events_in_v1", 1, []byte{0x94, 0x16, 0x01, 0x00, 0x01}},
 		{"events_made_in_v1", 1, []byte{0x95, 0x17, 0x01, 0x00, 0xa0, 0xc4, 0x00}},
-		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01}, bytes.Repeat([]byte{'x'}, 1025)...)},
+		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
+			bytes.Repeat([]byte{'x'}, 1025)...)},
 	}
 }

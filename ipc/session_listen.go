@@ -14,9 +14,10 @@ import (
 // MaxSessions is how many connections a listener holds at once; one more is refused.
 const MaxSessions = 2048
 
-const acceptPause = 50 * time.Millisecond // when the limit of open files is reached
+// acceptPause is the pause after the limit of open files is reached.
+const acceptPause = 50 * time.Millisecond
 
-// SessionOptions says where sessions are listened for and who may connect.
+// SessionOptions configures a session listener.
 type SessionOptions struct {
 	Path        string
 	SocketGroup int      // gid that may reach the socket, and connect; 0: none
@@ -25,7 +26,7 @@ type SessionOptions struct {
 	OnRefused func(Cred, error)
 }
 
-// SessionListener accepts sessions. Accept and Close may be called at once.
+// SessionListener accepts sessions. Accept and Close may be called concurrently.
 type SessionListener struct {
 	l       *UnixListener
 	o       SessionOptions
@@ -34,7 +35,8 @@ type SessionListener struct {
 	closing chan struct{}
 }
 
-// ListenSession listens. The error wraps ErrInUse if another process serves the path, and names it.
+// ListenSession listens. The error wraps ErrInUse if another process serves the path, and names
+// that process.
 func ListenSession(o SessionOptions) (*SessionListener, error) {
 	if len(o.UIDs) == 0 && len(o.GIDs) == 0 {
 		o.UIDs = []uint32{0, uint32(os.Geteuid())}
@@ -49,11 +51,11 @@ func ListenSession(o SessionOptions) (*SessionListener, error) {
 	return &SessionListener{l: l, o: o, closing: make(chan struct{})}, nil
 }
 
-// Refused is how many peers were refused.
+// Refused returns how many peers were refused.
 func (s *SessionListener) Refused() uint64 { return s.refused.Load() }
 
-// Accept waits for the next peer that may connect. Those who may not are told why and dropped. After Close the
-// error is net.ErrClosed.
+// Accept waits for the next peer that may connect. Other peers get an ERROR with the reason and are
+// disconnected. After Close the error is net.ErrClosed.
 func (s *SessionListener) Accept() (*Conn, error) {
 	for {
 		uc, err := s.l.AcceptUnix()
@@ -92,7 +94,7 @@ func (s *SessionListener) admit(c *Conn) bool {
 	if s.o.OnRefused != nil {
 		s.o.OnRefused(c.Peer(), err)
 	}
-	_ = c.Send(&Error{Code: code, Text: err.Error()}) // it may be gone already
+	_ = c.Send(&Error{Code: code, Text: err.Error()}) // the peer may have disconnected
 	c.Close()
 	return false
 }
@@ -100,7 +102,8 @@ func (s *SessionListener) admit(c *Conn) bool {
 // check counts the peer if it may connect.
 func (s *SessionListener) check(p Cred) (code uint8, err error) {
 	if !slices.Contains(s.o.UIDs, p.Uid) && !p.inGroups(s.o.GIDs) {
-		return ErrCodePermission, fmt.Errorf("uid %d, gid %d: allowed are uids %v, gids %v", p.Uid, p.Gid, s.o.UIDs, s.o.GIDs)
+		return ErrCodePermission, fmt.Errorf("uid %d, gid %d: allowed are uids %v, gids %v", p.Uid, p.Gid, s.o.UIDs,
+			s.o.GIDs)
 	}
 	if s.open.Add(1) > MaxSessions {
 		s.open.Add(-1)
@@ -109,10 +112,10 @@ func (s *SessionListener) check(p Cred) (code uint8, err error) {
 	return 0, nil
 }
 
-// Reachable says whether the socket's file is still there, and not another one in its place.
+// Reachable reports whether the socket's file still exists and is the one that was bound.
 func (s *SessionListener) Reachable() bool { return s.l.Reachable() }
 
-// Close stops listening and removes the socket. Sessions live on; their ends are their owners'.
+// Close stops listening and removes the socket. Sessions continue; their owners close them.
 func (s *SessionListener) Close() error {
 	err := s.l.Close()
 	if err == nil {

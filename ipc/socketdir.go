@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The directory of the sockets is what guards them: ZeroMQ asks nobody for credentials.
+// The permissions of their directory guard the sockets: ZeroMQ asks for no credentials.
 const (
 	dirMode      = 0o700
 	dirModeGroup = 0o2770
@@ -22,9 +22,9 @@ const (
 	sockModeGrp  = 0o660
 )
 
-// PrepareDir makes dir for sockets, or checks that it is fit: owned by this user or root, and closed to all
-// others but the group (a gid; 0: none). A wider one of this user is narrowed if it holds nothing but sockets
-// and their lock files.
+// PrepareDir creates dir for sockets, or checks an existing one: owned by this user or root, and
+// closed to all others except the group (a gid; 0: none). A wider directory of this user is
+// narrowed if it holds only sockets and their lock files.
 func PrepareDir(dir string, group int) error {
 	err := os.Mkdir(dir, dirMode)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -59,7 +59,8 @@ func narrowDir(dir string, group int, made bool) error {
 		return nil
 	}
 	if !made && mode&0o77&^want != 0 && !onlySockets(dir) {
-		return fmt.Errorf("socket directory %s: mode %04o and other files in it, allowed is %04o: give it a directory of its own", dir, mode, want)
+		return fmt.Errorf("socket directory %s: mode %04o and other files in it, allowed is %04o: "+
+			"give it a directory of its own", dir, mode, want)
 	}
 	if group != 0 {
 		if err := os.Chown(dir, -1, group); err != nil {
@@ -85,8 +86,8 @@ func onlySockets(dir string) bool {
 	return true
 }
 
-// CheckName says whether name can be a look-up socket's: a file of the socket directory that the agent does
-// not use itself.
+// CheckName returns an error unless name can be a look-up socket's: a file of the socket directory
+// that the agent does not use itself.
 func CheckName(name string) error {
 	switch {
 	case name == "" || len(name) > MaxName:
@@ -108,15 +109,15 @@ const (
 	LookupSocket  = "lookup.sock"
 )
 
-// MoversFile is where an agent writes down, in its socket directory, which movers it has: for its
+// MoversFile is the file in the socket directory in which an agent records its movers for its
 // successor. No look-up socket can have the name.
 const MoversFile = ".movers"
 
-// alive says whether something accepts connections at path.
+// alive reports whether a process accepts connections at path.
 func alive(path string) bool {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return true // cannot tell: do not steal
+		return true // unknown: treat it as alive
 	}
 	defer unix.Close(fd)
 	err = unix.Connect(fd, &unix.SockaddrUnix{Name: path})

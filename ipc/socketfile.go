@@ -18,26 +18,28 @@ import (
 // ErrInUse is wrapped by the error of a listener whose socket another process serves.
 var ErrInUse = errors.New("in use")
 
-// ErrForeign is wrapped by the error of a listener in whose place lies a file that is not of our kind.
+// ErrForeign is wrapped by the error of a listener whose path is a file of another kind.
 var ErrForeign = errors.New("not touched")
 
 const (
 	lockSuffix  = ".lock"
-	lockTries   = 16  // a lock file may be removed by the one who lets it go
+	lockTries   = 16  // the holder may remove a lock file when it releases it
 	listenQueue = 512 // connections not yet accepted
 
-	maxSignature = 11 // bytes of who holds a lock: a process's number and the end of its line
+	// maxSignature is the size in bytes of a holder's signature: its pid and a newline.
+	maxSignature = 11
 )
 
-// socketFile is a socket file held by this process: locked, so that nobody of our kind steals it.
+// socketFile is a socket file that this process holds a lock for, so that no other agent replaces
+// it.
 type socketFile struct {
 	path  string
 	lock  *os.File
 	bound fs.FileInfo // of the socket's file
 }
 
-// claimSocket locks path and binds a listening Unix socket there. Its mode is set before anybody can connect.
-// The caller owns fd.
+// claimSocket locks path and binds a listening Unix socket there. It sets the mode before any
+// client can connect. The caller owns fd.
 func claimSocket(path string, group int) (s *socketFile, fd int, err error) {
 	if len(path) > MaxSocketPath {
 		return nil, -1, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxSocketPath)
@@ -65,7 +67,7 @@ func claimSocket(path string, group int) (s *socketFile, fd int, err error) {
 	return s, fd, nil
 }
 
-// clear removes what a dead process left.
+// clear removes the socket of a dead process.
 func (s *socketFile) clear() error {
 	info, err := os.Lstat(s.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -113,8 +115,8 @@ func openTo(path string, group int) error {
 	return os.Chmod(path, sockModeGrp)
 }
 
-// release removes the socket's file, then its lock; not what others put in their place when somebody had removed the
-// directory. The listening descriptor is the caller's to close.
+// release removes the socket's file, then its lock, unless others replaced them after the directory
+// was removed. The caller closes the listening descriptor.
 func (s *socketFile) release() {
 	if s.there() {
 		os.Remove(s.path)
@@ -122,7 +124,7 @@ func (s *socketFile) release() {
 	s.unlock()
 }
 
-// there says whether the socket's file is the one that was bound.
+// there reports whether the socket's file is the one that was bound.
 func (s *socketFile) there() bool {
 	now, err := os.Lstat(s.path)
 	return err == nil && os.SameFile(now, s.bound)
@@ -130,12 +132,12 @@ func (s *socketFile) there() bool {
 
 func (s *socketFile) unlock() {
 	if sameFile(s.lock, s.lock.Name()) {
-		os.Remove(s.lock.Name()) // while it is held, so that no two hold files of that name
+		os.Remove(s.lock.Name()) // while the lock is held, so that no two processes hold files of that name
 	}
 	s.lock.Close()
 }
 
-// lockFile takes the lock beside path, which says who holds it.
+// lockFile takes the lock file of path and signs it with this process's pid.
 func lockFile(path string) (*os.File, error) {
 	name := path + lockSuffix
 	for range lockTries {
@@ -163,8 +165,9 @@ func lockFile(path string) (*os.File, error) {
 	return nil, fmt.Errorf("socket lock %s: %w, it comes and goes", name, ErrInUse)
 }
 
-// signed says whether a lock file is one of ours: new, or with nothing but who held it. Others have files of such
-// names too (poetry.lock), which must not be written to, let alone be removed.
+// signed reports whether a lock file is one of ours: empty, or with nothing but a holder's
+// signature. Other programs have files of such names too (poetry.lock), which must be neither
+// written nor removed.
 func signed(f *os.File) bool {
 	b := make([]byte, maxSignature+1)
 	n, err := f.ReadAt(b, 0)
@@ -176,7 +179,7 @@ func signed(f *os.File) bool {
 	return whole && n <= maxSignature && bad == nil
 }
 
-// sign writes into a lock file who holds it.
+// sign writes this process's signature into a lock file.
 func sign(f *os.File) error {
 	if err := f.Truncate(0); err != nil {
 		return err
@@ -209,8 +212,8 @@ type UnixListener struct {
 	file *socketFile
 }
 
-// ListenUnix listens at path as all sockets of the agent do: in a directory that is closed to others, behind a
-// lock, instead of a dead socket but never of a live one. group is a gid, 0 for none.
+// ListenUnix listens at path as all sockets of the agent do: in a directory that is closed to
+// others, under a lock, replacing a dead socket but never a live one. group is a gid, 0 for none.
 func ListenUnix(path string, group int) (*UnixListener, error) {
 	file, fd, err := claimSocket(path, group)
 	if err != nil {
@@ -226,7 +229,7 @@ func ListenUnix(path string, group int) (*UnixListener, error) {
 	return &UnixListener{UnixListener: l.(*net.UnixListener), file: file}, nil
 }
 
-// Reachable says whether the socket's file is still there, and not another one in its place.
+// Reachable reports whether the socket's file still exists and is the one that was bound.
 func (l *UnixListener) Reachable() bool { return l.file.there() }
 
 // Close stops listening and removes the socket's file.

@@ -88,7 +88,8 @@ func TestSocketClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = ListenUnix(path, 0)
-	if want := fmt.Sprintf("by process %d", os.Getpid()); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("by process %d", os.Getpid()); !errors.Is(err, ErrInUse) ||
+		!strings.Contains(err.Error(), want) {
 		t.Errorf("a held path: %v, want %q", err, want)
 	}
 	first.Close()
@@ -101,7 +102,8 @@ func TestSocketClaims(t *testing.T) {
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
 		t.Errorf("the file is %q now", b)
 	}
-	for name, text := range map[string]string{"letter": "precious", "number": "12", "lines": "12\n13\n", "long": "123456789012\n"} {
+	for name, text := range map[string]string{"letter": "precious", "number": "12", "lines": "12\n13\n",
+		"long": "123456789012\n"} {
 		lock := filepath.Join(dir, name+lockSuffix)
 		if err := os.WriteFile(lock, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -125,7 +127,8 @@ func TestCheckName(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, name := range []string{"", "a\nb", "a\x7f", "\xff", ".", "..", "a/b", "../x", "x\x00", "session.sock", "lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", MaxName+1)} {
+	for _, name := range []string{"", "a\nb", "a\x7f", "\xff", ".", "..", "a/b", "../x", "x\x00", "session.sock",
+		"lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", MaxName+1)} {
 		if CheckName(name) == nil {
 			t.Errorf("%q: accepted", name)
 		}
@@ -171,7 +174,7 @@ func TestConnSendStalls(t *testing.T) {
 		t.Fatalf("%v, want a deadline", err)
 	}
 	if again := agent.Send(&Ping{}); again == nil {
-		t.Error("sent behind half a frame")
+		t.Error("sent after half a frame")
 	}
 	select {
 	case <-agent.Dead():
@@ -180,8 +183,8 @@ func TestConnSendStalls(t *testing.T) {
 	}
 }
 
-// TestDirectoryRemovedInFlight: whoever comes to a directory that was removed under a living listener keeps his socket and his
-// lock when that one ends.
+// TestDirectoryRemovedInFlight: whoever comes to a directory that was removed under a living
+// listener keeps his socket and his lock when that one ends.
 func TestDirectoryRemovedInFlight(t *testing.T) {
 	dir := filepath.Join(socketDir(t), "d")
 	path := filepath.Join(dir, "s.sock")
@@ -207,7 +210,8 @@ func TestDirectoryRemovedInFlight(t *testing.T) {
 	if !alive(path) {
 		t.Error("the end of the first listener removed the socket of the second")
 	}
-	if l, err := ListenUnix(path, 0); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("by process ", os.Getpid())) {
+	if l, err := ListenUnix(path, 0); !errors.Is(err, ErrInUse) ||
+		!strings.Contains(err.Error(), fmt.Sprint("by process ", os.Getpid())) {
 		t.Errorf("the end of the first listener removed the lock of the second: %v, %v", l, err)
 	}
 }

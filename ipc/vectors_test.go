@@ -47,7 +47,8 @@ type sessionFile struct {
 	Spaces    []spaceVector     `json:"spaces"`
 }
 
-// checkFile compares a file of vectors with what this package makes, or writes it. It returns what is in the file.
+// checkFile compares a file of vectors with what this package makes, or writes it. It returns what
+// is in the file.
 func checkFile[T any](t *testing.T, name string, made T) (read T) {
 	t.Helper()
 	path := filepath.Join(wireDir, name)
@@ -68,7 +69,8 @@ func checkFile[T any](t *testing.T, name string, made T) (read T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(old, b.Bytes()) {
-		t.Errorf("%s is not what this package makes: a change of the protocol, or run go test ./ipc -run Vectors -update", path)
+		t.Errorf("%s is not what this package makes: a change of the protocol, or run "+
+			"go test ./ipc -run Vectors -update", path)
 	}
 	d := json.NewDecoder(bytes.NewReader(old))
 	d.UseNumber()
@@ -104,17 +106,20 @@ func makeSessionFile(t *testing.T) (f sessionFile) {
 			t.Fatalf("%s: %v", m.name, err)
 		}
 		typ, _ := readUint(frame[1:])
-		f.Messages = append(f.Messages, sessionVector{Name: m.name, Version: m.version, Message: messageNames[typ], Type: int(typ),
+		f.Messages = append(f.Messages, sessionVector{Name: m.name, Version: m.version, Message: messageNames[typ],
+			Type:   int(typ),
 			Fields: toFields(reflect.ValueOf(m.msg), int(m.version)).(map[string]any), Hex: hex.EncodeToString(frame)})
 		if r, ok := m.msg.(*Register); ok {
 			space := r.Space()
-			f.Spaces = append(f.Spaces, spaceVector{Register: m.name, Identity: hex.EncodeToString(r.AppendIdentity(nil)), Space: hex.EncodeToString(space[:])})
+			f.Spaces = append(f.Spaces, spaceVector{Register: m.name,
+				Identity: hex.EncodeToString(r.AppendIdentity(nil)), Space: hex.EncodeToString(space[:])})
 		}
 	}
 	for _, m := range malformedMessages() {
 		_, err := Decode(m.version, m.frame)
 		e := reasonOf(t, err)
-		f.Malformed = append(f.Malformed, malformedVector{Name: m.name, Version: m.version, Hex: hex.EncodeToString(m.frame),
+		f.Malformed = append(f.Malformed, malformedVector{Name: m.name, Version: m.version,
+			Hex:     hex.EncodeToString(m.frame),
 			Message: e.Message, Field: e.Field, Reason: e.Reason.String()})
 	}
 	return f

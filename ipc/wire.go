@@ -6,13 +6,13 @@ import (
 	"unicode/utf8"
 )
 
-// wire reads or writes one message. Each message has one walk over its fields that serves both ways, so that
-// the two cannot differ in order or limits. The first error stops it: later steps do nothing.
-// Writing never writes to the message, so one message may be encoded by several goroutines.
+// wire reads or writes one message. Each message has one walk over its fields for both directions,
+// so that the two cannot differ in order or limits. The first error stops it: later steps do
+// nothing. Writing never changes the message, so several goroutines may encode one message.
 type wire struct {
 	decoding bool
 	version  uint32
-	buf      []byte // decoding: what is left to read; encoding: what is written, behind the caller's bytes
+	buf      []byte // decoding: what is left to read; encoding: what is written, after the caller's bytes
 	count    int    // decoding: fields of the message, its number included
 	message  string
 	list     string // decoding or encoding an element of this list
@@ -33,7 +33,7 @@ func (w *wire) fail(r Reason, field, format string, args ...any) {
 	w.err = &MalformedError{Reason: r, Message: w.message, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
-// take consumes n bytes of a header that a reader of msgpack.go found, or fails.
+// take consumes the n bytes of a header that a reader of msgpack.go found, or fails.
 func (w *wire) take(field, want string, n int) bool {
 	switch n {
 	case wrongType:
@@ -47,7 +47,7 @@ func (w *wire) take(field, want string, n int) bool {
 	return true
 }
 
-// num is a number from least to most.
+// num reads or writes a number from least to most.
 func num[T uint8 | uint32 | uint64](w *wire, field string, p *T, least, most T) {
 	if w.err != nil {
 		return
@@ -82,7 +82,7 @@ func (w *wire) flag(field string, p *bool) {
 	}
 }
 
-// length checks what a header says before anything is made of it.
+// length checks a header's length before anything is allocated for it.
 func (w *wire) length(field, unit string, v uint64, least, most int) (int, bool) {
 	if v < uint64(least) || v > uint64(most) {
 		w.fail(ReasonRange, field, "%d %s, allowed is %d to %d", v, unit, least, most)
@@ -91,7 +91,7 @@ func (w *wire) length(field, unit string, v uint64, least, most int) (int, bool)
 	return int(v), true
 }
 
-// bytes is the n bytes behind a header.
+// bytes returns the n bytes after a header.
 func (w *wire) bytes(field string, n int) []byte {
 	if n > len(w.buf) {
 		w.fail(ReasonMsgpack, field, "%d bytes, only %d left in the message", n, len(w.buf))
@@ -102,7 +102,8 @@ func (w *wire) bytes(field string, n int) []byte {
 	return b
 }
 
-// bin is a binary of least to most bytes. A decoded one lies in the frame; nil if empty.
+// bin reads or writes a binary of least to most bytes. A decoded one lies in the frame; nil if
+// empty.
 func (w *wire) bin(field string, p *[]byte, least, most int) {
 	if w.err != nil {
 		return
@@ -135,7 +136,7 @@ func (w *wire) bin16(field string, p *[16]byte) {
 	}
 }
 
-// str is UTF-8 of least to most bytes.
+// str reads or writes a UTF-8 string of least to most bytes.
 func (w *wire) str(field string, p *string, least, most int) {
 	if w.err != nil {
 		return
@@ -171,7 +172,8 @@ func (w *wire) appendStr(field, s string, least, most int) {
 	w.buf = appendStr(w.buf, s)
 }
 
-// text is an explanation for people: written, it is made to fit.
+// text reads or writes an explanation for people; a text that is too long is truncated when
+// written.
 func (w *wire) text(p *string) {
 	if w.decoding {
 		w.str("text", p, 0, MaxText)
@@ -188,7 +190,8 @@ func (w *wire) text(p *string) {
 	w.appendStr("text", s, 0, MaxText)
 }
 
-// array is the header of an array of least to most elements; size is how many the writer has.
+// array reads or writes the header of an array of least to most elements; size is how many the
+// writer has.
 func (w *wire) array(field string, size, least, most int) int {
 	if w.err != nil {
 		return 0
@@ -208,8 +211,8 @@ func (w *wire) array(field string, size, least, most int) int {
 	return n
 }
 
-// list is an array of up to most elements, each of which takes at least elemBytes: a header that promises more
-// than the frame can hold makes nothing.
+// list reads or writes an array of up to most elements, each of at least elemBytes: a header that
+// announces more than the frame can hold allocates nothing.
 func list[T any](w *wire, field string, p *[]T, least, most, elemBytes int) {
 	n := w.array(field, len(*p), least, most)
 	if w.err != nil || !w.decoding || n == 0 {
@@ -222,7 +225,8 @@ func list[T any](w *wire, field string, p *[]T, least, most, elemBytes int) {
 	*p = make([]T, n)
 }
 
-// elem enters element i of the list, for the paths of errors; fields is how many it has, 0 for a plain value.
+// elem enters element i of the list, for the paths of errors; fields is how many it has, 0 for a
+// plain value.
 func (w *wire) elem(list string, i, fields int) {
 	w.list, w.index = list, i
 	if fields > 0 {
@@ -230,10 +234,10 @@ func (w *wire) elem(list string, i, fields int) {
 	}
 }
 
-// leave ends what elem began.
+// leave leaves the element that elem entered.
 func (w *wire) leave() { w.list = "" }
 
-// begin opens a message of the given number of fields, its own number included.
+// begin starts a message with the given number of fields, including its own number.
 func (w *wire) begin(typ uint8, fields int) {
 	w.message = messageNames[typ]
 	if w.decoding {

@@ -7,7 +7,8 @@ import (
 	"fmt"
 )
 
-// ZMTP 3.0, as much of it as a ROUTER speaks with REQ, DEALER and ROUTER peers: https://rfc.zeromq.org/spec/23.
+// ZMTP 3.0, as much of it as a ROUTER speaks with REQ, DEALER and ROUTER peers:
+// https://rfc.zeromq.org/spec/23.
 //
 //	greeting   ff 0000000000000001 7f | 3 0 | "NULL" in 20 bytes | 0 | 31 zeros
 //	frame      flags, length in 1 byte or, LONG, 8 of big endian, body
@@ -22,15 +23,15 @@ const (
 
 const (
 	greetingBytes   = 64
-	greetingVersion = 10 // where the major version is
-	greetingName    = 12 // where the mechanism is, of 20 bytes
+	greetingVersion = 10 // offset of the major version
+	greetingName    = 12 // offset of the mechanism, 20 bytes
 	greetingNameLen = 20
 	maxZMTPCommand  = 1024 // bytes of a command
 	maxPingContext  = 16
 	pingHead        = 5 + 2 // name and time to live
 )
 
-// errZMTP is wrapped by what ends a connection whose peer does not speak ZMTP as it should.
+// errZMTP is wrapped by the error that ends a connection whose peer violates ZMTP.
 var errZMTP = errors.New("not ZMTP 3 as a REQ or DEALER speaks it")
 
 var zmtpGreeting = func() (b [greetingBytes]byte) {
@@ -40,7 +41,7 @@ var zmtpGreeting = func() (b [greetingBytes]byte) {
 	return b
 }()
 
-// zmtpReady is the command by which a ROUTER ends the handshake.
+// zmtpReady is the command with which a ROUTER ends the handshake.
 var zmtpReady = readyCommand("ROUTER")
 
 func readyCommand(socketType string) []byte {
@@ -52,7 +53,7 @@ func readyCommand(socketType string) []byte {
 	return append([]byte{zmtpCommand, byte(len(body))}, body...)
 }
 
-// checkGreeting holds a peer's greeting to ZMTP 3 without security.
+// checkGreeting checks that a peer's greeting is ZMTP 3 without security.
 func checkGreeting(b []byte) error {
 	switch {
 	case b[0] != 0xff || b[9]&1 == 0:
@@ -65,7 +66,8 @@ func checkGreeting(b []byte) error {
 	return nil
 }
 
-// checkReady holds the command that ends a peer's handshake to READY of a socket that may ask.
+// checkReady checks that the command that ends a peer's handshake is READY, of a socket type that
+// may ask.
 func checkReady(body []byte) error {
 	rest, ok := bytes.CutPrefix(body, []byte("\x05READY"))
 	if !ok {
@@ -101,7 +103,7 @@ func cutProperty(b []byte) (name, value, rest []byte, ok bool) {
 	return name, b[:size], b[size:], true
 }
 
-// pong is the whole frame that answers a PING, nil if the command is none.
+// pong returns the frame that answers a PING, nil if the command is none.
 func pong(command []byte) []byte {
 	rest, ok := bytes.CutPrefix(command, []byte("\x04PING"))
 	if !ok || len(command) < pingHead || len(command) > pingHead+maxPingContext {

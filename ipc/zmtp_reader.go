@@ -6,23 +6,25 @@ import (
 	"io"
 )
 
-// Bounds of what a peer may send besides the limits of a look-up: beyond those a message is answered as malformed, beyond these
-// its connection ends.
+// Limits of what a peer may send. A message beyond the limits of a look-up is answered as
+// malformed; beyond these its connection ends.
 const (
-	maxZMQFrame       = 4 * MaxLookupBytes   // bytes of a frame
-	maxMessageBytes   = 16 * MaxLookupBytes  // of a message, kept or not
-	maxMessageFrames  = 16 * MaxLookupFrames // of a message, kept or not
-	zmtpBuffer        = 16 << 10             // bytes read at once; what is longer is read to where it stays
-	keepHead          = 16                   // bytes of the frame by which a message became too large that are kept: they tell its form
-	delimiterFrames   = 1                    // before the request, as REQ and DEALER send it
-	maxCommandsInARow = 64                   // between two frames
+	maxZMQFrame      = 4 * MaxLookupBytes   // bytes of a frame
+	maxMessageBytes  = 16 * MaxLookupBytes  // of a message, kept or not
+	maxMessageFrames = 16 * MaxLookupFrames // of a message, kept or not
+	zmtpBuffer       = 16 << 10             // bytes read at once; longer frames are read directly into the message
+	// keepHead is how many bytes are kept of the frame that made a message too large: they identify
+	// its form.
+	keepHead          = 16
+	delimiterFrames   = 1  // before the request, as REQ and DEALER send it
+	maxCommandsInARow = 64 // between two frames
 )
 
-// zmtpReader reads the messages of one peer. What is beyond the limits of a look-up is read and dropped.
+// zmtpReader reads the messages of one peer. It discards what is beyond the limits of a look-up.
 type zmtpReader struct {
 	src  io.Reader
 	buf  []byte // of zmtpBuffer
-	r, w int    // what is unread of buf
+	r, w int    // the unread part of buf
 
 	// The message read last.
 	message Frames // its frames; of one that is too large the beginning
@@ -30,13 +32,13 @@ type zmtpReader struct {
 	bytes   int64
 	over    bool
 
-	// grow is asked before a message's memory grows beyond keepReceived.
+	// grow is called before a message's memory grows beyond keepReceived.
 	grow func() error
-	// command is given every command, and answers it.
+	// command is called with every command, and answers it.
 	command func(body []byte) error
 }
 
-// fill reads more into buf until it has n bytes, n at most zmtpBuffer.
+// fill reads more into buf until it has n bytes; n is at most zmtpBuffer.
 func (z *zmtpReader) fill(n int) error {
 	if z.w-z.r >= n {
 		return nil
@@ -115,7 +117,8 @@ func (z *zmtpReader) readCommand(size uint64) error {
 	return z.command(body)
 }
 
-// frame reads the body of a frame, and keeps it as long as the message is within the limits of a look-up.
+// frame reads the body of a frame, and keeps it while the message is within the limits of a
+// look-up.
 func (z *zmtpReader) frame(size uint64) error {
 	if size > maxZMQFrame {
 		return fmt.Errorf("a frame of %d bytes, allowed is %d: %w", size, maxZMQFrame, errZMTP)
@@ -123,7 +126,8 @@ func (z *zmtpReader) frame(size uint64) error {
 	z.frames++
 	z.bytes += int64(size)
 	if z.frames > maxMessageFrames || z.bytes > maxMessageBytes {
-		return fmt.Errorf("a message of more than %d frames or %d bytes: %w", maxMessageFrames, maxMessageBytes, errZMTP)
+		return fmt.Errorf("a message of more than %d frames or %d bytes: %w", maxMessageFrames, maxMessageBytes,
+			errZMTP)
 	}
 	n := int(size)
 	if z.over {
@@ -187,7 +191,7 @@ func (z *zmtpReader) skip(n int) error {
 	return nil
 }
 
-// trim gives the memory of a large message back, and says whether there was one.
+// trim releases the memory of a large message, and reports whether there was one.
 func (z *zmtpReader) trim() bool {
 	if cap(z.message.Buf) <= keepReceived && cap(z.message.Ends) <= keepEnds {
 		return false

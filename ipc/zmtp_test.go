@@ -48,7 +48,7 @@ func closed(t *testing.T, nc net.Conn) []byte {
 	return got
 }
 
-// What is not ZMTP, too much, or never ends costs the connection it comes by, and nobody else.
+// A stream that is not ZMTP, too large, or endless costs its own connection, and no other.
 func TestLookupHostilePeers(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
@@ -78,10 +78,16 @@ func TestLookupHostilePeers(t *testing.T) {
 		"a frame above the limit": func(nc net.Conn) {
 			nc.Write(append([]byte{zmtpLong}, binary.BigEndian.AppendUint64(nil, maxZMQFrame+1)...))
 		},
-		"reserved flags":            func(nc net.Conn) { nc.Write([]byte{8, 0}) },
-		"a command with more":       func(nc net.Conn) { nc.Write([]byte{zmtpCommand | zmtpMore, 0}) },
-		"a long command":            func(nc net.Conn) { nc.Write(zmtpFrame(zmtpCommand, make([]byte, maxZMTPCommand+1))) },
-		"commands and nothing else": func(nc net.Conn) { nc.Write(bytes.Repeat(zmtpFrame(zmtpCommand, []byte("\x01X")), 1000)) },
+		"reserved flags":      func(nc net.Conn) { nc.Write([]byte{8, 0}) },
+		"a command with more": func(nc net.Conn) { nc.Write([]byte{zmtpCommand | zmtpMore, 0}) },
+		"a long command": func(nc net.Conn) {
+			nc.Write(zmtpFrame(zmtpCommand,
+				make([]byte, maxZMTPCommand+1)))
+		},
+		"commands and nothing else": func(nc net.Conn) {
+			nc.Write(bytes.Repeat(zmtpFrame(zmtpCommand, []byte("\x01X")),
+				1000))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := s.Counters().Dropped
@@ -105,14 +111,16 @@ func TestLookupHandshakeRefused(t *testing.T) {
 	copy(curve[greetingName:], "CURVE")
 	old[greetingVersion] = 2
 	for name, hello := range map[string][]byte{
-		"not ZMTP":               []byte("GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody else\r\nAccept: */*\r\n\r\n"),
-		"curve":                  curve[:],
-		"version 2":              old[:],
-		"a PUB":                  append(zmtpGreeting[:], readyCommand("PUB")...),
-		"no READY":               append(zmtpGreeting[:], zmtpFrame(0, []byte("READY"))...),
-		"ERROR":                  append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05ERROR\x00"))...),
-		"half a property":        append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05READY\x0bSocket"))...),
-		"a value beyond the end": append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffREQ"))...),
+		"not ZMTP": []byte(
+			"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: somebody else\r\nAccept: */*\r\n\r\n"),
+		"curve":           curve[:],
+		"version 2":       old[:],
+		"a PUB":           append(zmtpGreeting[:], readyCommand("PUB")...),
+		"no READY":        append(zmtpGreeting[:], zmtpFrame(0, []byte("READY"))...),
+		"ERROR":           append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05ERROR\x00"))...),
+		"half a property": append(zmtpGreeting[:], zmtpFrame(zmtpCommand, []byte("\x05READY\x0bSocket"))...),
+		"a value beyond the end": append(zmtpGreeting[:],
+			zmtpFrame(zmtpCommand, []byte("\x05READY\x0bSocket-Type\xff\xff\xff\xffREQ"))...),
 	} {
 		nc, err := net.Dial("unix", s.Path())
 		if err != nil {
@@ -214,7 +222,8 @@ func letIn(t *testing.T, s *LookupServer) {
 	}
 }
 
-// The sockets of one context share what connections it may have: one socket's clients do not take the descriptors of all.
+// The sockets of one context share what connections it may have: one socket's clients do not take
+// the descriptors of all.
 func TestLookupPeersOfAllSockets(t *testing.T) {
 	c := testContext(t)
 	c.LimitPeers(3)
@@ -243,7 +252,8 @@ func (b *byteByByte) Read(p []byte) (int, error) {
 	return 1, nil
 }
 
-// FuzzZMTP reads any stream: at once and byte by byte give the same messages, and what is kept of one is within the limits.
+// FuzzZMTP reads any stream: at once and byte by byte give the same messages, and what is kept of
+// one is within the limits.
 func FuzzZMTP(f *testing.F) {
 	f.Add(append([]byte{zmtpMore, 0}, zmtpFrame(0, []byte("lookup"))...))
 	f.Add(append(zmtpFrame(zmtpCommand, []byte("\x04PING\x00\x00")), zmtpFrame(zmtpMore, make([]byte, 300))...))
@@ -258,7 +268,8 @@ func FuzzZMTP(f *testing.F) {
 				if len(z.message.Buf) > MaxLookupBytes+keepHead || z.message.Len() > MaxLookupFrames+delimiterFrames+1 {
 					t.Fatalf("%d bytes, %d frames are kept", len(z.message.Buf), z.message.Len())
 				}
-				all = append(all, Frames{Buf: bytes.Clone(z.message.Buf), Ends: append([]int32(nil), z.message.Ends...)})
+				all = append(all, Frames{Buf: bytes.Clone(z.message.Buf),
+					Ends: append([]int32(nil), z.message.Ends...)})
 			}
 		}
 		a, ca, ea := read(bytes.NewReader(stream))

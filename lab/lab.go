@@ -1,5 +1,5 @@
-// Package lab is the program that tries kvagent without engines: it plays them, replays traces
-// through them, and measures parts. Nothing of it is in the agent's own program.
+// Package lab is the program that tests kvagent without real engines: it plays engines, replays
+// traces through them, and measures parts. The agent's own program links none of it.
 package lab
 
 import (
@@ -17,11 +17,12 @@ import (
 
 // Exit codes, besides 0.
 const (
-	exitFailed = 1 // what was asked for did not work
+	exitFailed = 1 // the command failed
 	exitConfig = 2 // a setting or an argument is not allowed
 )
 
-// Main runs the command that the arguments name, and gives the exit code. An error is said to log.
+// Main runs the command that the arguments name, and returns the exit code. It writes an error to
+// log.
 func Main(args []string, log io.Writer) (code int) {
 	root := command()
 	root.SetArgs(args)
@@ -39,7 +40,7 @@ func Main(args []string, log io.Writer) (code int) {
 func command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kvbench",
-		Short: "Try kvagent: engines that are played, a recorded trace, and measurements",
+		Short: "Test kvagent: mock engines, recorded traces, and measurements",
 		Example: `  kvbench replay --trace conversation.jsonl --progress
   kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
   kvbench bench lookup`,

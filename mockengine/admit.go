@@ -2,8 +2,9 @@ package mockengine
 
 import "time"
 
-// admit takes waiting requests in order until budget, seats or blocks run out: each looks in the engine's own cache,
-// then asks the agent, and either starts to compute or waits for a load. Gives the requests that start to load.
+// admit takes waiting requests in order until budget, seats or blocks run out. Each looks in the
+// engine's own cache, then asks the agent, and either starts to compute or waits for a load. It
+// returns the requests that start to load.
 func (e *Engine) admit(s *launched, budget int) (loads []*request) {
 	for len(e.waiting) > 0 && budget > 0 && len(e.running) < e.cfg.MaxRunning {
 		r := e.next()
@@ -36,8 +37,9 @@ func (e *Engine) admit(s *launched, budget int) (loads []*request) {
 	return loads
 }
 
-// place gives a request the blocks that exist already: its own cached ones, or a load's destination. load: it has
-// to wait for the agent. Not ok: no room. A loaded request has its blocks.
+// place gives a request the blocks that exist already: its own cached ones, or a load's
+// destination. load reports that it has to wait for the agent; ok is false if there is no room. A
+// loaded request has its blocks.
 func (e *Engine) place(r *request) (load, ok bool) {
 	if r.state == stateLoaded {
 		return false, true
@@ -45,13 +47,14 @@ func (e *Engine) place(r *request) (load, ok bool) {
 	own := e.match(r)
 	tokens, pending := e.ask(r, own)
 	if pending {
-		return false, false // it is asked for again in a later step
+		return false, false // it is considered again in a later step
 	}
 	total := max(own, tokens)
 	needed, evictable := e.needs(r, own)
 	first := min(e.cfg.BlocksFor(own+min(r.nt-own, e.cfg.StepTokens)), needed)
 	if total > own {
-		// A load cannot be preempted: it is let in only if the whole prompt fits beside what other loads will need.
+		// A load cannot be preempted: it is admitted only if the whole prompt fits with what other
+		// loads will need.
 		if needed-e.cfg.BlocksFor(own)+evictable+e.reserved() <= e.pool.free {
 			e.adopt(r, own)
 			e.allocate(r, total)
@@ -63,8 +66,10 @@ func (e *Engine) place(r *request) (load, ok bool) {
 			return false, false
 		}
 	}
-	// Saves that are given up for it may have held its own cached blocks, which are then free but not for others.
-	for want := first - e.cfg.BlocksFor(own) + evictable; want > e.pool.free; want = first - e.cfg.BlocksFor(own) + evictable {
+	// Saves that are abandoned for it may have held its own cached blocks, which are then free but
+	// not for others.
+	for want := first - e.cfg.BlocksFor(own) + evictable; want > e.pool.free; want = first - e.cfg.BlocksFor(own) +
+		evictable {
 		if !e.relieve(want) {
 			r.need = want
 			return false, false
@@ -78,7 +83,8 @@ func (e *Engine) place(r *request) (load, ok bool) {
 	return false, true
 }
 
-// match is the longest prefix in the engine's own cache, whole in every group, that leaves a token to compute.
+// match returns the longest prefix in the engine's own cache, whole in every group, that leaves a
+// token to compute.
 func (e *Engine) match(r *request) int {
 	align := e.cfg.align()
 	n := (r.nt - 1) / align * align
@@ -95,7 +101,8 @@ func (e *Engine) match(r *request) int {
 	return n
 }
 
-// needs is the blocks of the whole request so far, and how many of its own cached ones are in the free list now.
+// needs returns the blocks of the whole request so far, and how many of its own cached ones are in
+// the free list now.
 func (e *Engine) needs(r *request, own int) (blocks, evictable int) {
 	for g := range e.cfg.Groups {
 		for b := range own / e.blockTokens(g) {
@@ -118,10 +125,11 @@ func (e *Engine) adopt(r *request, n int) {
 	}
 }
 
-// ask is how many tokens the agent has, from the first on. It is asked once while a request cannot be admitted: a
-// waiting request is considered in every step. It is asked again if the engine's own part has shrunk since, because
-// what the lease holds begins behind it. Pending: lower tiers are still asked, and the request waits; but no longer than
-// pendingWait, because an agent might say so for ever.
+// ask returns how many tokens the agent has, from the first on. It asks once while a request cannot
+// be admitted, because a waiting request is considered in every step, and again if the engine's own
+// part has shrunk since, because the lease begins after it. pending reports that lower tiers are
+// still being asked: the request waits, but no longer than pendingWait, because an agent might say
+// so for ever.
 func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 	if r.noLoad {
 		return 0, false
@@ -157,8 +165,8 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 	return r.asked.tokens, false
 }
 
-// usable cuts an answer to whole blocks of every group, before the last token and before a key that failed. It is
-// the engine's own rule, whatever the agent says.
+// usable cuts an answer to whole blocks of every group, before the last token and before a key that
+// failed. It is the engine's own rule, whatever the agent says.
 func (e *Engine) usable(r *request, tokens, own int) int {
 	n := min(tokens, r.nt-1)
 	for i := own / e.cfg.BlockTokens; i < n/e.cfg.BlockTokens && len(r.failed) > 0; i++ {
@@ -172,7 +180,7 @@ func (e *Engine) usable(r *request, tokens, own int) int {
 // pendingWait is how long a request waits for tiers that have not answered.
 const pendingWait = 2 * time.Second
 
-// forgetAnswer drops a look-up's answer and gives its lease back.
+// forgetAnswer drops a look-up's answer and releases its lease.
 func (e *Engine) forgetAnswer(r *request) {
 	if r.asked != nil {
 		e.release(r.asked.lease)
@@ -180,7 +188,7 @@ func (e *Engine) forgetAnswer(r *request) {
 	r.asked = nil
 }
 
-// count notes once, at the first admission, where a request's prompt came from.
+// count records once, at the first admission, where a request's prompt came from.
 func (e *Engine) count(r *request) {
 	if r.counted {
 		return
@@ -191,7 +199,7 @@ func (e *Engine) count(r *request) {
 	r.own = r.nct/n - r.pool
 }
 
-// reserved is the blocks that requests with loads will still need to get their prompt computed.
+// reserved returns the blocks that requests with loads will still need to compute their prompts.
 func (e *Engine) reserved() (n int) {
 	for _, q := range [][]*request{e.loading, e.waiting} {
 		for _, r := range q {
@@ -210,8 +218,8 @@ func held(r *request) (n int) {
 	return n
 }
 
-// next is the request that is admitted next: those with blocks that have come go first, as in vLLM, because they hold
-// on to them.
+// next returns the request that is admitted next: those with loaded blocks first, as in vLLM,
+// because they keep them.
 func (e *Engine) next() *request {
 	for _, r := range e.waiting {
 		if r.state == stateLoaded {
@@ -221,7 +229,8 @@ func (e *Engine) next() *request {
 	return e.waiting[0]
 }
 
-// unstall makes room for a loaded request that finds none though nothing runs: the last loaded one starts over.
+// unstall makes room for a loaded request that finds none though nothing runs: the last loaded one
+// starts over.
 func (e *Engine) unstall(r *request) {
 	if r.state != stateLoaded {
 		panic("a request that fitted found no room")

@@ -1,17 +1,20 @@
 package mockengine
 
-// Agent is the seam to the cache agent: the real one is a Link, tests have one in memory. All methods are called
-// from the engine's goroutine and never wait longer than the engine's look-up time-out.
+// Agent is the interface to the cache agent: the real one is a Link, tests have one in memory. All
+// methods are called from the engine's goroutine and never wait longer than the engine's look-up
+// time-out.
 type Agent interface {
 	// Ask looks a prompt up and reserves what is found.
 	Ask(*Question) Answer
-	// Submit hands a job to all ranks; false: nothing was sent, because no agent is there or a queue is full.
+	// Submit sends a job to all ranks; false: nothing was sent, because there is no agent or a
+	// queue is full.
 	Submit(*Job) bool
-	// Cancel asks for the end of a job. Its Event comes as of any other.
+	// Cancel asks for the end of a job. Its Event follows as for any other.
 	Cancel(job uint64)
-	// Release gives a lease back.
+	// Release releases a lease.
 	Release(Lease)
-	// Events are finished jobs. Each submitted job gives one, when no rank's memory is touched for it any more.
+	// Events returns the finished jobs. Each submitted job has one event, when no rank's memory is
+	// touched for it any more.
 	Events() <-chan Event
 }
 
@@ -27,10 +30,11 @@ type Answer struct {
 	Tokens  int
 	Lease   Lease
 	Failed  bool // not answered: no agent, or too late
-	Pending bool // lower tiers are still asked: Tokens is what is known so far, Lease holds it
+	Pending bool // lower tiers are still being asked: Tokens is the answer so far, Lease pins it
 }
 
-// Lease names what a look-up pinned; the zero Lease is none. Numbers start anew in each life of the agent.
+// Lease names what a look-up pinned; the zero Lease is none. Numbers start again in each life of
+// the agent.
 type Lease struct {
 	Life   uint32 // of the link to the agent
 	Number uint64
@@ -50,7 +54,7 @@ type Job struct {
 	ID       uint64
 	Kind     Kind
 	Step     uint64 // save: computed the blocks; load: in flight
-	Event    uint32 // recorded behind that step
+	Event    uint32 // recorded after that step
 	Revoke   uint32 // save: its revocation word
 	Lease    Lease  // load
 	Sections []Section
@@ -64,11 +68,12 @@ type Section struct {
 	Blocks []BlockID
 }
 
-// Event is a job that is over on all ranks. Status has the protocol's status of each block of all sections, of
-// the rank that fared worst; nil means that the agent was lost and nothing is known.
+// Event is a job that has ended on all ranks. Status has the protocol's status of each block of all
+// sections, from the rank with the worst one; nil means that the agent was lost and nothing is
+// known.
 type Event struct {
 	Job    uint64
 	Status []uint8
 	Moved  int  // blocks copied, over all ranks
-	Reset  bool // no job: someone started a new weights epoch
+	Reset  bool // no job: a new weights epoch was started
 }

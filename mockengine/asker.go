@@ -7,15 +7,16 @@ import (
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
-// Limits of the circuit breaker in front of look-ups: after breakAfter that were not answered it opens, and no
-// request pays for an agent that does not answer; then one look-up tries again, at most every breakLast.
+// Limits of the circuit breaker of look-ups. After breakAfter unanswered ones it opens, and
+// requests do not wait for an agent that does not answer; then one look-up tries again, at most
+// every breakLast.
 const (
 	breakAfter = 2
 	breakFirst = 200 * time.Millisecond
 	breakLast  = 500 * time.Millisecond
 )
 
-// asker asks the look-up socket of the current attachment. One goroutine asks.
+// asker asks the look-up socket of the current attachment. It belongs to one goroutine.
 type asker struct {
 	timeout time.Duration
 	client  *zmqclient.Client // of path
@@ -25,7 +26,7 @@ type asker struct {
 	breaker breaker
 }
 
-// ask is a miss, at once, while the breaker is open.
+// ask returns a miss, at once, while the breaker is open.
 func (k *asker) ask(a *attachment, q *Question) Answer {
 	if a.life != k.life {
 		k.connect(a)
@@ -39,7 +40,8 @@ func (k *asker) ask(a *attachment, q *Question) Answer {
 		k.blob = append(k.blob, q.Hashes[i][:]...)
 	}
 	reply, err := k.client.Ask(&ipc.LookupRequest{
-		Version: ipc.Version, Space: a.space, Session: a.session, Reserve: true, Tokens: uint64(q.Tokens), HBMTokens: uint32(q.Own),
+		Version: ipc.Version, Space: a.space, Session: a.session, Reserve: true, Tokens: uint64(q.Tokens),
+		HBMTokens:  uint32(q.Own),
 		DeadlineUS: uint32(k.timeout.Microseconds()), HashLen: len(Hash{}), Hashes: k.blob,
 	}, k.timeout)
 	if err != nil {
@@ -48,13 +50,13 @@ func (k *asker) ask(a *attachment, q *Question) Answer {
 	}
 	k.breaker.succeeded()
 	if reply.Boot != a.boot {
-		return Answer{Failed: true} // another life of the agent: its lease is not ours to use
+		return Answer{Failed: true} // from another life of the agent: the lease must not be used
 	}
 	return answer(a, &reply)
 }
 
-// answer reads the statuses that promise something. Stored but not pinned may still be loaded: it may be gone by
-// then, and the load says so.
+// answer interprets a reply. What is stored but not pinned may still be loaded: if it was evicted
+// by then, the load reports it.
 func answer(a *attachment, r *ipc.LookupReply) Answer {
 	switch r.Status {
 	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:
@@ -68,7 +70,7 @@ func answer(a *attachment, r *ipc.LookupReply) Answer {
 	}
 }
 
-// leaseOf is the lease of a reply, if it has one.
+// leaseOf returns the lease of a reply, if it has one.
 func leaseOf(a *attachment, r *ipc.LookupReply) Lease {
 	if r.Lease == 0 {
 		return Lease{}
@@ -112,7 +114,8 @@ func (b *breaker) failed(now time.Time) {
 
 func (b *breaker) succeeded() { *b = breaker{} }
 
-// answers says that there is an agent, and that look-ups are not held back after failures. For the goroutine that asks.
+// answers reports whether there is an agent and the breaker is closed. It is for the goroutine that
+// asks.
 func (l *Link) answers() bool {
 	return l.attached() != nil && !l.asker.breaker.open(time.Now())
 }

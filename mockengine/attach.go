@@ -12,9 +12,10 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// attachment is one life of a link: the sessions of scheduler and ranks with one boot of the agent. It is over when
-// any of them is; then the others are ended too. What the agent had of it is fenced when all sessions have ended
-// from the agent's side, because it ends them only when it touches nothing any more.
+// attachment is one life of a link: the sessions of scheduler and ranks with one boot of the agent.
+// It ends when any of them does; then the others are ended too. What the agent had of it is fenced
+// when the agent has ended all sessions, because it ends them only when it touches nothing any
+// more.
 type attachment struct {
 	life       uint32
 	boot       [16]byte
@@ -38,14 +39,14 @@ type attachment struct {
 	}
 }
 
-// shares is what the ranks have said of a job so far.
+// shares collects the ranks' reports of a job.
 type shares struct {
 	missing int // ranks
 	status  []uint8
 	moved   int
 }
 
-// attach connects and registers everybody, or nobody.
+// attach connects and registers the scheduler and all ranks, or none.
 func (l *Link) attach(ctx context.Context) (*attachment, error) {
 	ctx, stop := context.WithTimeout(ctx, attachWithin)
 	defer stop()
@@ -74,7 +75,7 @@ func (l *Link) attach(ctx context.Context) (*attachment, error) {
 	return a, nil
 }
 
-// register opens one session and says who it is: rank i, or the scheduler with -1.
+// register opens one session and registers it: rank i, or the scheduler with -1.
 func (l *Link) register(ctx context.Context, a *attachment, i int) (*session, error) {
 	conn, w, err := ipc.DialSession(ctx, l.where.Session, "kvagent mock", ipc.MinVersion, ipc.Version)
 	if err != nil {
@@ -111,7 +112,8 @@ func (l *Link) introduce(s *session) error {
 		Identity: identity(cfg), HashTokens: uint32(cfg.BlockTokens),
 	}
 	for _, scale := range cfg.Groups {
-		reg.Groups = append(reg.Groups, ipc.GroupDesc{BlockTokens: uint32(scale * cfg.BlockTokens), NumBlocks: uint32(cfg.Blocks + 1)})
+		reg.Groups = append(reg.Groups, ipc.GroupDesc{BlockTokens: uint32(scale * cfg.BlockTokens),
+			NumBlocks: uint32(cfg.Blocks + 1)})
 	}
 	if s.rank < 0 {
 		reg.LookupName = l.where.LookupName
@@ -120,8 +122,8 @@ func (l *Link) introduce(s *session) error {
 	return s.introduceRank(cfg, reg, l.ranks.ranks[s.rank])
 }
 
-// introduceRank sends a rank's registration with its memory and where the blocks lie in it. All groups share the
-// blocks, so their segments are the same.
+// introduceRank sends a rank's registration with its memory and the layout of the blocks. All
+// groups share the blocks, so their segments are the same.
 func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
 	words, sync := r.SyncDesc()
 	reg.Role, reg.Rank, reg.Shard = ipc.RoleWorker, uint32(s.rank), uint32(s.rank)
@@ -154,7 +156,7 @@ func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
 	return nil
 }
 
-// showRegions sends one REGIONS. The UUID of a GPU is at the end of the handles of what is on it.
+// showRegions sends one REGIONS. The UUID of a GPU is appended to the handles of its memory.
 func (s *session) showRegions(list []cudaipc.Region, gpu cudaipc.UUID) error {
 	regions, fds := &ipc.Regions{Req: 1}, []int(nil)
 	for i := range list {
@@ -171,7 +173,7 @@ func (s *session) showRegions(list []cudaipc.Region, gpu cudaipc.UUID) error {
 	return s.conn.Send(regions, fds...)
 }
 
-// identity is everything that changes a block's bytes, sorted by key.
+// identity returns everything that changes a block's bytes, sorted by key.
 func identity(cfg *Config) []ipc.Pair {
 	return []ipc.Pair{
 		{Key: "dtype", Value: "mock"}, {Key: "hash", Value: "sha256"}, {Key: "layers", Value: strconv.Itoa(cfg.Layers)},
@@ -186,7 +188,7 @@ func (a *attachment) sessions() []*session {
 	return append([]*session{a.scheduler}, a.ranks...)
 }
 
-// hangUp closes sessions whose registration was not finished: they never had a job.
+// hangUp closes sessions whose registration did not finish: they never had a job.
 func (a *attachment) hangUp() {
 	for _, s := range a.sessions() {
 		s.conn.Close()

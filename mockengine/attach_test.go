@@ -2,7 +2,8 @@ package mockengine
 
 import "testing"
 
-// Each session of an engine tells of a new weights epoch, in its own time: one told late is no step back.
+// Each session of an engine tells of a new weights epoch, in its own time: one told late is no step
+// back.
 func TestEpochsToldOutOfOrder(t *testing.T) {
 	var a attachment
 	for _, step := range []struct {

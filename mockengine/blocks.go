@@ -3,16 +3,16 @@ package mockengine
 // BlockID is a block of the engine's KV cache. 0 is the null block: never given, never saved.
 type BlockID = uint32
 
-// cacheKey is what the prefix cache finds a block by.
+// cacheKey is the key of a block in the prefix cache.
 type cacheKey struct {
 	group uint8
 	hash  Hash
 }
 
-// blockPool is the engine's KV cache memory as vLLM manages it: reference counts, a list of free blocks in the
-// order in which they will be given again, and a prefix cache over full blocks. A free block keeps its content and
-// stays findable until it is given. Groups share the blocks; a block belongs to one group at a time.
-// It is not safe for several goroutines.
+// blockPool is the engine's KV cache memory as vLLM manages it: reference counts, a list of free
+// blocks in the order of their reuse, and a prefix cache over full blocks. A free block keeps its
+// content and can be found until it is reused. Groups share the blocks; a block belongs to one
+// group at a time. It is not safe for concurrent use.
 type blockPool struct {
 	blocks []block
 	cached map[cacheKey]BlockID
@@ -26,7 +26,7 @@ type block struct {
 	key        cacheKey
 }
 
-// newBlockPool makes n blocks, numbered 1 to n, all free.
+// newBlockPool returns n blocks, numbered 1 to n, all free.
 func newBlockPool(n int) *blockPool {
 	p := &blockPool{blocks: make([]block, n+1), cached: make(map[cacheKey]BlockID)}
 	for id := 1; id <= n; id++ {
@@ -35,13 +35,13 @@ func newBlockPool(n int) *blockPool {
 	return p
 }
 
-// find is the cached block of a key, without taking it.
+// find returns the cached block of a key, without a reference.
 func (p *blockPool) find(k cacheKey) (BlockID, bool) {
 	id, ok := p.cached[k]
 	return id, ok
 }
 
-// ref takes one more reference, out of the free list if it must.
+// ref adds a reference, and removes the block from the free list if necessary.
 func (p *blockPool) ref(id BlockID) {
 	b := &p.blocks[id]
 	if b.refs == 0 {
@@ -50,8 +50,8 @@ func (p *blockPool) ref(id BlockID) {
 	b.refs++
 }
 
-// unref gives one back. The last puts the block to the end of the free list; one that nobody can find goes to the
-// front, so that it is given before a cached one.
+// unref drops a reference. The last one puts the block at the end of the free list, or, if the
+// block has no key, at the front, so that it is reused before cached ones.
 func (p *blockPool) unref(id BlockID) {
 	b := &p.blocks[id]
 	if b.refs <= 0 {
@@ -67,7 +67,7 @@ func (p *blockPool) unref(id BlockID) {
 	}
 }
 
-// take gives the block that was free longest, with one reference and no content that anybody can find.
+// take returns the block that was free longest, with one reference and without its key.
 func (p *blockPool) take() (BlockID, bool) {
 	id := p.blocks[0].next
 	if id == 0 {

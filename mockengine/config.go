@@ -17,11 +17,11 @@ const (
 	maxStepGap = 1       // steps in flight with async scheduling, besides the one being scheduled
 )
 
-// Config of an engine. Validate sets the defaults of what is zero.
+// Config configures an engine. Validate sets the defaults of zero fields.
 type Config struct {
 	Name  string // instance; an engine that starts again uses another one
 	Model string // part of the identity: engines with equal identities share blocks
-	Seed  uint64 // of everything that is drawn
+	Seed  uint64 // of the random generators
 
 	Device string // where the workers' memory is: DeviceHost, DeviceCUDA or DeviceVirtual
 
@@ -38,17 +38,17 @@ type Config struct {
 	Drafts     int     // speculative tokens per step and request
 	AcceptRate float64 // share of speculative tokens that are accepted, 0 to 1
 
-	StepTime  time.Duration // virtual time of a step
+	StepTime  time.Duration // wall time: longest wait for a look-up's answer; then it is a miss
 	TokenTime time.Duration // virtual time of each prompt token in it
 	KernelLag time.Duration // wall time: a kernel starts up to that much later, at random
 
 	LookupTimeout time.Duration // wall time: longest wait for a look-up's answer, then it is a miss
-	LoadDeadline  time.Duration // wall time: a load that took longer is given up
+	LoadDeadline  time.Duration // wall time: a longer load is abandoned
 	Events        int           // events of a worker, used in turn
-	Revokes       int           // revocation words: saves that can be under way
+	Revokes       int           // revocation words, and so the maximum of saves in flight
 }
 
-// Validate sets defaults and says which field is out of range.
+// Validate sets defaults and returns an error that names the field that is out of range.
 func (c *Config) Validate() error {
 	c.setDefaults()
 	for _, f := range []struct {
@@ -121,7 +121,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// align is the number of tokens that is whole blocks in every group.
+// align returns the number of tokens that is whole blocks in every group.
 func (c *Config) align() int {
 	a := 1
 	for _, s := range c.Groups {
@@ -130,7 +130,8 @@ func (c *Config) align() int {
 	return a * c.BlockTokens
 }
 
-// BlocksFor is the number of blocks that a request of that many tokens needs in all groups together.
+// BlocksFor returns the number of blocks that a request of that many tokens needs in all groups
+// together.
 func (c *Config) BlocksFor(tokens int) (n int) {
 	for _, s := range c.Groups {
 		n += ceilDiv(tokens, s*c.BlockTokens)

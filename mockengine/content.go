@@ -2,8 +2,9 @@ package mockengine
 
 import "fmt"
 
-// FirstBlock returns the bytes of the first layer, on the first rank, of the first block that a prompt of these hash ids
-// has in group 0: a stored block begins with them, so that a test finds it in a pool's memory. cfg is validated.
+// FirstBlock returns the bytes of the first layer, on the first rank, of the first block that a
+// prompt of these hash ids has in group 0. A stored block begins with them, so that a test finds it
+// in a pool's memory. cfg is validated.
 func FirstBlock(cfg *Config, prompt []uint64) ([]byte, error) {
 	size := cfg.Groups[0] * cfg.BlockTokens
 	if have := len(prompt) * TraceBlock; have < size {

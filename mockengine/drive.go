@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A driver tells engines what to do and hears what became of it: one JSON object a line each way. Commands for one
-// engine are done in order, those for several at the same time.
+// A driver sends commands to engines and receives reports, one JSON object a line each way.
+// Commands for one engine are executed in order, those for several concurrently.
 
 // Command is one line to a process of engines.
 type Command struct {
@@ -24,17 +24,18 @@ type Command struct {
 	Config *Config     `json:"config,omitempty"`
 	Link   *LinkConfig `json:"link,omitempty"`
 
-	// run: until the virtual time, in ms, or with -1 until nothing is left; then up to SettleMS for saves to end
+	// run: until the virtual time, in ms, or with -1 until nothing is left; then up to SettleMS for
+	// saves to end
 	Until    float64   `json:"until,omitempty"`
 	SettleMS int       `json:"settle_ms,omitempty"`
 	Requests []Request `json:"requests,omitempty"`
 	Strike   *Strike   `json:"strike,omitempty"`
 }
 
-// Strike is a blow that an engine deals at a moment when the agent has a job of it.
+// Strike is a signal that an engine sends at a moment when the agent has a job of it.
 type Strike struct {
-	Agent  bool `json:"agent,omitempty"`  // the agent is struck, else the engine's own process
-	Pause  bool `json:"pause,omitempty"`  // by SIGSTOP, else by SIGKILL
+	Agent  bool `json:"agent,omitempty"`  // to the agent; otherwise to the engine's own process
+	Pause  bool `json:"pause,omitempty"`  // SIGSTOP; otherwise SIGKILL
 	Middle bool `json:"middle,omitempty"` // in the middle of a step's kernels, on which a job waits
 	After  int  `json:"after"`            // jobs from now on
 }
@@ -48,24 +49,24 @@ type Report struct {
 	Outcomes []Outcome `json:"outcomes,omitempty"`
 	Stats    *Stats    `json:"stats,omitempty"`
 	Live     int       `json:"live,omitempty"`
-	Jobs     int       `json:"jobs,omitempty"`   // under way; strike: at that moment
+	Jobs     int       `json:"jobs,omitempty"`   // in flight; strike: at that moment
 	InUse    int       `json:"in_use,omitempty"` // left: blocks that are not free
 	Attached bool      `json:"attached,omitempty"`
 	Space    string    `json:"space,omitempty"`
-	PID      int       `json:"pid,omitempty"` // strike: of the process that is struck
+	PID      int       `json:"pid,omitempty"` // strike: of the process that was hit
 	Text     string    `json:"text,omitempty"`
 }
 
 // Limits of a driven process.
 const (
 	maxCommand  = 64 << 20         // bytes of a line
-	startWithin = 3 * time.Second  // for an agent to be there; the engine runs without one, too
+	startWithin = 3 * time.Second  // for an agent to appear; the engine runs without one, too
 	drainWithin = 30 * time.Second // for jobs to end when an engine leaves
 	maxEngines  = 1024             // in one process
 )
 
-// Drive does the commands from in until it ends, and writes reports to out. Engines that have not left are left
-// alone then: the process ends, as a crash would end it.
+// Drive executes the commands from in until it ends, and writes reports to out. Engines that have
+// not left are then abandoned: the process ends, as in a crash.
 func Drive(in io.Reader, out io.Writer) error {
 	d := &driver{out: json.NewEncoder(out), engines: make(map[int]*driven)}
 	lines := bufio.NewScanner(in)
@@ -136,7 +137,7 @@ func (d *driver) start(c *Command) error {
 	return nil
 }
 
-// assemble puts an engine together; its link begins to connect.
+// assemble creates an engine; its link begins to connect.
 func (d *driver) assemble(c *Command) (*driven, error) {
 	if err := c.Config.Validate(); err != nil {
 		return nil, err
@@ -153,7 +154,7 @@ func (d *driver) assemble(c *Command) (*driven, error) {
 	return g, nil
 }
 
-// loop does one engine's commands.
+// loop executes one engine's commands.
 func (g *driven) loop() {
 	ctx, stop := context.WithTimeout(context.Background(), startWithin)
 	defer stop()
@@ -188,7 +189,8 @@ func (g *driven) run(c *Command) {
 func (g *driven) state(op string) *Report {
 	s := g.engine.Stats()
 	s.Connects = uint64(g.link.Lives())
-	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(), Jobs: g.engine.Jobs(), Attached: g.link.answers()}
+	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(),
+		Jobs: g.engine.Jobs(), Attached: g.link.answers()}
 }
 
 // leave ends the engine in order: jobs, sessions, memory.
@@ -208,11 +210,11 @@ func (g *driven) report(r *Report) {
 	g.d.mu.Lock()
 	defer g.d.mu.Unlock()
 	if err := g.d.out.Encode(r); err != nil {
-		return // a driver that is gone ends this process through its input
+		return // the end of this process's input ends it
 	}
 }
 
-// arm gets a strike ready.
+// arm prepares a strike.
 func (g *driven) arm(s *Strike) {
 	g.strike = s
 	g.engine.Trap = nil
@@ -221,7 +223,7 @@ func (g *driven) arm(s *Strike) {
 	}
 }
 
-// submitted is called behind each job that was handed in.
+// submitted is called after each submitted job.
 func (g *driven) submitted() {
 	if g.strike == nil || g.strike.Middle {
 		return
@@ -231,7 +233,7 @@ func (g *driven) submitted() {
 	}
 }
 
-// hit strikes if the agent really has a job now, else at the next occasion.
+// hit strikes if the agent really has a job now, otherwise at the next opportunity.
 func (g *driven) hit() {
 	jobs := g.engine.Jobs() - len(g.link.Events())
 	pid := syscall.Getpid()

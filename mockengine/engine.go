@@ -1,9 +1,11 @@
-// Package mockengine plays an inference engine as far as a KV connector sees one: vLLM's scheduler, its prefix
-// cache and its workers, in a process of its own, over the real protocols. There is no model: every KV block holds
-// bytes derived from its whole prefix, position, layer and rank, so that each byte that comes back can be checked.
+// Package mockengine plays an inference engine as a KV connector sees one: vLLM's scheduler, its
+// prefix cache and its workers, in a process of its own, over the real protocols. There is no
+// model: every KV block holds bytes derived from its whole prefix, position, layer and rank, so
+// that each loaded byte can be checked.
 //
-// One goroutine (Engine) owns all scheduler state. Workers run steps on streams, as a GPU would; the link to the
-// agent has goroutines of its own and hands the engine finished jobs through one queue.
+// One goroutine (Engine) owns all scheduler state. Workers run steps on streams, as a GPU would.
+// The link to the agent has goroutines of its own and passes finished jobs to the engine through
+// one queue.
 //
 //	trace ──▶ Engine: waiting ─▶ loading ─▶ running ─▶ finished
 //	             │ step n               ▲        │
@@ -19,9 +21,8 @@ import (
 
 // Engine is the scheduler: one goroutine calls its methods.
 //
-// Time is virtual: it orders arrivals and is what steps cost. Wall time passes as fast as the machine can, and is
-// what look-ups, loads and their deadlines are measured in. An engine that can do nothing but wait for a load
-// really waits.
+// Time is virtual: it orders arrivals and is the cost of steps. Look-ups, loads and their deadlines
+// use wall time. An engine that can only wait for a load really waits.
 type Engine struct {
 	cfg     Config
 	agent   Agent
@@ -40,7 +41,7 @@ type Engine struct {
 	loading  []*request
 	running  []*request
 	inflight []*launched
-	idle     []*work // to be used again
+	idle     []*work // to be reused
 	jobs     jobs
 	words    []uint32 // free revocation words
 
@@ -48,17 +49,18 @@ type Engine struct {
 	stats    Stats
 	aborting int // live requests whose client will go away
 
-	// OnWrong, if set, is told of each block with wrong bytes.
+	// OnWrong, if set, is called with each block with wrong bytes.
 	OnWrong func(text string)
-	// Stop, if set, ends Run early once it says true.
+	// Stop, if set, ends Run early when it returns true.
 	Stop func() bool
-	// OnSubmit, if set, is called behind each job handed to the agent.
+	// OnSubmit, if set, is called after each job submitted to the agent.
 	OnSubmit func()
-	// Trap, if set, is called when jobs were handed in that wait for a step whose kernels stand still half way.
+	// Trap, if set, is called when submitted jobs wait for a step whose kernels are halted half
+	// way.
 	Trap func()
 }
 
-// launched is a step under way.
+// launched is a step in flight.
 type launched struct {
 	work    *work
 	entries []entry
@@ -75,7 +77,7 @@ type entry struct {
 	pos      int // worker: tokens written when the step has ended
 }
 
-// NewEngine makes an engine over an agent. The agent's memory is that of Workers: see NewLink.
+// NewEngine returns an engine over an agent. The agent's memory is that of Workers: see NewLink.
 func NewEngine(cfg Config, agent Agent, w *Workers) *Engine {
 	e := &Engine{cfg: cfg, agent: agent, workers: w.w, pool: newBlockPool(cfg.Blocks), now: time.Now,
 		rng: rand.New(rand.NewPCG(cfg.Seed, 2)), jobs: newJobs()}
@@ -88,7 +90,8 @@ func NewEngine(cfg Config, agent Agent, w *Workers) *Engine {
 // Workers are the ranks of an engine: memory and streams.
 type Workers struct{ w *workers }
 
-// NewWorkers makes the ranks of a validated configuration. Close frees them, when no agent can reach them any more.
+// NewWorkers returns the ranks of a validated configuration. Close frees them, when no agent can
+// reach them any more.
 func NewWorkers(cfg *Config) (*Workers, error) {
 	w, err := newWorkers(cfg)
 	if err != nil {
@@ -100,11 +103,11 @@ func NewWorkers(cfg *Config) (*Workers, error) {
 // Close waits for the streams and frees the memory.
 func (w *Workers) Close() { w.w.close() }
 
-// Add hands in requests, whose arrival must not lie before that of those handed in already.
+// Add adds requests, which must not arrive before those that were added already.
 func (e *Engine) Add(requests ...Request) { e.arrivals = append(e.arrivals, requests...) }
 
-// Run goes on until the virtual time, or for ever with until < 0, as long as there is work and Stop does not say
-// otherwise. Time jumps over idleness.
+// Run runs until the virtual time, or for ever with until < 0, while there is work and Stop does
+// not return true. Time skips idle periods.
 func (e *Engine) Run(until float64) {
 	for {
 		e.arrive()
@@ -126,7 +129,7 @@ func (e *Engine) Run(until float64) {
 	}
 }
 
-// turn is one step, or a wait where none can be made.
+// turn runs one step, or waits where none can be made.
 func (e *Engine) turn() {
 	depth := 0
 	if e.cfg.Async {
@@ -145,10 +148,11 @@ func (e *Engine) turn() {
 	}
 }
 
-// idleWait is how long an engine that can do nothing sleeps at most: deadlines and arrivals are looked at as often.
+// idleWait is the longest sleep of an engine that can do nothing: deadlines and arrivals are
+// checked that often.
 const idleWait = 5 * time.Millisecond
 
-// await handles one event, or none came in time.
+// await handles one event, or returns when none arrives in time.
 func (e *Engine) await(d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -159,7 +163,7 @@ func (e *Engine) await(d time.Duration) {
 	}
 }
 
-// poll handles what has come.
+// poll handles the events that have arrived.
 func (e *Engine) poll() {
 	for {
 		select {
@@ -177,7 +181,8 @@ func (e *Engine) arrive() {
 		r := newRequest(e.arrivals[0], &e.cfg, e.seq, 2*(e.cfg.Drafts+1)+1)
 		e.arrivals = e.arrivals[1:]
 		if n := e.cfg.BlocksFor(len(r.truth)); n > e.cfg.Blocks {
-			e.outcomes = append(e.outcomes, Outcome{ID: r.ID, Failed: fmt.Sprintf("needs %d blocks, the engine has %d", n, e.cfg.Blocks)})
+			e.outcomes = append(e.outcomes, Outcome{ID: r.ID,
+				Failed: fmt.Sprintf("needs %d blocks, the engine has %d", n, e.cfg.Blocks)})
 			continue
 		}
 		if r.Abort.When != Never {
@@ -187,7 +192,7 @@ func (e *Engine) arrive() {
 	}
 }
 
-// Settle waits until no save is under way, or up to d.
+// Settle waits until no save is in flight, at most d.
 func (e *Engine) Settle(d time.Duration) {
 	end := e.now().Add(d)
 	e.poll()
@@ -196,7 +201,7 @@ func (e *Engine) Settle(d time.Duration) {
 	}
 }
 
-// Drain waits until no job at all is under way, or up to d; says whether that is so.
+// Drain waits until no job is in flight, at most d, and reports whether that is so.
 func (e *Engine) Drain(d time.Duration) bool {
 	end := e.now().Add(d)
 	e.poll()
@@ -206,33 +211,35 @@ func (e *Engine) Drain(d time.Duration) bool {
 	return len(e.jobs.byID) == 0
 }
 
-// Outcomes are the requests that ended since the last call.
+// Outcomes returns the requests that ended since the last call.
 func (e *Engine) Outcomes() []Outcome {
 	o := e.outcomes
 	e.outcomes = nil
 	return o
 }
 
-// Stats so far.
+// Stats returns the counters so far.
 func (e *Engine) Stats() Stats { return e.stats }
 
-// Clock is the virtual time in ms.
+// Clock returns the virtual time in ms.
 func (e *Engine) Clock() float64 { return e.clock }
 
-// Jobs is the number of jobs the agent has and has not reported.
+// Jobs returns the number of jobs that the agent has and has not reported.
 func (e *Engine) Jobs() int { return len(e.jobs.byID) }
 
-// Live is the number of requests that are not over.
+// Live returns the number of requests that have not ended.
 func (e *Engine) Live() int {
 	return len(e.arrivals) + len(e.waiting) + len(e.loading) + len(e.running)
 }
 
-// BlocksInUse is the number of blocks that are not free: 0 when nothing lives and no job is under way.
+// BlocksInUse returns the number of blocks that are not free: 0 when no request is live and no job
+// in flight.
 func (e *Engine) BlocksInUse() int { return e.cfg.Blocks - e.pool.free }
 
 func (e *Engine) onWrong(r *request, g, b, n int) {
 	if e.OnWrong != nil {
-		e.OnWrong(fmt.Sprintf("request %d, state %d: %d wrong bytes in block %d of group %d (engine block %d)", r.ID, r.state, n, b, g, r.tables[g][b]))
+		e.OnWrong(fmt.Sprintf("request %d, state %d: %d wrong bytes in block %d of group %d (engine block %d)", r.ID,
+			r.state, n, b, g, r.tables[g][b]))
 	}
 }
 

@@ -26,7 +26,8 @@ func testSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// small is a configuration with everything on: blocks of 16 tokens, 2 ranks, 2 groups, drafts, async scheduling.
+// small is a configuration with everything on: blocks of 16 tokens, 2 ranks, 2 groups, drafts,
+// async scheduling.
 func small(blocks int) Config {
 	return Config{
 		Name: "test", Model: "m", Seed: 1, Ranks: 2, Blocks: blocks, BlockTokens: 16, Groups: []int{1, 2},
@@ -103,7 +104,8 @@ func finishAll(t *testing.T, e *Engine, f *fakeAgent, want int) []Outcome {
 	return out
 }
 
-// Everything at once: small cache, preemption, spec, async, aborts, priorities, lost blocks, busy saves.
+// Everything at once: small cache, preemption, spec, async, aborts, priorities, lost blocks, busy
+// saves.
 func TestStorm(t *testing.T) {
 	seed := testSeed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -134,7 +136,8 @@ func TestStorm(t *testing.T) {
 	t.Logf("%d aborted, %+v", aborted, s)
 	for name, n := range map[string]uint64{
 		"preemptions": s.Preemptions, "loads": s.BlocksLoaded, "saves": s.BlocksSaved, "aborts": uint64(aborted),
-		"rejected drafts": s.Rejected, "accepted drafts": s.Accepted, "failed loads": s.LoadsFailed, "busy saves": s.SavesBusy,
+		"rejected drafts": s.Rejected, "accepted drafts": s.Accepted, "failed loads": s.LoadsFailed,
+		"busy saves": s.SavesBusy,
 	} {
 		if n == 0 {
 			t.Errorf("no %s in the whole run", name)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeAgent is an agent in memory, one goroutine per job. It keeps the rules of the real one (event, revocation,
-// fence) unless told otherwise, and takes its time.
+// fakeAgent is an agent in memory, one goroutine per job. It keeps the rules of the real one
+// (event, revocation, fence) unless told otherwise, and takes its time.
 type fakeAgent struct {
 	t       *testing.T
 	w       *workers

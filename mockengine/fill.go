@@ -8,8 +8,8 @@ import (
 // wordBytes is the unit of content: each block is words that derive from a token and all before it.
 const wordBytes = 8
 
-// shape says how the tokens of one block map to the words of one of its segments: word w holds tokens up to and
-// including the one that completes it, or is one of several words of a token.
+// shape maps the tokens of one block to the words of one of its segments: word w holds tokens up to
+// and including the one that completes it, or is one of several words of a token.
 type shape struct {
 	tokens  int // of a block
 	words   int // of a segment of a block
@@ -29,18 +29,19 @@ func newShape(tokens, segmentBytes int) (shape, error) {
 	case tokens%s.words == 0:
 		s.perWord = tokens / s.words
 	default:
-		return s, fmt.Errorf("a segment of %d words and a block of %d tokens: one must divide the other", s.words, tokens)
+		return s, fmt.Errorf("a segment of %d words and a block of %d tokens: one must divide the other", s.words,
+			tokens)
 	}
 	return s, nil
 }
 
-// complete is the number of words that the first n tokens of a block determine.
+// complete returns the number of words that the first n tokens of a block determine.
 func (s *shape) complete(n int) int { return n / s.perWord * s.perTok }
 
-// chain is the running state over the tokens of a block: everything that precedes goes into it.
+// chain is the running state over the tokens of a block; it depends on everything before it.
 type chain uint64
 
-// startChain begins a block behind the block with that hash.
+// startChain begins the block after the block with that hash.
 func startChain(parent *Hash) chain {
 	return chain(binary.LittleEndian.Uint64(parent[0:]) ^ binary.LittleEndian.Uint64(parent[8:])*0x9e3779b97f4a7c15)
 }
@@ -50,8 +51,9 @@ func (c chain) next(token uint32) chain {
 	return chain(x ^ x>>32)
 }
 
-// appendBase appends the words' bases that tokens from to from+len(tokens)-1 of a block complete, c being the
-// state before them, and gives the state behind them. A base is what all layers and ranks derive their word from.
+// appendBase appends the bases of the words that tokens from to from+len(tokens)-1 of a block
+// complete. c is the state before them; it returns the state after them. All layers and ranks
+// derive their word from its base.
 func (s *shape) appendBase(base []uint64, c chain, from int, tokens []uint32) ([]uint64, chain) {
 	for i, t := range tokens {
 		c = c.next(t)
@@ -65,7 +67,7 @@ func (s *shape) appendBase(base []uint64, c chain, from int, tokens []uint32) ([
 	return base, c
 }
 
-// salt sets apart group, segment (layer) and rank.
+// salt distinguishes group, segment (layer) and rank.
 func salt(group, segment, rank int) uint64 {
 	return mix(uint64(group)<<40 | uint64(segment)<<20 | uint64(rank))
 }
@@ -75,7 +77,8 @@ func word(base, salt uint64) uint64 {
 	return x ^ x>>32
 }
 
-// fill writes the words of bases to mem, which has room for them. Four at a time: the multiplications overlap.
+// fill writes the words of bases to mem, which has room for them, four at a time so that the
+// multiplications overlap.
 func fill(mem []byte, bases []uint64, salt uint64) {
 	mem = mem[:len(bases)*wordBytes]
 	for len(bases) >= 4 && len(mem) >= 4*wordBytes {

@@ -1,8 +1,9 @@
 package mockengine
 
-// Keys of a request's blocks, and the words its tokens stand for.
+// Keys of a request's blocks, and the words of its tokens.
 
-// trueHash is the hash of hash block i over the tokens as they are, whether the scheduler knows them or not.
+// trueHash returns the hash of hash block i over the actual tokens, whether the scheduler knows
+// them or not.
 func (e *Engine) trueHash(r *request, i int) *Hash {
 	n := e.cfg.BlockTokens
 	for len(r.trueHashes) <= i {
@@ -15,7 +16,7 @@ func (e *Engine) trueHash(r *request, i int) *Hash {
 
 var noHash Hash
 
-// parent is the hash of the block before hash block i.
+// parent returns the hash of the block before hash block i.
 func (e *Engine) parent(r *request, i int) *Hash {
 	if i == 0 {
 		return &noHash
@@ -23,7 +24,8 @@ func (e *Engine) parent(r *request, i int) *Hash {
 	return e.trueHash(r, i-1)
 }
 
-// hash is hash block i as the scheduler has it: over a token that it does not know it has only a placeholder's.
+// hash returns the hash of hash block i as the scheduler computes it: an unknown token counts as a
+// placeholder.
 func (e *Engine) hash(r *request, i int) Hash {
 	n := e.cfg.BlockTokens
 	if (i+1)*n <= r.nt {
@@ -42,13 +44,13 @@ func (e *Engine) hash(r *request, i int) Hash {
 	return e.hasher.next(&parent, tokens)
 }
 
-// key is the key of block b of a group: the hash at its end.
+// key returns the key of block b of a group: the hash at its end.
 func (e *Engine) key(r *request, g, b int) cacheKey {
 	scale := e.cfg.Groups[g]
 	return cacheKey{group: uint8(g), hash: e.hash(r, (b+1)*scale-1)}
 }
 
-// hashes are the keys of the whole known prompt.
+// hashes returns the keys of the whole known prompt.
 func (e *Engine) hashes(r *request) []Hash {
 	if n := r.nt / e.cfg.BlockTokens; n > 0 {
 		e.trueHash(r, n-1)
@@ -57,11 +59,11 @@ func (e *Engine) hashes(r *request) []Hash {
 	return nil
 }
 
-// blockTokens is the number of tokens of a group's block.
+// blockTokens returns the number of tokens of a group's block.
 func (e *Engine) blockTokens(g int) int { return e.cfg.Groups[g] * e.cfg.BlockTokens }
 
-// write adds to a step the words that tokens at positions from on complete, in all groups. Only true tokens move
-// the tails.
+// write adds to a step the words that tokens at positions from on complete, in all groups. Only
+// actual tokens advance the tails.
 func (e *Engine) write(k *work, r *request, from int, tokens []uint32, isTrue bool) {
 	for g := range e.cfg.Groups {
 		size, shape := e.blockTokens(g), &e.workers.shapes[g]
@@ -72,7 +74,8 @@ func (e *Engine) write(k *work, r *request, from int, tokens []uint32, isTrue bo
 			at := len(k.bases)
 			k.bases, state = shape.appendBase(k.bases, state, off, tokens[i-from:end-from])
 			if at < len(k.bases) {
-				k.pieces = append(k.pieces, piece{group: uint8(g), block: r.tables[g][b], at: shape.complete(off), from: at, to: len(k.bases)})
+				k.pieces = append(k.pieces, piece{group: uint8(g), block: r.tables[g][b], at: shape.complete(off),
+					from: at, to: len(k.bases)})
 			}
 			if isTrue {
 				r.tails[g] = tail{pos: end, state: state}
@@ -82,7 +85,7 @@ func (e *Engine) write(k *work, r *request, from int, tokens []uint32, isTrue bo
 	}
 }
 
-// chainAt is the state before position i in the block of a group that holds it.
+// chainAt returns the state before position i in the block of a group that holds it.
 func (e *Engine) chainAt(r *request, g, i int) chain {
 	size := e.blockTokens(g)
 	b := i / size
@@ -96,13 +99,14 @@ func (e *Engine) chainAt(r *request, g, i int) chain {
 	return c
 }
 
-// check compares the blocks that hold tokens from to to-1 of a request with what must be in them. Blocks must be
-// whole at from; words that a token before to does not complete are not looked at.
+// check compares the blocks that hold tokens from to to-1 of a request with the expected content.
+// Blocks must be whole at from; words that a token before to does not complete are not compared.
 func (e *Engine) check(r *request, g, from, to int) {
 	size, shape := e.blockTokens(g), &e.workers.shapes[g]
 	for b := from / size; b*size < to; b++ {
 		end := min((b+1)*size, to)
-		e.scratch, _ = shape.appendBase(e.scratch[:0], startChain(e.parent(r, b*e.cfg.Groups[g])), 0, r.truth[b*size:end])
+		e.scratch, _ = shape.appendBase(e.scratch[:0], startChain(e.parent(r, b*e.cfg.Groups[g])), 0,
+			r.truth[b*size:end])
 		e.stats.BlocksVerified++
 		if n := e.workers.wrong(uint8(g), r.tables[g][b], e.scratch); n > 0 {
 			e.stats.WrongBytes += uint64(n)

@@ -10,22 +10,23 @@ import (
 // Limits of a link.
 const (
 	linkEvents   = 4096                   // events that the engine has not taken; more wait in the sessions
-	linkQueue    = 1024                   // messages of one session on their way out
-	linkJobs     = linkQueue - 256        // from here on jobs are refused; the rest is for cancels and releases
+	linkQueue    = 1024                   // messages of one session that are queued
+	linkJobs     = linkQueue - 256        // jobs are refused from here on; the rest is for cancels and releases
 	redialFirst  = 20 * time.Millisecond  // pause before the first try to connect again
 	redialLast   = 500 * time.Millisecond // longest pause between tries
 	attachWithin = 5 * time.Second        // to connect and register all ranks
 )
 
-// LinkConfig says where the agent is.
+// LinkConfig locates the agent.
 type LinkConfig struct {
 	Session    string // path of the session socket
 	LookupName string // look-up socket to be opened for the engine; empty: the common one
 }
 
-// Link is the Agent over the real protocols: a session for the scheduler and one for each rank, and a look-up
-// socket. It connects by itself, again and again, and registers anew with each life of the agent; while there is
-// none, look-ups are misses and jobs are not taken. One goroutine calls its Agent methods.
+// Link is the Agent over the real protocols: a session for the scheduler and one for each rank, and
+// a look-up socket. It connects and reconnects by itself, and registers again with each life of the
+// agent; without an agent, look-ups are misses and jobs are refused. One goroutine calls its Agent
+// methods.
 type Link struct {
 	cfg    Config
 	where  LinkConfig
@@ -49,13 +50,14 @@ type Link struct {
 // NewLink starts to connect. cfg is validated.
 func NewLink(cfg Config, where LinkConfig, w *Workers) *Link {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Link{cfg: cfg, where: where, ranks: w.w, events: make(chan Event, linkEvents), up: make(chan struct{}), cancel: cancel}
+	l := &Link{cfg: cfg, where: where, ranks: w.w, events: make(chan Event, linkEvents), up: make(chan struct{}),
+		cancel: cancel}
 	l.asker.timeout = cfg.LookupTimeout
 	l.wg.Go(func() { l.keep(ctx) })
 	return l
 }
 
-// keep holds an attachment as long as the link lives.
+// keep maintains an attachment while the link lives.
 func (l *Link) keep(ctx context.Context) {
 	pause := redialFirst
 	for ctx.Err() == nil {
@@ -77,7 +79,7 @@ func (l *Link) keep(ctx context.Context) {
 			a.leave()
 		}
 		l.set(nil)
-		l.wg.Go(a.end) // waits for the fence, which a frozen agent keeps back
+		l.wg.Go(a.end) // waits for the fence, which a stopped agent withholds
 	}
 }
 
@@ -105,7 +107,7 @@ func (l *Link) Wait(ctx context.Context) error {
 	}
 }
 
-// Space is the fingerprint of the engine's space; ok is false without an agent.
+// Space returns the fingerprint of the engine's space; ok is false without an agent.
 func (l *Link) Space() (space [16]byte, ok bool) {
 	a := l.attached()
 	if a == nil {
@@ -114,7 +116,7 @@ func (l *Link) Space() (space [16]byte, ok bool) {
 	return a.space, true
 }
 
-// AgentPid is the agent's process as the kernel named it; 0 without an agent.
+// AgentPid returns the agent's process as the kernel names it; 0 without an agent.
 func (l *Link) AgentPid() int {
 	a := l.attached()
 	if a == nil {
@@ -123,14 +125,14 @@ func (l *Link) AgentPid() int {
 	return a.pid
 }
 
-// Lives is how often the link was attached.
+// Lives returns how often the link was attached.
 func (l *Link) Lives() uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.mu.lives
 }
 
-// LookupPath is where look-ups go; empty without an agent.
+// LookupPath returns the path of the look-up socket; empty without an agent.
 func (l *Link) LookupPath() string {
 	a := l.attached()
 	if a == nil {
@@ -139,8 +141,8 @@ func (l *Link) LookupPath() string {
 	return a.lookupPath
 }
 
-// Close leaves the agent: registrations are taken back and every session ends from the agent's side, so nothing
-// touches the ranks' memory any more. It gives the events that nobody took.
+// Close leaves the agent: it withdraws registrations, and every session ends from the agent's side,
+// so nothing touches the ranks' memory any more. It returns the events that were not taken.
 func (l *Link) Close() (left []Event) {
 	l.cancel()
 	done := make(chan struct{})
@@ -166,23 +168,23 @@ func (l *Link) Close() (left []Event) {
 	}
 }
 
-// Events are the jobs that are over.
+// Events returns the jobs that have ended.
 func (l *Link) Events() <-chan Event { return l.events }
 
-// Submit hands a job to all ranks, or to none.
+// Submit sends a job to all ranks, or to none.
 func (l *Link) Submit(j *Job) bool {
 	a := l.attached()
 	return a != nil && a.submit(j)
 }
 
-// Cancel asks every rank to end a job. Without an agent the fence is on its way already.
+// Cancel asks every rank to end a job. Without an agent its end is reported anyway.
 func (l *Link) Cancel(job uint64) {
 	if a := l.attached(); a != nil {
 		a.cancel(job)
 	}
 }
 
-// Release gives a lease back, if the life of the agent it comes from is still on.
+// Release releases a lease, if its agent's life has not ended.
 func (l *Link) Release(lease Lease) {
 	if a := l.attached(); a != nil && a.life == lease.Life {
 		a.release(lease.Number)

@@ -8,18 +8,18 @@ type job struct {
 	r        *request
 	life     int
 	runs     []run
-	unpinned bool // save: revoked; its pins are gone already
-	lost     bool // load: given up; nobody waits for it any more
+	unpinned bool // save: revoked; its pins were dropped already
+	lost     bool // load: abandoned; no request waits for it
 	deadline time.Time
 }
 
 // run is the blocks of one section: from on in a group of the request.
 type run struct{ group, from int }
 
-// jobs are those under way, in the order in which they were handed in.
+// jobs holds the jobs in flight, in the order of their submission.
 type jobs struct {
 	byID  map[uint64]*job
-	order []*job // saves, oldest first; those that are over are cleared out now and then
+	order []*job // saves, oldest first; those that have ended are removed now and then
 	next  uint64
 	saves int
 }
@@ -41,7 +41,8 @@ func (e *Engine) section(j *job, r *request, g, from, to int) {
 	j.runs = append(j.runs, run{group: g, from: from})
 }
 
-// submit hands a job in and pins its blocks until the agent reports it, whatever happens to the request.
+// submit submits a job and pins its blocks until the agent reports it, whatever happens to the
+// request.
 func (e *Engine) submit(j *job) bool {
 	e.jobs.next++
 	j.ID = e.jobs.next
@@ -61,7 +62,7 @@ func (e *Engine) submit(j *job) bool {
 	return true
 }
 
-// unpin gives a job's pins back, last block first.
+// unpin drops a job's pins, last block first.
 func (e *Engine) unpin(j *job) {
 	for i := len(j.Sections) - 1; i >= 0; i-- {
 		for k := len(j.Sections[i].Blocks) - 1; k >= 0; k-- {
@@ -71,7 +72,7 @@ func (e *Engine) unpin(j *job) {
 	j.unpinned = true
 }
 
-// over takes a finished job: its fence has come.
+// over handles a finished job: its fence has come.
 func (e *Engine) over(ev Event) {
 	if ev.Reset {
 		e.newWeights()
@@ -89,7 +90,8 @@ func (e *Engine) over(ev Event) {
 	}
 }
 
-// startLoad asks for the blocks behind the engine's own ones. The step it names may still write to them.
+// startLoad requests the blocks after the engine's own ones. The step it names may still write to
+// them.
 func (e *Engine) startLoad(r *request) {
 	j := &job{Job: Job{Kind: LoadJob, Lease: r.asked.lease}, r: r, life: r.life}
 	own, total := r.fetched[0], r.fetched[1]
@@ -108,8 +110,8 @@ func (e *Engine) startLoad(r *request) {
 	r.load = j
 }
 
-// loadOver checks every byte that came, before anybody uses it, and lets the request go on behind the last block
-// of the unbroken prefix.
+// loadOver checks every loaded byte before it is used, and lets the request continue after the last
+// block of the unbroken prefix.
 func (e *Engine) loadOver(j *job, ev Event) {
 	r := j.r
 	e.stats.BytesLoaded += uint64(ev.Moved) * uint64(e.cfg.BlockBytes)
@@ -140,8 +142,8 @@ func (e *Engine) loadOver(j *job, ev Event) {
 	e.waiting = insert(e.waiting, r)
 }
 
-// arrived is the number of leading tokens that are there in every group. Keys that failed are remembered: asked for
-// again, they would fail again.
+// arrived returns the number of leading tokens that are present in every group. Keys that failed
+// are remembered, because they would fail again.
 func (e *Engine) arrived(j *job, ev Event) int {
 	r, n := j.r, j.r.fetched[1]
 	for i, section := range j.runs {
@@ -168,8 +170,8 @@ func (e *Engine) remember(r *request, g, b int) {
 	r.failed[e.key(r, g, b).hash] = struct{}{}
 }
 
-// expire gives up loads that took too long. A deadline is no fence: the blocks stay pinned until one comes, and the
-// request takes others and computes.
+// expire abandons loads that took too long. A deadline is no fence: the blocks stay pinned until
+// one comes, and the request takes others and computes.
 func (e *Engine) expire() {
 	if len(e.loading) == 0 {
 		return
@@ -188,7 +190,7 @@ func (e *Engine) expire() {
 	}
 }
 
-// giveUp cancels a load and lets go of it; its lease ends with the job.
+// giveUp cancels a load and abandons it; its lease ends with the job.
 func (e *Engine) giveUp(r *request) {
 	j := r.load
 	if j == nil {
@@ -212,8 +214,8 @@ func (e *Engine) release(l Lease) {
 	}
 }
 
-// newWeights forgets what was computed with the old ones: nothing of it is found or saved again. Requests that are
-// under way keep theirs to themselves.
+// newWeights forgets what was computed with the old weights: nothing of it is found or saved again.
+// Requests in progress keep theirs to themselves.
 func (e *Engine) newWeights() {
 	e.pool.forgetAll()
 	for _, q := range [][]*request{e.loading, e.running, e.waiting} {

@@ -13,13 +13,15 @@ import (
 const (
 	DeviceHost    = "host"         // shared memory
 	DeviceCUDA    = "cuda"         // one allocation on the only GPU that the process sees
-	DeviceVirtual = "cuda-virtual" // the same in pieces of virtual memory, as PyTorch's expandable segments have it
+	DeviceVirtual = "cuda-virtual" // the same in pieces of virtual memory, like PyTorch's expandable segments
 )
 
-// virtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so far.
+// virtualPiece is the size of the pieces of virtual memory, bytes: the granularity of all GPUs so
+// far.
 const virtualPiece = 2 << 20
 
-// exporter is a worker's words and events, as other processes import them: engine.Host or engine.CUDA.
+// exporter is a worker's words and events, as other processes import them: engine.Host or
+// engine.CUDA.
 type exporter interface {
 	SyncDesc() (cudaipc.Region, cudaipc.Sync)
 	Step() uint64
@@ -28,7 +30,7 @@ type exporter interface {
 	Close() error
 }
 
-// stream is what a worker's steps run on, one launch after the other.
+// stream runs a worker's steps, one launch after the other.
 type stream interface {
 	Launch(kernel func())
 	SetStep(step uint64)
@@ -42,7 +44,7 @@ type stretch interface {
 	Regions() []cudaipc.Region
 }
 
-// device is what a rank runs on.
+// device is the device of a rank.
 type device struct {
 	exporter
 	stream stream
@@ -50,7 +52,7 @@ type device struct {
 	gpu    cudaipc.UUID // zero on the host
 }
 
-// openDevice opens what cfg names, with a region of each size.
+// openDevice opens the device that cfg names, with a region of each size.
 func openDevice(cfg *Config, sizes []int64) (d *device, err error) {
 	if cfg.Device == DeviceHost {
 		d, err = openHost(cfg, sizes)
@@ -97,7 +99,8 @@ func openCUDA(cfg *Config, sizes []int64) (*device, error) {
 	return d, nil
 }
 
-// allocate puts all regions into one allocation, so that they lie at offsets in it, or each into pieces of its own.
+// allocate puts all regions into one allocation, so that they lie at offsets in it, or each into
+// pieces of its own.
 func allocate(e *engine.CUDA, sizes []int64, virtual bool) (list []*engine.CUDAMemory, err error) {
 	ids := make([]cudaipc.RegionID, len(sizes))
 	for i := range sizes {
@@ -133,10 +136,10 @@ func newSegment(id cudaipc.RegionID, far stretch, offset, stride, size int) segm
 	return s
 }
 
-// at is where a block's piece is in its region.
+// at returns the offset of a block's piece in its region.
 func (s *segment) at(id BlockID) int { return s.offset + int(id)*s.stride }
 
-// of is a block's piece in place, or room for a copy of it.
+// of returns a block's piece in place, or room for a copy of it.
 func (s *segment) of(id BlockID) []byte {
 	if s.mem == nil {
 		return make([]byte, s.bytes)
@@ -155,7 +158,8 @@ func (s *segment) fill(id BlockID, first int, bases []uint64, salt uint64) {
 	}
 }
 
-// wrong counts the bytes of a block's piece that are not what fill would have written from word 0 on.
+// wrong counts the bytes of a block's piece that are not what fill would have written from word 0
+// on.
 func (s *segment) wrong(id BlockID, bases []uint64, salt uint64) int {
 	mem := s.of(id)[:len(bases)*wordBytes]
 	if s.mem == nil {
@@ -165,7 +169,7 @@ func (s *segment) wrong(id BlockID, bases []uint64, salt uint64) int {
 	return wrong(mem, bases, salt)
 }
 
-// must ends a process whose own memory does not answer, as an engine's ends whose kernel fails.
+// must panics if the process's own memory fails, as an engine does whose kernel fails.
 func (s *segment) must(what string, id BlockID, err error) {
 	if err != nil {
 		panic(fmt.Sprintf("%s of block %d in region %d: %v", what, id, s.region, err))

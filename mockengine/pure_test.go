@@ -32,7 +32,8 @@ func TestSimulationKnowsTheTrace(t *testing.T) {
 
 func TestSimulation(t *testing.T) {
 	turns := func(i int) int { return i % 2 }
-	records := []Record{{HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 4, 5}}, {HashIDs: []uint64{1, 2, 3}}}
+	records := []Record{{HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 3}}, {HashIDs: []uint64{1, 2, 4, 5}},
+		{HashIDs: []uint64{1, 2, 3}}}
 	for _, c := range []struct {
 		name            string
 		engines, cache  int
@@ -44,12 +45,14 @@ func TestSimulation(t *testing.T) {
 		{"everything fits", 1, 10, 0, one, nil, 3 + 2 + 3, 13},
 		{"own cache only", 2, 10, 1, turns, nil, 0 + 1 + 2 + 3, 13},
 		{"a suffix goes before its prefix", 1, 4, 4, one, nil, 3 + 2 + 2, 13},
-		{"all caches are lost", 1, 10, 0, one, map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}}}, 0 + 2 + 3, 13},
+		{"all caches are lost", 1, 10, 0, one, map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}}}, 0 + 2 + 3,
+			13},
 		{"the pool is lost, not the engines'", 2, 10, 0, turns, map[int]Fault{1: {PoolLost: true}}, 0 + 2 + 3, 13},
-		{"a request is computed again", 1, 10, 0, one, map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}, Again: []int{0}}}, 3 + 2 + 3, 13},
-		{"the agent is stopped", 2, 10, 0, turns, map[int]Fault{1: {Asleep: true}}, 0 + 2 + 3, 13},
-		{"the agent is stopped at first", 2, 10, 0, turns, map[int]Fault{0: {Asleep: true}}, 3 + 2 + 3, 13},
-		{"the agent is away", 2, 10, 0, turns, map[int]Fault{0: {Away: true}}, 0 + 2 + 3, 13},
+		{"a request is computed again", 1, 10, 0, one,
+			map[int]Fault{1: {PoolLost: true, EnginesLost: []int{0}, Again: []int{0}}}, 3 + 2 + 3, 13},
+		{"the agent is stopped", 2, 10, 0, turns, map[int]Fault{1: {AgentStopped: true}}, 0 + 2 + 3, 13},
+		{"the agent is stopped at first", 2, 10, 0, turns, map[int]Fault{0: {AgentStopped: true}}, 3 + 2 + 3, 13},
+		{"the agent is away", 2, 10, 0, turns, map[int]Fault{0: {AgentDown: true}}, 0 + 2 + 3, 13},
 	} {
 		if got := Simulate(records, c.engines, c.cache, c.pool, c.deal, c.faults); got != c.hits/c.allBlocks {
 			t.Errorf("%s: hit rate %v, want %v of %v", c.name, got, c.hits, c.allBlocks)
@@ -57,10 +60,11 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// TestTraceIsReplayed reads what there is to replay in the order of time: a request without blocks is passed over, one without lengths
-// has whole blocks and no answer.
+// TestTraceIsReplayed reads what there is to replay in the order of time: a request without blocks
+// is passed over, one without lengths has whole blocks and no answer.
 func TestTraceIsReplayed(t *testing.T) {
-	records, err := readText(t, `{"timestamp": 9, "hash_ids": [3, 4]}`+"\r\n\n"+goodLine+`{"timestamp": 6, "input_length": 0, "hash_ids": []}`)
+	records, err := readText(t,
+		`{"timestamp": 9, "hash_ids": [3, 4]}`+"\r\n\n"+goodLine+`{"timestamp": 6, "input_length": 0, "hash_ids": []}`)
 	want := []Record{{5, 600, 10, []uint64{1, 2}}, {9, 2 * TraceBlock, 0, []uint64{3, 4}}}
 	if err != nil || !reflect.DeepEqual(records, want) {
 		t.Errorf("%v, %v; want %v", records, err, want)
@@ -69,11 +73,15 @@ func TestTraceIsReplayed(t *testing.T) {
 
 func TestTraceIsChecked(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
-		{`{"timestamp": -4, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}`, ":2: timestamp is -4, must be 0 to"},
+		{`{"timestamp": -4, "input_length": 600, "output_length": 10, "hash_ids": [1, 2]}`,
+			":2: timestamp is -4, must be 0 to"},
 		{`{"timestamp": 6, "input_length": 600, "output_length": 10}`, ":2: hash_ids is missing"},
-		{`{"timestamp": 4, "hash_ids": [0` + strings.Repeat(",0", MaxTraceBlocks) + `]}`, ":2: hash_ids has 8193 numbers, must have at most 8192"},
-		{`{"timestamp": 4, "input_length": 0, "output_length": 10, "hash_ids": [1]}`, ":2: input_length is 0, must be an integer from 1 to 512 with 1 hash_ids"},
-		{`{"timestamp": 6, "input_length": 1, "output_length": -1, "hash_ids": [1]}`, ":2: output_length is -1, must be an integer from 0 to 1048576"},
+		{`{"timestamp": 4, "hash_ids": [0` + strings.Repeat(",0", MaxTraceBlocks) + `]}`,
+			":2: hash_ids has 8193 numbers, must have at most 8192"},
+		{`{"timestamp": 4, "input_length": 0, "output_length": 10, "hash_ids": [1]}`,
+			":2: input_length is 0, must be an integer from 1 to 512 with 1 hash_ids"},
+		{`{"timestamp": 6, "input_length": 1, "output_length": -1, "hash_ids": [1]}`,
+			":2: output_length is -1, must be an integer from 0 to 1048576"},
 		{`{"timestamp": 6`, ":2: "},
 	} {
 		if _, err := readText(t, goodLine+c.line); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -92,7 +100,8 @@ func readText(t *testing.T, text string) ([]Record, error) {
 	return ReadTrace(file, 0)
 }
 
-// Content is the same however it is cut into pieces, differs in every respect it is made from, and a wrong byte counts.
+// Content is the same however it is cut into pieces, differs in every respect it is made from, and
+// a wrong byte counts.
 func TestContent(t *testing.T) {
 	for _, c := range []struct{ tokens, bytes int }{{16, 128}, {16, 1024}, {64, 128}} {
 		s, err := newShape(c.tokens, c.bytes)
@@ -121,7 +130,8 @@ func TestContent(t *testing.T) {
 		}
 		tokens[0]++
 		other, _ := s.appendBase(nil, startChain(&noHash), 0, tokens)
-		for _, n := range []int{wrong(mem, whole, salt(0, 1, 3)), wrong(mem, whole, salt(0, 2, 2)), wrong(mem, whole, salt(1, 1, 2)), wrong(mem, other, salt(0, 1, 2))} {
+		for _, n := range []int{wrong(mem, whole, salt(0, 1, 3)), wrong(mem, whole, salt(0, 2, 2)),
+			wrong(mem, whole, salt(1, 1, 2)), wrong(mem, other, salt(0, 1, 2))} {
 			if n < c.bytes*9/10 {
 				t.Errorf("another rank, layer, group or first token: only %d of %d bytes differ", n, c.bytes)
 			}

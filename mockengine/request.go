@@ -14,29 +14,29 @@ type Request struct {
 	Abort    Abort    `json:"abort,omitzero"`
 }
 
-// Abort says when a client goes away. A moment that never comes is made up for after Output tokens.
+// Abort defines when a client disconnects. If that moment never comes, it is after Output tokens.
 type Abort struct {
 	When   When `json:"when,omitempty"`
 	Output int  `json:"output,omitempty"` // running: tokens of the answer seen
 }
 
-// When a client goes away.
+// When a client disconnects.
 type When uint8
 
 // The moments.
 const (
 	Never   When = iota
 	Waiting      // before it ran
-	Loading      // while blocks are on their way in
-	Saving       // while blocks are on their way out
+	Loading      // while blocks are being loaded
+	Saving       // while blocks are being saved
 	Running      // after Output tokens of the answer
 )
 
-// Outcome is a request that is over.
+// Outcome is a request that has ended.
 type Outcome struct {
 	ID        uint64 `json:"id"`
 	Own       int    `json:"own,omitempty"`  // prompt hash blocks found in the engine's own cache
-	Pool      int    `json:"pool,omitempty"` // prompt hash blocks brought from the agent behind them
+	Pool      int    `json:"pool,omitempty"` // prompt hash blocks loaded from the agent after them
 	Output    int    `json:"output,omitempty"`
 	Aborted   bool   `json:"aborted,omitempty"`
 	Preempted int    `json:"preempted,omitempty"`
@@ -47,14 +47,15 @@ type state uint8
 
 const (
 	stateWaiting state = iota // no blocks
-	stateLoading              // destination blocks, a load under way
+	stateLoading              // destination blocks, a load in flight
 	stateLoaded               // blocks, nct > 0, in the waiting queue
 	stateRunning
 	stateOver
 )
 
-// request is what the scheduler knows of one. vLLM's names: nt is num_tokens, nct num_computed_tokens, ph
-// num_output_placeholders. truth and pos are the worker's: what a GPU knows before the scheduler hears of it.
+// request is the scheduler's state of a request. vLLM's names: nt is num_tokens, nct
+// num_computed_tokens, ph num_output_placeholders. truth and pos are the worker's: what a GPU knows
+// before the scheduler does.
 type request struct {
 	Request
 	seq    uint64 // order of arrival
@@ -64,10 +65,10 @@ type request struct {
 	nct    int // tokens whose KV is computed or scheduled
 	ph     int // tokens that are scheduled to come out and are not known
 	specOn bool
-	life   int // grows when blocks are taken away: results of steps of an older life are stale
+	life   int // incremented when blocks are taken away: results of steps of an older life are stale
 	need   int // free blocks it waited for in vain; 0: not known
 
-	truth      []uint32 // all tokens that will ever be
+	truth      []uint32 // all tokens that the request will ever have
 	pos        int      // worker: tokens whose KV is written, or will be by the steps launched
 	confirmed  int      // tokens whose KV steps that have ended wrote
 	trueHashes []Hash
@@ -80,9 +81,9 @@ type request struct {
 	saving   int         // save jobs under way
 
 	asked   *asked
-	pending time.Time         // since when it has been told that lower tiers are still asked; zero: it is not
+	pending time.Time         // since when lower tiers are being asked; zero: they are not
 	failed  map[Hash]struct{} // keys whose load failed: not asked for again
-	noLoad  bool              // a load was lost as a whole: computes for itself
+	noLoad  bool              // a whole load was lost: the request computes
 	load    *job
 
 	counted   bool
@@ -96,7 +97,7 @@ type asked struct {
 	lease       Lease
 }
 
-// tail is where the last step left off in a group's last block.
+// tail is the position of the last step in a group's last block.
 type tail struct {
 	pos   int
 	state chain
@@ -121,17 +122,17 @@ func newRequest(spec Request, cfg *Config, seq uint64, spare int) *request {
 	return r
 }
 
-// last is the number of tokens at which the request is done.
+// last returns the number of tokens at which the request is complete.
 func (r *request) last() int { return r.prompt + r.Output }
 
-// settled is how many leading tokens of a request have their final KV once everything scheduled has run: no
-// placeholder, whose token is not known yet, and no draft, which may be rejected. Only these are published in
-// the prefix cache and saved.
+// settled returns how many leading tokens of a request have their final KV once everything
+// scheduled has run: no placeholder, whose token is unknown, and no draft, which may be rejected.
+// Only these are published in the prefix cache and saved.
 func settled(nct, placeholders, known int) int { return min(nct-placeholders, known) }
 
 func (r *request) settled() int { return settled(r.nct, r.ph, r.nt) }
 
-// before is the order of the queues: priority first, then arrival.
+// before reports the order of the queues: priority first, then arrival.
 func (r *request) before(o *request) bool {
 	if r.Priority != o.Priority {
 		return r.Priority < o.Priority

@@ -29,8 +29,8 @@ func prompt(from, n int) (ids []uint64) {
 	return ids
 }
 
-// stored checks every block the fake agent has against what must be under its key: over the true tokens of some
-// request, and with its true bytes.
+// stored checks every block the fake agent has against what must be under its key: over the true
+// tokens of some request, and with its true bytes.
 func (f *fakeAgent) stored(t *testing.T, e *Engine, requests []Request) (blocks int) {
 	t.Helper()
 	f.pending.Wait()
@@ -46,9 +46,11 @@ func (f *fakeAgent) stored(t *testing.T, e *Engine, requests []Request) (blocks 
 				k := e.key(r, g, b)
 				if bytes := f.mu.stored[k]; bytes != nil && !seen[k] {
 					seen[k] = true
-					bases, _ := e.workers.shapes[g].appendBase(nil, startChain(e.parent(r, b*e.cfg.Groups[g])), 0, r.truth[b*size:(b+1)*size])
+					bases, _ := e.workers.shapes[g].appendBase(nil, startChain(e.parent(r, b*e.cfg.Groups[g])), 0,
+						r.truth[b*size:(b+1)*size])
 					if n := wrongStored(e.workers, g, bytes, bases); n > 0 {
-						t.Errorf("request %d, group %d: block %d was saved with %d bytes of rejected or stale tokens", r.ID, g, b, n)
+						t.Errorf("request %d, group %d: block %d was saved with %d bytes of rejected or stale tokens",
+							r.ID, g, b, n)
 					}
 				}
 			}
@@ -74,7 +76,8 @@ func wrongStored(w *workers, g int, bytes [][]byte, bases []uint64) (n int) {
 // answers are requests whose answers fill several blocks.
 func answers(n int) (requests []Request) {
 	for i := range n {
-		requests = append(requests, Request{ID: uint64(i), At: float64(i), Prompt: prompt(i, 1+i%3), Tokens: 10 + i%20, Output: 90 + i})
+		requests = append(requests, Request{ID: uint64(i), At: float64(i), Prompt: prompt(i, 1+i%3), Tokens: 10 + i%20,
+			Output: 90 + i})
 	}
 	return requests
 }
@@ -132,7 +135,7 @@ func TestPreemptedIsLookedUpAgain(t *testing.T) {
 		preempted += o.Preempted
 	}
 	if preempted == 0 {
-		t.Fatal("nobody was preempted")
+		t.Fatal("no request was preempted")
 	}
 	if e.stats.BlocksLoaded == 0 {
 		t.Error("a preempted request did not get its blocks back from the agent")
@@ -168,7 +171,8 @@ func TestLastTokenIsNeverLoaded(t *testing.T) {
 	}
 }
 
-// parked makes an engine with one request whose 9 blocks are stored and whose load is held by the agent.
+// parked makes an engine with one request whose 9 blocks are stored and whose load is held by the
+// agent.
 func parked(t *testing.T, cfg Config, spec Request) (*Engine, *fakeAgent) {
 	t.Helper()
 	cfg.Groups = []int{1}
@@ -189,7 +193,8 @@ func TestAbortWhileLoadingKeepsPins(t *testing.T) {
 	e, f := parked(t, small(60), Request{Abort: Abort{When: Loading}})
 	turnUntil(t, e, "abort", func() bool { return len(e.outcomes) == 2 })
 	if n := e.BlocksInUse(); n != 9 {
-		t.Errorf("%d blocks are held after the abort of a load of 9 that was not reported: the agent may still write to them", n)
+		t.Errorf("%d blocks are held after the abort of a load of 9 that was not reported: "+
+			"the agent may still write to them", n)
 	}
 	f.open()
 	finishAll(t, e, f, 2)
@@ -225,7 +230,8 @@ func TestAbortWhileWaitingGivesItsLeaseBack(t *testing.T) {
 	finishAll(t, e, f, 3)
 }
 
-// A load that comes too late is failed as a whole; its blocks stay pinned until the fence, not until the deadline.
+// A load that comes too late is failed as a whole; its blocks stay pinned until the fence, not
+// until the deadline.
 func TestLateLoadKeepsPins(t *testing.T) {
 	e, f := parked(t, small(60), Request{})
 	clock := time.Now()
@@ -234,16 +240,18 @@ func TestLateLoadKeepsPins(t *testing.T) {
 	clock = clock.Add(e.cfg.LoadDeadline)
 	turnUntil(t, e, "end", func() bool { return len(e.outcomes) == 2 && e.jobs.saves == 0 })
 	if n := e.BlocksInUse(); n != 9 {
-		t.Errorf("%d blocks are held after the deadline of a load of 9 that was not reported: a deadline is no fence", n)
+		t.Errorf("%d blocks are held after the deadline of a load of 9 that was not reported: a deadline is no fence",
+			n)
 	}
 	f.open()
 	out := finishAll(t, e, f, 2)
 	if out[1].Pool != 0 || e.stats.LoadsLate != 1 {
-		t.Errorf("a load that was given up counts %d blocks from the pool, %d late loads", out[1].Pool, e.stats.LoadsLate)
+		t.Errorf("a load that was given up counts %d blocks from the pool, %d late loads", out[1].Pool,
+			e.stats.LoadsLate)
 	}
 }
 
-// A block that does not come costs what is behind it; its key is not asked for again.
+// A block that is not delivered costs those after it; its key is not asked for again.
 func TestFailedBlockKeepsThePrefix(t *testing.T) {
 	for _, gone := range []int{0, 4} {
 		e, f := parked(t, small(60), Request{})
@@ -262,7 +270,8 @@ func TestFailedBlockKeepsThePrefix(t *testing.T) {
 	}
 }
 
-// Saves in the way of a running request are taken back by their words; a word is used again only after the report.
+// Saves in the way of a running request are taken back by their words; a word is used again only
+// after the report.
 func TestPressureRevokesSaves(t *testing.T) {
 	cfg := small(40)
 	cfg.Groups = []int{1}
@@ -294,7 +303,8 @@ func TestPriorityGoesFirst(t *testing.T) {
 	cfg := small(60)
 	cfg.MaxRunning = 1
 	e, f := newTestEngine(t, cfg)
-	e.Add(Request{ID: 1, Prompt: prompt(1, 2), Output: 5, Priority: 1}, Request{ID: 2, Prompt: prompt(2, 2), Output: 5, Priority: 2},
+	e.Add(Request{ID: 1, Prompt: prompt(1, 2), Output: 5, Priority: 1},
+		Request{ID: 2, Prompt: prompt(2, 2), Output: 5, Priority: 2},
 		Request{ID: 3, Prompt: prompt(3, 2), Output: 5, Priority: 0})
 	out := finishAll(t, e, f, 3)
 	if out[0].ID != 3 || out[1].ID != 1 || out[2].ID != 2 {

@@ -10,9 +10,10 @@ const (
 // saveRetry is how many steps a request waits before it tries again what was busy.
 const saveRetry = 16
 
-// save hands in the full blocks of the first n tokens that no save has yet, naming the last step: it, or one before
-// it, computes them. n is settled(r) or less. What just came from the agent is left out; what else is stored
-// already the agent says. If it is busy the cursor stays, and a later step tries again.
+// save submits the full blocks of the first n tokens that no save has yet, naming the last step,
+// which, or one before it, computes them. n is settled(r) or less. What the agent just delivered is
+// left out; the agent reports what else is stored already. If it is busy the cursor stays, and a
+// later step tries again.
 func (e *Engine) save(r *request, n int) {
 	if r.SkipSave || e.step < r.saveFrom || !e.savable(r, n) {
 		return
@@ -42,7 +43,7 @@ func (e *Engine) save(r *request, n int) {
 	}
 }
 
-// savable says whether a group has a full block beyond its cursor.
+// savable reports whether a group has a full block after its cursor.
 func (e *Engine) savable(r *request, n int) bool {
 	for g := range r.tables {
 		if n/e.blockTokens(g) > r.cursor[g] {
@@ -70,7 +71,7 @@ func (e *Engine) submitSave(j *job) bool {
 	return true
 }
 
-// saveOver takes a save that is over. Only now its revocation word may be used again.
+// saveOver handles a save that has ended. Only now its revocation word may be reused.
 func (e *Engine) saveOver(j *job, ev Event) {
 	e.workers.clearRevoke(j.Revoke)
 	e.words = append(e.words, j.Revoke)
@@ -90,14 +91,14 @@ func (e *Engine) saveOver(j *job, ev Event) {
 		}
 	}
 	if ev.Status == nil {
-		e.saveAgain(j, 0) // the agent is gone with all it had
+		e.saveAgain(j, 0) // the agent is lost with all that it had
 	}
 	if len(e.jobs.order) > 2*e.jobs.saves+64 {
 		e.clearOrder()
 	}
 }
 
-// saveAgain puts the cursor of the request back to block i of the job, if it still has the blocks.
+// saveAgain sets the cursor of the request back to block i of the job, if it still has the blocks.
 func (e *Engine) saveAgain(j *job, i int) {
 	r := j.r
 	if r.life != j.life || r.state != stateRunning {
@@ -124,15 +125,15 @@ func (e *Engine) clearOrder() {
 	e.jobs.order = live
 }
 
-// revoke takes a save back: the word is set first, so the agent will not commit, and then the blocks are free to be
-// overwritten. The word stays taken until the job is over.
+// revoke revokes a save: it sets the word first, so the agent will not commit, and then the blocks
+// may be overwritten. The word stays taken until the job has ended.
 func (e *Engine) revoke(j *job) {
 	e.workers.revoke(j.Revoke)
 	e.unpin(j)
 	e.stats.SavesRevoked++
 }
 
-// revokeSaves takes back what a request has under way.
+// revokeSaves revokes the saves of a request.
 func (e *Engine) revokeSaves(r *request) {
 	if r.saving == 0 {
 		return
@@ -144,7 +145,8 @@ func (e *Engine) revokeSaves(r *request) {
 	}
 }
 
-// relieve revokes saves, oldest first, whose blocks nobody else holds, until need blocks are free.
+// relieve revokes saves, oldest first, whose blocks have no other holder, until need blocks are
+// free.
 func (e *Engine) relieve(need int) bool {
 	for _, j := range e.jobs.order {
 		if e.pool.free >= need {

@@ -1,7 +1,8 @@
 package mockengine
 
-// schedule makes one step: the running requests first, then the waiting ones, within the token budget. It launches
-// the step and hands saves and loads to the agent. nil: there was nothing to compute.
+// schedule makes one step: the running requests first, then the waiting ones, within the token
+// budget. It launches the step and submits saves and loads to the agent. It returns nil if there
+// was nothing to compute.
 func (e *Engine) schedule() *launched {
 	s := &launched{work: e.takeWork()}
 	s.work.step = e.step + 1
@@ -50,7 +51,8 @@ func (e *Engine) takeWork() *work {
 	return new(work)
 }
 
-// scheduleRunning gives each running request its tokens, in order of admission. Where blocks run out the last one goes.
+// scheduleRunning gives each running request its tokens, in order of admission. If blocks run out
+// the last request is preempted.
 func (e *Engine) scheduleRunning(s *launched, budget int) int {
 	for i := 0; i < len(e.running) && budget > 0; i++ {
 		r := e.running[i]
@@ -73,8 +75,8 @@ func (e *Engine) scheduleRunning(s *launched, budget int) int {
 	return budget
 }
 
-// want is how many tokens a request could use in this step: known ones not computed, the placeholder behind them,
-// and drafts once it has begun to answer.
+// want returns how many tokens a request could use in this step: known ones that are not computed,
+// the placeholder after them, and drafts once it has begun to answer.
 func (e *Engine) want(r *request) int {
 	n := r.nt + r.ph - r.nct
 	if r.specOn {
@@ -114,14 +116,15 @@ func (e *Engine) enter(s *launched, r *request, n int) {
 	s.tokens += n
 }
 
-// accepts says whether the draft behind position pos is what the model would have said. It depends on the request
-// and the place alone, so that a request that is run again says the same.
+// accepts reports whether the draft after position pos is the model's token. It depends on the
+// request and the position alone, so that a request that runs again gives the same answer.
 func (e *Engine) accepts(r *request, pos int) bool {
 	return float64(mix(r.ID^mix(uint64(pos)))>>11)/(1<<53) < e.cfg.AcceptRate
 }
 
-// publish makes the full blocks of the first n tokens findable. vLLM does so when it schedules the step that computes
-// them: who finds one in the same step, or the next, runs behind it on the same stream.
+// publish makes the full blocks of the first n tokens findable. vLLM does so when it schedules the
+// step that computes them: a request that finds one in the same step, or the next, runs after it on
+// the same stream.
 func (e *Engine) publish(r *request, n int) {
 	for g, table := range r.tables {
 		for b := min(n/e.blockTokens(g), len(table)) - 1; b >= 0; b-- {
@@ -133,7 +136,8 @@ func (e *Engine) publish(r *request, n int) {
 	}
 }
 
-// allocate makes sure that a request has blocks for that many tokens: all that are missing, or none.
+// allocate makes sure that a request has blocks for that many tokens: all that are missing, or
+// none.
 func (e *Engine) allocate(r *request, tokens int) bool {
 	need := 0
 	for g := range r.tables {
@@ -162,8 +166,9 @@ func (e *Engine) preempt(r *request) {
 	e.waiting = insert(e.waiting, r)
 }
 
-// reset gives all blocks back, last first, and forgets what was computed. Steps under way may still write to them;
-// whoever gets the blocks is ordered behind: the stream's steps are, and a load names the step.
+// reset returns all blocks, last first, and forgets what was computed. Steps in flight may still
+// write to them; the next user of the blocks is ordered after them: the stream's steps are, and a
+// load names the step.
 func (e *Engine) reset(r *request) {
 	for g, table := range r.tables {
 		for b := len(table) - 1; b >= 0; b-- {

@@ -7,8 +7,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// session is one of an attachment's connections. Messages leave through a queue, so that an agent that does not read
-// never stops the engine.
+// session is one of an attachment's connections. Messages are sent through a queue, so that an
+// agent that does not read never blocks the engine.
 type session struct {
 	conn *ipc.Conn
 	rank int // -1: the scheduler
@@ -34,10 +34,11 @@ func (s *session) registered() (*ipc.Registered, error) {
 	}
 }
 
-// closing ends a session's writer behind what is queued.
+// closing ends a session's writer after what is queued.
 type closing struct{}
 
-// write sends what is queued. When it cannot, or is told to leave, the agent sees the end of the stream.
+// write sends what is queued. When it fails, or is told to leave, the agent sees the end of the
+// stream.
 func (a *attachment) write(s *session) {
 	defer s.conn.CloseWrite() //nolint:errcheck // it is broken then, and read sees it
 	for {
@@ -56,7 +57,7 @@ func (a *attachment) write(s *session) {
 	}
 }
 
-// read takes what the agent says until the session has ended from its side.
+// read handles the agent's messages until the agent has ended the session.
 func (a *attachment) read(s *session) {
 	defer a.breakUp()
 	for {
@@ -77,7 +78,8 @@ func (a *attachment) read(s *session) {
 	}
 }
 
-// raise notes a weights epoch, which several sessions tell in no order: the highest counts. False: it was known.
+// raise records a weights epoch. Several sessions report it in any order, and the highest counts.
+// It returns false if the epoch is not newer.
 func (a *attachment) raise(epoch uint32) bool {
 	for {
 		old := a.epoch.Load()
@@ -93,7 +95,7 @@ func (a *attachment) raise(epoch uint32) bool {
 // breakUp ends the attachment: every writer ends its stream.
 func (a *attachment) breakUp() { a.breakOnce.Do(func() { close(a.broken) }) }
 
-// leave takes the registrations back, workers first, and ends every stream behind that.
+// leave withdraws the registrations, workers first, and then ends every stream.
 func (a *attachment) leave() {
 	sessions := a.sessions()
 	for i := len(sessions) - 1; i >= 0; i-- {
@@ -102,7 +104,8 @@ func (a *attachment) leave() {
 	}
 }
 
-// end waits until all sessions have ended from the agent's side, closes them, and reports what the agent still had.
+// end waits until the agent has ended all sessions, closes them, and reports the jobs that the
+// agent still had.
 func (a *attachment) end() {
 	a.running.Wait()
 	a.hangUp()
@@ -116,7 +119,8 @@ func (a *attachment) end() {
 	}
 }
 
-// send queues a message. A queue that is full belongs to an agent that has not read for long: the attachment ends.
+// send queues a message. A full queue means that the agent has not read for long: the attachment
+// ends.
 func (a *attachment) send(s *session, msg any) {
 	select {
 	case s.out <- msg:
@@ -135,7 +139,8 @@ func (a *attachment) release(lease uint64) {
 	a.send(a.scheduler, &ipc.Release{Leases: []uint64{lease}})
 }
 
-// submit queues a job for all ranks if there is room with all: only the engine's goroutine adds, so room stays.
+// submit queues a job for all ranks if all have room: only the engine's goroutine adds, so the room
+// stays.
 func (a *attachment) submit(j *Job) bool {
 	for _, s := range a.ranks {
 		if len(s.out) >= linkJobs {
@@ -152,7 +157,8 @@ func (a *attachment) submit(j *Job) bool {
 	a.mu.Unlock()
 	for _, s := range a.ranks {
 		if j.Kind == SaveJob {
-			a.send(s, &ipc.Save{Job: j.ID, Epoch: a.epoch.Load(), Step: j.Step, Event: j.Event, Revoke: j.Revoke, Sections: sections})
+			a.send(s, &ipc.Save{Job: j.ID, Epoch: a.epoch.Load(), Step: j.Step, Event: j.Event, Revoke: j.Revoke,
+				Sections: sections})
 			continue
 		}
 		load := &ipc.Load{Job: j.ID, Epoch: a.epoch.Load(), Step: j.Step, Event: j.Event, Sections: sections}
@@ -166,7 +172,8 @@ func (a *attachment) submit(j *Job) bool {
 
 func wireSections(j *Job) (sections []ipc.Section, blocks int) {
 	for _, s := range j.Sections {
-		w := ipc.Section{Group: s.Group, Parent: s.Parent, HashLen: uint8(len(s.Hashes) / len(s.Blocks)), Hashes: s.Hashes}
+		w := ipc.Section{Group: s.Group, Parent: s.Parent, HashLen: uint8(len(s.Hashes) / len(s.Blocks)),
+			Hashes: s.Hashes}
 		for _, id := range s.Blocks {
 			w.Blocks = binary.LittleEndian.AppendUint32(w.Blocks, id)
 		}
@@ -176,7 +183,7 @@ func wireSections(j *Job) (sections []ipc.Section, blocks int) {
 	return sections, blocks
 }
 
-// done joins the ranks' reports; the last makes the event.
+// done joins the ranks' reports; the last one makes the event.
 func (a *attachment) done(job uint64, status []byte) {
 	a.mu.Lock()
 	j := a.mu.jobs[job]
@@ -204,7 +211,8 @@ func (a *attachment) done(job uint64, status []byte) {
 	a.events <- Event{Job: job, Status: j.status, Moved: j.moved}
 }
 
-// worse joins two ranks' statuses: a failure beats what is fine, and of what is fine "stored" says most.
+// worse joins two ranks' statuses: a failure beats a success, and among successes "stored" is the
+// strongest.
 func worse(a, b uint8) uint8 {
 	if a <= ipc.BlockInProgress && b <= ipc.BlockInProgress {
 		return min(a, b)

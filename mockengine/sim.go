@@ -2,23 +2,25 @@ package mockengine
 
 import "container/list"
 
-// Fault is what befalls the caches right before a request of a simulation.
+// Fault is what happens to the caches immediately before a request of a simulation.
 type Fault struct {
-	PoolLost    bool  // the agent died: its pool is empty
-	EnginesLost []int // engines that died: their own caches are empty
-	Again       []int // requests that are computed again behind that, because their engine died
-	Away        bool  // the agent is gone for this request: nothing comes from the pool or goes to it
-	Asleep      bool  // the agent is stopped: nothing comes from the pool, what goes to it arrives when it goes on
+	PoolLost     bool  // the agent died: its pool is empty
+	EnginesLost  []int // engines that died: their own caches are empty
+	Again        []int // requests that are computed again after that, because their engine died
+	AgentDown    bool  // there is no agent for this request: nothing comes from the pool or goes to it
+	AgentStopped bool  // the agent is stopped: nothing comes from the pool; what goes to it arrives when it continues
 }
 
-// Simulate answers what share of all prompt blocks a perfect system of these caches would hit: one LRU of
-// engineBlocks for each engine and one LRU pool of poolBlocks (0: no limit) behind them all. Request i goes to
-// engine deal(i). It is the oracle of a replay and shares nothing with the engine: no time, no tokens, no blocks,
-// only hash ids. A request's blocks count as cached, in its engine and in the pool, the moment it arrives; a hit is
-// a block that continues the prefix out of the engine's own cache and then, from where that ends, out of the pool. So a prompt that came
-// before hits whole here, while an engine computes its last token, and with that its last block, again: in a trace of many equal prompts an engine is below this by as many blocks.
-// faults are by request; nil if all went well.
-func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int, faults map[int]Fault) float64 {
+// Simulate returns the share of all prompt blocks that a perfect system of these caches would hit:
+// one LRU of engineBlocks for each engine and one LRU pool of poolBlocks (0: no limit) for all of
+// them. Request i goes to engine deal(i). It is the oracle of a replay and shares nothing with the
+// engine: no time, no tokens, no blocks, only hash ids. A request's blocks count as cached, in its
+// engine and in the pool, when it arrives. A hit is a block that continues the prefix from the
+// engine's own cache and then, where that ends, from the pool. So a repeated prompt hits whole
+// here, while an engine computes its last token, and with that its last block, again. faults are by
+// request, and may be nil.
+func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int,
+	faults map[int]Fault) float64 {
 	own := make([]*simLRU, engines)
 	for i := range own {
 		own[i] = newSimLRU(engineBlocks)
@@ -35,7 +37,7 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 		}
 		for _, k := range fault.Again {
 			own[deal(k)].use(records[k].HashIDs)
-			if !fault.Away {
+			if !fault.AgentDown {
 				pool.use(records[k].HashIDs)
 			}
 		}
@@ -44,13 +46,13 @@ func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func
 		for n < len(rec.HashIDs) && cache.has(rec.HashIDs[n]) {
 			n++
 		}
-		for !fault.Away && !fault.Asleep && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
+		for !fault.AgentDown && !fault.AgentStopped && n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
 			n++
 		}
 		hits += n
 		total += len(rec.HashIDs)
 		cache.use(rec.HashIDs)
-		if !fault.Away {
+		if !fault.AgentDown {
 			pool.use(rec.HashIDs)
 		}
 	}
@@ -73,7 +75,8 @@ func newSimLRU(capacity int) *simLRU {
 
 func (l *simLRU) has(id uint64) bool { return l.at[id] != nil }
 
-// use makes a chain the most recent, its first block before its last: a suffix goes before its prefix.
+// use makes a chain the most recent, its first block before its last: a suffix is evicted before
+// its prefix.
 func (l *simLRU) use(chain []uint64) {
 	for i := len(chain) - 1; i >= 0; i-- {
 		if e := l.at[chain[i]]; e != nil {

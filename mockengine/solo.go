@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// SoloOptions are how Solo goes about it.
+// SoloOptions configures Solo.
 type SoloOptions struct {
 	Attach time.Duration // longest wait for an agent
-	Hold   bool          // stay registered behind the last request until ctx is done
+	Hold   bool          // stay registered after the last request until ctx is done
 	Strike *Strike       // nil: none
 }
 
-// Solo runs requests through one engine against an agent and writes reports to out, as Drive does. When ctx is done it
-// leaves the agent in order, and says so if requests were left over.
+// Solo runs requests through one engine against an agent and writes reports to out, as Drive does.
+// When ctx is done it leaves the agent in order, and reports requests that were not run.
 func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request, o SoloOptions, out io.Writer) error {
 	d := &driver{out: json.NewEncoder(out), engines: make(map[int]*driven)}
 	g, err := d.assemble(&Command{Config: &cfg, Link: &where})
@@ -47,7 +47,7 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 	return nil
 }
 
-// holdLook is how often a held engine looks what the agent says.
+// holdLook is how often a held engine polls the agent.
 const holdLook = 100 * time.Millisecond
 
 // hold keeps the engine registered until ctx is done.
@@ -99,13 +99,14 @@ func NewFiller(ctx context.Context, cfg Config, where LinkConfig) (*Filler, erro
 	return f, nil
 }
 
-// Space is the fingerprint of the engine's space, and where its look-ups go.
+// Space returns the fingerprint of the engine's space, and the path of its look-up socket.
 func (f *Filler) Space() (space [16]byte, lookupPath string) {
 	space, _ = f.link.Space()
 	return space, f.link.LookupPath()
 }
 
-// Save stores one block for each hash of a chain, in order. All hashes have one length, 1 to 32 bytes.
+// Save stores one block for each hash of a chain, in order. All hashes have one length, 1 to 32
+// bytes.
 func (f *Filler) Save(ctx context.Context, hashes [][]byte) error {
 	var parent []byte
 	for len(hashes) > 0 {
@@ -118,7 +119,7 @@ func (f *Filler) Save(ctx context.Context, hashes [][]byte) error {
 	return nil
 }
 
-// wave computes blocks on all ranks and saves them, again where the agent is busy.
+// wave computes blocks on all ranks and saves them, and retries where the agent is busy.
 func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error {
 	f.step++
 	k := &work{step: f.step}
@@ -147,12 +148,13 @@ func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error
 	return errors.New("the agent did not take the blocks: pool full, or saves off")
 }
 
-// try saves once; false: not everything was taken.
+// try saves once; it returns false if not everything was taken.
 func (f *Filler) try(ctx context.Context, s Section) (bool, error) {
 	ctx, stop := context.WithTimeout(ctx, fillWithin)
 	defer stop()
 	f.job++
-	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.w.event(f.step), Revoke: ^uint32(0), Sections: []Section{s}}
+	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.w.event(f.step), Revoke: ^uint32(0),
+		Sections: []Section{s}}
 	if !f.link.Submit(j) {
 		return false, ctx.Err()
 	}
@@ -168,7 +170,8 @@ func (f *Filler) try(ctx context.Context, s Section) (bool, error) {
 	}
 }
 
-// allStored: stored, or already there. Lost with the agent (nil) is not.
+// allStored reports whether every block is stored or was already; a nil status, of a lost agent, is
+// neither.
 func allStored(status []uint8) bool {
 	for _, s := range status {
 		if s > statusExists {

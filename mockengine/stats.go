@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Stats of an engine since it started. Blocks are counted once for all ranks, bytes on every rank.
+// Stats has an engine's counters since its start. Blocks are counted once for all ranks, bytes on
+// every rank.
 type Stats struct {
 	BlocksSaved    uint64 `json:"blocks_saved"`
 	BytesSaved     uint64 `json:"bytes_saved"`
@@ -16,33 +17,35 @@ type Stats struct {
 
 	Steps          uint64 `json:"steps"`
 	Lookups        uint64 `json:"lookups"`
-	LookupsPending uint64 `json:"lookups_pending"` // look-ups that were told to come again
+	LookupsPending uint64 `json:"lookups_pending"` // look-ups that were answered pending
 	LookupMisses   uint64 `json:"lookup_misses"`   // look-ups that were not answered: no agent, or too late
 	SaveJobs       uint64 `json:"save_jobs"`
 	LoadJobs       uint64 `json:"load_jobs"`
-	SavesBusy      uint64 `json:"saves_busy"`    // save jobs put off: queue full, or no revocation word
+	SavesBusy      uint64 `json:"saves_busy"`    // save jobs postponed: queue full, or no revocation word
 	SavesRevoked   uint64 `json:"saves_revoked"` // save jobs revoked by their word
-	LoadsFailed    uint64 `json:"loads_failed"`  // load jobs that did not bring everything
-	LoadsLate      uint64 `json:"loads_late"`    // load jobs given up at the deadline
+	LoadsFailed    uint64 `json:"loads_failed"`  // load jobs that did not deliver everything
+	LoadsLate      uint64 `json:"loads_late"`    // load jobs abandoned at the deadline
 	Preemptions    uint64 `json:"preemptions"`
 	Rejected       uint64 `json:"rejected"` // speculative tokens
 	Accepted       uint64 `json:"accepted"`
 	Stalls         uint64 `json:"stalls"` // loaded requests that had to start over to make room
 	Connects       uint64 `json:"connects"`
 
-	// SaveStatus and LoadStatus count blocks by the protocol's status; the last is everything beyond.
+	// SaveStatus and LoadStatus count blocks by the protocol's status; the last element counts all
+	// others.
 	SaveStatus [24]uint64 `json:"save_status"`
 	LoadStatus [24]uint64 `json:"load_status"`
 
 	LookupTimes Times `json:"lookup_times"`
 }
 
-// Add sums another engine's.
+// Add adds another engine's counters.
 func (s *Stats) Add(o *Stats) {
 	for _, f := range []struct{ to, from *uint64 }{
 		{&s.BlocksSaved, &o.BlocksSaved}, {&s.BytesSaved, &o.BytesSaved}, {&s.BlocksLoaded, &o.BlocksLoaded},
 		{&s.BytesLoaded, &o.BytesLoaded}, {&s.BlocksVerified, &o.BlocksVerified}, {&s.WrongBytes, &o.WrongBytes},
-		{&s.Steps, &o.Steps}, {&s.Lookups, &o.Lookups}, {&s.LookupMisses, &o.LookupMisses}, {&s.LookupsPending, &o.LookupsPending}, {&s.SaveJobs, &o.SaveJobs},
+		{&s.Steps, &o.Steps}, {&s.Lookups, &o.Lookups}, {&s.LookupMisses, &o.LookupMisses},
+		{&s.LookupsPending, &o.LookupsPending}, {&s.SaveJobs, &o.SaveJobs},
 		{&s.LoadJobs, &o.LoadJobs}, {&s.SavesBusy, &o.SavesBusy}, {&s.SavesRevoked, &o.SavesRevoked},
 		{&s.LoadsFailed, &o.LoadsFailed}, {&s.LoadsLate, &o.LoadsLate}, {&s.Preemptions, &o.Preemptions},
 		{&s.Rejected, &o.Rejected}, {&s.Accepted, &o.Accepted}, {&s.Stalls, &o.Stalls}, {&s.Connects, &o.Connects},
@@ -58,11 +61,11 @@ func (s *Stats) Add(o *Stats) {
 
 func countStatus(counts *[24]uint64, status uint8) { counts[min(int(status), len(counts)-1)]++ }
 
-// Times is a histogram of durations: eight buckets for each power of two of nanoseconds, so a quantile is right
-// to 13 %. The slice is as long as its highest bucket.
+// Times is a histogram of durations: eight buckets for each power of two of nanoseconds, so a
+// quantile is accurate to 13 %. The slice is as long as its highest bucket.
 type Times []uint32
 
-// Record counts one.
+// Record counts one duration.
 func (t *Times) Record(d time.Duration) {
 	i := bucket(uint64(max(d, 1)))
 	for len(*t) <= i {
@@ -81,7 +84,8 @@ func (t *Times) Merge(o Times) {
 	}
 }
 
-// Quantile is the upper end of the bucket that holds quantile q, 0 to 1; 0 with nothing recorded.
+// Quantile returns the upper end of the bucket that holds quantile q, 0 to 1; 0 with nothing
+// recorded.
 func (t Times) Quantile(q float64) time.Duration {
 	var total, seen uint64
 	for _, n := range t {

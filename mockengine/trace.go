@@ -16,8 +16,8 @@ const (
 	TraceBlock     = 512     // tokens one hash id of a trace stands for
 )
 
-// Record is one request of a trace. HashIDs has one number for each TraceBlock tokens of the prompt, one or more, equal when the block
-// and all before it are equal.
+// Record is one request of a trace. HashIDs has one number for each TraceBlock tokens of the
+// prompt, at least one, equal when the block and all before it are equal.
 type Record struct {
 	Timestamp    float64 // ms
 	InputLength  int     // tokens
@@ -25,8 +25,8 @@ type Record struct {
 	HashIDs      []uint64
 }
 
-// ReadTrace reads the first limit requests of a trace, all with limit 0, in the order of their time. Those without blocks have nothing
-// to replay and are passed over.
+// ReadTrace reads the first limit requests of a trace, all with limit 0, in the order of their
+// time. It skips requests without blocks.
 func ReadTrace(path string, limit int) ([]Record, error) {
 	requests, err := trace.Read(path, limit)
 	if err != nil {
@@ -35,7 +35,7 @@ func ReadTrace(path string, limit int) ([]Record, error) {
 	return recordsOf(requests, path)
 }
 
-// recordsOf are the requests of a trace as far as there is something to replay.
+// recordsOf returns the requests of a trace that have blocks.
 func recordsOf(requests []trace.Request, path string) (records []Record, err error) {
 	for i := range requests {
 		if len(requests[i].HashIDs) == 0 {
@@ -50,7 +50,7 @@ func recordsOf(requests []trace.Request, path string) (records []Record, err err
 	return records, nil
 }
 
-// recordOf is a request with blocks. Without a length it has whole blocks, and no answer.
+// recordOf returns a request with blocks. Without a length it has whole blocks, and no answer.
 func recordOf(r *trace.Request) (rec Record, err error) {
 	n := len(r.HashIDs)
 	if n > MaxTraceBlocks {
@@ -64,7 +64,7 @@ func recordOf(r *trace.Request) (rec Record, err error) {
 	return rec, err
 }
 
-// DrawTrace draws n requests: conversations whose turns repeat what was said and go on.
+// DrawTrace draws n requests: conversations whose turns repeat what was said and continue it.
 func DrawTrace(seed uint64, n int) []Record {
 	rng := rand.New(rand.NewPCG(seed, 5))
 	var past [][]uint64
@@ -80,19 +80,21 @@ func DrawTrace(seed uint64, n int) []Record {
 			next++
 		}
 		past = append(past, ids)
-		records[i] = Record{Timestamp: float64(i) * 300, InputLength: len(ids) * TraceBlock, OutputLength: 1 + rng.IntN(600), HashIDs: ids}
+		records[i] = Record{Timestamp: float64(i) * 300, InputLength: len(ids) * TraceBlock,
+			OutputLength: 1 + rng.IntN(600), HashIDs: ids}
 	}
 	return records
 }
 
-// Hash is a block hash: SHA-256 over the parent's hash and the block's tokens, so it certifies the whole prefix.
+// Hash is a block hash: SHA-256 over the parent's hash and the block's tokens, so it certifies the
+// whole prefix.
 type Hash [sha256.Size]byte
 
-// placeholder is what a token reads as that the scheduler counts but does not know yet. A hash made over one
-// names bytes that nobody can ever ask for, or worse: that are not what they say.
+// placeholder stands for a token that the scheduler counts but does not know yet. A hash over one
+// names bytes that cannot be asked for, or, worse, that differ from what it says.
 const placeholder = ^uint32(0)
 
-// promptTokens writes the n tokens that stand for a trace's hash id.
+// promptTokens writes the n tokens of a trace's hash id.
 func promptTokens(dst []uint32, id uint64) {
 	x := mix(id + 1)
 	for i := range dst {
@@ -100,8 +102,8 @@ func promptTokens(dst []uint32, id uint64) {
 	}
 }
 
-// outputTokens writes the answer's tokens from index from on; they depend on the request alone, so a request
-// that is run again says the same.
+// outputTokens writes the answer's tokens from index from on; they depend on the request alone, so
+// a request that runs again gives the same answer.
 func outputTokens(dst []uint32, request uint64, from int) {
 	x := mix(^request)
 	for i := range dst {
@@ -109,7 +111,7 @@ func outputTokens(dst []uint32, request uint64, from int) {
 	}
 }
 
-// hasher chains block hashes; it holds the scratch of one goroutine.
+// hasher chains block hashes; it holds the buffer of one goroutine.
 type hasher struct{ buf []byte }
 
 func (h *hasher) next(parent *Hash, tokens []uint32) Hash {

@@ -1,6 +1,7 @@
 package mockengine
 
-// update waits for a step and takes its output: tokens become known, rejected drafts are taken back, requests end.
+// update waits for a step and takes its output: tokens become known, rejected drafts are dropped,
+// requests end.
 func (e *Engine) update(s *launched) {
 	s.work.done.Wait()
 	for i := range s.entries {
@@ -30,8 +31,8 @@ func (e *Engine) updateOne(a *entry) {
 	}
 }
 
-// finish ends a request that has its answer. What it computed and did not save yet is saved now: all but the last
-// token, which was never fed, and the step too many that async scheduling may have under way.
+// finish ends a request that has its answer. It saves what was computed and not saved yet: all but
+// the last token, which was never fed, and the extra step that async scheduling may have in flight.
 func (e *Engine) finish(r *request) {
 	n := min(r.settled(), r.nt-1, r.confirmed)
 	r.saveFrom = 0
@@ -42,7 +43,7 @@ func (e *Engine) finish(r *request) {
 	e.end(r, false)
 }
 
-// end gives everything back and reports the outcome.
+// end releases everything and reports the outcome.
 func (e *Engine) end(r *request, aborted bool) {
 	e.forgetAnswer(r)
 	e.reset(r)
@@ -55,15 +56,16 @@ func (e *Engine) end(r *request, aborted bool) {
 	r.truth, r.trueHashes = nil, nil
 }
 
-// checkAll compares every block of a request, as far as steps that have ended wrote it, with what must be there.
-// This finds a copy that came late: a cancel without a fence, a load that did not wait for the step in flight.
+// checkAll compares every block of a request, as far as steps that have ended wrote it, with the
+// expected content. This finds a late copy: a cancel without a fence, a load that did not wait for
+// the step in flight.
 func (e *Engine) checkAll(r *request) {
 	for g := range r.tables {
 		e.check(r, g, 0, r.confirmed)
 	}
 }
 
-// abort ends the requests whose client goes away now, whatever they are doing.
+// abort ends the requests whose client disconnects now, whatever they are doing.
 func (e *Engine) abort() {
 	if e.aborting == 0 {
 		return
@@ -97,8 +99,8 @@ func (r *request) goesAway() bool {
 	return r.state == stateRunning && r.nt-r.prompt >= r.Abort.Output
 }
 
-// abortOne ends one request. A step under way may still compute its blocks, and copies may still touch them: the
-// first are ordered before any other use, the second hold pins of their own.
+// abortOne ends one request. A step in flight may still compute its blocks, and copies may still
+// touch them: the first are ordered before any other use, the second hold pins of their own.
 func (e *Engine) abortOne(r *request) {
 	switch r.state {
 	case stateLoading:

@@ -16,8 +16,9 @@ type workers struct {
 	ranks  []*rank
 }
 
-// rank is one worker: a shard of every block. In its first region half of the layers lie block by block, so that the
-// pieces of a block are neighbours; in its second the other half layer by layer, so that they are not.
+// rank is one worker: a shard of every block. In its first region half of the layers lie block by
+// block, so that the pieces of a block are adjacent; in its second the other half layer by layer,
+// so that they are not.
 type rank struct {
 	*device
 	segments []segment
@@ -70,7 +71,7 @@ func newRank(cfg *Config, number int) (*rank, error) {
 	return r, nil
 }
 
-// layOut places that many layers of every block, the null block too, in a region.
+// layOut places that many layers of every block, including the null block, in a region.
 func (r *rank) layOut(cfg *Config, region, layers int) {
 	size, blocks := cfg.BlockBytes/cfg.Layers, cfg.Blocks+1
 	for l := range layers {
@@ -98,10 +99,11 @@ type piece struct {
 	from, to int // its bases
 }
 
-// event is the event that is recorded behind a step.
+// event returns the event that is recorded after a step.
 func (w *workers) event(step uint64) uint32 { return uint32(step % uint64(w.cfg.Events)) }
 
-// launch starts a step on all ranks: its kernels, then the step word, then the event. It does not wait.
+// launch starts a step on all ranks: its kernels, then the step word, then the event. It does not
+// wait.
 func (w *workers) launch(k *work) {
 	k.done.Add(len(w.ranks))
 	for _, r := range w.ranks {
@@ -127,7 +129,8 @@ func (r *rank) run(k *work, lag time.Duration) {
 	}
 }
 
-// wrong counts the bytes of a block, over all ranks, that are not what the bases say from word 0 on.
+// wrong counts the bytes of a block, over all ranks, that differ from what the bases determine from
+// word 0 on.
 func (w *workers) wrong(group uint8, id BlockID, bases []uint64) (n int) {
 	for _, r := range w.ranks {
 		for s := range r.segments {
@@ -149,7 +152,7 @@ func (w *workers) clearRevoke(i uint32) {
 	}
 }
 
-// close ends the streams and frees the memory. Nobody may reach it any more.
+// close ends the streams and frees the memory, which nothing may use any more.
 func (w *workers) close() {
 	for _, r := range w.ranks {
 		r.Close()

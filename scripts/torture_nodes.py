@@ -1,5 +1,5 @@
-"""Two and three nodes over a shared store, of which `torture nodes` kills and pauses everything: engines, the agents of
-all nodes, their helpers and the store's server. The replay itself does so, from its seed."""
+"""Two and three nodes over a shared store. `torture nodes` kills and pauses engines, the agents of all nodes, their
+helpers and the store's server. The replay itself does that, from its seed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ HITS = (
     "server_pauses",
 )
 STALLED_AFTER_S = 90  # without a report of any engine
-# A server is used again soon after it goes on: a run is short, and its store is down for a third of it.
+# A server is used again soon after it continues: a run is short, and its store is down for a third
+# of it.
 TROUBLE = "break-first=100ms&break-last=200ms&fetch-within=500ms&put-within=1s&ask-within=500ms"
 TIERS_WITHIN_S = 60
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How many requests a run has, every how many of them what is killed or paused, and for how long."""
+    """The requests of a run, and the intervals and lengths of its kills and pauses."""
 
     requests: int
     pace: int  # seconds at least
@@ -45,10 +46,10 @@ class Form:
     pause_helper: int
     pause_s: float
     seeds: tuple[int, ...]
-    movers: int = 0  # every how many a mover is killed; 0: agents have none
+    movers: int = 0  # requests between kills of a mover; 0: agents have none
 
     def flags(self, *, helper: bool) -> Iterator[str]:
-        """Those of the replay."""
+        """Return the flags of the replay."""
         yield from (
             "--requests",
             str(self.requests),
@@ -65,7 +66,7 @@ class Form:
             yield from ("--device", "host-mover")
 
     def faults(self, *, helper: bool) -> Iterator[tuple[str, int]]:
-        """What happens, and every how many requests."""
+        """Return each fault and the requests between two of them."""
         yield from (("kill-engine", self.kill_engine), ("kill-agent", self.kill_agent))
         yield from (
             ("kill-server", self.kill_server),
@@ -84,7 +85,7 @@ class Form:
             yield ("kill-mover", self.movers)
 
 
-# Each number is prime to the others, so that what happens falls together now and then.
+# The numbers are coprime, so that faults coincide now and then.
 SHORT = Form(250, 6, 59, 61, 149, 101, 71, 83, 97, 89, 0.3, (1,))
 LONG = Form(1000, 40, 97, 113, 311, 151, 139, 199, 173, 127, 2, (1, 2, 3))
 LONG_MOVERS = dataclasses.replace(LONG, movers=61, seeds=(4,))
@@ -92,14 +93,14 @@ LONG_MOVERS = dataclasses.replace(LONG, movers=61, seeds=(4,))
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """A shared store and how many nodes are over it."""
+    """A shared store and the number of its nodes."""
 
     store: str
     nodes: int
-    least_loaded: int  # blocks, from whatever tier, over all lives of the agents
+    least_loaded: int  # blocks, from any tier, over all lives of the agents
 
     def name(self, seed: int) -> str:
-        """As people say it."""
+        """Return the name of the run."""
         return f"{self.store}, {self.nodes} nodes, seed {seed}"
 
     def run(
@@ -109,7 +110,7 @@ class Stack:
         where: Path,
         replay: Callable[[list[str]], dict[str, float]],
     ) -> dict[str, float]:
-        """One replay; its server's files are in where."""
+        """Run one replay; its server's files are in ``where``."""
         server = tiers.Server(self.store, where / "server")
         command = server.command()
         command[0] = tiers.program(command[0])
@@ -142,7 +143,7 @@ class Stack:
         return replay(flags)
 
     def broken(self, form: Form, figures: dict[str, float]) -> Iterator[str]:
-        """What a run was to do and did not."""
+        """Return what a run should have done and did not."""
         for name, _ in form.faults(helper=self.store in HELPERS):
             verb, whom = name.split("-")
             key = f"{whom}_{verb}s"

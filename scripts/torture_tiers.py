@@ -1,4 +1,4 @@
-"""The stacks of tiers that `torture tiers` replays a trace over, and the servers that it kills and pauses meanwhile."""
+"""The stacks of tiers for `torture tiers`, and the servers that it kills and pauses."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ KEYS = {
     "KVAGENT_TORTURE_S3_ID": "kvagent-torture",
     "KVAGENT_TORTURE_S3_SECRET": "not-a-secret",
 }  # of a server on loopback
-# Memory and engines' own caches far below the trace, so that most of what is hit comes from a tier.
+# Memory and engines' own caches are far smaller than the trace, so that most hits come from a tier.
 SMALL = ("--pool", "12MiB", "--engine-blocks", "600")
 KILLS = ("--kill-agent-every", "150", "--kill-engine-every", "150")
-# A server is used again within a second of going on; a look-up that waited for its question would be 400 ms late.
+# A server is used again within a second after it continues; a look-up that waited for its question
+# would be 400 ms late.
 TROUBLE = "break-last=1s&fetch-within=500ms&put-within=1s&ask-within=500ms"
 MAX_OVER_DEADLINE_US = 5_000
-# A machine whose own short waits end later than that cannot show 5 ms; then only what is far beyond its lateness fails.
-# An agent that computes gets a processor later than the sleeper that it is held against.
+# A machine whose own short waits end later than that cannot show 5 ms; then only what is far beyond
+# its lateness fails. An agent that computes gets a processor later than the sleeper that it is
+# compared with.
 MAX_LAG_US = 5_000
 BUSY_FACTOR = 10
 
 
 class Server:
-    """A server on a free port of loopback, in a process that is ended with this one's block."""
+    """A server on a free port of loopback, in a process that ends with the context."""
 
     def __init__(self, name: str, where: Path) -> None:
         self.name, self.where, self.port, self.admin = name, where, free_port(), free_port()
@@ -48,7 +50,7 @@ class Server:
         (where / BUCKET).mkdir()
 
     def command(self) -> list[str]:
-        """Its command line."""
+        """Return its command line."""
         port = str(self.port)
         match self.name:
             case "redis":
@@ -60,7 +62,7 @@ class Server:
                 return [*master, "--metrics_host=127.0.0.1", f"--metrics_port={self.admin}", "--rpc_thread_num=2"]
 
     def tier(self) -> str:
-        """It as a tier."""
+        """Return its URL as a tier."""
         match self.name:
             case "redis":
                 return f"redis://127.0.0.1:{self.port}?{TROUBLE}"
@@ -73,7 +75,7 @@ class Server:
                 return f"mooncake://127.0.0.1:{self.port}?segment=256MiB&python={python}&{TROUBLE}"
 
     def start(self) -> None:
-        """Starts it, and returns when it listens."""
+        """Start it, and return when it listens."""
         command = self.command()
         command[0] = program(command[0])
         env = {**os.environ, "ROOT_ACCESS_KEY": KEYS["KVAGENT_TORTURE_S3_ID"]}
@@ -92,23 +94,23 @@ class Server:
                 time.sleep(LISTEN_POLL_S)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kill it."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def pause(self) -> None:
-        """Stops it: its sockets stay open and nobody answers."""
+        """Stop it: its sockets stay open but do not answer."""
         if self.process is not None:
             self.process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Continue it."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
     def signal_helpers(self, sent: signal.Signals) -> None:
-        """Sends a signal to the helpers that agents have for it, as far as there are some."""
+        """Send a signal to the helpers that agents have for it, if there are any."""
         for pid in helpers(f":{self.port}?"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, sent)
@@ -116,7 +118,7 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How long a replay takes, and when its server is killed and paused, all in seconds from its start."""
+    """The length of a replay, and the times of its faults, in seconds from its start."""
 
     requests: int
     pace: float
@@ -126,7 +128,7 @@ class Form:
     resume: float
 
     def events(self, server: Server, *, helper: bool) -> list[tuple[float, Callable[[], None]]]:
-        """What happens to the server, or to the helpers that agents have for it, in order."""
+        """Return what happens to the server, or to the agents' helpers for it, in order."""
         if helper:
             return [
                 (self.kill, lambda: server.signal_helpers(signal.SIGKILL)),
@@ -147,17 +149,17 @@ LONG_FORM = Form(requests=1000, pace=75, kill=10, restart=14, pause=22, resume=5
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """A stack of tiers, and how many blocks have to come from each at least: a third of what a busy machine shows."""
+    """A stack of tiers, and the least blocks from each: a third of what a busy machine reaches."""
 
     server: str  # empty: disk alone, and the agent is killed instead
     disk: str = ""  # options
     nodes: int = 1
     floors: tuple[tuple[str, int], ...] = ()
     helper: bool = False  # the agents' helpers are killed and paused, and the server is left alone
-    kills: bool = False  # engines and the first agent are killed, too
+    kills: bool = False  # engines and the first agent are killed too
 
     def name(self) -> str:
-        """As people say it."""
+        """Return the name of the stack."""
         parts = ["dram", *(["disk"] if self.disk else []), *([self.server] if self.server else [])]
         more = [
             f"{self.nodes} nodes" if self.nodes > 1 else "",
@@ -167,7 +169,7 @@ class Stack:
         return ", ".join(["+".join(parts), *filter(None, more)])
 
     def flags(self, where: Path, server: Server | None, form: Form) -> list[str]:
-        """Those of the replay."""
+        """Return the flags of the replay."""
         flags = [*SMALL, "--seed", "1", "--requests", str(form.requests), "--nodes", str(self.nodes)]
         if self.disk:
             flags += ["--tier", f"disk:{where}/disk?{self.disk}"]
@@ -194,7 +196,7 @@ LONG_STACKS = (
 
 
 def program(name: str) -> str:
-    """A server's path; without it there is nothing to show."""
+    """Return a server's path; exit without it."""
     path = shutil.which(name)
     if path is None and name != "redis-server":
         what = "mooncake" if name == "mooncake_master" else "servers"
@@ -206,7 +208,7 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback nobody listens on."""
+    """Return a free port of loopback."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
@@ -214,7 +216,7 @@ def free_port() -> int:
 
 
 def helpers(server: str) -> Iterator[int]:
-    """Helpers of Mooncake whose agent has a tier on that server, by their process numbers."""
+    """Return the process numbers of Mooncake's helpers whose agent has a tier on that server."""
     for where in Path("/proc").iterdir():
         if not where.name.isdigit():
             continue
@@ -227,7 +229,7 @@ def helpers(server: str) -> Iterator[int]:
 
 
 def follow(events: list[tuple[float, Callable[[], None]]], ended: threading.Event) -> None:
-    """Does each thing at its time, and nothing more when the replay has ended."""
+    """Do each thing at its time, until the replay has ended."""
     start = time.monotonic()
     for at, act in events:
         if ended.wait(max(0, start + at - time.monotonic())):
@@ -236,7 +238,7 @@ def follow(events: list[tuple[float, Callable[[], None]]], ended: threading.Even
 
 
 def troubled(stack: Stack, form: Form, where: Path, run: Callable[[list[str]], dict[str, float]]) -> dict[str, float]:
-    """One replay over a stack, its server killed, started again, paused and let go on in the middle."""
+    """Run one replay over a stack; its server is killed, restarted, paused and continued meanwhile."""
     if not stack.server:
         return run(stack.flags(where, None, form))
     server = Server(stack.server, where / "server")
@@ -255,7 +257,7 @@ def troubled(stack: Stack, form: Form, where: Path, run: Callable[[list[str]], d
 
 
 def broken(stack: Stack, form: Form, figures: dict[str, float], strict: bool) -> Iterator[str]:
-    """What a replay did not keep of what tiers promise. Strict: also on a machine that is busy itself."""
+    """Return which promises of tiers a replay broke. Strict: also on a busy machine."""
     came = blocks_from(figures)
     for name, floor in stack.floors:
         if came.get(name, 0) < floor:
@@ -270,6 +272,6 @@ def broken(stack: Stack, form: Form, figures: dict[str, float], strict: bool) ->
 
 
 def blocks_from(figures: dict[str, float]) -> dict[str, int]:
-    """Blocks by source."""
+    """Return the blocks by source."""
     sources: list[dict[str, int | str]] = figures["sources"]  # type: ignore[assignment]
     return {str(s["name"]): int(s["blocks"]) for s in sources}

@@ -9,9 +9,10 @@ import (
 	"strconv"
 )
 
-const shownBytes = 40 // of what is wrong
+// shownBytes is how many bytes of a wrong value an error shows.
+const shownBytes = 40
 
-// line is a line of a trace. What is nil is not there.
+// line is a line of a trace. Absent fields are nil.
 type line struct {
 	Timestamp    *float64        `json:"timestamp"` // ms
 	HashIDs      json.RawMessage `json:"hash_ids"`
@@ -33,11 +34,13 @@ func parseLine(text []byte) (Request, error) {
 	ids, err := parseHashes(l.HashIDs)
 	return Request{
 		Timestamp: *l.Timestamp, HashIDs: ids,
-		InputLength: Tokens{"input_length", string(l.InputLength)}, OutputLength: Tokens{"output_length", string(l.OutputLength)},
+		InputLength:  Tokens{"input_length", string(l.InputLength)},
+		OutputLength: Tokens{"output_length", string(l.OutputLength)},
 	}, err
 }
 
-// wrongType says of an error of JSON's types which field it is and what that may be.
+// wrongType converts an error of encoding/json about a type to one that names the field and what it
+// may be.
 func wrongType(err error) error {
 	var wrong *json.UnmarshalTypeError
 	if !errors.As(err, &wrong) {
@@ -49,7 +52,8 @@ func wrongType(err error) error {
 	return fmt.Errorf("%s is a %s, must be a number from 0 to %d", wrong.Field, wrong.Value, int64(MaxMillis))
 }
 
-// parseHashes reads hash_ids. What JSON takes for a number where none is, null, is looked for only where there is one.
+// parseHashes reads hash_ids. It looks for null, which encoding/json accepts as a number, only if
+// the text contains it.
 func parseHashes(text json.RawMessage) (ids []uint64, err error) {
 	switch {
 	case len(text) == 0 || bytes.Equal(text, []byte("null")):
@@ -62,7 +66,7 @@ func parseHashes(text json.RawMessage) (ids []uint64, err error) {
 	return ids, nil
 }
 
-// wrongHashes says what is wrong in hash_ids.
+// wrongHashes returns an error that says what is wrong in hash_ids.
 func wrongHashes(text json.RawMessage) error {
 	var all []json.RawMessage
 	if json.Unmarshal(text, &all) != nil {
@@ -70,7 +74,8 @@ func wrongHashes(text json.RawMessage) error {
 	}
 	for i, one := range all {
 		if _, err := strconv.ParseUint(string(one), 10, 64); err != nil {
-			return fmt.Errorf("hash_ids[%d] is %s, must be an integer from 0 to %d", i, shown(one), uint64(math.MaxUint64))
+			return fmt.Errorf("hash_ids[%d] is %s, must be an integer from 0 to %d", i, shown(one),
+				uint64(math.MaxUint64))
 		}
 	}
 	return fmt.Errorf("hash_ids is %s, must be a list of integers", shown(text))
@@ -83,11 +88,12 @@ func shown(text []byte) string {
 	return string(text)
 }
 
-// Tokens is a number of tokens as it was written. Nobody minds what it is before it is asked for: who reads only the blocks of a trace
-// reads those without it too.
+// Tokens is a number of tokens as it was written. It is checked only when it is used, so a reader
+// of the blocks alone reads traces without it too.
 type Tokens struct{ field, text string }
 
-// Within is the number; missing if it is not there. Another than an integer from least to most is an error.
+// Within returns the number; missing if it is absent. Anything else than an integer from least to
+// most is an error.
 func (t Tokens) Within(least, most, missing int) (int, error) {
 	if t.text == "" || t.text == "null" {
 		return missing, nil

@@ -17,11 +17,11 @@ const (
 	MaxLine     = 32 << 20          // bytes
 	MaxRequests = 10_000_000        // requests of a trace
 	MaxBlocks   = 1 << 20           // blocks of a prompt
-	MaxMillis   = 9_000_000_000_000 // ms of a timestamp, so that it can be told in ns
+	MaxMillis   = 9_000_000_000_000 // ms of a timestamp, so that it fits in ns
 )
 
-// Request is a line of a trace. HashIDs has a number for each block of the prompt, equal when the block and all before it are
-// equal; it may be empty.
+// Request is a line of a trace. HashIDs has a number for each block of the prompt, equal when the
+// block and all before it are equal; it may be empty.
 type Request struct {
 	Line      int     // of the file, from 1 on
 	Timestamp float64 // ms
@@ -30,8 +30,9 @@ type Request struct {
 	InputLength, OutputLength Tokens
 }
 
-// Read reads the first limit requests of a file, all with limit 0, and gives them in the order of their time, those of one time in
-// that of their lines. Empty lines and other fields are passed over. Errors name the file, the line, the field and what it may be.
+// Read reads the first limit requests of a file, all with limit 0, and returns them in the order of
+// their time, those of one time in the order of their lines. It skips empty lines and other fields.
+// Errors name the file, the line, the field and what it may be.
 func Read(path string, limit int) ([]Request, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -41,7 +42,7 @@ func Read(path string, limit int) ([]Request, error) {
 	return Parse(f, path, limit)
 }
 
-// Parse is Read from a reader that errors call by a name.
+// Parse is Read from a reader; errors call it by name.
 func Parse(r io.Reader, name string, limit int) (all []Request, err error) {
 	in := bufio.NewScanner(r)
 	in.Buffer(make([]byte, 64<<10), MaxLine)

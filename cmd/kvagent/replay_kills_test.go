@@ -213,7 +213,7 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 func TestReplayServerEnds(t *testing.T) {
 	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared",
 		"redis://127.0.0.1:1", "--server", "/bin/false")
-	if want := "server: /bin/false ended though nobody had asked"; code != exitFailed || !strings.Contains(out,
+	if want := "server: /bin/false ended unexpectedly"; code != exitFailed || !strings.Contains(out,
 		want) {
 		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// What receiving, parsing and answering cost without a handler, against a plain zmq4 REP that gets the same
-// frames in turn.
+// What receiving, parsing and answering cost without a handler, against a plain zmq4 REP that gets
+// the same frames in turn.
 func BenchmarkLookup(b *testing.B) {
 	for _, form := range []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend4, ipc.FormSimple} {
 		for _, n := range []int{128, 2048} {
@@ -31,7 +31,8 @@ func benchForm(b *testing.B, form ipc.Form, n int) {
 	defer ours.Close()
 	defer echo.Close()
 	var f ipc.Frames
-	if err := ipc.AppendRequest(&f, &ipc.LookupRequest{Form: form, Tokens: 1, HashLen: 32, Hashes: make([]byte, 32*n)}); err != nil {
+	if err := ipc.AppendRequest(&f, &ipc.LookupRequest{Form: form, Tokens: 1, HashLen: 32,
+		Hashes: make([]byte, 32*n)}); err != nil {
 		b.Fatal(err)
 	}
 	var took [2][]time.Duration

@@ -15,10 +15,10 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// DefaultAskTimeout is what Ask waits if it is not told.
+// DefaultAskTimeout is the limit of Ask if it is given none.
 const DefaultAskTimeout = time.Second
 
-// Context is libzmq's, and the clients in it. Its methods may be called from any goroutine.
+// Context is a libzmq context with its clients. Its methods may be called from any goroutine.
 type Context struct {
 	z  *zmq.Context
 	mu struct {
@@ -42,7 +42,7 @@ func NewContext() (*Context, error) {
 	return c, nil
 }
 
-// add enters a client.
+// add registers a client.
 func (c *Context) add(l *Client) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +59,7 @@ func (c *Context) remove(l *Client) {
 	delete(c.mu.open, l)
 }
 
-// Close closes what is still open, and ends libzmq.
+// Close closes all clients, and ends libzmq.
 func (c *Context) Close() error {
 	c.mu.Lock()
 	if c.mu.closed {
@@ -76,34 +76,34 @@ func (c *Context) Close() error {
 	return errors.Join(err, c.z.Term())
 }
 
-// Client asks a look-up socket, one question at a time. It may be used from several goroutines,
-// which then wait for each other. It never hangs: what is not answered in time is ErrTimeout, and
-// the next question goes over a new socket, so that no late answer is taken for it.
+// Client asks a look-up socket, one question at a time. Several goroutines may use it, and then
+// wait for each other. It never hangs: a question that is not answered in time fails with
+// ErrTimeout, and the next one uses a new socket, so that no late answer is taken for it.
 type Client struct {
 	path string
 	own  bool // the context is this client's
 	mu   struct {
 		sync.Mutex
 		ctx    *Context
-		soc    *reqSocket // nil: to be made
+		soc    *reqSocket // nil: to be created
 		frames ipc.Frames
 		closed bool
 	}
 }
 
-// Dial makes a client of the look-up socket at path with a context of its own. It connects at the first
-// question.
+// Dial returns a client of the look-up socket at path with a context of its own. It connects at the
+// first question.
 func Dial(path string) *Client { return &Client{path: path, own: true} }
 
-// Dial makes a client of the look-up socket at path in this context.
+// Dial returns a client of the look-up socket at path in this context.
 func (c *Context) Dial(path string) *Client {
 	l := &Client{path: path}
 	l.mu.ctx = c
 	return l
 }
 
-// Ask asks in the own form, whatever r.Form says. A timeout of 0 is DefaultAskTimeout; it is rounded up to
-// milliseconds.
+// Ask asks in the own form, whatever r.Form is. A timeout of 0 is DefaultAskTimeout; it is rounded
+// up to milliseconds.
 func (l *Client) Ask(r *ipc.LookupRequest, timeout time.Duration) (ipc.LookupReply, error) {
 	own := *r
 	own.Form = ipc.FormOwn
@@ -130,7 +130,7 @@ func (l *Client) AskForm(r *ipc.LookupRequest, timeout time.Duration) (ipc.Looku
 	return a, err
 }
 
-// Exchange sends frames as they are and returns a copy of the one frame that answers.
+// Exchange sends frames unchanged and returns a copy of the one frame that answers.
 func (l *Client) Exchange(frames *ipc.Frames, timeout time.Duration) ([]byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,7 +146,7 @@ func (l *Client) Exchange(frames *ipc.Frames, timeout time.Duration) ([]byte, er
 	return append([]byte(nil), answer...), nil
 }
 
-// exchangeLocked sends mu.frames and gives the answer in the socket's memory.
+// exchangeLocked sends mu.frames and returns the answer in the socket's memory.
 func (l *Client) exchangeLocked(timeout time.Duration) ([]byte, error) {
 	if err := l.connectLocked(); err != nil {
 		return nil, err

@@ -17,7 +17,8 @@ func TestTimeouts(t *testing.T) {
 	l := Dial(path)
 	defer l.Close()
 	start := time.Now()
-	if _, err := l.Ask(&ipc.LookupRequest{}, 50*time.Millisecond); !errors.Is(err, ipc.ErrTimeout) || time.Since(start) > 2*time.Second {
+	if _, err := l.Ask(&ipc.LookupRequest{}, 50*time.Millisecond); !errors.Is(err, ipc.ErrTimeout) ||
+		time.Since(start) > 2*time.Second {
 		t.Fatalf("no server: %v after %v", err, time.Since(start))
 	}
 	release, asked := make(chan struct{}), make(chan struct{}, 1)
@@ -66,10 +67,14 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// The server makes nothing per request, however many hashes it has. The test's client allocates nothing either.
+// The server makes nothing per request, however many hashes it has. The test's client allocates
+// nothing either.
 func TestAllocations(t *testing.T) {
 	c := testContext(t)
-	s := serveLookups(t, socketDir(t), "l", func(*ipc.LookupRequest, time.Time) ipc.LookupReply { return ipc.LookupReply{} })
+	s := serveLookups(t, socketDir(t), "l", func(*ipc.LookupRequest,
+		time.Time) ipc.LookupReply {
+		return ipc.LookupReply{}
+	})
 	l := c.Dial(s.Path())
 	defer l.Close()
 	for _, form := range []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend4, ipc.FormSimple} {

@@ -18,13 +18,14 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// zmq4 takes six calls into C and three allocations per frame. Here a whole message is one call and lands in
-// memory that is used again: a look-up of one frame per hash costs half, one of a single frame allocates nothing.
+// zmq4 takes six calls into C and three allocations per frame. Here a whole message is one call and
+// is received into reused memory: a look-up of one frame per hash costs half, one of a single frame
+// allocates nothing.
 
-// rawSocket is libzmq's socket in zmq4's: the first field, as checkLayout proves.
+// rawSocket returns libzmq's socket inside of zmq4's: the first field, which checkLayout verifies.
 func rawSocket(s *zmq.Socket) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(s)) }
 
-// checkLayout fails if zmq4 was changed under rawSocket.
+// checkLayout fails if zmq4's layout differs from what rawSocket expects.
 func checkLayout() error {
 	f := reflect.TypeFor[zmq.Socket]().Field(0)
 	if f.Name != "soc" || f.Type.Kind() != reflect.UnsafePointer || f.Offset != 0 {
@@ -33,11 +34,11 @@ func checkLayout() error {
 	return nil
 }
 
-// receiver is the memory of received messages. It belongs to the goroutine that owns the socket.
+// receiver holds the memory of received messages. It belongs to the goroutine that owns the socket.
 type receiver struct{ rx C.kv_rx }
 
-// receive waits for a message until the timeout is over (ipc.ErrTimeout), which is negative for ever. What is beyond the
-// limits of a look-up is read and dropped.
+// receive waits for a message until the timeout (ipc.ErrTimeout); a negative one is no limit. What
+// is beyond the limits of a look-up is read and discarded.
 func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 	ms := C.long(-1)
 	if timeout >= 0 {
@@ -53,8 +54,8 @@ func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 	}
 }
 
-// frames is the message received last, in memory that the next receive uses again. Of one that is too large it
-// is the beginning.
+// frames returns the message received last, in memory that the next receive reuses; of one that is
+// too large, its beginning.
 func (r *receiver) frames() ipc.Frames {
 	return ipc.Frames{Buf: unsafe.Slice((*byte)(unsafe.Pointer(r.rx.buf)), int(r.rx.len)),
 		Ends: unsafe.Slice((*int32)(unsafe.Pointer(r.rx.ends)), int(r.rx.kept))}
@@ -74,7 +75,8 @@ func sendFrames(s *zmq.Socket, f *ipc.Frames) error {
 
 func zmqError(errno int) error { return zmq.Errno(syscall.Errno(errno)) }
 
-// reqSocket is a REQ socket of libzmq, of one goroutine at a time. It connects in the background, again and again.
+// reqSocket is a REQ socket of libzmq, of one goroutine at a time. It connects in the background
+// and retries.
 type reqSocket struct {
 	soc *zmq.Socket
 	rx  receiver
@@ -92,7 +94,8 @@ func dialREQ(c *Context, path string) (*reqSocket, error) {
 	return &reqSocket{soc: s}, nil
 }
 
-// exchange sends a message and waits for the answer, which is in memory that the next exchange uses again.
+// exchange sends a message and waits for the answer, which is in memory that the next exchange
+// reuses.
 func (s *reqSocket) exchange(f *ipc.Frames, timeout time.Duration) (ipc.Frames, error) {
 	if err := sendFrames(s.soc, f); err != nil {
 		return ipc.Frames{}, err

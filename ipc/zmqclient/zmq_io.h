@@ -1,7 +1,7 @@
 // One call per message on a libzmq socket. Only socket.go includes this.
 //
-// Go's runtime interrupts threads by signals, so every call here goes on after EINTR, also between two frames of
-// one message.
+// Go's runtime interrupts threads by signals, so every call continues after EINTR, also between
+// two frames of one message.
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { KV_OK = 0, KV_TIMEOUT = 1, KV_HEAD = 16, KV_FIRST = 4096 };
 
-// A message, its frames one behind the other in buf. All memory is malloc's.
+// A message, its frames one after the other in buf. All memory is malloc's.
 typedef struct {
 	char *buf;
 	size_t len, cap;   // bytes
@@ -92,8 +92,9 @@ static int kv_wait(void *sock, long end) {
 	}
 }
 
-// kv_receive receives one whole message, and waits for it for ever if timeout_ms is negative. A negative answer is
-// an errno. To wait for ever it blocks in libzmq's receive: its poll costs two more system calls.
+// kv_receive receives one whole message. A negative timeout_ms is no limit; it then blocks in
+// libzmq's receive, because polling costs two more system calls. It returns a negative errno on
+// failure.
 static int kv_receive(void *sock, long timeout_ms, size_t max_bytes, int max_frames, kv_rx *rx) {
 	long end = timeout_ms < 0 ? -1 : kv_now_ms() + timeout_ms;
 	int flags = timeout_ms < 0 ? 0 : ZMQ_DONTWAIT;

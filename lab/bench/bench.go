@@ -6,6 +6,7 @@ import "github.com/spf13/cobra"
 // Command is bench with all its measurements.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
-	bench.AddCommand(lookupCommand(), indexCommand(), transferCommand(), policyCommand(), recoverCommand(), diskCommand(), slabsCommand())
+	bench.AddCommand(lookupCommand(), indexCommand(), transferCommand(), policyCommand(), recoverCommand(),
+		diskCommand(), slabsCommand())
 	return bench
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/kvagent/kvagent/lab/child"
 )
 
-// childProcess is a process of this program that serves a measurement. It says that it is ready, then does what each line of its input
-// says, and ends with its input: so none outlives the measurement, however that ends.
+// childProcess is a process of this program that serves a measurement. It reports that it is ready,
+// then executes each line of its input, and ends with its input, so it cannot outlive the
+// measurement.
 type childProcess struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -22,7 +23,7 @@ type childProcess struct {
 
 const childDone = "done\n"
 
-// startChildProcess runs kvagent with these arguments, and waits until the child is ready.
+// startChildProcess runs this program with these arguments, and waits until the child is ready.
 func startChildProcess(args ...string) (*childProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -45,8 +46,8 @@ func startChildProcess(args ...string) (*childProcess, error) {
 	return c, nil
 }
 
-// tell gives the child a line, and waits until it is done with it.
-func (c *childProcess) tell(line string) error {
+// command sends the child a line, and waits until it has been executed.
+func (c *childProcess) command(line string) error {
 	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
 		return err
 	}
@@ -54,8 +55,9 @@ func (c *childProcess) tell(line string) error {
 }
 
 func (c *childProcess) await() error {
-	if said, err := c.out.ReadString('\n'); err != nil || said != childDone {
-		return fmt.Errorf("a process of the measurement said %q: %w", said, errors.Join(err, errors.New(c.log.String())))
+	if reply, err := c.out.ReadString('\n'); err != nil || reply != childDone {
+		return fmt.Errorf("a process of the measurement answered %q: %w", reply,
+			errors.Join(err, errors.New(c.log.String())))
 	}
 	return nil
 }
@@ -65,7 +67,8 @@ func (c *childProcess) close() error {
 	return errors.Join(err, c.cmd.Wait())
 }
 
-// serveParent is the child's side: do is called with each line. It returns at the end of the input, or when nobody listens.
+// serveParent is the child's side: it calls do with each line. It returns at the end of the input,
+// or when writing to out fails.
 func serveParent(in io.Reader, out io.Writer, do func(line string) error) error {
 	lines := bufio.NewScanner(in)
 	for {

@@ -11,8 +11,9 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// diskReport is the disk tier against its disk: the same bytes by the same calls past the page cache, in turn. GB/s are 10^9 bytes of
-// blocks per second, medians; ratios are those of neighbouring measurements: the median, and the quartiles.
+// diskReport compares the disk tier with its disk: the same bytes by the same calls past the page
+// cache, alternating. GB/s are 10^9 bytes of blocks per second, medians; ratios are those of
+// adjacent measurements: the median, and the quartiles.
 type diskReport struct {
 	BlockBytes     int     `json:"block_bytes"`
 	Bytes          int64   `json:"bytes"` // of one measurement
@@ -28,8 +29,10 @@ type diskReport struct {
 	ReadRatio      float64 `json:"read_ratio"`
 	ReadRatioLow   float64 `json:"read_ratio_low"`
 	ReadRatioHigh  float64 `json:"read_ratio_high"`
-	Ratio          float64 `json:"ratio"`      // the smaller median
-	InThreads      uint64  `json:"in_threads"` // reads and writes of the tier that held a thread; 0 where the kernel has asynchronous ones for it
+	Ratio          float64 `json:"ratio"` // the smaller median
+	// InThreads counts reads and writes of the tier that held a thread; 0 where the kernel's
+	// asynchronous ones were used.
+	InThreads uint64 `json:"in_threads"`
 }
 
 type diskSettings struct {
@@ -51,13 +54,13 @@ func diskCommand() *cobra.Command {
 	s := diskSettings{}
 	cmd := &cobra.Command{
 		Use:   "disk",
-		Short: "Writes and reads of the disk tier against its disk's own rate",
-		Long: "Writes new blocks through the disk tier and reads them in random order, in batches, and in turn with that the same\n" +
-			"bytes by plain O_DIRECT calls (pwrite, pread, each in a thread of its own) of the same size and depth, from and to memory of\n" +
-			"the same kind, in files whose room is allocated before the clock runs. Needs 2 * (--rounds + 1) * --bytes and 1 GiB of disk\n" +
-			"in --dir, where it makes a directory and removes it. Takes about 20 seconds on a disk of 1 GB/s. Other work on the machine\n" +
-			"takes more from the tier, which copies and verifies every byte, than from the plain calls: what was measured on a busy one\n" +
-			"says less about the disk.",
+		Short: "Compare writes and reads of the disk tier with the disk's own rate",
+		Long: `Writes new blocks through the disk tier and reads them in random order, in batches. Alternating with
+that, the same bytes are written and read by plain O_DIRECT calls (pwrite, pread, each in a thread
+of its own) of the same size and depth, from and to memory of the same kind, in files whose room is
+allocated beforehand. Needs 2 * (--rounds + 1) * --bytes and 1 GiB of disk in --dir, where it
+creates a directory and removes it. Takes about 20 seconds on a disk of 1 GB/s. Other work on the
+machine slows the tier, which copies and verifies every byte, more than the plain calls.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.check(); err != nil {
@@ -83,7 +86,8 @@ func (s *diskSettings) check() error {
 		return fmt.Errorf("--bytes is %d, must be %d to %d", s.bytes, minDiskBytes, int64(maxDiskBytes))
 	}
 	if s.blockBytes < minDiskBlockBytes || s.blockBytes > maxDiskBlockBytes || s.blockBytes%4096 != 0 {
-		return fmt.Errorf("--block-bytes is %d, must be a multiple of 4096 from %d to %d", s.blockBytes, minDiskBlockBytes, maxDiskBlockBytes)
+		return fmt.Errorf("--block-bytes is %d, must be a multiple of 4096 from %d to %d", s.blockBytes,
+			minDiskBlockBytes, maxDiskBlockBytes)
 	}
 	if s.rounds < 1 || s.rounds > maxDiskRounds {
 		return fmt.Errorf("--rounds is %d, must be 1 to %d", s.rounds, maxDiskRounds)

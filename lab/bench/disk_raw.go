@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The disk tier's own defaults: pieces of a write, and how many writes and reads are under way at once.
+// The disk tier's own defaults: pieces of a write, and how many writes and reads are in flight.
 const (
 	rawWriteBytes = 8 << 20
 	rawWriteDepth = 4
@@ -21,7 +21,8 @@ const (
 	rawFileBytes  = 256 << 20
 )
 
-// rawDisk is what the disk does by itself: files with their room allocated, memory in huge pages as far as there are any, O_DIRECT.
+// rawDisk is the disk without the tier: files with their room allocated, memory in huge pages as
+// far as there are any, O_DIRECT.
 type rawDisk struct {
 	dir    string
 	direct bool
@@ -45,13 +46,14 @@ func openRawDisk(dir string, blockBytes int) (*rawDisk, error) {
 	return r, nil
 }
 
-// rawMemory is memory with other bytes in every page, so that no layer below finds two alike.
+// rawMemory returns memory with different bytes in every page, so that no layer below can merge
+// them.
 func rawMemory(n int) ([]byte, error) {
 	memory, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return nil, err
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without them measures without them
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a kernel without huge pages measures without them
 	r := rand.New(rand.NewPCG(uint64(n), 3))
 	for i := 0; i < n; i += 8 {
 		binary.LittleEndian.PutUint64(memory[i:], r.Uint64())
@@ -59,7 +61,7 @@ func rawMemory(n int) ([]byte, error) {
 	return memory, nil
 }
 
-// reader is where a reader's blocks go.
+// reader returns the memory of a reader's blocks.
 func (r *rawDisk) reader(worker, blockBytes int) []byte {
 	return r.memory[worker%rawWriteDepth][worker/rawWriteDepth*blockBytes:][:blockBytes]
 }
@@ -79,7 +81,8 @@ func (r *rawDisk) drop() (err error) {
 	return err
 }
 
-// prepare makes fresh files for the bytes of a round. Those of rounds before stay: a device that is told what was given up is slow for a while.
+// prepare creates files for the bytes of a round. Those of earlier rounds stay: a device is slow
+// for a while after a discard.
 func (r *rawDisk) prepare(round int, bytes int64) error {
 	if err := r.drop(); err != nil {
 		return err
@@ -131,7 +134,7 @@ func (b *diskBench) rawRead(int) error {
 	})
 }
 
-// atOnce does f for 0 to n-1, in order, so many at once.
+// atOnce calls f for 0 to n-1, in order, that many at once.
 func atOnce(workers, n int, f func(worker, i int) error) error {
 	errs := make([]error, workers)
 	var next atomic.Int64

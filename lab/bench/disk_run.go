@@ -21,7 +21,7 @@ const (
 	diskBatchBytes = 16 << 20
 )
 
-// diskBench is a disk tier, plain files beside it, and the memory that blocks come from and go to.
+// diskBench is a disk tier, plain files next to it, and the memory that blocks come from and go to.
 type diskBench struct {
 	settings *diskSettings
 	dir      string
@@ -49,7 +49,8 @@ func measureDisk(s *diskSettings) (r *diskReport, err error) {
 func (b *diskBench) open() (err error) {
 	// Room for every round, with what headers and rounding to pages add to small blocks.
 	room := (b.settings.bytes*int64(b.settings.rounds+2))*9/8 + 4<<30
-	b.store, err = disk.Open(disk.Options{Dirs: []disk.Dir{{Path: filepath.Join(b.dir, "store"), Bytes: room}}, SegmentBytes: 256 << 20})
+	b.store, err = disk.Open(disk.Options{Dirs: []disk.Dir{{Path: filepath.Join(b.dir, "store"), Bytes: room}},
+		SegmentBytes: 256 << 20})
 	if err != nil {
 		return err
 	}
@@ -74,10 +75,12 @@ func (b *diskBench) close() (err error) {
 	return err
 }
 
-// run measures in turn, each round in another order, so that a disk that grows tired or is busy meets both alike. The first round, in which all memory
-// is touched for the first time, does not count.
+// run alternates the measurements, each round in another order, so that changes of the disk's speed
+// affect both alike. The first round, in which all memory is touched for the first time, does not
+// count.
 func (b *diskBench) run() (*diskReport, error) {
-	r := &diskReport{BlockBytes: b.settings.blockBytes, Bytes: int64(b.blocks) * int64(b.settings.blockBytes), Rounds: b.settings.rounds}
+	r := &diskReport{BlockBytes: b.settings.blockBytes, Bytes: int64(b.blocks) * int64(b.settings.blockBytes),
+		Rounds: b.settings.rounds}
 	var write, rawWrite, read, rawRead []float64
 	for round := range b.settings.rounds + 1 {
 		if err := b.raw.prepare(round, r.Bytes); err != nil {
@@ -104,12 +107,13 @@ func (b *diskBench) run() (*diskReport, error) {
 	r.Direct, r.InThreads = st.Dirs[0].Direct && b.raw.direct, st.InThreads
 	r.WriteRatioLow, r.WriteRatio, r.WriteRatioHigh = quartiles(write, rawWrite)
 	r.ReadRatioLow, r.ReadRatio, r.ReadRatioHigh = quartiles(read, rawRead)
-	r.WriteGBps, r.RawWriteGBps, r.ReadGBps, r.RawReadGBps = middle(write), middle(rawWrite), middle(read), middle(rawRead)
+	r.WriteGBps, r.RawWriteGBps, r.ReadGBps, r.RawReadGBps = middle(write), middle(rawWrite), middle(read), middle(
+		rawRead)
 	r.Ratio = min(r.WriteRatio, r.ReadRatio)
 	return r, nil
 }
 
-// quartiles of the ratios of neighbours; the one in the middle is the median.
+// quartiles returns the quartiles of the ratios of adjacent measurements, with the median.
 func quartiles(a, b []float64) (low, median, high float64) {
 	ratios := make([]float64, len(a))
 	for i := range a {
@@ -125,11 +129,15 @@ func middle(all []float64) float64 {
 }
 
 func (b *diskBench) put(round int) error {
-	return b.batches(b.inOrder(), func(items []pool.Item) error { return b.store.Put(context.Background(), items) }, round)
+	return b.batches(b.inOrder(), func(items []pool.Item) error { return b.store.Put(context.Background(), items) },
+		round)
 }
 
 func (b *diskBench) get(round int) error {
-	return b.batches(b.random.Perm(b.blocks), func(items []pool.Item) error { return b.store.Get(context.Background(), items) }, round)
+	return b.batches(b.random.Perm(b.blocks), func(items []pool.Item) error {
+		return b.store.Get(context.Background(),
+			items)
+	}, round)
 }
 
 func (b *diskBench) inOrder() []int {
@@ -152,7 +160,8 @@ func (b *diskBench) batches(order []int, do func(items []pool.Item) error, round
 			}
 		})
 	}
-	for batch := range slices.Chunk(order, max(1, min(diskBatchBytes/b.settings.blockBytes, len(order)/(2*diskPutters)))) {
+	for batch := range slices.Chunk(order, max(1, min(diskBatchBytes/b.settings.blockBytes,
+		len(order)/(2*diskPutters)))) {
 		next <- batch
 	}
 	close(next)

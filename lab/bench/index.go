@@ -61,7 +61,8 @@ func indexCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().IntSliceVar(&blocks, "blocks", blocks, fmt.Sprintf("blocks stored, one row each, %d to %d", indexPinChain, maxIndexBlocks))
+	cmd.Flags().IntSliceVar(&blocks, "blocks", blocks,
+		fmt.Sprintf("blocks stored, one row each, %d to %d", indexPinChain, maxIndexBlocks))
 	cmd.Flags().IntVar(&wide, "wide-blocks", wide, "blocks of 8 shards whose memory is measured, 0 for none")
 	return cmd
 }
@@ -94,7 +95,8 @@ func measureIndex(sizes []int, wide int) (r indexReport, err error) {
 
 func printIndex(w io.Writer, r indexReport) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "blocks\texists ns/block\tGo map ns/block\tpin 2,048 us\tinsert ns/block\tlongest us\tbytes/block\t")
+	fmt.Fprintln(t,
+		"blocks\texists ns/block\tGo map ns/block\tpin 2,048 us\tinsert ns/block\tlongest us\tbytes/block\t")
 	for _, row := range r.Rows {
 		fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t\n", row.Blocks, row.NsPerBlock, row.MapNsPerBlock,
 			row.PinUs2048, row.InsertNs, row.InsertMaxUs, row.BytesPerBlock)

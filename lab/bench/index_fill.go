@@ -23,13 +23,15 @@ type filledIndex struct {
 }
 
 func fillIndex(blocks, shards int) (*filledIndex, error) {
-	p, err := dram.Open(dram.Options{Bytes: int64(blocks+blocks/8)*int64(shards)*indexBytesPerShard + 64<<20, Virtual: true})
+	p, err := dram.Open(dram.Options{Bytes: int64(blocks+blocks/8)*int64(shards)*indexBytesPerShard + 64<<20,
+		Virtual: true})
 	if err != nil {
 		return nil, err
 	}
 	f := &filledIndex{pool: p, shards: shards, blocks: blocks}
 	bytes := slices.Repeat([]uint32{indexBytesPerShard}, shards)
-	f.space, err = p.OpenSpace(pool.Spec{Identity: []byte("bench"), Shards: shards, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: bytes}}})
+	f.space, err = p.OpenSpace(pool.Spec{Identity: []byte("bench"), Shards: shards,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: bytes}}})
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +67,7 @@ func (f *filledIndex) insert(number, n int) error {
 	return nil
 }
 
-// benchChain appends the hashes of a chain to blob: any bytes that are as good as random.
+// benchChain appends the hashes of a chain to blob: pseudo-random bytes.
 func benchChain(blob []byte, number, n int) pool.Hashes {
 	r := rand.New(rand.NewPCG(uint64(number), 0x6b76))
 	for range n * pool.MaxHashLen / 8 {
@@ -99,7 +101,7 @@ func measureIndexSize(n int) (row indexRow, err error) {
 	return row, nil
 }
 
-// draw is one list of chains for each round.
+// draw returns one list of chains for each round.
 func (f *filledIndex) draw() (rounds [][]pool.Hashes) {
 	whole := f.blocks / indexChain
 	r := rand.New(rand.NewPCG(1, 2))

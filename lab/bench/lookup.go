@@ -13,7 +13,8 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// lookupRow is one line of the result: round trips of one form against those of a server that does nothing.
+// lookupRow is one line of the result: round trips of one form compared with those of an echo
+// server.
 type lookupRow struct {
 	Form      string  `json:"form"`
 	Hashes    int     `json:"hashes"`
@@ -45,7 +46,8 @@ const (
 )
 
 var (
-	lookupForms  = []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend2, ipc.FormAscend3, ipc.FormAscend4, ipc.FormSimple}
+	lookupForms = []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend2, ipc.FormAscend3, ipc.FormAscend4,
+		ipc.FormSimple}
 	lookupHashes = []int{1, 128, 2048}
 )
 
@@ -53,17 +55,20 @@ func lookupCommand() *cobra.Command {
 	s := lookupSettings{}
 	cmd := &cobra.Command{
 		Use:   "lookup",
-		Short: "Look-ups of all forms against a server that does nothing",
-		Long: "Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for runs of them\n" +
-			"drawn at random: all are hits. The own form reserves what it finds and releases it outside of the measurement. In turn\n" +
-			"with that the same frames go to a plain zmq4 REP socket that sends a reply of the same size. Both servers are processes\n" +
-			"of their own. Takes about 20 seconds.\n\n" +
-			"With --clients several ask at once, and reserve nothing. With --saves an engine saves as fast as the agent takes it, while\n" +
-			"either server is asked; the pool has memory then: --blocks KiB and 600 MiB.",
+		Short: "Compare look-ups of all forms with an echo server",
+		Long: `Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for
+random runs of them: all are hits. The own form reserves what it finds and releases it outside of
+the measurement. Alternating with that, the same frames go to a plain zmq4 REP socket that sends a
+reply of the same size. Both servers are processes of their own. Takes about 20 seconds.
+
+With --clients several clients ask concurrently, and reserve nothing. With --saves an engine saves
+as fast as the agent accepts it, while either server is asked; the pool then has memory: --blocks
+KiB and 600 MiB.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
-				return settings.Invalid(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks, maxLookupBlocks))
+				return settings.Invalid(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks,
+					maxLookupBlocks))
 			}
 			if s.rounds < 10 || s.rounds > 1_000_000 {
 				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
@@ -103,7 +108,8 @@ func measureLookup(s *lookupSettings) (rows []lookupRow, err error) {
 	return rows, nil
 }
 
-// measureLookupRanks asks in all forms an engine of one rank, and of several in the own form.
+// measureLookupRanks measures all forms for an engine of one rank, and the own form for several
+// ranks.
 func measureLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err error) {
 	b, err := newLookupBench(s, ranks)
 	if err != nil {
@@ -130,9 +136,11 @@ func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
 		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
+	_, _ = fmt.Fprintln(w,
+		"form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50, r.RatioP99, r.SavedGBs)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes,
+			r.P50us, r.P99us, r.EchoP50us, r.EchoP99us, r.RatioP50, r.RatioP99, r.SavedGBs)
 	}
 	return w.Flush()
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// lookupAgent is the agent that is asked, in a process of its own: the other end of a socket has its own threads and its own collector,
-// as it has beside an engine.
+// lookupAgent is the agent that is asked, in a process of its own: the other end of a socket has
+// its own threads and garbage collector, as in production.
 type lookupAgent struct {
 	pool   *dram.Pool
 	device *host.Device
@@ -35,7 +35,7 @@ const (
 	lookupVirtual = "virtual" // it is address space only
 )
 
-// lookupAgentCommand is the process that bench lookup starts and nobody else.
+// lookupAgentCommand is the process that only bench lookup starts.
 func lookupAgentCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "agent DIR CHAINS RANKS " + lookupReal + "|" + lookupVirtual, Hidden: true, Args: cobra.ExactArgs(4),
@@ -61,7 +61,8 @@ func (a *lookupAgent) open(dir string, chains, ranks int, memory bool) (err erro
 	if memory {
 		size += savePoolBytes
 	}
-	if a.pool, err = dram.Open(dram.Options{Bytes: size, Virtual: !memory, Policy: evict.Named(evict.DefaultName)}); err != nil {
+	if a.pool, err = dram.Open(dram.Options{Bytes: size, Virtual: !memory,
+		Policy: evict.Named(evict.DefaultName)}); err != nil {
 		return err
 	}
 	if memory {
@@ -102,7 +103,8 @@ func (a *lookupAgent) fill(chains, ranks int) error {
 	r := lookupRegistration(ranks)
 	space, err := a.pool.OpenSpace(pool.Spec{
 		Fingerprint: r.Space(), Identity: r.AppendIdentity(nil), Shards: ranks,
-		Groups: []pool.Group{{BlockTokens: lookupBlockTokens, ShardBytes: slices.Repeat([]uint32{lookupShardBytes}, ranks)}},
+		Groups: []pool.Group{{BlockTokens: lookupBlockTokens,
+			ShardBytes: slices.Repeat([]uint32{lookupShardBytes}, ranks)}},
 	})
 	if err != nil {
 		return err
@@ -129,16 +131,18 @@ func (a *lookupAgent) close() (err error) {
 	return err
 }
 
-// lookupRegistration is of the scheduler of the engine that asks.
+// lookupRegistration returns the registration of the scheduler of the engine that asks.
 func lookupRegistration(ranks int) *ipc.Register {
 	return &ipc.Register{
-		Req: 1, Instance: "bench", World: uint32(ranks), Shards: uint32(ranks), HashTokens: lookupBlockTokens, LookupName: lookupName,
-		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "bench"}, {Key: "tenant", Value: ""}},
-		Groups:   []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: lookupEngineBytes / lookupShardBytes}},
+		Req: 1, Instance: "bench", World: uint32(ranks), Shards: uint32(ranks), HashTokens: lookupBlockTokens,
+		LookupName: lookupName,
+		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "bench"},
+			{Key: "tenant", Value: ""}},
+		Groups: []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: lookupEngineBytes / lookupShardBytes}},
 	}
 }
 
-// newMemory is a memfd of some bytes.
+// newMemory returns a memfd of that many bytes.
 func newMemory(size int64) (fd int, err error) {
 	if fd, err = unix.MemfdCreate("kvagent-bench", unix.MFD_CLOEXEC); err != nil {
 		return -1, fmt.Errorf("memfd: %w", err)

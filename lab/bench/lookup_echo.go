@@ -10,15 +10,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// echoServer receives a message, does nothing, and sends a reply of a given size: what the round trip costs at
-// least with zmq4 as it is.
+// echoServer receives a message and sends a reply of a given size: the least that a round trip with
+// unmodified zmq4 costs.
 type echoServer struct {
 	ctx   *zmq.Context
 	reply atomic.Int32 // bytes
 	done  chan error
 }
 
-// lookupEchoCommand is the process that bench lookup starts and nobody else. Lines of its input are sizes of replies.
+// lookupEchoCommand is the process that only bench lookup starts. Lines of its input are sizes of
+// replies.
 func lookupEchoCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "echo PATH", Hidden: true, Args: cobra.ExactArgs(1),

@@ -24,7 +24,8 @@ const (
 	lookupName        = "bench"
 )
 
-// lookupBench is an agent with a filled pool and the server to compare with, each in a process of its own, and one engine of some ranks here.
+// lookupBench is an agent with a filled pool and the server to compare with, each in a process of
+// its own, and one engine of some ranks in this one.
 type lookupBench struct {
 	ranks, chains int
 	dir           string
@@ -33,7 +34,7 @@ type lookupBench struct {
 	scheduler     *ipc.Conn
 	session       uint64
 	workers       []*ipc.Conn
-	saver         *lookupSaver // nil: nobody saves
+	saver         *lookupSaver // nil: no engine saves
 	zmq           *zmqclient.Context
 	askers        []*asker
 }
@@ -57,7 +58,8 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if s.saves {
 		kind = lookupReal
 	}
-	if b.server, err = startChildProcess("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains), strconv.Itoa(b.ranks), kind); err != nil {
+	if b.server, err = startChildProcess("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains),
+		strconv.Itoa(b.ranks), kind); err != nil {
 		return err
 	}
 	if err := b.register(); err != nil {
@@ -77,7 +79,7 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 
 func (b *lookupBench) echoPath() string { return filepath.Join(b.dir, "echo") }
 
-// register announces the engine: its scheduler, which opens the look-up socket, and all its ranks.
+// register registers the engine: its scheduler, which opens the look-up socket, and all its ranks.
 func (b *lookupBench) register() error {
 	r := lookupRegistration(b.ranks)
 	var err error
@@ -119,7 +121,8 @@ type sentRegion struct {
 
 // openSession opens a session and registers it.
 func (b *lookupBench) openSession(r *ipc.Register, parts []any) (*ipc.Conn, error) {
-	c, w, err := ipc.DialSession(context.Background(), filepath.Join(b.dir, lookupSockets, ipc.SessionSocket), "kvagent bench", ipc.Version, ipc.Version)
+	c, w, err := ipc.DialSession(context.Background(), filepath.Join(b.dir, lookupSockets, ipc.SessionSocket),
+		"kvagent bench", ipc.Version, ipc.Version)
 	if err != nil {
 		return nil, err
 	}

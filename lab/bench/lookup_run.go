@@ -16,14 +16,15 @@ import (
 
 const (
 	lookupPatience  = 5 * time.Second
-	lookupDeadline  = 1_000_000 // microseconds: no answer of a busy machine is given up
+	lookupDeadline  = 1_000_000 // microseconds: long enough for every answer of a busy machine
 	lookupWarmUp    = 50        // questions of each client that do not count
 	lookupTurn      = 10        // questions that each of several clients asks one server before all go to the other
 	echoMaxReply    = 64
 	microsPerSecond = 1e6
 )
 
-// measure asks rounds times, in turns: the agent and the other server the same questions, in an order that changes.
+// measure asks the agent and the other server the same questions, in alternating order, that many
+// rounds.
 func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks, Clients: len(b.askers)}
 	each := 1
@@ -67,7 +68,8 @@ func (b *lookupBench) saved() int64 {
 	return b.saver.bytes.Load()
 }
 
-// turn lets all clients ask one server what they drew, at once, and gives the times in microseconds.
+// turn lets all clients concurrently ask one server what they drew, and returns the times in
+// microseconds.
 func (b *lookupBench) turn(toAgent bool) (took []float64, err error) {
 	if !toAgent {
 		if err := b.setReply(b.askers[0].replyBytes); err != nil {
@@ -97,7 +99,7 @@ func (b *lookupBench) setReply(bytes int) error {
 		return nil
 	}
 	b.replyBytes = bytes
-	return b.echo.tell(strconv.Itoa(bytes))
+	return b.echo.command(strconv.Itoa(bytes))
 }
 
 // asker is one client of both servers.
@@ -133,10 +135,11 @@ func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
 	q.blob = chain.Blob
 	from := a.random.IntN(lookupChain-n+1) * pool.MaxHashLen
 	q.want = uint32(n * lookupBlockTokens)
-	q.request = ipc.LookupRequest{Form: form, Tokens: uint64(q.want) + 1, HashLen: pool.MaxHashLen, Hashes: q.blob[from : from+n*pool.MaxHashLen]}
+	q.request = ipc.LookupRequest{Form: form, Tokens: uint64(q.want) + 1, HashLen: pool.MaxHashLen,
+		Hashes: q.blob[from : from+n*pool.MaxHashLen]}
 	if form == ipc.FormOwn {
 		q.request.Session, q.request.DeadlineUS = a.bench.session, lookupDeadline
-		q.request.Reserve = len(a.bench.askers) == 1 // what is reserved is released between questions, by the engine's one scheduler
+		q.request.Reserve = len(a.bench.askers) == 1 // the engine's one scheduler releases it between questions
 	}
 	q.frames.Reset()
 	return ipc.AppendRequest(&q.frames, &q.request)
@@ -158,7 +161,7 @@ func (a *asker) turn(toAgent bool) (took []float64, err error) {
 	return took, nil
 }
 
-// askAgent asks, checks that all is found, and gives back what was reserved outside of the time.
+// askAgent asks, checks that everything is found, and releases leases outside of the measured time.
 func (a *asker) askAgent(q *question) (time.Duration, error) {
 	if err := a.settle(0); err != nil {
 		return 0, err
@@ -193,8 +196,8 @@ func (a *asker) askEcho(q *question) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// settle releases a lease, if it is one, and waits until the agent has done it: so both servers are asked from the
-// same rest. Several clients reserve nothing, and do not rest.
+// settle releases a lease, if there is one, and waits until the agent has done it, so that both
+// servers are idle before each question. Several clients reserve nothing, and do not wait.
 func (a *asker) settle(lease uint64) error {
 	if len(a.bench.askers) > 1 {
 		return nil

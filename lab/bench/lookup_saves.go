@@ -14,7 +14,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Shape of the engine that saves. What it stored in an epoch goes before the pool is full, so that nothing that is asked for has to.
+// Shape of the engine that saves. What it stored in an epoch is dropped before the pool is full, so
+// that nothing that is asked for is evicted.
 const (
 	saveBlockBytes = 64 << 10
 	saveBlocks     = 64 // of a job, and of the engine's memory
@@ -36,7 +37,8 @@ type lookupSaver struct {
 }
 
 func startSaver(dir string) (*lookupSaver, error) {
-	c, _, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket), "kvagent bench", ipc.Version, ipc.Version)
+	c, _, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket),
+		"kvagent bench", ipc.Version, ipc.Version)
 	if err != nil {
 		return nil, err
 	}
@@ -55,11 +57,14 @@ func (s *lookupSaver) register() error {
 	}
 	defer unix.Close(fd)
 	return registerBench(s.conn, &ipc.Register{
-		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: lookupBlockTokens, Regions: 1, Segments: 1,
-		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"}, {Key: "tenant", Value: ""}},
-		Groups:   []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: saveBlocks}},
+		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: lookupBlockTokens, Regions: 1,
+		Segments: 1,
+		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"},
+			{Key: "tenant", Value: ""}},
+		Groups: []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: saveBlocks}},
 	}, []any{
-		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: saveBlocks * saveBlockBytes}}}, fd},
+		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD,
+			Size: saveBlocks * saveBlockBytes}}}, fd},
 		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: saveBlockBytes, Bytes: saveBlockBytes}}},
 	})
 }
@@ -98,7 +103,8 @@ func (s *lookupSaver) submit() error {
 		section.Blocks = binary.LittleEndian.AppendUint32(section.Blocks, block)
 	}
 	s.job++
-	return s.conn.Send(&ipc.Save{Job: s.job, Epoch: s.epoch, Event: ipc.None, Revoke: ipc.None, Sections: []ipc.Section{section}})
+	return s.conn.Send(&ipc.Save{Job: s.job, Epoch: s.epoch, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{section}})
 }
 
 func (s *lookupSaver) await() error {
@@ -134,7 +140,7 @@ func (s *lookupSaver) close() error {
 	return errors.Join(err, s.conn.Close())
 }
 
-// receive waits for a message of one type, and passes over others.
+// receive waits for a message of one type, and skips others.
 func receive[T any](c *ipc.Conn) (want T, err error) {
 	for {
 		m, _, err := c.Recv()

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Agent and echo are processes of their own: they end with the measurement, and what they answer is checked by it.
+// Agent and echo are processes of their own: they end with the measurement, and what they answer is
+// checked by it.
 func TestBenchLookup(t *testing.T) {
 	for name, args := range map[string][]string{
 		"one":     {"--form", "own"},
@@ -13,13 +14,15 @@ func TestBenchLookup(t *testing.T) {
 		"saves":   {"--form", "own", "--clients", "2", "--saves"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, code := benchOutput(t, append([]string{"bench", "lookup", "--json", "--blocks", "4096", "--rounds", "20"}, args...)...)
+			out, code := benchOutput(t, append([]string{"bench", "lookup", "--json", "--blocks", "4096", "--rounds",
+				"20"}, args...)...)
 			var r struct{ Rows []lookupRow }
 			if err := json.Unmarshal([]byte(out), &r); code != 0 || err != nil || len(r.Rows) < len(lookupHashes) {
 				t.Fatalf("exit %d, %v: %s", code, err, out)
 			}
 			for _, row := range r.Rows {
-				if row.P50us <= 0 || row.EchoP50us <= 0 || row.P99us < row.P50us || row.RatioP50 <= 0 || row.RatioP99 <= 0 || (row.SavedGBs > 0) != (name == "saves") {
+				if row.P50us <= 0 || row.EchoP50us <= 0 || row.P99us < row.P50us || row.RatioP50 <= 0 ||
+					row.RatioP99 <= 0 || (row.SavedGBs > 0) != (name == "saves") {
 					t.Errorf("%+v", row)
 				}
 			}

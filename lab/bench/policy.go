@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
 
-// policyReport is block hits along the prefix over all blocks of a stream, at one capacity.
+// policyReport has the prefix hits of a stream as a share of its blocks, at one capacity.
 type policyReport struct {
 	Stream   string             `json:"stream"`
 	Capacity int                `json:"capacity_blocks"`
@@ -23,8 +23,8 @@ type policyReport struct {
 	Opt      float64            `json:"opt"`       // Belady's optimum
 	BelowLRU float64            `json:"below_lru"` // lru less hit_rate; negative is better than LRU
 	Policies map[string]float64 `json:"policies"`  // each through the pool's own interface
-	// Processor time of a simulation with the policy per block looked up, its index and chains with it, ns: of each part of the
-	// stream the least of some runs. The same with LRU as the policy.
+	// Processor time of a simulation with the policy per block looked up, its index and chains with
+	// it, ns: of each part of the stream the least of some runs. The same with LRU as the policy.
 	PerAccess    int64 `json:"ns_per_access"`
 	PerAccessLRU int64 `json:"lru_ns_per_access"`
 }
@@ -41,7 +41,7 @@ type policySettings struct {
 	workload   string
 	seed       uint64
 	capacities []int
-	mostBelow  float64 // 0 is not held
+	mostBelow  float64 // 0: no limit
 	json       bool
 }
 
@@ -49,11 +49,12 @@ func policyCommand() *cobra.Command {
 	s := policySettings{capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed}
 	cmd := &cobra.Command{
 		Use:   "policy [--trace FILE] [--workload NAME]",
-		Short: "Hit rate of the pool's eviction on a trace, beside LRU and the optimum",
-		Long: "Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload, against a pool of " +
-			"--capacity-blocks blocks whose data is address space only. Each request hits the leading blocks that are stored, and then " +
-			"has all its blocks stored. Time is the trace's. Of several streams as many run at once as there are cores, and ns/access, " +
-			"which is processor time, is of caches that are shared then.",
+		Short: "Compare the hit rate of the pool's eviction on a trace with LRU and the optimum",
+		Long: `Replays a trace (one JSON object a line, with timestamp and hash_ids), or a generated workload,
+against a pool of --capacity-blocks blocks whose data is address space only. Each request hits the
+leading blocks that are stored, and then all its blocks are stored. Time is the trace's. Of several
+streams as many run concurrently as there are cores; ns/access, which is processor time, is then
+measured with shared caches.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd.OutOrStdout()) },
 	}
@@ -61,9 +62,13 @@ func policyCommand() *cobra.Command {
 	f.BoolVar(&s.json, "json", false, "print one JSON object; of several capacities or workloads, its rows")
 	f.StringVar(&s.trace, "trace", "", "trace file in Mooncake's format")
 	f.StringVar(&s.workload, "workload", "", "generated workload, or all")
-	f.Uint64Var(&s.seed, "seed", s.seed, "seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; of these 0 is 1")
-	f.Float64Var(&s.mostBelow, "most-below-lru", 0, "fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
-	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities, fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
+	f.Uint64Var(&s.seed, "seed", s.seed,
+		"seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; "+
+			"for these 0 means 1")
+	f.Float64Var(&s.mostBelow, "most-below-lru", 0,
+		"fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
+	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities,
+		fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
 	return cmd
 }
 
@@ -92,18 +97,20 @@ func (s *policySettings) print(out io.Writer, rows []policyReport) error {
 	return json.NewEncoder(out).Encode(map[string][]policyReport{"rows": rows})
 }
 
-// hold is an error if a row is farther below LRU than allowed.
+// hold returns an error if a row is farther below LRU than allowed.
 func (s *policySettings) hold(rows []policyReport) error {
 	var all []error
 	for _, r := range rows {
 		if s.mostBelow > 0 && r.BelowLRU > s.mostBelow {
-			all = append(all, fmt.Errorf("%s, %d blocks: hit rate %.4f is %.4f below LRU, may be %g", r.Stream, r.Capacity, r.HitRate, r.BelowLRU, s.mostBelow))
+			all = append(all, fmt.Errorf("%s, %d blocks: hit rate %.4f is %.4f below LRU, may be %g", r.Stream,
+				r.Capacity, r.HitRate, r.BelowLRU, s.mostBelow))
 		}
 	}
 	return errors.Join(all...)
 }
 
-// streams checks the settings and reads what they name. What is generated is made when its turn comes.
+// streams checks the settings and reads the traces that they name. Generated streams are made when
+// their turn comes.
 func (s *policySettings) streams() ([]streamMaker, error) {
 	for _, c := range s.capacities {
 		if c < 1 || c > maxPolicyBlocks {

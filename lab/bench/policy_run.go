@@ -15,7 +15,7 @@ import (
 	"github.com/kvagent/kvagent/pool/evict/evictsim"
 )
 
-// streamMaker gives a stream when its turn comes: all of them at once take gigabytes.
+// streamMaker makes a stream when its turn comes: all of them at once take gigabytes.
 type streamMaker func() *evictsim.Stream
 
 // measurePolicies runs each stream at each capacity, as many streams at once as there are cores.
@@ -57,7 +57,8 @@ func measurePolicy(s *evictsim.Stream, capacity, runs int) (policyReport, error)
 	r := policyReport{
 		Stream: s.Name, Capacity: capacity, Policies: map[string]float64{},
 		LRU: evictsim.LRU(s, capacity).HitRate(), Opt: evictsim.Optimum(s, capacity).HitRate(),
-		PerAccess: policyTime(s, evict.HazardName, capacity, runs), PerAccessLRU: policyTime(s, evict.LRUName, capacity, runs),
+		PerAccess:    policyTime(s, evict.HazardName, capacity, runs),
+		PerAccessLRU: policyTime(s, evict.LRUName, capacity, runs),
 	}
 	for _, name := range evict.Names {
 		hits, err := poolHits(s, name, capacity)
@@ -71,7 +72,7 @@ func measurePolicy(s *evictsim.Stream, capacity, runs int) (policyReport, error)
 	return r, nil
 }
 
-// policyTime is the time of a simulation with a policy per block looked up, ns.
+// policyTime returns the time of a simulation with a policy per block looked up, ns.
 func policyTime(s *evictsim.Stream, eviction string, capacity, runs int) int64 {
 	least := evictsim.Run(s, evict.Named(eviction), capacity)
 	for range runs - 1 {
@@ -89,7 +90,8 @@ func poolHits(s *evictsim.Stream, eviction string, capacity int) (hits int, err 
 	}
 	clock := &streamClock{}
 	p, err := dram.Open(dram.Options{
-		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: evict.Named(eviction), Clock: clock.now, HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
+		Bytes: slab * int64(capacity), SlabBytes: slab, Virtual: true, Policy: evict.Named(eviction), Clock: clock.now,
+		HashSeed: cmp.Or(s.HashSeed, defaultPolicySeed),
 	})
 	if err != nil {
 		return 0, err

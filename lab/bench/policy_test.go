@@ -55,7 +55,8 @@ func TestBenchPolicyBesideItsBounds(t *testing.T) {
 	}
 }
 
-// TestPoolDoesAsTheSimulation compares the pool's real code with the simulation on a generated workload.
+// TestPoolDoesAsTheSimulation compares the pool's real code with the simulation on a generated
+// workload.
 func TestPoolDoesAsTheSimulation(t *testing.T) {
 	figures(t)
 	t.Parallel()
@@ -105,7 +106,8 @@ func TestBenchPolicyOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bad := range [][]string{
-		{"--trace", file}, {}, {"--workload", "chat", "--most-below-lru", "-1"}, {"--workload", "nosuch"}, {"--workload", "chat", "--capacity-blocks", "0"},
+		{"--trace", file}, {}, {"--workload", "chat", "--most-below-lru", "-1"}, {"--workload", "nosuch"},
+		{"--workload", "chat", "--capacity-blocks", "0"},
 	} {
 		if _, err := run(bad...); err == nil {
 			t.Errorf("%v was accepted", bad)
@@ -121,7 +123,8 @@ func TestBenchPolicyHolds(t *testing.T) {
 		t.Errorf("failed: %v", err)
 	}
 	rows = append(rows, policyReport{Stream: "bad", BelowLRU: 0.0101})
-	if err := s.hold(rows); err == nil || !strings.Contains(err.Error(), "bad") || strings.Contains(err.Error(), "good") {
+	if err := s.hold(rows); err == nil || !strings.Contains(err.Error(), "bad") ||
+		strings.Contains(err.Error(), "good") {
 		t.Errorf("0.0101 below LRU is: %v", err)
 	}
 	s.mostBelow = 0

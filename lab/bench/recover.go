@@ -12,7 +12,7 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// recoverReport is what came back of a pool whose process was killed while it saved.
+// recoverReport describes what was recovered of a pool whose process was killed while it saved.
 type recoverReport struct {
 	Slots          int     `json:"slots"`
 	Recovered      int     `json:"recovered"`
@@ -37,13 +37,14 @@ func recoverCommand() *cobra.Command {
 	slots, dir := defaultRecoverSlots, "/dev/shm"
 	cmd := &cobra.Command{
 		Use:   "recover",
-		Short: "How much of a killed agent's pool comes back, and how fast",
-		Long: fmt.Sprintf(`Fills a pool in a file with blocks of %d bytes in a process of its own, kills that while it saves more, opens the
-file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
+		Short: "Measure how much of a killed agent's pool is recovered, and how fast",
+		Long: fmt.Sprintf(`Fills a pool in a file with blocks of %d bytes in a process of its own, kills that
+process while it saves more, opens the file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if slots < minRecoverSlots || slots > maxRecoverSlots {
-				return settings.Invalid(fmt.Errorf("slots: %d, allowed: %d to %d", slots, minRecoverSlots, maxRecoverSlots))
+				return settings.Invalid(fmt.Errorf("slots: %d, allowed: %d to %d", slots, minRecoverSlots,
+					maxRecoverSlots))
 			}
 			report, err := measureRecover(slots, dir)
 			if err != nil {
@@ -53,12 +54,14 @@ file, and compares a sample of the blocks byte for byte.`, recoverSlotBytes),
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%d of %d blocks (%.2f %%) came back in %.3f s; %d compared, %d wrong\n",
-				report.Recovered, report.Slots, 100*report.RecoveredRatio, report.RecoverS, report.Checked, report.Wrong)
+				report.Recovered, report.Slots, 100*report.RecoveredRatio, report.RecoverS, report.Checked,
+				report.Wrong)
 			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().IntVar(&slots, "slots", slots, fmt.Sprintf("blocks that the pool holds, %d to %d; it takes 1.1 KiB for each", minRecoverSlots, maxRecoverSlots))
+	cmd.Flags().IntVar(&slots, "slots", slots, fmt.Sprintf(
+		"blocks that the pool holds, %d to %d; it takes 1.1 KiB for each", minRecoverSlots, maxRecoverSlots))
 	cmd.Flags().StringVar(&dir, "dir", dir, "directory on tmpfs or hugetlbfs for the file, which is removed in the end")
 	cmd.AddCommand(recoverFillCommand())
 	return cmd
@@ -69,7 +72,7 @@ func measureRecover(slots int, dir string) (r recoverReport, err error) {
 	if err != nil {
 		return r, fmt.Errorf("dir: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // tmpfs: it fails only if somebody else removed it
+	defer func() { _ = os.RemoveAll(dir) }() // tmpfs: it fails only if another process removed it
 	path := filepath.Join(dir, "pool")
 	filled, err := fillAndKill(path, slots)
 	if err != nil {
@@ -86,7 +89,8 @@ func measureRecover(slots int, dir string) (r recoverReport, err error) {
 	}
 	slots = int(p.Info().Bytes / recoverSlotBytes) // rounded up to slabs
 	r = recoverReport{
-		Slots: slots, Recovered: found.Entries, RecoveredRatio: float64(found.Entries) / float64(slots), RecoverS: found.Took.Seconds(), FillS: filled.took.Seconds(),
+		Slots: slots, Recovered: found.Entries, RecoveredRatio: float64(found.Entries) / float64(slots),
+		RecoverS: found.Took.Seconds(), FillS: filled.took.Seconds(),
 	}
 	r.Checked, r.Wrong, err = checkRecovered(p, filled.chains)
 	if err == nil && r.Wrong > 0 {

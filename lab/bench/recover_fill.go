@@ -24,14 +24,15 @@ import (
 const (
 	recoverSlab    = 1 << 20
 	recoverFullAt  = 4 * time.Minute // for the process that fills
-	recoverGoOn    = 100             // chains saved behind a full pool before the kill
+	recoverGoOn    = 100             // chains saved after the pool is full, before the kill
 	recoverSayFull = "full"
 )
 
-// recoverOptions are a pool of so many slots, a slab at most more.
+// recoverOptions returns the options of a pool of that many slots, at most a slab more.
 func recoverOptions(path string, slots int) dram.Options {
 	bytes := int64(slots) * recoverSlotBytes
-	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab, Path: path, Policy: evict.Named(evict.DefaultName)}
+	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab,
+		Path: path, Policy: evict.Named(evict.DefaultName)}
 }
 
 // recoverFillCommand is the process that is killed.
@@ -48,7 +49,8 @@ func recoverFillCommand() *cobra.Command {
 	}
 }
 
-// recoverFill saves chains until it is killed, and says how many are saved from when the pool is full.
+// recoverFill saves chains until it is killed, and reports how many are saved once the pool is
+// full.
 func recoverFill(path string, slots int, out io.Writer) error {
 	p, err := dram.Open(recoverOptions(path, slots))
 	if err != nil {
@@ -62,17 +64,18 @@ func recoverFill(path string, slots int, out io.Writer) error {
 		saveRecoverChain(p, id, chain)
 		if saved := (chain + 1) * recoverChain; saved >= slots+recoverChain {
 			if _, err := fmt.Fprintln(out, recoverSayFull, chain+1); err != nil {
-				return err // nobody listens
+				return err // the parent has ended
 			}
 		}
 	}
 }
 
 func recoverSpec() pool.Spec {
-	return pool.Spec{Identity: []byte("bench recover"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{recoverSlotBytes}}}}
+	return pool.Spec{Identity: []byte("bench recover"), Shards: 1,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{recoverSlotBytes}}}}
 }
 
-// recoverHashes is a chain by its number.
+// recoverHashes returns a chain by its number.
 func recoverHashes(chain int) pool.Hashes {
 	blob := make([]byte, 0, recoverChain*pool.MaxHashLen)
 	for i := range uint64(recoverChain) {
@@ -83,7 +86,7 @@ func recoverHashes(chain int) pool.Hashes {
 	return pool.Chain(blob, pool.MaxHashLen)
 }
 
-// recoverBytes is what belongs in a block: its hash, again and again.
+// recoverBytes fills a block with its hash, repeatedly.
 func recoverBytes(b, hash []byte) {
 	for n := 0; n < len(b); {
 		n += copy(b[n:], hash)
@@ -91,7 +94,8 @@ func recoverBytes(b, hash []byte) {
 }
 
 func recoverBatch(id pool.SpaceID, chain int) pool.Batch {
-	return pool.Batch{Space: id, Epoch: 1, Hashes: recoverHashes(chain), Status: make([]pool.Status, recoverChain), Slots: make([]pool.Slot, recoverChain)}
+	return pool.Batch{Space: id, Epoch: 1, Hashes: recoverHashes(chain), Status: make([]pool.Status, recoverChain),
+		Slots: make([]pool.Slot, recoverChain)}
 }
 
 func saveRecoverChain(p *dram.Pool, id pool.SpaceID, chain int) {
@@ -109,7 +113,7 @@ func saveRecoverChain(p *dram.Pool, id pool.SpaceID, chain int) {
 	p.Commit(b.Slots, b.Epoch, b.Status)
 }
 
-// recoverFilled is what the process that was killed had done.
+// recoverFilled is what the killed process had done.
 type recoverFilled struct {
 	chains int // saved
 	took   time.Duration
@@ -123,8 +127,8 @@ func fillAndKill(path string, slots int) (f recoverFilled, err error) {
 	}
 	began := time.Now()
 	cmd := exec.Command(self, "bench", "recover", "fill", path, strconv.Itoa(slots))
-	var said bytes.Buffer
-	cmd.Stderr = &said
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return f, err
@@ -149,12 +153,13 @@ func fillAndKill(path string, slots int) (f recoverFilled, err error) {
 	}
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Exited() || f.chains == 0 {
-		return f, fmt.Errorf("the process that fills the pool ended by itself: %w\n%s", errors.Join(err, io.ErrUnexpectedEOF), said.String())
+		return f, fmt.Errorf("the process that fills the pool ended by itself: %w\n%s",
+			errors.Join(err, io.ErrUnexpectedEOF), stderr.String())
 	}
 	return f, nil
 }
 
-// checkRecovered compares chains that were saved last, as far as they are there.
+// checkRecovered compares chains that were saved last, as far as they are stored.
 func checkRecovered(p *dram.Pool, chains int) (checked, wrong int, err error) {
 	id, err := p.OpenSpace(recoverSpec())
 	if err != nil {

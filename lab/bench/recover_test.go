@@ -17,7 +17,8 @@ func TestBenchRecover(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &r); code != 0 || err != nil {
 		t.Fatalf("exit %d, %v: %s", code, err, out)
 	}
-	if r.Slots < 20_000 || r.RecoveredRatio < 0.95 || r.RecoveredRatio > 1 || r.RecoverS <= 0 || r.Checked < 10_000 || r.Wrong != 0 {
+	if r.Slots < 20_000 || r.RecoveredRatio < 0.95 || r.RecoveredRatio > 1 || r.RecoverS <= 0 || r.Checked < 10_000 ||
+		r.Wrong != 0 {
 		t.Errorf("%+v", r)
 	}
 }

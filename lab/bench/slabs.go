@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// slabsReport is what storing blocks of one size cost blocks of the others.
+// slabsReport has the cost of storing blocks of one size for blocks of the others.
 type slabsReport struct {
 	PoolBytes     int64       `json:"pool_bytes"`
 	SlabBytes     int64       `json:"slab_bytes"`
@@ -27,7 +27,7 @@ type slabsReport struct {
 }
 
 // slabPhase is one part of a run: filling the pool with the first model, storing the first blocks
-// of the others, and all models in turn.
+// of the others, and all models alternating.
 type slabPhase struct {
 	Name           string  `json:"name"`
 	StoredBytes    int64   `json:"stored_bytes"`
@@ -73,7 +73,7 @@ func slabsCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "slabs",
-		Short: "What storing blocks of one size costs blocks of another",
+		Short: "Measure what storing blocks of one size costs blocks of another",
 		Long: `Fills a pool with interleaved conversations of a first model, stores some of models whose
 blocks have other sizes, and then plays all models in turn until twice the pool has been stored.
 For each of the three phases it prints the bytes stored, the bytes evicted and moved for them, and
@@ -85,15 +85,17 @@ the time of a reservation. In the end every block that is still stored is compar
 	}
 	f := cmd.Flags()
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
-	f.Var(settings.Size(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "the pool, whose memory is taken")
-	f.Var(settings.Size(&s.slab, 0, dram.MaxSlabBytes), "slab", "size of a slab, a power of two; 0: as serve chooses it")
+	f.Var(settings.Size(&s.pool, minSlabsPool, dram.MaxBytes), "pool", "size of the pool, which is allocated")
+	f.Var(settings.Size(&s.slab, 0, dram.MaxSlabBytes), "slab",
+		"size of a slab, a power of two; 0: as serve chooses it")
 	f.StringSliceVar(&s.slots, "slots", s.slots,
 		fmt.Sprintf("sizes of a block, one for each model, %d to %d of them", minSlabsSizes, maxSlabsSizes))
 	f.Var(settings.Count(&s.conversations, 1, maxSlabsConversations), "conversations",
 		"conversations of each model, interleaved at random")
-	f.Var(settings.Size(&s.store, 1, dram.MaxBytes), "store", "bytes that each further model stores in the second phase")
+	f.Var(settings.Size(&s.store, 1, dram.MaxBytes), "store",
+		"bytes that each further model stores in the second phase")
 	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "policy of the pool")
-	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; of these 0 is 1")
+	f.Uint64Var(&s.seed, "seed", s.seed, "seed of the conversations and of the hashes of keys; for these 0 means 1")
 	return cmd
 }
 
@@ -116,7 +118,7 @@ func (s *slabsSettings) run(out io.Writer) error {
 	return err
 }
 
-// complete reads the sizes.
+// complete parses the sizes.
 func (s *slabsSettings) complete() error {
 	if len(s.slots) < minSlabsSizes || len(s.slots) > maxSlabsSizes {
 		return fmt.Errorf("--slots has %d sizes, must have %d to %d", len(s.slots), minSlabsSizes, maxSlabsSizes)

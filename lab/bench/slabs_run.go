@@ -105,7 +105,7 @@ func (b *slabsBench) addModel(number uint64, bytes int64) error {
 	return err
 }
 
-// play has random conversations of random models go on until a phase is over.
+// play continues random conversations of random models until a phase has ended.
 func (b *slabsBench) play(name string, models []*slabsModel, over func(*slabPhase) bool) slabPhase {
 	ph := slabPhase{Name: name}
 	b.phase, b.slept = &ph, 0
@@ -123,8 +123,7 @@ func (b *slabsBench) play(name string, models []*slabsModel, over func(*slabPhas
 	return ph
 }
 
-// turn looks a conversation up and stores what is missing of it and the blocks that come with this
-// turn.
+// turn looks a conversation up, and stores what is missing of it and the blocks of this turn.
 func (b *slabsBench) turn(m *slabsModel) {
 	b.clock.at.Add(1)
 	i := b.rng.IntN(len(m.talks))
@@ -168,7 +167,7 @@ func (m *slabsModel) batch(h pool.Hashes) pool.Batch {
 	}
 }
 
-// hashes is the chain of a conversation.
+// hashes returns the chain of a conversation.
 func (m *slabsModel) hashes(t *slabsTalk) pool.Hashes {
 	blob := make([]byte, 0, t.blocks*pool.MaxHashLen)
 	for i := range uint64(t.blocks) {
@@ -179,8 +178,8 @@ func (m *slabsModel) hashes(t *slabsTalk) pool.Hashes {
 	return pool.Chain(blob, pool.MaxHashLen)
 }
 
-// stamps are the places of a block that are written and compared: its beginning, its end, and some
-// between.
+// stamps returns the places of a block that are written and compared: its beginning, its end, and
+// some between.
 func stamps(n int) (at [slabsStamps]int) {
 	for i := range at {
 		at[i] = i * (n - slabsStamp) / (slabsStamps - 1)
@@ -188,7 +187,7 @@ func stamps(n int) (at [slabsStamps]int) {
 	return at
 }
 
-// stamp writes what belongs in a block.
+// stamp writes a block's expected content.
 func stamp(block, hash []byte) {
 	for _, at := range stamps(len(block)) {
 		recoverBytes(block[at:at+slabsStamp], hash)

@@ -12,7 +12,8 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// transferRow is one line of the result: the path from engine memory to the pool or back against plain copy().
+// transferRow is one line of the result: the path from engine memory to the pool or back compared
+// with plain copy().
 type transferRow struct {
 	Direction    string  `json:"direction"` // save, load, both
 	SegmentBytes int     `json:"segment_bytes"`
@@ -31,17 +32,18 @@ func transferCommand() *cobra.Command {
 	s := transferSettings{}
 	cmd := &cobra.Command{
 		Use:   "transfer",
-		Short: "Saves and loads on the host device against plain copy()",
-		Long: "Moves scattered blocks between an engine's memory and a pool, checksums on, and in turn with that the\n" +
-			"same bytes between the same places by copy() with as many threads. Takes about 10 seconds and three\n" +
-			"times --memory bytes of memory.",
+		Short: "Compare saves and loads on the host device with plain copy()",
+		Long: `Moves scattered blocks between an engine's memory and a pool, with checksums, and, alternating with
+that, the same bytes between the same places by copy() with as many threads. Takes about 10 seconds
+and three times --memory bytes of memory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.rounds < 1 || s.rounds > 1000 {
 				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 1 to 1000", s.rounds))
 			}
 			if s.memory < 64<<20 || s.memory > 1<<40 {
-				return settings.Invalid(fmt.Errorf("--memory is %d bytes, must be %d to %d", s.memory, 64<<20, int64(1)<<40))
+				return settings.Invalid(fmt.Errorf("--memory is %d bytes, must be %d to %d", s.memory, 64<<20,
+					int64(1)<<40))
 			}
 			rows, err := measureTransfer(&s)
 			if err != nil {
@@ -79,7 +81,8 @@ func printTransfer(out io.Writer, rows []transferRow, asJSON bool) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	_, _ = fmt.Fprintln(w, "segment\tdirection\tGB/s\tcopy() GB/s\tratio\t")
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(w, "%d KiB\t%s\t%.2f\t%.2f\t%.2f\t\n", r.SegmentBytes>>10, r.Direction, r.GBps, r.CopyGBps, r.Ratio)
+		_, _ = fmt.Fprintf(w, "%d KiB\t%s\t%.2f\t%.2f\t%.2f\t\n", r.SegmentBytes>>10, r.Direction, r.GBps, r.CopyGBps,
+			r.Ratio)
 	}
 	return w.Flush()
 }

@@ -115,7 +115,8 @@ func (b *transferBench) close() error {
 	return errors.Join(errs...)
 }
 
-// measure moves everything once in both directions, so that every page is there, and then measures in turns.
+// measure moves everything once in both directions, so that every page is there, and then measures
+// in turns.
 func (b *transferBench) measure(segment, rounds int) ([]transferRow, error) {
 	if err := b.start(segment); err != nil {
 		return nil, err
@@ -160,7 +161,8 @@ func median(v []float64) float64 {
 
 func rounded(v float64) float64 { return math.Round(v*1000) / 1000 }
 
-// reference moves blocks by copy(), each direction on a thread of its own, and gives 10^9 bytes per second.
+// reference moves blocks by copy(), each direction on a thread of its own, and gives 10^9 bytes per
+// second.
 func (b *transferBench) reference(blocks int, save, load bool) float64 {
 	var threads sync.WaitGroup
 	start, moved := time.Now(), 0
@@ -174,7 +176,7 @@ func (b *transferBench) reference(blocks int, save, load bool) float64 {
 	return float64(moved) / time.Since(start).Seconds() / 1e9
 }
 
-// copies is what a transfer does with the bytes, as plain as it can be said.
+// copies copies the same bytes as a transfer, with copy().
 func (b *transferBench) copies(blocks int, dir cudaipc.Direction) {
 	order := rand.New(rand.NewPCG(uint64(dir), 3)).Perm(b.blocks)
 	engine, slots, block := b.memory.Mem, b.other.Mem, b.segment*jobSegments
@@ -191,8 +193,8 @@ func (b *transferBench) copies(blocks int, dir cudaipc.Direction) {
 	}
 }
 
-// move saves a new chain of blocks, or loads the last one, or both at once, by the worker, and gives 10^9 bytes per
-// second. Engine blocks are taken in random order.
+// move saves a new chain of blocks, or loads the last one, or both at once, through the worker, and
+// returns 10^9 bytes per second. Engine blocks are taken in random order.
 func (b *transferBench) move(blocks int, save, load bool) (float64, error) {
 	var jobs []transfer.Job
 	if load {
@@ -221,7 +223,7 @@ func (b *transferBench) move(blocks int, save, load bool) (float64, error) {
 	return float64(moved) / took.Seconds() / 1e9, nil
 }
 
-// chain makes jobs of so many blocks; each is a prompt of its own.
+// chain makes jobs of that many blocks; each is a prompt of its own.
 func (b *transferBench) chain(kind transfer.Kind, chain, blocks int) []transfer.Job {
 	order := b.random.Perm(b.blocks)
 	hashes := make([]byte, blocks*pool.MaxHashLen)
@@ -231,13 +233,15 @@ func (b *transferBench) chain(kind transfer.Kind, chain, blocks int) []transfer.
 	var jobs []transfer.Job
 	for from := 0; from < blocks; from += jobBlocks {
 		to := min(from+jobBlocks, blocks)
-		section := transfer.Section{Hashes: pool.Chain(hashes[from*pool.MaxHashLen:to*pool.MaxHashLen], pool.MaxHashLen)}
+		section := transfer.Section{Hashes: pool.Chain(hashes[from*pool.MaxHashLen:to*pool.MaxHashLen],
+			pool.MaxHashLen)}
 		for _, block := range order[from:to] {
 			section.Blocks = append(section.Blocks, uint32(block))
 		}
 		b.jobs++
 		jobs = append(jobs, transfer.Job{
-			ID: b.jobs, Kind: kind, Epoch: 1, Event: cudaipc.None, Revoke: cudaipc.None, Sections: []transfer.Section{section},
+			ID: b.jobs, Kind: kind, Epoch: 1, Event: cudaipc.None, Revoke: cudaipc.None,
+			Sections: []transfer.Section{section},
 		})
 	}
 	return jobs

@@ -1,4 +1,4 @@
-// Package child starts processes for the lab, ends them, and keeps what they said.
+// Package child starts processes for the lab, ends them, and keeps their output.
 package child
 
 import (
@@ -18,14 +18,14 @@ import (
 
 // Limits of processes.
 const (
-	StrayWithin    = 3 * time.Second       // for what agents started to follow them
+	StrayWithin    = 3 * time.Second       // for the children of agents to end after them
 	Poll           = 20 * time.Millisecond // between two looks at all processes
-	pipesWithin    = time.Second           // for what holds the output of a process that ended
+	pipesWithin    = time.Second           // for the output of an ended process to close
 	maxCommandLine = 100                   // characters of one in an error
 )
 
 // Process is a process that a replay started. It ends with the replay, however that ends: the
-// kernel kills it when the thread that started it is gone, so each has a goroutine that keeps its
+// kernel kills it when the thread that started it has ended, so each has a goroutine that keeps its
 // thread.
 type Process struct {
 	OS   *os.Process
@@ -33,7 +33,7 @@ type Process struct {
 	Err  error // of Wait; valid when done is closed
 }
 
-// Start starts a process in a group of its own: a Ctrl-C is the replay's to handle.
+// Start starts a process in a group of its own: the replay handles Ctrl-C.
 func Start(cmd *exec.Cmd) (*Process, error) {
 	c := &Process{Done: make(chan struct{})}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -53,9 +53,9 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 }
 
 // Signal sends a signal.
-func (c *Process) Signal(s syscall.Signal) { _ = c.OS.Signal(s) } // an error says that it is gone
+func (c *Process) Signal(s syscall.Signal) { _ = c.OS.Signal(s) } // an error means that it has ended
 
-// Within waits for the end for so long, and reports whether it came.
+// Within waits at most that long for the end, and reports whether it came.
 func (c *Process) Within(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -79,17 +79,17 @@ func (c *Process) End(d time.Duration) error {
 	return fmt.Errorf("did not end within %v of SIGTERM", d)
 }
 
-// MarkEnv marks everything that a replay starts, directly or not, by the replay that started it.
+// MarkEnv is the variable that marks everything that a replay starts, directly or not.
 const MarkEnv = "KVAGENT_REPLAY_ID"
 
-// Mark gives what this process starts from now on its mark.
+// Mark marks everything that this process starts from now on.
 func Mark() (mark string, err error) {
 	mark = fmt.Sprintf("%d-%d", os.Getpid(), time.Now().UnixNano())
 	return mark, os.Setenv(MarkEnv, mark)
 }
 
-// Strays waits until no process has the mark but this one. Those that are left after strayWithin
-// are killed, and named in the error.
+// Strays waits until no process has the mark except this one. It kills those that are left after
+// StrayWithin, and names them in the error.
 func Strays(mark string) error {
 	for end := time.Now().Add(StrayWithin); ; time.Sleep(Poll) {
 		left := Marked(MarkEnv + "=" + mark)
@@ -101,14 +101,14 @@ func Strays(mark string) error {
 		}
 		var bad []error
 		for pid, command := range left {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // an error says that it is gone
+			_ = syscall.Kill(pid, syscall.SIGKILL) // an error means that it has ended
 			bad = append(bad, fmt.Errorf("process %d is left: %s", pid, command))
 		}
 		return errors.Join(bad...)
 	}
 }
 
-// Marked are the command lines of the processes but this one whose environment has a variable, by
+// Marked returns the command lines of the other processes whose environment has a variable, by
 // process number.
 func Marked(variable string) map[int]string {
 	found := make(map[int]string)
@@ -127,7 +127,7 @@ func Marked(variable string) map[int]string {
 	return found
 }
 
-// CommandLine is that of a process, with blanks; empty if it has ended.
+// CommandLine returns the command line of a process, with blanks; empty if it has ended.
 func CommandLine(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
@@ -137,7 +137,7 @@ func CommandLine(pid int) string {
 	return text[:min(len(text), maxCommandLine)]
 }
 
-// ChildrenOf are the numbers of the processes whose parent is pid.
+// ChildrenOf returns the numbers of the processes whose parent is pid.
 func ChildrenOf(pid int) (all []int) {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is well-formed
 	for _, file := range files {
@@ -166,7 +166,7 @@ type Tail struct {
 	b  bytes.Buffer
 }
 
-// Write keeps p, and forgets half of what is kept when that is much.
+// Write keeps p, and drops the older half if that is much.
 func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -176,7 +176,7 @@ func (t *Tail) Write(p []byte) (int, error) {
 	return t.b.Write(p)
 }
 
-// String is what is kept.
+// String returns what is kept.
 func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

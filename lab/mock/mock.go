@@ -24,7 +24,7 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// options are all settings of mock.
+// options has all settings of mock.
 type options struct {
 	drive      bool
 	socketDir  string
@@ -52,20 +52,24 @@ type options struct {
 	pause               bool
 }
 
-// Command is mock.
+// Command returns the command mock.
 func Command() *cobra.Command {
-	s := &options{socketDir: adminclient.DefaultDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo", device: mockengine.DeviceHost, attach: 10 * time.Second,
+	s := &options{socketDir: adminclient.DefaultDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo",
+		device: mockengine.DeviceHost, attach: 10 * time.Second,
 		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
 	cmd := &cobra.Command{
 		Use:   "mock",
 		Short: "Play an inference engine against a running agent",
-		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV cache blocks in
-shared or GPU memory whose every byte is derived from the prompt, so that what comes back can be checked.
+		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV
+cache blocks in shared or GPU memory. Every byte is derived from the prompt, so that loaded blocks
+can be checked.
 
-With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on) and says "filled N";
-this is how other look-up clients are tried against a filled pool. With --hold it stays until it is ended. Otherwise it
-runs the requests of a trace, or drawn ones, and prints what became of them, one JSON object a line.`,
-		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 --block-size 128 --hold
+With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on)
+and prints "filled N", for tests of other look-up clients against a filled pool. With --hold it
+stays registered until it is ended. Otherwise it runs the requests of a trace, or generated ones,
+and prints their outcomes, one JSON object a line.`,
+		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 \
+    --block-size 128 --hold
   kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
   kvbench mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
 		Args: cobra.NoArgs,
@@ -97,32 +101,39 @@ runs the requests of a trace, or drawn ones, and prints what became of them, one
 func (s *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
 	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets")
-	f.StringVar(&s.lookupName, "lookup-name", "", "look-up socket that the agent is to open for this engine; default: the common one")
+	f.StringVar(&s.lookupName, "lookup-name", "",
+		"look-up socket that the agent opens for this engine; default: the common one")
 	f.StringVar(&s.name, "name", s.name, "name of the engine")
 	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
-	f.Uint64Var(&s.seed, "seed", 1, "seed of everything that is drawn")
+	f.Uint64Var(&s.seed, "seed", 1, "seed of all random choices")
 	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
 	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
-	f.BoolVar(&s.hold, "hold", false, "stay, registered, until ended")
-	f.StringVar(&s.trace, "trace", "", "trace to run; default: drawn conversations")
+	f.BoolVar(&s.hold, "hold", false, "stay registered until ended")
+	f.StringVar(&s.trace, "trace", "", "trace to run; default: generated conversations")
 	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "requests to run; 0 is the whole trace")
-	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}), "device", "where the KV cache blocks are: host is shared memory, cuda the only GPU that is seen (CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
+	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}),
+		"device", "memory of the KV cache blocks: host is shared memory, cuda the only visible GPU "+
+			"(CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
 	f.Var(settings.Count(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
 	f.Var(settings.Count(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
 	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
 	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks")
-	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups", "KV cache groups; every second one has blocks of twice the tokens")
+	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups",
+		"KV cache groups; every second one has blocks of twice the tokens")
 	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
 	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
-	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after", "kill this process (SIGKILL) when a job is under way, after so many jobs")
-	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-after", "kill the agent when it has a job of this engine, after so many jobs")
-	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of kill")
-	f.BoolVar(&s.drive, "drive", false, "be driven over standard input and output")
+	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after",
+		"kill this process (SIGKILL) while a job is in flight, after this many jobs")
+	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-after",
+		"kill the agent while it has a job of this engine, after this many jobs")
+	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of killing")
+	f.BoolVar(&s.drive, "drive", false, "read commands from standard input and write reports to standard output")
 	f.Lookup("drive").Hidden = true
 }
 
 func (s *options) config() mockengine.Config {
-	c := mockengine.Config{Name: s.name, Device: s.device, Model: s.model, Seed: s.seed, Ranks: s.ranks, Blocks: s.blocks, BlockTokens: s.blockSize,
+	c := mockengine.Config{Name: s.name, Device: s.device, Model: s.model, Seed: s.seed, Ranks: s.ranks,
+		Blocks: s.blocks, BlockTokens: s.blockSize,
 		BlockBytes: int(s.blockBytes), Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)
@@ -148,10 +159,11 @@ func (s *options) runSolo(ctx context.Context, out interface{ Write([]byte) (int
 	if n := max(s.killSelf, s.killAgent); n > 0 {
 		strike = &mockengine.Strike{Agent: s.killAgent > 0, Pause: s.pause, After: n}
 	}
-	return mockengine.Solo(ctx, cfg, s.link(), requests, mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, Strike: strike}, out)
+	return mockengine.Solo(ctx, cfg, s.link(), requests,
+		mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, Strike: strike}, out)
 }
 
-// soloRequests are those of a trace, or drawn ones.
+// soloRequests returns the requests of a trace, or drawn ones.
 func (s *options) soloRequests() (requests []mockengine.Request, err error) {
 	records := mockengine.DrawTrace(s.seed, max(s.requests, 1))
 	if s.trace != "" {
@@ -160,7 +172,8 @@ func (s *options) soloRequests() (requests []mockengine.Request, err error) {
 		}
 	}
 	for i := range records {
-		requests = append(requests, mockengine.Request{ID: uint64(i + 1), At: records[i].Timestamp, Prompt: records[i].HashIDs, Output: records[i].OutputLength})
+		requests = append(requests, mockengine.Request{ID: uint64(i + 1), At: records[i].Timestamp,
+			Prompt: records[i].HashIDs, Output: records[i].OutputLength})
 	}
 	return requests, nil
 }
@@ -168,7 +181,7 @@ func (s *options) soloRequests() (requests []mockengine.Request, err error) {
 // maxFill bounds the hashes of a --fill file.
 const maxFill = 16 << 20
 
-// runFill saves a block for each hash of the file, and stays if it is told to.
+// runFill saves a block for each hash of the file, and keeps the engine if it is told to.
 func (s *options) runFill(ctx context.Context, out io.Writer) error {
 	hashes, err := readHashes(s.fill)
 	if err != nil {
@@ -192,7 +205,8 @@ func (s *options) runFill(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// readHashes reads a chain of block hashes, hex, one a line. All have one length; empty lines are left out.
+// readHashes reads a chain of block hashes, hex, one a line. All have one length; it skips empty
+// lines.
 func readHashes(path string) ([][]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -208,7 +222,8 @@ func readHashes(path string) ([][]byte, error) {
 		}
 		h, err := hex.DecodeString(text)
 		if err != nil || len(h) < 1 || len(h) > ipc.MaxHashLen || len(hashes) > 0 && len(h) != len(hashes[0]) {
-			return nil, fmt.Errorf("%s: line %d: %q, allowed: 1 to %d bytes in hex, all lines as long as the first", path, line, text, ipc.MaxHashLen)
+			return nil, fmt.Errorf("%s: line %d: %q, allowed: 1 to %d bytes in hex, all lines as long as the first",
+				path, line, text, ipc.MaxHashLen)
 		}
 		if len(hashes) == maxFill {
 			return nil, fmt.Errorf("%s: more than %d hashes", path, maxFill)

@@ -24,7 +24,7 @@ const (
 	agentUpWithin   = time.Minute
 	agentDownWithin = 30 * time.Second
 	reportWithin    = 2 * time.Second      // for the report of an engine that killed it
-	agentPoll       = 2 * time.Millisecond // between questions to an agent that comes or cleans up
+	agentPoll       = 2 * time.Millisecond // between polls of an agent that starts or cleans up
 )
 
 // agentProcess is the agent of a replay: a child process, or one that runs already.
@@ -33,20 +33,20 @@ type agentProcess struct {
 	dir     string
 	session string
 	program string   // of the child
-	args    []string // of the child; nil: not ours
-	private bool     // dir is ours to remove
+	args    []string // of the child; nil: not started here
+	private bool     // dir is removed at the end
 	admin   *adminclient.Client
 	log     child.Tail
 
 	mu struct {
 		sync.Mutex
 		child   *agentLife
-		stopAt  bool          // ending is what is wanted
-		resumed chan struct{} // closed when it is let go on; nil while it is not stopped
+		stopAt  bool          // ending is intended
+		resumed chan struct{} // closed when it continues; nil while it is not stopped
 		pauses  int
 		kills   int
 	}
-	exits   chan error // of a child that ended though nobody had asked
+	exits   chan error // of a child that ended unexpectedly
 	pausing sync.WaitGroup
 }
 
@@ -56,14 +56,15 @@ type agentLife struct {
 	wanted bool // it was killed on purpose
 }
 
-// useAgent is an agent that runs: its socket directory, or its session socket.
+// useAgent returns an agent that runs: its socket directory, or its session socket.
 func useAgent(path string) *agentProcess {
 	dir := strings.TrimSuffix(path, "/session.sock")
-	return &agentProcess{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir), exits: make(chan error, 1)}
+	return &agentProcess{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir),
+		exits: make(chan error, 1)}
 }
 
-// newAgent is that of a node in a directory of its own, not yet started. It tells exits when it
-// ends though nobody had asked.
+// newAgent returns the agent of a node in a directory of its own, not yet started. It sends to
+// exits when the agent ends unexpectedly.
 func newAgent(pool int64, s *options, node int, exits chan error) (*agentProcess, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
@@ -72,7 +73,8 @@ func newAgent(pool int64, s *options, node int, exits chan error) (*agentProcess
 	a := useAgent(dir)
 	a.node, a.private, a.exits, a.program = node, true, exits, s.kvagent
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
-		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level", "warn",
+		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level",
+		"warn",
 		"--max-engines", "4096", "--max-sessions", "2048"}
 	if s.dramPath != "" {
 		path := s.dramPath
@@ -97,7 +99,7 @@ func (a *agentProcess) start(ctx context.Context) error {
 	a.mu.Lock()
 	a.mu.child = c
 	a.mu.Unlock()
-	go a.tellEnd(c) // it ends with the child, which stop waits for
+	go a.reportEnd(c) // it ends with the child, which stop waits for
 	ctx, stop := context.WithTimeout(ctx, agentUpWithin)
 	defer stop()
 	for {
@@ -114,9 +116,9 @@ func (a *agentProcess) start(ctx context.Context) error {
 	}
 }
 
-// tellEnd says when a life ends though nobody had asked. The report of an engine that killed it may
-// be on its way: it is waited for.
-func (a *agentProcess) tellEnd(c *agentLife) {
+// reportEnd reports a life that ends unexpectedly. It waits for the report of the engine that
+// killed it, which may be in transit.
+func (a *agentProcess) reportEnd(c *agentLife) {
 	<-c.Done
 	for end := time.Now().Add(reportWithin); !a.endWanted(c); time.Sleep(agentPoll) {
 		if time.Now().After(end) {
@@ -135,20 +137,21 @@ func (a *agentProcess) endWanted(c *agentLife) bool {
 
 func (a *agentProcess) tellExit(c *agentLife) {
 	select {
-	case a.exits <- fmt.Errorf("the agent of node %d ended though nobody had asked: %w\n%s", a.node, c.Err, a.log.String()):
+	case a.exits <- fmt.Errorf("the agent of node %d ended unexpectedly: %w\n%s", a.node, c.Err,
+		a.log.String()):
 	default:
 	}
 }
 
-// current is the life that runs.
+// current returns the life that runs.
 func (a *agentProcess) current() *agentLife {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.child
 }
 
-// expectDeath says that the end of a life is wanted, and kills it. False: it was said before, or
-// that life is over and another one has begun.
+// expectDeath records that the end of a life is intended, and kills it. It returns false if that
+// was recorded before, or if the life has ended and another one has begun.
 func (a *agentProcess) expectDeath(c *agentLife) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -157,11 +160,11 @@ func (a *agentProcess) expectDeath(c *agentLife) bool {
 	}
 	c.wanted = true
 	a.mu.kills++
-	c.Signal(syscall.SIGKILL) // an engine that says that it killed it may have been killed itself before it did
+	c.Signal(syscall.SIGKILL) // an engine that reports a kill may itself have been killed before it sent the signal
 	return true
 }
 
-// pause stops the child for a while, or until it ends. False: it stands still already.
+// pause stops the child for a while, or until it ends. It returns false if it is stopped already.
 func (a *agentProcess) pause(ctx context.Context, d time.Duration) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -190,21 +193,21 @@ func (a *agentProcess) pause(ctx context.Context, d time.Duration) bool {
 
 func (a *agentProcess) isPaused() bool { return a.resumed() != nil }
 
-// resumed is closed when the agent is let go on; nil if it is not stopped.
+// resumed returns a channel that is closed when the agent continues; nil if it is not stopped.
 func (a *agentProcess) resumed() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.resumed
 }
 
-// pauses is how often it was stopped.
+// pauses returns how often it was stopped.
 func (a *agentProcess) pauses() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.pauses
 }
 
-// killed is how often it was killed.
+// killed returns how often it was killed.
 func (a *agentProcess) killed() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -219,7 +222,7 @@ func (a *agentProcess) status(ctx context.Context) (st admin.Status, err error) 
 	return st, err
 }
 
-// stop ends the child in order, within so long; an agent that was not started here is left alone.
+// stop ends the child in order, within that time; an agent that was not started here is left alone.
 func (a *agentProcess) stop(within time.Duration) error {
 	a.pausing.Wait()
 	defer a.remove()

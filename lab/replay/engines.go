@@ -26,7 +26,7 @@ type engineProcess struct {
 	in      io.WriteCloser
 	encode  *json.Encoder
 	log     child.Tail
-	wanted  bool // it was told to end, or is struck
+	wanted  bool // its end is intended
 }
 
 // engine is one engine through all its lives.
@@ -37,7 +37,7 @@ type engine struct {
 	detached   bool                          // it had no agent at the end of its last run
 	until      float64                       // of that run
 	unfinished map[uint64]mockengine.Request // handed in and not over
-	owed       []mockengine.Request          // of them, those that its process was killed with between two stretches
+	owed       []mockengine.Request          // of them, those whose process was killed between two stretches
 	strike     *plannedStrike                // armed and not fired
 	past, last mockengine.Stats              // of lives that are over, and of this one so far
 	lost       uint64                        // wrong bytes reported by lives that ended before they counted them
@@ -91,22 +91,23 @@ func (r *replay) spawn(p *engineProcess) error {
 		return err
 	}
 	p.child, p.encode = c, json.NewEncoder(p.in)
-	r.readers.Go(func() { r.hear(p, c, out) })
+	r.readers.Go(func() { r.readReports(p, c, out) })
 	for _, e := range p.engines {
 		c := r.cfg
 		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.life)
 		c.Device = r.set.engineDevice(e.number)
 		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.life)
 		link := mockengine.LinkConfig{Session: r.node(e.number).session}
-		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c, Link: &link}); err != nil {
+		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c,
+			Link: &link}); err != nil {
 			return fmt.Errorf("engine %d: %w\n%s", e.number, err, p.log.String())
 		}
 	}
 	return nil
 }
 
-// hear passes on what a process says until it ends.
-func (r *replay) hear(p *engineProcess, c *child.Process, out io.ReadCloser) {
+// readReports passes on a process's reports until it ends.
+func (r *replay) readReports(p *engineProcess, c *child.Process, out io.ReadCloser) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(make([]byte, 64<<10), maxReport)
 	for lines.Scan() {
@@ -121,7 +122,8 @@ func (r *replay) hear(p *engineProcess, c *child.Process, out io.ReadCloser) {
 	r.events <- engineEvent{process: p, exited: true, err: c.Err}
 }
 
-// send gives an engine its next stretch. A process that cannot be written to has ended, and its end is on the way.
+// send sends an engine its next stretch. A process that cannot be written to has ended, and its end
+// will be reported.
 func (e *engine) send(c *mockengine.Command) {
 	c.Engine = e.number
 	if c.Op == "run" {
@@ -134,12 +136,12 @@ func (e *engine) send(c *mockengine.Command) {
 		e.running, e.until = true, c.Until
 	}
 	if err := e.process.encode.Encode(c); err != nil {
-		return // buried will hand it to the next life
+		return // processEnded hands it to the next life
 	}
 }
 
-// endAll ends processes that are still there, and joins their readers. Those that do not end by
-// themselves are killed.
+// endAll ends running processes, and joins their readers. It kills those that do not end by
+// themselves.
 func (r *replay) endAll() {
 	for _, p := range r.processes {
 		p.wanted = true
@@ -172,8 +174,8 @@ func (r *replay) endAll() {
 	}
 }
 
-// engineDevice is where an engine's memory is. With GPUs every second engine has virtual memory, as one whose PyTorch has
-// expandable segments, and they share blocks.
+// engineDevice returns where an engine's memory is. With GPUs every second engine has virtual
+// memory, like one whose PyTorch has expandable segments, and they share blocks.
 func (s *options) engineDevice(number int) string {
 	switch {
 	case s.device != settings.DeviceCUDA:
@@ -184,8 +186,8 @@ func (s *options) engineDevice(number int) string {
 	return mockengine.DeviceCUDA
 }
 
-// openImports is how many allocations, pieces and events of engines the agent's movers have open, as they said last: at
-// most some seconds ago.
+// openImports returns how many allocations, pieces and events of engines the agent's movers have
+// open, as of their last report, at most some seconds ago.
 func openImports(st *admin.Status) (n int) {
 	for i := range st.Movers {
 		var info cudaipc.CUDAInfo

@@ -16,14 +16,13 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// plannedStrike is a strike that no engine has dealt yet. An agent that it is to hit is that of a
-// node.
+// plannedStrike is a strike that no engine has dealt yet. One on an agent belongs to a node.
 type plannedStrike struct {
 	mockengine.Strike
 	node int
 }
 
-// plan decides at each request that is handed in whether somebody is to be killed or paused about now.
+// plan decides at each request that is dealt whether to kill or pause a process about now.
 func (r *replay) plan(ctx context.Context) {
 	due := func(every int) bool { return every > 0 && r.dealt%every == 0 }
 	blow := func(agent bool, node int) {
@@ -59,7 +58,7 @@ func (r *replay) plan(ctx context.Context) {
 	}
 }
 
-// turn is whose turn it is: one node after the other, from one that was drawn.
+// turn rotates over the nodes, from a random one.
 type turn struct{ at, of int }
 
 func (t *turn) next() int {
@@ -67,7 +66,7 @@ func (t *turn) next() int {
 	return t.at
 }
 
-// turns are the turns of what hits agents and what is theirs.
+// turns has a rotation for each kind of fault that hits agents.
 type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper turn }
 
 // newTurns draws where each begins.
@@ -78,9 +77,9 @@ func newTurns(rng *rand.Rand, nodes int) (t turns) {
 	return t
 }
 
-// nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is
-// under way. Some are dealt blindly instead, whatever the victim does, and to agents and engines
-// whose agent stands still, as long as at least half of all are known to hit a job under way.
+// nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is in
+// flight. Some are dealt blindly instead, whatever the victim does, and so are those on stopped
+// agents and their engines, as long as at least half of all are known to hit a job in flight.
 func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 	if len(r.strikes) == 0 {
 		return nil, nil, false
@@ -92,7 +91,7 @@ func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 	r.tally.Lock()
 	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
 	r.tally.Unlock()
-	paused := r.node(e.number).isPaused() // then no job is under way soon
+	paused := r.node(e.number).isPaused() // then no job will be in flight soon
 	if e.strike != nil || e.process.wanted || paused && !spare {
 		return nil, nil, false
 	}
@@ -114,13 +113,12 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine
 	victim.process.child.Signal(syscall.SIGKILL)
 }
 
-// struck takes the report of a strike that was dealt. The agent that it hit is the one whose
-// process the engine names; one that has ended meanwhile was hit by somebody else, and another one
-// runs in its place.
+// struck handles the report of a strike that was dealt. It hit the agent whose process the engine
+// names; if that has ended meanwhile, another fault hit it, and another one runs in its place.
 func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
 	s := e.strike
 	if s == nil {
-		return fmt.Errorf("engine %d struck though nobody had asked", e.number)
+		return fmt.Errorf("engine %d reported a strike that was not planned", e.number)
 	}
 	e.strike = nil
 	if s.Agent {
@@ -143,8 +141,8 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.inFlight += inFlight
 }
 
-// replaceAgent ends a life of an agent and starts the next one. Engines go on meanwhile. False: it
-// is being replaced already.
+// replaceAgent ends a life of an agent and starts the next one, while engines continue. It returns
+// false if it is being replaced already.
 func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentLife) bool {
 	if !a.expectDeath(c) {
 		return false
@@ -152,7 +150,7 @@ func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentLife
 	r.count(&r.tally.agentKills, 0)
 	r.around.kill(r.dealt)
 	if r.set.dramPath == "" {
-		r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
+		r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
 	}
 	r.watch(fmt.Sprintf("the agent of node %d to end and start again", a.node), func() {
 		select {
@@ -169,7 +167,7 @@ func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentLife
 	return true
 }
 
-// fail ends the run with an error that something beside it met; the first one counts.
+// fail ends the run with an error from the background; the first one counts.
 func (r *replay) fail(err error) {
 	select {
 	case r.exits <- err:
@@ -177,8 +175,9 @@ func (r *replay) fail(err error) {
 	}
 }
 
-// befell notes for the simulation what happens to requests from to to-1, counted as they are dealt.
-func (r *replay) befell(from, to int, note func(*mockengine.Fault)) {
+// recordFault records for the simulation what happens to requests from to to-1, counted as they are
+// dealt.
+func (r *replay) recordFault(from, to int, note func(*mockengine.Fault)) {
 	for i := from; i < to; i++ {
 		f := r.faults[i]
 		note(&f)
@@ -186,8 +185,9 @@ func (r *replay) befell(from, to int, note func(*mockengine.Fault)) {
 	}
 }
 
-// buried takes the end of a process: if it was killed, another one takes its place and its requests.
-func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error {
+// processEnded handles the end of a process: if it was killed, another one takes its place and its
+// requests.
+func (r *replay) processEnded(ctx context.Context, p *engineProcess, exit error) error {
 	if !p.wanted {
 		return fmt.Errorf("a process of engines ended: %w\n%s", exit, p.log.String())
 	}
@@ -199,7 +199,7 @@ func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error
 		return nil
 	}
 	r.watchCleanup(ctx, p, time.Now())
-	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
+	r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
 		for _, e := range p.engines {
 			f.EnginesLost = append(f.EnginesLost, e.number)
 		}
@@ -213,22 +213,22 @@ func (r *replay) buried(ctx context.Context, p *engineProcess, exit error) error
 	return ctx.Err()
 }
 
-// again hands an engine that was started again what it had not finished. What it counted since its last report is lost;
-// what it found wrong is not.
+// again gives a restarted engine what it had not finished. Its counts since its last report are
+// lost; the wrong bytes that it found are not.
 func (r *replay) again(e *engine) {
 	e.past.Add(&e.last)
 	e.past.WrongBytes += e.lost
 	e.last, e.lost = mockengine.Stats{}, 0
 	if s := e.strike; s != nil {
 		e.strike = nil
-		r.strikes = append(r.strikes, *s) // it was not dealt: somebody else killed the process
+		r.strikes = append(r.strikes, *s) // it was not dealt: another fault killed the process
 	}
 	requests := make([]mockengine.Request, 0, len(e.unfinished))
 	for _, q := range e.unfinished {
 		requests = append(requests, q)
 	}
 	sortRequests(requests)
-	r.befell(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
+	r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
 		for i := range requests {
 			if n := int(requests[i].ID) - 1; n < len(r.records) {
 				f.Again = append(f.Again, n)
@@ -240,7 +240,8 @@ func (r *replay) again(e *engine) {
 		return
 	}
 	if e.left == nil {
-		e.send(&mockengine.Command{Op: "run", Until: e.until, SettleMS: int(settleFaults.Milliseconds()), Requests: requests})
+		e.send(&mockengine.Command{Op: "run", Until: e.until, SettleMS: int(settleFaults.Milliseconds()),
+			Requests: requests})
 	}
 }
 
@@ -267,8 +268,8 @@ func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.T
 	}
 }
 
-// forgets waits until an agent names none of some engines any more, emptyWithin at most. False: it
-// could not be seen, because the agent was killed or stopped itself.
+// forgets waits, at most emptyWithin, until an agent names none of some engines any more. It
+// returns false if that could not be observed, because the agent itself was killed or stopped.
 func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
@@ -300,14 +301,14 @@ func (r *replay) noteCleanup(d time.Duration) {
 	r.tally.cleanup = max(r.tally.cleanup, d)
 }
 
-// moverVictim is how long a copy is waited for before a mover is killed without one.
-const moverVictim = 2 * time.Second
+// moverCopyWait is how long to wait for a copy before a mover is killed without one.
+const moverCopyWait = 2 * time.Second
 
-// killMover kills a mover of an agent, at a moment when it copies if there is one soon. Engines and
-// agent go on meanwhile.
+// killMover kills a mover of an agent, during a copy if there is one soon. Engines and agent
+// continue meanwhile.
 func (r *replay) killMover(ctx context.Context, a *agentProcess) {
 	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
-		ctx, stop := context.WithTimeout(ctx, moverVictim)
+		ctx, stop := context.WithTimeout(ctx, moverCopyWait)
 		defer stop()
 		var idle *admin.MoverStatus
 		for ctx.Err() == nil {
@@ -329,7 +330,7 @@ func (r *replay) killMover(ctx context.Context, a *agentProcess) {
 
 func (r *replay) strikeMover(m *admin.MoverStatus) {
 	if syscall.Kill(m.PID, syscall.SIGKILL) != nil {
-		return // the agent was killed meanwhile, and its mover is gone with it
+		return // the agent was killed meanwhile, and its mover ended with it
 	}
 	r.tally.Lock()
 	defer r.tally.Unlock()
@@ -339,11 +340,11 @@ func (r *replay) strikeMover(m *admin.MoverStatus) {
 	}
 }
 
-// Limits of what hits helpers.
+// Limits of faults of helpers.
 const (
-	helperVictim = 10 * time.Second // for a helper to be there
-	helperPoll   = 10 * time.Millisecond
-	helperName   = "kvagent.mooncake" // in its command line
+	helperStartWait = 10 * time.Second // for a helper to start
+	helperPoll      = 10 * time.Millisecond
+	helperName      = "kvagent.mooncake" // in its command line
 )
 
 // anyFault reports whether anything is to be killed or paused.
@@ -352,7 +353,7 @@ func (s *options) anyFault() bool {
 		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
 }
 
-// checkFaults is what the settings of kills and pauses cannot say for themselves.
+// checkFaults checks the combination of the settings of kills and pauses.
 func (s *options) checkFaults() error {
 	var bad []error
 	if s.killHelper+s.pauseHelper > 0 && !s.hasHelper() {
@@ -415,15 +416,14 @@ func (r *replay) strikeHelper(ctx context.Context, a *agentProcess, pause bool) 
 		r.count(n, 0)
 		if pause {
 			sleepUntil(ctx, nil, r.set.pauseFor)
-			_ = unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) // an error says that it is gone
+			_ = unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) // an error means that it has ended
 		}
 	})
 }
 
-// awaitHelper gives a descriptor of the process of an agent's helper, once there is one; -1: there
-// is none soon.
+// awaitHelper returns a pidfd of an agent's helper, once there is one; -1: there is none soon.
 func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
-	ctx, stop := context.WithTimeout(ctx, helperVictim)
+	ctx, stop := context.WithTimeout(ctx, helperStartWait)
 	defer stop()
 	for ctx.Err() == nil {
 		c := a.current()
@@ -440,13 +440,13 @@ func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
 	return -1
 }
 
-// sleepUntil waits for so long, or until ctx or gone, which may be nil, is done.
-func sleepUntil(ctx context.Context, gone <-chan struct{}, d time.Duration) {
+// sleepUntil waits that long, or until ctx or done, which may be nil, is done.
+func sleepUntil(ctx context.Context, done <-chan struct{}, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-gone:
+	case <-done:
 	case <-ctx.Done():
 	}
 }

@@ -15,8 +15,9 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// flip damages a block in the memory of an agent's pool, from outside: it flips a bit in the middle of the first layer of
-// the prompt's first block. The agent has nothing to do with it, as with memory that goes wrong.
+// flip damages a block in the memory of an agent's pool, from outside: it flips a bit in the middle
+// of the first layer of the prompt's first block. The agent has no part in it, as with failing
+// memory.
 func (r *replay) flip(ctx context.Context, a *agentProcess, prompt []uint64) error {
 	content, err := mockengine.FirstBlock(&r.cfg, prompt)
 	if err != nil {
@@ -42,10 +43,11 @@ func (r *replay) flip(ctx context.Context, a *agentProcess, prompt []uint64) err
 	return fmt.Errorf("no stored block has the content that is to be damaged, in %d files", len(files))
 }
 
-// poolMemory is how the link of a descriptor begins that is a pool's memory without a file.
+// poolMemory is the prefix of the link of a descriptor that is a pool's memory without a file.
 const poolMemory = "/memfd:kvagent-pool"
 
-// poolFiles are the descriptors, as paths, of a process that are its pool's memory: a file's at path, or one without a name.
+// poolFiles returns the descriptors, as paths, of a process's pool memory: of the file at path, or
+// of an anonymous one.
 func poolFiles(pid int, path string) (files []string, err error) {
 	if path != "" {
 		if path, err = filepath.Abs(path); err != nil {
@@ -68,8 +70,8 @@ func poolFiles(pid int, path string) (files []string, err error) {
 // searchedAtOnce is how much of a pool's memory is read at once.
 const searchedAtOnce = 16 << 20
 
-// flipIn flips a bit in the middle of the content where a file has it. It reads the file instead of mapping it, which
-// would give memory to what was never written.
+// flipIn flips a bit in the middle of the content where a file has it. It reads the file instead of
+// mapping it, which would allocate memory that was never written.
 func flipIn(path string, content []byte) (found bool, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -92,7 +94,8 @@ func flipIn(path string, content []byte) (found bool, err error) {
 	}
 }
 
-// flipAt flips a bit of a file, in memory: a file of huge pages cannot be written to otherwise.
+// flipAt flips a bit of a file through a mapping: a file of huge pages cannot be written to
+// otherwise.
 func flipAt(f *os.File, at int64) error {
 	const page = 2 << 20
 	start := at - at%page

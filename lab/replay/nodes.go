@@ -17,11 +17,12 @@ import (
 // maxNodes is the most agents of one replay.
 const maxNodes = 16
 
-// checkNodes is what the settings of nodes and tiers cannot say for themselves.
+// checkNodes checks the combination of the settings of nodes and tiers.
 func (s *options) checkNodes() error {
 	var bad []error
 	if s.socket != "" && (s.nodes > 1 || s.shared != "" || len(s.tiers) > 0) {
-		bad = append(bad, errors.New("socket: an agent that was not started here has its own tiers, and is the only node"))
+		bad = append(bad, errors.New(
+			"socket: an agent that was not started here has its own tiers, and is the only node"))
 	}
 	if s.nodes > s.engines {
 		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
@@ -37,7 +38,8 @@ func (s *options) checkNodes() error {
 	return errors.Join(bad...)
 }
 
-// tierArgs are the settings of a node's agent: its own tiers, the shared one behind them, and a directory of its own for what it must remember.
+// tierArgs returns the settings of a node's agent: its own tiers, then the shared one, and a
+// directory of its own for its state.
 func (s *options) tierArgs(dir string, node int) (args []string) {
 	all := append([]string(nil), s.tiers...)
 	if s.shared != "" {
@@ -52,7 +54,7 @@ func (s *options) tierArgs(dir string, node int) (args []string) {
 	return append(args, "--tier-state", filepath.Join(dir, "state"))
 }
 
-// ownDisk gives every node but the first a directory of its own below that of a disk tier.
+// ownDisk gives every node except the first a directory of its own below that of a disk tier.
 func ownDisk(text string, node int) string {
 	if node == 0 || !strings.HasPrefix(text, tierspec.SchemeDisk+":") {
 		return text
@@ -82,7 +84,8 @@ func (r *replay) launchNodes(ctx context.Context) error {
 	return nil
 }
 
-// awaitTiers waits until all tiers of an agent answer, and says which one does not within so long. 0 does not wait.
+// awaitTiers waits that long until all tiers of an agent answer, and names one that does not. 0
+// does not wait.
 func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) error {
 	if within == 0 {
 		return nil
@@ -108,7 +111,8 @@ func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) err
 	}
 }
 
-// silentTier is one that does not answer, or nil. A store that says nothing of itself is there.
+// silentTier returns a tier that does not answer, or nil. A store that reports no state counts as
+// answering.
 func silentTier(st *admin.Status) *admin.TierStatus {
 	if st.Tiers == nil {
 		return nil
@@ -121,7 +125,7 @@ func silentTier(st *admin.Status) *admin.TierStatus {
 	return nil
 }
 
-// stopNodes ends all agents at once, each within so long.
+// stopNodes ends all agents concurrently, each within that time.
 func (r *replay) stopNodes(within time.Duration) error {
 	bad := make([]error, len(r.nodes))
 	var stopping sync.WaitGroup
@@ -132,10 +136,11 @@ func (r *replay) stopNodes(within time.Duration) error {
 	return errors.Join(bad...)
 }
 
-// node of an engine.
+// node returns the node of an engine.
 func (r *replay) node(engine int) *agentProcess { return r.nodes[engine%len(r.nodes)] }
 
-// empty waits until an agent has forgotten all engines, or until ctx ends, and gives what it says then.
+// empty waits until an agent has forgotten all engines, or until ctx ends, and returns its status
+// then.
 func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
 	for {
 		if st, err = a.status(ctx); err != nil {
@@ -152,19 +157,19 @@ func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
 	}
 }
 
-// source is where blocks that were loaded came from, over all nodes, in the last life of each agent.
+// source has the origin of loaded blocks, over all nodes, in the last life of each agent.
 type source struct {
 	Name   string `json:"name"` // memory, or a tier's
 	Blocks uint64 `json:"blocks"`
 
-	// Of a tier, what tells why more did not come from it.
+	// Of a tier: why more did not come from it.
 	Opened     uint64 `json:"breaker_opened,omitempty"`
 	Timeouts   uint64 `json:"timeouts,omitempty"`
 	AsksLate   uint64 `json:"asks_late,omitempty"`
 	NotWritten uint64 `json:"puts_not_written,omitempty"`
 }
 
-// addSources adds what one agent says.
+// addSources adds what one agent reports.
 func (r *replay) addSources(st *admin.Status) {
 	loaded := st.BlocksLoaded / uint64(max(r.set.ranks, 1))
 	if st.Tiers != nil {
@@ -177,7 +182,7 @@ func (r *replay) addSources(st *admin.Status) {
 	r.addSource(source{Name: "memory", Blocks: loaded})
 }
 
-// addSample adds what one agent's last life says of its end-to-end checks.
+// addSample adds the end-to-end checks of one agent's last life.
 func (r *replay) addSample(s *admin.SampleStatus) {
 	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
 	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified
@@ -196,7 +201,7 @@ func (r *replay) addSource(o source) {
 	r.sources = append(r.sources, o)
 }
 
-// sourcesText is the sources for people.
+// sourcesText formats the sources.
 func sourcesText(all []source) string {
 	var parts []string
 	for _, s := range all {

@@ -7,9 +7,9 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// dealTurns says which engine each request goes to. A request that repeats more than a shared first block of an
-// earlier one is a later turn of its conversation, and goes to the engine behind the one that had the earlier turn:
-// so what it can find is what another engine saved. Others go around.
+// dealTurns returns the engine of each request. A request that repeats more than a shared first
+// block of an earlier one is a later turn of its conversation, and goes to the next engine after
+// that of the earlier turn, so it can find only what another engine saved. Other requests rotate.
 func dealTurns(records []mockengine.Record, engines int) []int {
 	last := make(map[uint64]int) // engine that had a block last
 	deal := make([]int, len(records))
@@ -34,8 +34,8 @@ func dealTurns(records []mockengine.Record, engines int) []int {
 	return deal
 }
 
-// requestFor makes the request of a record. Prompts are padded to whole blocks, so that a prompt is len(hash_ids)
-// blocks and figures compare with those known of the trace.
+// requestFor returns the request of a record. Prompts are padded to whole blocks, so that a prompt
+// is len(hash_ids) blocks and figures can be compared with those published for the trace.
 func (s *options) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record) mockengine.Request {
 	q := mockengine.Request{ID: id, At: rec.Timestamp, Prompt: rec.HashIDs, Output: rec.OutputLength}
 	if rng.Float64() < s.abortRate {
@@ -46,11 +46,13 @@ func (s *options) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record) 
 	return q
 }
 
-// engineConfig is the configuration all engines share.
+// engineConfig returns the configuration that all engines share.
 func (s *options) engineConfig(records []mockengine.Record) (mockengine.Config, error) {
 	c := mockengine.Config{
-		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Blocks: max(s.engineBlocks, 1), BlockBytes: int(s.blockBytes),
-		Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6, KernelLag: s.kernelLag, LoadDeadline: s.loadDeadline, LookupTimeout: s.lookupTimeout,
+		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Blocks: max(s.engineBlocks, 1),
+		BlockBytes: int(s.blockBytes),
+		Async:      !s.sync, Drafts: s.spec, AcceptRate: 0.6, KernelLag: s.kernelLag, LoadDeadline: s.loadDeadline,
+		LookupTimeout: s.lookupTimeout,
 	}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)
@@ -75,13 +77,15 @@ func (s *options) engineConfig(records []mockengine.Record) (mockengine.Config, 
 	return c, nil
 }
 
-// Sizes of a pool that is to hold everything: a margin for slabs that are not full, and room for answers.
+// Sizes of a pool that holds everything: a margin for slabs that are not full, and room for
+// answers.
 const (
 	poolMargin = 1.25
 	poolLeast  = 128 << 20 // bytes
 )
 
-// poolSize is the pool that is asked for, or one that holds all blocks of the trace and of the answers.
+// poolSize returns the configured size of the pool, or one that holds all blocks of the trace and
+// of the answers.
 func (s *options) poolSize(c *mockengine.Config, records []mockengine.Record) int64 {
 	if s.pool > 0 {
 		return s.pool
@@ -98,8 +102,8 @@ func (s *options) poolSize(c *mockengine.Config, records []mockengine.Record) in
 	return int64(blocks*float64(s.blockBytes)*float64(s.ranks)*poolMargin) + poolLeast
 }
 
-// poolBlocks is the capacity of the pool in hash blocks, for the simulation; 0 is no limit. capacity is that of an
-// agent that runs already.
+// poolBlocks returns the capacity of the pool in hash blocks, for the simulation; 0 is no limit.
+// capacity is that of an agent that runs already.
 func (s *options) poolBlocks(c *mockengine.Config, capacity int64) int {
 	if capacity == 0 {
 		capacity = s.pool

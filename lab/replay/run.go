@@ -17,26 +17,27 @@ import (
 const (
 	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
 	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
-	emptyWithin   = 10 * time.Second       // for the agent to be rid of engines that left
-	awayPause     = 100 * time.Millisecond // between two stretches without an agent
+	emptyWithin   = 10 * time.Second       // for the agent to forget engines that left
+	absentPause   = 100 * time.Millisecond // between two stretches without an agent
 	probeBlocks   = 8                      // prompt of the request whose block is damaged
 	probeID       = 1 << 62                // its number, and its hash ids from here on
 	roundIDs      = 1 << 40                // hash ids of one round with duration
 	eventBacklog  = 1024
-	blindShare    = 4 // one kill of so many does not wait for a job under way
+	blindShare    = 4 // one kill of this many does not wait for a job in flight
 	strikeSpread  = 12
 	minuteVirtual = 60_000 // ms between two rounds
 )
 
 // replay is one run. One goroutine drives it.
 //
-// Virtual time goes in stretches, from one timestamp of the trace to the next. All engines run a stretch at the same
-// time, each at its own pace, and wait for their saves before the next: so what a turn saved is there when the next
-// turn of that conversation asks, as it would be with minutes between them, however fast this machine is. Within a
-// stretch, requests of equal timestamps share next to nothing beyond their first block (one block in the whole
-// conversation trace). With that the hit rate is a property of the caches and can be held against a simulation that
-// knows nothing of time. What is left of a difference comes from whole prompts that were seen before, whose last block
-// is computed all the same (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
+// Virtual time advances in stretches, from one timestamp of the trace to the next. All engines run
+// a stretch concurrently, each at its own pace, and wait for their saves before the next. So what a
+// turn saved is stored when the next turn of that conversation asks, as with minutes between them,
+// however fast this machine is. Within a stretch, requests of equal timestamps share next to
+// nothing beyond their first block (one block in the whole conversation trace). So the hit rate
+// depends on the caches alone and can be compared with a simulation without time. The remaining
+// difference comes from whole prompts that were seen before, whose last block is computed anyway
+// (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
 type replay struct {
 	set     *options
 	records []mockengine.Record
@@ -51,13 +52,13 @@ type replay struct {
 	readers   sync.WaitGroup
 	watching  sync.WaitGroup // of watches
 	watches   watches
-	exits     chan error // what ends the run though nobody had asked
+	exits     chan error // an unexpected end, which ends the run
 	server    *server
 	turns     turns
 	broken    bool // an error ends the run
 
 	begin   time.Time
-	dealt   int // requests handed in, all rounds
+	dealt   int // requests dealt, all rounds
 	done    int
 	failed  []string
 	firstBy map[uint64]int    // engine that computed a block first
@@ -72,11 +73,12 @@ type replay struct {
 		enginePauses, helperKills, helperPauses, serverKills, serverPauses int
 		cleanup                                                            time.Duration
 	}
-	around                       around                                               // hits before and after the agent's kills
-	ownCleanup                   float64                                              // ms, as the agent says
-	slowest                      struct{ whole, ask, over, overAt, overTook float64 } // of look-ups, as agents say: µs, and overAt Unix time
-	lag                          time.Duration                                        // of the machine
-	capacity                     int64                                                // bytes of the pool of an agent that was not started here
+	around     around  // hits before and after the agent's kills
+	ownCleanup float64 // ms, as the agent reports it
+	// slowest has look-ups' times, as agents report them: µs, and overAt Unix time.
+	slowest                      struct{ whole, ask, over, overAt, overTook float64 }
+	lag                          time.Duration // of the machine
+	capacity                     int64         // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
@@ -90,10 +92,11 @@ func newReplay(s *options, records []mockengine.Record) (*replay, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg, rng: rand.New(rand.NewPCG(s.seed, 77)),
+	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg,
+		rng:    rand.New(rand.NewPCG(s.seed, 77)),
 		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
 		faults: make(map[int]mockengine.Fault), exits: make(chan error, 1)}
-	// of a generator of its own: the requests stay those of the seed
+	// a generator of its own, so that the requests stay those of the seed
 	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1))
 	for n := range s.engines {
 		if n%s.perProcess == 0 {
@@ -107,7 +110,7 @@ func newReplay(s *options, records []mockengine.Record) (*replay, error) {
 	return r, nil
 }
 
-// run replays everything and leaves nothing behind.
+// run replays everything, and ends everything that it started.
 func (r *replay) run(ctx context.Context) (err error) {
 	r.begin = time.Now()
 	lag := startLag(ctx)
@@ -152,8 +155,8 @@ func (r *replay) run(ctx context.Context) (err error) {
 	return r.leave(ctx)
 }
 
-// end ends everything that was started: engines, what watches, agents, the server, and what agents
-// left behind. A run that was broken off gives agents less time.
+// end ends everything that was started: engines, watches, agents, the server, and processes that
+// agents left. After an aborted run agents get less time.
 func (r *replay) end(mark string) error {
 	within := agentDownWithin
 	if r.broken {
@@ -164,7 +167,7 @@ func (r *replay) end(mark string) error {
 	return errors.Join(r.stopNodes(within), r.stopServer(), child.Strays(mark))
 }
 
-// rounds replays the trace once, or with a duration again and again with fresh prompts.
+// rounds replays the trace once, or, with a duration, repeatedly with new prompts.
 func (r *replay) rounds(ctx context.Context) error {
 	offset := 0.0
 	for round := uint64(0); ; round++ {
@@ -179,7 +182,7 @@ func (r *replay) rounds(ctx context.Context) error {
 	}
 }
 
-// freshRecords are the records with other hash ids, later.
+// freshRecords returns the records with other hash ids, later.
 func freshRecords(records []mockengine.Record, round uint64, offset float64) []mockengine.Record {
 	if round == 0 {
 		return records
@@ -199,7 +202,7 @@ func freshRecords(records []mockengine.Record, round uint64, offset float64) []m
 
 // round replays records once, stretch by stretch.
 func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
-	clear(r.firstBy) // of the last round: its hash ids never come again
+	clear(r.firstBy) // of the last round: its hash ids never recur
 	clear(r.firstIn)
 	for from := 0; from < len(records); {
 		to := from
@@ -225,14 +228,14 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
 			return err
 		}
-		asleep := make([]bool, len(r.nodes))
+		stopped := make([]bool, len(r.nodes))
 		for n, a := range r.nodes {
-			asleep[n] = a.isPaused()
+			stopped[n] = a.isPaused()
 		}
 		if err := r.stretch(ctx, batches, until); err != nil {
 			return err
 		}
-		r.missed(from, to, asleep)
+		r.recordMissing(from, to, stopped)
 		from = to
 		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
 			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
@@ -241,21 +244,22 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 	return nil
 }
 
-// missed notes for the simulation which requests of a stretch found no agent. They are the last that were dealt.
-func (r *replay) missed(from, to int, paused []bool) {
+// recordMissing records for the simulation which requests of a stretch had no agent. They are the
+// last that were dealt.
+func (r *replay) recordMissing(from, to int, paused []bool) {
 	for i := from; i < to; i++ {
-		gone, asleep := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
-		r.befell(r.dealt-(to-i), r.dealt-(to-i)+1, func(f *mockengine.Fault) { f.Asleep, f.Away = asleep, gone && !asleep })
+		detached, stopped := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
+		r.recordFault(r.dealt-(to-i), r.dealt-(to-i)+1,
+			func(f *mockengine.Fault) { f.AgentStopped, f.AgentDown = stopped, detached && !stopped })
 	}
 }
 
-// pace holds the replay back so that it takes as long as it is told to at least; part is how far it
-// is, 0 to 1. While the an agent is stopped, the trace takes its own time, gap since the last
-// stretch: ten seconds without an agent are then those of ten seconds' requests and not of
-// thousands. While an agent comes back it holds back for the same reason.
+// pace delays the replay so that it takes at least the configured time; part is its progress, 0 to
+// 1. While an agent is stopped or restarting, the trace runs in its own time, gap since the last
+// stretch: ten seconds without an agent then affect ten seconds' requests and not thousands.
 func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
 	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
-	if least := time.Now().Add(awayPause); r.away() && until.Before(least) {
+	if least := time.Now().Add(absentPause); r.agentAbsent() && until.Before(least) {
 		until = least
 	}
 	resumed := r.resumed()
@@ -278,7 +282,7 @@ func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) erro
 	}
 }
 
-// resumed is closed when an agent that is stopped is let go on; nil if none is.
+// resumed returns a channel that is closed when a stopped agent continues; nil if none is stopped.
 func (r *replay) resumed() <-chan struct{} {
 	for _, a := range r.nodes {
 		if c := a.resumed(); c != nil {
@@ -288,9 +292,9 @@ func (r *replay) resumed() <-chan struct{} {
 	return nil
 }
 
-// away says that an agent is stopped, or that an engine was without one at the end of its last
-// stretch.
-func (r *replay) away() bool {
+// agentAbsent reports whether an agent is stopped, or an engine was without one at the end of its
+// last stretch.
+func (r *replay) agentAbsent() bool {
 	for _, e := range r.engines {
 		if e.detached {
 			return true
@@ -319,8 +323,8 @@ func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, un
 	return r.wait(ctx, "end its stretch", func(e *engine) bool { return !e.running })
 }
 
-// wait handles events until all engines are ready, which is when each has done what is said. One
-// that nobody reports to for stalledAfter has come to a halt.
+// wait handles events until all engines are ready. An engine that does not report for stalledAfter
+// has stalled.
 func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool) error {
 	limit := time.NewTimer(r.set.stalledAfter)
 	defer limit.Stop()
@@ -350,10 +354,10 @@ func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool
 	}
 }
 
-// handle takes one event.
+// handle handles one event.
 func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 	if ev.exited {
-		return r.buried(ctx, ev.process, ev.err)
+		return r.processEnded(ctx, ev.process, ev.err)
 	}
 	if ev.report.Engine < 0 || ev.report.Engine >= len(r.engines) {
 		return fmt.Errorf("a report for engine %d", ev.report.Engine)
@@ -363,9 +367,9 @@ func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 	case "ran":
 		e.running = false
 		e.detached = !ev.report.Attached
-		r.took(e, ev.report)
+		r.addReport(e, ev.report)
 	case "left":
-		r.took(e, ev.report)
+		r.addReport(e, ev.report)
 		e.left = ev.report
 	case "strike":
 		return r.struck(ctx, e, ev.report.PID)

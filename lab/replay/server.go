@@ -23,12 +23,13 @@ type server struct {
 	mu struct {
 		sync.Mutex
 		child  *child.Process
-		wanted bool // its end is wanted, or it is down
+		wanted bool // its end is intended, or it is down
 		paused bool
 	}
 }
 
-// startServer starts the server, if there is one. Agents wait for it as for any (--tiers-within).
+// startServer starts the server, if there is one. Agents wait for it as for any tier
+// (--tiers-within).
 func (r *replay) startServer() error {
 	if r.set.server == "" {
 		return nil
@@ -37,7 +38,7 @@ func (r *replay) startServer() error {
 	return r.server.start(r.fail)
 }
 
-// start starts a life of the server; fail is told when it ends though nobody had asked.
+// start starts a life of the server; it calls fail when the server ends unexpectedly.
 func (s *server) start(fail func(error)) error {
 	cmd := exec.Command(s.args[0], s.args[1:]...)
 	cmd.Stdout, cmd.Stderr = &s.log, &s.log
@@ -53,7 +54,7 @@ func (s *server) start(fail func(error)) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.mu.wanted {
-			fail(fmt.Errorf("server: %s ended though nobody had asked: %w\n%s", s.args[0], c.Err, s.log.String()))
+			fail(fmt.Errorf("server: %s ended unexpectedly: %w\n%s", s.args[0], c.Err, s.log.String()))
 		}
 	}()
 	return nil
@@ -82,8 +83,8 @@ func (r *replay) killServer(ctx context.Context) {
 	})
 }
 
-// pauseServer stops the server for a while, or until it is killed: its sockets stay open and nobody
-// answers.
+// pauseServer stops the server for a while, or until it is killed: its sockets stay open but do not
+// answer.
 func (r *replay) pauseServer(ctx context.Context) {
 	s := r.server
 	s.mu.Lock()

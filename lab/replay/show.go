@@ -19,7 +19,8 @@ const (
 	showFile = time.Second
 )
 
-// progress tells people how far a replay is: one line that is drawn again on a terminal, else a line a second.
+// progress shows the progress of a replay: one line that is redrawn on a terminal, otherwise a line
+// a second.
 type progress struct {
 	set    *options
 	out    io.Writer // the result
@@ -46,7 +47,7 @@ func newProgress(s *options, out, log io.Writer) *progress {
 	return p
 }
 
-// tick is when a line is due; never without progress.
+// tick returns the channel of the next line; nil without progress.
 func (p *progress) tick() <-chan time.Time {
 	if p.ticker == nil {
 		return nil
@@ -54,7 +55,7 @@ func (p *progress) tick() <-chan time.Time {
 	return p.ticker.C
 }
 
-// line draws how far it is.
+// line shows the progress.
 func (p *progress) line(r *replay) {
 	var s mockengine.Stats
 	blocks, hits := 0, 0
@@ -64,8 +65,10 @@ func (p *progress) line(r *replay) {
 		blocks += e.blocks
 		hits += e.own + e.pooled
 	}
-	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
-		bar(r.done, len(r.records)), settings.Thousands(r.done), settings.Thousands(len(r.records)), 100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
+	text := fmt.Sprintf("%s %6s of %s requests   hit rate %5.1f %%   %7.2f GB moved   "+
+		"look-up p50 %.0f µs, p99 %.0f µs   %3.0f s",
+		bar(r.done, len(r.records)), settings.Thousands(r.done), settings.Thousands(len(r.records)),
+		100*ratio(hits, blocks), float64(s.BytesSaved+s.BytesLoaded)/1e9,
 		micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99)), time.Since(r.begin).Seconds())
 	if p.tty {
 		fmt.Fprintf(p.log, "\r\x1b[K%s", text)
@@ -103,11 +106,12 @@ func (p *progress) end(r *replay, o *Report) {
 	p.table(r, o)
 }
 
-// table is one line for each engine, and what the whole says.
+// table prints one line for each engine, and the totals.
 func (p *progress) table(r *replay, o *Report) {
 	fmt.Fprintln(p.out)
 	w := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "engine\trequests\tprompt blocks\town hits\tpool hits\tof another engine\tcomputed\tsaved\tloaded\tmoved\t")
+	fmt.Fprintln(w,
+		"engine\trequests\tprompt blocks\town hits\tpool hits\tof another engine\tcomputed\tsaved\tloaded\tmoved\t")
 	var all engine
 	var sum mockengine.Stats
 	for _, e := range r.engines {
@@ -123,15 +127,18 @@ func (p *progress) table(r *replay, o *Report) {
 		sum.Add(&s)
 	}
 	row(w, "all", &all, &sum)
-	_ = w.Flush() // to standard output: there is nobody to tell
-	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (a simulation of the same caches says %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
+	_ = w.Flush() // to standard output: an error cannot be reported
+	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (simulation of the same caches: "+
+		"%.1f %%).\n",
+		100*o.HitRate, 100*o.SimHitRate)
 	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
 		settings.Thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), settings.Thousands(o.FailedRequests))
 	if o.MoverKills > 0 {
-		fmt.Fprintf(p.out, "%d mover kills (%d with a copy under way).\n", o.MoverKills, o.MoverInFlight)
+		fmt.Fprintf(p.out, "%d mover kills (%d with a copy in flight).\n", o.MoverKills, o.MoverInFlight)
 	}
 	if o.EngineKills+o.AgentKills+o.AgentPauses > 0 {
-		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy under way), %d pauses; longest clean-up %.0f ms.\n",
+		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy in flight), %d pauses; "+
+			"longest clean-up %.0f ms.\n",
 			o.EngineKills, o.AgentKills, o.KillsInFlight, o.AgentPauses, o.CleanupMaxMS)
 	}
 	if o.EnginePauses+o.HelperKills+o.HelperPauses+o.ServerKills+o.ServerPauses > 0 {
@@ -139,21 +146,25 @@ func (p *progress) table(r *replay, o *Report) {
 			o.EnginePauses, o.HelperKills, o.HelperPauses, o.ServerKills, o.ServerPauses)
 	}
 	if o.AgentKills > 0 {
-		fmt.Fprintf(p.out, "Of the %d requests before an agent's kill %.1f %% of the blocks were hits, of those behind it %.1f %%.\n",
+		fmt.Fprintf(p.out, "Blocks hit of the %d requests before an agent's kill: %.1f %%, after it: %.1f %%.\n",
 			aroundKill, 100*o.HitRateBefore, 100*o.HitRateAfter)
 	}
 	if len(o.Sources) > 1 {
 		fmt.Fprintf(p.out, "Blocks loaded from: %s.\n", sourcesText(o.Sources))
 	}
-	fmt.Fprintf(p.out, "Look-ups: p50 %.0f µs, p99 %.0f µs. %.1f s, seed %d.\n", o.LookupP50US, o.LookupP99US, o.WallS, o.Seed)
+	fmt.Fprintf(p.out, "Look-ups: p50 %.0f µs, p99 %.0f µs. %.1f s, seed %d.\n", o.LookupP50US, o.LookupP99US, o.WallS,
+		o.Seed)
 	if p.set.socket == "" && o.stopErr == nil {
 		fmt.Fprintln(p.out, "The agent stopped cleanly; nothing is left.")
 	}
 }
 
 func row(w io.Writer, name string, e *engine, s *mockengine.Stats) {
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f GB\t\n", name, settings.Thousands(e.requests), settings.Thousands(e.blocks), settings.Thousands(e.own), settings.Thousands(e.pooled),
-		settings.Thousands(e.others), settings.Thousands(e.blocks-e.own-e.pooled), settings.Thousands(int(s.BlocksSaved)), settings.Thousands(int(s.BlocksLoaded)), float64(s.BytesSaved+s.BytesLoaded)/1e9)
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%.2f GB\t\n", name, settings.Thousands(e.requests),
+		settings.Thousands(e.blocks), settings.Thousands(e.own), settings.Thousands(e.pooled),
+		settings.Thousands(e.others), settings.Thousands(e.blocks-e.own-e.pooled),
+		settings.Thousands(int(s.BlocksSaved)), settings.Thousands(int(s.BlocksLoaded)),
+		float64(s.BytesSaved+s.BytesLoaded)/1e9)
 }
 
 func wrongText(n uint64) string {

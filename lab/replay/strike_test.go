@@ -30,7 +30,7 @@ func TestStalledNamesWatches(t *testing.T) {
 }
 
 // The agent that is waited for is the one that was hit, by its process; a strike at a life that is
-// over hits nobody.
+// over hits no process.
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no life follows
@@ -75,8 +75,8 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	r.watching.Wait()
 }
 
-// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's report
-// is read, and that ends no replay. One that nobody killed does.
+// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's
+// report is read, and that ends no replay. An unexpected end does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
 	for _, reported := range []bool{true, false} {
 		c, err := child.Start(exec.Command("sleep", "1000"))
@@ -86,16 +86,16 @@ func TestReportOfAStrikeComesLate(t *testing.T) {
 		life, told := &agentLife{Process: c}, make(chan struct{})
 		a := &agentProcess{exits: make(chan error, 1)}
 		a.mu.child = life
-		go func() { a.tellEnd(life); close(told) }()
+		go func() { a.reportEnd(life); close(told) }()
 		c.Signal(syscall.SIGKILL)
 		<-c.Done
 		if reported {
-			time.Sleep(20 * time.Millisecond) // tellEnd has seen the end by now, or does so later: both are right
+			time.Sleep(20 * time.Millisecond) // reportEnd has seen the end by now, or does so later: both are right
 			a.expectDeath(life)
 		}
 		<-told
 		if said := len(a.exits) > 0; said == reported {
-			t.Errorf("reported %v: an end that nobody had asked for was told: %v", reported, said)
+			t.Errorf("reported %v: an unexpected end was reported: %v", reported, said)
 		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// took takes what an engine did.
-func (r *replay) took(e *engine, report *mockengine.Report) {
+// addReport adds an engine's report.
+func (r *replay) addReport(e *engine, report *mockengine.Report) {
 	if report.Stats != nil {
 		e.last, e.lost = *report.Stats, 0
 	}
@@ -26,13 +26,14 @@ func (r *replay) took(e *engine, report *mockengine.Report) {
 		if o.Failed != "" {
 			r.failed = append(r.failed, fmt.Sprintf("request %d: %s", o.ID, o.Failed))
 		}
-		r.credit(e, &q, &o)
+		r.countHits(e, &q, &o)
 	}
 }
 
-// credit adds a request's blocks to its engine's columns. A request whose engine was killed finds in the second engine
-// what it computed itself in the first: only what an earlier request had counts as a hit.
-func (r *replay) credit(e *engine, q *mockengine.Request, o *mockengine.Outcome) {
+// countHits adds a request's blocks to its engine's columns. A request whose engine was killed
+// finds in the second engine what it computed itself in the first: only what an earlier request had
+// counts as a hit.
+func (r *replay) countHits(e *engine, q *mockengine.Request, o *mockengine.Outcome) {
 	known := 0
 	for known < len(q.Prompt) && r.firstIn[q.Prompt[known]] < q.ID {
 		known++
@@ -58,8 +59,8 @@ func (r *replay) credit(e *engine, q *mockengine.Request, o *mockengine.Outcome)
 	}
 }
 
-// probe damages a block of the prompt that one engine saved last, and lets another one load all of them: its prompt is
-// the same and one block longer.
+// probe damages a block of the prompt that one engine saved last, and lets another one load all of
+// them: its prompt is the same and one block longer.
 func (r *replay) probe(ctx context.Context) error {
 	var ids []uint64
 	for i := range uint64(probeBlocks + 1) {
@@ -80,7 +81,7 @@ func (r *replay) probe(ctx context.Context) error {
 	return nil
 }
 
-// leave lets every engine go and waits until the agent has forgotten them.
+// leave ends every engine and waits until the agent has forgotten them.
 func (r *replay) leave(ctx context.Context) error {
 	for _, e := range r.engines {
 		e.process.wanted = true
@@ -89,7 +90,7 @@ func (r *replay) leave(ctx context.Context) error {
 	if err := r.wait(ctx, "leave", func(e *engine) bool { return e.left != nil }); err != nil {
 		return err
 	}
-	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is there again
+	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is running again
 		return err
 	}
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// watches are what goes on beside a replay, by what it waits for.
+// watches counts the background work of a replay, by what it waits for.
 type watches struct {
 	mu     sync.Mutex
 	next   int
@@ -34,7 +34,7 @@ func (w *watches) end(number int) {
 	delete(w.active, number)
 }
 
-// list is what is waited for.
+// list returns what the replay waits for.
 func (w *watches) list() (all []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,8 +45,8 @@ func (w *watches) list() (all []string) {
 	return all
 }
 
-// watch runs f beside the replay. An error of a replay that has come to a halt says what f waits
-// for. f ends soon after the run's context.
+// watch runs f in the background. The error of a stalled replay names what f waits for. f ends soon
+// after the run's context.
 func (r *replay) watch(what string, f func()) {
 	number := r.watches.begin(what)
 	r.watching.Go(func() {
@@ -55,7 +55,7 @@ func (r *replay) watch(what string, f func()) {
 	})
 }
 
-// awaitWatches waits until nothing goes on beside the replay, and no agent stands still.
+// awaitWatches waits until no background work is left, and no agent is stopped.
 func (r *replay) awaitWatches(ctx context.Context) error {
 	over := make(chan struct{})
 	go func() { // it ends with the watches and the pauses, which the run waits for in the end
@@ -79,7 +79,7 @@ func (r *replay) awaitWatches(ctx context.Context) error {
 	}
 }
 
-// stalled is the error of a replay that has come to a halt: what it waits for.
+// stalled returns the error of a stalled replay: what it waits for.
 func (r *replay) stalled(what string, ready func(*engine) bool) error {
 	var waits []string
 	for _, e := range r.engines {
@@ -98,11 +98,12 @@ func (r *replay) stalled(what string, ready func(*engine) bool) error {
 		"" + strings.Join(waits, ", "))
 }
 
-// lagEvery is the wait whose lateness says what the machine itself adds to every deadline.
+// lagEvery is the wait whose lateness measures what the machine adds to every deadline.
 const lagEvery = 2 * time.Millisecond
 
-// lag measures, in the replay's own process, how late short waits end while a replay runs: what look-ups of an agent on the same machine that go
-// over their deadline are held against, because no agent can answer while it is not given a processor.
+// lag measures how late short waits end in the replay's own process. Look-ups that an agent on the
+// same machine answers too late are compared with it, because no agent can answer without a
+// processor.
 type lag struct {
 	stop chan struct{}
 	done chan struct{}
@@ -133,7 +134,7 @@ func (l *lag) run(ctx context.Context) {
 	}
 }
 
-// end stops it and gives the most that a wait was late.
+// end stops the measurement and returns the latest end of a wait.
 func (l *lag) end() time.Duration {
 	close(l.stop)
 	<-l.done

@@ -114,7 +114,10 @@ class SimulatedEngine:
         """Create the KV cache, and the words that show its kernels' progress."""
         self._shared = None if peer else SharedMemory(size)
         self._private = (ctypes.c_char * size)() if peer else None
-        self.memory = memoryview(self._private).cast("B") if self._shared is None else self._shared.view  # type: ignore[arg-type]
+        if self._shared is None:
+            self.memory = memoryview(self._private).cast("B")  # type: ignore[arg-type]
+        else:
+            self.memory = self._shared.view
         return make_sync(None)
 
     def regions(self) -> list[tuple[Region, int | None]]:

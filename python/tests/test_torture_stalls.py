@@ -26,14 +26,14 @@ def test_overlapping_stalls_count_once() -> None:
         assert stalls.within_s(start, end) == pytest.approx(still)
 
 
-def test_a_witness_that_is_stopped_has_seen_a_stall() -> None:
+def test_a_stopped_sleeper_records_a_stall() -> None:
     stalls = torture_stalls.Stalls()
     with stalls.watching():
-        assert [os.sched_getaffinity(pid) for pid in stalls.witnesses] == [{n} for n in sorted(os.sched_getaffinity(0))]
+        assert [os.sched_getaffinity(pid) for pid in stalls.sleepers] == [{n} for n in sorted(os.sched_getaffinity(0))]
         first = time.time()
-        os.kill(stalls.witnesses[-1], signal.SIGSTOP)
+        os.kill(stalls.sleepers[-1], signal.SIGSTOP)
         time.sleep(0.1)  # what is measured, not what is waited for
         last = time.time()
-        os.kill(stalls.witnesses[-1], signal.SIGCONT)
+        os.kill(stalls.sleepers[-1], signal.SIGCONT)
     assert stalls.within_s(first, last) > 0.09
     assert stalls.longest_s() > 0.09

@@ -1,4 +1,4 @@
-// Package tracetest finds the published trace on which tests of policies hold their figures.
+// Package tracetest locates the published trace that tests of eviction policies use.
 package tracetest
 
 import (

@@ -28,7 +28,11 @@ class Noop(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Do nothing."""
 
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:  # noqa: ARG002
+    def get_num_new_matched_tokens(
+        self,
+        request: Any,  # noqa: ARG002
+        num_computed_tokens: int,  # noqa: ARG002
+    ) -> tuple[int | None, bool]:
         """Promise nothing."""
         return 0, False
 

@@ -39,7 +39,7 @@ CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr p) {
 	switch (attribute) {
 	case 9: *(int *)data = 3; return 0;                                     /* DEVICE_ORDINAL */
 	case 10: *(unsigned char *)data = (unsigned char)on_malloc(p); return 0; /* IS_LEGACY_CUDA_IPC_CAPABLE, a bool */
-	case 14: *(uint64_t *)data = on_virtual(p) ? 9 : 0; return 0;           /* ALLOWED_HANDLE_TYPES: descriptor, fabric */
+	case 14: *(uint64_t *)data = on_virtual(p) ? 9 : 0; return 0; /* ALLOWED_HANDLE_TYPES: descriptor, fabric */
 	}
 	return INVALID_VALUE;
 }
@@ -64,7 +64,8 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
 	return 0;
 }
 
-CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags) {
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
+                                      unsigned long long flags) {
 	if (type != 1 || flags != 0 || handle < 0xabcdef0000000000ULL) return INVALID_VALUE;
 	*(int *)shareable = memfd_create(handle == 0xabcdef0000000000ULL ? "piece 0" : "piece 1", MFD_CLOEXEC);
 	return 0;
@@ -80,7 +81,8 @@ CUresult cuGetErrorName(CUresult result, const char **text) {
 	return 0;
 }
 
-// Events: the handle names an event by its bytes, which come by value; streams above 4 GiB, as pointers are.
+// Events: the handle names an event by its bytes, which come by value; streams are above 4 GiB, as
+// pointers are.
 typedef struct {
 	char reserved[64];
 } CUipcEventHandle;

@@ -75,7 +75,11 @@ class SchedulerCalls:
             if meta.report.workers:
                 self._add_workers(meta.report.workers)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ARG002
+    def request_finished(
+        self,
+        request: Any,
+        block_ids: list[int],  # noqa: ARG002
+    ) -> tuple[bool, dict[str, Any] | None]:
         """Handle a request's end.
 
         Its blocks need not be kept: saves in flight have pinned theirs.
