@@ -136,7 +136,7 @@ func TestReplayKills(t *testing.T) {
 		t.Errorf("%d engine kills, %d agent kills, %d pauses", o.EngineKills, o.AgentKills, o.AgentPauses)
 	}
 	if 2*o.KillsInFlight < o.EngineKills+o.AgentKills {
-		t.Errorf("%d of %d kills hit a job under way, half is asked for", o.KillsInFlight, o.EngineKills+o.AgentKills)
+		t.Errorf("%d of %d kills hit a job in flight, half is asked for", o.KillsInFlight, o.EngineKills+o.AgentKills)
 	}
 	o.cleanedUp(t)
 }
@@ -293,7 +293,7 @@ func TestReplayMoverKills(t *testing.T) {
 		t.Errorf("%d requests of 1000, %d mover kills", o.Requests, o.MoverKills)
 	}
 	if 2*o.MoverInFlight < o.MoverKills {
-		t.Errorf("%d of %d movers were killed with a copy under way, half is asked for", o.MoverInFlight, o.MoverKills)
+		t.Errorf("%d of %d movers were killed with a copy in flight, half is asked for", o.MoverInFlight, o.MoverKills)
 	}
 	o.cleanedUp(t)
 }

@@ -19,15 +19,20 @@ import (
 // plannedStrike is a strike that no engine has dealt yet. One on an agent belongs to a node.
 type plannedStrike struct {
 	mockengine.Strike
-	node int
+	node    int
+	planned int // requests dealt before it
 }
+
+// maxStrikeWait is how many requests a strike waits for a job in flight where movers are killed
+// too: an agent whose mover keeps dying may have no job for the rest of a run.
+const maxStrikeWait = 40
 
 // plan decides at each request that is dealt whether to kill or pause a process about now.
 func (r *replay) plan(ctx context.Context) {
 	due := func(every int) bool { return every > 0 && r.dealt%every == 0 }
 	blow := func(agent bool, node int) {
 		s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
-		r.strikes = append(r.strikes, plannedStrike{s, node})
+		r.strikes = append(r.strikes, plannedStrike{s, node, r.dealt})
 	}
 	if due(r.set.killEngine) {
 		blow(false, 0)
@@ -79,7 +84,8 @@ func newTurns(rng *rand.Rand, nodes int) (t turns) {
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is in
 // flight. Some are dealt blindly instead, whatever the victim does, and so are those on stopped
-// agents and their engines, as long as at least half of all are known to hit a job in flight.
+// agents and their engines, as long as at least half of all are known to hit a job in flight. Where
+// movers are killed too, strikes that have waited long are dealt blindly in any case.
 func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 	if len(r.strikes) == 0 {
 		return nil, nil, false
@@ -92,12 +98,13 @@ func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
 	r.tally.Unlock()
 	paused := r.node(e.number).isPaused() // then no job will be in flight soon
-	if e.strike != nil || e.process.wanted || paused && !spare {
+	overdue := r.set.killMover > 0 && r.dealt-r.strikes[0].planned >= maxStrikeWait
+	if e.process.wanted || !overdue && (e.strike != nil || paused && !spare) {
 		return nil, nil, false
 	}
 	s = &r.strikes[0]
 	r.strikes = r.strikes[1:]
-	return s, e, spare && (paused || r.rng.IntN(blindShare) == 0)
+	return s, e, overdue || spare && (paused || r.rng.IntN(blindShare) == 0)
 }
 
 // blindKill kills at any moment.

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"context"
+	"math/rand/v2"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -97,5 +98,29 @@ func TestReportOfAStrikeComesLate(t *testing.T) {
 		if said := len(a.exits) > 0; said == reported {
 			t.Errorf("reported %v: an unexpected end was reported: %v", reported, said)
 		}
+	}
+}
+
+// Where movers are killed too, a strike that has waited long is dealt although no job is in flight:
+// also by an engine that waits for a job to deal another one.
+func TestOverdueStrikeIsDealt(t *testing.T) {
+	for name, c := range map[string]struct {
+		killMover, dealt int
+		want             bool
+	}{
+		"overdue":            {25, maxStrikeWait, true},
+		"not yet":            {25, maxStrikeWait - 1, false},
+		"no mover is killed": {0, maxStrikeWait, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &replay{set: defaultOptions(), rng: rand.New(rand.NewPCG(1, 2)), nodes: []*agentProcess{{}}}
+			r.set.killMover, r.dealt = c.killMover, c.dealt
+			r.engines = []*engine{{process: &engineProcess{}, strike: &plannedStrike{}}}
+			r.strikes = []plannedStrike{{}}
+			s, by, blind := r.nextStrike()
+			if dealt := s != nil && by == r.engines[0] && blind; dealt != c.want {
+				t.Errorf("strike %v by %v, blind %v; dealt: %v, want %v", s, by, blind, dealt, c.want)
+			}
+		})
 	}
 }
