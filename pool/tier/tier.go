@@ -41,16 +41,16 @@ type Memory interface {
 //	mu               promises, queues
 //	a level's exists.mu, breaker.mu, pace.mu; staging.mu
 type Pool struct {
-	memory   Memory
+	memory    Memory
 	writeBack pool.WriteBack // memory; nil if it cannot do that
-	arena    []byte
-	o        Options
-	levels   []*level
-	saving   bool // some level writes on save
-	using    bool // some level writes on second use
-	spaces   spaces
-	uses     uses
-	onEvict  evictWriter
+	arena     []byte
+	o         Options
+	levels    []*level
+	saving    bool // some level writes on save
+	using     bool // some level writes on second use
+	spaces    spaces
+	uses      uses
+	onEvict   evictWriter
 
 	mu struct {
 		sync.Mutex
