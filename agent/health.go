@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/ipc"
 )
 
 // watchdog finds workers whose current step is too old. A health check asks the workers directly;
@@ -135,15 +134,6 @@ func (a *Agent) memoryProblem() error {
 	}
 	return fmt.Errorf("%d pages of the pool cannot be read (limit %d), and %d bytes are not used for it (limit %d): "+
 		"check the node's memory", s.Bad.Pages, s.Bad.MaxPages, s.Bad.Bytes, s.Bad.MaxBytes)
-}
-
-// lostPeer ends the session of a worker whose memory was open in a mover that has ended. Its copies
-// have ended; the engine receives the reason and registers again.
-func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
-	if s := a.memory.peers.owner(id); s != nil {
-		s.terminate(endDevice, ipc.ErrCodeInternal,
-			fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
-	}
 }
 
 // movers returns the device's movers; none if the device is in this process.

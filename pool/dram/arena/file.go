@@ -93,49 +93,6 @@ func OpenFile(o *FileOptions) (f *File, a *Arena, err error) {
 	return f, a, nil
 }
 
-// examine reads the superblock and decides whether the content can be used.
-func (f *File) examine(want *Layout) error {
-	var st unix.Stat_t
-	if err := unix.Fstat(f.fd, &st); err != nil {
-		return fmt.Errorf("dram: %s: %w", f.path, err)
-	}
-	if st.Size == 0 {
-		f.made = true
-		return nil
-	}
-	b, err := readSuper(f.fd, st.Size)
-	if errors.Is(err, unix.EIO) && st.Size == want.End {
-		f.cold = errNoSuper.Error() // no other file has that size
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("dram: %s: %w", f.path, err)
-	}
-	s, bad := decodeSuper(b)
-	if errors.Is(bad, errBlank) && st.Size == want.End && st.Blocks*512 > want.page {
-		bad = errNoSuper // it was a pool's of this size and lost the pages at its end
-	}
-	if errors.Is(bad, errForeign) || errors.Is(bad, errBlank) && st.Blocks*512 > want.page {
-		return fmt.Errorf(
-			"dram: %s: %d bytes that are no pool's: allowed is a file that is not there, or one that a pool made",
-			f.path, st.Size,
-		)
-	}
-	f.cold = s.unfit(want, st.Size, bad)
-	s.Layout = *want
-	f.super = s
-	return nil
-}
-
-func readSuper(fd int, size int64) ([]byte, error) {
-	b := make([]byte, superBytes)
-	if size < superBytes {
-		return nil, errForeign
-	}
-	n, err := unix.Pread(fd, b, size-superBytes)
-	return b[:n], err
-}
-
 // mapMeta maps all but the arena.
 func (f *File) mapMeta() (err error) {
 	l := &f.super.Layout
@@ -155,9 +112,6 @@ func (f *File) mapMeta() (err error) {
 	}
 	return nil
 }
-
-// errNoSuper is a superblock whose page went bad.
-var errNoSuper = errors.New("its superblock cannot be read")
 
 // Unmap unmaps what OpenFile mapped outside the arena, and writes nothing.
 func (f *File) Unmap() error { return unix.Munmap(f.meta) }

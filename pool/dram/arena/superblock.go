@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"os"
 	"sync/atomic"
@@ -120,28 +119,6 @@ func decodeSuper(b []byte) (s superblock, err error) {
 		b[superLearned:],
 	)
 	return s, nil
-}
-
-// unfit returns why the content of a file of this size cannot be used for a pool of this layout;
-// empty if it can. bad is the error of decodeSuper.
-func (s *superblock) unfit(want *Layout, size int64, bad error) string {
-	switch {
-	case bad != nil:
-		return bad.Error()
-	case s.format != fileFormat:
-		return fmt.Sprintf("its format is %d, known is %d", s.format, fileFormat)
-	case s.arena != want.arena || s.slab != want.slab || s.page != want.page:
-		return fmt.Sprintf("its arena has %d bytes in slabs of %d and pages of %d, this pool's %d, %d and %d",
-			s.arena, s.slab, s.page, want.arena, want.slab, want.page)
-	case s.Headers != want.Headers || s.Spaces != want.Spaces || s.Slabs != want.Slabs || s.Learned != want.Learned:
-		return "its areas lie elsewhere"
-	case s.grown%HeaderBytes != 0 || s.grown > uint64(want.Learned-want.Headers) ||
-		s.spacesUsed > MaxSpaces || s.learnedUsed > learnedBytes:
-		return "its superblock is damaged"
-	case size != want.End:
-		return fmt.Sprintf("it has %d bytes, not %d", size, want.End)
-	}
-	return ""
 }
 
 // word returns a number of an area that is read and written atomically.
