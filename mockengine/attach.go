@@ -77,7 +77,7 @@ func (l *Link) attach(ctx context.Context) (*attachment, error) {
 
 // register opens one session and registers it: rank i, or the scheduler with -1.
 func (l *Link) register(ctx context.Context, a *attachment, i int) (*session, error) {
-	conn, w, err := ipc.DialSession(ctx, l.where.Session, "kvagent mock", ipc.MinVersion, ipc.Version)
+	conn, w, err := ipc.DialSession(ctx, l.where.Session, "kvbench mock", ipc.MinVersion, ipc.Version)
 	if err != nil {
 		return nil, err
 	}

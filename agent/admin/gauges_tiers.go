@@ -137,8 +137,9 @@ var (
 	againDesc   = desc("kvagent_resets_repeated_total",
 		"Resets that collided with another node's and were repeated.")
 	namesDesc     = desc("kvagent_names_to_collect", "Unused names in tiers that are still to be collected.")
-	namesLostDesc = desc("kvagent_names_dropped_total", "Unused names not collected because the list was full.")
-	unusedDesc    = desc("kvagent_generations_unused_total",
+	namesLostDesc = desc("kvagent_names_dropped_total",
+		"Names that will not be collected because the catalog was full.")
+	unusedDesc = desc("kvagent_generations_unused_total",
 		"Named generations to be collected, because this node has not used them for --tier-collect-unused.")
 	elsewhereDesc = desc("kvagent_generations_used_elsewhere_total",
 		"Of those, named generations that stay in a shared tier, because another node uses them.")

@@ -52,8 +52,6 @@ type serveSettings struct {
 	tiers tierSettings
 
 	// For tests of clients that check bytes.
-	flipAfter   int
-	allowFaults bool
 }
 
 // Values of settings.
@@ -144,11 +142,4 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Count(&s.maxEngines, 1, 4096), "max-engines", "engines at once")
 	f.Var(settings.Count(&s.maxSessions, 1, 2048), "max-sessions",
 		"sessions at once: one for each scheduler and each rank")
-
-	f.Var(settings.Count(&s.flipAfter, 0, 1<<30), "fault-flip-byte-after",
-		"flip a byte of a stored block after this many saved blocks")
-	settings.AddBool(f, &s.allowFaults, "allow-faults", "serve POST /fault")
-	for _, hidden := range []string{"fault-flip-byte-after", "allow-faults"} {
-		f.Lookup(hidden).Hidden = true
-	}
 }

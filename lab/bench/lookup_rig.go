@@ -122,7 +122,7 @@ type sentRegion struct {
 // openSession opens a session and registers it.
 func (b *lookupBench) openSession(r *ipc.Register, parts []any) (*ipc.Conn, error) {
 	c, w, err := ipc.DialSession(context.Background(), filepath.Join(b.dir, lookupSockets, ipc.SessionSocket),
-		"kvagent bench", ipc.Version, ipc.Version)
+		"kvbench bench", ipc.Version, ipc.Version)
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,7 @@ type lookupSaver struct {
 
 func startSaver(dir string) (*lookupSaver, error) {
 	c, _, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket),
-		"kvagent bench", ipc.Version, ipc.Version)
+		"kvbench bench", ipc.Version, ipc.Version)
 	if err != nil {
 		return nil, err
 	}

@@ -247,13 +247,14 @@ func (s *spaces) changedNow() {
 
 var _ pool.SpaceUse = (*Pool)(nil)
 
-// logLost logs that names will not be collected because the catalog has too many.
+// logLost logs, at most once per logEvery, that names will not be collected because the catalog has
+// too many.
 func (p *Pool) logLost() {
 	p.spaces.mu.Lock()
 	lost := p.spaces.lost
 	p.spaces.mu.Unlock()
-	if lost > p.spaces.loggedLost {
-		p.spaces.loggedLost = lost
+	if now := p.now(); lost > p.spaces.loggedLost && now.Sub(p.spaces.loggedAt) >= logEvery {
+		p.spaces.loggedLost, p.spaces.loggedAt = lost, now
 		p.o.Log("", fmt.Sprintf("%d names of spaces will not be collected: the catalog is full", lost), nil)
 	}
 }

@@ -46,6 +46,7 @@ type spaces struct {
 	unused     uint64                   // named spaces that were retired
 	elsewhere  uint64                   // of those, spaces that another node was found to use
 	loggedLost uint64                   // of saveLoop
+	loggedAt   time.Time                // of saveLoop
 	onAdopted  func(pool.Fingerprint)
 }
 
