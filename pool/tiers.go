@@ -13,8 +13,8 @@ type TierReport struct {
 	PromiseBytes int64  // of them
 	PromiseCap   int64  // the prefetch budget, bytes
 	Promised     uint64 // since the start
-	Landed       uint64 // arrived in memory
-	Unkept       uint64 // failed to arrive
+	Fulfilled    uint64 // arrived in memory
+	Failed       uint64 // failed to arrive
 	Cancelled    uint64 // of those: no longer wanted
 	Expired      uint64 // of those: open at their deadline
 	// Prefill is the rate at which an engine computes, tokens per second, which bounds the answers:

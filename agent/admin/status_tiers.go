@@ -77,7 +77,7 @@ func tiersStatus(r *pool.TierReport) *TiersStatus {
 	}
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised,
-		Fulfilled: r.Landed, Failed: r.Unkept,
+		Fulfilled: r.Fulfilled, Failed: r.Failed,
 		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
 		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost,
 		Unused: r.Unused, Elsewhere: r.UsedElsewhere, List: make([]TierStatus, len(r.Tiers)),
