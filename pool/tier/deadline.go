@@ -81,9 +81,10 @@ func (p *Pool) settleAll() {
 	run(calls)
 }
 
-// step lets a test change a tier's state where a promise depends on it.
-func (p *Pool) step() {
-	if p.o.step != nil {
-		p.o.step()
+// callTestHook lets a test change a tier's state at the points where a promise depends on it. No lock
+// is held there.
+func (p *Pool) callTestHook() {
+	if p.o.testHook != nil {
+		p.o.testHook()
 	}
 }

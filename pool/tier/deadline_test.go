@@ -120,7 +120,7 @@ func promisesEnd(
 		var n *node
 		armed, count := atomic.Bool{}, atomic.Int64{}
 		o := Options{Log: func(string, string, error) {}, PromiseWithin: testPromise}
-		o.step = func() {
+		o.testHook = func() {
 			if armed.Load() {
 				if do := acts[int(count.Add(1))]; do != nil {
 					do(n, m)

@@ -42,7 +42,7 @@ func (l *level) fetch(ctx context.Context, batch []*promise) {
 	var items []pool.Item
 	late := l.p.now().Add(-hintAge)
 	for i, pr := range batch {
-		l.p.step()
+		l.p.callTestHook()
 		if !l.p.stillWanted(pr, late) {
 			l.p.end(pr, nil)
 			continue
@@ -51,7 +51,7 @@ func (l *level) fetch(ctx context.Context, batch []*promise) {
 		if len(on) == 0 {
 			f.loan = l.p.o.Staging.Wait(pr.group.staged)
 		} else if f.loan = l.p.o.Staging.Take(pr.group.staged, false); f.loan.Size == 0 {
-			l.p.step()
+			l.p.callTestHook()
 			l.p.requeue(l, batch[i:])
 			break
 		}
@@ -72,9 +72,9 @@ func (l *level) fetch(ctx context.Context, batch []*promise) {
 	if len(items) == 0 {
 		return
 	}
-	l.p.step()
+	l.p.callTestHook()
 	using := l.get(ctx, items)
-	l.p.step()
+	l.p.callTestHook()
 	for i := range on {
 		f := &on[i]
 		f.items, items = items[:len(f.items)], items[len(f.items):]

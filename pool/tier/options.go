@@ -123,7 +123,7 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 
 	ownStaging bool
-	step       func() // of tests: called without locks where a promise depends on a tier's state
+	testHook   func() // nil except in tests; see callTestHook
 }
 
 // DefaultStaging is the size in bytes of the Staging that a pool makes for itself. It is only

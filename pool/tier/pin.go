@@ -80,7 +80,7 @@ func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, numbe
 		return 0, false
 	}
 	p.addShared(&w, number)
-	p.step()
+	p.callTestHook()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.promiseLocked(&w)
