@@ -157,7 +157,7 @@ func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked) (open []*
 // askChain asks for the next entries of one chain: as many as were found of it so far and at least
 // askFirst, up to the first entry that no tier has. It asks for all of a sparse chain.
 func (p *Pool) askChain(
-	s pool.SpaceID, sp *space, now *life, g *group, a *pool.Asked, open []*question,
+	s pool.SpaceID, sp *space, now *era, g *group, a *pool.Asked, open []*question,
 ) []*question {
 	w := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(w)
@@ -209,7 +209,7 @@ const (
 // askEntry adds an entry to the new questions of the tiers whose answer is not cached, and returns
 // an open question that already contains it.
 func (p *Pool) askEntry(
-	sp *space, now *life, group uint8, hash []byte, fresh *[MaxTiers]*question, g *group,
+	sp *space, now *era, group uint8, hash []byte, fresh *[MaxTiers]*question, g *group,
 ) (state int, in *question) {
 	digest := now.digest(group, hash)
 	clock := p.now()

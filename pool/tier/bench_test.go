@@ -66,7 +66,7 @@ func BenchmarkCopyOut(b *testing.B) {
 	sp := p.spaces.get(n.space)
 	b.SetBytes(size)
 	for i := 0; b.Loop(); i++ {
-		o := origin{key: entryKey{space: n.space, hash: pool.MakeHash(h.At(i % blocks))}, sp: sp, life: sp.now.Load()}
+		o := origin{key: entryKey{space: n.space, hash: pool.MakeHash(h.At(i % blocks))}, sp: sp, era: sp.now.Load()}
 		e, ok := p.copyOut(&o)
 		if !ok {
 			b.Fatal("not copied")

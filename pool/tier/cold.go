@@ -79,7 +79,7 @@ func (p *Pool) offerCold(cold *pool.Cold) {
 	if g == nil {
 		return
 	}
-	o := origin{key: entryKey{cold.Space, cold.Group, cold.Hash}, sp: sp, life: sp.now.Load()}
+	o := origin{key: entryKey{cold.Space, cold.Group, cold.Hash}, sp: sp, era: sp.now.Load()}
 	digest, now := o.digest(), p.now()
 	for _, l := range p.onEvict.levels {
 		if there, _ := l.written.get(digest, now); !there && l.up() && l.accepts(&o) && l.queueCold(&o, g) {

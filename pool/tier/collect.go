@@ -288,8 +288,8 @@ func (c *scan) delete(ctx context.Context) error {
 			return err
 		}
 		for i := range keys {
-			life := life{stored: keys[i].Space}
-			digest := life.digest(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
+			era := era{stored: keys[i].Space}
+			digest := era.digest(keys[i].Group, keys[i].Hash.Bytes[:keys[i].Hash.Len])
 			c.l.written.forget(digest)
 			if !c.l.Local {
 				c.l.exists.forget(digest)

@@ -105,7 +105,7 @@ func TestCollectingIsTriedAgain(t *testing.T) {
 // for CollectAfter, also across a restart of the agent. A space whose engine returns before that
 // keeps everything, and so does a space that is not private.
 func TestPrivateSpacesAreCollected(t *testing.T) {
-	for name, restarted := range map[string]bool{"one life": false, "restarted": true} {
+	for name, restarted := range map[string]bool{"one process": false, "restarted": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { collectPrivate(t, restarted) })
 		})
@@ -147,7 +147,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 		n = newNode(t, 400, 2, o, sharing(store))
 		time.Sleep(n.o.CollectAfter - time.Second)
 		if got := store.count(private.Fingerprint); got != 20 {
-			t.Fatalf("%d shards before CollectAfter of the new life is over, want 20", got)
+			t.Fatalf("%d shards before CollectAfter of the new process is over, want 20", got)
 		}
 	} else {
 		n.NotInUse(private.Fingerprint)

@@ -62,7 +62,7 @@ func (p *Pool) change(fp pool.Fingerprint, change func(*catalog.Space) error) er
 	s.off[fp] = true
 	for _, sp := range *s.all.Load() {
 		if sp != nil && sp.spec.Fingerprint == fp {
-			sp.now.Store(&life{})
+			sp.now.Store(&era{})
 		}
 	}
 	e := s.catalog.Spaces[fp]
@@ -333,7 +333,7 @@ func (p *Pool) retire() {
 		s.retired[fp] = true
 		for _, sp := range *s.all.Load() {
 			if sp != nil && sp.spec.Fingerprint == fp {
-				sp.now.Store(&life{off: true}) // what memory still has of it is not written to tiers
+				sp.now.Store(&era{off: true}) // what memory still has of it is not written to tiers
 			}
 		}
 		e := s.catalog.Spaces[fp]

@@ -83,9 +83,9 @@ func (k *existsCache) forget(digest uint64) {
 var digestSeed = maphash.MakeSeed()
 
 // digest returns the identity of an entry in caches and questions.
-func (l *life) digest(group uint8, hash []byte) uint64 {
+func (e *era) digest(group uint8, hash []byte) uint64 {
 	var b [16 + 2 + pool.MaxHashLen]byte
-	copy(b[:], l.stored[:])
+	copy(b[:], e.stored[:])
 	b[16], b[17] = group, uint8(len(hash))
 	return maphash.Bytes(digestSeed, b[:18+copy(b[18:], hash)])
 }

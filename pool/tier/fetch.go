@@ -89,7 +89,7 @@ func (f *incoming) request() []pool.Item {
 		n := int64(f.sp.spec.Groups[f.key.group].ShardBytes[shard]) + transit.HeaderBytes
 		clear(f.loan.Bytes[at : at+transit.HeaderBytes]) // a header found there afterwards was written by this fetch
 		f.items = append(f.items, pool.Item{
-			Key: f.life.key(&f.key, uint8(shard)), Data: f.loan.Bytes[at : at+n : at+n], Status: pool.Missing,
+			Key: f.era.key(&f.key, uint8(shard)), Data: f.loan.Bytes[at : at+n : at+n], Status: pool.Missing,
 		})
 	}
 	return f.items
@@ -162,7 +162,7 @@ func (l *level) arrive(f *incoming) {
 // notFound records that the store does not have an entry completely. With remove it deletes the
 // shards, damaged ones too, so that the entry is written again.
 func (l *level) notFound(f *incoming, remove bool) {
-	digest := f.life.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
+	digest := f.era.digest(f.key.group, f.key.hash.Bytes[:f.key.hash.Len])
 	l.written.forget(digest)
 	if !l.Local {
 		l.exists.put(digest, false, l.p.now().Add(l.AbsentFor))

@@ -26,13 +26,13 @@ func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 	salts := filepath.Join(t.TempDir(), "salts")
 	other := specOf("other", 1)
 	var names [2]pool.Fingerprint
-	for life := range names {
+	for process := range names {
 		m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 		check(t, err)
 		k := &keeping{Pool: m}
 		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, State: salts},
 			[]Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
-		if life == 0 {
+		if process == 0 {
 			check(t, n.Forget(other.Fingerprint))
 			if len(k.forgotten) != 1 || k.forgotten[0] != other.Fingerprint {
 				t.Errorf("memory forgot %x", k.forgotten)
@@ -40,7 +40,7 @@ func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 		}
 		id, err := n.OpenSpace(other)
 		check(t, err)
-		names[life] = n.spaces.get(id).now.Load().stored
+		names[process] = n.spaces.get(id).now.Load().stored
 	}
 	if names[0] == other.Fingerprint || names[1] != names[0] {
 		t.Errorf("names in the tiers %x, want twice the same one and not %x", names, other.Fingerprint)

@@ -137,7 +137,7 @@ func (p *Pool) markInMemory(w *scratch, s pool.SpaceID, group uint8, h *pool.Has
 // markInTiers marks the entries that are nowhere yet and that tiers are believed to have. where has
 // at most stride entries.
 func (p *Pool) markInTiers(
-	w *scratch, sp *space, now *life, g *group, group uint8, h *pool.Hashes, from int, where []int8,
+	w *scratch, sp *space, now *era, g *group, group uint8, h *pool.Hashes, from int, where []int8,
 ) {
 	if now.epoch == 0 || now.off {
 		return
@@ -163,7 +163,7 @@ func (p *Pool) markInTiers(
 }
 
 // markInLocal marks the entries that are nowhere yet and that a local store has.
-func (l *level) markInLocal(w *scratch, sp *space, now *life, group uint8, h *pool.Hashes, from int, where []int8) {
+func (l *level) markInLocal(w *scratch, sp *space, now *era, group uint8, h *pool.Hashes, from int, where []int8) {
 	w.keys = w.keys[:0]
 	n, per := 0, min(sp.spec.Shards, 2)
 	for i := range where {

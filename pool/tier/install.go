@@ -12,13 +12,13 @@ func (p *Pool) install(f *incoming, sums []uint32) (held []pool.Slot) {
 	p.mu.Lock()
 	wanted := f.open() && f.wanted()
 	p.mu.Unlock()
-	if !wanted || f.sp.now.Load() != f.life {
+	if !wanted || f.sp.now.Load() != f.era {
 		return nil
 	}
 	b := pool.Batch{
 		Space:  f.key.space,
 		Group:  f.key.group,
-		Epoch:  f.life.epoch,
+		Epoch:  f.era.epoch,
 		Parent: f.parent.Bytes[:f.parent.Len],
 		Hashes: pool.Chain(f.key.hash.Bytes[:f.key.hash.Len], int(f.key.hash.Len)),
 		Status: make([]pool.Status, 1),
@@ -63,7 +63,7 @@ func (p *Pool) fill(f *incoming, sums []uint32, b *pool.Batch) bool {
 			status[i] = pool.Busy
 		}
 	}
-	p.memory.Commit(slots, f.life.epoch, status)
+	p.memory.Commit(slots, f.era.epoch, status)
 	for _, s := range status {
 		whole = whole && s == pool.OK
 	}
@@ -78,10 +78,10 @@ func (p *Pool) settleInstalled(pr *promise, from *level, held []pool.Slot) {
 		pr.held, held = held, nil
 	}
 	calls := p.settleLocked(pr, installed, nil)
-	if pr.life == pr.sp.now.Load() {
+	if pr.era == pr.sp.now.Load() {
 		for _, l := range p.levels[:from.number] {
 			if l.Write == OnSave {
-				l.offerLocked(origin{key: pr.key, parent: pr.parent, life: pr.life, sp: pr.sp})
+				l.offerLocked(origin{key: pr.key, parent: pr.parent, era: pr.era, sp: pr.sp})
 			}
 		}
 	}

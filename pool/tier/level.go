@@ -73,7 +73,7 @@ func (p *Pool) newLevel(number int, t Tier) (*level, error) {
 	}
 	l.written = newExistsCache(cacheEntries)
 	l.asking.open = make(map[uint64]*question)
-	l.puts.set = make(map[entryKey]*life)
+	l.puts.set = make(map[entryKey]*era)
 	l.breaker.closed.Store(true)
 	l.following = following{wake: make(chan struct{}, 1), states: make(map[pool.Fingerprint]markerState)}
 	l.wake = sync.NewCond(&p.mu)

@@ -72,11 +72,11 @@ func (p *Pool) promise(s pool.SpaceID, group uint8, h *pool.Hashes, i int, numbe
 		key:    entryKey{s, group, pool.MakeHash(h.At(i))},
 		parent: parentOf(h, i),
 		sp:     sp,
-		life:   sp.now.Load(),
+		era:    sp.now.Load(),
 		group:  &sp.groups[group],
 		levels: 1 << number,
 	}
-	if w.life.epoch == 0 || w.life.off {
+	if w.era.epoch == 0 || w.era.off {
 		return 0, false
 	}
 	p.addShared(&w, number)
@@ -92,7 +92,7 @@ func (p *Pool) addShared(w *promiseRequest, number uint8) {
 		if l.Local || !l.up() {
 			continue
 		}
-		if there, _ := l.exists.get(w.life.digest(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
+		if there, _ := l.exists.get(w.era.digest(w.key.group, w.key.hash.Bytes[:w.key.hash.Len]), p.now()); there {
 			w.levels |= 1 << l.number
 		}
 	}

@@ -16,7 +16,7 @@ type promise struct {
 	key    entryKey
 	parent pool.Hash
 	sp     *space
-	life   *life
+	era    *era
 	group  *group
 	since  time.Time
 
@@ -52,7 +52,7 @@ type promiseRequest struct {
 	key    entryKey
 	parent pool.Hash
 	sp     *space
-	life   *life
+	era    *era
 	group  *group
 	levels uint8
 }
@@ -61,12 +61,12 @@ type promiseRequest struct {
 // budget is used up or no tier that has the entry is up.
 func (p *Pool) promiseLocked(w *promiseRequest) (pool.Ref, bool) {
 	pr := p.mu.open[w.key]
-	if pr == nil || pr.life != w.life {
+	if pr == nil || pr.era != w.era {
 		if p.mu.closed || p.mu.bytes > 0 && p.mu.bytes+w.group.memory > p.o.PrefetchBytes {
 			return 0, false
 		}
 		pr = &promise{
-			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, life: w.life, group: w.group, levels: w.levels,
+			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, era: w.era, group: w.group, levels: w.levels,
 			since: p.now(), deadline: time.Now().Add(p.o.PromiseWithin),
 		}
 		if !p.sendLocked(pr) {

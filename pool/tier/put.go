@@ -10,7 +10,7 @@ import (
 )
 
 func (o *origin) digest() uint64 {
-	return o.life.digest(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
+	return o.era.digest(o.key.group, o.key.hash.Bytes[:o.key.hash.Len])
 }
 
 // writtenFor is how long an entry that was written is not offered again. A tier may drop it
@@ -24,7 +24,7 @@ func (l *level) write(ctx context.Context, batch []putItem) {
 	var taken []transit.Loan
 	var using <-chan struct{}
 	for _, it := range l.notStored(ctx, batch) {
-		if it.copied != nil && it.sp.now.Load() == it.life { // not from before a reset
+		if it.copied != nil && it.sp.now.Load() == it.era { // not from before a reset
 			on = append(on, *it.copied)
 		} else if e, ok := l.p.copyOut(&it.origin); ok {
 			on, taken = append(on, e), append(taken, e.loan)
@@ -45,7 +45,7 @@ func (l *level) notStored(ctx context.Context, batch []putItem) (out []putItem) 
 	per := 0
 	for i := range batch {
 		at := len(keys)
-		keys = batch[i].life.boundaryKeys(&batch[i].key, batch[i].sp.spec.Shards, keys)
+		keys = batch[i].era.boundaryKeys(&batch[i].key, batch[i].sp.spec.Shards, keys)
 		per = max(per, len(keys)-at)
 	}
 	status := make([]pool.Status, len(keys))
@@ -72,11 +72,11 @@ func (l *level) notStored(ctx context.Context, batch []putItem) (out []putItem) 
 
 // boundaryKeys appends the keys that stand for all shards of an entry in a store: the last shard,
 // which is written first, and the first shard, which is written last.
-func (l *life) boundaryKeys(k *entryKey, shards int, keys []pool.Key) []pool.Key {
+func (e *era) boundaryKeys(k *entryKey, shards int, keys []pool.Key) []pool.Key {
 	if shards > 1 {
-		keys = append(keys, l.key(k, uint8(shards-1)))
+		keys = append(keys, e.key(k, uint8(shards-1)))
 	}
-	return append(keys, l.key(k, 0))
+	return append(keys, e.key(k, 0))
 }
 
 func has(status []pool.Status) bool {
@@ -99,7 +99,7 @@ type outgoing struct {
 // is damaged, its epoch is over, or staging has no room; the entry is then not written.
 func (p *Pool) copyOut(o *origin) (e outgoing, ok bool) {
 	g := &o.sp.groups[o.key.group]
-	if o.sp.now.Load() != o.life || o.life.epoch == 0 || o.life.off {
+	if o.sp.now.Load() != o.era || o.era.epoch == 0 || o.era.off {
 		return e, false
 	}
 	e = outgoing{origin: *o, loan: p.o.Staging.Take(g.staged, true)}
@@ -114,7 +114,7 @@ func (p *Pool) copyOut(o *origin) (e outgoing, ok bool) {
 	}
 	// A copy made after a reset has begun may be of the new epoch, and must not go under the old
 	// name.
-	if o.sp.now.Load() != o.life {
+	if o.sp.now.Load() != o.era {
 		p.o.Staging.Return(e.loan)
 		return e, false
 	}
@@ -128,7 +128,7 @@ func (p *Pool) copyShard(e *outgoing, g *group, shard uint8) bool {
 		Space: e.key.space, Group: e.key.group, Shard: shard, Hashes: pool.Chain(h.Bytes[:h.Len], int(h.Len)),
 		Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
 	}
-	stored := e.life.key(&e.key, shard)
+	stored := e.era.key(&e.key, shard)
 	var hd transit.Header
 	var value []byte
 	p.readWithoutTouch(&b, func(s pool.Slot) pool.Status {

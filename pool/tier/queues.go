@@ -9,7 +9,7 @@ import (
 
 // putQueue holds the entries to be written to a tier, oldest first, each once.
 type putQueue struct {
-	set  map[entryKey]*life
+	set  map[entryKey]*era
 	list []putItem
 	from int // of list; those before are taken
 }
@@ -33,7 +33,7 @@ func (q *putQueue) take(l *level) (batch []putItem) {
 		}
 		batch = append(batch, *o)
 		bytes, items = bytes+g.staged, items+len(g.at)
-		if q.set[o.key] == o.life {
+		if q.set[o.key] == o.era {
 			delete(q.set, o.key)
 		}
 		*o = putItem{}
@@ -55,7 +55,7 @@ func (l *level) queueLocked(it putItem) bool {
 	if !l.acceptsLocked(&it.origin) {
 		return false
 	}
-	l.puts.set[it.key] = it.life
+	l.puts.set[it.key] = it.era
 	l.puts.list = append(l.puts.list, it)
 	l.wake.Signal()
 	return true
@@ -76,7 +76,7 @@ func (l *level) takeCopies(batch []putItem) (loans []transit.Loan) {
 // acceptsLocked reports whether an entry can be queued: it is not queued already in this epoch, and
 // there is room. It counts an entry without room as dropped.
 func (l *level) acceptsLocked(o *origin) bool {
-	if l.puts.set[o.key] == o.life || l.p.mu.closed {
+	if l.puts.set[o.key] == o.era || l.p.mu.closed {
 		return false
 	}
 	if l.puts.len() >= l.PutQueue {

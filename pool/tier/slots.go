@@ -16,7 +16,7 @@ type origin struct {
 	key    entryKey
 	parent pool.Hash
 	sp     *space
-	life   *life
+	era    *era
 }
 
 // maxWriting bounds the recorded shards that are being written to memory. Others are not written to
@@ -34,14 +34,14 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	if sp.group(b.Group) == nil {
 		return
 	}
-	life := sp.now.Load()
+	era := sp.now.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range b.Hashes.N {
 		if b.Status[i] != pool.OK || len(p.mu.writing) >= maxWriting {
 			continue
 		}
-		o := origin{key: entryKey{b.Space, b.Group, pool.MakeHash(b.Hashes.At(i))}, sp: sp, life: life}
+		o := origin{key: entryKey{b.Space, b.Group, pool.MakeHash(b.Hashes.At(i))}, sp: sp, era: era}
 		if i > 0 {
 			o.parent = pool.MakeHash(b.Hashes.At(i - 1))
 		} else if len(b.Parent) > 0 && len(b.Parent) <= pool.MaxHashLen {

@@ -54,7 +54,7 @@ type spaces struct {
 type space struct {
 	spec   pool.Spec
 	groups []group
-	now    atomic.Pointer[life]
+	now    atomic.Pointer[era]
 
 	prefill prefill
 }
@@ -68,8 +68,8 @@ type group struct {
 	fits   bool // in half of staging
 }
 
-// life is a space between two resets.
-type life struct {
+// era is a space between two resets.
+type era struct {
 	stored pool.Fingerprint // its name in the tiers
 	epoch  uint32           // in memory; 0 during a reset
 	off    bool             // the tiers are not used: the epoch is not saved, or the space is being collected
@@ -206,7 +206,7 @@ func (s *spaces) nameLocked(sp *space, epoch uint32) {
 		delete(s.catalog.Orphans, name)
 		s.dirty = true
 	}
-	sp.now.Store(&life{stored: name, epoch: epoch, off: off})
+	sp.now.Store(&era{stored: name, epoch: epoch, off: off})
 }
 
 // CloseSpace implements pool.Spaces. What the tiers have of the space stays and is found when it is
@@ -222,7 +222,7 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	all[id] = nil
 	p.spaces.all.Store(&all)
 	if sp != nil {
-		sp.now.Store(&life{off: true}) // entries in flight belong to the old life, even if the ID is reused
+		sp.now.Store(&era{off: true}) // entries in flight belong to the old era, even if the ID is reused
 		p.spaces.closedLocked(sp.spec.Fingerprint)
 	}
 	p.cancelSpace(id)
@@ -258,8 +258,8 @@ var _ pool.Mapped = (*Pool)(nil)
 func (p *Pool) Arena() (base []byte, fd int) { return p.memory.Arena() }
 
 // key returns the key of a shard in the tiers.
-func (l *life) key(k *entryKey, shard uint8) pool.Key {
-	return pool.Key{Space: l.stored, Group: k.group, Shard: shard, Hash: k.hash}
+func (e *era) key(k *entryKey, shard uint8) pool.Key {
+	return pool.Key{Space: e.stored, Group: k.group, Shard: shard, Hash: k.hash}
 }
 
 // ownKey returns the key of a shard in memory, which its checksum is bound to.

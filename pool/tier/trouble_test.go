@@ -188,7 +188,7 @@ func TestResetFence(t *testing.T) {
 			next.waitFor("the reset is adopted", func(r *pool.TierReport) bool { return r.Adopted == 1 })
 		}
 		if got := next.know(h); got != 20 || next.StoredAs(n.spec.Fingerprint) != n.StoredAs(n.spec.Fingerprint) {
-			t.Errorf("state %q: the next life finds %d, want 20, under the new name", name, got)
+			t.Errorf("state %q: the next process finds %d, want 20, under the new name", name, got)
 		}
 	}
 	if store.Len() != 81 {

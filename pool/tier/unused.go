@@ -160,7 +160,7 @@ func (s *spaces) retireLocked(fp pool.Fingerprint, e catalog.Space, now time.Tim
 	s.unused++
 	for _, sp := range *s.all.Load() {
 		if sp != nil && sp.spec.Fingerprint == fp {
-			sp.now.Store(&life{off: true}) // what memory still has of it is not written to tiers
+			sp.now.Store(&era{off: true}) // what memory still has of it is not written to tiers
 		}
 	}
 	e.Seen = 0

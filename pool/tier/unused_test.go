@@ -203,7 +203,7 @@ func TestUnusedForSomeNodesAlone(t *testing.T) {
 	}
 }
 
-// A collection goes on after a restart in the middle, and begins in a life that comes long after
+// A collection goes on after a restart in the middle, and begins in a process that starts long after
 // the last use; an engine that is back right after the start keeps everything.
 func TestUnusedGenerationsAfterARestart(t *testing.T) {
 	for name, back := range map[string]bool{"nobody is back": false, "its engine is back": true} {
@@ -232,7 +232,7 @@ func TestUnusedGenerationsAfterARestart(t *testing.T) {
 				local.fails.Store(false)
 				n = newNode(t, 200, 2, o, near, sharing(store))
 				if r := n.Report(); r.Names != 1 {
-					t.Errorf("the next life has forgotten what it has to collect: %+v", r)
+					t.Errorf("the next process has forgotten what it has to collect: %+v", r)
 				}
 				if back {
 					time.Sleep(30 * time.Second)

@@ -80,7 +80,7 @@ func (p *Pool) offerUse(u *use) {
 	if sp.group(u.group) == nil {
 		return
 	}
-	o := origin{parent: u.first, sp: sp, life: sp.now.Load()}
+	o := origin{parent: u.first, sp: sp, era: sp.now.Load()}
 	for from := 0; from < len(u.blob); from += u.size {
 		hash := u.blob[from : from+u.size]
 		o.key = entryKey{u.space, u.group, pool.MakeHash(hash)}
