@@ -26,10 +26,7 @@ const (
 
 // largeFolders may exceed these limits. Each exception has its reason; one that is not needed is an
 // error.
-var largeFolders = map[string]string{
-	"pool/tier": "epochs, their followers and the collector share one lock with the open spaces, which has to be " +
-		"cut first",
-}
+var largeFolders = map[string]string{}
 
 // wideFolders may have wider lines; a trailing /... includes the folders below.
 // Each exception has its reason.

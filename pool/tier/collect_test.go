@@ -126,7 +126,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	n.space, err = n.OpenSpace(private)
 	check(t, err)
 	synctest.Wait() // it is on disk, and has tiers
-	if k, err := catalog.Read(state); err != nil || !k.Spaces[private.Fingerprint].Private {
+	if k, err := catalog.File(state).Read(); err != nil || !k.Spaces[private.Fingerprint].Private {
 		t.Fatalf("kept: %+v, %v", k, err)
 	}
 	n.save(chain("a", 10))
@@ -159,7 +159,7 @@ func collectPrivate(t *testing.T, restarted bool) {
 	if got := store.count(named.Fingerprint); got != 8 {
 		t.Errorf("%d shards of a space that is not private are left, want 8", got)
 	}
-	if k, err := catalog.Read(state); err != nil || len(k.Spaces)+len(k.Orphans) != 0 {
+	if k, err := catalog.File(state).Read(); err != nil || len(k.Spaces)+len(k.Orphans) != 0 {
 		t.Errorf("kept: %+v, %v", k, err)
 	}
 	n.InUse(private.Fingerprint, pool.PrivateGeneration) // later: only misses
@@ -261,7 +261,7 @@ func resetOver(t *testing.T, open func() pool.Store) {
 	if got := a.know(fresh); got != blocks {
 		t.Errorf("%d blocks are shared after the reset, want %d", got, blocks)
 	}
-	a.waitFor("collecting is under way", func(r *pool.TierReport) bool { return r.Tiers[0].Collected >= collectAtOnce })
+	a.waitFor("collecting is under way", func(r *pool.TierReport) bool { return r.Tiers[0].Collected > 0 })
 	check(t, a.Pool.Close())
 	if got := countIn(one.(pool.Lister), before) + countIn(local, before); got == 0 {
 		t.Fatal("everything was collected before the node was ended: the test proves nothing")
@@ -314,8 +314,9 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
-		n := newNode(t, 400, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
-		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
+		disk := &moodyFile{File: catalog.File(filepath.Join(t.TempDir(), "resets"))}
+		disk.fails.Store(true)
+		n := newNode(t, 400, 2, Options{file: disk}, sharing(store))
 		private := specOf("private", 2)
 		n.InUse(private.Fingerprint, pool.PrivateGeneration)
 		var err error
@@ -328,9 +329,7 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 		if got := store.count(private.Fingerprint); got != 0 {
 			t.Errorf("%d shards are stored of a private space that the file does not name", got)
 		}
-		n.spaces.changeMu.Lock()
-		n.spaces.write = catalog.Write
-		n.spaces.changeMu.Unlock()
+		disk.fails.Store(false)
 		time.Sleep(2 * n.o.EpochEvery)
 		n.save(chain("b", 5))
 		n.stored(0, 5)

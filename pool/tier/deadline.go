@@ -81,8 +81,8 @@ func (p *Pool) settleAll() {
 	run(calls)
 }
 
-// callTestHook lets a test change a tier's state at the points where a promise depends on it. No lock
-// is held there.
+// callTestHook lets a test change a tier's state at the points where a promise depends on it. No
+// lock is held there.
 func (p *Pool) callTestHook() {
 	if p.o.testHook != nil {
 		p.o.testHook()

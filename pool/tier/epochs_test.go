@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,16 +11,14 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/names"
 )
 
 // epoch returns the tier epoch of a node's space.
 func (n *node) epoch() uint64 {
-	n.spaces.mu.Lock()
-	defer n.spaces.mu.Unlock()
-	return n.spaces.catalog.Spaces[n.spec.Fingerprint].Epoch
+	return n.names.Catalog().Spaces[n.spec.Fingerprint].Epoch
 }
 
 // marked reports whether a store has the marker of the node's epoch; in epoch 0 there is none.
@@ -160,7 +157,7 @@ func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 		for e := range uint64(12) { // as a server without persistence that is started again, or one that evicts
 			check(t, store.Delete(t.Context(), []pool.Key{catalog.MarkerKey(a.spec.Fingerprint, e)}))
 		}
-		time.Sleep(2 * followFull * a.o.EpochEvery)
+		time.Sleep(2 * names.FullRound * a.o.EpochEvery)
 		if got := a.markers(store, 8, 9, 10, 11); !slices.Equal(got, []uint64{8, 10, 11}) {
 			t.Errorf("markers of %v are put back, want those of 8, 10 and 11", got)
 		}
@@ -235,15 +232,9 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
 		a := newNode(t, 200, 2, Options{}, sharing(store))
-		b := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, sharing(store))
-		var gone atomic.Bool
-		gone.Store(true)
-		b.spaces.write = func(path string, k *catalog.Catalog) error {
-			if gone.Load() {
-				return errors.New("the disk is gone")
-			}
-			return catalog.Write(path, k)
-		}
+		disk := &moodyFile{File: catalog.File(filepath.Join(t.TempDir(), "resets"))}
+		disk.fails.Store(true)
+		b := newNode(t, 200, 2, Options{file: disk}, sharing(store))
 		h := chain("a", 5)
 		a.reset()
 		a.save(h)
@@ -252,7 +243,7 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 		if got := b.know(h); got != 0 || !b.spaces.get(b.space).now.Load().off {
 			t.Errorf("%d blocks found, though the epoch is not kept", got)
 		}
-		gone.Store(false)
+		disk.fails.Store(false)
 		time.Sleep(2 * b.o.EpochEvery)
 		synctest.Wait()
 		if got := b.know(h); got != 5 {
@@ -284,7 +275,7 @@ func TestFormerSaltsAreRead(t *testing.T) {
 		if got := shelf.count(old); got != 0 {
 			t.Errorf("%d values are left under the former name", got)
 		}
-		again, err := catalog.Read(state)
+		again, err := catalog.File(state).Read()
 		check(t, err)
 		if again.Spaces[fp].Epoch != 1 || len(again.Orphans) != 0 {
 			t.Errorf("kept: %+v", again)
@@ -296,46 +287,22 @@ func TestFormerSaltsAreRead(t *testing.T) {
 // and no reset is refused.
 func TestNoResetIsRefused(t *testing.T) {
 	local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
-	n := newNode(t, 64, 1, Options{}, local, sharing(pooltest.NewShelf()))
-	n.spaces.mu.Lock()
+	full := catalog.New()
 	for i := range catalog.MaxSpaces {
 		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.catalog.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
+		full.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
 	}
-	n.spaces.mu.Unlock()
+	n := newNode(t, 64, 1, Options{file: givenFile{full}}, local, sharing(pooltest.NewShelf()))
 	n.reset()
-	n.spaces.mu.Lock()
-	defer n.spaces.mu.Unlock()
-	if got := len(n.spaces.catalog.Spaces); got != catalog.MaxSpaces ||
-		n.spaces.catalog.Spaces[n.spec.Fingerprint].Epoch != 1 {
-		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got,
-			n.spaces.catalog.Spaces[n.spec.Fingerprint])
+	k := n.names.Catalog()
+	if got := len(k.Spaces); got != catalog.MaxSpaces || k.Spaces[n.spec.Fingerprint].Epoch != 1 {
+		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, k.Spaces[n.spec.Fingerprint])
 	}
 	gone := pool.Fingerprint{1}
-	if _, there := n.spaces.catalog.Spaces[gone]; there {
+	if _, there := k.Spaces[gone]; there {
 		t.Error("the space that was used least recently is still there")
 	}
-	if left := n.spaces.catalog.Orphans[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
+	if left := k.Orphans[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
 		t.Errorf("what it stored last is not to be collected from local tiers alone: %+v", left)
 	}
-}
-
-// TestOrphansAreBounded: the reset of a space that memory cannot forget returns an error, and
-// orphans are bounded: the one whose scan could begin first is dropped and counted.
-func TestOrphansAreBounded(t *testing.T) {
-	m, err := mem.Open(mem.Options{Bytes: 64 << 10})
-	check(t, err)
-	n := openNode(t, m, m, 1, Options{}, []Tier{sharing(pooltest.NewShelf())})
-	n.spaces.mu.Lock()
-	defer n.spaces.mu.Unlock()
-	for i := range catalog.MaxOrphans + 5 {
-		n.spaces.addOrphanLocked(pool.Fingerprint{2, byte(i), byte(i >> 8)}, catalog.Orphan{NotBefore: int64(i + 1)})
-	}
-	if got := len(n.spaces.catalog.Orphans); got != catalog.MaxOrphans || n.spaces.lost != 5 {
-		t.Errorf("%d names, %d lost, want %d and 5", got, n.spaces.lost, catalog.MaxOrphans)
-	}
-	if _, there := n.spaces.catalog.Orphans[pool.Fingerprint{2}]; there {
-		t.Error("the name that was due first is still there")
-	}
-	n.spaces.catalog.Orphans = map[pool.Fingerprint]catalog.Orphan{}
 }

@@ -27,7 +27,6 @@ type level struct {
 	trouble   chan struct{} // cap 1: the breaker opened, or the store is full
 	questions chan *question
 	asking    asking
-	following following
 
 	// The following fields are under Pool.mu. wake is signalled when there is work.
 	wake      *sync.Cond
@@ -49,9 +48,6 @@ type counts struct {
 	stored, had, full, lost                       atomic.Uint64
 	putsDropped, deleted, deletesDropped          atomic.Uint64
 	asked, found, askTimeouts, askFailed, askBusy atomic.Uint64
-	collected, collectedBytes                     atomic.Uint64 // under orphans
-	collectFails                                  atomic.Uint64 // scans that failed
-	markFails                                     atomic.Uint64 // calls for markers that failed
 }
 
 func (p *Pool) newLevel(number int, t Tier) (*level, error) {
@@ -75,7 +71,6 @@ func (p *Pool) newLevel(number int, t Tier) (*level, error) {
 	l.asking.open = make(map[uint64]*question)
 	l.puts.set = make(map[entryKey]*era)
 	l.breaker.closed.Store(true)
-	l.following = following{wake: make(chan struct{}, 1), states: make(map[pool.Fingerprint]markerState)}
 	l.wake = sync.NewCond(&p.mu)
 	l.fetches.level, l.hints.level = l, l
 	return l, nil

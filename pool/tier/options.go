@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/names"
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
@@ -123,7 +124,8 @@ type Options struct {
 	Clock func() time.Time // nil is time.Now
 
 	ownStaging bool
-	testHook   func() // nil except in tests; see callTestHook
+	file       names.File // nil except in tests, which replace State by it
+	testHook   func()     // nil except in tests; see callTestHook
 }
 
 // DefaultStaging is the size in bytes of the Staging that a pool makes for itself. It is only

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // Report implements pool.Tiers.
@@ -38,7 +37,7 @@ func (p *Pool) Report() pool.TierReport {
 		}
 	}
 	p.mu.Unlock()
-	p.spaces.report(&r, p.levels)
+	p.names.Report(&r)
 	for i, l := range p.levels {
 		l.report(&r.Tiers[i])
 	}
@@ -65,8 +64,6 @@ func (l *level) report(t *pool.TierStatus) {
 	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
 	t.Asked, t.Found = c.asked.Load(), c.found.Load()
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
-	t.Collected, t.CollectedBytes = c.collected.Load(), c.collectedBytes.Load()
-	t.CollectFails, t.MarkFails = c.collectFails.Load(), c.markFails.Load()
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.report()
 }
 
@@ -83,11 +80,7 @@ func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 var _ pool.TierContents = (*Pool)(nil)
 
 // StoredAs implements pool.TierContents.
-func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint {
-	p.spaces.mu.Lock()
-	defer p.spaces.mu.Unlock()
-	return catalog.StoredName(space, p.spaces.catalog.Spaces[space].Epoch)
-}
+func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint { return p.names.StoredAs(space) }
 
 // ListTier implements pool.TierContents.
 func (p *Pool) ListTier(ctx context.Context, tier string, found func(k pool.Key, bytes int64) bool) error {

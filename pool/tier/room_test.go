@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,15 +8,13 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/names"
 )
 
-// fillKept fills the catalog with spaces that were used later than any other.
-func (n *node) fillKept() {
-	n.spaces.mu.Lock()
-	defer n.spaces.mu.Unlock()
-	for i := 0; len(n.spaces.catalog.Spaces) < catalog.MaxSpaces; i++ {
-		fp := pool.Fingerprint{0xee, byte(i), byte(i >> 8), byte(i >> 16)}
-		n.spaces.catalog.Spaces[fp] = catalog.Space{Used: n.now().Unix() + 1<<20}
+// fill fills the catalog but for one space with spaces that were used later than any other.
+func (n *node) fill() {
+	for i := range catalog.MaxSpaces - len(n.names.Catalog().Spaces) {
+		n.InUse(pool.Fingerprint{0xee, byte(i), byte(i >> 8), byte(i >> 16)}, pool.PrivateGeneration)
 	}
 }
 
@@ -34,7 +31,7 @@ func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 		check(t, a.CloseSpace(a.space))
 		check(t, store.Delete(t.Context(), []pool.Key{catalog.MarkerKey(a.spec.Fingerprint, 1)}))
 		b := newNode(t, 200, 2, Options{Node: "b"}, sharing(store))
-		time.Sleep(2 * followFull * a.o.EpochEvery)
+		time.Sleep(2 * names.FullRound * a.o.EpochEvery)
 		synctest.Wait()
 		b.save(chain("b", 10))
 		b.stored(0, 10)
@@ -72,7 +69,7 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 		if before == 0 || local.count(name) == 0 || a.Report().Names != 0 {
 			t.Fatalf("%d and %d values, %+v", before, local.count(name), a.Report())
 		}
-		a.fillKept()
+		a.fill()
 		a.InUse(pool.Fingerprint{1, 2, 3}, pool.PrivateGeneration)
 		time.Sleep(4 * a.o.CollectAfter)
 		synctest.Wait()
@@ -100,10 +97,9 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 		time.Sleep(n.o.CollectAfter - 2*n.o.EpochEvery)
 		n.reset() // the name of epoch 0 is due after that of epoch 1
 		kept := func() (epoch uint64, there bool, names int) {
-			n.spaces.mu.Lock()
-			defer n.spaces.mu.Unlock()
-			e, there := n.spaces.catalog.Spaces[fp]
-			return e.Epoch, there, len(n.spaces.catalog.Orphans)
+			k := n.names.Catalog()
+			e, there := k.Spaces[fp]
+			return e.Epoch, there, len(k.Orphans)
 		}
 		one := false
 		for range 24 {
@@ -142,40 +138,28 @@ func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
 			}
 			check(t, n.CloseSpace(id))
 		}
-		n.spaces.mu.Lock()
-		defer n.spaces.mu.Unlock()
-		if got := len(n.spaces.retired) + len(n.spaces.idle) + len(n.spaces.catalog.Spaces); got != 0 {
-			t.Errorf("%d notes are left of spaces that are collected and closed", got)
+		if got := len(n.names.Catalog().Spaces); got != 0 {
+			t.Errorf("%d spaces are kept that are collected and closed", got)
 		}
 	})
 }
 
-// TestResetWithoutAnEpochStaysOff: a reset without a new epoch leaves the space without tiers,
-// whatever is saved meanwhile; the next one with an epoch brings them back.
+// TestResetWithoutAnEpochStaysOff checks that a reset without a new epoch leaves the space without
+// tiers, whatever is saved meanwhile.
 func TestResetWithoutAnEpochStaysOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts
-		n := newNode(t, 200, 2, Options{State: filepath.Join(t.TempDir(), "resets")}, local)
-		h := chain("a", 5)
-		n.save(h)
+		last := catalog.New()
+		last.Spaces[specOf("model", 2).Fingerprint] = catalog.Space{Epoch: catalog.MaxEpoch}
+		n := newNode(t, 200, 2, Options{file: givenFile{last}}, local)
+		n.save(chain("a", 5))
 		n.stored(0, 5)
-		last := func(epoch uint64) {
-			n.spaces.mu.Lock()
-			defer n.spaces.mu.Unlock()
-			n.spaces.catalog.Spaces[n.spec.Fingerprint] = catalog.Space{Epoch: epoch}
-		}
-		last(catalog.MaxEpoch)
 		if _, err := n.ResetSpace(n.space); err == nil {
 			t.Error("a reset beyond the last epoch is acknowledged")
 		}
 		check(t, n.Forget(pool.Fingerprint{9})) // another space's, which is kept
 		if now := n.spaces.get(n.space).now.Load(); !now.off {
 			t.Errorf("the tiers are on again after a reset that had no epoch: %+v", now)
-		}
-		last(catalog.MaxEpoch - 1)
-		n.reset()
-		if now := n.spaces.get(n.space).now.Load(); now.off || len(n.spaces.failed) != 0 {
-			t.Errorf("the tiers are off after a reset that was kept: %+v", now)
 		}
 	})
 }

@@ -21,7 +21,9 @@ type stuck struct {
 	answer chan error
 }
 
-func (s *stuck) write(_ string, k *catalog.Catalog) error {
+func (s *stuck) Read() (*catalog.Catalog, error) { return catalog.New(), nil }
+
+func (s *stuck) Write(k *catalog.Catalog) error {
 	s.asked <- k
 	return <-s.answer
 }
@@ -30,10 +32,7 @@ func (s *stuck) write(_ string, k *catalog.Catalog) error {
 func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	t.Helper()
 	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
-	n := newNode(t, 200, 1, Options{State: filepath.Join(t.TempDir(), "resets")},
-		Tier{Name: "shared", Store: store, Write: OnSave})
-	n.spaces.write = disk.write
-	return n, disk
+	return newNode(t, 200, 1, Options{file: disk}, Tier{Name: "shared", Store: store, Write: OnSave}), disk
 }
 
 // TestOnlyResetsWaitForTheirDisk: while a reset waits for its disk, other spaces open, close and
@@ -110,15 +109,14 @@ func TestResetThatIsNotKept(t *testing.T) {
 func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
-		o := Options{State: filepath.Join(t.TempDir(), "resets")}
+		disk := &moodyFile{File: catalog.File(filepath.Join(t.TempDir(), "resets"))}
+		o := Options{file: disk}
 		local := Tier{Name: "disk", Store: store, Local: true, Write: OnSave}
 		n := newNode(t, 200, 2, o, local)
 		h := chain("a", 10)
 		n.save(h)
 		n.stored(0, 10)
-		n.spaces.changeMu.Lock()
-		n.spaces.write = func(string, *catalog.Catalog) error { return errMoody }
-		n.spaces.changeMu.Unlock()
+		disk.fails.Store(true)
 		epoch, err := n.ResetSpace(n.space)
 		if !errors.Is(err, errMoody) {
 			t.Errorf("a reset that is not on disk is acknowledged: %v", err)
@@ -127,6 +125,7 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 			t.Errorf("%d blocks of before the reset are found in epoch %d, want none in 2", got, epoch)
 		}
 		check(t, n.Pool.Close()) // as a kill: nothing more is written
+		disk.fails.Store(false)
 		n = newNode(t, 200, 2, o, local)
 		n.reset()
 		if got := n.know(h); got != 0 {

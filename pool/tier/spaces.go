@@ -3,51 +3,22 @@ package tier
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/tier/catalog"
+	"github.com/kvagent/kvagent/pool/tier/names"
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
-// spaces holds the open spaces and their names in the tiers.
+// spaces holds the open spaces. Look-ups read it without a lock.
 //
 // A reset makes everything stored before unfindable. Memory does it by its own epoch. In the tiers
-// it is done by name: catalog.StoredName derives the name from the fingerprint and a counter, the
-// tier epoch, which a reset increments. Nothing written under an earlier name is found again,
-// however late it arrives. All nodes derive the same name, and learn of new epochs by markers in
-// the shared tiers (markers.go). The epoch is on disk before the reset returns, so that a later
-// process does not find what was reset. The old names are collected later (collect.go).
+// it is done by name, see package names: nothing written under an earlier name is found again.
 type spaces struct {
-	path  string
-	write func(path string, k *catalog.Catalog) error
-	after time.Duration // CollectAfter
-
-	changeMu sync.Mutex    // one change of the catalog at a time, including its write to disk; taken before mu
-	changed  chan struct{} // cap 1: the catalog is to be saved, or has a new orphan
-
-	mu         sync.Mutex // a space opens, closes or gets another name; never held during disk I/O
-	catalog    *catalog.Catalog
-	dirty      bool                           // catalog differs from the file
-	unsaved    map[pool.Fingerprint]bool      // private or named spaces that the file lacks: no tiers until it has them
-	off        map[pool.Fingerprint]bool      // a reset was not saved: no tiers, even if opened again
-	failed     map[pool.Fingerprint]bool      // a reset found no new epoch: off until one does
-	idle       map[pool.Fingerprint]time.Time // private spaces without an engine: since when
-	active     map[pool.Fingerprint]bool      // named spaces with an engine
-	retired    map[pool.Fingerprint]bool      // spaces that are collected: no tiers until used
-	opened     time.Time
-	all        atomic.Pointer[[]*space] // by SpaceID; nil if not open
-	adopted    uint64                   // resets of other nodes
-	again      uint64                   // resets that another node's competed with
-	lost       uint64                   // orphans that were not recorded
-	unused     uint64                   // named spaces that were retired
-	elsewhere  uint64                   // of those, spaces that another node was found to use
-	loggedLost uint64                   // of saveLoop
-	loggedAt   time.Time                // of saveLoop
-	onAdopted  func(pool.Fingerprint)
+	mu        sync.Mutex               // guards all writes of the fields below and of each space's now
+	all       atomic.Pointer[[]*space] // by SpaceID; nil if not open
+	onAdopted func(pool.Fingerprint)
 }
 
 // space is a space that is open in memory.
@@ -68,53 +39,12 @@ type group struct {
 	fits   bool // in half of staging
 }
 
-// era is a space between two resets.
+// era is a space between two resets. It never changes: another name, epoch or off is another era,
+// and what was begun in an earlier one ends without effect.
 type era struct {
 	stored pool.Fingerprint // its name in the tiers
-	epoch  uint32           // in memory; 0 during a reset
+	epoch  uint32           // in memory; 0 during a reset, and after the space was closed
 	off    bool             // the tiers are not used: the epoch is not saved, or the space is being collected
-}
-
-// open reads the catalog and prepares what it holds.
-func (s *spaces) open(o *Options) (err error) {
-	s.path, s.write, s.after = o.State, catalog.Write, o.CollectAfter
-	s.catalog, s.changed = catalog.New(), make(chan struct{}, 1)
-	s.unsaved, s.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
-	s.failed = map[pool.Fingerprint]bool{}
-	s.idle, s.retired = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
-	s.active, s.opened = map[pool.Fingerprint]bool{}, o.Clock()
-	s.all.Store(&[]*space{})
-	if s.path == "" {
-		return nil
-	}
-	if s.catalog, err = catalog.Read(s.path); err != nil {
-		return err
-	}
-	now := o.Clock()
-	for fp, e := range s.catalog.Spaces {
-		if e.Private {
-			s.idle[fp] = now // its engine has CollectAfter to return
-		}
-	}
-	fresh := false
-	for name, left := range s.catalog.Orphans {
-		if left.NotBefore == 0 { // of format 1
-			left.NotBefore, fresh = now.Add(s.after).UnixMilli(), true
-			s.catalog.Orphans[name] = left
-		}
-		switch {
-		case left.Unused && o.CollectUnused == 0:
-			delete(s.catalog.Orphans, name)
-		case left.Unused: // its engine may return, too
-			s.retired[left.Space] = true
-			left.NotBefore = max(left.NotBefore, now.Add(s.after).UnixMilli())
-			s.catalog.Orphans[name] = left
-		}
-	}
-	if fresh {
-		return s.write(s.path, s.catalog)
-	}
-	return nil
 }
 
 // get returns an open space, or nil.
@@ -155,14 +85,14 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 				sp.groups[g].memory), nil)
 		}
 	}
-	p.spaces.nameLocked(sp, p.memory.Epoch(id))
+	sp.begin(p.names.Opened(spec.Fingerprint), p.memory.Epoch(id))
 	all := append([]*space(nil), *p.spaces.all.Load()...)
 	for len(all) <= int(id) {
 		all = append(all, nil)
 	}
 	all[id] = sp
 	p.spaces.all.Store(&all)
-	p.follow()
+	p.names.Follow()
 	return id, nil
 }
 
@@ -175,11 +105,11 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	if sp == nil || len(p.levels) == 0 {
 		return p.memory.ResetSpace(id)
 	}
-	unsaved := p.rename(sp.spec.Fingerprint, p.nextEpoch)
+	unsaved := p.names.Reset(sp.spec.Fingerprint)
 	if unsaved != nil {
 		p.o.Log("", "saving a reset failed: the tiers are not used for the space until it is saved", unsaved)
 	}
-	defer p.follow()
+	defer p.names.Follow()
 	epoch, err := p.resetMemory(id, sp)
 	return epoch, errors.Join(err, unsaved)
 }
@@ -191,22 +121,52 @@ func (p *Pool) resetMemory(id pool.SpaceID, sp *space) (uint32, error) {
 	p.cancelSpace(id)
 	epoch, err := p.memory.ResetSpace(id)
 	if p.spaces.get(id) == sp {
-		p.spaces.nameLocked(sp, p.memory.Epoch(id))
+		sp.begin(p.names.Use(sp.spec.Fingerprint), p.memory.Epoch(id))
 	}
 	return epoch, err
 }
 
-// nameLocked gives an open space the name of its tier epoch, from an epoch in memory on. A name in
-// use is no orphan.
-func (s *spaces) nameLocked(sp *space, epoch uint32) {
-	fp := sp.spec.Fingerprint
-	name := catalog.StoredName(fp, s.catalog.Spaces[fp].Epoch)
-	off := s.off[fp] || s.unsaved[fp] || s.retired[fp]
-	if _, left := s.catalog.Orphans[name]; left && !s.retired[fp] {
-		delete(s.catalog.Orphans, name)
-		s.dirty = true
+// begin begins an era of a space, from an epoch in memory on; the caller holds spaces.mu.
+func (s *space) begin(name names.Name, epoch uint32) {
+	next := era{stored: name.Stored, epoch: epoch, off: name.Off}
+	if now := s.now.Load(); now == nil || *now != next {
+		s.now.Store(&next)
 	}
-	sp.now.Store(&era{stored: name, epoch: epoch, off: off})
+}
+
+// resetting ends the era of a space whose reset has begun. resetMemory begins the next one.
+func (p *Pool) resetting(fp pool.Fingerprint) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	if id, open := p.openID(fp); open {
+		p.spaces.get(id).now.Store(&era{})
+	}
+}
+
+// renamed begins another era of a space whose name has changed, or whether its tiers are off.
+func (p *Pool) renamed(fp pool.Fingerprint) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	id, open := p.openID(fp)
+	if !open {
+		return
+	}
+	if sp := p.spaces.get(id); sp.now.Load().epoch != 0 { // else resetMemory follows
+		sp.begin(p.names.Use(fp), p.memory.Epoch(id))
+	}
+}
+
+// adopted resets memory after a reset by another node.
+func (p *Pool) adopted(fp pool.Fingerprint) {
+	if err := p.forgetMemory(fp); err != nil {
+		p.o.Log("", "a reset by another node could not be applied to memory", err)
+	}
+	p.spaces.mu.Lock()
+	then := p.spaces.onAdopted
+	p.spaces.mu.Unlock()
+	if _, open := p.openID(fp); open && then != nil {
+		then(fp)
+	}
 }
 
 // CloseSpace implements pool.Spaces. What the tiers have of the space stays and is found when it is
@@ -223,21 +183,10 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	p.spaces.all.Store(&all)
 	if sp != nil {
 		sp.now.Store(&era{off: true}) // entries in flight belong to the old era, even if the ID is reused
-		p.spaces.closedLocked(sp.spec.Fingerprint)
+		p.names.Closed(sp.spec.Fingerprint)
 	}
 	p.cancelSpace(id)
 	return nil
-}
-
-// closedLocked drops the retired flag of a space whose names were all collected while it was open.
-func (s *spaces) closedLocked(fp pool.Fingerprint) {
-	if _, ok := s.catalog.Spaces[fp]; !ok && !s.openLocked(fp) {
-		delete(s.retired, fp)
-	}
-}
-
-func (s *spaces) openLocked(fp pool.Fingerprint) bool {
-	return slices.ContainsFunc(*s.all.Load(), func(sp *space) bool { return sp != nil && sp.spec.Fingerprint == fp })
 }
 
 // Sweep implements pool.Spaces.
@@ -285,11 +234,11 @@ func (p *Pool) Forget(fp pool.Fingerprint) error {
 		return err
 	}
 	if len(p.levels) > 0 {
-		if err := p.rename(fp, p.nextEpoch); err != nil {
+		if err := p.names.Reset(fp); err != nil {
 			return err
 		}
 	}
-	defer p.follow()
+	defer p.names.Follow()
 	return p.forgetMemory(fp)
 }
 
@@ -315,4 +264,19 @@ func (p *Pool) openID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 		}
 	}
 	return 0, false
+}
+
+var _ pool.SpaceUse = (*Pool)(nil)
+
+// InUse implements pool.SpaceUse.
+func (p *Pool) InUse(fp pool.Fingerprint, g pool.Generation) { p.names.InUse(fp, g) }
+
+// NotInUse implements pool.SpaceUse.
+func (p *Pool) NotInUse(fp pool.Fingerprint) { p.names.NotInUse(fp) }
+
+// OnAdopted implements pool.SpaceUse.
+func (p *Pool) OnAdopted(then func(pool.Fingerprint)) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	p.spaces.onAdopted = then
 }

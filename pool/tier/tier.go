@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/names"
 )
 
 // Memory is the pool on top: its three views, and the arena that its slots are in.
@@ -36,10 +37,15 @@ type Memory interface {
 // concurrently. Locks are taken in the following order. No store and no caller's function is called
 // under any of them, except a local store's Exists and the memory's own methods.
 //
-//	spaces.changeMu  a reset or another change of the catalog; held while it is written to disk
-//	spaces.mu        a space opens, closes, or gets another name
-//	mu               promises, queues
+//	names.changeMu  a reset or another change of names; held while it is written to disk
+//	spaces.mu       a space opens, closes, or begins another era
+//	names.mu        the catalog
+//	mu              promises, queues
 //	a level's exists.mu, breaker.mu, pace.mu; staging.mu
+//
+// An era takes its name under spaces.mu, by names.Use. Whatever changes the name afterwards tells
+// so by Changed, which takes spaces.mu and asks again: so the last era has the last name, though
+// names.mu is not held when it begins.
 type Pool struct {
 	memory    Memory
 	writeBack pool.WriteBack // memory; nil if it cannot do that
@@ -49,6 +55,7 @@ type Pool struct {
 	saving    bool // some level writes on save
 	using     bool // some level writes on second use
 	spaces    spaces
+	names     *names.Names
 	uses      uses
 	onEvict   evictWriter
 
@@ -119,7 +126,8 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := p.completePromises(); err != nil {
 		return nil, err
 	}
-	if err := p.spaces.open(&p.o); err != nil {
+	p.spaces.all.Store(&[]*space{})
+	if err := p.openNames(); err != nil {
 		return nil, err
 	}
 	p.uses.wake = make(chan struct{}, 1)
@@ -140,8 +148,7 @@ func (p *Pool) start(ctx context.Context) {
 	}
 	if len(p.levels) > 0 {
 		p.workers.Go(func() { p.sweep(ctx) })
-		p.workers.Go(func() { p.saveLoop(ctx) })
-		p.workers.Go(func() { p.collectLoop(ctx) })
+		p.workers.Go(func() { p.names.Run(ctx) })
 	}
 	for _, l := range p.levels {
 		for range l.Workers {
@@ -151,7 +158,6 @@ func (p *Pool) start(ctx context.Context) {
 			for range l.Askers {
 				p.workers.Go(func() { l.askLoop(ctx) })
 			}
-			p.workers.Go(func() { l.followLoop(ctx) })
 		}
 		p.workers.Go(func() { l.monitor(ctx) })
 	}

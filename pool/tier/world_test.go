@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
 
@@ -98,6 +100,25 @@ func (n *node) nothingLeft() {
 		n.t.Errorf("%d bytes of staging are lent", n.o.Staging.Lent())
 	}
 }
+
+// moodyFile is a file of a catalog that may fail to be written.
+type moodyFile struct {
+	catalog.File
+	fails atomic.Bool
+}
+
+func (f *moodyFile) Write(k *catalog.Catalog) error {
+	if f.fails.Load() {
+		return errMoody
+	}
+	return f.File.Write(k)
+}
+
+// givenFile gives a node a catalog to begin with.
+type givenFile struct{ k *catalog.Catalog }
+
+func (f givenFile) Read() (*catalog.Catalog, error) { return f.k, nil }
+func (f givenFile) Write(*catalog.Catalog) error    { return nil }
 
 func check(t testing.TB, err error) {
 	t.Helper()

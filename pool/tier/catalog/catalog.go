@@ -42,7 +42,7 @@ type Space struct {
 	Private   bool     // no other engine will ever use it
 	Named     bool     // it is collected when no node uses it
 	Used      int64    // when last opened or reset, Unix seconds; updated once a period for a named one in use
-	Seen      int64    // when another node was last found to use it, Unix seconds; 0: not since it was retired
+	Seen      int64    // when another node was last found to use it, Unix seconds; 0: not since it was abandoned
 }
 
 // Orphan is a name in the tiers that no engine uses any more.
@@ -132,10 +132,13 @@ type storedOrphan struct {
 
 var sumTable = crc32.MakeTable(crc32.Castagnoli)
 
+// File is the path of a catalog's file.
+type File string
+
 // Read reads the file; a missing one is empty. A damaged one is an error, since a guess could make
 // reset blocks findable again.
-func Read(path string) (*Catalog, error) {
-	text, err := os.ReadFile(path)
+func (f File) Read() (*Catalog, error) {
+	text, err := os.ReadFile(string(f))
 	if errors.Is(err, fs.ErrNotExist) {
 		return New(), nil
 	}
@@ -145,7 +148,7 @@ func Read(path string) (*Catalog, error) {
 	k, err := Parse(text)
 	if err != nil {
 		return nil, fmt.Errorf("tier: resets: %s: %w "+
-			"(what was reset is unknown: remove the file only together with the contents of the tiers)", path, err)
+			"(what was reset is unknown: remove the file only together with the contents of the tiers)", string(f), err)
 	}
 	return k, nil
 }
@@ -296,25 +299,26 @@ func (k *Catalog) Encode() ([]byte, error) {
 }
 
 // Write replaces the file atomically: after a crash it is the old one or the new one.
-func Write(path string, k *Catalog) error {
+func (f File) Write(k *Catalog) error {
 	text, err := k.Encode()
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".resets-")
+	dir := filepath.Dir(string(f))
+	next, err := os.CreateTemp(dir, ".resets-")
 	if err != nil {
 		return fmt.Errorf("tier: resets: %w", err)
 	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Sync(), f.Close())
+	_, err = next.Write(text)
+	err = errors.Join(err, next.Sync(), next.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(next.Name(), string(f))
 	}
 	if err == nil {
-		err = syncDir(filepath.Dir(path))
+		err = syncDir(dir)
 	}
 	if err != nil {
-		return fmt.Errorf("tier: resets: %w", errors.Join(err, removed(f.Name())))
+		return fmt.Errorf("tier: resets: %w", errors.Join(err, removed(next.Name())))
 	}
 	return nil
 }

@@ -1,0 +1,96 @@
+package names
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
+)
+
+// maxOldNames bounds the names that one change of epochs orphans. A node that was away records
+// those that it may have written, and the latest that others may have.
+const maxOldNames = 16
+
+// Reset gives a space its next name, and returns after that is on disk. After an error the space is
+// Off until a later write to disk succeeds; the caller must not report the reset as done.
+func (n *Names) Reset(fp pool.Fingerprint) error {
+	return n.rename(fp, func(e *catalog.Space) error { return n.claimEpoch(e, e.Epoch+1) })
+}
+
+// claimEpoch sets an epoch as a reset of this node, with a claim if any tier is shared: other nodes
+// may claim the epoch too.
+func (n *Names) claimEpoch(e *catalog.Space, epoch uint64) (err error) {
+	if epoch > catalog.MaxEpoch {
+		return fmt.Errorf("tier epoch %d, allowed: at most %d", epoch, uint64(catalog.MaxEpoch))
+	}
+	e.Epoch, e.Claim, e.Confirmed = epoch, catalog.Nonce{}, nil
+	if n.shared() {
+		e.Claim, err = catalog.NewNonce()
+	}
+	return err
+}
+
+// shared reports whether some tier is used by other nodes.
+func (n *Names) shared() bool {
+	for _, t := range n.tiers {
+		if !t.Local {
+			return true
+		}
+	}
+	return false
+}
+
+// rename gives a space another epoch, and so another name in the tiers, and saves the catalog. The
+// tiers are not used for the space before it is on disk.
+func (n *Names) rename(fp pool.Fingerprint, change func(*catalog.Space) error) error {
+	n.changeMu.Lock()
+	defer n.changeMu.Unlock()
+	err := n.change(fp, change)
+	n.o.Resetting(fp)
+	if err != nil {
+		return err
+	}
+	return n.save()
+}
+
+// change updates a space in the catalog. Until the catalog is saved the space is off in all tiers,
+// whether it is open now or opened meanwhile.
+func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space) error) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.off[fp] = true
+	e := n.mu.catalog.Spaces[fp]
+	before := e.Epoch
+	if err := change(&e); err != nil {
+		n.mu.failed[fp] = true
+		return err
+	}
+	delete(n.mu.failed, fp)
+	e.Used = n.now().Unix()
+	n.makeRoomLocked(fp, e.Used)
+	n.mu.catalog.Spaces[fp] = e
+	n.mu.dirty = true
+	if e.Named { // follow it again, so that other nodes learn of the reset
+		delete(n.mu.abandoned, fp)
+		n.restoreLocked(fp)
+	}
+	if e.Epoch > before {
+		n.orphanLocked(fp, before, e)
+	}
+	return nil
+}
+
+// orphanLocked records the names of a space that a new epoch made orphans. The node that made the
+// epoch scans first; others scan at a random time after that.
+func (n *Names) orphanLocked(fp pool.Fingerprint, before uint64, e catalog.Space) {
+	due := n.o.CollectAfter
+	if e.Claim == (catalog.Nonce{}) && n.shared() {
+		due += rand.N(due)
+	}
+	at := n.now().Add(due).UnixMilli()
+	n.addOrphanLocked(catalog.StoredName(fp, before), catalog.Orphan{Space: fp, Epoch: before, NotBefore: at})
+	for epoch := max(before+1, e.Epoch-min(e.Epoch, maxOldNames)); epoch < e.Epoch; epoch++ {
+		n.addOrphanLocked(catalog.StoredName(fp, epoch), catalog.Orphan{Space: fp, Epoch: epoch, NotBefore: at})
+	}
+}
