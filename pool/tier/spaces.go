@@ -111,19 +111,36 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	}
 	defer p.names.Follow()
 	epoch, err := p.resetMemory(id, sp)
-	return epoch, errors.Join(err, unsaved)
+	return epoch, errors.Join(err, p.endReset(sp.spec.Fingerprint), unsaved)
 }
 
 // resetMemory starts a new epoch in memory, for a space that has its new name.
 func (p *Pool) resetMemory(id pool.SpaceID, sp *space) (uint32, error) {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
+	return p.resetMemoryLocked(id, sp)
+}
+
+func (p *Pool) resetMemoryLocked(id pool.SpaceID, sp *space) (uint32, error) {
 	p.cancelSpace(id)
 	epoch, err := p.memory.ResetSpace(id)
 	if p.spaces.get(id) == sp {
 		sp.begin(p.names.Use(sp.spec.Fingerprint), p.memory.Epoch(id))
 	}
 	return epoch, err
+}
+
+// endReset resets the memory of a space that was closed and opened again during its reset, if that
+// ended the era of the second one.
+func (p *Pool) endReset(fp pool.Fingerprint) (err error) {
+	p.spaces.mu.Lock()
+	defer p.spaces.mu.Unlock()
+	if id, open := p.openID(fp); open {
+		if sp := p.spaces.get(id); sp.now.Load().epoch == 0 {
+			_, err = p.resetMemoryLocked(id, sp)
+		}
+	}
+	return err
 }
 
 // begin begins an era of a space, from an epoch in memory on; the caller holds spaces.mu.
@@ -235,7 +252,7 @@ func (p *Pool) Forget(fp pool.Fingerprint) error {
 	}
 	if len(p.levels) > 0 {
 		if err := p.names.Reset(fp); err != nil {
-			return err
+			return errors.Join(err, p.endReset(fp))
 		}
 	}
 	defer p.names.Follow()
