@@ -45,7 +45,7 @@ type dir struct {
 	segments []*segment // oldest first; the open one and the next are at the end
 	writing  *segment   // being written, nil if there is none
 	next     *segment   // prepared, to be written after that
-	retired  []*segment // full; their footers are still to be written
+	ended    []*segment // full; their footers are still to be written
 	evicting bool       // the oldest is being evicted
 	emptied  bool       // a segment may have become empty
 	taken    int64      // bytes of disk, of all segments
@@ -143,7 +143,7 @@ func (d *dir) shut() error {
 	if d.opened {
 		d.removeNext()
 		d.abandon()
-		d.closeRetired()
+		d.closeEnded()
 		d.budget.save()
 	}
 	d.notify()
@@ -177,13 +177,14 @@ func (d *dir) wakeKeeper() {
 func (d *dir) abandon() {
 	d.seal()
 	if d.writing != nil {
-		d.retire(d.writing)
+		d.end(d.writing)
 	}
 	d.wakeKeeper()
 }
 
-func (d *dir) retire(g *segment) {
-	d.retired = append(d.retired, g)
+// end takes a segment out of writing. Its footer is written later. With the lock held.
+func (d *dir) end(g *segment) {
+	d.ended = append(d.ended, g)
 	d.writing = nil
 	d.wakeKeeper()
 }

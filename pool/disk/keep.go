@@ -16,7 +16,7 @@ import (
 func (d *dir) keep() {
 	for {
 		d.notify()
-		d.closeRetired()
+		d.closeEnded()
 		d.dropEmpty()
 		d.prepare()
 		d.payOwed()
@@ -103,8 +103,8 @@ func (d *dir) create() (*segment, error) {
 	return g, nil
 }
 
-// closeRetired writes the footers of segments whose last piece is written.
-func (d *dir) closeRetired() {
+// closeEnded writes the footers of segments whose last piece is written.
+func (d *dir) closeEnded() {
 	for {
 		g := d.toClose()
 		if g == nil {
@@ -129,9 +129,9 @@ func (d *dir) closeRetired() {
 func (d *dir) toClose() *segment {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for i, g := range d.retired {
+	for i, g := range d.ended {
 		if g.pending == 0 {
-			d.retired = append(d.retired[:i], d.retired[i+1:]...)
+			d.ended = append(d.ended[:i], d.ended[i+1:]...)
 			return g
 		}
 	}

@@ -34,10 +34,10 @@ func TestPowerCut(t *testing.T) {
 	}
 	closeNow(t, other)
 	lost := losePages(t, r, segmentFiles(t, o.Dirs[0].Path)[0], segmentFiles(t, elsewhere.Dirs[0].Path)[0])
-	for life := range 2 {
+	for process := range 2 {
 		s = open(t, o)
 		if st := s.Stats(); st.Recovered != n || st.Scanned != 0 {
-			t.Fatalf("life %d: %+v, want the footer to count", life, st)
+			t.Fatalf("process %d: %+v, want the footer to count", process, st)
 		}
 		damaged := 0
 		for i := range n {
@@ -53,7 +53,7 @@ func TestPowerCut(t *testing.T) {
 			wantGet(t, s, i, size, want, "after a power cut")
 		}
 		if got := s.Stats().Corrupt; got != uint64(damaged) || damaged == 0 || damaged == n {
-			t.Fatalf("life %d: %d corrupt blocks are counted, %d were hit of %d", life, got, damaged, n)
+			t.Fatalf("process %d: %d corrupt blocks are counted, %d were hit of %d", process, got, damaged, n)
 		}
 		closeNow(t, s)
 	}

@@ -142,7 +142,7 @@ func (d *dir) apply(g *segment, c *contents, err error) {
 	if !c.footer {
 		d.s.count.scanned.Add(1)
 		g.closed, g.headers, g.tail = false, c.headers, c.end
-		d.retired = append(d.retired, g)
+		d.ended = append(d.ended, g)
 	}
 }
 
@@ -184,7 +184,7 @@ func (d *dir) detach() error {
 	if len(mine) > 0 {
 		d.s.index.removeSegments(mine)
 	}
-	d.segments, d.retired, d.writing, d.next, d.taken, d.opened = nil, nil, nil, nil, 0, false
+	d.segments, d.ended, d.writing, d.next, d.taken, d.opened = nil, nil, nil, nil, 0, false
 	d.readable.Store(false)
 	if d.lockFD >= 0 {
 		err = errors.Join(err, unix.Close(d.lockFD))
