@@ -117,7 +117,7 @@ func TestIndexBytesAreWhatIsResident(t *testing.T) {
 		c := p.core
 		var real int64
 		now, old := c.table.Mapped()
-		for _, raw := range [][]byte{c.recs.Mapped(), c.lives.Mapped(), c.slabs.Mapped(), now, old} {
+		for _, raw := range [][]byte{c.recs.Mapped(), c.states.Mapped(), c.slabs.Mapped(), now, old} {
 			real += residentBytes(t, raw)
 		}
 		said := p.Stats().IndexBytes

@@ -46,7 +46,7 @@ type audit struct {
 }
 
 func (a *audit) entry(e uint32) error {
-	r, l := &a.recs.All[e], &a.lives.All[e]
+	r, l := &a.recs.All[e], &a.states.All[e]
 	g := a.group(r.ident)
 	held := r.pins() > 0 || l.writing != 0
 	switch {

@@ -25,13 +25,13 @@ func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status,
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	e, ok := c.deref(s.Ref)
 	bit := uint16(1) << s.Shard // none beyond MaxShards
-	if !ok || c.lives.All[e].writing&bit == 0 {
+	if !ok || c.states.All[e].writing&bit == 0 {
 		if status == pool.OK {
 			return pool.Stale
 		}
 		return status
 	}
-	r, l := &c.recs.All[e], &c.lives.All[e]
+	r, l := &c.recs.All[e], &c.states.All[e]
 	l.writing &^= bit
 	if status == pool.OK && (r.is(flagDropped) || !c.current(r.ident, epoch)) {
 		status = pool.Stale

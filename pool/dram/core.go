@@ -13,12 +13,12 @@ import (
 // core is everything that the pool's lock guards: the entries, their places and the order of
 // eviction. Its methods are called with the lock held. Bytes of blocks are never copied under it.
 type core struct {
-	seed  seed
-	table offheap.Table
-	recs  offheap.Region[record]
-	lives offheap.Region[life]
-	high  uint32 // records from here on were never used
-	spare uint32 // first unused record below high
+	seed   seed
+	table  offheap.Table
+	recs   offheap.Region[record]
+	states offheap.Region[recordState]
+	high   uint32 // records from here on were never used
+	spare  uint32 // first unused record below high
 
 	slabs  slab.Slabs
 	file   *arena.File // nil: the pool ends with the process
@@ -75,7 +75,7 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 	if c.recs, err = offheap.Reserve[record](most); err != nil {
 		return c, err
 	}
-	if c.lives, err = offheap.Reserve[life](most); err != nil {
+	if c.states, err = offheap.Reserve[recordState](most); err != nil {
 		return c, err
 	}
 	if c.table, err = offheap.OpenTable(); err != nil {
@@ -84,7 +84,7 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 	if c.slabs, err = slab.New(o.Bytes, o.SlabBytes, page, f); err != nil {
 		return c, err
 	}
-	if !c.recs.Grow(1) || !c.lives.Grow(1) { // record 0 is none, and may be read
+	if !c.recs.Grow(1) || !c.states.Grow(1) { // record 0 is none, and may be read
 		return c, errors.New("dram: no memory for headers")
 	}
 	return c, nil
@@ -93,7 +93,7 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.lives.Close(), c.slabs.Close())
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.slabs.Close())
 }
 
 // hashes computes the hashes of entries, for a table that moves them.
@@ -137,20 +137,20 @@ func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *key) 
 
 // held reports whether an entry is pinned, is being written, or is about to get a child.
 func (c *core) held(e uint32) bool {
-	return e == c.keep || c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0
+	return e == c.keep || c.recs.All[e].pins() > 0 || c.states.All[e].writing != 0
 }
 
 // deref returns the entry of a ref that is held by a pin or a reservation.
 func (c *core) deref(ref pool.Ref) (e uint32, ok bool) {
 	e = uint32(ref)
-	if e == none || e >= c.high || c.lives.All[e].generation != uint32(ref>>32) || !c.recs.All[e].is(flagLive) {
+	if e == none || e >= c.high || c.states.All[e].generation != uint32(ref>>32) || !c.recs.All[e].is(flagLive) {
 		return none, false
 	}
 	return e, true
 }
 
 func (c *core) ref(e uint32) pool.Ref {
-	return pool.Ref(uint64(c.lives.All[e].generation)<<32 | uint64(e))
+	return pool.Ref(uint64(c.states.All[e].generation)<<32 | uint64(e))
 }
 
 // lookupRef returns the entry of a ref that need not be held, or none if it was dropped.
@@ -173,8 +173,8 @@ type record struct {
 	head         uint32 // slot of shard 0
 }
 
-// life is the part of a header that only reservations and references need.
-type life struct {
+// recordState is the part of a header that only reservations and references need.
+type recordState struct {
 	generation       uint32 // of the record; part of its refs; never 0 in use
 	present, writing uint16 // bit per shard
 }

@@ -93,17 +93,17 @@ func (c *core) newRecord() uint32 {
 		c.spare = c.recs.All[e].older
 	} else {
 		e = c.high
-		if !c.recs.Grow(int(e)+1) || !c.lives.Grow(int(e)+1) {
+		if !c.recs.Grow(int(e)+1) || !c.states.Grow(int(e)+1) {
 			return none
 		}
 		c.high++
 	}
 	c.recs.All[e] = record{}
-	generation := c.lives.All[e].generation + 1
+	generation := c.states.All[e].generation + 1
 	if generation == 0 {
 		generation = 1
 	}
-	c.lives.All[e] = life{generation: generation}
+	c.states.All[e] = recordState{generation: generation}
 	return e
 }
 
@@ -114,7 +114,7 @@ func (c *core) freeRecord(e uint32) {
 
 // settle updates the state of e after the end of a reservation or of its last pin.
 func (c *core) settle(e uint32, at *cursor) {
-	r, l := &c.recs.All[e], &c.lives.All[e]
+	r, l := &c.recs.All[e], &c.states.All[e]
 	switch {
 	case r.pins() > 0 || l.writing != 0:
 	case r.is(flagDropped):
@@ -156,7 +156,7 @@ func (c *core) drop(e uint32) {
 		c.stats.Partial--
 	}
 	r.hold = r.hold&^flagVisible | flagDropped
-	if r.pins() == 0 && c.lives.All[e].writing == 0 {
+	if r.pins() == 0 && c.states.All[e].writing == 0 {
 		c.free(e)
 	}
 }

@@ -126,12 +126,12 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 	o := dram.Options{Bytes: 1 << 20, SlabBytes: 64 << 10}
 	one, two := spec("one", 1000), spec("two", 3000, 5000)
 	h, g := chainOf(1, 200), chainOf(2, 20)
-	for life := range 4 {
+	for process := range 4 {
 		p := openFile(t, path, o)
 		r := p.Info().Recovery
-		if life == 0 && (!r.New || r.Entries != 0) || life > 0 &&
+		if process == 0 && (!r.New || r.Entries != 0) || process > 0 &&
 			(r.New || r.Cold != "" || r.Entries != 220 || r.Spaces != 2 || r.Damaged != 0) {
-			t.Fatalf("life %d: %+v", life, r)
+			t.Fatalf("process %d: %+v", process, r)
 		}
 		a, err := p.OpenSpace(one)
 		if err != nil {
@@ -141,7 +141,7 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if life == 0 {
+		if process == 0 {
 			save(t, p, a, &one, 0, h)
 			save(t, p, b, &two, 0, g)
 			save(t, p, b, &two, 1, g)
@@ -150,10 +150,10 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := p.Prefix(a, 0, h); n != 200 {
-			t.Fatalf("life %d: %d of 200 blocks", life, n)
+			t.Fatalf("process %d: %d of 200 blocks", process, n)
 		}
 		if n := p.Prefix(b, 0, g); n != 20 {
-			t.Fatalf("life %d: %d of 20 blocks", life, n)
+			t.Fatalf("process %d: %d of 20 blocks", process, n)
 		}
 		load(t, p, a, &one, 0, h)
 		load(t, p, b, &two, 0, g)

@@ -75,18 +75,18 @@ func (c *core) touch(e uint32, at *cursor) {
 	}
 	above := c.above(at)
 	if above == e || (above != none && recs[above].older == e) {
-		at.entry, at.generation = e, c.lives.All[e].generation
+		at.entry, at.generation = e, c.states.All[e].generation
 		return
 	}
 	c.recent.remove(recs, e)
 	c.place(e, above)
-	at.entry, at.generation = e, c.lives.All[e].generation
+	at.entry, at.generation = e, c.states.All[e].generation
 }
 
 // enter inserts an entry that just became visible or unpinned into the recent list.
 func (c *core) enter(e uint32, at *cursor) {
 	c.place(e, c.above(at))
-	at.entry, at.generation = e, c.lives.All[e].generation
+	at.entry, at.generation = e, c.states.All[e].generation
 }
 
 func (c *core) place(e, above uint32) {
@@ -99,7 +99,7 @@ func (c *core) place(e, above uint32) {
 
 // above returns the entry of the cursor, if it is still in the list.
 func (c *core) above(at *cursor) uint32 {
-	if at.entry == none || c.lives.All[at.entry].generation != at.generation || !c.recs.All[at.entry].is(flagRecent) {
+	if at.entry == none || c.states.All[at.entry].generation != at.generation || !c.recs.All[at.entry].is(flagRecent) {
 		return none
 	}
 	return at.entry

@@ -90,7 +90,7 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 			to, _ := c.slabs.Take(id)
 			*c.slabs.At(to) = slab.Cell{Link: none | upward}
 			m := move{
-				tenant: t, to: to, present: c.lives.All[e].present,
+				tenant: t, to: to, present: c.states.All[e].present,
 				from: c.slabs.Offset(t.slot), at: c.slabs.Offset(to),
 			}
 			if m.present&(1<<t.shard) != 0 {
@@ -111,10 +111,10 @@ func (c *core) settleMoves(held []tenant) []tenant {
 		m := &c.moving[i]
 		e, ok := c.locate(&m.tenant)
 		switch {
-		case ok && (c.recs.All[e].pins() > 0 || c.lives.All[e].writing != 0):
+		case ok && (c.recs.All[e].pins() > 0 || c.states.All[e].writing != 0):
 			held = append(held, m.tenant)
 			c.slabs.Give(m.to)
-		case !ok || c.lives.All[e].present != m.present:
+		case !ok || c.states.All[e].present != m.present:
 			c.slabs.Give(m.to)
 		case m.failed: // the page that cannot be read or written was retired
 			held = append(held, m.tenant)

@@ -2,9 +2,9 @@ package dram
 
 import "github.com/kvagent/kvagent/pool/dram/arena"
 
-// These methods write the life of a slot to the pool's file. The order matters: a header is written
-// after the bytes and before the slot is reported stored; it is cleared before the slot can be
-// given to another entry.
+// These methods write the state of a slot to the pool's file. The order matters: a header is
+// written after the bytes and before the slot is reported stored; it is cleared before the slot can
+// be given to another entry.
 
 // header returns the file's header of a used slot.
 func (c *core) header(slot uint32) *arena.Header { return c.file.Header(c.slabs.Cell(slot)) }

@@ -83,7 +83,7 @@ func (c *core) search(id ident, first, n int) {
 		pr.cell[i] = pr.side[i].Cell[pr.home[i]]
 	}
 	var touched uint32
-	recs, lives := c.recs.All, c.lives.All
+	recs, states := c.recs.All, c.states.All
 	for i := first; i < n; i++ {
 		at := pr.home[i]
 		tag := offheap.TagOf(pr.hash[i], at)
@@ -92,7 +92,7 @@ func (c *core) search(id ident, first, n int) {
 			e, at = pr.side[i].Candidate(at, tag)
 		}
 		pr.entry[i], pr.home[i] = e, at
-		touched ^= uint32(recs[e].ident) ^ lives[e].generation
+		touched ^= uint32(recs[e].ident) ^ states[e].generation
 	}
 	c.work.sink = uint64(touched)
 	for i := first; i < n; i++ {

@@ -49,7 +49,7 @@ func (s *scan) twin(h *arena.Header) bool {
 	c := s.core
 	k := keyOf(&h.Hash)
 	e := c.findWords(makeIdent(s.spaces[h.Space].realm, h.Group(), int(h.HashLen)), &k)
-	if e == none || c.lives.All[e].present&(1<<h.Shard()) == 0 {
+	if e == none || c.states.All[e].present&(1<<h.Shard()) == 0 {
 		return false
 	}
 	_, at := c.shardCell(c.recs.All[e].head, int(h.Shard()))
@@ -71,12 +71,12 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 			return false
 		}
 	} else {
-		if e == none || c.lives.All[e].present != 1<<shard-1 {
+		if e == none || c.states.All[e].present != 1<<shard-1 {
 			return false
 		}
 		_, last := c.shardCell(c.recs.All[e].head, shard-1)
 		last.Link = slot
-		c.lives.All[e].present |= 1 << shard
+		c.states.All[e].present |= 1 << shard
 	}
 	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
 	c.slabs.Claim(s.claimed, slot)
@@ -96,7 +96,7 @@ func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
 	}
 	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive, slot
-	c.lives.All[e].present = 1
+	c.states.All[e].present = 1
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	return e
@@ -107,11 +107,11 @@ func (s *scan) giveUpPartial() (n int) {
 	c := s.core
 	for e := uint32(1); e < c.high; e++ {
 		r := &c.recs.All[e]
-		if !r.is(flagLive) || c.lives.All[e].present == c.group(r.ident).full {
+		if !r.is(flagLive) || c.states.All[e].present == c.group(r.ident).full {
 			continue
 		}
 		slot := r.head
-		for range bits.OnesCount16(c.lives.All[e].present) {
+		for range bits.OnesCount16(c.states.All[e].present) {
 			next := c.slabs.At(slot).Link
 			c.slabs.Unclaim(s.claimed, slot)
 			s.header(slot).Check.Store(0)

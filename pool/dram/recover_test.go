@@ -122,7 +122,7 @@ func TestResetOutlivesTheProcess(t *testing.T) {
 		t.Errorf("%d blocks came back, stored before a reset; %+v", n, p.Info().Recovery)
 	}
 	if e := p.Epoch(id); e != 1 {
-		t.Errorf("epoch %d, want 1 in each life", e)
+		t.Errorf("epoch %d, want 1 in each process", e)
 	}
 	put(t, p, id, h)
 	closePool(t, p)

@@ -344,13 +344,13 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 			o, h := keptOn(t, mounted(t, "tmpfs", "size=16m"))
 			l := arena.LayoutOf(o.Bytes, o.SlabBytes, arena.PageBytes)
 			rest := punch(t, o.Path, c.at(&l))
-			for life := range 2 {
+			for process := range 2 {
 				p := reopen(t, o)
 				r := p.Info().Recovery
-				if life == 0 && ((r.Cold != "") != c.cold || r.Entries != c.back) {
+				if process == 0 && ((r.Cold != "") != c.cold || r.Entries != c.back) {
 					t.Errorf("recovery %+v", r)
 				}
-				if c.cold && life == 0 { // a file that is made anew has that page as well
+				if c.cold && process == 0 { // a file that is made anew has that page as well
 					if err := os.Remove(rest); err != nil {
 						t.Fatal(err)
 					}

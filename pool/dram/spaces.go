@@ -17,14 +17,14 @@ type space struct {
 	groups []group
 
 	record     int    // in the pool's file; noRecord: none
-	generation uint32 // in that record: like an epoch, but never restarts in the life of the file
+	generation uint32 // in that record: like an epoch, but never restarts as long as the file exists
 }
 
 // group is what entries of one group of a space need.
 type group struct {
 	classes []int32 // per shard
 	bytes   int64   // slots of all shards
-	full    uint16  // value of life.present when all shards are present
+	full    uint16  // value of recordState.present when all shards are present
 	kind    uint8   // as the policy distinguishes entries
 	tokens  uint32  // of a block
 }
@@ -265,7 +265,7 @@ func (p *Pool) stats() pool.Stats {
 
 // resident returns the touched memory of hash table, headers and slot table.
 func (c *core) resident() int64 {
-	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.lives.Resident(int(c.high)) +
+	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
 		c.slabs.Resident()
 }
 

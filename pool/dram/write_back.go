@@ -144,7 +144,7 @@ func (c *core) cursorAt(e uint32) cursor {
 	if e == none {
 		return cursor{}
 	}
-	return cursor{entry: e, generation: c.lives.All[e].generation}
+	return cursor{entry: e, generation: c.states.All[e].generation}
 }
 
 // below returns the entry that a spot is just older than now: its newer neighbour if that is still

@@ -8,7 +8,7 @@ import (
 )
 
 // Limits of retired memory. A page of the arena that cannot be read costs the entries on it, and is
-// not used again in the life of the pool's file. Ranges of bytes are retired, not slots, so they
+// not used again as long as the pool's file exists. Ranges of bytes are retired, not slots, so they
 // stay when a slab is cut into slots of another size.
 const (
 	partBad   = 16 // a pool with 1/16 of its bytes out of use is not healthy
