@@ -51,8 +51,8 @@ func tear(t *testing.T, d *dram.Pool) {
 	check(t, unix.Ftruncate(fd, tornBlocks<<10-4096))
 }
 
-// TestWriteBehindMeetsABadPage: the blocks in the page are dropped, everything else is written, and
-// the tier goes on.
+// TestWriteBehindMeetsABadPage checks that the blocks in a page that cannot be read are dropped,
+// everything else is written, and the tier goes on.
 func TestWriteBehindMeetsABadPage(t *testing.T) {
 	for name, when := range map[string]When{"on second use": OnSecondUse, "on eviction": OnEvict} {
 		t.Run(name, func(t *testing.T) {
@@ -82,8 +82,8 @@ func TestWriteBehindMeetsABadPage(t *testing.T) {
 	}
 }
 
-// TestFetchMeetsABadPage: the promise of a block that would use the page fails; the others are
-// fetched.
+// TestFetchMeetsABadPage checks that the promise of a block that would use a bad page fails, and
+// the others are fetched.
 func TestFetchMeetsABadPage(t *testing.T) {
 	store := pooltest.NewShelf()
 	n, d := newTorn(t, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})

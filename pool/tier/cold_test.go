@@ -33,8 +33,8 @@ func evicting(t *testing.T, bytes int64) (*node, *dram.Pool, *pooltest.Shelf) {
 	return n, d, store
 }
 
-// TestOnEvict: blocks about to be evicted are written first; nothing is written while memory has
-// room.
+// TestOnEvict checks that blocks about to be evicted are written first, and nothing while memory
+// has room.
 func TestOnEvict(t *testing.T) {
 	n, d, store := evicting(t, 256<<10)
 	n.save(chain("a", 100))
@@ -74,8 +74,9 @@ func (c closed) Put(ctx context.Context, items []pool.Item) error {
 	}
 }
 
-// TestOnEvictOutrunsTheTier: blocks evicted faster than the tier takes them were copied before, and
-// none is lost while staging has room. After that blocks are lost and counted, and no save waits.
+// TestOnEvictOutrunsTheTier checks that blocks evicted faster than the tier takes them were copied
+// before, and none is lost while staging has room. After that blocks are lost and counted, and no
+// save waits.
 func TestOnEvictOutrunsTheTier(t *testing.T) {
 	for name, c := range map[string]struct {
 		staging   int64
@@ -164,8 +165,8 @@ func coldNode(t *testing.T, staging int64, tiers ...Tier) (*node, *reading) {
 	return n, m
 }
 
-// TestOnEvictBesideATierThatIsDown: a tier that is down costs saves nothing, since nothing is
-// copied for it, alone or next to one that works.
+// TestOnEvictBesideATierThatIsDown checks that a tier that is down costs saves nothing, since
+// nothing is copied for it, alone or next to one that works.
 func TestOnEvictBesideATierThatIsDown(t *testing.T) {
 	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
 	check(t, err)
@@ -196,8 +197,8 @@ func TestOnEvictBesideATierThatIsDown(t *testing.T) {
 	}
 }
 
-// TestOnEvictBesideATierThatHangs: a tier that takes nothing fills its own share of staging and no
-// other.
+// TestOnEvictBesideATierThatHangs checks that a tier that takes nothing fills its own share of
+// staging and no other.
 func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	stays, opens := closed{pooltest.NewShelf(), make(chan struct{})}, closed{pooltest.NewShelf(), make(chan struct{})}
 	tier := func(name string, s pool.Store) Tier {
@@ -219,8 +220,8 @@ func TestOnEvictBesideATierThatHangs(t *testing.T) {
 	n.waitFor("what came later is written too", func(r *pool.TierReport) bool { return r.Tiers[1].Stored >= 250 })
 }
 
-// TestOnEvictKeepsTheOrder: writing does not count as a use of a block, so however often blocks are
-// examined, only the coldest are written.
+// TestOnEvictKeepsTheOrder checks that writing does not count as a use of a block: however often
+// blocks are examined, only the coldest are written.
 func TestOnEvictKeepsTheOrder(t *testing.T) {
 	n, d, store := evicting(t, 1<<20)
 	n.save(chain("a", 1000))

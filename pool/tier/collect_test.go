@@ -44,8 +44,8 @@ func countIn(l pool.Lister, name pool.Fingerprint) (n int) {
 	return n
 }
 
-// TestOrphansAreCollected: orphans of a reset are collected after the other nodes had their time,
-// and once more for late writes of another node; not before, and nothing else.
+// TestOrphansAreCollected checks that orphans of a reset are collected after CollectAfter, and once
+// more for late writes of another node; not before, and nothing else.
 func TestOrphansAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -80,7 +80,8 @@ func TestOrphansAreCollected(t *testing.T) {
 	})
 }
 
-// TestCollectingIsTriedAgain: after a store failed, collection tries again and forgets nothing.
+// TestCollectingIsTriedAgain checks that collection tries again after a store failed, and forgets
+// nothing.
 func TestCollectingIsTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -101,9 +102,9 @@ func TestCollectingIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestPrivateSpacesAreCollected: a private space is collected when its engine has been disconnected
-// for CollectAfter, also across a restart of the agent. A space whose engine returns before that
-// keeps everything, and so does a space that is not private.
+// TestPrivateSpacesAreCollected checks that a private space is collected when its engine has been
+// disconnected for CollectAfter, also across a restart of the agent. A space whose engine returns
+// before that keeps everything, and so does a space that is not private.
 func TestPrivateSpacesAreCollected(t *testing.T) {
 	for name, restarted := range map[string]bool{"one process": false, "restarted": true} {
 		t.Run(name, func(t *testing.T) {
@@ -280,8 +281,8 @@ func resetOver(t *testing.T, open func() pool.Store) {
 	}
 }
 
-// TestPrivateSpaceIsBackInTheMiddle: an engine that returns while its private space is being
-// collected finds the rest, and loses nothing more.
+// TestPrivateSpaceIsBackInTheMiddle checks that an engine that returns while its private space is
+// being collected finds the rest, and loses nothing more.
 func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -309,8 +310,8 @@ func TestPrivateSpaceIsBackInTheMiddle(t *testing.T) {
 	})
 }
 
-// TestPrivateSpaceIsOnDiskFirst: nothing of a private space is stored before the file has its name,
-// so that it is collected even if the process dies.
+// TestPrivateSpaceIsOnDiskFirst checks that nothing of a private space is stored before the file
+// has its name, so that it is collected even if the process dies.
 func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}

@@ -160,8 +160,8 @@ func promisesEnd(
 	return steps
 }
 
-// TestNoPromiseOutlivesItsDeadline: the breaker opens at every point that a promise passes, before
-// and after its monitor has run, closes again at every later one, and the pool is closed at every
+// TestNoPromiseOutlivesItsDeadline opens the breaker at every point that a promise passes, before
+// and after its monitor has run, closes it again at every later one, and closes the pool at every
 // point. Promises end at once if the breaker stays open, and on Close.
 func TestNoPromiseOutlivesItsDeadline(t *testing.T) {
 	pinned, hinted := chain("a", 20), chain("b", 4)
@@ -195,8 +195,8 @@ func (d deaf) Get(ctx context.Context, items []pool.Item) error {
 	return d.Store.Get(context.WithoutCancel(ctx), items)
 }
 
-// TestPromisesOfADeafStoreEnd: a store that ignores its context keeps no promise open, and Close
-// settles them without it. What it delivers later is not installed.
+// TestPromisesOfADeafStoreEnd checks that a store that ignores its context keeps no promise open,
+// and that Close settles them without it. What it delivers later is not installed.
 func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)
@@ -230,8 +230,8 @@ func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	}
 }
 
-// TestPromisesWithoutStagingEnd: a promise that never gets staging ends at its deadline, also while
-// a worker waits for staging with it.
+// TestPromisesWithoutStagingEnd checks that a promise that never gets staging ends at its deadline,
+// also while a worker waits for staging with it.
 func TestPromisesWithoutStagingEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)

@@ -55,8 +55,8 @@ func (n *node) reset() {
 // sharing is a tier that tests of resets have in common.
 func sharing(store pool.Store) Tier { return Tier{Name: "shared", Store: store, Write: OnSave} }
 
-// TestSharingGoesOnAfterAReset: after a reset its own node finds nothing older at once, other nodes
-// after an interval; from then on they share under the new name.
+// TestSharingGoesOnAfterAReset checks that after a reset its own node finds nothing older at once,
+// and other nodes find nothing older after an interval. From then on they share under the new name.
 func TestSharingGoesOnAfterAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -106,8 +106,8 @@ func TestSharingGoesOnAfterAReset(t *testing.T) {
 	})
 }
 
-// TestTwoResetsAtOnce: two nodes that reset while neither reaches the store end in one epoch, in
-// which nothing that either stored before is found: the second one resets again.
+// TestTwoResetsAtOnce checks that two nodes that reset while neither reaches the store end in one
+// epoch, in which nothing that either stored before is found: the second one resets again.
 func TestTwoResetsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -139,8 +139,8 @@ func TestTwoResetsAtOnce(t *testing.T) {
 	})
 }
 
-// TestAfterAWeekAndALossOfMarkers: a node that missed many resets, of which the store lost all
-// markers, learns of the last one as soon as the store is back.
+// TestAfterAWeekAndALossOfMarkers checks that a node that missed many resets, of which the store
+// lost all markers, learns of the last one as soon as the store is back.
 func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -176,8 +176,8 @@ func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
 	})
 }
 
-// TestResetWhileTheStoreIsDown: a reset while the store is down is published when it is back, also
-// across a restart of the agent.
+// TestResetWhileTheStoreIsDown checks that a reset while the store is down is published when the
+// store is back, also across a restart of the agent.
 func TestResetWhileTheStoreIsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -201,8 +201,8 @@ func TestResetWhileTheStoreIsDown(t *testing.T) {
 	})
 }
 
-// TestOwnMarkerIsRecognised: a node that put its marker and died before it recorded that takes the
-// marker for its own, and does not reset again.
+// TestOwnMarkerIsRecognised checks that a node that put its marker and died before it recorded that
+// recognises the marker, and does not reset again.
 func TestOwnMarkerIsRecognised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -226,8 +226,8 @@ func TestOwnMarkerIsRecognised(t *testing.T) {
 	})
 }
 
-// TestAdoptionThatIsNotKept: an epoch of another node that cannot be saved leaves the space without
-// tiers until it can be.
+// TestAdoptionThatIsNotKept checks that an epoch of another node that cannot be saved leaves the
+// space without tiers until it can be.
 func TestAdoptionThatIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -252,8 +252,8 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	})
 }
 
-// TestFormerSaltsAreRead: the file of random salts of an older version is read. Such a space is in
-// epoch 1, which other nodes learn of, and what it had under the salt is collected.
+// TestFormerSaltsAreRead checks that the file of random salts of an older version is read. Such a
+// space is in epoch 1, which other nodes learn of, and what it had under the salt is collected.
 func TestFormerSaltsAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -283,8 +283,8 @@ func TestFormerSaltsAreRead(t *testing.T) {
 	})
 }
 
-// TestNoResetIsRefused: beyond the bound of the catalog the least recently used space makes room,
-// and no reset is refused.
+// TestNoResetIsRefused checks that no reset is refused beyond the bound of the catalog: the least
+// recently used space makes room.
 func TestNoResetIsRefused(t *testing.T) {
 	local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
 	full := catalog.New()

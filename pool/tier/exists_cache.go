@@ -25,7 +25,7 @@ type cell struct {
 // ways is the number of cells of a set.
 const ways = 4
 
-// newKnown returns a cache of so many cells, a power of two.
+// newExistsCache returns a cache of so many cells, a power of two.
 func newExistsCache(entries int) existsCache { return existsCache{cells: make([]cell, entries)} }
 
 // set returns the cells that an entry may be in.

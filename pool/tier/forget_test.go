@@ -20,8 +20,8 @@ func (k *keeping) Forget(fp pool.Fingerprint) error {
 	return nil
 }
 
-// TestForgetBeforeTheSpaceIsOpen: a reset before a space is open holds in memory and in the tiers,
-// in this process and the next.
+// TestForgetBeforeTheSpaceIsOpen checks that a reset before a space is open holds in memory and in
+// the tiers, in this process and the next.
 func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 	salts := filepath.Join(t.TempDir(), "salts")
 	other := specOf("other", 1)

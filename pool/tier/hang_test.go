@@ -61,10 +61,10 @@ func silentService(t *testing.T) *s3.Store {
 	return s
 }
 
-// TestNothingWaitsForAHungStore: no look-up and no save waits for a store that hangs, or for a lock
-// that a call to it holds. By a clock that advances only when all wait, a look-up ends at its
-// deadline or before, to the nanosecond, and everything else at once. On a real clock the machine
-// adds the rest.
+// TestNothingWaitsForAHungStore checks that no look-up and no save waits for a store that hangs, or
+// for a lock that a call to it holds. By a clock that advances only when all wait, a look-up ends
+// at its deadline or before, to the nanosecond, and everything else at once. On a real clock the
+// machine adds the rest.
 func TestNothingWaitsForAHungStore(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) []Tier{
 		"shared": func(*testing.T) []Tier {

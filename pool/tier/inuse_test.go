@@ -24,8 +24,8 @@ func (l lingering) late(ctx context.Context) error {
 func (l lingering) Put(ctx context.Context, _ []pool.Item) error { return l.late(ctx) }
 func (l lingering) Get(ctx context.Context, _ []pool.Item) error { return l.late(ctx) }
 
-// TestStillInUse: data that a store still uses is not lent again until the store lets go; a pool
-// that closes does not wait for it.
+// TestStillInUse checks that data that a store still uses is not lent again until the store lets
+// go, and that a pool that closes does not wait for it.
 func TestStillInUse(t *testing.T) {
 	h := chain("a", 10)
 	store := pooltest.NewShelf()

@@ -85,9 +85,9 @@ func onS3(t *testing.T) served {
 	}
 }
 
-// TestOverwrittenOnTheServer: values that another client overwrote on the server are not delivered.
-// They are counted and deleted, the log names the node in their headers, and the block is stored
-// again.
+// TestOverwrittenOnTheServer checks that values that another client overwrote on the server are not
+// delivered. They are counted and deleted, the log names the node in their headers, and the block
+// is stored again.
 func TestOverwrittenOnTheServer(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) served{"redis": onRedis, "s3": onS3} {
 		t.Run(name, func(t *testing.T) {

@@ -33,8 +33,8 @@ func (w worn) Unpin(refs []pool.Ref) {
 	w.Pool.Unpin(plain)
 }
 
-// TestWornMemory: a pin that cannot be told from a promise shortens the answer, and nothing stays
-// pinned.
+// TestWornMemory checks that a pin that cannot be told from a promise shortens the answer, and
+// nothing stays pinned.
 func TestWornMemory(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
 	check(t, err)

@@ -14,7 +14,7 @@ func (l *level) measure(bytes int64, took time.Duration) {
 	l.pace.fetched(bytes, took, now)
 }
 
-// TestNetBenefit: an answer is cut where loading takes longer than computing.
+// TestNetBenefit checks that an answer is cut where loading takes longer than computing.
 func TestNetBenefit(t *testing.T) {
 	h := chain("a", 40)
 	n, _, _ := filled(t, h, nil, Tier{}, Options{PrefillTokens: 1e6}) // 16 us for a block of 2 KiB: 128 MB/s
@@ -33,8 +33,8 @@ func TestNetBenefit(t *testing.T) {
 	}
 }
 
-// TestLearnedPrefill: learned rates decide what is cut: nothing before enough samples, a slow
-// tier's blocks for a fast engine, none of a fast tier's.
+// TestLearnedPrefill checks that learned rates decide what is cut: nothing before enough samples, a
+// slow tier's blocks for a fast engine, none of a fast tier's.
 func TestLearnedPrefill(t *testing.T) {
 	h := chain("a", 40)
 	n, _, _ := filled(t, h, nil, Tier{}, Options{LearnPrefill: true})
@@ -80,8 +80,8 @@ func TestLearnedPrefill(t *testing.T) {
 	}
 }
 
-// TestWrongPrefillIsBounded: a rate that is wrong by any factor costs no more than a pool without
-// the tier: memory's part is answered, and the tier is tried again.
+// TestWrongPrefillIsBounded checks that a rate that is wrong by any factor costs no more than a
+// pool without the tier: memory's part is answered, and the tier is tried again.
 func TestWrongPrefillIsBounded(t *testing.T) {
 	var ahead atomic.Int64
 	clock := func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
@@ -106,8 +106,8 @@ func TestWrongPrefillIsBounded(t *testing.T) {
 	t.Logf("tried again after %v", tried)
 }
 
-// TestPaceOfManyFetches: concurrent fetches are one busy period, so a tier is as fast as all its
-// workers. Its delay does not count as time of the bytes.
+// TestPaceOfManyFetches checks that concurrent fetches are one busy period, so that a tier is as
+// fast as all its workers. Its delay does not count as time of the bytes.
 func TestPaceOfManyFetches(t *testing.T) {
 	var p pace
 	now := time.Unix(1000, 0)

@@ -40,8 +40,9 @@ func (n *node) blocksIn(store *pooltest.Shelf) int {
 	return blocks
 }
 
-// TestResetBeforePut: entries waiting to be written when the space is reset are not written under
-// the old name. Memory may have the block again, with new weights, and other nodes read that name.
+// TestResetBeforePut checks that entries waiting to be written when the space is reset are not
+// written under the old name. Memory may have the block again, with new weights, and other nodes
+// read that name.
 func TestResetBeforePut(t *testing.T) {
 	store := pooltest.NewShelf()
 	f, err := fault.New(store, fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
@@ -104,8 +105,8 @@ func TestResetDuringPut(t *testing.T) {
 	}
 }
 
-// TestForgetBeforeOpen: a space that is reset before this process opened it does not find what the
-// tiers have from an earlier process.
+// TestForgetBeforeOpen checks that a space that is reset before this process opened it does not
+// find what the tiers have from an earlier process.
 func TestForgetBeforeOpen(t *testing.T) {
 	store := pooltest.NewShelf()
 	writer := newNode(t, 64, 1, Options{}, Tier{Name: "shared", Store: store, Write: OnSave})
@@ -127,9 +128,9 @@ func TestForgetBeforeOpen(t *testing.T) {
 	}
 }
 
-// TestCloseSpaceUnderWay: a space is closed while its blocks are fetched and written. Queued ones
-// end, running ones are not installed, and nothing is left. The tier keeps its values for the next
-// opener.
+// TestCloseSpaceUnderWay closes a space while its blocks are fetched and written. Queued ones end,
+// running ones are not installed, and nothing is left. The tier keeps its values until the space is
+// opened again.
 func TestCloseSpaceUnderWay(t *testing.T) {
 	h := chain("a", 40)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},

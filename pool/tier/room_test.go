@@ -18,9 +18,9 @@ func (n *node) fill() {
 	}
 }
 
-// TestClosedSpaceIsFollowedUntilItIsCollected: a shared store that lost the marker of a reset gets
-// it back from a node that has closed the space, while names of earlier epochs wait to be
-// collected. A new node learns of the epoch, and what it stores is not deleted.
+// TestClosedSpaceIsFollowedUntilItIsCollected checks that a shared store that lost the marker of a
+// reset gets it back from a node that has closed the space, while names of earlier epochs wait to
+// be collected. A new node learns of the epoch, and what it stores is not deleted.
 func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -44,8 +44,9 @@ func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 	})
 }
 
-// TestSpaceThatMadeRoomIsUsedByOthers: a space that one node's catalog dropped is still in use on
-// another node, whose blocks in a shared tier stay, with the markers of the epoch.
+// TestSpaceThatMadeRoomIsUsedByOthers checks that a space that one node's catalog dropped loses
+// nothing in a shared tier, where another node uses it: its blocks and the markers of its epoch
+// stay.
 func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -83,8 +84,8 @@ func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
 	})
 }
 
-// TestPrivateSpaceKeepsItsEpochToTheEnd: a private space that was reset keeps its epoch until its
-// last name is collected. Otherwise it would return to a name that still has values.
+// TestPrivateSpaceKeepsItsEpochToTheEnd checks that a private space that was reset keeps its epoch
+// until its last name is collected. Otherwise it would return to a name that still has values.
 func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -120,9 +121,9 @@ func TestPrivateSpaceKeepsItsEpochToTheEnd(t *testing.T) {
 	})
 }
 
-// TestRetiredSpacesEndWhenTheyClose: the state of private spaces that are collected while they are
-// open is dropped when they are closed.
-func TestRetiredSpacesEndWhenTheyClose(t *testing.T) {
+// TestAbandonedSpacesEndWhenTheyClose checks that nothing is kept of private spaces that are
+// collected while they are open, after they are closed.
+func TestAbandonedSpacesEndWhenTheyClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t, 200, 2, Options{}, sharing(&listing{Shelf: pooltest.NewShelf()}))
 		for _, name := range []string{"a", "b", "c"} {

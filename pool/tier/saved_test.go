@@ -35,8 +35,8 @@ func stuckNode(t *testing.T, store pool.Store) (*node, *stuck) {
 	return newNode(t, 200, 1, Options{file: disk}, Tier{Name: "shared", Store: store, Write: OnSave}), disk
 }
 
-// TestOnlyResetsWaitForTheirDisk: while a reset waits for its disk, other spaces open, close and
-// get names, the space itself is served from memory, and no tier is asked for it.
+// TestOnlyResetsWaitForTheirDisk checks that while a reset waits for its disk other spaces open,
+// close and get names, the space itself is served from memory, and no tier is asked for it.
 func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	store := pooltest.NewShelf()
 	h := chain("a", 5)
@@ -77,8 +77,8 @@ func TestOnlyResetsWaitForTheirDisk(t *testing.T) {
 	n.stored(0, 4)
 }
 
-// TestResetThatIsNotKept: a reset that could not be saved leaves the tiers off, also for a space
-// that was opened meanwhile; the next one that is saved brings them back.
+// TestResetThatIsNotKept checks that a reset that could not be saved leaves the tiers off, also for
+// a space that was opened meanwhile, and that the next one that is saved brings them back.
 func TestResetThatIsNotKept(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -103,9 +103,9 @@ func TestResetThatIsNotKept(t *testing.T) {
 	}
 }
 
-// TestOpenSpaceWhoseResetIsNotKept: a reset of an open space that could not be saved is an error,
-// since a process killed then would find again what was reset. Memory is reset nevertheless, and a
-// second try holds.
+// TestOpenSpaceWhoseResetIsNotKept checks that a reset of an open space that could not be saved is
+// an error, since a process killed then would find again what was reset. Memory is reset
+// nevertheless, and a second try holds.
 func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
@@ -134,8 +134,8 @@ func TestOpenSpaceWhoseResetIsNotKept(t *testing.T) {
 	})
 }
 
-// TestOpenedAfterAReset: a space opened after Forget saved its reset has its new name, begins in
-// the epoch that the opener gives, and causes no disk write.
+// TestOpenedAfterAReset checks that a space opened after Forget saved its reset has its new name,
+// begins in the epoch that the opener gives, and causes no disk write.
 func TestOpenedAfterAReset(t *testing.T) {
 	n, disk := stuckNode(t, pooltest.NewShelf())
 	late := specOf("late", 1)
@@ -153,8 +153,8 @@ func TestOpenedAfterAReset(t *testing.T) {
 	}
 }
 
-// TestDamagedResets: a file that cannot be read prevents the start, since a guess could find what
-// was reset.
+// TestDamagedResets checks that a file that cannot be read prevents the start, since a guess could
+// find what was reset.
 func TestDamagedResets(t *testing.T) {
 	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
 	check(t, err)

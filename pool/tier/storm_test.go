@@ -39,6 +39,7 @@ type stormNode struct {
 
 const stormSteps = 700 // of each worker
 
+// TestStorm runs a storm and checks that no load has wrong bytes and nothing is left.
 func TestStorm(t *testing.T) {
 	s := &storm{t: t, seed: rand.Uint64()}
 	if text := os.Getenv("KVAGENT_SEED"); text != "" {

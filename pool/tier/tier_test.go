@@ -23,8 +23,7 @@ func (w whole) Close() error {
 	return w.memory.Close()
 }
 
-// TestPool: a pool with tiers passes the suite, over tiers that have nothing of it, and one that is
-// down.
+// TestPool runs the suite of pools, over tiers that have nothing of it, and over one that is down.
 func TestPool(t *testing.T) {
 	gone := func() pool.Store {
 		s, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Error: 1}})
@@ -54,8 +53,8 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// TestComesBack: evicted blocks come back from a shared tier, byte for byte, with all shards, and
-// are pinned until their refs are released.
+// TestComesBack checks that evicted blocks come back from a shared tier, byte for byte, with all
+// shards, and are pinned until their refs are released.
 func TestComesBack(t *testing.T) {
 	for _, shards := range []int{1, 3} {
 		store := pooltest.NewShelf()
@@ -94,7 +93,7 @@ func TestComesBack(t *testing.T) {
 	}
 }
 
-// TestLocalIsExact: the look-up asks a local tier directly.
+// TestLocalIsExact checks that the look-up asks a local tier directly.
 func TestLocalIsExact(t *testing.T) {
 	n := newNode(t, 400, 2, Options{}, Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave})
 	h := chain("a", 100)
@@ -121,7 +120,7 @@ func TestLocalIsExact(t *testing.T) {
 	n.Unpin(refs)
 }
 
-// TestPieces: a chain spread over memory and two tiers is found as one.
+// TestPieces checks that a chain spread over memory and two tiers is found as one.
 func TestPieces(t *testing.T) {
 	near, far := pooltest.NewShelf(), pooltest.NewShelf()
 	writer := newNode(t, 400, 1, Options{}, Tier{Name: "far", Store: far, Write: OnSave})

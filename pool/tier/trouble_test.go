@@ -31,8 +31,8 @@ func filled(
 	return newNode(t, 2*h.N+200, 2, o, tr), f, store
 }
 
-// TestHungStore: a store that hangs delays no look-up beyond its deadline, opens the breaker, and
-// is used again when it is back.
+// TestHungStore checks that a store that hangs delays no look-up beyond its deadline, opens the
+// breaker, and is used again when it is back.
 func TestHungStore(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
@@ -62,8 +62,8 @@ func TestHungStore(t *testing.T) {
 	}
 }
 
-// TestHungFetch: a promise of a store that hangs is settled when the breaker opens or its time is
-// over, and nothing of it is left.
+// TestHungFetch checks that a promise of a store that hangs is settled when the breaker opens or
+// its time is over, and that nothing of it is left.
 func TestHungFetch(t *testing.T) {
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: 30 * time.Millisecond}, Options{})
@@ -80,8 +80,8 @@ func TestHungFetch(t *testing.T) {
 	f.Switch(false)
 }
 
-// TestDamage: damage when writing, when reading, and a value under another key are counted misses,
-// and are deleted.
+// TestDamage checks that damage when writing or reading, and a value under another key, are counted
+// as misses, and that such values are deleted.
 func TestDamage(t *testing.T) {
 	h := chain("a", 20)
 	n, f, store := filled(t, h, map[fault.Kind]float64{fault.Flip: 1}, Tier{}, Options{})
@@ -121,6 +121,7 @@ func (c crossed) Get(ctx context.Context, items []pool.Item) error {
 	return err
 }
 
+// TestCrossedKeys checks that a value that a store has under another key is not delivered.
 func TestCrossedKeys(t *testing.T) {
 	h := chain("a", 2)
 	store := pooltest.NewShelf()
@@ -137,8 +138,8 @@ func TestCrossedKeys(t *testing.T) {
 	n.Unpin(refs)
 }
 
-// TestLostShard: a block of which the store lost one shard is not delivered, and its other shards
-// are deleted so that it can be written again.
+// TestLostShard checks that a block of which the store lost one shard is not delivered, and that
+// its other shards are deleted so that it can be written again.
 func TestLostShard(t *testing.T) {
 	h := chain("a", 3)
 	n, _, store := filled(t, h, nil, Tier{}, Options{})
@@ -153,8 +154,8 @@ func TestLostShard(t *testing.T) {
 	n.waitFor("the rest is deleted", func(*pool.TierReport) bool { return store.Len() == 4 })
 }
 
-// TestResetFence: nothing stored before a reset is found after it, in memory, in a tier, in the
-// next process or from what was in flight.
+// TestResetFence checks that nothing stored before a reset is found after it: in memory, in a tier,
+// in the next process or from what was in flight.
 func TestResetFence(t *testing.T) {
 	h := chain("a", 20)
 	state := filepath.Join(t.TempDir(), "resets")
@@ -200,8 +201,8 @@ func TestResetFence(t *testing.T) {
 	}
 }
 
-// TestResetNotKept: a reset that cannot be saved is an error, and turns the tiers off for the
-// space.
+// TestResetNotKept checks that a reset that cannot be saved is an error, and turns the tiers off
+// for the space.
 func TestResetNotKept(t *testing.T) {
 	h := chain("a", 5)
 	dir := filepath.Join(t.TempDir(), "gone")
@@ -223,7 +224,8 @@ func TestResetNotKept(t *testing.T) {
 	}
 }
 
-// TestCancelAndHint: Unpin cancels a queued promise; a hint is fetched although it has no pins.
+// TestCancelAndHint checks that Unpin cancels a queued promise, and that a hint is fetched although
+// it has no pins.
 func TestCancelAndHint(t *testing.T) {
 	h := chain("a", 40)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
@@ -254,7 +256,7 @@ func TestCancelAndHint(t *testing.T) {
 	}
 }
 
-// TestBudget: promises stay within the prefetch budget, and a Pin within its bytes.
+// TestBudget checks that promises stay within the prefetch budget, and a Pin within its bytes.
 func TestBudget(t *testing.T) {
 	h := chain("a", 100)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute, BreakAfter: 1000},
@@ -275,7 +277,7 @@ func TestBudget(t *testing.T) {
 	n.waitFor("all is settled", func(r *pool.TierReport) bool { return r.Promises == 0 })
 }
 
-// TestFullStore: a full store gets no writes for a while, and nothing fails.
+// TestFullStore checks that a full store gets no writes for a while, and nothing fails.
 func TestFullStore(t *testing.T) {
 	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Full: 1}})
 	check(t, err)
@@ -287,8 +289,8 @@ func TestFullStore(t *testing.T) {
 	n.stored(0, 10)
 }
 
-// TestSecondUse: blocks that are only saved are not written, blocks that a look-up reserves again
-// are.
+// TestSecondUse checks that blocks that are only saved are not written, and that blocks that a
+// look-up reserves again are.
 func TestSecondUse(t *testing.T) {
 	store := pooltest.NewShelf()
 	n := newNode(t, 400, 1, Options{}, Tier{Name: "disk", Store: store, Local: true, Write: OnSecondUse})
@@ -302,7 +304,7 @@ func TestSecondUse(t *testing.T) {
 	}
 }
 
-// TestCloseSettles: Close settles every promise.
+// TestCloseSettles checks that Close settles every promise.
 func TestCloseSettles(t *testing.T) {
 	h := chain("a", 40)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1}, Tier{FetchWithin: time.Minute}, Options{})
@@ -319,7 +321,7 @@ func TestCloseSettles(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoFails: a shared tier that fails does not hide what another one has.
+// TestOneOfTwoFails checks that a shared tier that fails does not hide what another one has.
 func TestOneOfTwoFails(t *testing.T) {
 	h := chain("a", 200) // more than one question
 	n, _, store := filled(t, h, nil, Tier{}, Options{})

@@ -67,9 +67,10 @@ func (l *listing) loseMarks() {
 	})
 }
 
-// A named generation that one node uses stays in the shared tier, whatever another does that has
-// left it; that one's own disk forgets it. When neither uses it any more it is collected, not
-// before CollectUnused is over, and all that is kept of it ends. The base generation stays.
+// TestUnusedGenerationsAreCollected checks that a named generation that one node uses stays in the
+// shared tier, whatever another node does that has left it; that node's own disk forgets it. When
+// neither uses it any more it is collected, not before CollectUnused is over, and nothing is kept
+// of it. The base generation stays.
 func TestUnusedGenerationsAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, local := &listing{Shelf: pooltest.NewShelf()}, &listing{Shelf: pooltest.NewShelf()}
@@ -131,9 +132,9 @@ func TestUnusedGenerationsAreCollected(t *testing.T) {
 	})
 }
 
-// A store that loses the marks of what is in use, also between two of its questions and at the
-// moment in which another node reads them, is told again; one whose marks cannot be read is not
-// collected from.
+// TestUnusedGenerationsWithoutMarks checks that a store that loses the marks of what is in use gets
+// them back, also if it loses them between two of its questions or while another node reads them. A
+// store whose marks cannot be read is not collected from.
 func TestUnusedGenerationsWithoutMarks(t *testing.T) {
 	for name, read := range map[string]func(store *listing) func() error{
 		"lost as they are read": func(store *listing) func() error {
@@ -177,7 +178,8 @@ func TestUnusedGenerationsWithoutMarks(t *testing.T) {
 	}
 }
 
-// Nodes whose CollectUnused differ, and one that collects nothing, respect what the others use.
+// TestUnusedForSomeNodesAlone checks that nodes whose CollectUnused differ, and one that collects
+// nothing, respect what the others use.
 func TestUnusedForSomeNodesAlone(t *testing.T) {
 	for name, of := range map[string]time.Duration{"longer": 7 * 24 * time.Hour, "shorter": 10 * time.Minute,
 		"never": 0} {
@@ -261,7 +263,8 @@ func TestUnusedGenerationsAfterARestart(t *testing.T) {
 	}
 }
 
-// What another node begins to use while it is being collected stops being collected at once.
+// TestUnusedGenerationIsUsedInTheMiddle checks that a collection ends at once when another node
+// begins to use the space.
 func TestUnusedGenerationIsUsedInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -291,8 +294,9 @@ func TestUnusedGenerationIsUsedInTheMiddle(t *testing.T) {
 	})
 }
 
-// A generation that comes back after it was collected on one node, and that another one still has
-// in its file with an epoch, is shared again: in either order, and without either file.
+// TestUnusedGenerationComesBack checks that a generation that comes back after it was collected on
+// one node, and that another node still has in its file with an epoch, is shared again: in either
+// order, and without either file.
 func TestUnusedGenerationComesBack(t *testing.T) {
 	for name, c := range map[string]struct{ first, loses bool }{
 		"collector first": {first: true}, "the other first": {}, "the other lost its file": {loses: true},
@@ -365,8 +369,9 @@ func TestUnusedGenerationComesBack(t *testing.T) {
 	}
 }
 
-// Use marks are few however long a space is used, and end some time after the last use, although
-// the node was started again: those of 4 and of 16 minutes are looked at.
+// TestUseMarksAreCollected checks that use marks are few however long a space is used, and end some
+// time after the last use, although the node was started again. It looks at those of 4 and of 16
+// minutes.
 func TestUseMarksAreCollected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
@@ -396,8 +401,9 @@ func TestUseMarksAreCollected(t *testing.T) {
 	})
 }
 
-// What is kept of named spaces is bounded: the one that was used least recently makes room, which
-// is counted and said, and only so many are retired at a time.
+// TestUnusedGenerationsAreBounded checks that what is kept of named spaces is bounded: the one that
+// was used least recently makes room, which is counted and logged, and only so many are abandoned
+// at a time.
 func TestUnusedGenerationsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said atomic.Int32
@@ -427,6 +433,7 @@ func TestUnusedGenerationsAreBounded(t *testing.T) {
 	})
 }
 
+// TestCollectUnusedIsChecked checks the range of CollectUnused.
 func TestCollectUnusedIsChecked(t *testing.T) {
 	for _, o := range []Options{
 		{CollectUnused: 9 * time.Minute}, {CollectUnused: 91 * 24 * time.Hour}, {CollectUnused: -1},
@@ -441,8 +448,9 @@ func TestCollectUnusedIsChecked(t *testing.T) {
 	check(t, (&Options{CollectUnused: MaxCollectUnused}).completeEpochs())
 }
 
-// Over a real Redis and a real S3 service: what one of two nodes uses stays; what neither uses is
-// collected although the node is started again in the middle of it; then the nodes share again.
+// TestUnusedGenerationsOverRealStores checks, over a real Redis and a real S3 service, that what
+// one of two nodes uses stays, and that what neither uses is collected although the node is started
+// again in the middle of it. Then the nodes share again.
 func TestUnusedGenerationsOverRealStores(t *testing.T) {
 	for _, kind := range []string{"redis", "s3"} {
 		t.Run(kind, func(t *testing.T) {

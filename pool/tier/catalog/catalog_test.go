@@ -9,8 +9,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Whatever a node that asks has missed, it hears of some later epoch from any node that knows one:
-// the markers that the one asks for and the other keeps have exactly one in common.
+// TestOneMarkerIsAlwaysHeardOf checks that the markers that one node asks for and another keeps
+// have exactly one in common. So a node learns of some later epoch from any node that knows one,
+// whatever it has missed.
 func TestOneMarkerIsAlwaysHeardOf(t *testing.T) {
 	for m := uint64(1); m < 300; m++ {
 		kept := Below(m)
@@ -28,8 +29,8 @@ func TestOneMarkerIsAlwaysHeardOf(t *testing.T) {
 	}
 }
 
-// What a writer puts is read by every reader as long as its span says, whatever spans the two have,
-// and for a period longer at most.
+// TestUseMarksMeet checks that every reader reads what a writer put as long as the reader's span
+// says, and for a period longer at most, whatever spans the two have.
 func TestUseMarksMeet(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -18,6 +18,7 @@ func goldenKey() *pool.Key {
 		Hash: pool.MakeHash([]byte("0123456789abcdef0123456789abcdef"))}
 }
 
+// TestHeaderVector checks the bytes of a header, and that no other key accepts it.
 func TestHeaderVector(t *testing.T) {
 	h := Header{Length: 1000, Sum: 0xdeadbeef, Node: "node-7", When: 0x6553f100}
 	value := bytes.Repeat([]byte{0xff}, HeaderBytes)
@@ -52,7 +53,7 @@ func TestHeaderVector(t *testing.T) {
 	}
 }
 
-// What is accepted is sealed to the same bytes again.
+// FuzzHeader checks that a header that is accepted is sealed to the same bytes again.
 func FuzzHeader(f *testing.F) {
 	value := make([]byte, HeaderBytes)
 	(&Header{Length: 5, Node: "x"}).Seal(goldenKey(), value)
@@ -73,7 +74,7 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// Loans never overlap, writers have half, and in the end nothing is lent.
+// TestStaging checks that loans never overlap, writers have half, and in the end nothing is lent.
 func TestStaging(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
