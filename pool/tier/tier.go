@@ -7,6 +7,7 @@
 //	              ▼
 //	            Pin: a pin, or a promise ──▶ queue ──▶ Get ──▶ verify ──▶ install ──▶ Settle
 //	save ─────▶ Commit ──▶ queue ──▶ exists? ──▶ copy to staging ──▶ Put
+//	reset ────▶ names: another name in the tiers ──▶ a new epoch of memory ──▶ a new era
 //
 // Stores may be slow, full, wrong or unreachable at any time. Look-ups then find less, but are
 // never wrong, nor late by more than a timer's delay. No store touches the arena: values travel
