@@ -58,7 +58,7 @@ type rigConfig struct {
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
-	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
+	device    func(cudaipc.Device) cudaipc.Device // replaces the device; nil: it stays
 
 	epochEvery, collectAfter time.Duration // of the stack; 0: its defaults
 }

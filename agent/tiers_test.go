@@ -473,7 +473,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 			Hashes: chain(seed, blocks),
 		}
 	}
-	for seed := range byte(2) { // what the store has is known then
+	for seed := range byte(2) { // then the store's blocks are in the exists cache
 		got := askUntil(t, look, question(seed+1))
 		if got.Lease == 0 {
 			t.Fatalf("%+v", got)

@@ -55,8 +55,8 @@ func (k *asker) ask(a *attachment, q *Question) Answer {
 	return answer(a, &reply)
 }
 
-// answer interprets a reply. What is stored but not pinned may still be loaded: if it was evicted
-// by then, the load reports it.
+// answer interprets a reply. A block that is stored but not pinned may still be loaded: if it was
+// evicted by then, the load reports it.
 func answer(a *attachment, r *ipc.LookupReply) Answer {
 	switch r.Status {
 	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:

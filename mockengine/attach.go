@@ -13,9 +13,8 @@ import (
 )
 
 // attachment is one life of a link: the sessions of scheduler and ranks with one boot of the agent.
-// It ends when any of them does; then the others are ended too. What the agent had of it is fenced
-// when the agent has ended all sessions, because it ends them only when it touches nothing any
-// more.
+// It ends when any of them does; then the others are ended too. Its blocks are fenced when the
+// agent has ended all sessions, because it ends a session only after its last access to them.
 type attachment struct {
 	life       uint32
 	boot       [16]byte

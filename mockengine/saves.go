@@ -11,9 +11,9 @@ const (
 const saveRetry = 16
 
 // save submits the full blocks of the first n tokens that no save has yet, naming the last step,
-// which, or one before it, computes them. n is settled(r) or less. What the agent just delivered is
-// left out; the agent reports what else is stored already. If it is busy the cursor stays, and a
-// later step tries again.
+// which, or one before it, computes them. n is settled(r) or less. Blocks that the agent just
+// delivered are left out; the agent reports what else is stored already. If it is busy the cursor
+// stays, and a later step tries again.
 func (e *Engine) save(r *request, n int) {
 	if r.SkipSave || e.step < r.saveFrom || !e.savable(r, n) {
 		return

@@ -26,8 +26,7 @@ func page(t testing.TB) []byte {
 	return mem
 }
 
-// TestGuard: a fault in guarded memory ends the function, and is the error; whatever it holds by
-// defer it gives back.
+// TestGuard: a fault in guarded memory ends the function, and is the error; its deferred calls run.
 func TestGuard(t *testing.T) {
 	mem := page(t)
 	ended, given := false, false

@@ -203,8 +203,8 @@ func TestMoversFileOfOthers(t *testing.T) {
 	}
 }
 
-// The group of the socket directory can write in it. What it plants under the name that the next
-// list of movers is written to is neither written to, nor read, nor waited for.
+// The group of the socket directory can write in it. A file that it plants under the name of the
+// next list of movers is neither written to, nor read, nor waited for.
 func TestPlantedMoversFile(t *testing.T) {
 	for name, plant := range map[string]func(next, other string) error{
 		"nothing":      func(string, string) error { return nil },

@@ -141,7 +141,7 @@ func (d *Device) shut() error {
 			r.Close()
 		}
 	}
-	if d.alive() != nil { // what is pinned stays pinned, and so mapped, until the process ends
+	if d.alive() != nil { // pinned memory stays pinned, and so mapped, until the process ends
 		return errors.Join(errs...)
 	}
 	if d.ctx != nil {

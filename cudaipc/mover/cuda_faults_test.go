@@ -337,13 +337,13 @@ func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	return devicetest.ReadCalls(t, list)
 }
 
-// What a failure of each function costs, where a mover calls it for the first time. Import, poll,
-// gather and scatter are what answers an error, once; after the others nothing works in that
-// process.
+// The cost of a failure of each function, where a mover calls it for the first time. An import, a
+// poll, a gather or a scatter answers with an error, once; after the other costs nothing works in
+// that process.
 const (
 	costsNothing = "nothing" // it is done without
 	costsStart   = "start"   // the device does not open, and says why to each import
-	costsMover   = "mover"   // what is in flight cannot be known: the mover is replaced
+	costsMover   = "mover"   // the state of copies in flight is unknown: the mover is replaced
 	costsEnd     = "end"     // the end of the device says so, and the process ends
 )
 

@@ -88,7 +88,7 @@ func TestCUDAProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := next(t, said)
-	for again.PinSeconds == first.PinSeconds { // what the first still said
+	for again.PinSeconds == first.PinSeconds { // still a report of the first
 		again = next(t, said)
 	}
 	if again.Source != cudaipc.TableMeasured || again.Facts.Context != contextBytes || again.Paths != first.Paths {

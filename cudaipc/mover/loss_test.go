@@ -226,9 +226,9 @@ func TestMoverBacksOff(t *testing.T) {
 	}
 }
 
-// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover
-// that stands still, and a driver that does not come back from a close, are found in time to be
-// killed.
+// TestDefaultLimitsFreeMemoryInTime expects that a mover that is stopped, and a driver that does
+// not return from a close, are noticed early enough to kill the mover and free a dead engine's
+// memory within 2 s.
 func TestDefaultLimitsFreeMemoryInTime(t *testing.T) {
 	const within, kill = 2 * time.Second, 250 * time.Millisecond // kill: and reap
 	l := mover.DefaultLimits

@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// What goes on beside a replay is named as well.
+// TestStalledNamesWatches expects the report of a stalled replay to name the tasks beside it, too.
 func TestStalledNamesWatches(t *testing.T) {
 	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
 	r.set.stalledAfter = 20 * time.Millisecond

@@ -225,7 +225,7 @@ func (st *killStorm) kill() {
 			st.last[i] = what
 		}
 		if n == words {
-			if err := cmd.Process.Kill(); err != nil { // what is in the pipe is still read
+			if err := cmd.Process.Kill(); err != nil { // the bytes in the pipe are still read
 				st.t.Fatal(err)
 			}
 		}

@@ -221,7 +221,7 @@ func TestFull(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, pooltest.Block(1000, 512<<10))
 	mu.Lock()
 	defer mu.Unlock()
-	// what its connections take of its memory comes and goes, so that there may be room in between
+	// its connections' share of its memory comes and goes, so that there may be room in between
 	got := strings.Join(states, " ")
 	if !strings.HasPrefix(got, "ok full") || !strings.HasSuffix(got, "full ok") {
 		t.Errorf("states %q, want ok first, full, and ok in the end", got)

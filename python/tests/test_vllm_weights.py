@@ -253,7 +253,7 @@ def test_a_file_that_ends_early_is_unreadable(tmp_path: Path) -> None:
         samples.digests([Opened("a.gguf", file.fileno(), 200)])
 
 
-# What is kept of one time for the next.
+# The digest cache: the results of one run that the next one reuses.
 
 
 def read_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, str | None, int]:

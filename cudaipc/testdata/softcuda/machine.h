@@ -1,4 +1,5 @@
-// What the processes of one pretended machine share: a file in SOFTCUDA_DIR, mapped by all of them.
+// State that the processes of one pretended machine share: a file in SOFTCUDA_DIR, mapped by all of
+// them.
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
