@@ -24,7 +24,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
-// patience is how long a test waits for what must come; it is no part of any result.
+// patience is how long a test waits for an event that must come; it is no part of any result.
 const patience = 20 * time.Second
 
 // arenaPool is a pool on an arena that a device can map.

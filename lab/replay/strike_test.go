@@ -76,8 +76,8 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	r.watching.Wait()
 }
 
-// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's
-// report is read, and that ends no replay. An unexpected end does.
+// TestReportOfAStrikeComesLate expects that an agent that an engine killed may be gone before the
+// engine's report is read, and that this ends no replay. An unexpected end does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
 	for _, reported := range []bool{true, false} {
 		c, err := child.Start(exec.Command("sleep", "1000"))

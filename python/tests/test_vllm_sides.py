@@ -397,7 +397,7 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
 
 
 def test_what_old_weights_began_is_not_saved(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
-    """A request keeps its blocks: what it computes depends on those that old weights computed."""
+    """A request keeps its blocks: its next ones depend on those that old weights computed."""
     engine = engines()
     running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
     engine.save("c", "q", 3, 7)

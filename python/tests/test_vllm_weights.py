@@ -1,6 +1,4 @@
-"""The digest of weights: whatever changes them changes it, in whatever way the files were
-changed.
-"""
+"""The digest of weights: it changes with them, however the files were changed."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
 
 def met(first: World, second: World) -> bool:
     """Return whether the cases to show have occurred: how soon depends on seed and machine."""
-    # vLLM 0.29 with several groups: what is saved is not loaded (docs/VLLM.md).
+    # vLLM 0.29 with several groups: saved blocks are not loaded (docs/VLLM.md).
     loaded = (second.side.counts.tokens_loaded > 0) == second.side._may_load
     return first.preempted + second.preempted > 0 and loaded
 
