@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// keptPool is a pool that has entries of another life.
+// keptPool is a pool that has entries of an earlier agent.
 type keptPool struct {
 	Pool
 	forgotten atomic.Int32

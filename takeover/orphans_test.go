@@ -277,7 +277,7 @@ func TestWhoHoldsThePool(t *testing.T) {
 		"ended":           {&Orphans{agents: []Process{old}}, by, false, true},
 		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true, true},
 		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
-		"another life":    {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
+		"another start":   {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
 		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
 		"not signed":      {stuck(false), dram.HeldError{}, false, false},
 	} {

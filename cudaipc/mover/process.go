@@ -15,10 +15,10 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// life is one process of a Mover, from its start until its end is reported. It has three
+// process is a process of a Mover, from its start until its end is reported. It has three
 // goroutines: run starts and reaps the process and reports its end, read receives its messages,
 // supervise checks its limits.
-type life struct {
+type process struct {
 	m    *Mover
 	conn *conn
 	cmd  *exec.Cmd
@@ -44,22 +44,22 @@ type life struct {
 	calls calls
 }
 
-// alive returns the running life, or starts one.
-func (m *Mover) alive() (*life, error) {
+// alive returns the running process, or starts one.
+func (m *Mover) alive() (*process, error) {
 	m.starting.Lock()
 	defer m.starting.Unlock()
 	m.mu.RLock()
-	life, closed, pause := m.mu.life, m.mu.closed, time.Until(m.mu.history.notBefore)
+	proc, closed, pause := m.mu.process, m.mu.closed, time.Until(m.mu.history.notBefore)
 	m.mu.RUnlock()
 	switch {
 	case closed:
 		return nil, cudaipc.ErrClosed
-	case life != nil:
+	case proc != nil:
 		select {
-		case <-life.ending:
-			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, life.err())
+		case <-proc.ending:
+			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, proc.err())
 		default:
-			return life, nil
+			return proc, nil
 		}
 	case pause > 0:
 		return nil, fmt.Errorf("mover %s failed several times in a row; it is not started again for %v: %w: try later",
@@ -68,19 +68,19 @@ func (m *Mover) alive() (*life, error) {
 	return m.start()
 }
 
-// aliveFor returns a life for an import. If the import is cancelled, a start in progress
+// aliveFor returns a process for an import. If the import is cancelled, a start in progress
 // continues without it.
-func (m *Mover) aliveFor(im *cudaipc.Import) (*life, error) {
-	var life *life
+func (m *Mover) aliveFor(im *cudaipc.Import) (*process, error) {
+	var proc *process
 	var err error
 	done := make(chan struct{})
 	m.starters.Go(func() {
 		defer close(done)
-		life, err = m.alive()
+		proc, err = m.alive()
 	})
 	select {
 	case <-done:
-		return life, err
+		return proc, err
 	case <-im.Cancelled:
 		return nil, im.CheckCancelled()
 	}
@@ -93,41 +93,41 @@ func (m *Mover) Start() error {
 }
 
 // start runs a process until its device is open. m.starting is held.
-func (m *Mover) start() (*life, error) {
-	l, theirs, err := m.newLife()
+func (m *Mover) start() (*process, error) {
+	proc, theirs, err := m.newProcess()
 	if err != nil {
 		return nil, err
 	}
 	started := make(chan error)
-	m.lives.Go(func() { l.run(theirs, started) })
+	m.processes.Go(func() { proc.run(theirs, started) })
 	if err := <-started; err != nil {
-		<-l.ended
+		<-proc.ended
 		return nil, err
 	}
-	m.enter(l)
-	if err := l.openDevice(); err != nil {
-		l.lose(cudaipc.LostStart, err)
-		<-l.ended // reaped: a process that failed to start leaves nothing open
+	m.enter(proc)
+	if err := proc.openDevice(); err != nil {
+		proc.lose(cudaipc.LostStart, err)
+		<-proc.ended // reaped: a process that failed to start leaves nothing open
 		return nil, err
 	}
-	l.ask(l.clock.Load())
+	proc.ask(proc.clock.Load())
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.history.opened++
-	return l, nil
+	return proc, nil
 }
 
-// enter makes a life the mover's current one, unless it has ended already.
-func (m *Mover) enter(l *life) {
+// enter makes a process the mover's current one, unless it has ended already.
+func (m *Mover) enter(proc *process) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.history.starts++
-	if !l.over {
-		m.mu.life = l
+	if !proc.over {
+		m.mu.process = proc
 	}
 }
 
-func (m *Mover) newLife() (*life, *os.File, error) {
+func (m *Mover) newProcess() (*process, *os.File, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("mover %s: socketpair: %w", m.opts.Name, err)
@@ -137,47 +137,47 @@ func (m *Mover) newLife() (*life, *os.File, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, theirs.Close())
 	}
-	l := &life{
+	proc := &process{
 		m: m, conn: conn, begun: time.Now(),
 		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
 	}
-	l.calls.init()
-	l.informed.Store(true)
+	proc.calls.init()
+	proc.informed.Store(true)
 	c := m.opts.Command
-	l.cmd = exec.Command(c[0], c[1:]...)
-	l.cmd.Env = append(os.Environ(), m.opts.Env...)
-	l.cmd.Stderr = os.Stderr
-	l.cmd.ExtraFiles = []*os.File{theirs}
+	proc.cmd = exec.Command(c[0], c[1:]...)
+	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
+	proc.cmd.Stderr = os.Stderr
+	proc.cmd.ExtraFiles = []*os.File{theirs}
 	// A session of its own: the terminal's signals are the agent's. The parent-death signal is
 	// Run's.
-	l.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
-	return l, theirs, nil
+	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
+	return proc, theirs, nil
 }
 
 // run owns the process. Its thread lives exactly as long as the process: the parent-death signal
 // comes at the death of the starting thread, and the thread may be bound to a node, which the
 // process inherits.
-func (l *life) run(theirs *os.File, started chan<- error) {
+func (p *process) run(theirs *os.File, started chan<- error) {
 	runtime.LockOSThread()
-	l.bound = bindThread(l.m.opts.Node)
-	err := l.cmd.Start()
+	p.bound = bindThread(p.m.opts.Node)
+	err := p.cmd.Start()
 	_ = theirs.Close() // the process has it
 	if err == nil {
-		l.m.reportProcess(l.cmd.Process.Pid, true)
-		l.joined.Go(l.read)
-		l.joined.Go(l.supervise)
+		p.m.reportProcess(p.cmd.Process.Pid, true)
+		p.joined.Go(p.read)
+		p.joined.Go(p.supervise)
 	} else {
-		err = fmt.Errorf("mover %s: %w", l.m.opts.Name, err)
-		l.lose(cudaipc.LostStart, err)
+		err = fmt.Errorf("mover %s: %w", p.m.opts.Name, err)
+		p.lose(cudaipc.LostStart, err)
 	}
 	started <- err
 	if err == nil {
-		_ = l.cmd.Wait() // the status is in ProcessState
-		l.m.reportProcess(l.cmd.Process.Pid, false)
-		l.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", l.cmd.ProcessState))
+		_ = p.cmd.Wait() // the status is in ProcessState
+		p.m.reportProcess(p.cmd.Process.Pid, false)
+		p.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", p.cmd.ProcessState))
 	}
-	close(l.reaped)
-	l.end()
+	close(p.reaped)
+	p.end()
 }
 
 // reportProcess reports the start and the end of a process.
@@ -188,16 +188,16 @@ func (m *Mover) reportProcess(pid int, runs bool) {
 }
 
 // quit ends the process in order and returns when it is reaped.
-func (l *life) quit() error {
-	err := l.closePeer(cudaipc.AllPeers)
-	l.quitting.Store(true)
-	l.conn.close()
-	if !closesWithin(l.reaped, endWait) {
-		l.lose(cudaipc.LostCall, errors.New("it did not end by itself"))
+func (p *process) quit() error {
+	err := p.closePeer(cudaipc.AllPeers)
+	p.quitting.Store(true)
+	p.conn.close()
+	if !closesWithin(p.reaped, endWait) {
+		p.lose(cudaipc.LostCall, errors.New("it did not end by itself"))
 	}
-	<-l.ended
-	if code := l.cmd.ProcessState.ExitCode(); code > 0 {
-		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", l.m.opts.Name, code))
+	<-p.ended
+	if code := p.cmd.ProcessState.ExitCode(); code > 0 {
+		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", p.m.opts.Name, code))
 	}
 	return err
 }

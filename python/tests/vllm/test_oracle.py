@@ -21,7 +21,7 @@ from tests.vllm.world import World, clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REQUESTS = 40  # of a life
+REQUESTS = 40  # of a run
 LIVES = 6  # at most
 SEED = 1  # unless KVAGENT_SEED is set
 ROUNDS = int(os.environ.get("KVAGENT_ORACLE_ROUNDS", "1"))  # of each kind; from the second on with seeds by chance
