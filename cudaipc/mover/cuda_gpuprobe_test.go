@@ -105,8 +105,8 @@ func TestCUDAProbeKnows(t *testing.T) {
 		driver, version int
 		want            cudaipc.TableSource
 	}{
-		"by hand":        {0, 0, cudaipc.TableKnown},
-		"of this driver": {12080, cudaipc.CopyTableVersion, cudaipc.TableKnown},
+		"by hand":        {0, 0, cudaipc.TableConfigured},
+		"of this driver": {12080, cudaipc.CopyTableVersion, cudaipc.TableConfigured},
 		"older driver":   {12040, cudaipc.CopyTableVersion, cudaipc.TableMeasured},
 		"older version":  {12080, cudaipc.CopyTableVersion + 1, cudaipc.TableMeasured},
 	} {
@@ -116,7 +116,7 @@ func TestCUDAProbeKnows(t *testing.T) {
 			_, said := measuredMover(t, func(o *mover.Options) { o.Tables = []cudaipc.CopyTable{table} },
 				"SOFTCUDA_DRIVER_VERSION=12080")
 			i := next(t, said)
-			if i.Source != test.want || strings.Contains(i.Paths, "12345") != (test.want == cudaipc.TableKnown) ||
+			if i.Source != test.want || strings.Contains(i.Paths, "12345") != (test.want == cudaipc.TableConfigured) ||
 				i.Facts.Context != contextBytes {
 				t.Errorf("%s, %s, facts %+v, want %s", i.Source, i.Paths, i.Facts, test.want)
 			}
