@@ -67,7 +67,9 @@ func Open(o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: cudaipc.TableConfigured}
+	d := &Device{
+		arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: cudaipc.TableConfigured,
+	}
 	if !given {
 		o.Table, d.source = o.choose(&gpu)
 	}

@@ -1,4 +1,4 @@
-"""The bytes of weight files that their digest reads: all of a small file, else samples of every
+"""The bytes of weight files that their digest reads: all if they are few, else samples of every
 tensor.
 
 Samples lie at a tensor's head, at its tail, and at one pseudo-random position in each stretch
