@@ -54,7 +54,11 @@ func (r *rig) spaces() int { return len(r.agent.registry.all()) }
 // An agent that lives for months sees one model after the other. It never refuses one because of
 // those before, keeps what the last ones stored, and has nothing left of the closed ones.
 func TestSpacesComeAndGo(t *testing.T) {
-	const models, limit = 5000, 64
+	const limit = 64
+	models := 5000
+	if testing.Short() {
+		models = 500
+	}
 	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = limit }))
 	w := r.dial()
 	look := r.asker(ipc.LookupSocket)

@@ -113,7 +113,11 @@ func TestHundredRestarts(t *testing.T) {
 	m.works()
 	fds, goroutines := entries(t, "/proc/self/fd"), runtime.NumGoroutine()
 	defer m.watchStates()()
-	for i := range 100 {
+	restarts := 100
+	if testing.Short() {
+		restarts = 20
+	}
+	for i := range restarts {
 		if err := unix.Kill(m.pid(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
