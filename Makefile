@@ -23,7 +23,7 @@ BASE     ?= $(shell git merge-base HEAD origin/main 2>/dev/null || \
 # -vet=off: `make lint` vets everything, with more checks; go test would repeat it, also for
 # imported packages, once with -race and once without.
 GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m
-# -trimpath, as in GO_BUILD, so that both share what is compiled.
+# -trimpath, as in GO_BUILD and in the linter's environment, so that all share what is compiled.
 GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath
 # A process with the race detector sleeps a second before it ends, to detect goroutines that outlive
 # main. Ours are joined, and tests end a hundred processes.
@@ -94,8 +94,8 @@ lint: lint-go lint-python ## formatting and static checks, Go and Python
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
-	@$(STAGE) golangci-lint $(LINT) run ./...
-	@$(STAGE) golangci-lint-cuda $(LINT) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
+	@$(STAGE) golangci-lint env GOFLAGS=-trimpath $(LINT) run ./...
+	@$(STAGE) golangci-lint-cuda env GOFLAGS=-trimpath $(LINT) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
 lint-changed: lint-python # of Go code the packages that changed since BASE, and the format of all
@@ -123,9 +123,13 @@ test-go: trace-said ## Go tests, with the race detector; those of policies that 
 		go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
 	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
 
+# Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
+SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict
+
 .PHONY: test-go-units
 test-go-units: trace-said # without those that start whole agents, those that are long, and the race detector
-	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 $$(go list ./... | grep -vE '/(cmd|lab)/')
+	@$(STAGE) -v go-test-units go test -short $(GO_TEST_PLAIN) -p 4 \
+		$$(go list $(SLOW_UNITS) ./... | grep -vE '/(cmd|lab)/' | awk '!listed[$$0]++')
 
 .PHONY: test-figures
 test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; nothing else may run

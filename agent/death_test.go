@@ -25,7 +25,7 @@ const (
 	victimName  = "victim"
 )
 
-// panicTB lets a victim use the test's client: whatever fails ends the process.
+// panicTB lets a victim use the test's client: any failure ends the process.
 type panicTB struct{ testing.TB }
 
 func (panicTB) Helper()                      {}

@@ -77,7 +77,7 @@ func TestShareOfDescriptors(t *testing.T) {
 }
 
 // Engines that open more regions, or more bytes, than a process can have mapped are refused, and
-// harm no one else; what they held is free for others when they leave.
+// harm no one else; their share is free for others when they leave.
 func TestRegionsOfAllAreBounded(t *testing.T) {
 	r := newRig(t)
 	m := r.agent.memory.mappings

@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// keptPool is a pool that has entries of another life.
+// keptPool is a pool that has entries of an earlier agent.
 type keptPool struct {
 	Pool
 	forgotten atomic.Int32
@@ -24,8 +24,8 @@ func (p *keptPool) Forget(pool.Fingerprint) error {
 	return nil
 }
 
-// A reset before the pool's space is open counts for what the pool has of the space from another
-// life, and is acknowledged only when that is gone.
+// A reset before the pool's space is open applies to the blocks of the space that an earlier agent
+// stored, and is acknowledged only when they are gone.
 func TestResetBeforeTheSpaceIsOpenForgets(t *testing.T) {
 	r := newRig(t)
 	kept := &keptPool{Pool: r.agent.pool}

@@ -33,14 +33,14 @@ func (r *rig) moverPid() (pid int) {
 // all is as before.
 func TestLostMoverEndsItsSessions(t *testing.T) {
 	r := newRig(t, withMover(hangUp))
-	for life := range 3 {
+	for round := range 3 {
 		scheduler, workers, _ := r.joinEngine(register("engine"))
 		w := workers[0]
-		w.fill(3, byte(life+1))
-		if got := w.save(1, chain(byte(life), 1), 3); !all(got, ipc.BlockOK) {
+		w.fill(3, byte(round+1))
+		if got := w.save(1, chain(byte(round), 1), 3); !all(got, ipc.BlockOK) {
 			t.Fatalf("save %v", got)
 		}
-		if got := w.load(1, 0, chain(byte(life), 1), 5); !all(got, ipc.BlockOK) || !w.filled(5, byte(life+1)) {
+		if got := w.load(1, 0, chain(byte(round), 1), 5); !all(got, ipc.BlockOK) || !w.filled(5, byte(round+1)) {
 			t.Fatalf("load %v", got)
 		}
 		check(t, unix.Kill(r.moverPid(), unix.SIGKILL))

@@ -24,7 +24,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
-// patience is how long a test waits for what must come; it is no part of any result.
+// patience is how long a test waits for an event that must come; it is no part of any result.
 const patience = 20 * time.Second
 
 // arenaPool is a pool on an arena that a device can map.
@@ -58,7 +58,7 @@ type rigConfig struct {
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
-	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
+	device    func(cudaipc.Device) cudaipc.Device // replaces the device; nil: it stays
 
 	epochEvery, collectAfter time.Duration // of the stack; 0: its defaults
 }

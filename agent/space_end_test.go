@@ -52,9 +52,13 @@ func (c *client) unregister() {
 func (r *rig) spaces() int { return len(r.agent.registry.all()) }
 
 // An agent that lives for months sees one model after the other. It never refuses one because of
-// those before, keeps what the last ones stored, and what was closed has left nothing.
+// those before, keeps what the last ones stored, and has nothing left of the closed ones.
 func TestSpacesComeAndGo(t *testing.T) {
-	const models, limit = 5000, 64
+	const limit = 64
+	models := 5000
+	if testing.Short() {
+		models = 500
+	}
 	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = limit }))
 	w := r.dial()
 	look := r.asker(ipc.LookupSocket)
@@ -270,7 +274,7 @@ func TestEpochsOfASpaceThatNeverOpenedDoNotComeBack(t *testing.T) {
 }
 
 // However many spaces come and go, no epoch of one comes back, others begin at 1 as long as there
-// is room, and what is kept is bounded.
+// is room, and the kept epochs are bounded.
 func TestPastEpochs(t *testing.T) {
 	var p pastEpochs
 	name := func(i int) (fp pool.Fingerprint) {

@@ -13,8 +13,8 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// Whatever peers send, the agent serves the others: random bytes, cut and changed messages,
-// messages out of order.
+// TestMalformedStorm sends random bytes, cut and changed messages, and messages out of order, and
+// expects the agent to serve its other peers.
 func TestMalformedStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -448,7 +448,7 @@ func TestForeignFormOverTiers(t *testing.T) {
 }
 
 // While the prefetch budget is used up, a look-up that would get nothing is answered pending, and
-// what it gets later is pinned.
+// the blocks that it gets later are pinned.
 func TestPrefetchBudgetIsPending(t *testing.T) {
 	const blocks = 24 // of 4 KiB: two prompts of them do not fit into 96 KiB at once
 	store := pooltest.NewShelf()
@@ -473,7 +473,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 			Hashes: chain(seed, blocks),
 		}
 	}
-	for seed := range byte(2) { // what the store has is known then
+	for seed := range byte(2) { // then the store's blocks are in the exists cache
 		got := askUntil(t, look, question(seed+1))
 		if got.Lease == 0 {
 			t.Fatalf("%+v", got)

@@ -27,7 +27,7 @@ func TestEnginesAtRandom(t *testing.T) {
 					p := &player{r: r, name: fmt.Sprint("engine ", e), rng: rand.New(rand.NewPCG(seed, uint64(e))),
 						look: r.asker(ipc.LookupSocket)}
 					for range 6 {
-						p.life()
+						p.run()
 					}
 					loaded[e], wanted[e], given[e] = p.loaded, p.wanted, p.leases
 				})
@@ -53,8 +53,8 @@ type player struct {
 	loaded, wanted, leases int
 }
 
-// life is one life of the engine: a scheduler and two ranks.
-func (p *player) life() {
+// run registers the engine, saves and loads, and ends it: a scheduler and two ranks.
+func (p *player) run() {
 	m := register(p.name)
 	m.World, m.Shards = 2, 2
 	scheduler, ranks, answer := p.r.joinEngine(m)

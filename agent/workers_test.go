@@ -15,9 +15,9 @@ import (
 	"github.com/kvagent/kvagent/transfer"
 )
 
-// TestMismatchIsAnAlarm: a device copies wrongly and says nothing. The engine hears that the block
-// failed, nothing of it is stored, and operators see it in the log, once, in the metrics and in the
-// status.
+// TestMismatchIsAnAlarm has a device that copies wrongly and does not report it. It expects the
+// engine to hear that the block failed, nothing of it to be stored, and operators to see it in the
+// log, once, in the metrics and in the status.
 func TestMismatchIsAnAlarm(t *testing.T) {
 	var wrong *devicetest.Miscopy
 	r := newRig(t, withConfig(func(c *Config) { c.VerifySample = 1 }), func(c *rigConfig) {
@@ -70,8 +70,8 @@ func (r *rig) wantMetric(line string) {
 	}
 }
 
-// TestMismatchesAreLoggedNowAndThen: at most one line in mismatchEvery, with the number of those
-// that had none.
+// TestMismatchesAreLoggedNowAndThen expects at most one line in mismatchEvery, with the number of
+// mismatches that had none.
 func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m mismatches
@@ -90,7 +90,7 @@ func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 	})
 }
 
-// TestVerifySampleIsChecked: an invalid value is an error that names the key.
+// TestVerifySampleIsChecked expects an error that names the key for each invalid value.
 func TestVerifySampleIsChecked(t *testing.T) {
 	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
 	check(t, err)
@@ -101,8 +101,8 @@ func TestVerifySampleIsChecked(t *testing.T) {
 	}
 }
 
-// TestLanesOfEachGPU: workers of one GPU share lanes; those of another, and those on CPUs, have
-// their own.
+// TestLanesOfEachGPU expects workers of one GPU to share lanes, and those of another GPU and of
+// CPUs to have their own.
 func TestLanesOfEachGPU(t *testing.T) {
 	a := &workers{lanes: map[cudaipc.UUID]*transfer.Lanes{}}
 	cpu, first, second := a.lanesLocked(cudaipc.UUID{}), a.lanesLocked(cudaipc.UUID{1}), a.lanesLocked(cudaipc.UUID{2})

@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestNothingWaitsForAllOfAGPU: neither for all of its work, nor by a stream for an event of an
-// engine. symbols.h lists what cu refers to, called or not.
+// TestNothingWaitsForAllOfAGPU expects that no code waits for all of a GPU's work, and no stream
+// for an event of an engine. symbols.h lists the driver's functions that cu refers to, called or
+// not.
 func TestNothingWaitsForAllOfAGPU(t *testing.T) {
 	forbidden := regexp.MustCompile(`cuCtxSynchronize|cuDeviceSynchronize|cuStreamWaitEvent|` +
 		`cu\.Synchronize|cu\.Ctx\b|\.Unlock\(\) // cu`)

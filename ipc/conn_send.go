@@ -18,8 +18,8 @@ const (
 // Send sends one message, with the descriptors that it names (only REGIONS names any). A message
 // that cannot be encoded is a *MalformedError, and nothing is sent. Any other error means that the
 // stream is broken or that the peer did not take the frame within SendTimeout: the session is over,
-// though what the peer sent before can still be received. EPOCH and SWITCHES are not sent in
-// version 1.
+// though messages that the peer sent before can still be received. EPOCH and SWITCHES are not sent
+// in version 1.
 func (c *Conn) Send(msg any, fds ...int) error {
 	version := c.Version()
 	if version == 1 && sinceVersion2(msg) {

@@ -281,7 +281,7 @@ func TestConnPeer(t *testing.T) {
 	}
 }
 
-// What may not be sent is refused before a byte is.
+// TestConnSendRefuses expects that an invalid message is refused before a byte of it is sent.
 func TestConnSendRefuses(t *testing.T) {
 	agent, client := sessionPair(t, 2)
 	for name, err := range map[string]error{

@@ -28,7 +28,8 @@ func TestEncodeOnlyReads(t *testing.T) {
 	}
 }
 
-// What a header promises and the frame cannot hold takes no memory.
+// TestDecodeMakesNothingOfPromises expects that a length which the frame cannot hold allocates no
+// memory.
 func TestDecodeMakesNothingOfPromises(t *testing.T) {
 	frames := map[string][]byte{
 		"segments": {0x94, 0x05, 0x01, 0x00, 0xdc, 0x20, 0x00, 0x95},

@@ -10,7 +10,7 @@ import (
 )
 
 // The vectors hold a message's fields as JSON under the names of docs/PROTOCOL.md. They are the Go
-// fields' names in snake case; what this cannot say is in fieldNames.
+// fields' names in snake case; fieldNames has the exceptions.
 
 var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "segments", "Done.Status": "statuses",
 	"LookupRequest.Reserve": "want"}

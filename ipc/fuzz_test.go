@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Each decoder: nothing panics, an error is a *MalformedError, and what is accepted encodes to the
-// same bytes, or, where other encoders may have written it, to the same meaning.
+// Each decoder: nothing panics, an error is a *MalformedError, and an accepted message encodes to
+// the same bytes, or, where other encoders may have written it, to the same meaning.
 
 func readVectors[T any](f *testing.F, name string) (read T) {
 	b, err := os.ReadFile(filepath.Join(wireDir, name))

@@ -49,7 +49,8 @@ func shake(t *testing.T, clientMin, clientMax, agentMin, agentMax uint32) (versi
 	return w.Version, nil, agentErr
 }
 
-// Version N and N-1 on either side; what does not overlap is refused with both ranges named.
+// TestHandshakeVersions has version N and N-1 on either side; ranges that do not overlap are
+// refused with both of them named.
 func TestHandshakeVersions(t *testing.T) {
 	for _, v := range []struct{ clientMin, clientMax, agentMin, agentMax, want uint32 }{
 		{1, 2, 1, 2, 2},
@@ -80,7 +81,7 @@ func TestHandshakeVersions(t *testing.T) {
 	}
 }
 
-// Who does not begin with HELLO is told so.
+// TestHandshakeNoHello expects an error that says so for a peer that does not begin with HELLO.
 func TestHandshakeNoHello(t *testing.T) {
 	for name, first := range map[string][]byte{"another message": frameOf(1, &Ping{Req: 1}),
 		"nonsense": {0, 0, 0, 1, 0xc0}, "huge": {0xff, 0, 0, 0}} {

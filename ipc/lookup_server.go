@@ -206,8 +206,7 @@ func (s *LookupServer) accept() {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		// Whatever the error is (no descriptor, no memory), the socket is served as long as it is
-		// open.
+		// No error (no descriptor, no memory) ends the service of the socket while it is open.
 		s.count.noDescriptor.Add(1)
 		select {
 		case <-time.After(acceptPause):

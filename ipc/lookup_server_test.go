@@ -162,7 +162,7 @@ func TestLookupLimits(t *testing.T) {
 			[][]byte{{}, malformedOwn}, ReasonTooLarge},
 		{"own far too large", [][]byte{{}, append(bytes.Clone(own), make([]byte, MaxLookupBytes+1<<20)...)},
 			[][]byte{{}, malformedOwn}, ReasonTooLarge},
-		// What is kept of it would be a proper request for one hash.
+		// The part of it that is kept would be a proper request for one hash.
 		{"upstream far too large", [][]byte{{}, []byte("lookup"), {0, 0, 1, 0}, {0, 16},
 			make([]byte, MaxLookupBytes+1<<20)}, [][]byte{{}, zero4}, ReasonTooLarge},
 		{"sum too large", [][]byte{{}, {0, 0, 0, 1}, make([]byte, MaxLookupBytes/2), make([]byte, MaxLookupBytes/2)},

@@ -3,8 +3,8 @@ package ipc
 import "encoding/binary"
 
 // The part of msgpack (github.com/msgpack/msgpack/blob/master/spec.md) that the protocol uses, in
-// its shortest encoding. The readers refuse every other encoding, so that what is read is written
-// as the same bytes.
+// its shortest encoding. The readers refuse every other encoding, so that a value that was read is
+// written as the same bytes.
 
 const (
 	mpArray  = 0x90 // to 0x9f

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// What the vectors are made of.
+// Types and values that the vectors are made of.
 
 type namedMessage struct {
 	name    string

@@ -21,7 +21,7 @@ const acceptPause = 50 * time.Millisecond
 type SessionOptions struct {
 	Path        string
 	SocketGroup int      // gid that may reach the socket, and connect; 0: none
-	UIDs, GIDs  []uint32 // who may connect; both empty: this process's user and root
+	UIDs, GIDs  []uint32 // of peers that may connect; both empty: this process's user and root
 	// OnRefused, if set, is called for each peer that is refused.
 	OnRefused func(Cred, error)
 }

@@ -183,8 +183,8 @@ func TestConnSendStalls(t *testing.T) {
 	}
 }
 
-// TestDirectoryRemovedInFlight: whoever comes to a directory that was removed under a living
-// listener keeps his socket and his lock when that one ends.
+// TestDirectoryRemovedInFlight removes a directory under a living listener. It expects a second
+// listener there to keep its socket and its lock when the first one ends.
 func TestDirectoryRemovedInFlight(t *testing.T) {
 	dir := filepath.Join(socketDir(t), "d")
 	path := filepath.Join(dir, "s.sock")

@@ -252,7 +252,7 @@ func (b *byteByByte) Read(p []byte) (int, error) {
 	return 1, nil
 }
 
-// FuzzZMTP reads any stream: at once and byte by byte give the same messages, and what is kept of
+// FuzzZMTP reads any stream: at once and byte by byte give the same messages, and the part kept of
 // one is within the limits.
 func FuzzZMTP(f *testing.F) {
 	f.Add(append([]byte{zmtpMore, 0}, zmtpFrame(0, []byte("lookup"))...))

@@ -33,11 +33,11 @@ type Answer struct {
 	Pending bool // lower tiers are still being asked: Tokens is the answer so far, Lease pins it
 }
 
-// Lease names what a look-up pinned; the zero Lease is none. Numbers start again in each life of
+// Lease names what a look-up pinned; the zero Lease is none. Numbers start again with each boot of
 // the agent.
 type Lease struct {
-	Life   uint32 // of the link to the agent
-	Number uint64
+	Attachment uint32 // number of the link's attachment
+	Number     uint64
 }
 
 // Kind of a job.

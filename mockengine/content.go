@@ -1,6 +1,131 @@
 package mockengine
 
-import "fmt"
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// wordBytes is the unit of content: each block is words that derive from a token and all before it.
+const wordBytes = 8
+
+// shape maps the tokens of one block to the words of one of its segments: word w holds tokens up to
+// and including the one that completes it, or is one of several words of a token.
+type shape struct {
+	tokens  int // of a block
+	words   int // of a segment of a block
+	perWord int // tokens that complete a word, at least 1
+	perTok  int // words of a token, at least 1
+}
+
+func newShape(tokens, segmentBytes int) (shape, error) {
+	s := shape{tokens: tokens, words: segmentBytes / wordBytes, perWord: 1, perTok: 1}
+	switch {
+	case tokens < 1:
+		return s, fmt.Errorf("block tokens are %d, allowed are 1 and more", tokens)
+	case s.words < 1 || segmentBytes%wordBytes != 0:
+		return s, fmt.Errorf("a segment of %d bytes: allowed are multiples of %d", segmentBytes, wordBytes)
+	case s.words%tokens == 0:
+		s.perTok = s.words / tokens
+	case tokens%s.words == 0:
+		s.perWord = tokens / s.words
+	default:
+		return s, fmt.Errorf("a segment of %d words and a block of %d tokens: one must divide the other", s.words,
+			tokens)
+	}
+	return s, nil
+}
+
+// complete returns the number of words that the first n tokens of a block determine.
+func (s *shape) complete(n int) int { return n / s.perWord * s.perTok }
+
+// chain is the running state over the tokens of a block; it depends on everything before it.
+type chain uint64
+
+// startChain begins the block after the block with that hash.
+func startChain(parent *Hash) chain {
+	return chain(binary.LittleEndian.Uint64(parent[0:]) ^ binary.LittleEndian.Uint64(parent[8:])*0x9e3779b97f4a7c15)
+}
+
+func (c chain) next(token uint32) chain {
+	x := (uint64(c) ^ uint64(token)) * 0xd6e8feb86659fd93
+	return chain(x ^ x>>32)
+}
+
+// appendBase appends the bases of the words that tokens from to from+len(tokens)-1 of a block
+// complete. c is the state before them; it returns the state after them. All layers and ranks
+// derive their word from its base.
+func (s *shape) appendBase(base []uint64, c chain, from int, tokens []uint32) ([]uint64, chain) {
+	for i, t := range tokens {
+		c = c.next(t)
+		if (from+i+1)%s.perWord != 0 {
+			continue
+		}
+		for k := range s.perTok {
+			base = append(base, uint64(c)+uint64(k)*0x9e3779b97f4a7c15)
+		}
+	}
+	return base, c
+}
+
+// salt distinguishes group, segment (layer) and rank.
+func salt(group, segment, rank int) uint64 {
+	return mix(uint64(group)<<40 | uint64(segment)<<20 | uint64(rank))
+}
+
+func word(base, salt uint64) uint64 {
+	x := (base ^ salt) * 0xff51afd7ed558ccd
+	return x ^ x>>32
+}
+
+// fill writes the words of bases to mem, which has room for them, four at a time so that the
+// multiplications overlap.
+func fill(mem []byte, bases []uint64, salt uint64) {
+	mem = mem[:len(bases)*wordBytes]
+	for len(bases) >= 4 && len(mem) >= 4*wordBytes {
+		b, m := bases[:4:4], mem[:4*wordBytes:4*wordBytes]
+		binary.LittleEndian.PutUint64(m[0:8], word(b[0], salt))
+		binary.LittleEndian.PutUint64(m[8:16], word(b[1], salt))
+		binary.LittleEndian.PutUint64(m[16:24], word(b[2], salt))
+		binary.LittleEndian.PutUint64(m[24:32], word(b[3], salt))
+		bases, mem = bases[4:], mem[4*wordBytes:]
+	}
+	for i, b := range bases {
+		binary.LittleEndian.PutUint64(mem[i*wordBytes:], word(b, salt))
+	}
+}
+
+// wrong counts the bytes of mem that are not what fill would have written.
+func wrong(mem []byte, bases []uint64, salt uint64) (n int) {
+	mem = mem[:len(bases)*wordBytes]
+	for len(bases) >= 4 && len(mem) >= 4*wordBytes {
+		b, m := bases[:4:4], mem[:4*wordBytes:4*wordBytes]
+		d := binary.LittleEndian.Uint64(m[0:8]) ^ word(b[0], salt)
+		d |= binary.LittleEndian.Uint64(m[8:16]) ^ word(b[1], salt)
+		d |= binary.LittleEndian.Uint64(m[16:24]) ^ word(b[2], salt)
+		d |= binary.LittleEndian.Uint64(m[24:32]) ^ word(b[3], salt)
+		if d != 0 {
+			n += wrongWords(m, b, salt)
+		}
+		bases, mem = bases[4:], mem[4*wordBytes:]
+	}
+	return n + wrongWords(mem, bases, salt)
+}
+
+func wrongWords(mem []byte, bases []uint64, salt uint64) (n int) {
+	for i, b := range bases {
+		n += wrongBytes(binary.LittleEndian.Uint64(mem[i*wordBytes:]) ^ word(b, salt))
+	}
+	return n
+}
+
+func wrongBytes(d uint64) (n int) {
+	for ; d != 0; d >>= 8 {
+		if d&0xff != 0 {
+			n++
+		}
+	}
+	return n
+}
 
 // FirstBlock returns the bytes of the first layer, on the first rank, of the first block that a
 // prompt of these hash ids has in group 0. A stored block begins with them, so that a test finds it

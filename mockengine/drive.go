@@ -188,7 +188,7 @@ func (g *driven) run(c *Command) {
 
 func (g *driven) state(op string) *Report {
 	s := g.engine.Stats()
-	s.Connects = uint64(g.link.Lives())
+	s.Connects = uint64(g.link.Attachments())
 	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(),
 		Jobs: g.engine.Jobs(), Attached: g.link.answers()}
 }

@@ -70,7 +70,7 @@ type launched struct {
 // entry is one request's part in a step.
 type entry struct {
 	r        *request
-	life     int
+	resets   int
 	drafts   int
 	accepted int
 	sampled  bool

@@ -86,7 +86,7 @@ func (f *fakeAgent) Ask(q *Question) Answer {
 	}
 	f.mu.lease++
 	f.mu.leases[f.mu.lease] = true
-	return Answer{Tokens: n, Lease: Lease{Life: 1, Number: f.mu.lease}}
+	return Answer{Tokens: n, Lease: Lease{Attachment: 1, Number: f.mu.lease}}
 }
 
 // has says whether every group that has a block ending there has it stored.

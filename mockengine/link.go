@@ -24,7 +24,7 @@ type LinkConfig struct {
 }
 
 // Link is the Agent over the real protocols: a session for the scheduler and one for each rank, and
-// a look-up socket. It connects and reconnects by itself, and registers again with each life of the
+// a look-up socket. It connects and reconnects by itself, and registers again with each boot of the
 // agent; without an agent, look-ups are misses and jobs are refused. One goroutine calls its Agent
 // methods.
 type Link struct {
@@ -36,10 +36,10 @@ type Link struct {
 
 	mu struct {
 		sync.Mutex
-		current  *attachment // nil: none
-		lives    uint32
-		software string
-		lastErr  error
+		current     *attachment // nil: none
+		attachments uint32
+		software    string
+		lastErr     error
 	}
 	up     chan struct{} // closed at the first attachment
 	upOnce sync.Once
@@ -57,7 +57,7 @@ func NewLink(cfg Config, where LinkConfig, w *Workers) *Link {
 	return l
 }
 
-// keep maintains an attachment while the link lives.
+// keep maintains an attachment until the link is closed.
 func (l *Link) keep(ctx context.Context) {
 	pause := redialFirst
 	for ctx.Err() == nil {
@@ -125,11 +125,11 @@ func (l *Link) AgentPid() int {
 	return a.pid
 }
 
-// Lives returns how often the link was attached.
-func (l *Link) Lives() uint32 {
+// Attachments returns how often the link was attached.
+func (l *Link) Attachments() uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.mu.lives
+	return l.mu.attachments
 }
 
 // LookupPath returns the path of the look-up socket; empty without an agent.
@@ -184,9 +184,9 @@ func (l *Link) Cancel(job uint64) {
 	}
 }
 
-// Release releases a lease, if its agent's life has not ended.
+// Release releases a lease, if its attachment has not ended.
 func (l *Link) Release(lease Lease) {
-	if a := l.attached(); a != nil && a.life == lease.Life {
+	if a := l.attached(); a != nil && a.number == lease.Attachment {
 		a.release(lease.Number)
 	}
 }

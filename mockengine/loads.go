@@ -6,7 +6,7 @@ import "time"
 type job struct {
 	Job
 	r        *request
-	life     int
+	resets   int
 	runs     []run
 	unpinned bool // save: revoked; its pins were dropped already
 	lost     bool // load: abandoned; no request waits for it
@@ -93,7 +93,7 @@ func (e *Engine) over(ev Event) {
 // startLoad requests the blocks after the engine's own ones. The step it names may still write to
 // them.
 func (e *Engine) startLoad(r *request) {
-	j := &job{Job: Job{Kind: LoadJob, Lease: r.asked.lease}, r: r, life: r.life}
+	j := &job{Job: Job{Kind: LoadJob, Lease: r.asked.lease}, r: r, resets: r.resets}
 	own, total := r.fetched[0], r.fetched[1]
 	for g := range r.tables {
 		e.section(j, r, g, own/e.blockTokens(g), total/e.blockTokens(g))

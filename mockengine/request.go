@@ -65,7 +65,7 @@ type request struct {
 	nct    int // tokens whose KV is computed or scheduled
 	ph     int // tokens that are scheduled to come out and are not known
 	specOn bool
-	life   int // incremented when blocks are taken away: results of steps of an older life are stale
+	resets int // how often the blocks were taken away: results of steps before that are stale
 	need   int // free blocks it waited for in vain; 0: not known
 
 	truth      []uint32 // all tokens that the request will ever have

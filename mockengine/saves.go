@@ -11,14 +11,14 @@ const (
 const saveRetry = 16
 
 // save submits the full blocks of the first n tokens that no save has yet, naming the last step,
-// which, or one before it, computes them. n is settled(r) or less. What the agent just delivered is
-// left out; the agent reports what else is stored already. If it is busy the cursor stays, and a
-// later step tries again.
+// which, or one before it, computes them. n is settled(r) or less. Blocks that the agent just
+// delivered are left out; the agent reports what else is stored already. If it is busy the cursor
+// stays, and a later step tries again.
 func (e *Engine) save(r *request, n int) {
 	if r.SkipSave || e.step < r.saveFrom || !e.savable(r, n) {
 		return
 	}
-	j := &job{Job: Job{Kind: SaveJob}, r: r, life: r.life}
+	j := &job{Job: Job{Kind: SaveJob}, r: r, resets: r.resets}
 	for g := range r.tables {
 		size := e.blockTokens(g)
 		at, ready := r.cursor[g], n/size
@@ -101,7 +101,7 @@ func (e *Engine) saveOver(j *job, ev Event) {
 // saveAgain sets the cursor of the request back to block i of the job, if it still has the blocks.
 func (e *Engine) saveAgain(j *job, i int) {
 	r := j.r
-	if r.life != j.life || r.state != stateRunning {
+	if r.resets != j.resets || r.state != stateRunning {
 		return
 	}
 	for k, section := range j.runs {

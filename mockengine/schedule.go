@@ -87,7 +87,7 @@ func (e *Engine) want(r *request) int {
 
 // enter puts n tokens of a request into a step.
 func (e *Engine) enter(s *launched, r *request, n int) {
-	a := entry{r: r, life: r.life}
+	a := entry{r: r, resets: r.resets}
 	a.drafts = max(r.nct+n-r.nt-r.ph, 0)
 	a.sampled = r.nct+n >= r.nt+r.ph
 	for a.accepted < a.drafts && e.accepts(r, r.pos+a.accepted) {
@@ -181,7 +181,7 @@ func (e *Engine) reset(r *request) {
 	r.nct, r.ph, r.pos, r.confirmed = 0, 0, 0, 0
 	r.fetched = [2]int{}
 	r.specOn = false
-	r.life++
+	r.resets++
 	r.need = 0
 	r.state = stateWaiting
 }

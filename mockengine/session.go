@@ -162,7 +162,7 @@ func (a *attachment) submit(j *Job) bool {
 			continue
 		}
 		load := &ipc.Load{Job: j.ID, Epoch: a.epoch.Load(), Step: j.Step, Event: j.Event, Sections: sections}
-		if j.Lease.Life == a.life {
+		if j.Lease.Attachment == a.number {
 			load.Lease = j.Lease.Number
 		}
 		a.send(s, load)

@@ -5,7 +5,7 @@ package mockengine
 func (e *Engine) update(s *launched) {
 	s.work.done.Wait()
 	for i := range s.entries {
-		if a := &s.entries[i]; a.life == a.r.life && a.r.state == stateRunning {
+		if a := &s.entries[i]; a.resets == a.r.resets && a.r.state == stateRunning {
 			e.updateOne(a)
 		}
 	}

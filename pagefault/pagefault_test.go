@@ -26,8 +26,8 @@ func page(t testing.TB) []byte {
 	return mem
 }
 
-// TestGuard: a fault in guarded memory ends the function, and is the error; whatever it holds by
-// defer it gives back.
+// TestGuard expects a fault in guarded memory to end the function, to be the error, and to run its
+// deferred calls.
 func TestGuard(t *testing.T) {
 	mem := page(t)
 	ended, given := false, false
@@ -48,7 +48,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestGuardLetsOtherPanicsThrough: a fault elsewhere, and any other panic, is no page error.
+// TestGuardLetsOtherPanicsThrough expects a fault elsewhere, and any other panic, to be no page
+// error.
 func TestGuardLetsOtherPanicsThrough(t *testing.T) {
 	mem := page(t)
 	for name, f := range map[string]func(){

@@ -32,8 +32,8 @@ type Tiers interface {
 	// return Missing. It does not retain refs. cancel guarantees that then is not called
 	// afterwards, and reports whether it prevented the call.
 	Settle(refs []Ref, then func()) (cancel func() bool)
-	// Hint unpins like Unpin, but what the pins promised is still fetched if there is room: they
-	// came from a probe, which the client will repeat.
+	// Hint unpins like Unpin, but the promised blocks are still fetched if there is room: they came
+	// from a probe, which the client will repeat.
 	Hint(refs []Ref)
 	// Computed records that an engine of a space computed this many tokens of prompts in one step,
 	// and how long that took. The rate decides whether fetching a block is worth its time.

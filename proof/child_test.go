@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestChildThatDoesNotAnswer: a child without an answer is reported as such.
+// TestChildThatDoesNotAnswer expects a child without an answer to be reported as such.
 func TestChildThatDoesNotAnswer(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -88,7 +88,7 @@ func checkWarmUpKilled(b *bench) error {
 	} else if errors.Is(err, cudaipc.ErrLost) {
 		return err
 	}
-	// What the parent holds of the engine's descriptors holds its memory, too: an agent closes them
+	// The parent's copies of the engine's descriptors keep its memory, too: an agent closes them
 	// with the session.
 	e.kill()
 	return b.report(e, before, begin)

@@ -48,7 +48,7 @@ type Line struct {
 	Error   string             `json:"error,omitempty"`
 	Text    string             `json:"text"` // for people
 	Figures map[string]float64 `json:"figures,omitempty"`
-	Facts   map[string]string  `json:"facts,omitempty"` // what this driver does where several things are allowed
+	Facts   map[string]string  `json:"facts,omitempty"` // this driver's choices among allowed outcomes
 	Targets []Target           `json:"targets,omitempty"`
 	Seconds float64            `json:"seconds"`
 }

@@ -200,7 +200,7 @@ func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint3
 	defer w.Close()
 	took := map[string][]time.Duration{}
 	for range p.rounds {
-		epoch, err := p.pool.ResetSpace(cfg.Space) // what was saved before is to be saved again
+		epoch, err := p.pool.ResetSpace(cfg.Space) // saved blocks are to be saved again
 		if err != nil {
 			return nil, err
 		}

@@ -110,8 +110,8 @@ func (o *Orphans) strike(m Mover) (fd int, err error) {
 	if m.PID <= 1 || m.PID == os.Getpid() {
 		return -1, fmt.Errorf("process %d: allowed is another one's mover: %w", m.PID, unix.ESRCH)
 	}
-	// From here on the descriptor identifies the process. What is read by its number is valid if
-	// the process still exists afterwards.
+	// From here on the descriptor identifies the process. A value read by the process's number is
+	// valid if the process still exists afterwards.
 	if fd, err = unix.PidfdOpen(m.PID, 0); err != nil {
 		if m.replaced() {
 			err = unix.ESRCH

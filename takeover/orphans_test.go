@@ -203,8 +203,8 @@ func TestMoversFileOfOthers(t *testing.T) {
 	}
 }
 
-// The group of the socket directory can write in it. What it plants under the name that the next
-// list of movers is written to is neither written to, nor read, nor waited for.
+// The group of the socket directory can write in it. A file that it plants under the name of the
+// next list of movers is neither written to, nor read, nor waited for.
 func TestPlantedMoversFile(t *testing.T) {
 	for name, plant := range map[string]func(next, other string) error{
 		"nothing":      func(string, string) error { return nil },
@@ -277,7 +277,7 @@ func TestWhoHoldsThePool(t *testing.T) {
 		"ended":           {&Orphans{agents: []Process{old}}, by, false, true},
 		"unseen":          {&Orphans{agents: []Process{old}, unseen: true}, by, true, true},
 		"another process": {stuck(false), dram.HeldError{Process: 78, Began: 5, Host: host}, false, false},
-		"another life":    {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
+		"another start":   {stuck(false), dram.HeldError{Process: 77, Began: 6, Host: host}, false, false},
 		"another pod":     {stuck(false), dram.HeldError{Process: 77, Began: 5, Host: "x" + host}, true, false},
 		"not signed":      {stuck(false), dram.HeldError{}, false, false},
 	} {

@@ -102,7 +102,8 @@ func TestTokensAreCheckedWhenAskedFor(t *testing.T) {
 	}
 }
 
-// FuzzParse: what is read is in order and within its limits, whatever was written.
+// FuzzParse expects the lines that were read to be in order and within their limits, whatever was
+// written.
 func FuzzParse(f *testing.F) {
 	f.Add(goodLine + `{"timestamp": 3.5, "input_length": 5, "output_length": 1, "hash_ids": []}`)
 	f.Fuzz(func(t *testing.T, text string) {

@@ -95,8 +95,8 @@ var tornDevices = map[string]func(fd int, size int64) (cudaipc.Device, error){
 	},
 }
 
-// TestBadPageOnALoad: a block whose page cannot be read is not delivered, says so, and is not
-// promised again. Stored again it lies elsewhere.
+// TestBadPageOnALoad expects a block whose page cannot be read not to be delivered, to be reported,
+// and not to be promised again. Stored again it lies elsewhere.
 func TestBadPageOnALoad(t *testing.T) {
 	for name, open := range tornDevices {
 		t.Run(name, func(t *testing.T) {
@@ -116,8 +116,8 @@ func TestBadPageOnALoad(t *testing.T) {
 	}
 }
 
-// TestBadPageOnASave: a block that was to lie on a bad page is not stored, and the next one lies
-// elsewhere.
+// TestBadPageOnASave expects a block that was to lie on a bad page not to be stored, and the next
+// one to lie elsewhere.
 func TestBadPageOnASave(t *testing.T) {
 	for name, open := range tornDevices {
 		t.Run(name, func(t *testing.T) {
@@ -174,8 +174,8 @@ func (f *failing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, b
 	}
 }
 
-// TestBadPageThatKillsTheDevice: of a copy that ended with its device the block on the bad page is
-// dropped, so that it does not end the next device too; the others stay.
+// TestBadPageThatKillsTheDevice expects the block on the bad page to be dropped when its copy ended
+// with its device, so that it does not end the next device too; the others stay.
 func TestBadPageThatKillsTheDevice(t *testing.T) {
 	f := &failing{on: make(chan struct{})}
 	s := newTorn(t, func(fd int, size int64) (d cudaipc.Device, err error) {

@@ -8,7 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestCorruptIsDropped: one flipped bit in the pool. Without content checksums it is not detected.
+// TestCorruptIsDropped flips one bit in the pool. Without content checksums it is not detected.
 func TestCorruptIsDropped(t *testing.T) {
 	for _, integrity := range []Integrity{Full, Header} {
 		s := newNode(t, 64, false).join(t, func(c *Config) { c.Integrity = integrity })
@@ -46,7 +46,7 @@ func TestFullPoolIsBusy(t *testing.T) {
 	s.finish(save(2, section(50, 2, 0)), pool.OK)
 }
 
-// TestStaleJobs: a job of an epoch that is over touches nothing.
+// TestStaleJobs expects a job of an epoch that is over to touch nothing.
 func TestStaleJobs(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.fill(0, 2)
@@ -95,8 +95,8 @@ func (b *broken) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bo
 	return d, ok, err
 }
 
-// TestDeviceThatFails: every block gets a status, nothing stays reserved or pinned, and the worker
-// continues.
+// TestDeviceThatFails expects every block to get a status, nothing to stay reserved or pinned, and
+// the worker to continue.
 func TestDeviceThatFails(t *testing.T) {
 	for name, b := range map[string]*broken{
 		"copy": {copy: cudaipc.ErrPeer}, "done": {done: cudaipc.ErrPeer}, "poll": {poll: cudaipc.ErrPeer},
@@ -125,7 +125,7 @@ func TestDeviceThatFails(t *testing.T) {
 	}
 }
 
-// TestPeerThatWasClosed: the device does not know the peer any more.
+// TestPeerThatWasClosed sends jobs for a peer that the device has closed.
 func TestPeerThatWasClosed(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	if err := s.host.Close(s.peer); err != nil {
@@ -135,7 +135,8 @@ func TestPeerThatWasClosed(t *testing.T) {
 	s.finish(load(2, section(0, 2, 0)), Failed)
 }
 
-// TestRegionsThatAreTooSmall: a layout that reaches beyond what was imported fails block by block.
+// TestRegionsThatAreTooSmall expects a layout that reaches beyond the imported regions to fail
+// block by block.
 func TestRegionsThatAreTooSmall(t *testing.T) {
 	s := newNode(t, 64, false).join(t, func(c *Config) { c.Layout.Groups[0].NumBlocks = 1 << 20 })
 	s.finish(save(1, section(0, 2, 1<<19)), Failed)
@@ -161,8 +162,8 @@ func TestBatchesAreBounded(t *testing.T) {
 	}
 }
 
-// TestBatchesOfSmallPiecesAreBounded: a layout of as many pieces as there may be is copied, in
-// copies that a device takes.
+// TestBatchesOfSmallPiecesAreBounded expects a layout of as many pieces as are allowed to be
+// copied, in copies that a device takes.
 func TestBatchesOfSmallPiecesAreBounded(t *testing.T) {
 	n := newNode(t, 64, false)
 	count := &counting{Device: n.host}
@@ -195,8 +196,9 @@ func (c *counting) Copy(x *cudaipc.Copy) (cudaipc.Ticket, error) {
 	return c.Device.Copy(x)
 }
 
-// TestLongSaveKeepsItsOwnPrefix: a chain longer than the pool, in several batches. What found no
-// room ends the section; blocks after it, which could not be found, do not evict its beginning.
+// TestLongSaveKeepsItsOwnPrefix saves a chain longer than the pool, in several batches. Blocks
+// without room end the section; those after them, which could not be found, do not evict its
+// beginning.
 func TestLongSaveKeepsItsOwnPrefix(t *testing.T) {
 	s := newNode(t, 8, false).join(t, func(c *Config) {
 		c.Limits = DefaultLimits

@@ -10,8 +10,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestSaveWaitsForItsEvent: a save is submitted while the kernel that computes its block still
-// runs.
+// TestSaveWaitsForItsEvent submits a save while the kernel that computes its block still runs.
 func TestSaveWaitsForItsEvent(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.write(3, 1)
@@ -31,7 +30,7 @@ func TestSaveWaitsForItsEvent(t *testing.T) {
 	s.expect(9, 2, "bytes from before the event were stored")
 }
 
-// TestSaveWaitsForTheEventBehindTheStep: the word alone is not enough.
+// TestSaveWaitsForTheEventBehindTheStep expects a save not to begin at the step word alone.
 func TestSaveWaitsForTheEventBehindTheStep(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.stream.SetStep(5)
@@ -102,8 +101,8 @@ func TestNothingUnfinishedIsStored(t *testing.T) {
 	}
 }
 
-// TestLoadWaitsForTheStepInFlight: a kernel of the step in flight still writes to the block that is
-// loaded.
+// TestLoadWaitsForTheStepInFlight loads a block while a kernel of the step in flight still writes
+// to it.
 func TestLoadWaitsForTheStepInFlight(t *testing.T) { loadWaits(t, newNode(t, 64, false)) }
 
 // TestLoadWaitsForTheStepInFlightBehindAMover, which is asked for the event, as a GPU's is.
@@ -134,7 +133,8 @@ func loadWaits(t *testing.T, n *node) {
 	s.expect(8, 1, "the step in flight wrote over what was loaded")
 }
 
-// TestCompletionComesBehindTheCopy: neither kind of job is done while its copy is under way.
+// TestCompletionComesBehindTheCopy expects no job of either kind to be done while its copy is in
+// flight.
 func TestCompletionComesBehindTheCopy(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64, false)
@@ -162,7 +162,7 @@ func (s *station) fill(from, n int) {
 	s.finish(save(77, section(from, n, 0)), pool.OK)
 }
 
-// TestChecksumIsBoundToTheKey: two slots are exchanged with their sums; each block is whole, and
+// TestChecksumIsBoundToTheKey exchanges two slots with their sums, so that each block is whole, and
 // wrong.
 func TestChecksumIsBoundToTheKey(t *testing.T) {
 	n := newNode(t, 64, false)
@@ -180,8 +180,8 @@ func TestChecksumIsBoundToTheKey(t *testing.T) {
 	}
 }
 
-// TestCancelIsAFence: the acknowledgement of a cancel comes when the copies under way have ended,
-// and no copy begins after it.
+// TestCancelIsAFence expects the acknowledgement of a cancel to come after the copies in flight
+// have ended, and no copy to begin after it.
 func TestCancelIsAFence(t *testing.T) {
 	for _, batches := range []int{1, 3} {
 		for _, kind := range []Kind{Save, Load} {
@@ -227,8 +227,8 @@ func cancelWhileCopying(t *testing.T, kind Kind, batches int) {
 	}
 }
 
-// TestNextBatchesAreUnderWay: the device has as many batches as there may be, before the first of
-// them has ended. Their blocks are whole, and in their places.
+// TestNextBatchesAreUnderWay expects the device to have as many batches as are allowed, before the
+// first of them has ended, and their blocks to be whole, and in their places.
 func TestNextBatchesAreUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -255,7 +255,7 @@ func TestNextBatchesAreUnderWay(t *testing.T) {
 	}
 }
 
-// TestOneLaneOneBatch: batches after the first begin only while a lane is free.
+// TestOneLaneOneBatch expects batches after the first to begin only while a lane is free.
 func TestOneLaneOneBatch(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(1, DefaultLimits.SaveAge, nil)
@@ -267,8 +267,8 @@ func TestOneLaneOneBatch(t *testing.T) {
 	s.ends(1, pool.OK)
 }
 
-// TestRevokedWithBatchesUnderWay: nothing of them is stored, of the first no more than of the last,
-// nor does anything begin after them.
+// TestRevokedWithBatchesUnderWay expects nothing of a revoked save's batches to be stored, neither
+// of the first nor of the last, and no batch to begin after them.
 func TestRevokedWithBatchesUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -286,7 +286,7 @@ func TestRevokedWithBatchesUnderWay(t *testing.T) {
 	}
 }
 
-// TestRevokedIsNotStored: the engine revokes a save while it is copied, and overwrites its block.
+// TestRevokedIsNotStored revokes a save while it is copied, and overwrites its block.
 func TestRevokedIsNotStored(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
@@ -327,8 +327,9 @@ func (c *clearing) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 	return c.gate.Done(t, timeout)
 }
 
-// TestRevocationIsNotTakenBack: the engine revokes a save, and uses the word for something else
-// while the later batches end. They are dropped all the same: it may have used their blocks since.
+// TestRevocationIsNotTakenBack revokes a save, and uses the word for something else while the later
+// batches end. It expects them to be dropped all the same: the engine may have used their blocks
+// since.
 func TestRevocationIsNotTakenBack(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
@@ -348,7 +349,7 @@ func TestRevocationIsNotTakenBack(t *testing.T) {
 	}
 }
 
-// TestEpochIsCheckedAtCommit: the space is reset while a save is copied.
+// TestEpochIsCheckedAtCommit resets the space while a save is copied.
 func TestEpochIsCheckedAtCommit(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
@@ -367,7 +368,7 @@ func TestEpochIsCheckedAtCommit(t *testing.T) {
 	}
 }
 
-// TestEpochEndsWhileASaveWaits: the space is reset between submission and event.
+// TestEpochEndsWhileASaveWaits resets the space between submission and event.
 func TestEpochEndsWhileASaveWaits(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	letGo := s.hold(func() {})

@@ -9,7 +9,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestJobsThatCannotBe: each is refused, the error says where, and the worker goes on.
+// TestJobsThatCannotBe expects each impossible job to be refused with an error that says where, and
+// the worker to continue.
 func TestJobsThatCannotBe(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	one := func(change func(*Section)) Job {
@@ -87,8 +88,8 @@ func TestLargestJob(t *testing.T) {
 	s.finish(save(2), pool.OK) // none is a job too
 }
 
-// TestTheSameTwiceInOneJob: a key twice in a save is stored once; a key twice in a load fills two
-// blocks.
+// TestTheSameTwiceInOneJob expects a key that is twice in a save to be stored once, and one that is
+// twice in a load to fill two blocks.
 func TestTheSameTwiceInOneJob(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.write(1, 1)

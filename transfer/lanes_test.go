@@ -63,7 +63,7 @@ func TestLoadsGoBeforeSaves(t *testing.T) {
 	l.want(s2)
 }
 
-// TestAgedSavesTakeTurnsWithLoads: after SaveAge neither kind starves.
+// TestAgedSavesTakeTurnsWithLoads expects neither kind to starve after SaveAge.
 func TestAgedSavesTakeTurnsWithLoads(t *testing.T) {
 	l := newLaneTest(t, 1)
 	now := l.enter(Load)
@@ -143,7 +143,8 @@ func TestLanesNeverOverlap(t *testing.T) {
 	}
 }
 
-// TestOneMoreLane: only a free one, and for a save not the last; it is given back like any other.
+// TestOneMoreLane expects a further lane to be a free one, for a save not the last, and to be
+// returned like any other.
 func TestOneMoreLane(t *testing.T) {
 	l := newLaneTest(t, 3)
 	first := l.enter(Save)

@@ -64,7 +64,8 @@ func TestPlanIsTheLayout(t *testing.T) {
 	}
 }
 
-// TestNeighboursAreMerged: a block-outermost layout is one run, whatever the number of layers.
+// TestNeighboursAreMerged expects a block-outermost layout to be one run, whatever the number of
+// layers.
 func TestNeighboursAreMerged(t *testing.T) {
 	g := GroupLayout{NumBlocks: 100}
 	for layer := range uint64(64) {

@@ -131,9 +131,9 @@ func (r *sampleRig) stored(from, n int) int {
 	return r.n.pool.Prefix(r.space, 0, pool.Chain(chain(from, n), hashLen))
 }
 
-// TestSampleCatchesWrongCopies: a device copies wrongly in every way there is, and says nothing.
-// With each block checked, the one that is wrong is neither stored nor said to be delivered.
-// Without a check it is.
+// TestSampleCatchesWrongCopies has a device that copies wrongly in every way, and does not report
+// it. With each block checked, the wrong one is neither stored nor reported as delivered. Without a
+// check it is.
 func TestSampleCatchesWrongCopies(t *testing.T) {
 	for name, open := range sampledDevices {
 		t.Run(name, func(t *testing.T) { catchesWrongCopies(t, open) })
@@ -251,7 +251,8 @@ func (r *sampleRig) told(c Completion, bad int, want Mismatch) {
 	}
 }
 
-// TestSampleOfADamagedSlot: the slot is at fault, and its own checksum says so: the entry goes.
+// TestSampleOfADamagedSlot expects a damaged slot, which its own checksum proves, to lose its
+// entry.
 func TestSampleOfADamagedSlot(t *testing.T) {
 	flip := &flipping{}
 	r := sampledDevices["host"].rig(t, func(c *Config, r *sampleRig) {
@@ -384,8 +385,8 @@ func sampleStation(t *testing.T, n *node, change func(*Config)) (*station, *held
 	return s, held
 }
 
-// TestCancelWaitsForSums: the engine's memory is being summed when the job is cancelled. The
-// acknowledgement comes when that has ended.
+// TestCancelWaitsForSums cancels a job while the engine's memory is being summed, and expects the
+// acknowledgement after that has ended.
 func TestCancelWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64, false)
@@ -406,7 +407,8 @@ func TestCancelWaitsForSums(t *testing.T) {
 	}
 }
 
-// TestDoneWaitsForSums: a job that is not cancelled, and the worker's end, wait for them too.
+// TestDoneWaitsForSums expects a job that is not cancelled, and the worker's end, to wait for the
+// sums too.
 func TestDoneWaitsForSums(t *testing.T) {
 	for _, kind := range []Kind{Save, Load} {
 		n := newNode(t, 64, false)
@@ -425,8 +427,8 @@ func TestDoneWaitsForSums(t *testing.T) {
 	}
 }
 
-// TestSampleOfARevokedSave: the engine revokes a save while its block is summed, and overwrites it.
-// That is no mismatch.
+// TestSampleOfARevokedSave revokes a save while its block is summed, and overwrites it. That is no
+// mismatch.
 func TestSampleOfARevokedSave(t *testing.T) {
 	n := newNode(t, 64, false)
 	s, held := sampleStation(t, n, func(c *Config) {
@@ -446,7 +448,8 @@ func TestSampleOfARevokedSave(t *testing.T) {
 	}
 }
 
-// TestCopiesGoOnBesideSums: while the first batches are summed the device has the next copies.
+// TestCopiesGoOnBesideSums expects the device to have the next copies while the first batches are
+// summed.
 func TestCopiesGoOnBesideSums(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(3, DefaultLimits.SaveAge, nil)
@@ -474,8 +477,8 @@ func TestCopiesGoOnBesideSums(t *testing.T) {
 	}
 }
 
-// TestSamplesThatAreNotMade: the time is over, or the device cannot do it. The blocks are as good
-// as unchecked ones, and counted.
+// TestSamplesThatAreNotMade has no time left for the samples, or a device without them, and expects
+// the blocks to be treated as unchecked, and counted.
 func TestSamplesThatAreNotMade(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"late":    func(c *Config) { c.Limits.SampleWait = 1 },
@@ -494,8 +497,8 @@ func TestSamplesThatAreNotMade(t *testing.T) {
 	}
 }
 
-// TestEngineDiesWhileSummed: its memory's contents are not known any more. The job ends, and its
-// blocks are counted.
+// TestEngineDiesWhileSummed kills an engine whose memory is being summed, so that its contents are
+// unknown. It expects the job to end, and its blocks to be counted.
 func TestEngineDiesWhileSummed(t *testing.T) {
 	for _, name := range []string{"host", "process"} {
 		for _, kind := range []Kind{Save, Load} {
@@ -532,8 +535,8 @@ type noSums struct{ cudaipc.Device }
 
 func (*noSums) Sum(*cudaipc.Sample) (cudaipc.Ticket, error) { return 0, cudaipc.ErrPeer }
 
-// TestPickerTakesOneOfEach: one block of each row, at every place of it, whatever the jobs' sizes
-// are, and the same for one seed.
+// TestPickerTakesOneOfEach expects one block of each row, at every place of it, whatever the jobs'
+// sizes are, and the same for one seed.
 func TestPickerTakesOneOfEach(t *testing.T) {
 	const every, rows = 10, 3000
 	picks := func(seed uint64, kind Kind) (list []int) {
@@ -571,7 +574,8 @@ func TestPickerTakesOneOfEach(t *testing.T) {
 	}
 }
 
-// TestSampleAcrossSmallJobs: jobs that are shorter than a row are checked as often as long ones.
+// TestSampleAcrossSmallJobs expects jobs that are shorter than a row to be checked as often as long
+// ones.
 func TestSampleAcrossSmallJobs(t *testing.T) {
 	s := newNode(t, 64, false).join(t, func(c *Config) {
 		arena, _ := c.Slots.(interface{ Arena() ([]byte, int) }).Arena()
@@ -586,8 +590,8 @@ func TestSampleAcrossSmallJobs(t *testing.T) {
 	}
 }
 
-// TestMismatchWidensTheSample: after one wrong block the rest of its batch is checked, and what
-// follows.
+// TestMismatchWidensTheSample expects the rest of a batch with one wrong block to be checked, and
+// the batches after it.
 func TestMismatchWidensTheSample(t *testing.T) {
 	r := sampledDevices["host"].rig(t, miscopying(devicetest.CopiedNotAll, Full, 8, Save))
 	p := r.worker.mu.threads[Save].picker
@@ -600,7 +604,8 @@ func TestMismatchWidensTheSample(t *testing.T) {
 	}
 }
 
-// TestSamplingIsChecked: invalid settings are refused with an error that names what is allowed.
+// TestSamplingIsChecked expects invalid settings to be refused with an error that names the allowed
+// ones.
 func TestSamplingIsChecked(t *testing.T) {
 	n := newNode(t, 64, false)
 	arena, _ := n.pool.Arena()

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	patience  = 30 * time.Second // for what must come
+	patience  = 30 * time.Second // for events that must come
 	blocks    = 256              // engine blocks of a station
 	piece     = 4 << 10          // bytes of one segment
 	pieces    = 4                // segments of a block: two neighbours in each of two regions

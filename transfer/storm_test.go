@@ -40,7 +40,8 @@ const stormHashes = 100 // more than the pool holds
 // seedOf binds the bytes to the epoch: those of another epoch are wrong bytes.
 func seedOf(number int, epoch uint32) uint64 { return uint64(epoch)<<20 + uint64(number) }
 
-// TestStorm: every job is completed once, no wrong byte is delivered, and nothing is left.
+// TestStorm expects every job to be completed once, no wrong byte to be delivered, and nothing to
+// be left.
 func TestStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -9,7 +9,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// TestStoredIsToldAtOnce: a save of blocks that are there does not wait for its event.
+// TestStoredIsToldAtOnce expects a save of stored blocks not to wait for its event.
 func TestStoredIsToldAtOnce(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	s.fill(0, 4)
@@ -20,9 +20,8 @@ func TestStoredIsToldAtOnce(t *testing.T) {
 	s.finish(job, pool.Exists)
 }
 
-// TestTwoEnginesStoreOnce: while one copies, the other is told so at once, and holds nothing.
-// TestStoringElsewhereIsToldAtOnce: blocks that another engine is storing are reported before the
-// own step has ended.
+// TestStoringElsewhereIsToldAtOnce expects blocks that another engine is storing to be reported
+// before the job's own step has ended.
 func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
@@ -40,6 +39,8 @@ func TestStoringElsewhereIsToldAtOnce(t *testing.T) {
 	first.ends(1, pool.OK)
 }
 
+// TestTwoEnginesStoreOnce expects an engine to be told at once that another one copies the same
+// blocks, and to hold nothing.
 func TestTwoEnginesStoreOnce(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)
@@ -92,8 +93,8 @@ func TestFullQueueIsBusy(t *testing.T) {
 	}
 }
 
-// TestQueueOfLargeJobsIsBusy: jobs are counted by their blocks too, because that is what takes
-// memory; but one job always has a place.
+// TestQueueOfLargeJobsIsBusy expects jobs to be counted by their blocks too, because those take
+// memory, and one job to have a place always.
 func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 	s := newNode(t, 64, false).join(t, func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 5 })
 	letGo := s.hold(func() {})
@@ -123,7 +124,8 @@ func TestQueueOfLargeJobsIsBusy(t *testing.T) {
 	s.finish(save(7, section(70, 5, 0)), pool.OK) // the count went down again
 }
 
-// TestCancelInTheQueue: a job that has not begun is cancelled though the one before it waits.
+// TestCancelInTheQueue expects a job that has not begun to be cancelled though the one before it
+// waits.
 func TestCancelInTheQueue(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)
 	letGo := s.hold(func() {})
@@ -147,7 +149,7 @@ func TestCancelInTheQueue(t *testing.T) {
 	letGo()
 }
 
-// TestCancelWhileWaitingForALane: so does a job that waits for other workers' copies.
+// TestCancelWhileWaitingForALane expects the same of a job that waits for other workers' copies.
 func TestCancelWhileWaitingForALane(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(1, time.Second, nil)
@@ -201,8 +203,8 @@ func TestEventThatNeverComes(t *testing.T) {
 	}
 }
 
-// TestCloseCompletesEveryJob: those in the queues, the one that waits, and the one whose copy is
-// under way.
+// TestCloseCompletesEveryJob expects Close to complete the jobs in the queues, the one that waits,
+// and the one whose copy is in flight.
 func TestCloseCompletesEveryJob(t *testing.T) {
 	n := newNode(t, 64, false)
 	g := newGate(n.host)

@@ -77,9 +77,9 @@ func killed(t *testing.T, cmd *exec.Cmd, log *processLog) {
 	}
 }
 
-// TestAgentWhoseFileIsCut: the file of a serving agent loses most of its pages, and is as long as
-// before later. The agent serves what is left, the next one begins cold, and the one after that is
-// warm.
+// TestAgentWhoseFileIsCut cuts most pages off the file of a serving agent, and makes it as long as
+// before later. It expects the agent to serve the remaining blocks, the next one to begin cold, and
+// the one after that to be warm.
 func TestAgentWhoseFileIsCut(t *testing.T) {
 	for _, device := range []string{"host", "host-mover"} {
 		t.Run(device, func(t *testing.T) {
@@ -132,8 +132,8 @@ func TestAgentWhoseFileIsCut(t *testing.T) {
 	}
 }
 
-// TestAgentMeetsABadPage: single pages of a warm file go bad, under the blocks and under their
-// headers, while an agent serves and before one starts. Each costs what was in it.
+// TestAgentMeetsABadPage makes single pages of a warm file bad, in blocks and in their headers,
+// while an agent serves and before one starts. It expects each to cost only the blocks in it.
 func TestAgentMeetsABadPage(t *testing.T) {
 	for _, device := range []string{"host", "host-mover"} {
 		t.Run(device, func(t *testing.T) {
@@ -226,7 +226,7 @@ func takePage(t *testing.T, path string, off int64, name string) {
 	}
 }
 
-// TestBadPagesAreToldNowAndThen: a line in a second, which counts those that had none.
+// TestBadPagesAreToldNowAndThen expects a line in a second, which counts the pages that had none.
 func TestBadPagesAreToldNowAndThen(t *testing.T) {
 	b := badPages{log: zap.NewNop()}
 	b.tell(dram.BadPage{})

@@ -60,7 +60,7 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// cache ls and rm of one tier, whose spaces have other names after a reset. What is deleted in the
+// cache ls and rm of one tier, whose spaces have other names after a reset. A block deleted in the
 // tier is still in memory.
 func TestCacheOfATier(t *testing.T) {
 	_, dir, _ := startServe(t, "--tier", "disk:"+filepath.Join(t.TempDir(), "disk")+"?capacity=64MiB&write=save")

@@ -164,7 +164,7 @@ func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
 	}
 	driver := []string{fmt.Sprintf("SOFTCUDA_CONTEXT_BYTES=%d", own)}
 	n := newNode(t, driver, "--copy-tables", file)
-	for _, want := range []cudaipc.TableSource{cudaipc.TableMeasured, cudaipc.TableKnown} {
+	for _, want := range []cudaipc.TableSource{cudaipc.TableMeasured, cudaipc.TableConfigured} {
 		if said, err := n.run("cuda"); err != nil {
 			t.Fatalf("%v: %s", err, said)
 		}
@@ -181,7 +181,7 @@ func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
 		}
 		log := n.end()
 		said := map[cudaipc.TableSource]string{cudaipc.TableMeasured: "measured now",
-			cudaipc.TableKnown: "measured before"}[want]
+			cudaipc.TableConfigured: "measured before"}[want]
 		if !strings.Contains(log, said) || !strings.Contains(log, i.Paths) ||
 			!strings.Contains(log, "the pool is pinned") ||
 			strings.Contains(log, "measured again") != (want == cudaipc.TableMeasured) {

@@ -28,7 +28,7 @@ type loadEngine struct {
 
 const loadBlock = 1 << 20
 
-// loadWait is how long these tests wait for what must come.
+// loadWait is how long these tests wait for an event that must come.
 const loadWait = 20 * time.Second
 
 func newLoadEngine(t *testing.T, dir string) *loadEngine {
@@ -107,9 +107,9 @@ func loadSection(block byte) []ipc.Section {
 	return []ipc.Section{{HashLen: 4, Hashes: []byte("hash"), Blocks: []byte{block, 0, 0, 0}}}
 }
 
-// TestCUDALoadEventsOfTheAgent: an engine asks for load events in its session, saves a block, and
-// has its stream wait for the load of it: what runs after the wait sees the bytes, while the
-// load's DONE is not asked for.
+// TestCUDALoadEventsOfTheAgent asks for load events in an engine's session, saves a block, and has
+// the engine's stream wait for the load of it. It expects a kernel after the wait to see the bytes,
+// without asking for the load's DONE.
 func TestCUDALoadEventsOfTheAgent(t *testing.T) {
 	softMachine(t)
 	t.Setenv("SOFTCUDA_COPY_US", "100000")

@@ -41,7 +41,7 @@ func (g *gpuLog) informed(i cudaipc.CUDAInfo) {
 
 // opened logs, once for each GPU, its copy paths and their cost.
 func (g *gpuLog) opened(i *cudaipc.CUDAInfo) {
-	from := map[cudaipc.TableSource]string{cudaipc.TableKnown: "measured before",
+	from := map[cudaipc.TableSource]string{cudaipc.TableConfigured: "measured before",
 		cudaipc.TableDefault: "default, not measured", cudaipc.TableMeasured: "measured now"}[i.Source]
 	fields := []zap.Field{zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver),
 		zap.String("paths", i.Paths), zap.String("from", from)}

@@ -151,7 +151,7 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 }
 
 // follow starts another agent in the place of one, and waits until it serves. It would wait an hour
-// for who lets go by himself.
+// for a process that releases the directory by itself.
 func follow(t *testing.T, path, dir string) (*exec.Cmd, *processLog, admin.Status) {
 	t.Helper()
 	log := &processLog{}

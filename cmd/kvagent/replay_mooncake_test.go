@@ -26,8 +26,7 @@ func startMooncake(t *testing.T) (spec string, master *servertest.Server) {
 }
 
 // busyPerProcessor is how many loops a test of Mooncake runs beside itself on each processor, each
-// in a session of its own and at its own priority, so that what it asks for holds at a load that is
-// known.
+// in a session of its own and at its own priority, so that its expectations hold at a known load.
 const busyPerProcessor = 2
 
 // busy runs the loops until the test ends.

@@ -15,9 +15,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestCUDAArenaLosesAPage: of an arena that is not pinned, whose bytes this process copies and
-// sums, a page that cannot be had makes the blocks on it bad; the others come, and this process
-// lives.
+// TestCUDAArenaLosesAPage takes a page from an arena that is not pinned, whose bytes this process
+// copies and sums. It expects only the blocks on that page to be bad, and this process to live.
 func TestCUDAArenaLosesAPage(t *testing.T) {
 	const block, blocks, bad = 64 << 10, 16, 5
 	unpinned := func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }

@@ -14,7 +14,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/kernel"
 )
 
-// What Calibrate measures with.
+// Sizes and limits of Calibrate's measurements.
 const (
 	calibrateBytes  = 32 << 20 // of GPU memory, and of pinned memory, meanwhile
 	calibrateRounds = 5        // of each; the median counts

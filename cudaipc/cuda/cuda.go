@@ -67,7 +67,9 @@ func Open(o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: cudaipc.TableKnown}
+	d := &Device{
+		arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: cudaipc.TableConfigured,
+	}
 	if !given {
 		o.Table, d.source = o.choose(&gpu)
 	}
@@ -141,7 +143,7 @@ func (d *Device) shut() error {
 			r.Close()
 		}
 	}
-	if d.alive() != nil { // what is pinned stays pinned, and so mapped, until the process ends
+	if d.alive() != nil { // pinned memory stays pinned, and so mapped, until the process ends
 		return errors.Join(errs...)
 	}
 	if d.ctx != nil {

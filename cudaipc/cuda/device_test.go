@@ -92,7 +92,7 @@ func pattern(seed uint64, n int) []byte {
 	return p
 }
 
-// TestCUDARegionsBeginInTheirAllocation: several tensors are in one allocation, none of them at its
+// TestCUDARegionsBeginInTheirAllocation has several tensors in one allocation, none of them at its
 // start.
 func TestCUDARegionsBeginInTheirAllocation(t *testing.T) {
 	const n = 64 << 10
@@ -130,7 +130,7 @@ func TestCUDACompletionIsTheEnd(t *testing.T) {
 	}
 }
 
-// TestCUDAEventIsAsked: an event after a running kernel has not fired.
+// TestCUDAEventIsAsked expects that an event after a running kernel has not fired.
 func TestCUDAEventIsAsked(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 2}, nil)
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record, Index: 1})
@@ -145,8 +145,8 @@ func TestCUDAEventIsAsked(t *testing.T) {
 	}
 }
 
-// TestCUDAStepWordIsRead: an event that has fired is no proof of a step that was not written; one
-// whose step is not reached is not asked.
+// TestCUDAStepWordIsRead expects that an event that has fired is no proof of a step whose word is
+// not written, and that an event whose step is not reached is not asked.
 func TestCUDAStepWordIsRead(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
 	b.do(devicetest.Op{
@@ -161,7 +161,8 @@ func TestCUDAStepWordIsRead(t *testing.T) {
 	}
 }
 
-// TestCUDADeathLeavesNothingOpen: what was open of a killed engine is closed.
+// TestCUDADeathLeavesNothingOpen kills an engine and expects its open regions and events to be
+// closed.
 func TestCUDADeathLeavesNothingOpen(t *testing.T) {
 	b := newBench(t, devicetest.Spec{Regions: []int64{1 << 20}, Events: 3}, nil)
 	if got := b.device.Info().Imports; got != 4 {
@@ -253,8 +254,8 @@ func TestCUDAAskedWhileItCloses(t *testing.T) {
 	asking.Wait()
 }
 
-// TestCUDARefusalToPin: what the driver does not pin is copied all the same, and Info says that it
-// is so.
+// TestCUDARefusalToPin expects memory that the driver does not pin to be copied all the same, and
+// Info to report that.
 func TestCUDARefusalToPin(t *testing.T) {
 	const n = 3 << 20
 	first := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, nil)
@@ -348,9 +349,9 @@ func TestCUDAOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestCUDAWritesAreThere: what an engine writes from memory that is not pinned, and what it clears,
-// is waited for, where a driver may be on its way with it still when the call returns. A software
-// driver is not, so the calls are looked at.
+// TestCUDAWritesAreThere expects a wait after each write and each clearing of unpinned memory of an
+// engine, because a driver may still be working on it when the call returns. A software driver is
+// not, so the test looks at the calls.
 func TestCUDAWritesAreThere(t *testing.T) {
 	engine, err := engine.NewCUDA(cudaipc.UUID{}, 0, 0)
 	if err != nil {

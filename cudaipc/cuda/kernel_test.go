@@ -23,8 +23,8 @@ var byKernel = cudaipc.CopyTable{Rules: []cudaipc.CopyRule{{
 
 func useKernel(o *cuda.Options) { o.Table = &byKernel }
 
-// pinned waits until nothing more will be pinned: what is not goes through the rings, and not by
-// the kernel.
+// pinned waits until nothing more will be pinned: unpinned memory goes through the rings, and not
+// by the kernel.
 func (b *bench) pinned() {
 	b.t.Helper()
 	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
@@ -72,7 +72,8 @@ func TestCUDAKernelBytes(t *testing.T) {
 	}
 }
 
-// TestCUDAKernelRows: rows at constant distances are entries of a list, over its end too.
+// TestCUDAKernelRows expects rows at constant distances to be entries of a list, beyond its end
+// too.
 func TestCUDAKernelRows(t *testing.T) {
 	const width, pitch, rows = 48, 96, 40_000
 	b := newBench(t, devicetest.Spec{Regions: []int64{rows * pitch}}, useKernel)

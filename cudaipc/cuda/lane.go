@@ -228,7 +228,7 @@ func (l *lane) chunk(pinned bool) {
 	}
 	c.list, l.list = l.list, nil
 	if err = l.d.judge(err); err != nil {
-		l.flight.err = err // what was started before it is waited for all the same
+		l.flight.err = err // copies started before it are waited for all the same
 	}
 	if l.d.alive() != nil {
 		return

@@ -16,8 +16,8 @@ import (
 
 const arenaSize = 4 << 20
 
-// TestCUDALostDevice: after an error that no later call survives, every call says so, and Close
-// still ends everything.
+// TestCUDALostDevice expects that after an error that no later call survives every call reports it,
+// and that Close still ends everything.
 func TestCUDALostDevice(t *testing.T) {
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
@@ -51,8 +51,8 @@ func TestCUDALostDevice(t *testing.T) {
 	}
 }
 
-// TestCUDALoadsGoFirst: each direction has a stream of its own, and the GPU does those of loads
-// first.
+// TestCUDALoadsGoFirst expects each direction to have a stream of its own, and the GPU to do the
+// loads first.
 func TestCUDALoadsGoFirst(t *testing.T) {
 	fd := memfd(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()

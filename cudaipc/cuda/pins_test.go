@@ -12,8 +12,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestCUDAPartlyPinned: of an arena of which some pieces are pinned, bytes of these go straight and
-// those of the others through the ring, also of one run that lies in both.
+// TestCUDAPartlyPinned pins some pieces of an arena. It expects their bytes to be copied directly
+// and those of the others through the ring, also of one run that lies in both.
 func TestCUDAPartlyPinned(t *testing.T) {
 	const piece, pieces = 64 << 10, 8
 	// Another device has pinned a piece in the middle: there the pinning ends.

@@ -104,7 +104,7 @@ func layout(random *rand.Rand) ([]span, []cudaipc.Block) {
 	return spans, counts
 }
 
-// TestPlanSeesWhatIsRegular: the layouts that engines have, and the number of calls they are worth.
+// TestPlanSeesWhatIsRegular checks the number of calls for the layouts that engines have.
 func TestPlanSeesWhatIsRegular(t *testing.T) {
 	const page, layers, blocks = 4 << 10, 32, 64
 	for _, test := range []struct {
@@ -175,7 +175,8 @@ func BenchmarkPlan(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(spans)), "ns/run")
 }
 
-// TestPlanStaysInARegion: two regions may be of two allocations, however their addresses lie.
+// TestPlanStaysInARegion expects no call over two regions, which may be two allocations, however
+// their addresses lie.
 func TestPlanStaysInARegion(t *testing.T) {
 	for name, spans := range map[string][]span{
 		"side by side":     {{0, 0, 4096, 1}, {4096, 4096, 4096, 2}},

@@ -43,7 +43,7 @@ func (q *queue[T]) take(wait bool) (v T, ok bool) {
 	return v, true
 }
 
-// close wakes waiting receivers; what is in the queue can still be taken.
+// close wakes waiting receivers; values in the queue can still be taken.
 func (q *queue[T]) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

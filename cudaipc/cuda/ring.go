@@ -63,8 +63,8 @@ func (r *ring) close() error {
 	return driver.FreePinned(r.mem)
 }
 
-// viaRing starts calls between the GPU and a half of the ring, for unpinned pieces. What does not
-// fit stays in l.rects.
+// viaRing starts calls between the GPU and a half of the ring, for unpinned pieces. Pieces that do
+// not fit stay in l.rects.
 func (l *lane) viaRing() (*staged, uint64, error) {
 	s := l.ring.begin()
 	half := l.ring.halves[s.half]

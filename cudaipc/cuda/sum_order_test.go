@@ -12,8 +12,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
-// TestCUDASumsOfLayers: blocks whose layers lie apart are copied layer by layer, in many chunks:
-// none is summed before its last layer is there.
+// TestCUDASumsOfLayers copies blocks whose layers lie apart layer by layer, in many chunks, and
+// expects no block to be summed before its last layer is there.
 func TestCUDASumsOfLayers(t *testing.T) {
 	const blocks, run = 64, 64 << 10
 	for name, layers := range map[string]int{"layer by layer": 2, "block by block": 1} {

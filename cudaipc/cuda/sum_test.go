@@ -9,8 +9,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestCUDASumsBeginBeforeTheEnd: of what has arrived, whole blocks are given to the summers, each
-// once; the flight ends with the last.
+// TestCUDASumsBeginBeforeTheEnd expects each whole block to be given to the summers once, as soon
+// as it has arrived, and the flight to end with the last.
 func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 	arena := make([]byte, 6<<20)
 	for i := range arena {

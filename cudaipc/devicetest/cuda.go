@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/engine"
 )
 
-// What childEnv is for engines on a GPU: their memory is an allocation, or virtual.
+// Values of childEnv for engines on a GPU: their memory is an allocation, or virtual.
 const (
 	childCUDA    = "cuda"
 	childVirtual = "virtual"

@@ -58,7 +58,7 @@ type player struct {
 	gates  []chan struct{}
 }
 
-// What the engines of all devices have.
+// Methods that the engines of all devices have.
 type (
 	revoker interface {
 		Revoke(word uint32)
@@ -177,7 +177,7 @@ func (p *player) do(op *Op) ([]byte, error) {
 	return nil, nil
 }
 
-// What engines on a GPU have besides.
+// Methods that only engines on a GPU have.
 type (
 	loadOpener interface {
 		LoadWords() uint64

@@ -1,4 +1,4 @@
-// What shim.c gives beside the symbols of the driver.
+// The functions of shim.c that are not symbols of the driver.
 #pragma once
 #include <stddef.h>
 

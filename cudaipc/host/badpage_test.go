@@ -10,9 +10,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestArenaLosesAPage: blocks that lie on a page of the arena that cannot be had are bad, the
-// others are not, and this process lives; whether the peer's memory is mapped or reached in its
-// process, with sums or without.
+// TestArenaLosesAPage expects only the blocks on a lost page of the arena to be bad, and this
+// process to live, whether the peer's memory is mapped or reached in its process, with sums or
+// without.
 func TestArenaLosesAPage(t *testing.T) {
 	const block, blocks = 16 << 10, 16
 	for name, kind := range map[string]cudaipc.Kind{"mapped": cudaipc.KindFD, "in the process": cudaipc.KindPeer} {

@@ -29,10 +29,10 @@ type Options struct {
 }
 
 // Device is the device on shared memory. It maps its arena and the regions of its peers into this
-// process, or reaches their memory by process_vm_readv. Whatever a peer does to its memory can
-// only make its own blocks bad: pagefault.Guard turns the SIGBUS of a file that was truncated
-// under the mapping, or that has no page left, into the end of the copy. A seal against shrinking
-// would not cover the second case, nor memory of libraries that do not seal.
+// process, or reaches their memory by process_vm_readv. A peer that changes its memory can only
+// make its own blocks bad: pagefault.Guard turns the SIGBUS of a file that was truncated under the
+// mapping, or that has no page left, into the end of the copy. A seal against shrinking would not
+// cover the second case, nor memory of libraries that do not seal.
 type Device struct {
 	arena     []byte
 	onDeath   bool

@@ -70,8 +70,8 @@ func dupFD(t *testing.T, fd int) int {
 	return r.FD
 }
 
-// TestPeerCutsOffItsMemory: the file under a mapping becomes shorter. Blocks after the cut are
-// bad, those before it are not, and this process lives.
+// TestPeerCutsOffItsMemory shortens the file under a mapping. It expects the blocks after the cut
+// to be bad, those before it not, and this process to live.
 func TestPeerCutsOffItsMemory(t *testing.T) {
 	const block, blocks = 64 << 10, 16
 	h := openHost(t)
@@ -255,7 +255,8 @@ func TestMostBytesOfAPeer(t *testing.T) {
 	}
 }
 
-// TestCopiesNobodyAsksFor: tickets are bounded, and full is an error now.
+// TestCopiesNobodyAsksFor expects tickets to be bounded, and an error at once when there are no
+// more.
 func TestCopiesNobodyAsksFor(t *testing.T) {
 	h := openHost(t)
 	if err := h.Import(cudaipc.Import{Regions: []cudaipc.Region{{
@@ -289,8 +290,8 @@ func TestCopiesNobodyAsksFor(t *testing.T) {
 	}
 }
 
-// TestPeerRangeThatIsNotThere: a page of a registered range is not mapped. Blocks that touch it are
-// bad.
+// TestPeerRangeThatIsNotThere has an unmapped page in a registered range and expects the blocks
+// that touch it to be bad.
 func TestPeerRangeThatIsNotThere(t *testing.T) {
 	const page = 4096
 	h := openHost(t)

@@ -3,9 +3,9 @@
 // A CRC is a remainder of polynomials over GF(2), so D bytes can be taken from the front of a message when their
 // product with x^(8D) is added after them. In the reflected order of CRC-32C, with P = 0x82f63b78, the two halves
 // of 16 bytes are multiplied by x^(8D+31) mod P and x^(8D-33) mod P (the 31 and 33 are where a carry-less product
-// of reflected operands comes to lie). TestFoldConstants computes each number below anew. What is left, 16 bytes,
-// is summed by the crc32 instruction. Source of the method: Gopal et al., "Fast CRC Computation for Generic
-// Polynomials Using PCLMULQDQ Instruction", Intel, 2009.
+// of reflected operands comes to lie). TestFoldConstants computes each number below anew. The last
+// 16 bytes are summed by the crc32 instruction. Source of the method: Gopal et al., "Fast CRC
+// Computation for Generic Polynomials Using PCLMULQDQ Instruction", Intel, 2009.
 
 DATA fold256<>+0(SB)/8, $0xdcb17aa4
 DATA fold256<>+8(SB)/8, $0xb9e02b86

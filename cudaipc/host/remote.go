@@ -14,7 +14,7 @@ import (
 // Limits of one call of process_vm_readv or process_vm_writev.
 const (
 	remoteVectors = 1024      // IOV_MAX
-	remotePiece   = 256 << 10 // bytes: what was just copied is still in the second-level cache when it is summed
+	remotePiece   = 256 << 10 // bytes: still in the second-level cache when a piece is summed
 )
 
 // piece is the transfer of one call.

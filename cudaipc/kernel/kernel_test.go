@@ -96,7 +96,7 @@ func TestTheProgramCopiesItsList(t *testing.T) {
 	}
 }
 
-// TestTheProgramStaysInside: nothing is read or written beside what an entry names, on either side.
+// TestTheProgramStaysInside expects no read or write outside of an entry's ranges, on either side.
 func TestTheProgramStaysInside(t *testing.T) {
 	p := parsed(t)
 	for _, n := range []int{1, 16, 100, 512, 2048, 4096} {
@@ -112,8 +112,8 @@ func TestTheProgramStaysInside(t *testing.T) {
 	}
 }
 
-// TestAWrongLineIsSeen: each changed line of the program makes a copy wrong, reach outside, or
-// never end.
+// TestAWrongLineIsSeen expects each changed line of the program to make a copy wrong, reach
+// outside, or never end.
 func TestAWrongLineIsSeen(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	source := make([]byte, 1<<14)

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// A machine for the few instructions that copy.ptx has, so that what its lines do can be compared
-// with what they should do where there is no GPU. It knows types: a register is used only as what
-// it was declared to be, a load or store is aligned as the hardware wants it, and all memory is in
-// ranges that the test gives.
+// A machine for the few instructions that copy.ptx has, so that the effects of its lines can be
+// compared with the intended ones where there is no GPU. It knows types: a register is used only as
+// what it was declared to be, a load or store is aligned as the hardware wants it, and all memory
+// is in ranges that the test gives.
 
 // program is a module's one function, read.
 type program struct {

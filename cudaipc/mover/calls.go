@@ -18,7 +18,7 @@ type calls struct {
 		sync.Mutex
 		open map[uint64]*call
 		last uint64
-		err  error // the life has ended: no more calls
+		err  error // the process has ended: no more calls
 	}
 }
 
@@ -90,40 +90,40 @@ func (c *calls) fail(err error) {
 
 // call sends a request and waits for its answer, which take reads. After limit the mover is lost;
 // the wait ends when it is reaped.
-func (l *life) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int),
+func (p *process) call(what string, limit time.Duration, msg func(number uint64) ([]byte, []int),
 	take func(*fields) error) error {
-	return l.callCancellable(nil, what, limit, msg, take)
+	return p.callCancellable(nil, what, limit, msg, take)
 }
 
 // callCancellable does what call does, for a request that may be cancelled: when cancelled is
 // closed, it tells the mover, and the call has Limits.Cancel from then on.
-func (l *life) callCancellable(cancelled <-chan struct{}, what string, limit time.Duration,
+func (p *process) callCancellable(cancelled <-chan struct{}, what string, limit time.Duration,
 	msg func(number uint64) ([]byte, []int), take func(*fields) error) error {
-	call := &call{what: what, until: l.clock.Load() + l.ticks(limit), take: take, done: make(chan struct{})}
-	number, err := l.calls.add(call)
+	call := &call{what: what, until: p.clock.Load() + p.ticks(limit), take: take, done: make(chan struct{})}
+	number, err := p.calls.add(call)
 	if err != nil {
 		return err
 	}
 	b, fds := msg(number)
-	if err := l.post(what, b, fds); errors.Is(err, errNotSent) {
-		l.calls.take(number)
-		return fmt.Errorf("mover %s: %s: %w", l.m.opts.Name, what, err)
+	if err := p.post(what, b, fds); errors.Is(err, errNotSent) {
+		p.calls.take(number)
+		return fmt.Errorf("mover %s: %s: %w", p.m.opts.Name, what, err)
 	}
 	select {
 	case <-call.done:
 	case <-cancelled:
-		l.calls.shorten(number, l.clock.Load()+l.ticks(l.m.opts.Limits.Cancel))
-		l.cancel(call, number)
+		p.calls.shorten(number, p.clock.Load()+p.ticks(p.m.opts.Limits.Cancel))
+		p.cancel(call, number)
 	}
 	return call.err
 }
 
 // cancel tells the mover that a call is cancelled, and waits for the call's end. While other
 // messages are being sent, it tries again each tick.
-func (l *life) cancel(call *call, number uint64) {
-	again := time.NewTicker(l.m.opts.Limits.Tick)
+func (p *process) cancel(call *call, number uint64) {
+	again := time.NewTicker(p.m.opts.Limits.Tick)
 	defer again.Stop()
-	for !l.trySend(msgCancel, int64(number)) {
+	for !p.trySend(msgCancel, int64(number)) {
 		select {
 		case <-call.done:
 			return
@@ -134,17 +134,17 @@ func (l *life) cancel(call *call, number uint64) {
 }
 
 // post sends a message. If it fails, the mover is lost, unless the error is errNotSent.
-func (l *life) post(what string, msg []byte, fds []int) error {
-	l.m.requests.Add(1)
-	err := l.conn.send(msg, fds, time.Now().Add(l.m.opts.Limits.Ping))
+func (p *process) post(what string, msg []byte, fds []int) error {
+	p.m.requests.Add(1)
+	err := p.conn.send(msg, fds, time.Now().Add(p.m.opts.Limits.Ping))
 	if err != nil && !errors.Is(err, errNotSent) {
-		l.disconnect(fmt.Errorf("it does not take a request (%s): %w", what, err))
+		p.disconnect(fmt.Errorf("it does not take a request (%s): %w", what, err))
 	}
 	return err
 }
 
-func (l *life) ticks(d time.Duration) int64 {
-	return int64((d + l.m.opts.Limits.Tick - 1) / l.m.opts.Limits.Tick)
+func (p *process) ticks(d time.Duration) int64 {
+	return int64((d + p.m.opts.Limits.Tick - 1) / p.m.opts.Limits.Tick)
 }
 
 func takeAnswer(f *fields) error {
@@ -160,10 +160,10 @@ func takeAnswer(f *fields) error {
 var maxProbe = 15 * time.Second
 
 // openDevice waits for the process's first message and has it open its device.
-func (l *life) openDevice() error {
-	o := &l.m.opts
-	measure, facts := l.m.facts()
-	return l.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
+func (p *process) openDevice() error {
+	o := &p.m.opts
+	measure, facts := p.m.facts()
+	return p.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &Setup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
 			Tables:  o.Tables,
@@ -172,20 +172,20 @@ func (l *life) openDevice() error {
 		if err != nil {
 			panic(err) // strings, numbers and booleans
 		}
-		return b, []int{l.m.arena}
+		return b, []int{p.m.arena}
 	}, takeAnswer)
 }
 
-func (l *life) importPeer(im *cudaipc.Import) error {
-	return l.callCancellable(im.Cancelled, fmt.Sprintf("import of peer %d", im.Peer), l.m.opts.Limits.Import,
+func (p *process) importPeer(im *cudaipc.Import) error {
+	return p.callCancellable(im.Cancelled, fmt.Sprintf("import of peer %d", im.Peer), p.m.opts.Limits.Import,
 		func(number uint64) ([]byte, []int) {
 			return putImport(nil, number, im)
 		}, takeAnswer)
 }
 
 // closePeer closes a peer. The end of the process counts as the close.
-func (l *life) closePeer(id cudaipc.PeerID) error {
-	err := l.call(fmt.Sprintf("close of peer %d", id), l.m.opts.Limits.Close, func(number uint64) ([]byte, []int) {
+func (p *process) closePeer(id cudaipc.PeerID) error {
+	err := p.call(fmt.Sprintf("close of peer %d", id), p.m.opts.Limits.Close, func(number uint64) ([]byte, []int) {
 		return put32(putHead(nil, msgClose, number), uint32(id)), nil
 	}, takeAnswer)
 	if errors.As(err, new(*cudaipc.LostError)) {
@@ -194,8 +194,8 @@ func (l *life) closePeer(id cudaipc.PeerID) error {
 	return err
 }
 
-func (l *life) poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	err := l.call("poll", l.m.opts.Limits.Poll, func(number uint64) ([]byte, []int) {
+func (p *process) poll(waits []cudaipc.Wait, states []cudaipc.State) error {
+	err := p.call("poll", p.m.opts.Limits.Poll, func(number uint64) ([]byte, []int) {
 		return putPoll(nil, number, waits), nil
 	}, func(f *fields) error { return takeStates(f, states) })
 	if errors.As(err, new(*cudaipc.LostError)) {

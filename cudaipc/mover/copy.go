@@ -38,7 +38,7 @@ func (m *Mover) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	}
 	buffer := copyBuffers.Get().(*[]byte)
 	*buffer = putCopy(*buffer, t, c)
-	_ = p.life.post("copy", *buffer, nil) // if it fails the life ends, and the copy with it
+	_ = p.process.post("copy", *buffer, nil) // if it fails the process ends, and the copy with it
 	copyBuffers.Put(buffer)
 	return t, nil
 }
@@ -67,7 +67,7 @@ func (m *Mover) ticket(c *clientCopy) (cudaipc.Ticket, error) {
 		return 0, err
 	}
 	if p.pending[c.lane]++; p.pending[c.lane] == 1 {
-		p.since[c.lane] = p.life.clock.Load()
+		p.since[c.lane] = p.process.clock.Load()
 	}
 	return t, nil
 }
@@ -93,7 +93,7 @@ func (m *Mover) finish(t cudaipc.Ticket, d cudaipc.Done) error {
 func (c *clientCopy) endLocked(d cudaipc.Done) {
 	c.End, c.ended = d, true
 	c.of.pending[c.lane]--
-	c.of.since[c.lane] = c.of.life.clock.Load()
+	c.of.since[c.lane] = c.of.process.clock.Load()
 	c.Finish()
 }
 
@@ -125,7 +125,7 @@ func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 		p.view.Release()
 		return 0, err
 	}
-	_ = p.life.post("sample", putSample(nil, t, s), nil) // if it fails the life ends, and the sample with it
+	_ = p.process.post("sample", putSample(nil, t, s), nil) // if it fails the process ends, and the sample with it
 	return t, nil
 }
 

@@ -337,13 +337,13 @@ func called(t *testing.T, engine devicetest.Engine) map[string]int {
 	return devicetest.ReadCalls(t, list)
 }
 
-// What a failure of each function costs, where a mover calls it for the first time. Import, poll,
-// gather and scatter are what answers an error, once; after the others nothing works in that
-// process.
+// The cost of a failure of each function, where a mover calls it for the first time. An import, a
+// poll, a gather or a scatter answers with an error, once; after the other costs nothing works in
+// that process.
 const (
 	costsNothing = "nothing" // it is done without
 	costsStart   = "start"   // the device does not open, and says why to each import
-	costsMover   = "mover"   // what is in flight cannot be known: the mover is replaced
+	costsMover   = "mover"   // the state of copies in flight is unknown: the mover is replaced
 	costsEnd     = "end"     // the end of the device says so, and the process ends
 )
 
@@ -392,9 +392,9 @@ func (p *faultPlan) holds(cost, name string, end faultEnd) {
 	}
 }
 
-// TestCUDAFailures: each function of the driver that a mover calls fails, once. The job, the import
-// or the close that met it says so, or does without; no block that is said to have arrived is
-// wrong; and what comes next works, unless the device cannot be opened at all.
+// TestCUDAFailures lets each function of the driver that a mover calls fail, once. It expects the
+// job, the import or the close that met the failure to report it, or to do without; no wrong block
+// to be reported as arrived; and the next call to work, unless the device cannot be opened at all.
 func TestCUDAFailures(t *testing.T) {
 	ownMachine(t)
 	engine := faultEngine(t)
@@ -470,9 +470,8 @@ func (h heldCopies) letGo() {
 	}
 }
 
-// TestCUDACopiesOfTheDead: an engine dies while copies of its memory are in flight, and they
-// finish, or end short without an error. Either way no block counts as arrived whose bytes are not
-// there.
+// TestCUDACopiesOfTheDead kills an engine while copies of its memory are in flight; they finish, or
+// end short without an error. It expects no block to count as arrived whose bytes are not there.
 func TestCUDACopiesOfTheDead(t *testing.T) {
 	ownMachine(t)
 	for _, ending := range []string{"finish", "end"} {
@@ -512,8 +511,8 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 	}
 }
 
-// TestCUDAHangs: a call of the driver that does not return costs the mover, which is killed and
-// reaped within its limits; its copies end with bad blocks, and the next one serves.
+// TestCUDAHangs has a call of the driver that does not return. It expects the mover to be killed
+// and reaped within its limits, its copies to end with bad blocks, and the next mover to serve.
 func TestCUDAHangs(t *testing.T) {
 	ownMachine(t)
 	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery", "cuMemcpyDtoH"}

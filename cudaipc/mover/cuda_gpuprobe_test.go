@@ -62,8 +62,8 @@ func next(t *testing.T, said <-chan cudaipc.CUDAInfo) cudaipc.CUDAInfo {
 	}
 }
 
-// TestCUDAProbe: the first process measures the paths and what the context takes; the next has it
-// from the first.
+// TestCUDAProbe expects the first process to measure the paths and the size of the context, and the
+// next to have them from the first.
 func TestCUDAProbe(t *testing.T) {
 	m, said := measuredMover(t, nil)
 	first := next(t, said)
@@ -88,7 +88,7 @@ func TestCUDAProbe(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := next(t, said)
-	for again.PinSeconds == first.PinSeconds { // what the first still said
+	for again.PinSeconds == first.PinSeconds { // still a report of the first
 		again = next(t, said)
 	}
 	if again.Source != cudaipc.TableMeasured || again.Facts.Context != contextBytes || again.Paths != first.Paths {
@@ -96,7 +96,8 @@ func TestCUDAProbe(t *testing.T) {
 	}
 }
 
-// TestCUDAProbeKnows: a table of this GPU, driver and version is taken as it is; others are none.
+// TestCUDAProbeKnows expects a table of this GPU, driver and version to be used as it is, and
+// others not.
 func TestCUDAProbeKnows(t *testing.T) {
 	known := cudaipc.DefaultCopyTable()
 	known.GPU, known.Rules[0].UpTo = "Software CUDA device 0", 12345
@@ -104,8 +105,8 @@ func TestCUDAProbeKnows(t *testing.T) {
 		driver, version int
 		want            cudaipc.TableSource
 	}{
-		"by hand":        {0, 0, cudaipc.TableKnown},
-		"of this driver": {12080, cudaipc.CopyTableVersion, cudaipc.TableKnown},
+		"by hand":        {0, 0, cudaipc.TableConfigured},
+		"of this driver": {12080, cudaipc.CopyTableVersion, cudaipc.TableConfigured},
 		"older driver":   {12040, cudaipc.CopyTableVersion, cudaipc.TableMeasured},
 		"older version":  {12080, cudaipc.CopyTableVersion + 1, cudaipc.TableMeasured},
 	} {
@@ -115,7 +116,7 @@ func TestCUDAProbeKnows(t *testing.T) {
 			_, said := measuredMover(t, func(o *mover.Options) { o.Tables = []cudaipc.CopyTable{table} },
 				"SOFTCUDA_DRIVER_VERSION=12080")
 			i := next(t, said)
-			if i.Source != test.want || strings.Contains(i.Paths, "12345") != (test.want == cudaipc.TableKnown) ||
+			if i.Source != test.want || strings.Contains(i.Paths, "12345") != (test.want == cudaipc.TableConfigured) ||
 				i.Facts.Context != contextBytes {
 				t.Errorf("%s, %s, facts %+v, want %s", i.Source, i.Paths, i.Facts, test.want)
 			}
@@ -123,8 +124,8 @@ func TestCUDAProbeKnows(t *testing.T) {
 	}
 }
 
-// TestCUDAProbeFails: a GPU on which nothing can be measured is opened all the same, and why is
-// said.
+// TestCUDAProbeFails expects a GPU on which nothing can be measured to be opened all the same, with
+// the reason reported.
 func TestCUDAProbeFails(t *testing.T) {
 	for fault, want := range map[string]string{
 		"cuMemHostAlloc:3:2": "not measured: calibrate: cuMemHostAlloc", // the first two are the rings'
@@ -139,8 +140,8 @@ func TestCUDAProbeFails(t *testing.T) {
 	}
 }
 
-// TestCUDAProbeTakesTheRest: a GPU with room for one context is opened once the probe has given
-// its own back, and what it measured counts.
+// TestCUDAProbeTakesTheRest expects a GPU with room for one context to be opened once the probe has
+// released its own, and the probe's measurements to count.
 func TestCUDAProbeTakesTheRest(t *testing.T) {
 	_, said := measuredMover(t, nil, "SOFTCUDA_MEMORY=167772160", "SOFTCUDA_CONTEXT_BYTES=104857600")
 	if i := next(t, said); i.Source != cudaipc.TableMeasured || i.Facts.Context != 0 ||
@@ -149,7 +150,7 @@ func TestCUDAProbeTakesTheRest(t *testing.T) {
 	}
 }
 
-// TestCUDALimitsAreTold: Info has the driver's limits after the lowering.
+// TestCUDALimitsAreTold expects Info to have the driver's limits after the lowering.
 func TestCUDALimitsAreTold(t *testing.T) {
 	for env, want := range map[string]cudaipc.CUDALimits{
 		"SOFTCUDA_FAIL=":                    {Stack: 256},

@@ -13,7 +13,8 @@ import (
 // onlyKernel is a copy table that names the kernel for all runs.
 var onlyKernel = []cudaipc.CopyRule{{UpTo: math.MaxUint64, Flat: cudaipc.CopyKernel, Rows: cudaipc.CopyKernel}}
 
-// TestCUDAKernelThatDoesNotLoad: its copies are made all the same, and Info says why it did not.
+// TestCUDAKernelThatDoesNotLoad expects the copies to be made without the kernel, and Info to
+// report why it did not load.
 func TestCUDAKernelThatDoesNotLoad(t *testing.T) {
 	ownMachine(t)
 	engine := faultEngine(t)
@@ -31,7 +32,7 @@ func TestCUDAKernelThatDoesNotLoad(t *testing.T) {
 	}
 }
 
-// TestCUDAKernelIsOffByDefault: no module is loaded unless the table names the kernel.
+// TestCUDAKernelIsOffByDefault expects no module to be loaded unless the table names the kernel.
 func TestCUDAKernelIsOffByDefault(t *testing.T) {
 	ownMachine(t)
 	m := newCUDAFixture(t, faultEngine(t), longLimits, nil, "SOFTCUDA_FAIL=cuModuleLoadData:0:999")

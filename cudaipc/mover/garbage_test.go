@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestMoverImportsGarbage: whatever a peer says of itself, it is refused or open, nothing leaks,
-// and the mover lives.
+// TestMoverImportsGarbage sends a mover arbitrary descriptions of a peer and expects each to be
+// refused or opened, no leak, and the mover to live.
 func TestMoverImportsGarbage(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

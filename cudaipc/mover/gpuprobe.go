@@ -175,7 +175,7 @@ func runProbe() error {
 	}
 }
 
-// answerOrders answers orders. What it opens stays open until the process ends.
+// answerOrders answers orders. Everything that it opens stays open until the process ends.
 func answerOrders(orders <-chan probeOrder, out *json.Encoder) error {
 	first := <-orders
 	arena, err := unix.Mmap(-1, 0, cuda.MinPinPiece, unix.PROT_READ|unix.PROT_WRITE,

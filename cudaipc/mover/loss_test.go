@@ -13,8 +13,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// TestMoverKilledWhileCopying: every copy ends, those that had ended are whole, and the next mover
-// goes on.
+// TestMoverKilledWhileCopying expects every copy to end, those that had ended to be whole, and the
+// next mover to serve.
 func TestMoverKilledWhileCopying(t *testing.T) {
 	m := newFixture(t, nil)
 	m.attach(1)
@@ -60,9 +60,9 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	m.works()
 }
 
-// TestNothingEndsBeforeTheMoverIsReaped: this is the fence of last resort. A copy in a stopped
-// mover does not end before the mover is reaped. Otherwise a cancel would be acknowledged while its
-// copy can still touch the engine's blocks.
+// TestNothingEndsBeforeTheMoverIsReaped tests the fence of last resort: a copy in a stopped mover
+// does not end before the mover is reaped. Otherwise a cancel would be acknowledged while its copy
+// can still touch the engine's blocks.
 func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	for range 3 {
 		m := newFixture(t, func(o *mover.Options) { o.Limits.Ping = time.Second })
@@ -81,8 +81,8 @@ func TestNothingEndsBeforeTheMoverIsReaped(t *testing.T) {
 	}
 }
 
-// TestStoppedMoverLetsGo: a stopped mover has a long limit, but a short one while a peer's memory
-// must be freed: its engine is dead, with or without a copy in flight, or its close waits.
+// TestStoppedMoverLetsGo expects a long limit for a stopped mover, but a short one while a peer's
+// memory must be freed: its engine is dead, with or without a copy in flight, or its close waits.
 func TestStoppedMoverLetsGo(t *testing.T) {
 	for name, happens := range map[string]func(*fixture){
 		"dead":             func(m *fixture) { m.engine.Kill() },
@@ -131,7 +131,8 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestMoverHangs: a device call that does not return costs only the mover, within its limit.
+// TestMoverHangs expects a device call that does not return to cost only the mover, within its
+// limit.
 func TestMoverHangs(t *testing.T) {
 	t.Run("Copy", func(t *testing.T) { testHangingCopy(t, hangsInCopy, cudaipc.LostCopy) })
 	t.Run("Done", func(t *testing.T) { testHangingCopy(t, hangsInDone, cudaipc.LostCopy) })
@@ -209,7 +210,7 @@ func testHangingCopy(t *testing.T, fault string, reason cudaipc.LossReason) {
 	m.expectLost(1, reason)
 }
 
-// TestMoverBacksOff: a mover that does not start is not started again and again.
+// TestMoverBacksOff expects a pause before the third start of a mover that failed to start twice.
 func TestMoverBacksOff(t *testing.T) {
 	m := newFixture(t, func(o *mover.Options) {
 		o.Device, o.Limits.Steady, o.Limits.Again, o.Limits.AtMost = doesNotOpen, time.Hour, time.Hour, time.Hour
@@ -226,9 +227,9 @@ func TestMoverBacksOff(t *testing.T) {
 	}
 }
 
-// What is left of the 2 s in which a dead engine's memory is to be free, whatever hangs: a mover
-// that stands still, and a driver that does not come back from a close, are found in time to be
-// killed.
+// TestDefaultLimitsFreeMemoryInTime expects that a mover that is stopped, and a driver that does
+// not return from a close, are noticed early enough to kill the mover and free a dead engine's
+// memory within 2 s.
 func TestDefaultLimitsFreeMemoryInTime(t *testing.T) {
 	const within, kill = 2 * time.Second, 250 * time.Millisecond // kill: and reap
 	l := mover.DefaultLimits

@@ -107,14 +107,14 @@ func (l *Limits) fill() {
 //
 //	agent                                 mover process
 //	Copy, Import, Close ──▶ conn ══════▶ server ──▶ lanes ──▶ Device
-//	Done ◀── tickets ◀──── life.read ◀══════ ends of copies ◀───────┘
+//	Done ◀── tickets ◀─ process.read ◀═══ ends of copies ◀──────────┘
 //	Poll reads the peer's words, mapped here too; the process asks a GPU's event
 type Mover struct {
-	opts  Options
-	build string
-	arena int // descriptor
-	watch func(cudaipc.PeerID, error)
-	lives sync.WaitGroup // goroutines of all lives
+	opts      Options
+	build     string
+	arena     int // descriptor
+	watch     func(cudaipc.PeerID, error)
+	processes sync.WaitGroup // goroutines of all processes
 
 	starting sync.Mutex     // one start at a time; held over it
 	starters sync.WaitGroup // starts that imports asked for, cancelled or not
@@ -122,7 +122,7 @@ type Mover struct {
 
 	mu struct {
 		sync.RWMutex
-		life    *life // nil: no process
+		process *process // nil: none runs
 		peers   map[cudaipc.PeerID]*clientPeer
 		tickets cudaipc.Tickets[*clientCopy]
 		closed  bool
@@ -173,7 +173,7 @@ func (m *Mover) Close(id cudaipc.PeerID) error {
 		return err
 	}
 	if p.lost == nil {
-		err = p.life.closePeer(id)
+		err = p.process.closePeer(id)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,13 +225,13 @@ func (m *Mover) closeAll() error {
 		}
 	}
 	m.mu.closed = true
-	life := m.mu.life
+	proc := m.mu.process
 	m.mu.Unlock()
 	var err error
-	if life != nil {
-		err = life.quit()
+	if proc != nil {
+		err = proc.quit()
 	}
-	m.lives.Wait()
+	m.processes.Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.mu.peers {

@@ -9,15 +9,15 @@ import (
 // clientPeer is a peer whose regions are open in a mover. Mover.mu guards all but view and asks.
 type clientPeer struct {
 	// view has the sizes of the regions, to check runs by, and the mapped sync words.
-	view *cudaipc.Peer
-	asks bool // its events are asked in the mover
-	life *life
+	view    *cudaipc.Peer
+	asks    bool // its events are asked in the mover
+	process *process
 
 	opening, closing bool
 	lost             error // why its mover was lost; nil: it was not
 
-	// Copies in the mover by Direction, and samples (sampleLane), and since which tick of the life
-	// none of them has ended.
+	// Copies in the mover by Direction, and samples (sampleLane), and since which tick none of them
+	// has ended.
 	pending [lanesPerPeer]int
 	since   [lanesPerPeer]int64
 }
@@ -32,21 +32,21 @@ func (m *Mover) Import(im cudaipc.Import) error {
 	if err != nil {
 		return err
 	}
-	life, err := m.aliveFor(&im)
+	proc, err := m.aliveFor(&im)
 	if err == nil {
-		err = life.importPeer(&im)
+		err = proc.importPeer(&im)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err == nil && life.over {
-		err = life.err()
+	if err == nil && proc.over {
+		err = proc.err()
 	}
 	if err != nil {
 		delete(m.mu.peers, im.Peer)
 		p.view.Close()
 		return err
 	}
-	p.life, p.opening = life, false
+	p.process, p.opening = proc, false
 	return nil
 }
 

@@ -6,12 +6,12 @@ import "github.com/kvagent/kvagent/cudaipc"
 // GPU, in one message for all waits, and only if the step word has been reached: before that the
 // answer does not depend on them.
 func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
-	asked, at, life, err := m.readWords(waits, states)
+	asked, at, proc, err := m.readWords(waits, states)
 	if err != nil || len(asked) == 0 {
 		return err
 	}
 	fired := make([]cudaipc.State, len(asked))
-	if err := life.poll(asked, fired); err != nil {
+	if err := proc.poll(asked, fired); err != nil {
 		return err
 	}
 	// The words are read after the event, so that an event seen as fired proves the step that was
@@ -34,7 +34,7 @@ func (m *Mover) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 
 // readWords reads words, and returns the waits whose events have to be asked, with their indexes.
 // All of them are of one mover.
-func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked []cudaipc.Wait, at []int, life *life,
+func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked []cudaipc.Wait, at []int, proc *process,
 	err error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -61,8 +61,8 @@ func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked [
 			states[i].Fired = false
 			continue
 		}
-		life = p.life
+		proc = p.process
 		asked, at = append(asked, waits[i]), append(at, i)
 	}
-	return asked, at, life, nil
+	return asked, at, proc, nil
 }

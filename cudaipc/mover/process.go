@@ -1,158 +1,215 @@
 package mover
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"strconv"
+	"os/exec"
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/cudaipc/cuda"
-	"github.com/kvagent/kvagent/cudaipc/host"
 )
 
-// socketFD is the mover's end of the socket pair, as it is started.
-const socketFD = 3
+// process is a process of a Mover, from its start until its end is reported. It has three
+// goroutines: run starts and reaps the process and reports its end, read receives its messages,
+// supervise checks its limits.
+type process struct {
+	m    *Mover
+	conn *conn
+	cmd  *exec.Cmd
 
-// probeEnv is set in a process that a mover starts to measure its GPU.
-const probeEnv = "KVAGENT_MOVER_PROBE"
+	ending chan struct{} // closed when the process is killed or has ended
+	reaped chan struct{} // closed when the process is reaped: it touches nothing any more
+	ended  chan struct{} // closed when its copies have ended and its lost peers are reported
+	joined sync.WaitGroup
 
-// endWait is how long a mover without an agent may take to end its copies and close its regions.
-// After that it exits, and the kernel closes them.
-const endWait = 2 * time.Second
+	once     sync.Once
+	quitting atomic.Bool        // ends in order: its silence is no fault
+	reason   cudaipc.LossReason // these two are readable once ending is closed
+	cause    error
 
-// Run serves the agent over descriptor 3 until the agent closes its end or dies. Mover starts the
-// process. An error is for the process's standard error; the process is to end in any case.
-//
-// The end of the socket and the parent-death signal show the agent's death. That signal is not
-// SIGKILL: the kernel would close a proof (Import.Proof) before the driver has stopped its
-// engines. Signals of a terminal or of a service manager do not end a mover, so that a draining
-// agent can go on.
-func Run(open OpenDevice) error {
-	unix.CloseOnExec(socketFD)
-	if os.Getenv(probeEnv) != "" {
-		return runProbe()
-	}
-	if err := closeInherited(); err != nil {
-		return err
-	}
-	conn, err := newConn(socketFD)
-	if err != nil {
-		return fmt.Errorf("%w (a mover is started by an agent, not by hand)", err)
-	}
-	defer conn.close()
-	signal.Ignore(unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
-	terms := make(chan os.Signal, 1)
-	signal.Notify(terms, unix.SIGTERM)
-	parent, ended := os.Getppid(), make(chan struct{})
-	defer close(ended)
-	go watchParent(parent, terms, ended, conn)
-	return serve(conn, open, func() { time.AfterFunc(endWait, func() { os.Exit(1) }) })
+	clock    atomic.Int64           // ticks
+	pong     atomic.Int64           // tick of the last answer to a ping
+	info     atomic.Pointer[[]byte] // last report of the device; nil: none yet
+	informed atomic.Bool            // the last question was answered
+	begun    time.Time
+	bound    string // NUMA binding, or why there is none
+	over     bool   // under Mover.mu: its end is reported
+
+	calls calls
 }
 
-// watchParent ends the connection when the parent-death signal, SIGTERM, comes. A SIGTERM of any
-// other origin is ignored.
-func watchParent(parent int, terms <-chan os.Signal, ended <-chan struct{}, conn *conn) {
-	for {
+// alive returns the running process, or starts one.
+func (m *Mover) alive() (*process, error) {
+	m.starting.Lock()
+	defer m.starting.Unlock()
+	m.mu.RLock()
+	proc, closed, pause := m.mu.process, m.mu.closed, time.Until(m.mu.history.notBefore)
+	m.mu.RUnlock()
+	switch {
+	case closed:
+		return nil, cudaipc.ErrClosed
+	case proc != nil:
 		select {
-		case <-terms:
-			if os.Getppid() != parent {
-				_ = conn.conn.SetReadDeadline(time.Unix(1, 0)) // fails only when the connection has ended
-			}
-		case <-ended:
-			return
+		case <-proc.ending:
+			return nil, fmt.Errorf("mover %s is being ended (%w): try again", m.opts.Name, proc.err())
+		default:
+			return proc, nil
 		}
+	case pause > 0:
+		return nil, fmt.Errorf("mover %s failed several times in a row; it is not started again for %v: %w: try later",
+			m.opts.Name, pause.Round(time.Millisecond), m.lastLoss())
+	}
+	return m.start()
+}
+
+// aliveFor returns a process for an import. If the import is cancelled, a start in progress
+// continues without it.
+func (m *Mover) aliveFor(im *cudaipc.Import) (*process, error) {
+	var proc *process
+	var err error
+	done := make(chan struct{})
+	m.starters.Go(func() {
+		defer close(done)
+		proc, err = m.alive()
+	})
+	select {
+	case <-done:
+		return proc, err
+	case <-im.Cancelled:
+		return nil, im.CheckCancelled()
 	}
 }
 
-// closeInherited closes every descriptor above the standard ones that exec left open. None of
-// this process's own is open yet.
-func closeInherited() error {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		fd, err := strconv.Atoi(e.Name())
-		if err != nil || fd <= socketFD {
-			continue
-		}
-		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
-		if err == nil && flags&unix.FD_CLOEXEC == 0 {
-			_ = unix.Close(fd)
-		}
-	}
-	return nil
+// Start starts the process if none runs.
+func (m *Mover) Start() error {
+	_, err := m.alive()
+	return err
 }
 
-// buildName names this process's binary: agent and mover are the same file.
-func buildName() (string, error) {
-	var st unix.Stat_t
-	if err := unix.Stat("/proc/self/exe", &st); err != nil {
-		return "", fmt.Errorf("/proc/self/exe: %w", err)
-	}
-	return fmt.Sprintf("file %d:%d, %d bytes of %d.%09d", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec), nil
-}
-
-// Open opens, in a mover, the devices of this package by their names.
-func Open(s Setup) (cudaipc.Device, error) {
-	switch s.Device {
-	case cudaipc.CUDAProbe:
-		if err := cuda.SeeGPUs(); err != nil {
-			return nil, err
-		}
-		fallthrough
-	case cudaipc.HostDevice:
-		return host.Open(host.Options{
-			ArenaFD:     s.ArenaFD,
-			ArenaSize:   s.ArenaSize,
-			FireOnDeath: s.FireOnDeath,
-			Populate:    s.Populate,
-		})
-	case cudaipc.CUDADevice:
-		return openCUDA(s)
-	}
-	return nil, fmt.Errorf("device %q, allowed: %s, %s: %w", s.Device, cudaipc.HostDevice, cudaipc.CUDADevice,
-		cudaipc.ErrKind)
-}
-
-// openCUDA opens the GPU of a setup over the pool's arena, which the device pins in the
-// background.
-func openCUDA(s Setup) (cudaipc.Device, error) {
-	open := openGPU
-	if s.Measure && cuda.Built {
-		open = openWithProbe
-	}
-	d, err := open(&s)
+// start runs a process until its device is open. m.starting is held.
+func (m *Mover) start() (*process, error) {
+	proc, theirs, err := m.newProcess()
 	if err != nil {
 		return nil, err
 	}
-	return d, nil
-}
-
-func openGPU(s *Setup) (*cuda.Device, error) {
-	return cuda.Open(cuda.Options{
-		GPU:       s.GPU,
-		ArenaFD:   s.ArenaFD,
-		ArenaSize: s.ArenaSize,
-		Tables:    s.Tables,
-		Facts:     s.Facts,
-	})
-}
-
-// deviceInfo returns the state of a device as JSON, or nothing if it has none.
-func deviceInfo(d cudaipc.Device) []byte {
-	c, ok := d.(interface{ Info() cudaipc.CUDAInfo })
-	if !ok {
-		return nil
+	started := make(chan error)
+	m.processes.Go(func() { proc.run(theirs, started) })
+	if err := <-started; err != nil {
+		<-proc.ended
+		return nil, err
 	}
-	text, err := json.Marshal(c.Info())
+	m.enter(proc)
+	if err := proc.openDevice(); err != nil {
+		proc.lose(cudaipc.LostStart, err)
+		<-proc.ended // reaped: a process that failed to start leaves nothing open
+		return nil, err
+	}
+	proc.ask(proc.clock.Load())
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.history.opened++
+	return proc, nil
+}
+
+// enter makes a process the mover's current one, unless it has ended already.
+func (m *Mover) enter(proc *process) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.mu.history.starts++
+	if !proc.over {
+		m.mu.process = proc
+	}
+}
+
+func (m *Mover) newProcess() (*process, *os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil // it has texts and numbers only
+		return nil, nil, fmt.Errorf("mover %s: socketpair: %w", m.opts.Name, err)
 	}
-	return text
+	theirs := os.NewFile(uintptr(pair[1]), "mover")
+	conn, err := newConn(pair[0])
+	if err != nil {
+		return nil, nil, errors.Join(err, theirs.Close())
+	}
+	proc := &process{
+		m: m, conn: conn, begun: time.Now(),
+		ending: make(chan struct{}), reaped: make(chan struct{}), ended: make(chan struct{}),
+	}
+	proc.calls.init()
+	proc.informed.Store(true)
+	c := m.opts.Command
+	proc.cmd = exec.Command(c[0], c[1:]...)
+	proc.cmd.Env = append(os.Environ(), m.opts.Env...)
+	proc.cmd.Stderr = os.Stderr
+	proc.cmd.ExtraFiles = []*os.File{theirs}
+	// A session of its own: the terminal's signals are the agent's. The parent-death signal is
+	// Run's.
+	proc.cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM}
+	return proc, theirs, nil
+}
+
+// run owns the process. Its thread lives exactly as long as the process: the parent-death signal
+// comes at the death of the starting thread, and the thread may be bound to a node, which the
+// process inherits.
+func (p *process) run(theirs *os.File, started chan<- error) {
+	runtime.LockOSThread()
+	p.bound = bindThread(p.m.opts.Node)
+	err := p.cmd.Start()
+	_ = theirs.Close() // the process has it
+	if err == nil {
+		p.m.reportProcess(p.cmd.Process.Pid, true)
+		p.joined.Go(p.read)
+		p.joined.Go(p.supervise)
+	} else {
+		err = fmt.Errorf("mover %s: %w", p.m.opts.Name, err)
+		p.lose(cudaipc.LostStart, err)
+	}
+	started <- err
+	if err == nil {
+		_ = p.cmd.Wait() // the status is in ProcessState
+		p.m.reportProcess(p.cmd.Process.Pid, false)
+		p.lose(cudaipc.LostCrash, fmt.Errorf("it ended by itself: %v", p.cmd.ProcessState))
+	}
+	close(p.reaped)
+	p.end()
+}
+
+// reportProcess reports the start and the end of a process.
+func (m *Mover) reportProcess(pid int, runs bool) {
+	if m.opts.Process != nil {
+		m.opts.Process(pid, runs)
+	}
+}
+
+// quit ends the process in order and returns when it is reaped.
+func (p *process) quit() error {
+	err := p.closePeer(cudaipc.AllPeers)
+	p.quitting.Store(true)
+	p.conn.close()
+	if !closesWithin(p.reaped, endWait) {
+		p.lose(cudaipc.LostCall, errors.New("it did not end by itself"))
+	}
+	<-p.ended
+	if code := p.cmd.ProcessState.ExitCode(); code > 0 {
+		err = errors.Join(err, fmt.Errorf("mover %s ended with code %d", p.m.opts.Name, code))
+	}
+	return err
+}
+
+// closesWithin waits for a channel to be closed.
+func closesWithin(c <-chan struct{}, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-c:
+		return true
+	case <-timer.C:
+		return false
+	}
 }

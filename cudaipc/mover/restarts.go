@@ -6,7 +6,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// history counts the lives that have ended.
+// history counts the processes that have ended.
 type history struct {
 	starts    uint64
 	opened    uint64 // starts that led to an open device
@@ -19,10 +19,10 @@ type history struct {
 
 // loss records a loss and decides when the next process may start: at once after the first, with
 // a growing pause after later ones.
-func (h *history) loss(l *life, limits *Limits) {
-	h.lost[l.reason]++
-	h.last, h.lastAt = l.err(), time.Now()
-	if time.Since(l.begun) >= limits.Steady {
+func (h *history) loss(proc *process, limits *Limits) {
+	h.lost[proc.reason]++
+	h.last, h.lastAt = proc.err(), time.Now()
+	if time.Since(proc.begun) >= limits.Steady {
 		h.row = 0
 	}
 	h.row++
@@ -53,19 +53,19 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last,
 		NextStart: h.notBefore,
 	}
-	s.Failing = m.mu.life == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
+	s.Failing = m.mu.process == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
 	for reason, n := range h.lost {
 		s.Lost[reason] = n
 	}
 	for _, p := range m.mu.peers {
 		s.Copies += p.pending[cudaipc.Gather] + p.pending[cudaipc.Scatter]
 	}
-	if l := m.mu.life; l != nil && l.cmd.Process != nil {
-		s.Pid, s.Since, s.Node = l.cmd.Process.Pid, l.begun, l.bound
-		if info := l.info.Load(); info != nil {
+	if proc := m.mu.process; proc != nil && proc.cmd.Process != nil {
+		s.Pid, s.Since, s.Node = proc.cmd.Process.Pid, proc.begun, proc.bound
+		if info := proc.info.Load(); info != nil {
 			s.Info = *info
 		}
-		s.PingAge = time.Duration(l.clock.Load()-l.pong.Load()) * m.opts.Limits.Tick
+		s.PingAge = time.Duration(proc.clock.Load()-proc.pong.Load()) * m.opts.Limits.Tick
 	}
 	return []cudaipc.MoverState{s}
 }

@@ -22,7 +22,8 @@ func (d lostDevice) Lost() <-chan struct{} {
 
 func (d lostDevice) LostBy() error { return d.why }
 
-// TestWatchedLossSaysWhy: the agent learns the cause of the loss before any call has answered.
+// TestWatchedLossSaysWhy expects the agent to learn the cause of the loss before any call has
+// answered.
 func TestWatchedLossSaysWhy(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -10,20 +10,20 @@ import (
 
 // read receives the mover's messages until its end of the socket is closed. The process has ended
 // then, or is about to.
-func (l *life) read() {
+func (p *process) read() {
 	var msg []byte
 	first := true
 	for {
 		var fds []int
 		var err error
-		if msg, fds, err = l.conn.receive(msg); err == nil {
+		if msg, fds, err = p.conn.receive(msg); err == nil {
 			closeAll(fds) // none comes
-			err = l.message(msg, first)
+			err = p.message(msg, first)
 			first = false
 		}
 		if err != nil {
-			if !l.quitting.Load() {
-				l.disconnect(fmt.Errorf("its socket: %w", err))
+			if !p.quitting.Load() {
+				p.disconnect(fmt.Errorf("its socket: %w", err))
 			}
 			return
 		}
@@ -31,7 +31,7 @@ func (l *life) read() {
 }
 
 // message handles one message. An error is the mover's fault.
-func (l *life) message(msg []byte, first bool) error {
+func (p *process) message(msg []byte, first bool) error {
 	f := &fields{rest: msg}
 	kind, number := f.u8(), f.u64()
 	if first != (kind == msgHello) {
@@ -39,29 +39,29 @@ func (l *life) message(msg []byte, first bool) error {
 	}
 	switch kind {
 	case msgHello:
-		return l.hello(f)
+		return p.hello(f)
 	case msgPong:
-		l.pong.Store(l.clock.Load())
+		p.pong.Store(p.clock.Load())
 		return f.end("pong")
 	case msgDone:
 		d, err := takeDone(f)
 		if err != nil {
 			return err
 		}
-		return l.m.finish(cudaipc.Ticket(number), d)
+		return p.m.finish(cudaipc.Ticket(number), d)
 	case msgInfoIs:
 		info := append([]byte(nil), f.rest...)
-		l.info.Store(&info)
-		l.m.lives.Go(func() {
-			l.m.inform(info)
-			l.informed.Store(true)
+		p.info.Store(&info)
+		p.m.processes.Go(func() {
+			p.m.inform(info)
+			p.informed.Store(true)
 		})
 		return nil
 	case msgLost:
-		l.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
+		p.lose(cudaipc.LostDevice, errors.New(string(f.bytes())))
 		return f.end("lost")
 	case msgAnswer, msgStates, msgEventsAre:
-		call := l.calls.take(number)
+		call := p.calls.take(number)
 		if call == nil {
 			return fmt.Errorf("answer to request %d, which was not made: %w", number, errWire)
 		}
@@ -76,57 +76,57 @@ func (l *life) message(msg []byte, first bool) error {
 }
 
 // hello compares the builds. Nothing else ensures that both ends speak one protocol.
-func (l *life) hello(f *fields) error {
+func (p *process) hello(f *fields) error {
 	build := string(f.bytes())
 	if err := f.end("hello"); err != nil {
 		return err
 	}
-	if build != l.m.build {
-		return fmt.Errorf("it is another binary: %s, this one is %s", build, l.m.build)
+	if build != p.m.build {
+		return fmt.Errorf("it is another binary: %s, this one is %s", build, p.m.build)
 	}
 	return nil
 }
 
 // supervise checks the mover once per tick until it dies. Time is counted in ticks of this
 // goroutine, so that it stops while this process is stopped.
-func (l *life) supervise() {
-	ticker := time.NewTicker(l.m.opts.Limits.Tick)
+func (p *process) supervise() {
+	ticker := time.NewTicker(p.m.opts.Limits.Tick)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-l.ending:
+		case <-p.ending:
 			return
-		case <-l.reaped:
+		case <-p.reaped:
 			return
 		case <-ticker.C:
 		}
-		now := l.clock.Add(1)
-		if reason, err := l.overdue(now); err != nil {
-			l.lose(reason, err)
+		now := p.clock.Add(1)
+		if reason, err := p.overdue(now); err != nil {
+			p.lose(reason, err)
 			return
 		}
-		l.trySend(msgPing, now)
-		if now%l.ticks(infoEvery) == 1 {
-			l.ask(now)
+		p.trySend(msgPing, now)
+		if now%p.ticks(infoEvery) == 1 {
+			p.ask(now)
 		}
 	}
 }
 
 // overdue returns what the mover has not done within its limit.
-func (l *life) overdue(now int64) (cudaipc.LossReason, error) {
-	limits := &l.m.opts.Limits
+func (p *process) overdue(now int64) (cudaipc.LossReason, error) {
+	limits := &p.m.opts.Limits
 	ping := limits.Ping
-	if l.m.releasing(l) {
+	if p.m.releasing(p) {
 		ping = min(ping, limits.Quiet)
 	}
-	if now-l.pong.Load() > l.ticks(ping) {
+	if now-p.pong.Load() > p.ticks(ping) {
 		return cudaipc.LostPing, fmt.Errorf("it did not answer a ping within %v", ping)
 	}
-	if call := l.calls.overdue(now); call != nil {
-		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, l.m.errorHint())
+	if call := p.calls.overdue(now); call != nil {
+		return cudaipc.LostCall, fmt.Errorf("it did not answer in time: %s%s", call.what, p.m.errorHint())
 	}
-	if id, stuck := l.m.stuck(l, now); stuck {
-		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, l.m.errorHint())
+	if id, stuck := p.m.stuck(p, now); stuck {
+		return cudaipc.LostCopy, fmt.Errorf("no copy of peer %d ended within %v%s", id, limits.Copy, p.m.errorHint())
 	}
 	return "", nil
 }
@@ -141,26 +141,26 @@ func (m *Mover) errorHint() string {
 		"Engines on other GPUs, and on CPUs, are served on"
 }
 
-// releasing reports whether a peer of a life is being closed, or will be because its process is
+// releasing reports whether a peer of a process is being closed, or will be because its process is
 // dead.
-func (m *Mover) releasing(l *life) bool {
+func (m *Mover) releasing(proc *process) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for _, p := range m.mu.peers {
-		if p.life == l && (p.closing || p.view.Dead()) {
+		if p.process == proc && (p.closing || p.view.Dead()) {
 			return true
 		}
 	}
 	return false
 }
 
-// stuck finds a peer of a life whose copies do not end.
-func (m *Mover) stuck(l *life, now int64) (cudaipc.PeerID, bool) {
+// stuck finds a peer of a process whose copies do not end.
+func (m *Mover) stuck(proc *process, now int64) (cudaipc.PeerID, bool) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	for id, p := range m.mu.peers {
 		for lane := range p.pending {
-			if p.life == l && p.pending[lane] > 0 && now-p.since[lane] > l.ticks(m.opts.Limits.Copy) {
+			if p.process == proc && p.pending[lane] > 0 && now-p.since[lane] > proc.ticks(m.opts.Limits.Copy) {
 				return id, true
 			}
 		}
@@ -174,19 +174,19 @@ const infoEvery = 2 * time.Second
 
 // trySend sends a message that may be left out. It sends nothing while another message is being
 // sent, since it would have to wait for the mover. A ping that is not sent has no answer either.
-func (l *life) trySend(kind byte, now int64) (sent bool) {
-	c := l.conn
+func (p *process) trySend(kind byte, now int64) (sent bool) {
+	c := p.conn
 	if !c.sending.TryLock() {
 		return false
 	}
 	defer c.sending.Unlock()
-	_ = c.conn.SetWriteDeadline(time.Now().Add(l.m.opts.Limits.Tick)) // as in send
+	_ = c.conn.SetWriteDeadline(time.Now().Add(p.m.opts.Limits.Tick)) // as in send
 	return c.packet(packetLast, putHead(nil, kind, uint64(now)), nil) == nil
 }
 
 // ask asks for the device's state.
-func (l *life) ask(now int64) {
-	if l.informed.Swap(false) {
-		l.informed.CompareAndSwap(false, !l.trySend(msgInfo, now))
+func (p *process) ask(now int64) {
+	if p.informed.Swap(false) {
+		p.informed.CompareAndSwap(false, !p.trySend(msgInfo, now))
 	}
 }

@@ -46,7 +46,8 @@ func wireSeeds() [][]byte {
 	}
 }
 
-// FuzzMoverWire: no bytes make a reader panic, and what is read is written again as the same bytes.
+// FuzzMoverWire expects that no bytes make a reader panic, and that a message that was read is
+// written as the same bytes.
 func FuzzMoverWire(f *testing.F) {
 	for _, seed := range wireSeeds() {
 		f.Add(seed)
@@ -118,7 +119,7 @@ func reread(msg []byte) ([]byte, error) {
 	return nil, errWire
 }
 
-// TestMoverWireSeeds: the fuzz's seeds are messages, not noise.
+// TestMoverWireSeeds expects the fuzz's seeds to be messages, not noise.
 func TestMoverWireSeeds(t *testing.T) {
 	for i, seed := range wireSeeds() {
 		if again, err := reread(seed); err != nil || !bytes.Equal(again, seed) {

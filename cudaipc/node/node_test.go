@@ -142,7 +142,7 @@ func TestNodeRefuses(t *testing.T) {
 	}
 }
 
-// TestNodeForgetsGPUs: unused GPUs are closed when there are too many.
+// TestNodeForgetsGPUs expects unused GPUs to be closed when there are too many.
 func TestNodeForgetsGPUs(t *testing.T) {
 	n, made := noteNode()
 	for i := range MaxGPUs {
@@ -180,7 +180,7 @@ func TestGPUNode(t *testing.T) {
 	}
 }
 
-// TestGPUEnv: a MIG instance is named in the environment of its mover, and nothing else is.
+// TestGPUEnv expects a MIG instance to be named in the environment of its mover, and nothing else.
 func TestGPUEnv(t *testing.T) {
 	gpu, instance := cudaipc.UUID{0xab, 0xcd}, cudaipc.UUID{0x12, 0x34, 15: 0x56}
 	for name, test := range map[string]struct {
@@ -210,7 +210,8 @@ func TestGPUEnv(t *testing.T) {
 	}
 }
 
-// TestGPUNodes: the nodes of all GPUs, each once, of machines that have several; else why not.
+// TestGPUNodes expects the nodes of all GPUs, each once, on machines that have several, and a
+// reason on others.
 func TestGPUNodes(t *testing.T) {
 	const gpu, sound = "0x030200", "0x040300"
 	for name, test := range map[string]struct {

@@ -37,8 +37,8 @@ func checkLayout() error {
 // receiver holds the memory of received messages. It belongs to the goroutine that owns the socket.
 type receiver struct{ rx C.kv_rx }
 
-// receive waits for a message until the timeout (ipc.ErrTimeout); a negative one is no limit. What
-// is beyond the limits of a look-up is read and discarded.
+// receive waits for a message until the timeout (ipc.ErrTimeout); a negative one is no limit.
+// Frames beyond the limits of a look-up are read and discarded.
 func (r *receiver) receive(s *zmq.Socket, timeout time.Duration) error {
 	ms := C.long(-1)
 	if timeout >= 0 {

@@ -14,8 +14,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Shape of the engine that saves. What it stored in an epoch is dropped before the pool is full, so
-// that nothing that is asked for is evicted.
+// Shape of the engine that saves. The blocks of an epoch are dropped before the pool is full, so
+// that no block that is asked for is evicted.
 const (
 	saveBlockBytes = 64 << 10
 	saveBlocks     = 64 // of a job, and of the engine's memory

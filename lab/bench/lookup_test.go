@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Agent and echo are processes of their own: they end with the measurement, and what they answer is
-// checked by it.
+// Agent and echo are processes of their own: they end with the measurement, and it checks their
+// answers.
 func TestBenchLookup(t *testing.T) {
 	for name, args := range map[string][]string{
 		"one":     {"--form", "own"},

@@ -30,7 +30,7 @@ type transferBench struct {
 	segment, blocks int // of the worker at hand
 	engine          *engine.Host
 	memory          *engine.HostMemory // the engine's KV cache
-	other           *engine.HostMemory // what copy() moves to and from: as large as the pool's arena
+	other           *engine.HostMemory // source and target of copy(): as large as the pool's arena
 	pool            *dram.Pool
 	host            *host.Device
 	worker          *transfer.Worker

@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// TestKilledBetweenStretches: an engine that is killed when its stretch is over, with requests that
-// go on in the next one, is given them again with that.
+// TestKilledBetweenStretches kills an engine when its stretch is over, with requests that continue
+// in the next one, and expects it to be given them again with that.
 func TestKilledBetweenStretches(t *testing.T) {
 	var sent bytes.Buffer
 	e := &engine{

@@ -40,7 +40,7 @@ type agentProcess struct {
 
 	mu struct {
 		sync.Mutex
-		child   *agentLife
+		child   *agentIncarnation
 		stopAt  bool          // ending is intended
 		resumed chan struct{} // closed when it continues; nil while it is not stopped
 		pauses  int
@@ -50,8 +50,8 @@ type agentProcess struct {
 	pausing sync.WaitGroup
 }
 
-// agentLife is one life of the agent.
-type agentLife struct {
+// agentIncarnation is one process of the agent.
+type agentIncarnation struct {
 	*child.Process
 	wanted bool // it was killed on purpose
 }
@@ -95,7 +95,7 @@ func (a *agentProcess) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := &agentLife{Process: started}
+	c := &agentIncarnation{Process: started}
 	a.mu.Lock()
 	a.mu.child = c
 	a.mu.Unlock()
@@ -116,9 +116,9 @@ func (a *agentProcess) start(ctx context.Context) error {
 	}
 }
 
-// reportEnd reports a life that ends unexpectedly. It waits for the report of the engine that
-// killed it, which may be in transit.
-func (a *agentProcess) reportEnd(c *agentLife) {
+// reportEnd reports an incarnation that ends unexpectedly. It waits for the report of the engine
+// that killed it, which may be in transit.
+func (a *agentProcess) reportEnd(c *agentIncarnation) {
 	<-c.Done
 	for end := time.Now().Add(reportWithin); !a.endWanted(c); time.Sleep(agentPoll) {
 		if time.Now().After(end) {
@@ -128,14 +128,14 @@ func (a *agentProcess) reportEnd(c *agentLife) {
 	}
 }
 
-// endWanted reports whether a life was killed on purpose, or the agent is to end.
-func (a *agentProcess) endWanted(c *agentLife) bool {
+// endWanted reports whether an incarnation was killed on purpose, or the agent is to end.
+func (a *agentProcess) endWanted(c *agentIncarnation) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return c.wanted || a.mu.stopAt
 }
 
-func (a *agentProcess) tellExit(c *agentLife) {
+func (a *agentProcess) tellExit(c *agentIncarnation) {
 	select {
 	case a.exits <- fmt.Errorf("the agent of node %d ended unexpectedly: %w\n%s", a.node, c.Err,
 		a.log.String()):
@@ -143,16 +143,16 @@ func (a *agentProcess) tellExit(c *agentLife) {
 	}
 }
 
-// current returns the life that runs.
-func (a *agentProcess) current() *agentLife {
+// current returns the incarnation that runs.
+func (a *agentProcess) current() *agentIncarnation {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.mu.child
 }
 
-// expectDeath records that the end of a life is intended, and kills it. It returns false if that
-// was recorded before, or if the life has ended and another one has begun.
-func (a *agentProcess) expectDeath(c *agentLife) bool {
+// expectDeath records that the end of an incarnation is intended, and kills it. It returns false if
+// that was recorded before, or if it has ended and another one has begun.
+func (a *agentProcess) expectDeath(c *agentIncarnation) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c == nil || c != a.mu.child || c.wanted {

@@ -20,16 +20,16 @@ import (
 
 // engineProcess is one process of mock engines, driven over its standard input and output.
 type engineProcess struct {
-	life    int // which start of it this is
-	engines []*engine
-	child   *child.Process
-	in      io.WriteCloser
-	encode  *json.Encoder
-	log     child.Tail
-	wanted  bool // its end is intended
+	incarnation int // number of the engine's starts up to this one
+	engines     []*engine
+	child       *child.Process
+	in          io.WriteCloser
+	encode      *json.Encoder
+	log         child.Tail
+	wanted      bool // its end is intended
 }
 
-// engine is one engine through all its lives.
+// engine is one engine through all its incarnations.
 type engine struct {
 	number     int
 	process    *engineProcess
@@ -39,8 +39,8 @@ type engine struct {
 	unfinished map[uint64]mockengine.Request // handed in and not over
 	owed       []mockengine.Request          // of them, those whose process was killed between two stretches
 	strike     *plannedStrike                // armed and not fired
-	past, last mockengine.Stats              // of lives that are over, and of this one so far
-	lost       uint64                        // wrong bytes reported by lives that ended before they counted them
+	past, last mockengine.Stats              // of earlier incarnations, and of this one so far
+	lost       uint64                        // wrong bytes reported by incarnations that ended before they counted them
 	left       *mockengine.Report
 
 	requests, blocks, own, pooled, others int
@@ -72,7 +72,7 @@ func (r *replay) spawn(p *engineProcess) error {
 	if err != nil {
 		return err
 	}
-	p.life++
+	p.incarnation++
 	p.wanted = false
 	cmd := exec.Command(exe, "mock", "--drive")
 	cmd.Stderr = &p.log
@@ -94,9 +94,9 @@ func (r *replay) spawn(p *engineProcess) error {
 	r.readers.Go(func() { r.readReports(p, c, out) })
 	for _, e := range p.engines {
 		c := r.cfg
-		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.life)
+		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.incarnation)
 		c.Device = r.set.engineDevice(e.number)
-		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.life)
+		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.incarnation)
 		link := mockengine.LinkConfig{Session: r.node(e.number).session}
 		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c,
 			Link: &link}); err != nil {
@@ -136,7 +136,7 @@ func (e *engine) send(c *mockengine.Command) {
 		e.running, e.until = true, c.Until
 	}
 	if err := e.process.encode.Encode(c); err != nil {
-		return // processEnded hands it to the next life
+		return // processEnded hands it to the next incarnation
 	}
 }
 

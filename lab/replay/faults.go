@@ -148,9 +148,9 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.inFlight += inFlight
 }
 
-// replaceAgent ends a life of an agent and starts the next one, while engines continue. It returns
-// false if it is being replaced already.
-func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentLife) bool {
+// replaceAgent ends an incarnation of an agent and starts the next one, while engines continue. It
+// returns false if it is being replaced already.
+func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentIncarnation) bool {
 	if !a.expectDeath(c) {
 		return false
 	}
@@ -260,7 +260,7 @@ func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.T
 		if names[a] == nil {
 			names[a] = make(map[string]bool)
 		}
-		names[a][fmt.Sprintf("engine-%d.%d", e.number, p.life)] = true
+		names[a][fmt.Sprintf("engine-%d.%d", e.number, p.incarnation)] = true
 	}
 	for a, mine := range names {
 		if a.isPaused() {

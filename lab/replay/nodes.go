@@ -157,7 +157,7 @@ func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
 	}
 }
 
-// source has the origin of loaded blocks, over all nodes, in the last life of each agent.
+// source has the origin of loaded blocks, over all nodes, in the last incarnation of each agent.
 type source struct {
 	Name   string `json:"name"` // memory, or a tier's
 	Blocks uint64 `json:"blocks"`
@@ -182,7 +182,7 @@ func (r *replay) addSources(st *admin.Status) {
 	r.addSource(source{Name: "memory", Blocks: loaded})
 }
 
-// addSample adds the end-to-end checks of one agent's last life.
+// addSample adds the end-to-end checks of one agent's last incarnation.
 func (r *replay) addSample(s *admin.SampleStatus) {
 	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
 	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified

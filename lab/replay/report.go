@@ -50,7 +50,7 @@ type Report struct {
 	LookupMisses    uint64  `json:"lookups_unanswered"`
 	LookupP50US     float64 `json:"lookup_p50_us"`
 	LookupP99US     float64 `json:"lookup_p99_us"`
-	// the longest, by the agents' clocks, in their last lives
+	// the longest, by the clocks of the agents' last incarnations
 	AgentLookupUS float64 `json:"agent_lookup_max_us"`
 	AgentAskUS    float64 `json:"agent_lookup_ask_max_us"` // of that the longest wait for shared tiers
 	// the latest end of a wait of 2 ms in the replay's own process
@@ -61,7 +61,7 @@ type Report struct {
 	OverDeadlineAtS float64  `json:"lookup_over_deadline_max_at_s"`
 	OverTookUS      float64  `json:"lookup_over_deadline_max_took_us"`
 	CleanupMaxMS    float64  `json:"cleanup_max_ms"`       // from a process's death until the agent no longer names it
-	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"` // as the last life of the agent reports it
+	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"` // as the agent's last incarnation reports it
 	Preemptions     uint64   `json:"preemptions"`
 	SavesRevoked    uint64   `json:"saves_revoked"`
 	SavesBusy       uint64   `json:"saves_busy"`
@@ -73,7 +73,7 @@ type Report struct {
 	HitRateAfter    float64  `json:"hit_rate_after_agent_kills"`  // and of those after it
 	Sources         []source `json:"sources"`                     // of the blocks loaded
 	LookupsPending  uint64   `json:"lookups_pending"`
-	// Blocks that the agents, in their last lives, checked end to end.
+	// Blocks that the agents' last incarnations checked end to end.
 	SamplesMatched    uint64  `json:"samples_matched"`
 	SamplesMismatched uint64  `json:"samples_mismatched"`
 	SamplesUnverified uint64  `json:"samples_unverified"`

@@ -31,13 +31,13 @@ const (
 // replay is one run. One goroutine drives it.
 //
 // Virtual time advances in stretches, from one timestamp of the trace to the next. All engines run
-// a stretch concurrently, each at its own pace, and wait for their saves before the next. So what a
-// turn saved is stored when the next turn of that conversation asks, as with minutes between them,
-// however fast this machine is. Within a stretch, requests of equal timestamps share next to
-// nothing beyond their first block (one block in the whole conversation trace). So the hit rate
-// depends on the caches alone and can be compared with a simulation without time. The remaining
-// difference comes from whole prompts that were seen before, whose last block is computed anyway
-// (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
+// a stretch concurrently, each at its own pace, and wait for their saves before the next. So the
+// blocks that a turn saved are stored when the next turn of that conversation asks, as with minutes
+// between them, however fast this machine is. Within a stretch, requests of equal timestamps share
+// next to nothing beyond their first block (one block in the whole conversation trace). So the hit
+// rate depends on the caches alone and can be compared with a simulation without time. The
+// remaining difference comes from whole prompts that were seen before, whose last block is computed
+// anyway (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
 type replay struct {
 	set     *options
 	records []mockengine.Record

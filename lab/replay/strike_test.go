@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/mockengine"
 )
 
-// What goes on beside a replay is named as well.
+// TestStalledNamesWatches expects the report of a stalled replay to name the tasks beside it, too.
 func TestStalledNamesWatches(t *testing.T) {
 	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
 	r.set.stalledAfter = 20 * time.Millisecond
@@ -30,22 +30,22 @@ func TestStalledNamesWatches(t *testing.T) {
 	}
 }
 
-// The agent that is waited for is the one that was hit, by its process; a strike at a life that is
-// over hits no process.
+// TestStrikeHitsTheAgentOfItsProcess expects a wait for the agent whose process was hit, and a
+// strike at an ended incarnation to hit no process.
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
-	stop() // no life follows
+	stop() // no incarnation follows
 	r := &replay{set: defaultOptions(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
-	var lives []*agentLife
+	var agents []*agentIncarnation
 	for node := range 3 {
 		c, err := child.Start(exec.Command("sleep", "1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		life := &agentLife{Process: c}
+		run := &agentIncarnation{Process: c}
 		a := &agentProcess{node: node, exits: r.exits}
-		a.mu.child = life
-		lives, r.nodes = append(lives, life), append(r.nodes, a)
+		a.mu.child = run
+		agents, r.nodes = append(agents, run), append(r.nodes, a)
 		defer func() { c.Signal(syscall.SIGKILL); <-c.Done }()
 	}
 	strike := func(pid int) {
@@ -55,11 +55,11 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	strike(lives[1].OS.Pid) // the engine that reported it ended before it dealt it
-	if !lives[1].Within(10 * time.Second) {
+	strike(agents[1].OS.Pid) // the engine that reported it ended before it dealt it
+	if !agents[1].Within(10 * time.Second) {
 		t.Error("the agent that was struck lives")
 	}
-	if lives[0].wanted || lives[2].wanted || !lives[1].wanted {
+	if agents[0].wanted || agents[2].wanted || !agents[1].wanted {
 		t.Error("another agent than the one that was struck is waited for")
 	}
 	next, err := child.Start(exec.Command("sleep", "1000"))
@@ -67,32 +67,32 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { next.Signal(syscall.SIGKILL); <-next.Done }()
-	r.nodes[1].mu.child = &agentLife{Process: next}
-	strike(lives[1].OS.Pid) // reported late
+	r.nodes[1].mu.child = &agentIncarnation{Process: next}
+	strike(agents[1].OS.Pid) // reported late
 	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
-		t.Errorf("a strike at a life that is over was taken for one at the next: %d kills, %d in flight",
+		t.Errorf("a strike at an ended incarnation was taken for one at the next: %d kills, %d in flight",
 			r.tally.agentKills, r.tally.inFlight)
 	}
 	r.watching.Wait()
 }
 
-// TestReportOfAStrikeComesLate: an agent that an engine killed may be gone before the engine's
-// report is read, and that ends no replay. An unexpected end does.
+// TestReportOfAStrikeComesLate expects that an agent that an engine killed may be gone before the
+// engine's report is read, and that this ends no replay. An unexpected end does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
 	for _, reported := range []bool{true, false} {
 		c, err := child.Start(exec.Command("sleep", "1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		life, told := &agentLife{Process: c}, make(chan struct{})
+		run, told := &agentIncarnation{Process: c}, make(chan struct{})
 		a := &agentProcess{exits: make(chan error, 1)}
-		a.mu.child = life
-		go func() { a.reportEnd(life); close(told) }()
+		a.mu.child = run
+		go func() { a.reportEnd(run); close(told) }()
 		c.Signal(syscall.SIGKILL)
 		<-c.Done
 		if reported {
 			time.Sleep(20 * time.Millisecond) // reportEnd has seen the end by now, or does so later: both are right
-			a.expectDeath(life)
+			a.expectDeath(run)
 		}
 		<-told
 		if said := len(a.exits) > 0; said == reported {

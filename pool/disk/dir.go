@@ -129,7 +129,7 @@ func (d *dir) openQueue() {
 	}
 }
 
-// stop ends the goroutines once no call runs any more; what was accepted is written first.
+// stop ends the goroutines once no call runs any more; accepted blocks are written first.
 func (d *dir) stop() {
 	d.mu.Lock()
 	d.stopping = true

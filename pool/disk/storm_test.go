@@ -97,6 +97,9 @@ func stormWork(s *Store, w int, r *rand.Rand, tell func(string, int)) {
 
 func TestKillStorm(t *testing.T) {
 	rounds := 20
+	if testing.Short() {
+		rounds = 8
+	}
 	if text := os.Getenv("KVAGENT_KILLS"); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil {
@@ -225,7 +228,7 @@ func (st *killStorm) kill() {
 			st.last[i] = what
 		}
 		if n == words {
-			if err := cmd.Process.Kill(); err != nil { // what is in the pipe is still read
+			if err := cmd.Process.Kill(); err != nil { // the bytes in the pipe are still read
 				st.t.Fatal(err)
 			}
 		}

@@ -44,7 +44,7 @@ type core struct {
 	probe    probe
 	scratch  []uint32
 	foundOld []int  // by class: further calls of asOld that return true at once
-	wanted   wanted // what a reservation needs that must be done without the lock
+	wanted   wanted // work of a reservation that must be done without the lock
 	moving   []move // entries being copied to other slots
 	now      func() time.Time
 

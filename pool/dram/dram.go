@@ -79,8 +79,8 @@ type Info struct {
 	PageReason       string // why reserved huge pages are not used, for the log; empty if they are
 	// why the kernel makes none up either (transparent huge pages); empty: it may, or need not
 	Transparent string
-	Placement   string    // what became of Nodes; empty: there were none
-	Recovery    *Recovery // what became of the file; nil without one
+	Placement   string    // how far Nodes were used; empty: there were none
+	Recovery    *Recovery // outcome of reading the file; nil without one
 }
 
 // Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run concurrently.

@@ -95,7 +95,7 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 	return out
 }
 
-// scan reads all headers of a file. Slabs are read in parallel; what was found is added to the
+// scan reads all headers of a file. Slabs are read in parallel; the entries found are added to the
 // index sequentially.
 type scan struct {
 	*core

@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// BenchmarkSave reserves and commits chains in a full pool, without the bytes: what the file adds
-// is its headers.
+// BenchmarkSave reserves and commits chains in a full pool, without the bytes: the file adds its
+// headers.
 func BenchmarkSave(b *testing.B) {
 	for _, kept := range []bool{false, true} {
 		name, o := "memory", Options{Bytes: 256 << 20, SlabBytes: 1 << 20}

@@ -91,7 +91,7 @@ func TestKilledWhileWriting(t *testing.T) {
 	more := randomChain(nil, 2, 10)
 	b := pool.Batch{Space: id, Epoch: 1, Hashes: more, Status: make([]pool.Status, 10), Slots: make([]pool.Slot, 10)}
 	p.Reserve(&b)
-	if err := p.Close(); err != nil { // what a kill leaves: nothing of it is written at the end
+	if err := p.Close(); err != nil { // like a kill, it writes nothing of the reservation
 		t.Fatal(err)
 	}
 	p = reopen(t, o)

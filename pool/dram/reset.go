@@ -75,7 +75,7 @@ func (c *core) end(realm uint32) {
 
 // Sweep implements pool.Spaces.
 func (p *Pool) Sweep() {
-	p.sweeping.Lock() // one at a time: what an earlier sweep began is finished when this one returns
+	p.sweeping.Lock() // one at a time: an earlier sweep is finished when this one returns
 	defer p.sweeping.Unlock()
 	n := p.countEnded()
 	if n == 0 {

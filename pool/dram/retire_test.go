@@ -365,7 +365,8 @@ func TestBadPagesOfTheIndex(t *testing.T) {
 	}
 }
 
-// What a slab notes of its bad pages, and what of its bytes a pool is healthy without.
+// The resolution and number of a slab's bad ranges, and the share of its bytes that a healthy pool
+// may lack.
 const (
 	badPart      = 16
 	badsPerSlab  = 16

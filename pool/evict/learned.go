@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// What was learned, encoded little-endian: magic, version, classes, bins (uint32 each); the margin
+// The learned state, encoded little-endian: magic, version, classes, bins (uint32 each); the margin
 // (float32), the turns of the next alarm and the blocks for which LRU still decides (uint32 each);
 // the members of the miss budget (float32 each); for each class and bin the blocks at risk and
 // those used (float32 each); CRC-32C of all before.

@@ -204,7 +204,7 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		if r.IntN(2) == 0 {
 			block = uint32(r.IntN(400)) // more than fits
 		}
-		h.missBudget.calm = 0 // what trust allows is beside the bound
+		h.missBudget.calm = 0 // the bound does not cover blocks that trust allows
 		used, known := w.used[block]
 		had, has := known && h.kinds[0].recency.has(used), w.entry[block] != 0
 		w.look(block)

@@ -42,9 +42,13 @@ func TestVictims(t *testing.T) {
 // TestVictimsOfSmallPools plays many pools that are young: few entries, of which most are held or
 // have children.
 func TestVictimsOfSmallPools(t *testing.T) {
+	seeds := uint64(1000)
+	if testing.Short() {
+		seeds = 200
+	}
 	for _, p := range policies {
 		t.Run(p.name, func(t *testing.T) {
-			for seed := range uint64(1000) {
+			for seed := range seeds {
 				w := newWorld(t, p.make(), seed)
 				for range 150 {
 					w.step()

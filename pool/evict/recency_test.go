@@ -58,8 +58,8 @@ func TestRecencyCountsByTime(t *testing.T) {
 	}
 }
 
-// TestLookUpsBreakNoSpan: blocks used at the time at which a span would begin are not taken for its
-// own.
+// TestLookUpsBreakNoSpan opens a span at a time that already has one, and expects its blocks to
+// stay.
 func TestLookUpsBreakNoSpan(t *testing.T) {
 	var r recency
 	r.restart(0)

@@ -235,7 +235,7 @@ func TestSeedRepeats(t *testing.T) {
 		r := newRig(t, o)
 		r.Switch(false, append(off, Hang)...)
 		for range 50 {
-			_ = r.Put(t.Context(), r.items(5)) // what goes wrong is counted
+			_ = r.Put(t.Context(), r.items(5)) // failures are counted
 			_ = r.Get(t.Context(), r.items(5))
 			_ = r.Delete(t.Context(), keysOf(r.items(5)))
 		}

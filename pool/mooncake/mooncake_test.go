@@ -103,8 +103,8 @@ func (v *view) Usage() pool.Usage {
 }
 
 // openMoving opens a store whose client moves bytes. Now and then Mooncake's comes up and fails
-// every transfer as long as it lives (code -800; seen once in three runs of all tests): what a
-// store does then is for other tests.
+// every transfer as long as it lives (code -800; seen once in three runs of all tests): other tests
+// cover that case.
 func openMoving(t *testing.T) *Store {
 	t.Helper()
 	for range 3 {

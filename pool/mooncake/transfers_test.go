@@ -62,8 +62,8 @@ if mooncake:
 	return dir
 }
 
-// TestClientMovesNothing: a client that answers every question and moves no byte is replaced, and
-// so is the next one, after twice as long; the third one works.
+// TestClientMovesNothing expects a client that answers every question and moves no byte to be
+// replaced, and so the next one, after twice as long; the third one works.
 func TestClientMovesNothing(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)

@@ -84,8 +84,8 @@ func get(t *testing.T, s pool.Store, d time.Duration, items ...pool.Item) (came 
 	return came, err
 }
 
-// TestTwoNodesShare: two nodes share values of no byte, of many, in the arena and outside, more
-// than a request holds, and one too large for the bounce memory.
+// TestTwoNodesShare shares values of no byte, of many, in the arena and outside, more than a
+// request holds, and one too large for the bounce memory, between two nodes.
 func TestTwoNodesShare(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -121,8 +121,8 @@ func TestTwoNodesShare(t *testing.T) {
 
 func o0(s *Store) Memory { return s.o.Arena }
 
-// TestForeignValue: a value that another client wrote under a name is not delivered, and is
-// deleted.
+// TestForeignValue expects a value that another client wrote under a name not to be delivered, and
+// to be deleted.
 func TestForeignValue(t *testing.T) {
 	t.Parallel()
 	s, _ := openOne(t)
@@ -196,8 +196,8 @@ func signalHelper(t testing.TB, s *Store, sig syscall.Signal) {
 	}
 }
 
-// TestLateAnswersAreCounted: what a helper stores and deletes after the caller's deadline is
-// counted, although no caller waits for the answer.
+// TestLateAnswersAreCounted expects values that a helper stores and deletes after the caller's
+// deadline to be counted, although no caller waits for the answer.
 func TestLateAnswersAreCounted(t *testing.T) {
 	t.Parallel()
 	s, _ := openOne(t)
@@ -221,8 +221,8 @@ func TestLateAnswersAreCounted(t *testing.T) {
 	pooltest.Until(t, "none is counted", func() bool { return s.Usage() == pool.Usage{} })
 }
 
-// TestArenaInUse: a get in place exceeds its deadline while its helper is stopped. The caller
-// learns that its memory is in use until the helper has answered, which costs the helper nothing,
+// TestArenaInUse stops the helper until a get in place exceeds its deadline. It expects the caller
+// to learn that its memory is in use until the helper has answered, which costs the helper nothing,
 // or until it is killed and reaped.
 func TestArenaInUse(t *testing.T) {
 	for name, wakes := range map[string]bool{"slow": true, "hung": false} {
@@ -377,7 +377,8 @@ func TestStormOfDeaths(t *testing.T) {
 	}
 }
 
-// TestWhatIsMissing: Open returns an error that names what is missing and what to install.
+// TestWhatIsMissing expects Open to return an error that names the missing part and how to install
+// it.
 func TestWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	_, err := Open(Options{Master: "127.0.0.1:1", Python: "/nowhere/python3"})
@@ -405,8 +406,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestRace: of two nodes that write the same blocks at once the first wins; both read the same
-// complete bytes and write nothing more.
+// TestRace lets two nodes write the same blocks at once. It expects the first to win, and both to
+// read the same complete bytes and to write nothing more.
 func TestRace(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
@@ -447,8 +448,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// TestSegmentLeaves: Close deregisters the segment at the master at once, so that no node writes to
-// missing memory.
+// TestSegmentLeaves expects Close to deregister the segment at the master at once, so that no node
+// writes to missing memory.
 func TestSegmentLeaves(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)

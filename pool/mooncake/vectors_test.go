@@ -100,8 +100,8 @@ func makeVectors(t *testing.T) (v vectors) {
 	return v
 }
 
-// TestVectors: the frames of both sides are those of testdata/wire/mooncake.json, which the
-// helper's tests also read.
+// TestVectors expects the frames of both sides to be those of testdata/wire/mooncake.json, which
+// the helper's tests also read.
 func TestVectors(t *testing.T) {
 	v := makeVectors(t)
 	text, err := json.MarshalIndent(v, "", " ")

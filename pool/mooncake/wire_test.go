@@ -15,7 +15,8 @@ func unhex(t *testing.T, text string) []byte {
 	return b
 }
 
-// FuzzReply: a reply that parses is encoded to the same bytes, and no reply uses too much memory.
+// FuzzReply expects a reply that parses to be encoded to the same bytes, and no reply to use too
+// much memory.
 func FuzzReply(f *testing.F) {
 	for _, r := range []reply{{1, []int64{0}}, {300, []int64{-704, 1 << 40}}, {1 << 62, make([]int64, maxKeys)}} {
 		f.Add(r.encode())

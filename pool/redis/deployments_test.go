@@ -73,7 +73,7 @@ func TestCluster(t *testing.T) {
 	t.Logf("%d of %d blocks are left without one of three nodes", there, len(items))
 }
 
-// TestSentinel: a sentinel names the master.
+// TestSentinel expects a sentinel to name the master.
 func TestSentinel(t *testing.T) {
 	master := servertest.Redis(t)
 	host, port, _ := net.SplitHostPort(master.Addr)

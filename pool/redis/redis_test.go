@@ -92,8 +92,8 @@ func TestChunks(t *testing.T) {
 	}
 }
 
-// TestRace: the first of many writers of a block of several chunks wins, all readers get its bytes,
-// and nothing of the others is left.
+// TestRace lets many writers write a block of several chunks. It expects the first to win, all
+// readers to get its bytes, and nothing of the others to stay.
 func TestRace(t *testing.T) {
 	server := servertest.Redis(t)
 	const writers, size = 8, 5 * MinChunkBytes
@@ -132,8 +132,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// TestDamage: a block with a missing chunk, a changed value and a foreign value are not delivered,
-// and can be stored again.
+// TestDamage expects a block with a missing chunk, a changed value and a foreign value not to be
+// delivered, and to be stored again.
 func TestDamage(t *testing.T) {
 	server := servertest.Redis(t)
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
@@ -182,8 +182,8 @@ func TestDamage(t *testing.T) {
 	pooltest.Want(t, s, pool.Missing, it)
 }
 
-// TestFull: a server at its maxmemory is a full tier: stored blocks are read, nothing more is
-// stored until there is room again.
+// TestFull expects a server at its maxmemory to be a full tier: stored blocks are read, nothing
+// more is stored until there is room again.
 func TestFull(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
 	var mu sync.Mutex
@@ -221,7 +221,7 @@ func TestFull(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, pooltest.Block(1000, 512<<10))
 	mu.Lock()
 	defer mu.Unlock()
-	// what its connections take of its memory comes and goes, so that there may be room in between
+	// its connections' share of its memory comes and goes, so that there may be room in between
 	got := strings.Join(states, " ")
 	if !strings.HasPrefix(got, "ok full") || !strings.HasSuffix(got, "full ok") {
 		t.Errorf("states %q, want ok first, full, and ok in the end", got)
@@ -287,7 +287,7 @@ func hung(t *testing.T, s *Store, items []pool.Item) {
 	}
 }
 
-// TestServerComesLater: a store whose server starts later connects by itself.
+// TestServerComesLater expects a store whose server starts later to connect by itself.
 func TestServerComesLater(t *testing.T) {
 	server := servertest.Redis(t)
 	server.Kill()
@@ -374,8 +374,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestServerEvicts: a server at its maxmemory that evicts loses blocks, completely or in part. The
-// others are right, and those that lost a part are missing and stored again.
+// TestServerEvicts has a server at its maxmemory that evicts blocks, completely or in part. It
+// expects the others to be right, and the evicted ones to be missing and stored again.
 func TestServerEvicts(t *testing.T) {
 	server := servertest.Redis(t, "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-random")
 	s := openOn(t, Options{Addresses: []string{server.Addr}, ChunkBytes: MinChunkBytes})
@@ -404,8 +404,8 @@ func TestServerEvicts(t *testing.T) {
 	pooltest.Want(t, s, pool.OK, gone[0])
 }
 
-// TestPasswordChanges: after the password changed calls fail, and with the old one the store
-// recovers by itself.
+// TestPasswordChanges expects calls to fail after the password changed, and the store to recover by
+// itself with the old one.
 func TestPasswordChanges(t *testing.T) {
 	server := servertest.Redis(t, "--user", "default", "on", ">admin", "~*", "+@all", "--user", "kv", "on", ">secret",
 		"~kvagent:*", "+@all")

@@ -29,9 +29,9 @@ func (s *Store) command(t *testing.T, c ...string) string {
 	return text
 }
 
-// TestForeignValuesAreNotPulledIn: a value, or a chunk, that another client made much larger than
-// the block is not read completely. It is damage, and the block can be stored again. So is an empty
-// value.
+// TestForeignValuesAreNotPulledIn expects a value, or a chunk, that another client made much larger
+// than the block not to be read completely. It is damage, and the block can be stored again. So is
+// an empty value.
 func TestForeignValuesAreNotPulledIn(t *testing.T) {
 	const huge, size = 64 << 20, 3 * MinChunkBytes
 	server := servertest.Redis(t)
@@ -68,8 +68,8 @@ func TestForeignValuesAreNotPulledIn(t *testing.T) {
 	}
 }
 
-// TestForeignHeadIsUnlinked: the chunks of a head that names 65,536 missing ones are deleted in
-// pipelines of bounded length.
+// TestForeignHeadIsUnlinked expects the chunks of a head that names 65,536 missing ones to be
+// deleted in pipelines of bounded length.
 func TestForeignHeadIsUnlinked(t *testing.T) {
 	s := openOn(t, Options{Addresses: []string{servertest.Redis(t).Addr}})
 	it := pooltest.Block(1, 100)

@@ -35,7 +35,7 @@ func TestStock(t *testing.T) {
 	if got := s.Usage(); got != (pool.Usage{Items: 1, Bytes: 200}) {
 		t.Errorf("%+v", got)
 	}
-	s.Add(-5, -5000) // what others stored
+	s.Add(-5, -5000) // of items that others stored
 	s.Add(1, 10)
 	if got := s.Usage(); got != (pool.Usage{Items: 1, Bytes: 10}) {
 		t.Errorf("%+v after others' were deleted", got)

@@ -142,8 +142,8 @@ func TestFirstWriterWins(t *testing.T) {
 	pooltest.Want(t, open(t, options(server)), pool.OK, it)
 }
 
-// TestDamage: an object that was changed, cut or put by another client is not delivered, and can be
-// stored again.
+// TestDamage expects an object that was changed, cut or put by another client not to be delivered,
+// and to be stored again.
 func TestDamage(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -264,8 +264,8 @@ func (m *mayNot) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w, nil
 }
 
-// TestKeysMayNotList: keys that may not list the bucket get misses, which is reported once. Keys
-// without any right are denied, as before the first success.
+// TestKeysMayNotList expects keys that may not list the bucket to get misses, which is reported
+// once, and keys without any right to be denied, as before the first success.
 func TestKeysMayNotList(t *testing.T) {
 	o := options(servertest.S3(t, bucket))
 	transport := &http.Transport{}
@@ -363,8 +363,8 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestBucketGoes: a deleted bucket refuses reads and writes without failing the caller; when it is
-// back the store recovers by itself.
+// TestBucketGoes expects a deleted bucket to refuse reads and writes without failing the caller,
+// and the store to recover by itself when it is back.
 func TestBucketGoes(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	s := open(t, options(server))
@@ -393,8 +393,8 @@ func TestBucketGoes(t *testing.T) {
 	}
 }
 
-// TestKeysChange: after the keys changed at the service requests are refused, and with the old keys
-// the store recovers.
+// TestKeysChange expects requests to be refused after the keys changed at the service, and the
+// store to recover with the old keys.
 func TestKeysChange(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	var mu sync.Mutex

@@ -44,8 +44,8 @@ func (b meteredBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestForeignObjectsAreNotPulledIn: an object that another client made much larger than the block
-// is not read completely, even from a service without ranges.
+// TestForeignObjectsAreNotPulledIn expects an object that another client made much larger than the
+// block not to be read completely, even from a service without ranges.
 func TestForeignObjectsAreNotPulledIn(t *testing.T) {
 	const huge, size = 256 << 20, 100_000
 	server := servertest.S3(t, bucket)

@@ -302,6 +302,9 @@ func TestUnusedGenerationComesBack(t *testing.T) {
 		"collector first": {first: true}, "the other first": {}, "the other lost its file": {loses: true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if testing.Short() && !c.first {
+				t.Skip("SKIPPED: long, a month of each node's time")
+			}
 			synctest.Test(t, func(t *testing.T) {
 				store := &listing{Shelf: pooltest.NewShelf()}
 				ob := hourly
@@ -405,6 +408,9 @@ func TestUseMarksAreCollected(t *testing.T) {
 // was used least recently makes room, which is counted and logged, and only so many are abandoned
 // at a time.
 func TestUnusedGenerationsAreBounded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIPPED: long, as many spaces as a catalog has")
+	}
 	synctest.Test(t, func(t *testing.T) {
 		var said atomic.Int32
 		o := Options{CollectUnused: 100 * time.Hour, EpochEvery: time.Hour, CollectAfter: 2 * time.Hour}

@@ -118,8 +118,8 @@ func trySpec(t *testing.T, text string) error {
 	return err
 }
 
-// TestBadTierOptions: every invalid value ends in an error that names the option and the allowed
-// values.
+// TestBadTierOptions expects every invalid value to end in an error that names the option and the
+// allowed values.
 func TestBadTierOptions(t *testing.T) {
 	hold := func(spec string, bad badValue) {
 		t.Helper()
@@ -153,8 +153,8 @@ func TestBadTierOptions(t *testing.T) {
 	}
 }
 
-// TestTierOptionsAreDocumented: every option with a row in docs/TIERS.md exists and has an invalid
-// value here, and the reverse.
+// TestTierOptionsAreDocumented expects every option with a row in docs/TIERS.md to exist and to
+// have an invalid value here, and the reverse.
 func TestTierOptionsAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/TIERS.md")
 	if err != nil {

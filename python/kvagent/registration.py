@@ -1,6 +1,4 @@
-"""What one rank of an engine, or its scheduler, registers with an agent, and the messages that
-carry it.
-"""
+"""The registration of one rank of an engine, or of its scheduler, and its messages."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class FrameStream:
         except BlockingIOError:
             return 0
         except (BrokenPipeError, ConnectionResetError):
-            # What the peer sent before it ended can still be received, and then its end.
+            # Bytes that the peer sent before it ended can still be received, and then its end.
             self._open_for_writing = False
             return 0
 

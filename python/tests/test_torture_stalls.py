@@ -32,7 +32,7 @@ def test_a_stopped_sleeper_records_a_stall() -> None:
         assert [os.sched_getaffinity(pid) for pid in stalls.sleepers] == [{n} for n in sorted(os.sched_getaffinity(0))]
         first = time.time()
         os.kill(stalls.sleepers[-1], signal.SIGSTOP)
-        time.sleep(0.1)  # what is measured, not what is waited for
+        time.sleep(0.1)  # the measured span, not a wait for something
         last = time.time()
         os.kill(stalls.sleepers[-1], signal.SIGCONT)
     assert stalls.within_s(first, last) > 0.09

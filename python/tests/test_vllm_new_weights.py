@@ -25,7 +25,7 @@ from tests.simulated import BLOCK, SimulatedEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-OLD, NEW = 3, 7  # what the weights make of a block
+OLD, NEW = 3, 7  # the byte that the weights make of a block
 BLOCKS = 3
 
 

@@ -83,7 +83,7 @@ def test_roles(role: str, given: dict[str, Any], both: tuple[bool, bool]) -> Non
         (96, 4, 0, 100, 100),
         (100, 1, 1, 100, 100),  # the token that is fed is not known yet
         (104, 4, 4, 101, 101),  # drafts, of which none may be right
-        (32, 1, 1, 40, 32),  # whatever runs ahead is not final
+        (32, 1, 1, 40, 32),  # tokens that run ahead are not final
     ],
 )
 def test_placeholders_and_drafts_are_not_final(

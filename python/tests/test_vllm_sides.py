@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-ANSWER_S = 5.0  # for what takes microseconds; what waits for a stopped agent waits longer
+ANSWER_S = 5.0  # for calls that take microseconds; those that wait for a stopped agent wait longer
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     engine.quiet()
     assert engine.holds(request, 3, 40)
     assert engine.scheduler.counts.loads_failed == 1
-    # What failed is not promised again to that request.
+    # A failed load is not promised again to that request.
     engine.scheduler._tracked["b"].load = 0
     assert engine.matched(request) == 40 * BLOCK
 
@@ -397,7 +397,7 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
 
 
 def test_what_old_weights_began_is_not_saved(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
-    """A request keeps its blocks: what it computes depends on those that old weights computed."""
+    """A request keeps its blocks: its next ones depend on those that old weights computed."""
     engine = engines()
     running, loading = engine.request("a", "p", 6), engine.request("b", "q", 6)
     engine.save("c", "q", 3, 7)

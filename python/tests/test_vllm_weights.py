@@ -1,6 +1,4 @@
-"""The digest of weights: whatever changes them changes it, in whatever way the files were
-changed.
-"""
+"""The digest of weights: it changes with them, however the files were changed."""
 
 from __future__ import annotations
 
@@ -253,7 +251,7 @@ def test_a_file_that_ends_early_is_unreadable(tmp_path: Path) -> None:
         samples.digests([Opened("a.gguf", file.fileno(), 200)])
 
 
-# What is kept of one time for the next.
+# The digest cache: the results of one run that the next one reuses.
 
 
 def read_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, str | None, int]:

@@ -83,7 +83,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) {
 		pthread_mutex_unlock(&mine);
 		return r;
 	}
-	if (!primary[d].refs) { // what drivers give by default
+	if (!primary[d].refs) { // the drivers' defaults
 		primary[d].limit[CU_LIMIT_STACK_SIZE] = 1024;
 		primary[d].limit[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
 		primary[d].limit[CU_LIMIT_MALLOC_HEAP_SIZE] = 8 << 20;

@@ -19,8 +19,8 @@ enum { ANY, HOST, DEVICE };
 
 static size_t extent(const rect *r, size_t pitch) { return r->rows ? (r->rows - 1) * pitch + r->width : 0; }
 
-// An address of the window must be mapped, whoever passes it; one that is said to be of the device
-// may also be pinned host memory.
+// An address of the window must be mapped, in every call; one that is said to be of the device may
+// also be pinned host memory.
 static bool valid(CUdeviceptr p, size_t n, int side) {
 	if (!n)
 		return true;

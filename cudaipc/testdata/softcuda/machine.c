@@ -156,7 +156,7 @@ static void drop_orphans(const holders live) {
 			while (a->uid && a->held[w] & ~live[w])
 				machine_drop(i, (int)w * 64 + __builtin_ctzll(a->held[w] & ~live[w]));
 		if (a->uid && !held_any(a->held))
-			machine_drop(i, 0); // whoever was the last was killed in the middle of it
+			machine_drop(i, 0); // its last holder was killed while it dropped it
 	}
 }
 

@@ -1,4 +1,5 @@
-// What the processes of one pretended machine share: a file in SOFTCUDA_DIR, mapped by all of them.
+// State that the processes of one pretended machine share: a file in SOFTCUDA_DIR, mapped by all of
+// them.
 #pragma once
 #include <pthread.h>
 #include <stdatomic.h>
@@ -53,7 +54,7 @@ extern machine_state *machine;
 int machine_open(void);                          // 0, or -1
 void machine_lock(void);
 void machine_unlock(void);
-void machine_sweep(void);                        // lock held: what dead processes held goes back
+void machine_sweep(void);                        // lock held: releases what the dead hold
 uint64_t machine_used(int device);               // lock held: bytes, -1 is of all devices
 int machine_join(void);                          // a slot for this process, or -1
 void machine_leave(int slot);

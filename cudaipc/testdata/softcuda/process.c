@@ -146,7 +146,7 @@ CUresult cuDriverGetVersion(int *version) {
 	return CUDA_SUCCESS;
 }
 
-// Threads of streams may still run while the process ends: what it holds is given back as if it had
+// Threads of streams may still run while the process ends: its holdings are returned as if it had
 // been killed.
 __attribute__((destructor)) static void leave(void) {
 	if (initialized_by == getpid())

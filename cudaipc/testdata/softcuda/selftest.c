@@ -5,8 +5,8 @@
 
 enum { LIMIT_S = 30 }; // of a case
 
-// A CPU that touches device memory ends by the signal itself. What the driver holds when a process
-// ends is no leak.
+// A CPU that touches device memory ends by the signal itself. Memory that the driver holds when a
+// process ends is no leak.
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "handle_segv=0:detect_leaks=0"; }
 

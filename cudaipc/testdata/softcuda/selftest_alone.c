@@ -1,4 +1,4 @@
-// What one process sees of its driver.
+// Cases with one process and its driver.
 #include "selftest.h"
 #include "machine.h"
 

@@ -1,4 +1,5 @@
-// What processes see of each other, and what is left of one that is killed.
+// Cases with several processes: memory and events that they share, and the remains of one that is
+// killed.
 #include "selftest.h"
 #include "machine.h"
 #include <fcntl.h>
@@ -51,7 +52,7 @@ static void import_after_death(void) {
 	char *host = pinned(4096);
 	OK(cuIpcOpenMemHandle(&a, h, 1));
 	peer_kill(engine);
-	OK(cuMemcpyDtoH(host, a, 4096)); // what is open stays
+	OK(cuMemcpyDtoH(host, a, 4096)); // an open mapping stays
 	IS(0x5a, host[0]);
 	IS(4 * MIB, used());
 	OK(cuIpcCloseMemHandle(a));

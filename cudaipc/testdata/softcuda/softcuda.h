@@ -1,7 +1,7 @@
-// What the parts of the double share within one process.
+// Declarations that the parts of the double share within one process.
 #pragma once
 #define _GNU_SOURCE
-#pragma GCC visibility push(default) // what cuda.h declares is what the library exports
+#pragma GCC visibility push(default) // exactly the functions that cuda.h declares
 #include <cuda.h>
 #pragma GCC visibility pop
 #include "machine.h"

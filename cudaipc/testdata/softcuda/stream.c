@@ -145,7 +145,7 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int prior
 
 CUresult cuStreamCreate(CUstream *s, unsigned int flags) { return cuStreamCreateWithPriority(s, flags, 0); }
 
-CUresult cuStreamDestroy(CUstream s) { // what it has still to do is done
+CUresult cuStreamDestroy(CUstream s) { // its pending work is done first
 	CONTEXT(c);
 	pthread_mutex_lock(&mine);
 	CUstream *i = &streams;

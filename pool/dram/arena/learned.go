@@ -2,7 +2,8 @@ package arena
 
 import "hash/crc32"
 
-// What the policy learned is in a file twice, so that one copy is whole while the other is written:
+// The state that the policy learned is in a file twice, so that one copy is whole while the other
+// is written:
 //
 //	0   0: none; else, in one store: CRC-32C of the number and the bytes (uint32), length of the
 //	    bytes (uint32)

@@ -30,7 +30,7 @@ class Event(Protocol):
 
 
 class Gpu(Protocol):
-    """What the clock needs of torch (torchgpu), or a test's replacement."""
+    """The part of torch that the clock needs (torchgpu), or a test's replacement."""
 
     def event(self) -> Event:
         """Return a new event."""

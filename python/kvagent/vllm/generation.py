@@ -102,7 +102,7 @@ class VersionFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
         self._seen = self._stamp()
-        """What is there at the start belongs to an earlier engine."""
+        """A version in the file at the start belongs to an earlier engine."""
 
     def take(self) -> str:
         """Return the version written since the last call; empty if there is none, or an invalid

@@ -51,7 +51,7 @@ HELP = {
 
 
 class Stats(KVConnectorStats):
-    """What was counted since the last report."""
+    """The counters since the last report."""
 
     def reset(self) -> None:
         """Clear the counters."""

@@ -106,7 +106,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Report:
-    """What became of jobs in one or more workers.
+    """The outcomes of jobs in one or more workers.
 
     An outcome is a fence: the blocks are no longer accessed.
     """
@@ -132,7 +132,7 @@ class Report:
 
 @dataclass(slots=True)
 class WorkerInfo:
-    """What the scheduler needs to know about a worker.
+    """The facts about a worker that the scheduler needs.
 
     ``path`` is a file in /proc that maps the worker's revocation words, ``size`` its length, and
     ``revokes`` words start at ``revoke_off``.

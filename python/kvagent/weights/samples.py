@@ -1,5 +1,5 @@
-"""What is read of weight files for their digest: everything if that is little, else samples of
-every tensor.
+"""The bytes of weight files that their digest reads: all if they are few, else samples of every
+tensor.
 
 Samples lie at a tensor's head, at its tail, and at one pseudo-random position in each stretch
 between them, equal for all files of the same structure. SAMPLES * SAMPLE_BYTES are 67 million

@@ -83,7 +83,7 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
     assert all(len(invalid) <= (not window) for invalid in world.invalid)
     clean(world, agent)
     assert world.scheduler.reset_prefix_cache()
-    world.add("again", PROMPT, 10)  # what was computed anew was saved anew
+    world.add("again", PROMPT, 10)  # blocks computed anew were saved anew
     world.run()
     assert world.side.counts.loads_failed == 1
     assert world.outputs["again"] == world.outputs["cold"]
@@ -169,7 +169,7 @@ def test_what_was_promised_and_is_stale_is_computed(worlds: Any, agent: AgentPro
     world = cold(worlds)
     world.add("warm", PROMPT, 10)
     launch_load(world)
-    world.side._agent.session.reset()  # what was promised is stale before the load begins
+    world.side._agent.session.reset()  # the promise is stale before the load begins
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.loads_failed == 1

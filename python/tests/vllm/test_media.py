@@ -73,8 +73,8 @@ def test_items_that_clients_name_alike(seeing: Any, agent: AgentProcess) -> None
 
 
 def test_a_name_of_two_contents_in_one_engine(seeing: Any, agent: AgentProcess) -> None:
-    """Its own caches of blocks and encoder outputs use identifiers: what it computes may be of
-    either content.
+    """Its own caches of blocks and encoder outputs use identifiers: its results may be of either
+    content.
     """
     one, other = seeing(), seeing()
     see(one, "cat", item(1), tokens=60)

@@ -21,7 +21,7 @@ from tests.vllm.world import World, clean
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-REQUESTS = 40  # of a life
+REQUESTS = 40  # of a run
 LIVES = 6  # at most
 SEED = 1  # unless KVAGENT_SEED is set
 ROUNDS = int(os.environ.get("KVAGENT_ORACLE_ROUNDS", "1"))  # of each kind; from the second on with seeds by chance
@@ -100,7 +100,7 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout:
 
 def met(first: World, second: World) -> bool:
     """Return whether the cases to show have occurred: how soon depends on seed and machine."""
-    # vLLM 0.29 with several groups: what is saved is not loaded (docs/VLLM.md).
+    # vLLM 0.29 with several groups: saved blocks are not loaded (docs/VLLM.md).
     loaded = (second.side.counts.tokens_loaded > 0) == second.side._may_load
     return first.preempted + second.preempted > 0 and loaded
 

@@ -57,7 +57,7 @@ log = logging.getLogger("kvagent.vllm")
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """What has changed since the last poll, in this order."""
+    """The changes since the last poll, in this order."""
 
     ended: bool = False
     """The session ended: its promises and look-ups are void."""

@@ -73,7 +73,7 @@ class SaveRun(NamedTuple):
 class SaveBatch:
     """Blocks that were added but not yet sent.
 
-    ``pin`` pins what was added since the last one; what is taken stays pinned.
+    ``pin`` pins the blocks added since the last call; a job that is taken keeps its blocks pinned.
     """
 
     def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:

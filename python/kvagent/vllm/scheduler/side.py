@@ -206,8 +206,8 @@ class SchedulerSide:
         self._agent.reset()
 
     def before_weights_call(self, call: str) -> None:
-        """Handle a call that may change the weights: what was computed so far belongs to the old
-        ones.
+        """Handle a call that may change the weights: blocks computed so far belong to the
+        old ones.
         """
         if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
             return  # nothing was computed since the last change: an update takes many calls
@@ -262,7 +262,7 @@ class SchedulerSide:
         self._agent.close()
 
     def _move(self) -> None:
-        """Switch to another generation: what was computed so far belongs to the last one."""
+        """Switch to another generation: blocks computed so far belong to the last one."""
         self.new_weights()
         self._workers_in_space = 0
         self._moved_at = self._steps

@@ -48,7 +48,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker registers: regions with their descriptors, and each group's segments.
+    """A worker's registered memory: regions with their descriptors, and each group's segments.
 
     ``close`` frees its exports.
     """

@@ -89,7 +89,7 @@ log = logging.getLogger("kvagent.vllm")
 
 @dataclass(slots=True)
 class Results:
-    """What vLLM is told after a step: requests whose load has ended, the failed ones among them,
+    """The results of a step for vLLM: requests whose load has ended, the failed ones among them,
     and bad blocks.
     """
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from kvagent.cuda.driver import CudaError
-from kvagent.cuda.loads import LoadEvents
+from kvagent.cuda.load_events import LoadEvents
 
 STREAM = 77
 

@@ -15,7 +15,7 @@ import (
 // serverDownWithin is how long the server of a shared tier may take to end after SIGTERM.
 const serverDownWithin = 5 * time.Second
 
-// server is the server of the shared tier, through all its lives.
+// server is the server of the shared tier, through all its incarnations.
 type server struct {
 	args []string
 	log  child.Tail
@@ -38,7 +38,7 @@ func (r *replay) startServer() error {
 	return r.server.start(r.fail)
 }
 
-// start starts a life of the server; it calls fail when the server ends unexpectedly.
+// start starts an incarnation of the server; it calls fail when the server ends unexpectedly.
 func (s *server) start(fail func(error)) error {
 	cmd := exec.Command(s.args[0], s.args[1:]...)
 	cmd.Stdout, cmd.Stderr = &s.log, &s.log

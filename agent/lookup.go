@@ -124,8 +124,8 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		k.refuseLate(st, reply)
 	}
 	if pending && (late || reply.Status == ipc.LookupHit && couldGrow(q, rules, reply.Tokens)) {
-		// Pending still carries the lease for what is known; a client out of time can use it. One
-		// that releases it and retries finds the rest already being fetched.
+		// Pending still carries the lease for the blocks found so far; a client out of time can use
+		// it. One that releases it and retries finds the rest already being fetched.
 		if reply.Status = ipc.LookupPending; reply.Lease != 0 {
 			k.hint(q, rules)
 		}

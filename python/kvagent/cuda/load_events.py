@@ -1,11 +1,11 @@
 """Loads that a CUDA stream waits for: the agent records events after them, without the engine's
 processor.
 
-An event means that a load's bytes have arrived; only DONE means that they were verified. So what a
-stream computes after the wait is valid only once DONE arrived with OK for each block. If the agent
-or its mover dies, the session ends without DONE; the driver then either fires the event or leaves
-the stream waiting for ever. An engine that waits this way must therefore watch its stream, as it
-does for its collectives, and exit if it is stuck (docs/decisions/2026-11-21-load-events.md).
+An event means that a load's bytes have arrived; only DONE means that they were verified. So a
+stream's results after the wait are valid only once DONE arrived with OK for each block. If the
+agent or its mover dies, the session ends without DONE; the driver then either fires the event or
+leaves the stream waiting for ever. An engine that waits this way must therefore watch its stream,
+as it does for its collectives, and exit if it is stuck (docs/decisions/2026-11-21-load-events.md).
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ type TableSource string
 
 // The sources.
 const (
-	TableMeasured TableSource = "measured" // at the start of this agent's first mover of the GPU
-	TableKnown    TableSource = "known"    // from those that the device was given
-	TableDefault  TableSource = "default"  // nothing was measured on such a GPU
+	TableMeasured   TableSource = "measured"   // at the start of this agent's first mover of the GPU
+	TableConfigured TableSource = "configured" // one of Options.Tables fits the GPU and its driver
+	TableDefault    TableSource = "default"    // nothing was measured on such a GPU
 )
 
 // CUDALimits are the limits of kernels in the device's context, as the driver reports them after

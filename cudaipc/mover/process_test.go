@@ -20,8 +20,8 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
-// TestAgentDies: its mover ends, too, also with a copy that never ends, and only then the proof
-// ends.
+// TestAgentDies expects an agent's mover to end after it, also during a copy that never ends, and
+// the proof of its end to come only then.
 func TestAgentDies(t *testing.T) {
 	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
 		t.Run(device, func(t *testing.T) {
@@ -106,13 +106,18 @@ func TestRefusedImportClosesTheProof(t *testing.T) {
 	m.works()
 }
 
-// TestHundredRestarts: a restart leaves no descriptor, mapping or goroutine on either side.
+// TestHundredRestarts expects a restart to leave no descriptor, mapping or goroutine on either
+// side.
 func TestHundredRestarts(t *testing.T) {
 	m := newFixture(t, nil)
 	m.works()
 	fds, goroutines := entries(t, "/proc/self/fd"), runtime.NumGoroutine()
 	defer m.watchStates()()
-	for i := range 100 {
+	restarts := 100
+	if testing.Short() {
+		restarts = 20
+	}
+	for i := range restarts {
 		if err := unix.Kill(m.pid(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -179,8 +184,8 @@ func entries(t *testing.T, dir string) int {
 	return len(list)
 }
 
-// TestMoverIsAlone: it has none of this process's descriptors, is not in its group, and ends at no
-// signal but SIGKILL.
+// TestMoverIsAlone expects a mover to have none of this process's descriptors, not to be in its
+// group, and to end at no signal but SIGKILL.
 func TestMoverIsAlone(t *testing.T) {
 	leaked, err := unix.MemfdCreate("inherited", 0)
 	if err != nil {
@@ -216,7 +221,7 @@ func TestMoverIsAlone(t *testing.T) {
 	}
 }
 
-// TestMoverOfAnotherBinary: a mover of another binary is refused.
+// TestMoverOfAnotherBinary expects a mover of another binary to be refused.
 func TestMoverOfAnotherBinary(t *testing.T) {
 	other := filepath.Join(t.TempDir(), "other")
 	from, err := os.Open("/proc/self/exe")
@@ -272,8 +277,8 @@ func TestMostRuns(t *testing.T) {
 	}
 }
 
-// TestMoverIsBound: a mover is bound to its node and reports it; with a node that does not exist,
-// it reports that, and works.
+// TestMoverIsBound expects a mover to be bound to its node and to report it, and with a node that
+// does not exist to report that and work.
 func TestMoverIsBound(t *testing.T) {
 	for node, want := range map[int]string{0: "node 0", 999: "node 999: not bound"} {
 		if _, err := os.Stat("/sys/devices/system/node/node0"); err != nil && node == 0 {
@@ -287,8 +292,8 @@ func TestMoverIsBound(t *testing.T) {
 	}
 }
 
-// TestMoverIsToldTheStep: a device in a mover asks an event only once the step is reached, so it
-// must learn the step.
+// TestMoverIsToldTheStep expects the mover to learn the step, because its device asks an event only
+// once the step is reached.
 func TestMoverIsToldTheStep(t *testing.T) {
 	m := newFixture(t, func(o *mover.Options) { o.Device, o.AskEvents = firesForAStep, true })
 	m.attach(1)

@@ -52,7 +52,7 @@ func (o *Options) choose(gpu *driver.GPU) (*cudaipc.CopyTable, cudaipc.TableSour
 		return o.Facts.Table, cudaipc.TableMeasured
 	}
 	if t := cudaipc.FindCopyTable(o.Tables, gpu.Name, driver.Version()); t != nil {
-		return t, cudaipc.TableKnown
+		return t, cudaipc.TableConfigured
 	}
 	return o.Table, cudaipc.TableDefault
 }

@@ -263,15 +263,16 @@ func TestDrainIsCut(t *testing.T) {
 	}
 }
 
-// A look-up that was asked of one life of the agent names no session of the next.
-func TestSessionNumbersAreOfOneLife(t *testing.T) {
+// TestSessionNumbersAreOfOneBoot expects a look-up for a session of one boot to name none of the
+// next.
+func TestSessionNumbersAreOfOneBoot(t *testing.T) {
 	one, other := newRig(t), newRig(t)
 	a, b := one.dial().welcome.Session, other.dial().welcome.Session
 	if a == 0 || b == 0 || a >= 1<<53 || b >= 1<<53 {
 		t.Errorf("numbers %d and %d, want 1 to 2^53-1", a, b)
 	}
 	if a == b {
-		t.Errorf("two lives of the agent gave the number %d to their first sessions", a)
+		t.Errorf("two boots of the agent gave the number %d to their first sessions", a)
 	}
 }
 

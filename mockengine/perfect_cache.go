@@ -8,7 +8,7 @@ type Fault struct {
 	EnginesLost  []int // engines that died: their own caches are empty
 	Again        []int // requests that are computed again after that, because their engine died
 	AgentDown    bool  // there is no agent for this request: nothing comes from the pool or goes to it
-	AgentStopped bool  // the agent is stopped: nothing comes from the pool; what goes to it arrives when it continues
+	AgentStopped bool  // nothing comes from the stopped agent's pool; saves arrive when it continues
 }
 
 // Simulate returns the share of all prompt blocks that a perfect system of these caches would hit:

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"errors"
-	"strings"
 
 	"go.uber.org/zap"
 
@@ -11,36 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The tiers are told which spaces have engines, so that they can collect the values of unused ones.
-// They report resets on other nodes, of which this node's engines are notified as of local ones.
-
-// generationOf returns the kind of an identity's generation (docs/PROTOCOL.md). An unknown kind is
-// never collected.
-func generationOf(generation string) pool.Generation {
-	switch {
-	case strings.HasPrefix(generation, "private:"):
-		return pool.PrivateGeneration
-	case strings.HasPrefix(generation, "named:"):
-		return pool.NamedGeneration
-	}
-	return pool.BaseGeneration
-}
-
-// reportUsedLocked tells the tiers that a space has its first seat.
-func (r *registry) reportUsedLocked(sp *space) {
-	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 1 {
-		use.InUse(sp.fp, generationOf(sp.pairs["generation"]))
-	}
-}
-
-// reportUnusedLocked tells the tiers that a space has no seat any more.
-func (r *registry) reportUnusedLocked(sp *space) {
-	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 0 {
-		use.NotInUse(sp.fp)
-	}
-}
-
-// epochs advances the weights epochs of spaces and notifies the engines.
+// epochs advances the weights epochs of spaces and notifies the engines. The tiers report resets on
+// other nodes, of which this node's engines are notified as of local ones.
 type epochs struct {
 	registry *registry
 	metrics  *admin.Metrics

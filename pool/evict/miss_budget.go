@@ -104,7 +104,7 @@ func (c *missBudget) members() [6]*float64 {
 
 // record records a look-up, in which the policy had this many hits more than LRU.
 func (c *missBudget) record(ahead, blocks, entries int) {
-	n, most := float64(blocks), max(c.blocks, float64(entries)) // what was loaded after a restart stays
+	n, most := float64(blocks), max(c.blocks, float64(entries)) // a restart's budget stays
 	c.blocks = max(-float64(entries), min(most, c.blocks+float64(ahead)+giftShare*n))
 	c.lead += float64(ahead)
 	c.all += n

@@ -92,8 +92,8 @@ func (l *loader) seen(then func()) []byte {
 	return l.do(devicetest.Op{Kind: devicetest.Read, Region: 1, Len: loadSize})
 }
 
-// TestCUDAStreamWaitsForALoad: after the wait a kernel of the engine sees all bytes of the load,
-// without its processor having waited; without it, it does not.
+// TestCUDAStreamWaitsForALoad expects a kernel of the engine to see all bytes of the load after the
+// wait, without a wait of its processor, and not to see them without it.
 func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	ownMachine(t)
 	for _, wait := range []bool{true, false} {
@@ -121,9 +121,9 @@ func TestCUDAStreamWaitsForALoad(t *testing.T) {
 	}
 }
 
-// TestCUDALoadEventsOfADeadMover: the mover dies while a stream waits for a load. In one ending of
-// the driver the stream goes on, with unverified bytes; in the other it stands, and
-// the engine's own deadline ends it. In both the load has failed, and says so.
+// TestCUDALoadEventsOfADeadMover kills the mover while a stream waits for a load. In one ending of
+// the driver the stream continues, with unverified bytes; in the other it stays, and the engine's
+// own deadline ends it. It expects a failed load in both.
 func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 	for _, ending := range []string{"fire", "never"} {
 		t.Run(ending, func(t *testing.T) {

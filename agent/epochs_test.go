@@ -18,8 +18,8 @@ func quickResets(after time.Duration) rigOption {
 }
 
 // A reset on one node is one on every node that shares a tier: engines there are told the new
-// epoch, nothing older is found, and what either stores from then on the other one finds. That
-// holds for a RESET, for the foreign reset and for cache rm, which are the same.
+// epoch, nothing older is found, and each node finds the blocks that the other one stores from then
+// on. That holds for a RESET, for the foreign reset and for cache rm, which are the same.
 func TestResetReachesOtherNodes(t *testing.T) {
 	for name, reset := range map[string]func(r *rig, scheduler *client, space [16]byte){
 		"RESET": func(_ *rig, scheduler *client, _ [16]byte) {

@@ -19,11 +19,11 @@ func (m *Mover) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte,
 	if err := p.view.CheckLoadEvents(off, count); err != nil {
 		return nil, err
 	}
-	return p.life.loadEvents(id, off, count)
+	return p.process.loadEvents(id, off, count)
 }
 
-func (l *life) loadEvents(id cudaipc.PeerID, off uint64, count uint32) (handles []byte, err error) {
-	err = l.call(fmt.Sprintf("load events of peer %d", id), l.m.opts.Limits.Import,
+func (p *process) loadEvents(id cudaipc.PeerID, off uint64, count uint32) (handles []byte, err error) {
+	err = p.call(fmt.Sprintf("load events of peer %d", id), p.m.opts.Limits.Import,
 		func(number uint64) ([]byte, []int) {
 			return putEvents(nil, number, id, off, count), nil
 		}, func(f *fields) error {

@@ -12,12 +12,11 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 )
 
-// attachment is one life of a link: the sessions of scheduler and ranks with one boot of the agent.
-// It ends when any of them does; then the others are ended too. What the agent had of it is fenced
-// when the agent has ended all sessions, because it ends them only when it touches nothing any
-// more.
+// attachment has the sessions of scheduler and ranks with one boot of the agent. It ends when any
+// of them does; then the others are ended too. Its blocks are fenced when the agent has ended all
+// sessions, because it ends a session only after its last access to them.
 type attachment struct {
-	life       uint32
+	number     uint32
 	boot       [16]byte
 	space      [16]byte
 	session    uint64 // the scheduler's, for look-ups
@@ -51,10 +50,10 @@ func (l *Link) attach(ctx context.Context) (*attachment, error) {
 	ctx, stop := context.WithTimeout(ctx, attachWithin)
 	defer stop()
 	l.mu.Lock()
-	l.mu.lives++
-	life := l.mu.lives
+	l.mu.attachments++
+	number := l.mu.attachments
 	l.mu.Unlock()
-	a := &attachment{life: life, events: l.events, broken: make(chan struct{})}
+	a := &attachment{number: number, events: l.events, broken: make(chan struct{})}
 	a.mu.jobs = make(map[uint64]*shares)
 	for i := -1; i < len(l.ranks.ranks); i++ {
 		s, err := l.register(ctx, a, i)

@@ -18,17 +18,17 @@ const (
 
 // asker asks the look-up socket of the current attachment. It belongs to one goroutine.
 type asker struct {
-	timeout time.Duration
-	client  *zmqclient.Client // of path
-	path    string
-	life    uint32
-	blob    []byte // hashes of the question, joined
-	breaker breaker
+	timeout    time.Duration
+	client     *zmqclient.Client // of path
+	path       string
+	attachment uint32
+	blob       []byte // hashes of the question, joined
+	breaker    breaker
 }
 
 // ask returns a miss, at once, while the breaker is open.
 func (k *asker) ask(a *attachment, q *Question) Answer {
-	if a.life != k.life {
+	if a.number != k.attachment {
 		k.connect(a)
 	}
 	now := time.Now()
@@ -50,13 +50,13 @@ func (k *asker) ask(a *attachment, q *Question) Answer {
 	}
 	k.breaker.succeeded()
 	if reply.Boot != a.boot {
-		return Answer{Failed: true} // from another life of the agent: the lease must not be used
+		return Answer{Failed: true} // from another attachment: the lease must not be used
 	}
 	return answer(a, &reply)
 }
 
-// answer interprets a reply. What is stored but not pinned may still be loaded: if it was evicted
-// by then, the load reports it.
+// answer interprets a reply. A block that is stored but not pinned may still be loaded: if it was
+// evicted by then, the load reports it.
 func answer(a *attachment, r *ipc.LookupReply) Answer {
 	switch r.Status {
 	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:
@@ -75,11 +75,11 @@ func leaseOf(a *attachment, r *ipc.LookupReply) Lease {
 	if r.Lease == 0 {
 		return Lease{}
 	}
-	return Lease{Life: a.life, Number: r.Lease}
+	return Lease{Attachment: a.number, Number: r.Lease}
 }
 
 func (k *asker) connect(a *attachment) {
-	k.life = a.life
+	k.attachment = a.number
 	k.breaker = breaker{}
 	if k.client != nil && k.path == a.lookupPath {
 		return
