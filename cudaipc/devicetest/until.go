@@ -6,7 +6,7 @@ import (
 )
 
 // WaitLimit is how long a test waits for what must come.
-const WaitLimit = 30 * time.Second
+const WaitLimit = time.Minute
 
 // Pauses between two polls of Until: they grow from the first to the last.
 const (
