@@ -5,32 +5,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
-
-// WaitLimit is how long a test waits for what must come.
-const WaitLimit = time.Minute
-
-// Pauses between two polls of Until: they grow from the first to the last.
-const (
-	firstPause = 100 * time.Microsecond
-	lastPause  = 5 * time.Millisecond
-)
-
-// Until polls until a condition without an event of its own holds, such as one in another process,
-// and ends the test if it does not hold within WaitLimit.
-func Until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	pause := firstPause
-	for end := time.Now().Add(WaitLimit); !ok(); pause = min(2*pause, lastPause) {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", WaitLimit, what)
-		}
-		time.Sleep(pause)
-	}
-}
 
 // Block returns block i, of n bytes, always with the same content.
 func Block(i, n int) pool.Item {
