@@ -97,8 +97,8 @@ func TestReplayMooncakeStops(t *testing.T) {
 		"--pause-server-every", "80", "--pause-for", "1s", "--kill-server-every", "225", "--server-down", "1h")
 	o.clean(t)
 	if o.Requests != 300 || o.ServerPauses == 0 || o.ServerKills != 1 {
-		t.Errorf("%d requests of 300; the master was stopped %d times and killed %d times, and is to die once", o.Requests,
-			o.ServerPauses, o.ServerKills)
+		t.Errorf("%d requests of 300; the master was stopped %d times and killed %d times, and is to die once",
+			o.Requests, o.ServerPauses, o.ServerKills)
 	}
 }
 

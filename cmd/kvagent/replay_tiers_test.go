@@ -21,8 +21,8 @@ func (o *replayed) from(name string) uint64 {
 func TestReplayOverDisk(t *testing.T) {
 	t.Parallel()
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=1GiB&write=save"
-	o := replayJSON(t, append(patientEngines, "--requests", "400", "--pool", "24MiB", "--engine-blocks", "600", "--tier",
-		disk+"&"+patientTier)...)
+	o := replayJSON(t, append(patientEngines, "--requests", "400", "--pool", "24MiB", "--engine-blocks", "600",
+		"--tier", disk+"&"+patientTier)...)
 	o.clean(t)
 	if got := o.from("disk"); got < 500 {
 		t.Errorf("%d blocks came from disk, want 500 and more: %+v", got, o.Sources)
@@ -63,12 +63,12 @@ func TestReplayTwoNodes(t *testing.T) {
 // A server that stops for a while, and then dies, costs hits and nothing else.
 func TestReplayServerStops(t *testing.T) {
 	server, spec := redisCommand(t)
-	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared", spec,
-		"--server", server, "--tiers-within", "1m", "--pause-server-every", "210", "--pause-for", "600ms",
+	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
+		spec, "--server", server, "--tiers-within", "1m", "--pause-server-every", "210", "--pause-for", "600ms",
 		"--kill-server-every", "330", "--server-down", "1h")
 	o.clean(t)
 	if o.Requests != 400 || o.ServerPauses == 0 || o.ServerKills != 1 {
-		t.Errorf("%d requests of 400; the server was stopped %d times and killed %d times, and is to die once", o.Requests,
-			o.ServerPauses, o.ServerKills)
+		t.Errorf("%d requests of 400; the server was stopped %d times and killed %d times, and is to die once",
+			o.Requests, o.ServerPauses, o.ServerKills)
 	}
 }

@@ -24,7 +24,9 @@ func TestSyncFails(t *testing.T) {
 	}
 	wantGet(t, s, 3, size, pool.Missing, "deleted")
 	fs.set(nil)
-	pooltest.Until(t, "the delete is paid", func() bool { return s.stateOf(0) == StateOK && s.Stats().Dirs[0].Owed == 0 })
+	pooltest.Until(t, "the delete is paid", func() bool {
+		return s.stateOf(0) == StateOK && s.Stats().Dirs[0].Owed == 0
+	})
 	pooltest.Until(t, "it is on the disk", func() bool { return s.Delete(t.Context(), []pool.Key{keyOf(4)}) == nil })
 	o.Dirs[0].Path, o.faults = crash(t, o.Dirs[0].Path), nil
 	wantGet(t, open(t, o), 3, size, pool.Missing, "deleted, and recovered")

@@ -94,8 +94,8 @@ func TestOnEvictOutrunsTheTier(t *testing.T) {
 			n := &node{Pool: p, t: t, spec: specOf("model", 1)}
 			n.space, err = p.OpenSpace(n.spec)
 			check(t, err)
-			// A block of its own each: in one chain, a block that is evicted while the next one is being
-			// copied would keep all before it.
+			// A chain of its own each: in one, a block that is to be evicted while the next one
+			// is being copied would keep all before it.
 			for i := range 200 {
 				n.save(chain(fmt.Sprint("a", i), 1))
 			}
