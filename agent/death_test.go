@@ -8,13 +8,13 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/zmqclient"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // Victims are engines in processes of their own: the test binary again, told by the environment how
@@ -196,11 +196,14 @@ func TestSuccessorWaitsForPredecessor(t *testing.T) {
 	c.send(regions, fds...)
 	c.send(segments)
 	go func() { answered <- next[*ipc.Registered](c) }()
-	select {
-	case got := <-answered:
-		t.Fatalf("answered while the predecessor lives: %+v", got)
-	case <-time.After(50 * time.Millisecond):
-	}
+	pooltest.Until(t, "the successor waits", func() bool {
+		select {
+		case got := <-answered:
+			t.Fatalf("answered while the predecessor lives: %+v", got)
+		default:
+		}
+		return pooltest.Parked("select", "agent.(*registry).admit")
+	})
 	check(t, cmd.Process.Signal(unix.SIGKILL))
 	if got := <-answered; got.Status != ipc.RegDone {
 		t.Fatalf("refused: %s", got.Text)

@@ -41,12 +41,15 @@ func TestHeldLoadIsOverBeforeUnregistered(t *testing.T) {
 	<-handed
 	w.send(&ipc.Unregister{Req: 7})
 	w.send(&ipc.Cancel{Job: w.job})
-	pooltest.Until(t, "the registration ends", func() bool { return r.seatOf(w) == nil })
-	select {
-	case m := <-w.messages:
-		t.Errorf("%T %+v while a load is half-way to the worker", m, m)
-	case <-time.After(50 * time.Millisecond):
-	}
+	pooltest.Until(t, "the end of the registration waits for the load", func() bool {
+		select {
+		case m := <-w.messages:
+			close(goOn)
+			t.Fatalf("%T %+v while a load is half-way to the worker", m, m)
+		default:
+		}
+		return r.seatOf(w) == nil && pooltest.Parked("sync.Mutex.Lock", "agent.(*heldLoads).close")
+	})
 	close(goOn)
 	if got := w.done(w.job); len(got) != 8 {
 		t.Errorf("%d statuses", len(got))
@@ -117,7 +120,8 @@ func (o *messageOrders) step() {
 	case p < 80:
 		o.f.Switch(false)
 	case p < 90:
-		time.Sleep(time.Duration(o.random.IntN(300)) * time.Microsecond)
+		o.w.send(&ipc.Ping{Req: 8}) // lets the agent come to the end of what was sent
+		until[*ipc.Pong](o)
 	default:
 		o.unregister()
 	}
@@ -134,7 +138,7 @@ func (o *messageOrders) mark() {
 		wait[i] = time.Duration(o.random.IntN(400)) * time.Microsecond
 	}
 	o.r.seatOf(o.w).slowly(func() { // one call at a time
-		time.Sleep(wait[0])
+		time.Sleep(wait[0]) // the subject: a hand-over that other messages overtake, or not
 		wait = wait[1:]
 	})
 }

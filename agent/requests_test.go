@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -72,20 +73,11 @@ func TestResetHoldsNobodyUp(t *testing.T) {
 	scheduler.send(&ipc.Reset{Req: 4})
 	<-slow.begun
 	check(t, other[0].conn.Close())
-	cleaned := make(chan struct{})
-	go func() {
-		defer close(cleaned)
-		for tick := time.Tick(time.Millisecond); r.agent.Status().Sessions > 3; {
-			<-tick
-		}
-	}()
-	select {
-	case <-cleaned:
-	case <-time.After(patience):
-		t.Error("an engine that died during a reset was not cleaned up before its end")
-	}
-	close(slow.end)
-	<-cleaned
+	end := sync.OnceFunc(func() { close(slow.end) })
+	defer end() // for a failed test
+	r.waitFor("an engine that died during a reset is cleaned up before its end",
+		func(s admin.Status) bool { return s.Sessions <= 3 })
+	end()
 	if got := next[*ipc.ResetDone](scheduler); got.Status != ipc.RegDone || got.Epoch != 2 {
 		t.Errorf("%+v", got)
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
 )
 
@@ -176,17 +176,12 @@ func (r *rig) checkNothingLeft() {
 // waitFor waits until something holds.
 func (r *rig) waitFor(what string, holds func(admin.Status) bool) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for !holds(r.agent.Status()) {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			r.t.Fatalf("never: %s; status is %+v", what, r.agent.Status())
+	defer func() {
+		if r.t.Failed() {
+			r.t.Logf("the status is %+v", r.agent.Status())
 		}
-	}
+	}()
+	pooltest.Until(r.t, what, func() bool { return holds(r.agent.Status()) })
 }
 
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // fakeAgent is an agent in memory, one goroutine per job. It keeps the rules of the real one
@@ -180,13 +182,8 @@ func (f *fakeAgent) run(j *Job, lag time.Duration, cancelled chan struct{}) {
 			return
 		}
 	}
-	for !f.noWait && f.step() < j.Step {
-		select {
-		case <-f.end:
-			return
-		default:
-			time.Sleep(10 * time.Microsecond)
-		}
+	if !f.noWait && !f.reached(j.Step) {
+		return
 	}
 	for _, s := range j.Sections {
 		for i, id := range s.Blocks {
@@ -255,6 +252,22 @@ func (f *fakeAgent) scatter(all [][]byte, id BlockID) {
 			b = b[copy(r.segments[s].of(id), b):]
 		}
 	}
+}
+
+// reached waits until the engine has reached a step. It returns false if the test ends before. The
+// step is a word in the engine's memory, which an agent has to poll.
+func (f *fakeAgent) reached(step uint64) (reached bool) {
+	over := false
+	pooltest.Until(f.t, "the engine reaches a step", func() bool {
+		select {
+		case <-f.end:
+			over = true
+		default:
+		}
+		reached = f.step() >= step
+		return reached || over
+	})
+	return reached
 }
 
 func (f *fakeAgent) step() uint64 {

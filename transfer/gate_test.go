@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -16,18 +15,19 @@ import (
 type gate struct {
 	cudaipc.Device
 	submitted chan struct{} // one for each Copy
-	looks     atomic.Int64  // how often Done said that a copy has not ended
+	looked    chan struct{} // without room: a call of Done finds that a copy has not ended
 
-	mu     sync.Mutex
-	opened bool
-	held   map[cudaipc.Ticket]*cudaipc.Copy
-	real   map[cudaipc.Ticket]cudaipc.Ticket
-	last   cudaipc.Ticket
+	mu      sync.Mutex
+	opened  bool
+	opening chan struct{} // closed when it is opened
+	held    map[cudaipc.Ticket]*cudaipc.Copy
+	real    map[cudaipc.Ticket]cudaipc.Ticket
+	last    cudaipc.Ticket
 }
 
 func newGate(d cudaipc.Device) *gate {
 	return &gate{
-		Device: d, submitted: make(chan struct{}, 1024),
+		Device: d, submitted: make(chan struct{}, 1024), looked: make(chan struct{}), opening: make(chan struct{}),
 		held: map[cudaipc.Ticket]*cudaipc.Copy{}, real: map[cudaipc.Ticket]cudaipc.Ticket{},
 	}
 }
@@ -49,6 +49,9 @@ func (g *gate) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if !g.opened {
+		close(g.opening)
+	}
 	g.opened = true
 	for _, t := range slices.Sorted(maps.Keys(g.held)) {
 		real, err := g.Device.Copy(g.held[t])
@@ -66,15 +69,25 @@ func (g *gate) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 	real := g.real[t]
 	g.mu.Unlock()
 	if held {
-		time.Sleep(min(timeout, 100*time.Microsecond)) // a copy that takes its time
-		g.looks.Add(1)
+		g.stands(timeout)
 		return cudaipc.Done{}, false, nil
 	}
-	d, ok, err := g.Device.Done(real, timeout)
-	if !ok {
-		g.looks.Add(1)
+	return g.Device.Done(real, timeout)
+}
+
+// stands waits in a call of Done of a copy that stands still: until a test sees the call, until the
+// gate is opened, or for as long as Done may wait.
+func (g *gate) stands(timeout time.Duration) {
+	g.mu.Lock()
+	opening := g.opening
+	g.mu.Unlock()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case g.looked <- struct{}{}:
+	case <-opening:
+	case <-timer.C:
 	}
-	return d, ok, err
 }
 
 // during waits until a copy has been submitted and does what may happen while it is under way. Then
@@ -91,13 +104,12 @@ func (g *gate) during(s *station, why string, happens func()) {
 		s.t.Fatalf("no copy within %v", patience)
 	}
 	happens()
-	for start, end := g.looks.Load(), time.Now().Add(patience); g.looks.Load() < start+5; {
+	for looks := 0; looks < 5 || len(s.done) > 0; looks++ { // the first may have begun before
 		select {
 		case c := <-s.done:
 			s.t.Fatalf("%s: job %d was completed with %v while its copy was under way", why, c.Job, c.Status)
-		case <-time.After(100 * time.Microsecond):
-		}
-		if time.Now().After(end) {
+		case <-g.looked:
+		case <-time.After(patience):
 			s.t.Fatalf("%s: no wait for the copy", why)
 		}
 	}

@@ -323,7 +323,7 @@ const sumBit = 1 << 40
 func (h *heldSums) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.opened = false
+	h.opened, h.opening = false, make(chan struct{})
 }
 
 func (h *heldSums) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
@@ -355,8 +355,7 @@ func (h *heldSums) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 	opened, s := h.opened, h.samples[t&^sumBit-1]
 	h.mu.Unlock()
 	if !opened {
-		time.Sleep(min(timeout, 100*time.Microsecond)) // a sum that takes its time
-		h.looks.Add(1)
+		h.stands(timeout)
 		return cudaipc.Done{}, false, nil
 	}
 	real, err := h.Device.(cudaipc.Summer).Sum(s)

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -16,10 +17,10 @@ import (
 )
 
 const (
-	patience  = 30 * time.Second // for events that must come
-	blocks    = 256              // engine blocks of a station
-	piece     = 4 << 10          // bytes of one segment
-	pieces    = 4                // segments of a block: two neighbours in each of two regions
+	patience  = devicetest.WaitLimit // for events that must come
+	blocks    = 256                  // engine blocks of a station
+	piece     = 4 << 10              // bytes of one segment
+	pieces    = 4                    // segments of a block: two neighbours in each of two regions
 	blockSize = piece * pieces
 	hashLen   = 32
 )
@@ -286,21 +287,15 @@ func (s *station) ends(id uint64, want pool.Status) Completion {
 // explains.
 func (s *station) reaches(kind Kind, phase Phase, why string) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); ; {
+	devicetest.Until(s.t, fmt.Sprintf("phase %s", phase), func() bool {
 		select {
 		case c := <-s.done:
 			s.t.Fatalf("%s: job %d was completed with %v", why, c.Job, c.Status)
 		default:
 		}
 		state := s.worker.State()
-		if th := [2]ThreadState{state.Save, state.Load}[kind]; th.Phase == phase {
-			return
-		}
-		if time.Now().After(end) {
-			s.t.Fatalf("phase %s not reached within %v: %+v", phase, patience, state)
-		}
-		time.Sleep(20 * time.Microsecond) // a pause between two looks
-	}
+		return [2]ThreadState{state.Save, state.Load}[kind].Phase == phase
+	})
 }
 
 // stored returns how many leading hashes of a chain the pool has.

@@ -121,7 +121,7 @@ func (s *storm) start(kind Kind) {
 	}
 	late := time.Duration(s.random.IntN(3)) * 100 * time.Microsecond
 	s.stream.Launch(func() {
-		time.Sleep(late) // a kernel that takes its time
+		time.Sleep(late) // the subject: kernels that end in time, and those that a job has to wait for
 		for i, b := range sec.Blocks {
 			s.write(b, seedOf(j.number[i], j.job.Epoch)+uint64(kind)<<40)
 		}

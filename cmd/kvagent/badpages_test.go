@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // mockRun is what became of a run of mock.
@@ -194,12 +195,9 @@ func TestAgentMeetsABadPage(t *testing.T) {
 // waitPool waits until an agent says a number of its pool.
 func waitPool(t *testing.T, dir, key string, want float64) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); poolStatusOf(t, dir)[key] != want; {
-		if time.Now().After(limit) {
-			t.Fatalf("status of the pool: %v, want %s %v", poolStatusOf(t, dir), key, want)
-		}
-		time.Sleep(5 * time.Millisecond) // between two questions to another process
-	}
+	pooltest.Until(t, fmt.Sprintf("%s of the pool's status is %v", key, want), func() bool {
+		return poolStatusOf(t, dir)[key] == want
+	})
 }
 
 // takePage takes a page away from a file on a tmpfs that has no other one to give.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func copyTableOf(gpu string, single uint64) *cudaipc.CopyTable {
@@ -155,16 +156,11 @@ func TestCopyTablesOnAHungDisk(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%d tables, want 1", n)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(pooltest.WaitLimit):
 		t.Error("whoever tells of a GPU waits for the disk")
 	}
 	tables.writing.Unlock()
-	// a pause between two looks
-	for end := time.Now().Add(10 * time.Second); logged.Len() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("nothing is said of the GPU")
-		}
-	}
+	pooltest.Until(t, "the GPU is logged", func() bool { return logged.Len() > 0 })
 	if kept, err := readCopyTables(tables.path); err != nil || len(kept) != 1 {
 		t.Errorf("%v, %v in the file, want the table", kept, err)
 	}
@@ -185,7 +181,7 @@ func TestCopyTablesReadLate(t *testing.T) {
 	}()
 	select {
 	case <-read:
-	case <-time.After(10 * time.Second):
+	case <-time.After(pooltest.WaitLimit):
 		t.Fatal("the start waits for the disk")
 	}
 	if said := logged.All(); len(said) != 1 || said[0].ContextMap()["file"] != c.path {
@@ -193,12 +189,7 @@ func TestCopyTablesReadLate(t *testing.T) {
 	}
 	c.add(copyTableOf("A", 3))
 	close(answers)
-	// a pause between two looks
-	for end := time.Now().Add(10 * time.Second); len(c.all()) < 3; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("what was read late is not used")
-		}
-	}
+	pooltest.Until(t, "what was read late is used", func() bool { return len(c.all()) >= 3 })
 	if all := c.all(); all[0].Rules[0].UpTo != 3 || all[2].GPU != "B" {
 		t.Errorf("%+v, want what was measured first", all)
 	}
@@ -214,9 +205,7 @@ func TestCopyTablesReadOnly(t *testing.T) {
 		Facts: cudaipc.GPUFacts{Table: copyTableOf("A", 1), Context: 5 << 20}}
 	g.informed(info)
 	g.informed(info)
-	for end := time.Now().Add(10 * time.Second); logged.Len() == 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond) // a pause between two looks
-	}
+	pooltest.Until(t, "the GPU is logged", func() bool { return logged.Len() > 0 })
 	said := logged.All()
 	if len(said) != 1 || len(tables.all()) != 1 {
 		t.Fatalf("%v, tables %v", said, tables.all())

@@ -13,11 +13,11 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // softNode is an agent on a pretended machine of its own, which a test may have beside those of
@@ -61,12 +61,7 @@ func (n *softNode) start(driver []string, args ...string) {
 	process := n.serve.Process
 	// it has ended, unless the test failed
 	n.t.Cleanup(func() { _ = process.Kill() })
-	// between two questions to another process
-	for limit := time.Now().Add(30 * time.Second); n.ready() != "ok"; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) {
-			n.t.Fatal("the agent does not get ready")
-		}
-	}
+	pooltest.Until(n.t, "the agent is ready", func() bool { return n.ready() == "ok" })
 }
 
 func (n *softNode) ready() string {
@@ -122,17 +117,20 @@ func agentStatus(t *testing.T, dir string) (st admin.Status) {
 // gpuSays waits until a mover's device says of itself what is asked for.
 func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i cudaipc.CUDAInfo) {
 	t.Helper()
-	// between two questions to another process
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	defer func() {
+		if t.Failed() {
+			t.Logf("the last that the device said is %+v", i)
+		}
+	}()
+	pooltest.Until(t, what, func() bool {
 		for _, m := range agentStatus(t, dir).Movers {
 			if len(m.Info) > 0 && json.Unmarshal(m.Info, &i) == nil && is(&i) {
-				return i
+				return true
 			}
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("%s: the last that the device said is %+v", what, i)
-		}
-	}
+		return false
+	})
+	return i
 }
 
 // series returns the value of a series of one mover.

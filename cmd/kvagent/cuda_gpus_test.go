@@ -5,7 +5,8 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // A GPU whose driver has an error that no call survives costs its own engines: they are told,
@@ -35,25 +36,11 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 		_ = beside.Wait() // it was killed
 	})
 	const gpu = "GPU-736f6674-6375-6461-2d64-657669636500"
-	var said string
-	// an engine asks for a mover as long as it tries: on a slow machine for too few
-	for try := 0; try == 0 || !namesLost(n, gpu); try++ {
-		if try == 5 {
-			t.Fatalf("readyz does not name the lost GPU: %s", n.ready())
-		}
-		var err error
-		if said, err = n.run("cuda-virtual", "--attach-within", "3s"); err == nil {
-			t.Errorf("the lost GPU's engine was served: %s", said)
-		}
-	}
-	// of those that ended the agent hears a moment later
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if engines := agentStatus(t, n.dir).Engines; engines == 1 {
-			break
-		} else if time.Now().After(limit) {
-			t.Fatalf("%d engines, want the one on the other GPU, which has lost nothing", engines)
-		}
-	}
+	// an engine asks for a mover as long as it tries, and the agent names the GPU after a few
+	said := n.lose("cuda-virtual", gpu)
+	pooltest.Until(t, "the agent has the one engine on the other GPU, which has lost nothing", func() bool {
+		return agentStatus(t, n.dir).Engines == 1
+	})
 	serve("after")
 	for _, m := range agentStatus(t, n.dir).Movers {
 		if lost := m.Name == gpu; lost != (m.Lost["device"] > 0) || lost == m.Running {
@@ -65,13 +52,28 @@ func TestCUDAOneOfTwoGPUsIsLost(t *testing.T) {
 	}
 }
 
-// namesLost reports whether readyz comes to name a GPU as lost, soon.
-func namesLost(n *softNode, gpu string) bool {
-	// a pause between two questions to another process
-	for limit := time.Now().Add(time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-		if strings.Contains(n.ready(), "movers fail again and again: "+gpu) {
-			return true
-		}
+// lose has an engine try until readyz names its GPU as lost, and returns what the engine said.
+func (n *softNode) lose(device, gpu string) (said string) {
+	n.t.Helper()
+	var out processLog
+	engine := n.engine(device, "--attach-within", "1h")
+	engine.Stdout, engine.Stderr = &out, &out
+	if err := engine.Start(); err != nil {
+		n.t.Fatal(err)
 	}
-	return false
+	over := make(chan error, 1)
+	go func() { over <- engine.Wait() }()
+	pooltest.Until(n.t, "readyz names the lost GPU", func() bool {
+		select {
+		case err := <-over:
+			n.t.Errorf("the lost GPU's engine ended with %v: %s", err, out.String())
+			over <- err
+			n.t.FailNow()
+		default:
+		}
+		return strings.Contains(n.ready(), "movers fail again and again: "+gpu)
+	})
+	_ = engine.Process.Kill()
+	<-over // it was killed
+	return out.String()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // loadEngine is an engine of one rank with one region of two blocks and one to look into, which
@@ -136,11 +137,7 @@ func TestCUDALoadEventsOfTheAgent(t *testing.T) {
 		t.Fatal("a load that was not submitted is said to be recorded")
 	}
 	e.send(&ipc.Load{Job: 6, Epoch: e.epoch, Event: ipc.None, Sections: loadSection(1)})
-	for end := time.Now().Add(loadWait); !e.stream.WaitLoad(6); time.Sleep(time.Millisecond) { // between two looks
-		if time.Now().After(end) {
-			t.Fatal("the load's event is not recorded")
-		}
-	}
+	pooltest.Until(t, "the load's event is recorded", func() bool { return e.stream.WaitLoad(6) })
 	got := make([]byte, loadBlock)
 	seen := make(chan error, 1)
 	e.stream.Launch(func() {

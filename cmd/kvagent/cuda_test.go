@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -15,8 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/proof"
 )
 
@@ -115,18 +115,24 @@ func mockEngine(t *testing.T, dir, device string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// isBack fails if the memory of dead processes is not free again in time, and says how long it
-// took.
+// isBack waits until the memory of dead processes is free again, fails if that is too late, and
+// says how long it took.
 func isBack(t *testing.T, stat func(string) int64, what string, died time.Time) time.Duration {
 	t.Helper()
-	for stat("allocated_bytes") != 0 || stat("imports") != 0 {
-		if time.Since(died) > backWithinMS*time.Millisecond {
-			t.Fatalf("%s: %d bytes and %d imports are held after %v", what, stat("allocated_bytes"), stat("imports"),
-				time.Since(died))
-		}
-		time.Sleep(5 * time.Millisecond) // between two questions to another process
+	pooltest.Until(t, what+" died, and its memory is free again", func() bool {
+		return stat("allocated_bytes") == 0 && stat("imports") == 0
+	})
+	return inTime(t, what+": its memory was free", died)
+}
+
+// inTime fails if what follows a death took longer than promised, and says how long it took.
+func inTime(t *testing.T, what string, died time.Time) time.Duration {
+	t.Helper()
+	took := time.Since(died)
+	if took > backWithinMS*time.Millisecond {
+		t.Errorf("%s %v after the death, %d ms are promised", what, took, backWithinMS)
 	}
-	return time.Since(died)
+	return took
 }
 
 // A killed engine's memory is free again, whether it was copied, or had not even registered: the
@@ -138,21 +144,31 @@ func TestCUDAMemoryBackFromEngines(t *testing.T) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	t.Logf("seed %d", seed)
 	var longest time.Duration
+	toJobs := map[string]int{} // by device, calls of the driver from an engine's start to its first jobs
 	for i := range deaths(20, 100) {
 		device := []string{"cuda", "cuda-virtual"}[i%2]
+		list := filepath.Join(t.TempDir(), "calls")
+		t.Setenv("SOFTCUDA_CALLS", list)
+		calls := func() int {
+			text, _ := os.ReadFile(list) // there is none before the first call
+			return bytes.Count(text, []byte("\n"))
+		}
 		var what string
 		var cmd *exec.Cmd
 		if i%4 < 2 {
 			what = "an engine with a job under way"
 			cmd = mockEngine(t, dir, device, "--kill-self-after", strconv.Itoa(1+rng.IntN(4)), "--seed",
 				strconv.Itoa(i+1))
+			_ = cmd.Wait() // it was killed
+			toJobs[device] = calls()
 		} else {
-			what = "an engine in warm-up"
+			at := rng.IntN(toJobs[device] + 1)
+			what = fmt.Sprintf("an engine with %d of %d calls before its first jobs", at, toJobs[device])
 			cmd = mockEngine(t, dir, device, "--seed", strconv.Itoa(i+1))
-			time.Sleep(time.Duration(rng.IntN(150)) * time.Millisecond) // any moment from its start to its first jobs
+			pooltest.Until(t, what, func() bool { return calls() >= at })
 			_ = cmd.Process.Kill()
+			_ = cmd.Wait() // it was killed
 		}
-		_ = cmd.Wait() // it was killed
 		longest = max(longest, isBack(t, stat, what, time.Now()))
 	}
 	t.Logf("longest %v", longest)
@@ -173,7 +189,7 @@ func TestCUDAMemoryBackFromAgents(t *testing.T) {
 	stat := softMachine(t)
 	var longest time.Duration
 	for i := range 2 * deaths(3, 25) {
-		serve, dir, log := startServe(t, "--device", "cuda", "--pool", "64MiB")
+		serve, dir, _ := startServe(t, "--device", "cuda", "--pool", "64MiB")
 		engine := mockEngine(t, dir, []string{"cuda", "cuda-virtual"}[i/2%2])
 		mover := moverOf(t, dir)
 		held := stat("allocated_bytes")
@@ -186,11 +202,9 @@ func TestCUDAMemoryBackFromAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 		died := time.Now()
-		for ofAgent && stat("processes") > 1 {
-			if time.Since(died) > backWithinMS*time.Millisecond {
-				t.Fatalf("the mover outlives its agent: %s", log)
-			}
-			time.Sleep(5 * time.Millisecond)
+		if ofAgent {
+			pooltest.Until(t, "the mover ends with its agent", func() bool { return stat("processes") <= 1 })
+			inTime(t, "the mover had ended", died)
 		}
 		if now := stat("allocated_bytes"); now != held {
 			t.Errorf("%s died: the engine had %d bytes and has %d", what, held, now)
@@ -207,20 +221,17 @@ func TestCUDAMemoryBackFromAgents(t *testing.T) {
 // moverOf waits for the mover of an agent that has an engine's memory open.
 func moverOf(t *testing.T, dir string) int {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
-		var st admin.Status
-		body, err := adminclient.New(dir).Get(t.Context(), "/status")
-		if err != nil || json.Unmarshal(body, &st) != nil {
-			continue
-		}
+	pid := 0
+	pooltest.Until(t, "a mover has an engine's memory open", func() bool {
+		st := statusOf(t, dir)
 		for i := range st.Movers {
 			if st.Movers[i].Running && st.Movers[i].Peers > 0 && st.Engines > 0 {
-				return st.Movers[i].PID
+				pid = st.Movers[i].PID
 			}
 		}
-	}
-	t.Fatal("no mover has an engine's memory open")
-	return 0
+		return pid != 0
+	})
+	return pid
 }
 
 // The table that calibrate measured is used by the mover of that type of GPU, and is measured once.
@@ -238,14 +249,10 @@ func TestCUDACalibrate(t *testing.T) {
 	serve, dir, log := startServe(t, "--device", "cuda", "--copy-tables", file)
 	engine := mockEngine(t, dir, "cuda")
 	moverOf(t, dir)
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if out, _ := kvagentOutput(t, "status", "--json", "--socket-dir", dir); strings.Contains(out,
-			strings.TrimSpace(first)) {
-			break
-		} else if time.Now().After(limit) {
-			t.Fatalf("no mover uses %q:\n%s", first, out)
-		}
-	}
+	pooltest.Until(t, "a mover uses "+strings.TrimSpace(first), func() bool {
+		out, _ := kvagentOutput(t, "status", "--json", "--socket-dir", dir)
+		return strings.Contains(out, strings.TrimSpace(first))
+	})
 	_ = engine.Process.Kill()
 	_ = engine.Wait() // it was killed
 	endServe(t, serve)

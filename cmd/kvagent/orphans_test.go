@@ -30,15 +30,11 @@ const noKill = "KVAGENT_TEST_NO_KILL"
 // statusOf asks until the agent answers.
 func statusOf(t *testing.T, dir string) (st admin.Status) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	pooltest.Until(t, "the agent answers", func() bool {
 		body, err := adminclient.New(dir).Get(t.Context(), "/status")
-		if err == nil && json.Unmarshal(body, &st) == nil {
-			return st
-		}
-		if time.Now().After(limit) {
-			t.Fatalf("no status: %v", err)
-		}
-	}
+		return err == nil && json.Unmarshal(body, &st) == nil
+	})
+	return st
 }
 
 // testWorker is an engine's worker with one region, of this process.
@@ -100,7 +96,7 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		}
 	case err := <-w.ended:
 		t.Fatalf("the session ended: %v", err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(pooltest.WaitLimit):
 		t.Fatal("no answer to a registration")
 	}
 	return w
@@ -152,23 +148,21 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 
 // follow starts another agent in the place of one, and waits until it serves. It would wait an hour
 // for a process that releases the directory by itself.
-func follow(t *testing.T, path, dir string) (*exec.Cmd, *processLog, admin.Status) {
+func follow(t *testing.T, path, dir string) (next *exec.Cmd, log *processLog, st admin.Status) {
 	t.Helper()
-	log := &processLog{}
-	next := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
+	log = &processLog{}
+	next = kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
 		"host-mover", "--takeover-wait", "1h")
 	next.Stderr = log
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = next.Process.Kill() }) // it has ended, unless the test failed
-	for {
-		st := statusOf(t, dir)
-		if st.PID == next.Process.Pid && st.Ready {
-			return next, log, st
-		}
-		time.Sleep(5 * time.Millisecond) // between two questions to another process
-	}
+	pooltest.Until(t, "the next agent serves", func() bool {
+		st = statusOf(t, dir)
+		return st.PID == next.Process.Pid && st.Ready
+	})
+	return next, log, st
 }
 
 // A mover that stands still when its agent is killed keeps the pool's file and the engines'
@@ -186,7 +180,7 @@ func TestStoppedMoverIsEnded(t *testing.T) {
 		if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("the engine's session ended with %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(pooltest.WaitLimit):
 		t.Error("the engine's session does not end, though its mover is gone")
 	}
 	if !takeover.Exited(mover) {
@@ -225,15 +219,10 @@ func TestUnendableMoverIsAnOrphan(t *testing.T) {
 	}
 	select {
 	case <-w.ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(pooltest.WaitLimit):
 		t.Error("the session does not end though the mover has")
 	}
-	for limit := time.Now().Add(20 * time.Second); len(statusOf(t,
-		dir).Orphans.PIDs) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal("the end of the mover is not seen")
-		}
-	}
+	pooltest.Until(t, "the end of the mover is seen", func() bool { return len(statusOf(t, dir).Orphans.PIDs) == 0 })
 	endServe(t, next)
 	for _, say := range []string{"does not end", "abandoned"} {
 		if !strings.Contains(log.String(), say) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/lab/replay"
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -115,37 +116,43 @@ func (l *startedReplay) processes() map[int]string {
 // await waits until the lab has a process that is looked for, and gives its number.
 func (l *startedReplay) await(t *testing.T, what string, found func(pid int, command string) bool) (pid int) {
 	t.Helper()
-	for {
-		for pid, command := range l.processes() {
-			if found(pid, command) {
-				return pid
-			}
-		}
+	pooltest.Until(t, "there is "+what, func() bool {
+		over := false
 		select {
 		case <-l.over:
-			t.Fatalf("the replay was over before there was %s\n%s", what, l.log.String())
-		case <-time.After(child.Poll):
+			over = true
+		default:
 		}
-	}
-}
-
-// gone waits until nothing of the lab is left, nor any of some processes, and fails if that takes
-// longer than so long.
-func (l *startedReplay) gone(t *testing.T, all map[int]string, within time.Duration) {
-	t.Helper()
-	for end := time.Now().Add(within); ; time.Sleep(child.Poll) {
-		left := child.Marked(l.mark)
-		for pid := range all {
-			if command := child.CommandLine(pid); command != "" { // a zombie has none
-				left[pid] = command
+		for number, command := range l.processes() {
+			if found(number, command) {
+				pid = number
+				return true
 			}
 		}
-		if len(left) == 0 {
-			return
+		if over {
+			t.Fatalf("the replay was over before there was %s\n%s", what, l.log.String())
 		}
-		if time.Now().After(end) {
-			t.Fatalf("left are %v\n%s", left, l.log.String())
+		return false
+	})
+	return pid
+}
+
+// left returns what is left of the lab, and of some processes.
+func (l *startedReplay) left(all map[int]string) map[int]string {
+	left := child.Marked(l.mark)
+	for pid := range all {
+		if command := child.CommandLine(pid); command != "" { // a zombie has none
+			left[pid] = command
 		}
+	}
+	return left
+}
+
+// gone fails if anything of the lab is left, or any of some processes.
+func (l *startedReplay) gone(t *testing.T, all map[int]string) {
+	t.Helper()
+	if left := l.left(all); len(left) > 0 {
+		t.Fatalf("left are %v\n%s", left, l.log.String())
 	}
 }
 
@@ -182,8 +189,10 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 			if text := l.log.String(); strings.Contains(text, "not over") || strings.Contains(text, "is left") {
 				t.Errorf("it did not end by itself:\n%s", text)
 			}
-			// else all was reaped before its own end
-			l.gone(t, all, map[bool]time.Duration{true: child.StrayWithin}[sig == syscall.SIGKILL])
+			if sig == syscall.SIGKILL { // nobody has waited for them
+				pooltest.Until(t, "nothing of the lab is left", func() bool { return len(l.left(all)) == 0 })
+			}
+			l.gone(t, all)
 		})
 	}
 }
@@ -206,7 +215,7 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 	if code := l.cmd.ProcessState.ExitCode(); code != exitFailed {
 		t.Errorf("exit %d, want %d", code, exitFailed)
 	}
-	l.gone(t, nil, 0)
+	l.gone(t, nil)
 }
 
 // A server that ends by itself ends the replay.

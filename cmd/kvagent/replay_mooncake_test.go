@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool/servertest"
 	"github.com/kvagent/kvagent/pool/tierspec"
@@ -91,22 +90,14 @@ func TestReplayTwoNodesOverMooncake(t *testing.T) {
 // A master that stops for a while, and then dies, costs hits and nothing else.
 func TestReplayMooncakeStops(t *testing.T) {
 	spec, master := startMooncake(t)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		time.Sleep(time.Second) // into the run
-		master.Pause()
-		time.Sleep(time.Second)
-		master.Resume()
-		time.Sleep(time.Second)
-		master.Kill()
-	}()
-	defer func() { <-done }()
-	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--tier",
-		spec+"&fetch-within=300ms&rpc-within=100ms")
+	master.Kill() // the replay starts its own
+	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
+		spec+"&fetch-within=300ms&rpc-within=100ms", "--server", master.Command(), "--tiers-within", "1m",
+		"--pause-server-every", "80", "--pause-for", "1s", "--kill-server-every", "225", "--server-down", "1h")
 	o.clean(t)
-	if o.Requests != 300 {
-		t.Errorf("%d requests of 300", o.Requests)
+	if o.Requests != 300 || o.ServerPauses == 0 || o.ServerKills != 1 {
+		t.Errorf("%d requests of 300; the master was stopped %d times and killed %d times, and is to die once",
+			o.Requests, o.ServerPauses, o.ServerKills)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/lab"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // asCommand makes the test binary the command itself, or kvbench where it is asked for one of that
@@ -99,17 +100,16 @@ func startServe(t *testing.T, args ...string) (cmd *exec.Cmd, dir string, log *p
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended, unless the test failed
-	limit := time.Now().Add(20 * time.Second)
-	for {
-		if body, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil &&
-			strings.TrimSpace(string(body)) == "ok" {
-			return cmd, dir, log
+	defer func() {
+		if t.Failed() {
+			t.Logf("the agent's log: %s", log)
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("the agent does not get ready: %s", log)
-		}
-		time.Sleep(5 * time.Millisecond) // between two questions to another process
-	}
+	}()
+	pooltest.Until(t, "the agent is ready", func() bool {
+		body, err := adminclient.New(dir).Get(t.Context(), "/readyz")
+		return err == nil && strings.TrimSpace(string(body)) == "ok"
+	})
+	return cmd, dir, log
 }
 
 // The commands against a running agent: status, set, a second serve, and the end by a signal.
@@ -173,12 +173,10 @@ func TestLogReaderGoes(t *testing.T) {
 		t.Error(err)
 	}
 	_ = log.Close() // its further output breaks the pipe
-	limit := time.Now().Add(20 * time.Second)
-	for dir := cmd.Args[3]; ; time.Sleep(5 * time.Millisecond) { // between two questions to another process
-		if _, err := adminclient.New(dir).Get(t.Context(), "/readyz"); err == nil || time.Now().After(limit) {
-			break
-		}
-	}
+	pooltest.Until(t, "the agent answers", func() bool {
+		_, err := adminclient.New(cmd.Args[3]).Get(t.Context(), "/readyz")
+		return err == nil
+	})
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
@@ -213,7 +211,7 @@ func TestMockInterrupted(t *testing.T) {
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+	late := time.AfterFunc(pooltest.WaitLimit, func() { _ = cmd.Process.Kill() })
 	defer late.Stop()
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed ||
@@ -227,19 +225,22 @@ func TestMockInterrupted(t *testing.T) {
 // waitStatus waits until a number of the agent's status is as wanted.
 func waitStatus(t *testing.T, dir, key string, want func(float64) bool) {
 	t.Helper()
-	for limit := time.Now().Add(20 * time.Second); ; {
+	var last any
+	defer func() {
+		if t.Failed() {
+			t.Logf("status: %s is %v", key, last)
+		}
+	}()
+	pooltest.Until(t, key+" of the status is as wanted", func() bool {
 		var st map[string]any
 		body, err := adminclient.New(dir).Get(t.Context(), "/status")
-		if err == nil && json.Unmarshal(body, &st) == nil {
-			if n, ok := st[key].(float64); ok && want(n) {
-				return
-			}
+		if err != nil || json.Unmarshal(body, &st) != nil {
+			return false
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("status: %s is %v (%v)", key, st[key], err)
-		}
-		time.Sleep(5 * time.Millisecond) // between two questions to another process
-	}
+		last = st[key]
+		n, ok := last.(float64)
+		return ok && want(n)
+	})
 }
 
 func TestCommandsOfAStranger(t *testing.T) {

@@ -116,9 +116,7 @@ func TestCUDARegionsBeginInTheirAllocation(t *testing.T) {
 func TestCUDACompletionIsTheEnd(t *testing.T) {
 	const n = 48 << 20
 	b := newBench(t, devicetest.Spec{Regions: []int64{n}}, nil)
-	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
-		time.Sleep(time.Millisecond)
-	}
+	devicetest.Pinned(t, b.device)
 	for seed := range uint64(3) {
 		b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Off: n - 4096, Len: 4096, Seed: seed})
 		b.copy(cudaipc.Gather, cudaipc.Run{Region: 1, Len: n})
@@ -259,9 +257,7 @@ func TestCUDAAskedWhileItCloses(t *testing.T) {
 func TestCUDARefusalToPin(t *testing.T) {
 	const n = 3 << 20
 	first := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, nil)
-	for i := 0; !first.Device.(*cuda.Device).Info().PinDone && i < 10_000; i++ {
-		time.Sleep(time.Millisecond)
-	}
+	devicetest.Pinned(t, first.Device.(*cuda.Device))
 	b := newBench(t, devicetest.Spec{Regions: []int64{n}},
 		func(o *cuda.Options) { o.Arena, o.Ring = first.Arena, 1<<20 })
 	b.arena = first.Arena
@@ -270,9 +266,7 @@ func TestCUDARefusalToPin(t *testing.T) {
 	if !bytes.Equal(b.arena[:n], pattern(4, n)) {
 		t.Error("bytes through the ring are wrong")
 	}
-	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
-		time.Sleep(time.Millisecond)
-	}
+	devicetest.Pinned(t, b.device)
 	info := b.device.Info()
 	if info.PinError == "" || info.Refused != info.Arena || info.Pinned != 0 || info.RingBytes < n {
 		t.Errorf("an arena that is pinned already: %+v, want it refused and said", info)

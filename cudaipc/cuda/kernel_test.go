@@ -23,15 +23,6 @@ var byKernel = cudaipc.CopyTable{Rules: []cudaipc.CopyRule{{
 
 func useKernel(o *cuda.Options) { o.Table = &byKernel }
 
-// pinned waits until nothing more will be pinned: unpinned memory goes through the rings, and not
-// by the kernel.
-func (b *bench) pinned() {
-	b.t.Helper()
-	for i := 0; !b.device.Info().PinDone && i < 10_000; i++ {
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // TestCUDAKernelBytes copies runs of odd lengths between odd places both ways, some of them more
 // than a list has room for.
 func TestCUDAKernelBytes(t *testing.T) {
@@ -40,7 +31,7 @@ func TestCUDAKernelBytes(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	b := newBench(t, devicetest.Spec{Regions: []int64{n, n}}, useKernel)
-	b.pinned()
+	devicetest.Pinned(t, b.device) // what is not pinned goes through the rings, and not by the kernel
 	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: n, Seed: 1})
 	source := pattern(1, n)
 	want := bytes.Repeat([]byte{0xee}, n)
@@ -77,7 +68,7 @@ func TestCUDAKernelBytes(t *testing.T) {
 func TestCUDAKernelRows(t *testing.T) {
 	const width, pitch, rows = 48, 96, 40_000
 	b := newBench(t, devicetest.Spec{Regions: []int64{rows * pitch}}, useKernel)
-	b.pinned()
+	devicetest.Pinned(t, b.device)
 	b.do(devicetest.Op{Kind: devicetest.Fill, Region: 1, Len: rows * pitch, Seed: 5})
 	source := pattern(5, rows*pitch)
 	var runs []cudaipc.Run

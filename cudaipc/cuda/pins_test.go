@@ -5,7 +5,6 @@ package cuda_test
 import (
 	"bytes"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
@@ -21,12 +20,12 @@ func TestCUDAPartlyPinned(t *testing.T) {
 	inner := devicetest.CUDA(t, devicetest.MinArena, cudaipc.KindCUDA, func(o *cuda.Options) {
 		o.Arena = outer.Arena[3*piece : 4*piece]
 	})
-	pinned(t, inner.Device.(*cuda.Device))
+	devicetest.Pinned(t, inner.Device.(*cuda.Device))
 	b := newBench(t, devicetest.Spec{Regions: []int64{pieces * piece}}, func(o *cuda.Options) {
 		o.Arena, o.PinPiece, o.Ring = outer.Arena[:pieces*piece], piece, cuda.MinRing
 	})
 	b.arena = outer.Arena
-	pinned(t, b.device)
+	devicetest.Pinned(t, b.device)
 	if i := b.device.Info(); i.Pinned != 3*piece || i.Refused != 5*piece || i.PinError == "" {
 		t.Fatalf("%+v, want three pieces pinned and five refused", i)
 	}
@@ -59,19 +58,5 @@ func TestCUDAPartlyPinned(t *testing.T) {
 		Len:    pieces * piece,
 	}); !bytes.Equal(got, pattern(8, pieces*piece)) {
 		t.Error("the region has other bytes after the scatters")
-	}
-}
-
-// testTimeout is how long a test waits for an event.
-const testTimeout = 30 * time.Second
-
-// pinned waits until nothing more will be pinned.
-func pinned(t *testing.T, d *cuda.Device) {
-	t.Helper()
-	// a pause between two looks
-	for end := time.Now().Add(testTimeout); !d.Info().PinDone; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the pinning does not end: %+v", d.Info())
-		}
 	}
 }

@@ -4,7 +4,6 @@ package cuda_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
@@ -57,10 +56,10 @@ func firesOnDeath(t *testing.T) bool {
 	}
 	b.do(devicetest.Op{Kind: devicetest.Hold}, devicetest.Op{Kind: devicetest.Record})
 	b.engine.Kill()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if b.poll(cudaipc.Wait{}).Fired {
-			return true
-		}
-	}
-	return false
+	// The kernel has ended the process. An event that another process records from now on fires
+	// after everything that the driver does about it.
+	after := newBench(t, devicetest.Spec{Regions: []int64{4096}, Events: 1}, nil)
+	after.do(devicetest.Op{Kind: devicetest.Record})
+	devicetest.Until(t, "the event of a living process fires", func() bool { return after.poll(cudaipc.Wait{}).Fired })
+	return b.poll(cudaipc.Wait{}).Fired
 }

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc/cuda"
 )
@@ -15,12 +14,16 @@ import (
 // not thread-safe.
 func NoteCalls(t *testing.T, d *cuda.Device) func() map[string]int {
 	t.Helper()
-	for i := 0; !d.Info().PinDone && i < 10_000; i++ {
-		time.Sleep(time.Millisecond)
-	}
+	Pinned(t, d)
 	list := filepath.Join(t.TempDir(), "calls")
 	t.Setenv("SOFTCUDA_CALLS", list)
 	return func() map[string]int { return ReadCalls(t, list) }
+}
+
+// Pinned waits until nothing more of the arena will be pinned.
+func Pinned(t testing.TB, d *cuda.Device) {
+	t.Helper()
+	Until(t, "the pinning ends", func() bool { return d.Info().PinDone })
 }
 
 // ReadCalls counts the calls that a software driver noted in a file.

@@ -155,7 +155,7 @@ func testTickets(t *testing.T, f Fixture) {
 		t.Errorf("Done of no ticket: %v, want ErrTicket", err)
 	}
 	left := c.submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
-	for end := time.Now().Add(testTimeout); ; {
+	for end := time.Now().Add(WaitLimit); ; {
 		err := f.Device.Close(1)
 		if err == nil {
 			break

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,12 +17,8 @@ func Freeze(t testing.TB, pid int) {
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(testTimeout); !stopped(t, pid); {
-		if time.Now().After(end) {
-			t.Fatalf("process %d does not stop", pid)
-		}
-		time.Sleep(time.Millisecond) // no event reports when the last thread has stopped
-	}
+	// no event reports to a process that is not the parent when the last thread has stopped
+	Until(t, fmt.Sprintf("process %d stops", pid), func() bool { return stopped(t, pid) })
 }
 
 func stopped(t testing.TB, pid int) bool {

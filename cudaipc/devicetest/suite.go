@@ -2,13 +2,9 @@ package devicetest
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
-
-// testTimeout is how long the suite waits for an event.
-const testTimeout = 30 * time.Second
 
 // TestDevice runs the suite. open makes a fresh fixture for each of its tests.
 func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
@@ -96,9 +92,9 @@ func (c *session) submit(copy *cudaipc.Copy) cudaipc.Ticket {
 
 func (c *session) wait(ticket cudaipc.Ticket) cudaipc.Done {
 	c.t.Helper()
-	d, ok, err := c.Device.Done(ticket, testTimeout)
+	d, ok, err := c.Device.Done(ticket, WaitLimit)
 	if err != nil || !ok {
-		c.t.Fatalf("Done(%d) = %v, %v after %v", ticket, ok, err, testTimeout)
+		c.t.Fatalf("Done(%d) = %v, %v after %v", ticket, ok, err, WaitLimit)
 	}
 	return d
 }
@@ -126,12 +122,16 @@ func (c *session) poll(w cudaipc.Wait) cudaipc.State {
 // until polls until good returns true.
 func (c *session) until(w cudaipc.Wait, what string, good func(cudaipc.State) bool) {
 	c.t.Helper()
-	for end := time.Now().Add(testTimeout); !good(c.poll(w)); {
-		if time.Now().After(end) {
-			c.t.Fatalf("%s: not within %v; the last state was %+v", what, testTimeout, c.poll(w))
+	var last cudaipc.State
+	defer func() {
+		if c.t.Failed() {
+			c.t.Logf("the last state was %+v", last)
 		}
-		time.Sleep(50 * time.Microsecond) // a pause between two polls, not a synchronisation
-	}
+	}()
+	Until(c.t, what, func() bool {
+		last = c.poll(w)
+		return good(last)
+	})
 }
 
 func (c *session) close() {

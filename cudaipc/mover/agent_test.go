@@ -98,22 +98,28 @@ func startAgent(t *testing.T, device string) (agent *exec.Cmd, mover int, proof 
 	return agent, mover, proof
 }
 
-// ended waits for the end of a proof.
+// ended waits for the end of a proof; 0 asks without waiting.
 func ended(t *testing.T, proof int, within time.Duration) bool {
 	t.Helper()
-	fds := []unix.PollFd{{Fd: int32(proof), Events: unix.POLLIN}}
+	if !readable(t, proof, within) {
+		return false
+	}
+	got, err := unix.Read(proof, make([]byte, 1))
+	return got == 0 && (err == nil || errors.Is(err, io.EOF))
+}
+
+// readable waits until a descriptor can be read, as a pidfd can when its process has ended.
+func readable(t *testing.T, fd int, within time.Duration) bool {
+	t.Helper()
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	for end := time.Now().Add(within); ; {
-		n, err := unix.Poll(fds, int(time.Until(end).Milliseconds())+1)
+		n, err := unix.Poll(fds, max(int(time.Until(end).Milliseconds()), 0))
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n == 0 {
-			return false
-		}
-		got, err := unix.Read(proof, make([]byte, 1))
-		return got == 0 && (err == nil || errors.Is(err, io.EOF))
+		return n > 0
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
@@ -19,7 +20,7 @@ func (m *fixture) cancelledImport() error {
 	im.Cancelled = gone
 	done := make(chan error, 1)
 	go func() { done <- m.mover.Import(im) }()
-	until(m.t, "the mover is asked", func() bool { return m.mover.Movers()[0].Requests > asked })
+	devicetest.Until(m.t, "the mover is asked", func() bool { return m.mover.Movers()[0].Requests > asked })
 	close(gone)
 	return <-done
 }
@@ -62,14 +63,4 @@ func TestImportOfOneWhoIsGone(t *testing.T) {
 			t.Errorf("%v, want ErrPeer before the start is over", err)
 		}
 	})
-}
-
-// until waits for what comes in another process.
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testTimeout); !holds(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
 }

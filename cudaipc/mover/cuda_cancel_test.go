@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 )
 
@@ -28,7 +29,7 @@ func openHeld(t *testing.T, limits mover.Limits) (m *fixture, held heldCopies, d
 	im, gone, result := m.imports(1), make(chan struct{}), make(chan error, 1)
 	im.Cancelled = gone
 	go func() { result <- m.mover.Import(im) }()
-	until(t, "the driver opens the memory", func() bool {
+	devicetest.Until(t, "the driver opens the memory", func() bool {
 		text, err := os.ReadFile(list)
 		return err == nil && strings.Contains(string(text), "cuIpcOpenMemHandle")
 	})
@@ -46,7 +47,7 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 	if err := <-done; err == nil { // it is told, or meets a handle of the dead
 		t.Error("the import of a dead engine came to its end")
 	}
-	until(t, "nothing of the engine is open", func() bool {
+	devicetest.Until(t, "nothing of the engine is open", func() bool {
 		var info cudaipc.CUDAInfo
 		s := m.mover.Movers()[0]
 		return s.Pid != 0 && len(s.Lost) == 0 && json.Unmarshal(s.Info, &info) == nil && info.Imports == 0

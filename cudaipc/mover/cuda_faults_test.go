@@ -128,15 +128,13 @@ func faultEngineOf(t *testing.T, kind cudaipc.Kind) devicetest.Engine {
 	return engine
 }
 
-// pinned waits until the mover reports that the pinning has ended, or has died, at most as long as
-// a hang of its driver lasts.
+// pinned waits until the mover reports that the pinning has ended or hangs, or has died.
 func (m *fixture) pinned() {
-	// a pause between two looks
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if i := m.info(); i.PinDone || i.PinError != "" || m.mover.Movers()[0].Pid == 0 {
-			return
-		}
-	}
+	m.t.Helper()
+	devicetest.Until(m.t, "the pinning ends", func() bool {
+		i := m.info()
+		return i.PinDone || i.PinError != "" || m.mover.Movers()[0].Pid == 0
+	})
 }
 
 // info returns what the mover's device said last.
@@ -490,9 +488,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for devicetest.ReadCalls(t, list)[call] == 0 {
-					time.Sleep(time.Millisecond) // between two looks
-				}
+				devicetest.Until(t, "the copy begins", func() bool { return devicetest.ReadCalls(t, list)[call] > 0 })
 				m.engine.Kill()
 				held.letGo()
 				d := m.done(ticket)

@@ -19,6 +19,9 @@ import (
 // contextBytes is what a context takes of the GPU in these tests.
 const contextBytes = 3 << 20
 
+// measuredWithin is how long a test waits for a GPU to be measured.
+const measuredWithin = 5 * time.Minute
+
 // measuredMover starts a mover that measures, and gives what its device said first.
 func measuredMover(t *testing.T, change func(*mover.Options), env ...string) (*mover.Mover, <-chan cudaipc.CUDAInfo) {
 	t.Helper()
@@ -29,7 +32,7 @@ func measuredMover(t *testing.T, change func(*mover.Options), env ...string) (*m
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	said := make(chan cudaipc.CUDAInfo, 64)
 	f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
-		o.Device, o.Measure, o.Limits = cudaipc.CUDADevice, true, mover.Limits{Start: 5 * time.Minute}
+		o.Device, o.Measure, o.Limits = cudaipc.CUDADevice, true, mover.Limits{Start: measuredWithin}
 		o.Env = append(append([]string{
 			"SOFTCUDA_DIR=" + dir, fmt.Sprintf("SOFTCUDA_CONTEXT_BYTES=%d", contextBytes),
 		}, env...), o.Env...)
@@ -56,7 +59,7 @@ func next(t *testing.T, said <-chan cudaipc.CUDAInfo) cudaipc.CUDAInfo {
 	select {
 	case i := <-said:
 		return i
-	case <-time.After(5 * time.Minute):
+	case <-time.After(measuredWithin):
 		t.Fatal("the device says nothing of itself")
 		return cudaipc.CUDAInfo{}
 	}
@@ -78,12 +81,7 @@ func TestCUDAProbe(t *testing.T) {
 	if err := unix.Kill(m.Movers()[0].Pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	// a pause between two looks
-	for end := time.Now().Add(testTimeout); m.Movers()[0].Pid != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("the killed process is not seen")
-		}
-	}
+	devicetest.Until(t, "the killed process is seen", func() bool { return m.Movers()[0].Pid == 0 })
 	if err := m.Start(); err != nil {
 		t.Fatal(err)
 	}

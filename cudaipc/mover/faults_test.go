@@ -232,15 +232,12 @@ func (m *fixture) expectLost(id cudaipc.PeerID, reason cudaipc.LossReason) {
 // told waits until the loss of a peer is reported, once.
 func (m *fixture) told(id cudaipc.PeerID) {
 	m.t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
+	devicetest.Until(m.t, fmt.Sprintf("the loss of peer %d is told", id), func() bool {
 		m.mu.Lock()
-		n := len(m.lost[id])
-		m.mu.Unlock()
-		if n == 1 {
-			return
-		}
-		if n > 1 || time.Now().After(end) {
+		defer m.mu.Unlock()
+		if n := len(m.lost[id]); n > 1 {
 			m.t.Fatalf("the loss of peer %d was told %d times, want once", id, n)
 		}
-	}
+		return len(m.lost[id]) == 1
+	})
 }

@@ -110,13 +110,14 @@ func TestStoppedMoverLetsGo(t *testing.T) {
 
 // TestStoppedMoverIsWaitedFor while no peer is to be closed.
 func TestStoppedMoverIsWaitedFor(t *testing.T) {
-	m := newFixture(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, 100*time.Millisecond })
+	const quiet = 100 * time.Millisecond
+	m := newFixture(t, func(o *mover.Options) { o.Limits.Ping, o.Limits.Quiet = time.Hour, quiet })
 	m.attach(1)
 	pid := m.pid()
 	devicetest.Freeze(t, pid)
-	for m.mover.Movers()[0].PingAge < 500*time.Millisecond {
-		time.Sleep(m.mover.Movers()[0].PingAge/10 + time.Millisecond) // between two looks at the mover's clock
-	}
+	devicetest.Until(t, "the mover is silent for longer than the short limit", func() bool {
+		return m.mover.Movers()[0].PingAge > 5*quiet
+	})
 	if gone(pid) {
 		t.Fatal("a mover that stood still was not waited for, though no peer was to be let go")
 	}

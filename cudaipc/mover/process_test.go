@@ -26,7 +26,13 @@ func TestAgentDies(t *testing.T) {
 	for _, device := range []string{cudaipc.HostDevice, hangsInDone} {
 		t.Run(device, func(t *testing.T) {
 			agent, mover, proof := startAgent(t, device)
-			if ended(t, int(proof.Fd()), 50*time.Millisecond) {
+			moverFD, err := unix.PidfdOpen(mover, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Close(moverFD) }()
+			// startAgent has waited for a copy to be submitted, after the import
+			if ended(t, int(proof.Fd()), 0) {
 				t.Error("the proof ended while the regions were open")
 			}
 			if err := agent.Process.Kill(); err != nil {
@@ -36,20 +42,17 @@ func TestAgentDies(t *testing.T) {
 			if !ended(t, int(proof.Fd()), testTimeout) {
 				t.Error("the agent is dead and the proof has not ended")
 			}
-			// a pause between two looks
-			for end := time.Now().Add(testTimeout); !goneOrZombie(mover); time.Sleep(time.Millisecond) {
-				if time.Now().After(end) {
-					t.Fatal("the agent is dead and its mover lives")
-				}
-			}
+			awaitEnd(t, moverFD)
 		})
 	}
 }
 
-// goneOrZombie reports whether a process that another one reaps has ended.
-func goneOrZombie(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || strings.Contains(string(stat), ") Z ")
+// awaitEnd waits until the process of a pidfd has ended.
+func awaitEnd(t *testing.T, pidfd int) {
+	t.Helper()
+	if !readable(t, pidfd, testTimeout) {
+		t.Fatal("the agent is dead and its mover lives")
+	}
 }
 
 // TestMoverHoldsTheProof from Import to Close, with and without a mover.
@@ -66,7 +69,17 @@ func TestMoverHoldsTheProof(t *testing.T) {
 		if err := device.Import(im); err != nil {
 			t.Fatal(err)
 		}
-		if ended(t, pair[0], 50*time.Millisecond) {
+		ticket, err := device.Copy(&cudaipc.Copy{
+			Peer: 1, Runs: []cudaipc.Run{{Region: 1, Len: 4096}}, Blocks: []cudaipc.Block{{Runs: 1}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// what would close it at the end of the import has run before a copy has ended
+		if d, ok, err := device.Done(ticket, testTimeout); !ok || err != nil || d.Err != nil {
+			t.Fatalf("%s: copy: %v, %v, %v", name, ok, err, d.Err)
+		}
+		if ended(t, pair[0], 0) {
 			t.Errorf("%s: the proof ended while the regions were open", name)
 		}
 		if err := device.Close(1); err != nil {
@@ -140,17 +153,23 @@ func TestHundredRestarts(t *testing.T) {
 	}
 }
 
-// watchStates asks for the mover's state all the time, as /status may at any moment, until the
+// askEvery is the pause of watchStates between two questions, which leaves the processor to the
+// restarts that it asks beside.
+const askEvery = 100 * time.Microsecond
+
+// watchStates asks for the mover's state again and again, as /status may at any moment, until the
 // returned function is called.
 func (m *fixture) watchStates() (stop func()) {
 	var watching sync.WaitGroup
 	ended := make(chan struct{})
 	watching.Go(func() {
+		pause := time.NewTicker(askEvery)
+		defer pause.Stop()
 		for {
 			select {
 			case <-ended:
 				return
-			case <-time.After(100 * time.Microsecond): // a pause between two looks
+			case <-pause.C:
 				m.mover.Movers()
 			}
 		}
@@ -164,15 +183,10 @@ func (m *fixture) watchStates() (stop func()) {
 // lostProcess waits until n processes were lost.
 func (m *fixture) lostProcess(n uint64) {
 	m.t.Helper()
-	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) { // a pause between two looks
+	devicetest.Until(m.t, fmt.Sprintf("%d processes have crashed", n), func() bool {
 		s := m.mover.Movers()[0]
-		if s.Lost[cudaipc.LostCrash] == n && s.Pid == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			m.t.Fatalf("%+v, want %d crashes", s, n)
-		}
-	}
+		return s.Lost[cudaipc.LostCrash] == n && s.Pid == 0
+	})
 }
 
 func entries(t *testing.T, dir string) int {

@@ -23,7 +23,7 @@ import (
 const (
 	agentUpWithin   = time.Minute
 	agentDownWithin = 30 * time.Second
-	reportWithin    = 2 * time.Second      // for the report of an engine that killed it
+	reportWithin    = 30 * time.Second     // for the stretch to end in which the agent ended unexpectedly
 	agentPoll       = 2 * time.Millisecond // between polls of an agent that starts or cleans up
 )
 
@@ -46,7 +46,8 @@ type agentProcess struct {
 		pauses  int
 		kills   int
 	}
-	exits   chan error // of a child that ended unexpectedly
+	exits   chan error   // of a child that ended unexpectedly
+	stretch *openStretch // nil: no engine kills the child
 	pausing sync.WaitGroup
 }
 
@@ -64,14 +65,14 @@ func useAgent(path string) *agentProcess {
 }
 
 // newAgent returns the agent of a node in a directory of its own, not yet started. It sends to
-// exits when the agent ends unexpectedly.
-func newAgent(pool int64, s *options, node int, exits chan error) (*agentProcess, error) {
+// exits when the agent ends unexpectedly; engines kill it in stretches alone.
+func newAgent(pool int64, s *options, node int, exits chan error, stretch *openStretch) (*agentProcess, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
 		return nil, err
 	}
 	a := useAgent(dir)
-	a.node, a.private, a.exits, a.program = node, true, exits, s.kvagent
+	a.node, a.private, a.exits, a.stretch, a.program = node, true, exits, stretch, s.kvagent
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
 		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level",
 		"warn",
@@ -116,15 +117,20 @@ func (a *agentProcess) start(ctx context.Context) error {
 	}
 }
 
-// reportEnd reports an incarnation that ends unexpectedly. It waits for the report of the engine
-// that killed it, which may be in transit.
+// reportEnd reports an incarnation that ends unexpectedly. The report of an engine that killed it may be in
+// transit, and is handled before the stretch ends in which it did so.
 func (a *agentProcess) reportEnd(c *agentIncarnation) {
 	<-c.Done
-	for end := time.Now().Add(reportWithin); !a.endWanted(c); time.Sleep(agentPoll) {
-		if time.Now().After(end) {
-			a.tellExit(c)
-			return
+	if a.stretch != nil && !a.endWanted(c) {
+		limit := time.NewTimer(reportWithin) // an engine may wait for the agent
+		defer limit.Stop()
+		select {
+		case <-a.stretch.over():
+		case <-limit.C:
 		}
+	}
+	if !a.endWanted(c) {
+		a.tellExit(c)
 	}
 }
 

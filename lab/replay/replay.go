@@ -198,7 +198,7 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is "+
 		"started before the agents and ended after them")
 	f.Var(settings.Duration(&s.serverDown, 0, time.Hour), "server-down", "how long after a kill the server is "+
-		"started again")
+		"started again, unless all requests are over by then")
 	f.Var(settings.Duration(&s.stalledAfter, time.Second, 24*time.Hour), "stalled-after",
 		"fail when no engine has reported for this long, and name what is waited for; longer than --pause-for")
 	f.BoolVar(&s.flip, "fault-flip-byte", false,

@@ -52,7 +52,9 @@ type replay struct {
 	readers   sync.WaitGroup
 	watching  sync.WaitGroup // of watches
 	watches   watches
-	exits     chan error // an unexpected end, which ends the run
+	open      openStretch
+	leaving   chan struct{} // closed when the engines have left
+	exits     chan error    // an unexpected end, which ends the run
 	server    *server
 	turns     turns
 	broken    bool // an error ends the run
@@ -95,7 +97,7 @@ func newReplay(s *options, records []mockengine.Record) (*replay, error) {
 	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg,
 		rng:    rand.New(rand.NewPCG(s.seed, 77)),
 		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
-		faults: make(map[int]mockengine.Fault), exits: make(chan error, 1)}
+		faults: make(map[int]mockengine.Fault), leaving: make(chan struct{}), exits: make(chan error, 1)}
 	// a generator of its own, so that the requests stay those of the seed
 	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1))
 	for n := range s.engines {
@@ -309,6 +311,7 @@ func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, un
 	if r.set.anyFault() {
 		settle = settleFaults
 	}
+	defer r.open.begin()()
 	strike, by, blind := r.nextStrike()
 	for i, e := range r.engines {
 		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}

@@ -90,6 +90,7 @@ func (r *replay) leave(ctx context.Context) error {
 	if err := r.wait(ctx, "leave", func(e *engine) bool { return e.left != nil }); err != nil {
 		return err
 	}
+	close(r.leaving)
 	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is running again
 		return err
 	}

@@ -60,7 +60,8 @@ func (s *server) start(fail func(error)) error {
 	return nil
 }
 
-// killServer kills the server and starts it again after serverDown.
+// killServer kills the server and starts it again after serverDown, unless the engines have left by
+// then.
 func (r *replay) killServer(ctx context.Context) {
 	s := r.server
 	s.mu.Lock()
@@ -74,8 +75,13 @@ func (r *replay) killServer(ctx context.Context) {
 	r.count(&r.tally.serverKills, 0)
 	r.watch("the server to start again", func() {
 		<-c.Done
-		if sleepUntil(ctx, nil, r.set.serverDown); ctx.Err() != nil {
+		sleepUntil(ctx, r.leaving, r.set.serverDown)
+		select {
+		case <-r.leaving:
 			return
+		case <-ctx.Done():
+			return
+		default:
 		}
 		if err := s.start(r.fail); err != nil {
 			r.fail(err)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // TestCallsInTurn holds the first read until two calls wait: the first has all its reads before the
@@ -45,7 +46,7 @@ func TestCallsInTurn(t *testing.T) {
 	begin(0)
 	<-first
 	begin(each)
-	eventually(t, "both calls run", func() bool { return len(s.gets) == 2 })
+	pooltest.Until(t, "both calls run", func() bool { return len(s.gets) == 2 })
 	close(goOn)
 	calls.Wait()
 	if len(offsets) != 2*each || !slices.IsSorted(offsets) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // takenBytes returns the disk use like du.
@@ -73,7 +74,7 @@ func TestDeletedRoomComesBack(t *testing.T) {
 	if err := s.Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the room is given back", func() bool { return takenBytes(t, o.Dirs[0].Path) < before/3 })
+	pooltest.Until(t, "the room is given back", func() bool { return takenBytes(t, o.Dirs[0].Path) < before/3 })
 	if u := s.Usage(); u.Items != 0 {
 		t.Fatalf("usage %+v after everything was deleted", u)
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // TestSyncFails checks that a delete whose tombstone could not be synced is still owed.
@@ -23,8 +24,10 @@ func TestSyncFails(t *testing.T) {
 	}
 	wantGet(t, s, 3, size, pool.Missing, "deleted")
 	fs.set(nil)
-	eventually(t, "the delete is paid", func() bool { return s.stateOf(0) == StateOK && s.Stats().Dirs[0].Owed == 0 })
-	eventually(t, "it is on the disk", func() bool { return s.Delete(t.Context(), []pool.Key{keyOf(4)}) == nil })
+	pooltest.Until(t, "the delete is paid", func() bool {
+		return s.stateOf(0) == StateOK && s.Stats().Dirs[0].Owed == 0
+	})
+	pooltest.Until(t, "it is on the disk", func() bool { return s.Delete(t.Context(), []pool.Key{keyOf(4)}) == nil })
 	o.Dirs[0].Path, o.faults = crash(t, o.Dirs[0].Path), nil
 	wantGet(t, open(t, o), 3, size, pool.Missing, "deleted, and recovered")
 }
@@ -38,7 +41,7 @@ func TestTooManyOwed(t *testing.T) {
 	s := open(t, o)
 	wantPut(t, s, 0, 100, size)
 	fs.set(failing(unix.EIO, opWrite))
-	eventually(
+	pooltest.Until(
 		t, "the state is failed", func() bool { put(t, s, blockOf(1000, size)); return s.stateOf(0) == StateFailed },
 	)
 	keys := []pool.Key{keyOf(7)}
@@ -52,9 +55,9 @@ func TestTooManyOwed(t *testing.T) {
 		t.Fatalf("delete: %v, want ErrOwed", err)
 	}
 	fs.set(nil)
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	d := s.dirs[0]
-	eventually(t, "all is paid", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return !d.owedAll && !d.evicting })
+	pooltest.Until(t, "all is paid", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return !d.owedAll && !d.evicting })
 	wantPut(t, s, 2000, 2010, size)
 	closeNow(t, s)
 	s = open(t, o)

@@ -78,7 +78,7 @@ func TestNoQueue(t *testing.T) {
 	if !shown {
 		t.Fatalf("the report does not say so: %+v", s.Report().Counts)
 	}
-	eventually(t, "it is told", func() bool { return told.Load() == 1 })
+	pooltest.Until(t, "it is told", func() bool { return told.Load() == 1 })
 }
 
 // TestQueueTakesNoMore simulates a kernel that refuses every second command.
@@ -138,11 +138,22 @@ func testQueueHangs(t *testing.T, call func(*Store, context.Context, []pool.Item
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- s.Close() }()
-	select {
-	case err := <-closed:
-		t.Fatalf("closed with %v while the kernel is at work", err)
-	case <-time.After(20 * time.Millisecond):
-	}
+	pooltest.Until(t, "Close waits for the kernel", func() bool {
+		select {
+		case err := <-closed:
+			t.Fatalf("closed with %v while the kernel is at work", err)
+		default:
+		}
+		for _, d := range s.dirs {
+			d.mu.Lock()
+			stopping := d.stopping // the last that Close does before
+			d.mu.Unlock()
+			if !stopping {
+				return false
+			}
+		}
+		return pooltest.Parked("sync.WaitGroup.Wait", "disk.(*Store).Close.func1")
+	})
 	close(goOn)
 	if err := <-closed; err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // broken is a file system that fails in a way that can be changed at any time.
@@ -77,7 +78,7 @@ func testState(t *testing.T, bad faults, want State) {
 	wantPut(t, s, 0, 20, size)
 	fs.set(bad)
 	i := 20
-	eventually(t, "the state is "+want.String(), func() bool {
+	pooltest.Until(t, "the state is "+want.String(), func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		items := []pool.Item{blockOf(i, size)}
@@ -101,11 +102,11 @@ func testState(t *testing.T, bad faults, want State) {
 	}
 	wantGet(t, s, 19, size, pool.Missing, "deleted")
 	fs.set(nil)
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	if r := s.Report(); r.State != "ok" || r.Reason != "" {
 		t.Fatalf("it says %q of itself because of %q, and is mended", r.State, r.Reason)
 	}
-	eventually(t, "the delete is paid", func() bool { return s.Stats().Dirs[0].Owed == 0 })
+	pooltest.Until(t, "the delete is paid", func() bool { return s.Stats().Dirs[0].Owed == 0 })
 	wantPut(t, s, 200000, 200020, size)
 	mu.Lock()
 	first := strings.Join(told, ", ")
@@ -136,7 +137,7 @@ func TestReadsFail(t *testing.T) {
 		t.Fatalf("%d read errors, state %v", st.ReadErrors, st.Dirs[0].State)
 	}
 	fs.set(nil)
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	wantGet(t, s, 50, size, pool.OK, "the device is back")
 }
 
@@ -202,7 +203,7 @@ func eachWrite(t *testing.T, n, part int) {
 			stored[2*i+k] = st == pool.OK
 		}
 		if i == n {
-			eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+			pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 		}
 	}
 	o.Dirs[0].Path, o.faults = crash(t, o.Dirs[0].Path), nil
@@ -233,7 +234,7 @@ func TestMissingDirectoryComesBack(t *testing.T) {
 	if err := os.Mkdir(parent, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	wantPut(t, s, 1, 2, size)
 	wantGet(t, s, 1, size, pool.OK, "stored after it came back")
 }
@@ -248,7 +249,7 @@ func TestDirectoryIsLostInFlight(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := 1000
-	eventually(t, "the state is missing", func() bool {
+	pooltest.Until(t, "the state is missing", func() bool {
 		put(t, s, blockOf(i, size))
 		i++
 		return s.stateOf(0) == StateMissing
@@ -256,7 +257,7 @@ func TestDirectoryIsLostInFlight(t *testing.T) {
 	if err := os.Rename(away, o.Dirs[0].Path); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	wantGet(t, s, 3, size, pool.OK, "it was there before, and recovered")
 	wantPut(t, s, 50, 60, size)
 }
@@ -302,14 +303,14 @@ func TestRealFullDisk(t *testing.T) {
 		t.Fatalf("filling the disk: %v", err)
 	}
 	s = open(t, o)
-	eventually(t, "somebody else filled the disk", func() bool { return s.stateOf(0) == StateFull })
+	pooltest.Until(t, "somebody else filled the disk", func() bool { return s.stateOf(0) == StateFull })
 	if st := put(t, s, blockOf(1, size)); st[0] != pool.Busy {
 		t.Fatalf("put: status %d, want Busy", st[0])
 	}
 	if err := os.Remove(hog); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	wantPut(t, s, 5000, 5010, size)
 }
 
@@ -325,11 +326,11 @@ func TestReadOnlyMount(t *testing.T) {
 	}
 	s = open(t, o)
 	wantGet(t, s, 99, size, pool.OK, "a read-only file system")
-	eventually(t, "the state is readonly", func() bool { return s.stateOf(0) == StateReadOnly })
+	pooltest.Until(t, "the state is readonly", func() bool { return s.stateOf(0) == StateReadOnly })
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT, "size=16m"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
+	pooltest.Until(t, "the state is ok", func() bool { return s.stateOf(0) == StateOK })
 	wantPut(t, s, 100, 110, size)
 }
 
@@ -381,5 +382,5 @@ func TestWithoutDirect(t *testing.T) {
 	if s.Stats().Dirs[0].Direct {
 		t.Fatal("it says that it goes past the page cache")
 	}
-	eventually(t, "it is told", func() bool { return told.Load() == 1 })
+	pooltest.Until(t, "it is told", func() bool { return told.Load() == 1 })
 }

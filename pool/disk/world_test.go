@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -90,17 +89,6 @@ func closeNow(t testing.TB, s *Store) {
 	t.Helper()
 	if err := s.Close(); err != nil {
 		t.Fatalf("close: %v", err)
-	}
-}
-
-// eventually waits for what another goroutine does.
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !f(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within 20 s: %s", what)
-		}
-		<-time.After(time.Millisecond)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // rig is a faulty store over a plain one, with a few items.
@@ -215,13 +216,14 @@ func TestHangEndsWhenItIsSwitchedOff(t *testing.T) {
 	r := newRig(t, only(Hang, 1))
 	done := make(chan error)
 	go func() { done <- r.Put(t.Context(), r.items(1)) }()
-	for r.Counts()[Hang] == 0 {
+	pooltest.Until(t, "put hangs", func() bool {
 		select {
 		case err := <-done:
 			t.Fatalf("put came back: %v", err)
-		case <-time.After(time.Millisecond):
+		default:
 		}
-	}
+		return r.Counts()[Hang] > 0
+	})
 	r.Switch(false)
 	if err := <-done; err != nil || r.Usage().Items != 1 {
 		t.Fatalf("put: %v, %d items are stored, want 1", err, r.Usage().Items)

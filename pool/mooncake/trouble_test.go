@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -332,19 +331,53 @@ func serves(t *testing.T, s *Store) {
 	})
 }
 
+// lamp tells of each change of a store's state.
+type lamp struct {
+	mu  sync.Mutex
+	lit chan struct{} // closed with the next change; nil: nobody waits for it
+}
+
+// next returns a channel that is closed with the next change.
+func (l *lamp) next() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lit == nil {
+		l.lit = make(chan struct{})
+	}
+	return l.lit
+}
+
+func (l *lamp) changed() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lit != nil {
+		close(l.lit)
+		l.lit = nil
+	}
+}
+
 // TestStormOfDeaths makes many calls while helpers are killed and stopped.
 func TestStormOfDeaths(t *testing.T) {
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)
-	o.Silence, o.OnState = 300*time.Millisecond, nil
+	var states lamp
+	o.Silence, o.OnState = 300*time.Millisecond, func(remote.State, remote.State, error) { states.changed() }
 	s := openWith(t, o)
 	items := pooltest.Blocks(0, 60, 20_000)
 	var workers sync.WaitGroup
-	var over atomic.Bool
+	over := make(chan struct{})
+	isOver := func() bool {
+		select {
+		case <-over:
+			return true
+		default:
+			return false
+		}
+	}
 	for w := range 4 {
 		workers.Go(func() {
-			for n := w; !over.Load(); n++ {
+			for n := w; !isOver(); n++ {
 				some := items[n%50 : n%50+10]
 				_ = within(t, 100*time.Millisecond, func(ctx context.Context) error {
 					mine := make([]pool.Item, len(some))
@@ -352,8 +385,12 @@ func TestStormOfDeaths(t *testing.T) {
 					return s.Put(ctx, mine)
 				})
 				_, _ = get(t, s, 100*time.Millisecond, some...)
-				if s.State() == remote.Lost {
-					time.Sleep(time.Millisecond) // a refusal takes no time
+				// a refusal takes no time: the next call comes with the next helper
+				if next := states.next(); s.State() == remote.Lost {
+					select {
+					case <-next:
+					case <-over:
+					}
 				}
 			}
 		})
@@ -370,7 +407,7 @@ func TestStormOfDeaths(t *testing.T) {
 			return s.Counters().Deaths > n
 		})
 	}
-	over.Store(true)
+	close(over)
 	workers.Wait()
 	if c := s.Counters(); c.Deaths < deaths {
 		t.Fatalf("a storm without deaths: %+v", c)

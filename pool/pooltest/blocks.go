@@ -5,24 +5,9 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
-
-// WaitLimit is how long Until waits.
-const WaitLimit = 30 * time.Second
-
-// Until polls until a condition outside this process holds, and ends the test if it never does.
-func Until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(WaitLimit); !ok(); {
-		if time.Now().After(end) {
-			t.Fatalf("not within %v: %s", WaitLimit, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}
 
 // Block returns block i, of n bytes, always with the same content.
 func Block(i, n int) pool.Item {

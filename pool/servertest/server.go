@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -87,6 +88,9 @@ func (s *Server) start() {
 		time.Sleep(5 * time.Millisecond) // there is no event for another process's listen
 	}
 }
+
+// Command returns the command line of the server, with blanks, for others to start.
+func (s *Server) Command() string { return strings.Join(append([]string{s.program}, s.args...), " ") }
 
 // Kill sends SIGKILL and waits until the process has ended.
 func (s *Server) Kill() {

@@ -66,14 +66,14 @@ def test_kills_and_freezes_while_two_engines_share(opt: Path, node: AgentProcess
 
 def blow(agent: AgentProcess, dice: random.Random) -> None:
     """Kill the agent and restart it, or stop it for a while."""
-    time.sleep(dice.uniform(*REST_S))
+    time.sleep(dice.uniform(*REST_S))  # the subject: any moment of the engines' requests
     if dice.random() < 0.5:
         agent.kill()
         agent.start()
         return
     agent.freeze()
     try:
-        time.sleep(dice.uniform(*STILL_S))
+        time.sleep(dice.uniform(*STILL_S))  # the subject: a stop that look-ups outlast, or not
     finally:
         agent.thaw()
 
