@@ -117,8 +117,8 @@ func (a *agentProcess) start(ctx context.Context) error {
 	}
 }
 
-// reportEnd reports an incarnation that ends unexpectedly. The report of an engine that killed it may be in
-// transit, and is handled before the stretch ends in which it did so.
+// reportEnd reports an incarnation that ends unexpectedly. The report of an engine that killed it
+// may be in transit, and is handled before the stretch ends in which it did so.
 func (a *agentProcess) reportEnd(c *agentIncarnation) {
 	<-c.Done
 	if a.stretch != nil && !a.endWanted(c) {

@@ -77,8 +77,8 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 }
 
 // TestReportOfAStrikeComesLate expects that an agent that an engine killed may be gone before the
-// engine's report is read, at the latest at the end of the stretch, and that this ends no replay. An
-// unexpected end does, at the end of the stretch.
+// engine's report is read, at the latest at the end of the stretch, and that this ends no replay.
+// An unexpected end does, at the end of the stretch.
 func TestReportOfAStrikeComesLate(t *testing.T) {
 	for try := range 10 { // in some of which the death is seen before it is reported, in others after
 		reported := try%2 == 0
