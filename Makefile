@@ -91,11 +91,12 @@ test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, three nodes, fuz
 lint: lint-go lint-python ## formatting and static checks, Go and Python
 
 .PHONY: lint-go
+lint-go: export GOFLAGS := -trimpath
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
-	@$(STAGE) golangci-lint env GOFLAGS=-trimpath $(LINT) run ./...
-	@$(STAGE) golangci-lint-cuda env GOFLAGS=-trimpath $(LINT) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
+	@$(STAGE) golangci-lint $(LINT) run ./...
+	@$(STAGE) golangci-lint-cuda $(LINT) run --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
 lint-changed: lint-python # of Go code the packages that changed since BASE, and the format of all
