@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // Clients that connect to HTTP and send nothing take a few descriptors; further connections are
@@ -37,14 +38,10 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	for _, c := range open {
 		check(t, c.Close())
 	}
-	for limit = time.Now().Add(patience); ; {
-		if code, err := r.tryAdmin("/livez"); err == nil && code == 200 {
-			return
-		}
-		if time.Now().After(limit) {
-			t.Fatal("HTTP does not answer when the connections are gone")
-		}
-	}
+	pooltest.Until(t, "HTTP answers when the connections are gone", func() bool {
+		code, err := r.tryAdmin("/livez")
+		return err == nil && code == 200
+	})
 }
 
 func isTimeout(err error) bool {

@@ -67,16 +67,13 @@ func (r *rig) waitTier(entries uint64) {
 }
 
 // askUntil asks again while the answer is pending.
-func askUntil(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupReply {
+func askUntil(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) (got ipc.LookupReply) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; {
-		if got := ask(t, c, q); got.Status != ipc.LookupPending {
-			return got
-		}
-		if time.Now().After(end) {
-			t.Fatal("pending for ever")
-		}
-	}
+	pooltest.Until(t, "the answer is not pending", func() bool {
+		got = ask(t, c, q)
+		return got.Status != ipc.LookupPending
+	})
+	return got
 }
 
 // A system prompt of 512 tokens in blocks of 16, one request on each of three nodes: the first
@@ -435,16 +432,10 @@ func TestForeignFormOverTiers(t *testing.T) {
 	one := &lookupSock{answers: r.agent.sockets.answers, fp: q.Space}
 	one.engines.Store(&[]*engine{})
 	foreign := ipc.LookupRequest{Form: ipc.FormUpstream, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8)}
-	end := time.Now().Add(patience)
-	for {
+	pooltest.Until(t, "all is found", func() bool {
 		got := one.handleNow(&foreign)
-		if got.Tokens == 8*testBlockTokens {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("never found: %+v", got)
-		}
-	}
+		return got.Tokens == 8*testBlockTokens
+	})
 }
 
 // While the prefetch budget is used up, a look-up that would get nothing is answered pending, and

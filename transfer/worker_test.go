@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -221,9 +222,7 @@ func TestCloseCompletesEveryJob(t *testing.T) {
 			s.worker.Close()
 			close(closed)
 		}()
-		if err := s.waitClosed(); !errors.Is(err, ErrClosed) {
-			t.Errorf("Submit after Close: %v, want ErrClosed", err)
-		}
+		s.waitClosed()
 		// All but the job whose copy is under way end at once.
 		for range 19 {
 			if c := s.completion(); c.Status[0] != Cancelled || c.Job == 1 {
@@ -246,9 +245,9 @@ func TestCloseCompletesEveryJob(t *testing.T) {
 }
 
 // waitClosed submits what is refused in any case, until it is refused because of Close.
-func (s *station) waitClosed() (err error) {
-	for end := time.Now().Add(patience); time.Now().Before(end) && !errors.Is(err, ErrClosed); {
-		err = s.worker.Submit(Job{Kind: 2})
-	}
-	return err
+func (s *station) waitClosed() {
+	s.t.Helper()
+	devicetest.Until(s.t, "Submit after Close is ErrClosed", func() bool {
+		return errors.Is(s.worker.Submit(Job{Kind: 2}), ErrClosed)
+	})
 }

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // cache ls, stat and rm, against an agent whose filler has stored two blocks.
@@ -138,16 +138,18 @@ func fillBlocks(t *testing.T, dir string, n int) {
 // waitForShards asks until the disk holds so many, because saves reach it asynchronously.
 func waitForShards(t *testing.T, dir string, n int64) (held admin.CacheTier) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+	defer func() {
+		if t.Failed() {
+			t.Logf("the disk holds %+v, want %d shards", held, n)
+		}
+	}()
+	pooltest.Until(t, "the disk holds all shards", func() bool {
 		out, code := kvagentOutput(t, "cache", "ls", "--tier", "disk", "--blocks", "100", "--json", "--socket-dir", dir)
 		held = admin.CacheTier{}
 		if err := json.Unmarshal([]byte(out), &held); code != 0 || err != nil {
 			t.Fatalf("exit %d, %v: %s", code, err, out)
 		}
-		if int64(len(held.Blocks)) == n {
-			return held
-		}
-	}
-	t.Fatalf("the disk holds %+v, want %d shards", held, n)
+		return int64(len(held.Blocks)) == n
+	})
 	return held
 }
