@@ -28,10 +28,6 @@ const (
 // error.
 var largeFolders = map[string]string{}
 
-// wideFolders may have wider lines; a trailing /... includes the folders below.
-// Each exception has its reason.
-var wideFolders = map[string]string{}
-
 // notOurs are folders of foreign code, generated files, and data.
 var notOurs = []string{
 	".git", "bin", "build", "dist", "third_party", "testdata/wire", "testdata/mutants", "python/build", "python/dist",
@@ -82,34 +78,10 @@ func TestLinesEnd(t *testing.T) {
 			}
 		}
 	})
-	needed := map[string]bool{}
 	for folder, count := range wide {
-		if exception, excepted := wideException(folder); excepted {
-			needed[exception] = true
-			t.Logf("%-28s %5d lines are too wide (%s)", folder, count, wideFolders[exception])
-			continue
-		}
 		t.Errorf("%s: %d lines are wider than %d columns (comments and Markdown %d): %s",
 			folder, count, maxCodeColumns, maxTextColumns, strings.Join(first[folder], ", "))
 	}
-	for exception, reason := range wideFolders {
-		if !needed[exception] {
-			t.Errorf("%s has no line that is too wide: delete its exception (%s)", exception, reason)
-		}
-	}
-}
-
-// wideException returns the entry of wideFolders for a folder.
-func wideException(folder string) (exception string, excepted bool) {
-	if _, excepted = wideFolders[folder]; excepted {
-		return folder, true
-	}
-	for ; folder != "."; folder = path.Dir(folder) {
-		if _, excepted = wideFolders[folder+"/..."]; excepted {
-			return folder + "/...", true
-		}
-	}
-	return "", false
 }
 
 func isSource(name string) bool {
