@@ -6,6 +6,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
+// A mover's end: supervise.go notices it or demands it, this file kills, reaps and reports it,
+// restarts.go decides when the next mover starts, and the agent ends the sessions of its peers.
+
 // lose kills the process; only the first reason counts. run does the rest once the process is
 // reaped.
 func (p *process) lose(reason cudaipc.LossReason, cause error) {

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// examine reads the superblock and decides whether the content can be used.
+// examine reads the superblock and decides whether the content can be used. The rest of the file
+// can still be rejected later: by mapMeta, and by the pool when it reads the slabs.
 func (f *File) examine(want *Layout) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(f.fd, &st); err != nil {
