@@ -52,7 +52,8 @@ func goneOrZombie(pid int) bool {
 	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
-// TestMoverHoldsTheProof from Import to Close, with and without a mover.
+// TestMoverHoldsTheProof expects the proof to be held from Import to Close, with and without a
+// mover.
 func TestMoverHoldsTheProof(t *testing.T) {
 	f := devicetest.Host(t, devicetest.MinArena, cudaipc.KindFD, false)
 	m := newFixture(t, nil)
