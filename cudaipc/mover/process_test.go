@@ -55,7 +55,8 @@ func awaitEnd(t *testing.T, pidfd int) {
 	}
 }
 
-// TestMoverHoldsTheProof from Import to Close, with and without a mover.
+// TestMoverHoldsTheProof expects the proof to be held from Import to Close, with and without a
+// mover.
 func TestMoverHoldsTheProof(t *testing.T) {
 	f := devicetest.Host(t, devicetest.MinArena, cudaipc.KindFD, false)
 	m := newFixture(t, nil)
