@@ -49,10 +49,10 @@ class Mutant:
 
 WEIGHTS = "tests/test_vllm_weights.py"
 MUTANTS = [
-    Mutant("save boundary without subtracting placeholders", "scheduler/save_schedule.py",
+    Mutant("save boundary without subtracting placeholders", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
         "what_may_be_taken_back", "placeholders count as tokens"),
-    Mutant("save boundary beyond what is computed", "scheduler/save_schedule.py",
+    Mutant("save boundary beyond what is computed", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders\n    certain: int = request.num_tokens\n",
         "+ scheduled + 64\n    certain: int = 1 << 62\n",
         "no_byte_is_wrong and LHBNC", "rank 0 .* wrong"),

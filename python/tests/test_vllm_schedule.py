@@ -8,8 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from kvagent.vllm.scheduler.requests import Tracked
-from kvagent.vllm.scheduler.save_batch import MAX_RECENT, RECENT_S, RecentOffers
-from kvagent.vllm.scheduler.save_schedule import DECODE_TOKENS, GATHER_STEPS, MAX_EXPIRED, SaveSchedule
+from kvagent.vllm.scheduler.save_plan import (
+    DECODE_TOKENS,
+    GATHER_STEPS,
+    MAX_EXPIRED,
+    MAX_RECENT,
+    RECENT_S,
+    RecentOffers,
+    SaveSchedule,
+)
 from kvagent.vllm.worker.idle_backoff import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
 
 BLOCK = 16

@@ -47,7 +47,7 @@ class Tracked:
     """Whether it has blocks and computes, or will in this step."""
     over: bool = False
     due_tick: int = 0
-    """The tick at which it is checked again (save_schedule)."""
+    """The tick at which it is checked again (save_plan)."""
     own: int = 0
     """Tokens that the engine had itself at the last look-up."""
     promised: Promise | None = None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
-from kvagent.vllm.scheduler.save_batch import SaveBatch, SaveRun
+from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.blocks import Blocks, Tables
-    from kvagent.vllm.scheduler.save_schedule import SaveSchedule
+    from kvagent.vllm.scheduler.save_plan import SaveSchedule
 
 HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
 RETRY_STEPS = 16  # steps before blocks that the agent refused are offered again

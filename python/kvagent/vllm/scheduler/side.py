@@ -23,7 +23,7 @@ from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import StaleRequests, Tracked
-from kvagent.vllm.scheduler.save_schedule import SaveSchedule, collect_saves
+from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
 
 if TYPE_CHECKING:
