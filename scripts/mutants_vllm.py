@@ -56,7 +56,7 @@ MUTANTS = [
         "+ scheduled - request.num_output_placeholders\n    certain: int = request.num_tokens\n",
         "+ scheduled + 64\n    certain: int = 1 << 62\n",
         "no_byte_is_wrong and LHBNC", "rank 0 .* wrong"),
-    Mutant("the pins of a save are not taken", "scheduler/blocks.py",
+    Mutant("the pins of a save are not taken", "scheduler/requests.py",
         "        self._pool.touch(blocks)\n        if load:",
         "        if load:\n            self._pool.touch(blocks)\n        if load:",
         "abort_while_saving", "a frozen agent may still read"),
@@ -80,14 +80,14 @@ MUTANTS = [
         "        if tracked is None:\n            # A hash",
         "        if tracked is None or (tracked.admitted and request.num_preemptions):\n            # A hash",
         "not_promised_what_failed and True", "a resumed request counts as one never seen"),
-    Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/blocks.py",
+    Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/requests.py",
         "        if self._manager is not None:\n            blocks: Sequence[Any] = "
         "self._manager.get_blocks(request).blocks[group][begin:end]\n            return blocks\n",
         "        if self._manager is not None:\n            now = self._manager.get_blocks(request).blocks[group]\n"
         "            kept = self._seen.setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
         "            return kept[begin:end]\n",
         "new_blocks_hold and False", "a table that was not replaced"),
-    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "scheduler/blocks.py",
+    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "scheduler/requests.py",
         "            self._seen.update(block_state.block_ids)",
         "            for name, table in block_state.block_ids.items():\n"
         "                kept = self._seen.setdefault(name + '.', [[] for _ in table])\n"

@@ -25,8 +25,8 @@ from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
-from kvagent.vllm.scheduler.blocks import Blocks, Tables
 from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Breaker, Lookups
+from kvagent.vllm.scheduler.requests import Blocks, Tables
 from kvagent.vllm.scheduler.save_plan import final_tokens
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.blocks import Blocks
-    from kvagent.vllm.scheduler.requests import Promise, Tracked
+    from kvagent.vllm.scheduler.requests import Blocks, Promise, Tracked
 
 
 @dataclass(eq=False, slots=True)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.scheduler.blocks import Blocks, Tables
-    from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
     from kvagent.vllm.scheduler.saves import Saves
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.plan import WorkerInfo
-    from kvagent.vllm.scheduler.blocks import Blocks, Tables
+    from kvagent.vllm.scheduler.requests import Blocks, Tables
     from kvagent.vllm.scheduler.save_plan import SaveSchedule
 
 HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most

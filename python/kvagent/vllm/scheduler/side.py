@@ -18,11 +18,10 @@ from kvagent.vllm.generation import LOADED, PRIVATE, Generations
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
-from kvagent.vllm.scheduler.blocks import Blocks, Tables
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.media import Keyed, Media
-from kvagent.vllm.scheduler.requests import StaleRequests, Tracked
+from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
 
