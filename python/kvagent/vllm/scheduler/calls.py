@@ -12,10 +12,10 @@ from kvagent.vllm.space import with_resolved
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.vllm.generation import LiveWeights
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.side import SchedulerSide
-    from kvagent.vllm.scheduler.weight_changes import LiveWeights
 
 log = logging.getLogger("kvagent.vllm")
 
@@ -124,7 +124,7 @@ class SchedulerCalls:
 
     def before_weights_call(self, call: str) -> None:
         """Handle a call of vLLM's engine core that may change the weights, before it is made
-        (weight_changes).
+        (generation.observe).
         """
         if self._scheduler is not None:
             self._scheduler.before_weights_call(call)
