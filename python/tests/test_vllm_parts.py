@@ -20,7 +20,17 @@ from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.geometry import Ranks, Unsupported, geometry, preferred_layout, ranks, shard
+from kvagent.vllm.geometry import (
+    NEEDED,
+    Ranks,
+    Unsupported,
+    check,
+    check_drafts,
+    geometry,
+    preferred_layout,
+    ranks,
+    shard,
+)
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
@@ -30,7 +40,6 @@ from kvagent.vllm.scheduler.requests import Blocks, Tables
 from kvagent.vllm.scheduler.save_plan import final_tokens
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
-from kvagent.vllm.supported import NEEDED, check, check_drafts
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory
 from tests.test_wheel import OF_VLLM
