@@ -96,7 +96,7 @@ class SchedulerCalls:
 
     def has_pending_push_work(self) -> bool:
         """Return whether the engine must go on stepping without requests to release pins
-        (idle_backoff).
+        (worker.sync).
         """
         return self._side.pending()
 

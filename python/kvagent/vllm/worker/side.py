@@ -22,8 +22,7 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
-from kvagent.vllm.worker.idle_backoff import IdleBackoff
-from kvagent.vllm.worker.sync import HostClock
+from kvagent.vllm.worker.sync import HostClock, IdleBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
