@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
+from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
@@ -46,17 +47,6 @@ class _Save:
     since: float
     outcome: Outcome | None = None
     pinned: bool = True
-
-
-@dataclass(slots=True)
-class SaveCounts:
-    """Outcomes of saves, in blocks."""
-
-    planned: int = 0
-    stored: int = 0
-    existed: int = 0
-    refused: int = 0
-    revoked: int = 0
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
+from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.sync import HostClock, IdleBackoff
@@ -98,16 +99,6 @@ class Results:
 
 
 NO_RESULTS = Results()  # shared: never modified
-
-
-@dataclass(slots=True)
-class WorkerCounts:
-    """Blocks moved by one worker, and loads that did not arrive as promised."""
-
-    saved: int = 0
-    loaded: int = 0
-    loads_failed: int = 0
-    loads_late: int = 0
 
 
 class WorkerSide:
