@@ -15,6 +15,8 @@ class Counts:
 
     lookups: int = 0
     lookups_unanswered: int = 0
+    lookups_late: int = 0
+    """Answers that came after their look-up was given up."""
     lookups_pending: int = 0
     """Look-ups whose lower tiers took longer than the wait."""
     loads: int = 0
@@ -52,6 +54,7 @@ class WorkerCounts:
 HELP = {
     "lookups": "Look-ups that reserve.",
     "lookups_unanswered": "Look-ups that the agent did not answer in time.",
+    "lookups_late": "Answers that came after their look-up was given up.",
     "loads": "Loads begun.",
     "loads_failed": "Loads with missing blocks.",
     "loads_late": "Loads given up at their deadline.",

@@ -73,7 +73,8 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
     if socket_dir is not None:
         extra = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "load_deadline_ms": more.pop("deadline_ms", 10_000),
-            "pin_percent": 20, "lookup_age_ms": more.pop("age_ms", 10_000), "start_wait_ms": 20_000, **options,
+            "pin_percent": 20, "lookup_grace_ms": 10_000, "lookup_age_ms": more.pop("age_ms", 10_000),
+            "start_wait_ms": 20_000, **options,
         }  # fmt: skip
         transfer = KVTransferConfig(
             kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",

@@ -51,7 +51,9 @@ def test_as_a_child_of_multi_connector(worlds: Any, agent: AgentProcess, beside:
 
     kvagent.vllm.register()
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
-    patient = {"lookup_age_ms": 10_000, "lookup_wait_ms": 100, "start_wait_ms": 20_000}
+    patient = {
+        "lookup_grace_ms": 10_000, "lookup_age_ms": 10_000, "lookup_wait_ms": 100, "start_wait_ms": 20_000,
+    }  # fmt: skip
     options = {"socket_dir": str(agent.folder), "min_load_tokens": BLOCK, "pin_percent": 25} | patient
     child = {"kv_connector": "KVAgentConnector", "kv_role": "kv_both", "kv_connector_extra_config": options}
     multi = {

@@ -122,6 +122,14 @@ class AgentSession:
                 began = False
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
+    def awaited(self) -> bool:
+        """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
+        return self.pinging() or (self.lookups is not None and self.lookups.outstanding())
+
+    def pinging(self) -> bool:
+        """Return whether a ping is unanswered."""
+        return self.session is not None and self.session.pinging
+
     def stopped(self, now: float) -> bool:
         """Return whether the agent does not answer though its sockets exist.
 

@@ -58,6 +58,10 @@ class Tracked:
     ticket: Ticket | None = None
     pending_since: float = 0.0
     """When the agent first answered that it still queries lower tiers; 0 if it did not."""
+    polled_at: float = 0.0
+    """When the answer to the look-up in flight was last polled; 0 without one."""
+    waited_s: float = 0.0
+    """How long it has waited for answers, in all its look-ups."""
     load: int = 0
     """The job that loads its blocks while vLLM waits for it, else 0."""
     loaded: tuple[int, int] = (0, 0)
