@@ -48,15 +48,16 @@ class Mutant:
 
 
 WEIGHTS = "tests/test_vllm_weights.py"
+WAITS = "tests/test_vllm_waits.py"
 MUTANTS = [
-    Mutant("save boundary without subtracting placeholders", "scheduler/save_schedule.py",
+    Mutant("save boundary without subtracting placeholders", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
         "what_may_be_taken_back", "placeholders count as tokens"),
-    Mutant("save boundary beyond what is computed", "scheduler/save_schedule.py",
+    Mutant("save boundary beyond what is computed", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders\n    certain: int = request.num_tokens\n",
         "+ scheduled + 64\n    certain: int = 1 << 62\n",
         "no_byte_is_wrong and LHBNC", "rank 0 .* wrong"),
-    Mutant("the pins of a save are not taken", "scheduler/blocks.py",
+    Mutant("the pins of a save are not taken", "scheduler/requests.py",
         "        self._pool.touch(blocks)\n        if load:",
         "        if load:\n            self._pool.touch(blocks)\n        if load:",
         "abort_while_saving", "a frozen agent may still read"),
@@ -80,20 +81,50 @@ MUTANTS = [
         "        if tracked is None:\n            # A hash",
         "        if tracked is None or (tracked.admitted and request.num_preemptions):\n            # A hash",
         "not_promised_what_failed and True", "a resumed request counts as one never seen"),
-    Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/blocks.py",
+    Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/requests.py",
         "        if self._manager is not None:\n            blocks: Sequence[Any] = "
         "self._manager.get_blocks(request).blocks[group][begin:end]\n            return blocks\n",
         "        if self._manager is not None:\n            now = self._manager.get_blocks(request).blocks[group]\n"
         "            kept = self._seen.setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
         "            return kept[begin:end]\n",
         "new_blocks_hold and False", "a table that was not replaced"),
-    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "scheduler/blocks.py",
+    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "scheduler/requests.py",
         "            self._seen.update(block_state.block_ids)",
         "            for name, table in block_state.block_ids.items():\n"
         "                kept = self._seen.setdefault(name + '.', [[] for _ in table])\n"
         "                for old, new in zip(kept, table):\n                    old += new[len(old) :]\n"
         "                self._seen[name] = kept",
         "new_blocks_hold and False", "a table that was not replaced", oldest=True),
+    Mutant("an agent that is late is given up", "scheduler/waits.py",
+        "        self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)\n",
+        "        self._grace_s = self._age_s = 0.02\n",
+        "half_of_the_time", "an agent that is late is not waited for"),
+    Mutant("each request waits for a frozen agent", "scheduler/waits.py",
+        " / (1 << min(self._in_vain, MAX_HALVINGS))", "",
+        "bounded_time_in_total", "assert", where=WAITS),
+    Mutant("a request waits as long again in each look-up", "scheduler/waits.py",
+        "            tracked.waited_s += max(now - since, 0.0)", "            tracked.waited_s = max(now - since, 0.0)",
+        "in_all_its_look_ups", "assert", where=WAITS),
+    Mutant("an agent that answers no ping is waited for", "scheduler/side.py",
+        "        awaited = (waiting and self._waiting()) or self._agent.awaited()\n",
+        "        awaited = waiting and self._waiting()\n",
+        "frozen_one_once", "answers no ping is waited for", where=WAITS),
+    Mutant("the end of the session is not seen while a request waits", "scheduler/side.py",
+        "listen=waiting or self._agent.awaited() or", "listen=waiting or",
+        "killed_agent_is_not_waited_for", "gone is waited for", where=WAITS),
+    Mutant("a question too many is a miss", "scheduler/lookups.py",
+        "        with contextlib.suppress(Busy):\n            tracked.ticket = lookups",
+        "        if True:\n            tracked.ticket = lookups",
+        "wait_their_turn", "Busy", where=WAITS),
+    Mutant("the lease of a late answer is kept", "scheduler/lookups.py",
+        "            self._release(leases)\n", "            pass\n",
+        "frozen_one_once", "an agent without leases", where=WAITS),
+    Mutant("a counter is not exported", "counters.py",
+        '    "lookups_pending": "Look-ups whose lower tiers took longer than the wait for them.",\n', "",
+        "counters_reach", "documented|lookups_pending"),
+    Mutant("lines go to a logger that vLLM does not configure", "link.py",
+        'logging.getLogger("vllm.kvagent")', 'logging.getLogger("kvagent.vllm")',
+        "log_lines_appear_once", "assert"),
     Mutant("the last token is promised", "scheduler/lookups.py",
         "tokens = self._whole(min(tokens, tracked.request.num_tokens - 1))",
         "tokens = self._whole(min(tokens + self._align, tracked.request.num_tokens))",
@@ -123,7 +154,7 @@ MUTANTS = [
         "        if self._fixed:\n            return False\n        version = self._file.take()",
         "        if True:\n            return False\n        version = self._file.take()",
         "updated_engine_and_one_of_the_old and kind0", "rank 0 .* wrong"),
-    Mutant("a call that changes weights is not observed", "scheduler/weight_changes.py",
+    Mutant("a call that changes weights is not observed", "generation.py",
         "            connector.before_weights_call(name)\n", "            pass\n",
         "calls_through_the_engine_core", "startswith"),
     Mutant("loaded blocks count as computed by the new weights", "scheduler/side.py",
@@ -133,7 +164,7 @@ MUTANTS = [
         "        self._was_reset = self._unobserved\n", "        pass\n",
         "follow_weights_that_changed_unobserved", "blocks of other weights|finds",
         where="tests/test_vllm_new_weights.py"),
-    Mutant("a write to the model is missed", "scheduler/weight_changes.py",
+    Mutant("a write to the model is missed", "generation.py",
         "        return self._last != before\n", "        return False\n",
         "a_write_is_seen_once", "assert False"),
     Mutant("a named version is taken for each reset that follows", "generation.py",
@@ -307,7 +338,7 @@ def enter(version: str) -> None:
     inside = {"MUTANTS_VLLM_INSIDE": "1", "KVAGENT_BINARY": str(ROOT / "bin" / "kvagent")} | dict(os.environ)
     inside |= {"KVAGENT_REQUIRE_AGENT": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     inside |= {"VLLM_CACHE_ROOT": str(Path(python).parents[1] / "cache"), "OMP_NUM_THREADS": "1"}
-    inside |= {"VLLM_LOGGING_LEVEL": "ERROR"}
+    inside |= {"VLLM_LOGGING_LEVEL": "ERROR", "KVAGENT_DOCS": str(ROOT / "docs")}
     os.execve(python, [python, "-B", __file__, *sys.argv[1:]], inside)  # noqa: S606
 
 

@@ -4,8 +4,9 @@ An answer takes microseconds, but an agent may be slow, stopped or gone: every w
 a socket whose answer was late is never reused. Answers do not identify their question, so each
 outstanding one has a REQ socket of its own; sockets whose answers arrived are reused.
 
-A late answer may carry a lease. Its socket is kept for a while to read it, and ``late_leases``
-returns such leases, to be released in the session.
+A late answer may carry a lease, and shows that the agent lives. So the socket of an abandoned
+question is kept, and ``late_answers`` returns what arrives at it; leases are to be released in the
+session.
 
 When the session ends, close the client and create another for the next session: a question that
 still waits in the socket would reach the agent's successor, for which the session's number means
@@ -32,14 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "LookupClient", "LookupStatus", "Request", "Ticket", "Want"]
 
 MAX_OUTSTANDING = 64  # outstanding questions of one client
-MAX_LATE = 64  # abandoned questions whose answers are awaited
-LATE_S = 2.0  # how long they are awaited
+MAX_LATE = 64  # abandoned questions whose answers are still read
+LATE_S = 2.0  # how long they are worth a step of an engine that has nothing else to do
 _MAX_ANSWER_BYTES = 4096
 
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """An outstanding question, abandoned after ``deadline`` (of time.monotonic)."""
+    """An outstanding question, abandoned after ``deadline`` (of time.monotonic).
+
+    Of an abandoned one, ``deadline`` is the end of LATE_S.
+    """
 
     socket: zmq.Socket[bytes] | None
     deadline: float
@@ -114,7 +118,7 @@ class LookupClient:
     def abandon(self, ticket: Ticket) -> None:
         """Abandon a question.
 
-        If its answer may carry a lease, it is still read on arrival; see late_leases.
+        If its answer may carry a lease, it is still read on arrival; see late_answers.
         """
         if ticket.socket is None:
             return
@@ -129,28 +133,32 @@ class LookupClient:
             self._drop(late)
 
     @property
-    def late(self) -> int:
-        """The number of abandoned questions whose answers are awaited; call late_leases until it is
-        0.
-        """
-        return len(self._late)
+    def outstanding(self) -> int:
+        """The number of questions that are neither answered nor abandoned."""
+        return self._out
 
-    def late_leases(self) -> list[int]:
-        """Return the leases of answers that arrived after their question was abandoned, each once,
-        for release.
+    @property
+    def late(self) -> int:
+        """The number of questions abandoned within LATE_S; call late_answers until it is 0."""
+        now = time.monotonic()
+        return sum(now < ticket.deadline for ticket in self._late)
+
+    def late_answers(self) -> list[Answer]:
+        """Return the answers that arrived after their question was abandoned, each once.
+
+        The caller releases their leases.
         """
-        leases: list[int] = []
+        answers: list[Answer] = []
         for _ in range(len(self._late)):
             ticket = self._late.popleft()
             frames = _receive(ticket.socket) if ticket.socket is not None else None
-            if frames is None and time.monotonic() < ticket.deadline:
+            if frames is None:
                 self._late.append(ticket)
                 continue
-            if frames is not None:
-                with contextlib.suppress(Malformed):
-                    leases.append(_answer(frames).lease)
+            with contextlib.suppress(Malformed):
+                answers.append(_answer(frames))
             self._drop(ticket)
-        return [lease for lease in leases if lease != 0]
+        return answers
 
     def close(self) -> None:
         """End the client and its tickets, without waiting."""

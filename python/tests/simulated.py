@@ -30,7 +30,8 @@ BLOCK = 16  # tokens
 BLOCK_BYTES = 64
 # Resets are plain, unless a test is about new weights.
 OPTIONS: dict[str, Any] = {
-    "lookup_wait_ms": 100.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK, "weights_fixed": True,
+    "lookup_wait_ms": 100.0, "lookup_grace_ms": 10_000.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK,
+    "weights_fixed": True,
 }  # fmt: skip
 
 

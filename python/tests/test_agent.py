@@ -217,7 +217,7 @@ def test_a_frozen_agent_costs_time_outs_and_its_late_lease_is_returned(agent: Ag
         with pytest.raises(TimedOut):
             Session.connect(agent.folder / "session.sock", timeout_s=0.02)
         agent.thaw()
-        (late,) = eventually(client.late_leases, "the late lease")
+        late = eventually(client.late_answers, "the late answer")[0].lease
         assert agent.status()["leases"] == 2
         engine.scheduler.release([late, late - 1])
         engine.scheduler.ping(PATIENCE_S)

@@ -57,8 +57,8 @@ def wait(client: LookupClient, ticket: Ticket) -> Answer:
 def wait_leases(client: LookupClient) -> list[int]:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        if leases := client.late_leases():
-            return leases
+        if late := client.late_answers():
+            return [answer.lease for answer in late]
     return []
 
 
@@ -116,10 +116,10 @@ def test_a_late_lease_is_returned(agent: zmq.Socket[bytes], client: LookupClient
         client.lookup(RESERVE, timeout_s=0.01)
     envelope, request = hear(agent)
     assert (request.want, request.session) == (Want.RESERVE, 7)
-    assert client.late_leases() == []
+    assert client.late_answers() == []
     say(agent, envelope, Answer(2, LookupStatus.HIT, 32, 77, bytes(16)))
     assert wait_leases(client) == [77]
-    assert client.late_leases() == []
+    assert client.late_answers() == []
 
 
 def test_an_abandoned_reservation_returns_its_lease(agent: zmq.Socket[bytes], client: LookupClient) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm import generation as generations
 from kvagent.vllm.generation import (
     LOADED,
     MAX_VERSION_BYTES,
@@ -21,7 +22,6 @@ from kvagent.vllm.generation import (
     with_generation,
 )
 from kvagent.vllm.options import OptionError, Options, parse
-from kvagent.vllm.scheduler import weight_changes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,7 +169,7 @@ def test_what_was_said_ends_with_the_next_call(caplog: pytest.LogCaptureFixture)
     for _ in range(2):
         assert not fixed.after_call("reload_weights")
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        "weights: reload_weights is called though weights_fixed is true: are they still the same?"
+        "kvagent: weights: reload_weights is called though weights_fixed is true: are they still the same?"
     ]
 
 
@@ -217,8 +217,8 @@ def compute_weight_checksums() -> None:
 
 def test_calls_that_may_change_weights_are_heard() -> None:
     core_class = type("Core", (_Core,), {name: call for name, call in vars(_Core).items() if not name.startswith("__")})
-    assert weight_changes.observe(core_class)
-    assert weight_changes.observe(core_class)
+    assert generations.observe(core_class)
+    assert generations.observe(core_class)
     own = _Connector()
     core = core_class(own)
     assert core.collective_rpc("update_weights", 3.0, (1,)) == ["update_weights", 3.0, (1,)]
@@ -242,4 +242,4 @@ def test_calls_that_may_change_weights_are_heard() -> None:
     core_class(several).collective_rpc("update_weights")
     assert child.heard == ["update_weights"]
     core_class(None).collective_rpc("update_weights")
-    assert not weight_changes.observe(type("Older", (), {}))
+    assert not generations.observe(type("Older", (), {}))

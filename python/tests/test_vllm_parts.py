@@ -20,17 +20,26 @@ from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.geometry import Ranks, Unsupported, geometry, preferred_layout, ranks, shard
+from kvagent.vllm.geometry import (
+    NEEDED,
+    Ranks,
+    Unsupported,
+    check,
+    check_drafts,
+    geometry,
+    preferred_layout,
+    ranks,
+    shard,
+)
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
-from kvagent.vllm.scheduler.blocks import Blocks, Tables
-from kvagent.vllm.scheduler.lookups import BREAK_AFTER, BREAK_FIRST_S, STEP_WAIT_S, Breaker, Lookups
-from kvagent.vllm.scheduler.save_schedule import final_tokens
+from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
+from kvagent.vllm.scheduler.requests import Blocks, Tables
+from kvagent.vllm.scheduler.save_plan import final_tokens
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
-from kvagent.vllm.supported import NEEDED, check, check_drafts
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory
 from tests.test_wheel import OF_VLLM
@@ -107,19 +116,6 @@ def test_plans_are_pickled() -> None:
     for one in (plan, load, Report({1: Outcome(1, b"\0")}, {7})):
         assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
-
-
-def test_a_silent_agent_is_not_asked_for_a_while() -> None:
-    breaker = Breaker()
-    for _ in range(BREAK_AFTER):
-        assert not breaker.open(10.0)
-        breaker.failed(10.0)
-    assert breaker.open(10.0)
-    assert not breaker.open(10.0 + BREAK_FIRST_S)
-    breaker.failed(20.0)
-    assert breaker.open(20.0 + BREAK_FIRST_S)
-    breaker.succeeded()
-    assert not breaker.open(20.0)
 
 
 class _Storage:
@@ -389,7 +385,7 @@ def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCap
     def broken(config: Any) -> list[str]:
         raise ImportError("no such backend")
 
-    caplog.set_level("INFO", "kvagent.vllm")
+    caplog.set_level("INFO", "vllm.kvagent")
     config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
     assert preferred_layout(config, "auto", broken) is None
     assert "could not be determined (no such backend)" in caplog.text
@@ -459,12 +455,12 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
         now[0] += waited[-1]
 
     monkeypatch.setattr(lookups._client, "poll", poll)
-    for _ in range(3):
+    for idle, first, longest in ((False, True, STEP_WAIT_S), (False, False, 0), (True, False, IDLE_WAIT_S)):
         waited.clear()
-        lookups.begin_step()
+        lookups.begin_step(idle=idle)
         for _ in range(30):
-            assert lookups.answer(Ticket(None, 0, leases=True), first=True) is None
-        assert 0.001 <= sum(waited) <= STEP_WAIT_S + 1e-9
+            assert lookups.answer(Ticket(None, 0, leases=True), first=first) is None
+        assert min(longest, 0.001) <= sum(waited) <= longest + 1e-9
         assert max(waited) <= 0.001
     lookups.close()
 

@@ -8,9 +8,16 @@ from types import SimpleNamespace
 import pytest
 
 from kvagent.vllm.scheduler.requests import Tracked
-from kvagent.vllm.scheduler.save_batch import MAX_RECENT, RECENT_S, RecentOffers
-from kvagent.vllm.scheduler.save_schedule import DECODE_TOKENS, GATHER_STEPS, MAX_EXPIRED, SaveSchedule
-from kvagent.vllm.worker.idle_backoff import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
+from kvagent.vllm.scheduler.save_plan import (
+    DECODE_TOKENS,
+    GATHER_STEPS,
+    MAX_EXPIRED,
+    MAX_RECENT,
+    RECENT_S,
+    RecentOffers,
+    SaveSchedule,
+)
+from kvagent.vllm.worker.sync import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
 
 BLOCK = 16
 
@@ -139,7 +146,7 @@ def test_an_idle_engine_waits_longer_and_longer_and_a_busy_one_does_not(monkeypa
             waits.append(ms)
             return []
 
-    monkeypatch.setattr("kvagent.vllm.worker.idle_backoff.select.poll", Poller)
+    monkeypatch.setattr("kvagent.vllm.worker.sync.select.poll", Poller)
     patience = IdleBackoff()
     for _ in range(30):
         patience.step(idle=False)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent import messages as m
-from kvagent.errors import TimedOut
 from kvagent.lookup import Answer, LookupStatus
 from kvagent.packing import Packed
 from kvagent.registration import Registration
@@ -26,6 +25,7 @@ from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, SaveJob
 from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.simulated import BLOCK, SimulatedEngine
 from tests.test_session import Agent
@@ -775,7 +775,7 @@ def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
                 agent.say(m.Error(m.ErrorCode.VERSION, text))
             asked.release()
 
-    caplog.set_level(logging.INFO, "kvagent.vllm")
+    caplog.set_level(logging.INFO, "vllm.kvagent")
     thread = threading.Thread(target=agents)
     thread.start()
     link = Link(str(tmp_path), "scheduler", lambda: pytest.fail("there is nothing to register at"))
@@ -811,23 +811,18 @@ def test_an_agent_that_refuses_is_asked_less_and_less_often(
 
 
 class _Lookups:
-    """Gives the prepared answers."""
+    """Gives the prepared answers, and none after them."""
 
     def __init__(self, *answers: Answer | None) -> None:
         self.answers = list(answers)
         self.asked = 0
-
-    def silent(self) -> bool:
-        return False
 
     def ask(self, tokens: int, own: int, hashes: Any) -> object:
         self.asked += 1
         return self
 
     def answer(self, ticket: object, *, first: bool) -> Answer | None:
-        if not self.answers:
-            raise TimedOut("nothing")
-        return self.answers.pop(0)
+        return self.answers.pop(0) if self.answers else None
 
     def abandon(self, ticket: object) -> None:
         pass
@@ -838,7 +833,8 @@ def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Coun
     agent: Any = SimpleNamespace(lookups=lookups, release=released.append)
     counts = Counts()
     request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
-    made = Promises(agent, Geometry((m.Group(BLOCK, 64),), BLOCK), Options(min_load_tokens=16, **options), counts)
+    chosen = Options(min_load_tokens=16, **options)
+    made = Promises(agent, Geometry((m.Group(BLOCK, 64),), BLOCK), chosen, counts, LookupWaits(chosen))
     return made, Tracked(request, False, [0], BLOCK), counts, released
 
 
@@ -877,8 +873,8 @@ def test_an_answer_is_kept_for_a_while_and_then_asked_again() -> None:
 
 
 def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> None:
-    lookups = _Lookups(None)
-    made, tracked, counts, _ = promises(lookups)
+    lookups = _Lookups()
+    made, tracked, counts, _ = promises(lookups, lookup_age_ms=100.0)
     assert made.promise(tracked, 0, 1.0) is None
     assert made.promise(tracked, 0, 1.1) == 0
     assert counts.lookups_unanswered == 1

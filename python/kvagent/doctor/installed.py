@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kvagent.doctor.finding import Finding
-from kvagent.vllm.supported import TESTED, tested
+from kvagent.vllm.geometry import TESTED, tested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,22 +16,30 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.generation import PRIVATE, Generations, initial_generation, unobserved_changes, with_generation
-from kvagent.vllm.geometry import preferred_layout
+from kvagent.vllm.generation import (
+    PRIVATE,
+    Generations,
+    LiveWeights,
+    Unreachable,
+    initial_generation,
+    observe,
+    under_construction,
+    unobserved_changes,
+    with_generation,
+)
+from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.scheduler.weight_changes import LiveWeights, Unreachable, observe, under_construction
 from kvagent.vllm.space import identity, unknown_weights
-from kvagent.vllm.supported import check, check_drafts, hash_tokens, whole_failures
 from kvagent.vllm.worker.calls import WorkerCalls
 
 STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):

@@ -1,4 +1,6 @@
-"""The counters of the scheduler's side, and the deltas of counters between two reports."""
+"""What the connector counts, under which names the counters are exported, and their growth between
+two reports.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ class Counts:
 
     lookups: int = 0
     lookups_unanswered: int = 0
+    lookups_late: int = 0
+    """Answers that came after their look-up was given up."""
     lookups_pending: int = 0
     """Look-ups whose lower tiers took longer than the wait."""
     loads: int = 0
@@ -24,6 +28,50 @@ class Counts:
     """Requests with images, audio or video that were neither saved nor loaded, or no longer from
     some point on (media).
     """
+
+
+@dataclass(slots=True)
+class SaveCounts:
+    """Outcomes of saves, in blocks."""
+
+    planned: int = 0
+    stored: int = 0
+    existed: int = 0
+    refused: int = 0
+    revoked: int = 0
+
+
+@dataclass(slots=True)
+class WorkerCounts:
+    """Blocks moved by one worker, and loads that did not arrive as promised."""
+
+    saved: int = 0
+    loaded: int = 0
+    loads_failed: int = 0
+    loads_late: int = 0
+
+
+HELP = {
+    "lookups": "Look-ups that reserve.",
+    "lookups_unanswered": "Look-ups that the agent did not answer in time.",
+    "lookups_late": "Answers that came after their look-up was given up.",
+    "lookups_pending": "Look-ups whose lower tiers took longer than the wait for them.",
+    "loads": "Loads begun.",
+    "loads_failed": "Loads with missing blocks.",
+    "loads_late": "Loads given up at their deadline.",
+    "tokens_promised": "Prompt tokens that were promised to be loaded.",
+    "tokens_loaded": "Prompt tokens that were loaded.",
+    "media_bypassed": "Requests with images, audio or video that were neither saved nor loaded.",
+    "saves_planned": "Blocks offered to the agent.",
+    "saves_stored": "Blocks that the agent stored.",
+    "saves_existed": "Blocks that the agent already had.",
+    "saves_refused": "Blocks that the agent did not store.",
+    "saves_revoked": "Blocks whose save was revoked: for lack of free blocks, or because it took too long.",
+    "worker_saved": "Blocks stored, counted by every rank.",
+    "worker_loaded": "Blocks loaded, counted by every rank.",
+    "worker_loads_failed": "Failed loads, counted by every rank.",
+    "worker_loads_late": "Late loads, counted by every rank.",
+}
 
 
 class CounterDeltas:

@@ -1,9 +1,11 @@
-"""An engine's KV cache groups, ranks and layout as the agent sees them, and which of them are
-supported.
+"""An engine's KV cache groups, ranks and layout as the agent sees them, and which models and vLLM
+versions are supported.
 
 The connector asks vLLM for a block-outermost layout where the attention backend supports it: the
 copies between engine and agent are as large as the contiguous runs of a block. vLLM warns about a
 layout that the backend rejects and falls back to its own choice, so the backend is asked first.
+
+Importing it imports no vllm: the doctor uses it too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from kvagent.messages import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
 
 MAX_SHARDS = 16  # limit of the protocol
 _FULL = ("FullAttentionSpec", "MLAAttentionSpec")
@@ -116,7 +119,7 @@ def shard(rank: int, tp: int, replicas: int) -> int:
 
 ONE_RUN = ("BLHNC", "BLNHC")  # a block is contiguous over all layers
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 def preferred_layout(
@@ -159,3 +162,59 @@ def _supported(vllm_config: Any) -> Sequence[str]:
             has_sliding_window=model.get_sliding_window() is not None,
         )
         return [layout.name for layout in get_supported_kv_cache_layouts([backend])]
+
+
+OLDEST, NEWEST = (0, 29), (0, 33)  # the range that the tests cover
+TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
+
+_OF_NEXT_TOKENS = ("eagle", "eagle3", "mtp")  # speculation methods
+
+
+def tested(version: str) -> bool:
+    """Return whether the connector is tested with this version."""
+    return OLDEST <= tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) <= NEWEST
+
+
+def check(version: str, base: Any) -> None:
+    """Warn about an untested version.
+
+    Raise Unsupported if its connector base class lacks a needed method.
+    """
+    if not tested(version):
+        log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
+    missing = [name for name in NEEDED if not hasattr(base, name)]
+    if missing:
+        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
+
+
+def check_drafts(speculative: Any) -> None:
+    """Raise Unsupported for a draft model whose KV depends on the next token.
+
+    Not every vLLM version marks the groups of such models.
+    """
+    method = str(getattr(speculative, "method", None) or "")
+    if method in _OF_NEXT_TOKENS:
+        raise Unsupported(
+            f"speculative_config.method {method}: its draft model's KV is in the cache and depends on tokens that a "
+            "block's hash does not cover. Such models are not supported"
+        )
+
+
+def whole_failures(base: Any) -> bool:
+    """Return whether vLLM accepts the failure of a whole load (0.30 and later).
+
+    ``base`` is the module of its connectors' base class.
+    """
+    return hasattr(base, "KVConnectorTransferResults")
+
+
+def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int | None:
+    """Return the number of tokens per block hash in the scheduler; None if vLLM does not tell."""
+    told = getattr(kv_cache_config, "hash_block_size", None)
+    if told is not None:
+        return int(told)
+    from vllm.v1.core import kv_cache_utils
+
+    resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
+    return int(resolve(kv_cache_config, vllm_config)[1]) if resolve is not None else None

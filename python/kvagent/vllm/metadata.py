@@ -8,6 +8,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from kvagent.vllm.counters import HELP
 from kvagent.vllm.plan import Report, StepPlan
 
 
@@ -28,26 +29,6 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
         """Return both reports as one."""
         assert isinstance(other, WorkerMetadata)
         return WorkerMetadata(self.report.join(other.report))
-
-
-HELP = {
-    "lookups": "Look-ups that reserve.",
-    "lookups_unanswered": "Look-ups that the agent did not answer in time.",
-    "loads": "Loads begun.",
-    "loads_failed": "Loads with missing blocks.",
-    "loads_late": "Loads given up at their deadline.",
-    "tokens_promised": "Prompt tokens that were promised to be loaded.",
-    "tokens_loaded": "Prompt tokens that were loaded.",
-    "saves_planned": "Blocks offered to the agent.",
-    "saves_stored": "Blocks that the agent stored.",
-    "saves_existed": "Blocks that the agent already had.",
-    "saves_refused": "Blocks that the agent did not store.",
-    "saves_revoked": "Blocks whose save was revoked: for lack of free blocks, or because it took too long.",
-    "worker_saved": "Blocks stored, counted by every rank.",
-    "worker_loaded": "Blocks loaded, counted by every rank.",
-    "worker_loads_failed": "Failed loads, counted by every rank.",
-    "worker_loads_late": "Late loads, counted by every rank.",
-}
 
 
 class Stats(KVConnectorStats):

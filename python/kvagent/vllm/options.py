@@ -32,11 +32,13 @@ class Options:
     tenant: str = ""
     """Engines share blocks only with engines of the same tenant."""
     lookup_wait_ms: float = 1.0
-    """The longest that ``schedule()`` waits for the first answer to one request; at most 2 ms for
-    all requests of one step.
+    """The longest that ``schedule()`` itself waits for the answer to a request just asked; at most
+    2 ms for all requests of one step.
     """
-    lookup_age_ms: float = 20.0
-    """A request without an answer after this time is computed."""
+    lookup_grace_ms: float = 200.0
+    """A request waits this long for an answer, over steps, however little a hit would save."""
+    lookup_age_ms: float = 2_000.0
+    """The longest that a request waits for answers in total, however much a hit would save."""
     tier_wait_ms: float = 200.0
     """The longest that a request waits while the agent still queries its lower tiers."""
     load_deadline_ms: float = 10_000.0
@@ -80,7 +82,8 @@ class Options:
 
 _RANGES: dict[str, tuple[float, float]] = {
     "lookup_wait_ms": (0, 100),
-    "lookup_age_ms": (0, 10_000),
+    "lookup_grace_ms": (0, 10_000),
+    "lookup_age_ms": (0, 60_000),
     "tier_wait_ms": (0, 60_000),
     "load_deadline_ms": (1, 600_000),
     "min_load_tokens": (1, 1 << 20),

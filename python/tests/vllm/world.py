@@ -70,8 +70,8 @@ class World:
         self.preempted = self.steps = 0
         version = model.with_name(f"version-{next(_NUMBERS)}")
         options: dict[str, Any] = {
-            "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_age_ms": 10_000, "lookup_wait_ms": 100,
-            "pin_percent": 15, "start_wait_ms": 20_000,
+            "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_grace_ms": 10_000, "lookup_age_ms": 10_000,
+            "lookup_wait_ms": 100, "pin_percent": 15, "start_wait_ms": 20_000,
         }  # fmt: skip
         if not (extra or {}).get("weights_fixed"):
             options["weights_version_file"] = str(version)

@@ -52,7 +52,7 @@ class Liveness:
 RESET_S = 5.0  # timeout of a reset
 FIRST_EPOCH = 1  # the epoch of a space that was never reset since the agent's start
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,14 @@ class AgentSession:
                 ended = self._detach()
                 began = False
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
+
+    def awaited(self) -> bool:
+        """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
+        return self.pinging() or (self.lookups is not None and self.lookups.outstanding())
+
+    def pinging(self) -> bool:
+        """Return whether a ping is unanswered."""
+        return self.session is not None and self.session.pinging
 
     def stopped(self, now: float) -> bool:
         """Return whether the agent does not answer though its sockets exist.

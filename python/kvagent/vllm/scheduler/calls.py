@@ -12,12 +12,12 @@ from kvagent.vllm.space import with_resolved
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.vllm.generation import LiveWeights
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.side import SchedulerSide
-    from kvagent.vllm.scheduler.weight_changes import LiveWeights
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 class SchedulerCalls:
@@ -96,7 +96,7 @@ class SchedulerCalls:
 
     def has_pending_push_work(self) -> bool:
         """Return whether the engine must go on stepping without requests to release pins
-        (idle_backoff).
+        (worker.sync).
         """
         return self._side.pending()
 
@@ -124,7 +124,7 @@ class SchedulerCalls:
 
     def before_weights_call(self, call: str) -> None:
         """Handle a call of vLLM's engine core that may change the weights, before it is made
-        (weight_changes).
+        (generation.observe).
         """
         if self._scheduler is not None:
             self._scheduler.before_weights_call(call)

@@ -5,6 +5,7 @@ A load that was given up at its deadline is still in flight: only its report is 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.blocks import Blocks
-    from kvagent.vllm.scheduler.requests import Promise, Tracked
+    from kvagent.vllm.scheduler.requests import Blocks, Promise, Tracked
+    from kvagent.vllm.scheduler.waits import Rate
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +34,7 @@ class _Load:
     tokens: int
     lease: int
     boot: bytes
+    begin: float
     outcome: Outcome | None = None
     cancelled: bool = False
 
@@ -51,8 +53,10 @@ class Loads:
     """The loads. ``_planned`` and ``_cancels`` wait for the next step's plan."""
 
     def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
-    ) -> None:
+        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts,
+        loaded: Rate,
+    ) -> None:  # fmt: skip
+        """``loaded`` receives the time of each load."""
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
         self._planned: list[LoadJob] = []
@@ -63,6 +67,7 @@ class Loads:
         self._world = world
         self._blocks = blocks
         self._counts = counts
+        self._loaded = loaded
         self._inflight: dict[int, _Load] = {}
 
     def busy(self) -> bool:
@@ -90,7 +95,7 @@ class Loads:
         lease = promise.lease if promise else 0
         self._blocks.pin(blocks, load=True)
         keys = [key for run in runs for key in run.hashes]
-        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot)
+        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot, time.monotonic())
         self._counts.loads += 1
         self._counts.tokens_promised += external
         tracked.load = job
@@ -140,6 +145,7 @@ class Loads:
             load.tracked.loaded = (0, 0)
         elif not failed:
             self._counts.tokens_loaded += load.tokens
+            self._loaded.add(load.tokens, now - load.begin)
 
     def _runs(self, tracked: Tracked, tables: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[_Run]:
         """Yield the destination blocks of the tokens from begin to end, by group, without null

@@ -1,10 +1,12 @@
 """Look-ups: how much of a prompt the agent has, and how much of it will be loaded.
 
-Waiting for answers is bounded per step, and a silent agent is not asked at all.
+A call blocks only briefly for an answer; how long its request waits over steps is decided in waits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -22,104 +24,83 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.waits import LookupWaits
 
-STEP_WAIT_S = 0.002  # budget of waiting for answers in one schedule()
-BREAK_AFTER = 2  # consecutive unanswered look-ups that open the breaker
-BREAK_FIRST_S = 0.2  # the breaker's first pause, doubled at each failure up to BREAK_LAST_S
-BREAK_LAST_S = 2.0
+STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
+IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
 MAX_PROBES = 32  # probes in flight
-
-
-class Breaker:
-    """A circuit breaker: requests do not wait for an agent that does not answer."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._pause_s = 0.0
-        self._until = 0.0
-
-    def open(self, now: float) -> bool:
-        """Return whether look-ups are suspended."""
-        return now < self._until
-
-    def failed(self, now: float) -> None:
-        """Record an unanswered look-up."""
-        self._failures += 1
-        if self._failures >= BREAK_AFTER:
-            self._pause_s = min(max(2 * self._pause_s, BREAK_FIRST_S), BREAK_LAST_S)
-            self._until = now + self._pause_s
-
-    def succeeded(self) -> None:
-        """Record an answered look-up."""
-        self.__init__()  # type: ignore[misc]
 
 
 class Lookups:
     """The look-ups of one session. ``close`` ends them; their leases end with the session."""
 
     def __init__(self, attachment: Attachment, wait_s: float, age_s: float) -> None:
+        """``wait_s``: the longest to block for one answer. ``age_s``: how long an answer may take
+        the agent.
+        """
         self.boot = attachment.session.boot
         self._attachment = attachment
         self._client = LookupClient(attachment.registered.lookup_path, age_s)
         self._wait_s = wait_s
         self._age_s = age_s
         self._budget_s = STEP_WAIT_S
-        self._breaker = Breaker()
+        self._idle = False
         self._probes: list[Ticket] = []
 
-    def begin_step(self) -> None:
-        """Begin a step: renew the budget of waiting and read late answers."""
-        self._budget_s = STEP_WAIT_S
-        if self._probes:
-            self._collect_probes()
-        late = self._client.late_leases()
-        if late:
-            self._release(late)
+    def begin_step(self, *, idle: bool = False) -> tuple[int, int]:
+        """Begin a step: renew the budget of blocking, and read answers that no request waits for.
+
+        ``idle``: the step computes nothing. Return the number of answers to probes, and of late
+        ones.
+        """
+        self._idle = idle
+        self._budget_s = IDLE_WAIT_S if idle else STEP_WAIT_S
+        probed = self._collect_probes() if self._probes else 0
+        late = self._client.late_answers()
+        if leases := [answer.lease for answer in late if answer.lease]:
+            self._release(leases)
+        return probed, len(late)
+
+    def outstanding(self) -> bool:
+        """Return whether the agent has questions that it has not answered."""
+        return self._client.outstanding > 0
 
     def awaits_leases(self) -> bool:
-        """Return whether late answers may still bring leases, which begin_step releases."""
+        """Return whether late answers may soon bring leases, which begin_step releases."""
         return self._client.late > 0
-
-    def silent(self) -> bool:
-        """Return whether look-ups are suspended."""
-        return self._breaker.open(time.monotonic())
 
     def probe(self, tokens: int, hashes: Sequence[bytes]) -> None:
         """Tell the agent which blocks a look-up will ask for, without waiting."""
-        if len(self._probes) >= MAX_PROBES or self.silent():
+        if len(self._probes) >= MAX_PROBES:
             return
         try:
             self._probes.append(self._client.submit(self._request(Want.PROBE, tokens, 0, hashes)))
         except (Busy, Malformed):
             return  # a probe is only a hint
 
-    def ask(self, tokens: int, own: int, hashes: Sequence[bytes]) -> Ticket | None:
-        """Send a look-up that reserves blocks. Return None if that is not possible now."""
-        try:
-            return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes))
-        except Busy:
-            self._breaker.failed(time.monotonic())
-        except Malformed:
-            return None  # more hashes than a look-up may have
-        return None
+    def ask(self, tokens: int, own: int, hashes: Sequence[bytes]) -> Ticket:
+        """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
+
+        Busy if too many are in flight, Malformed for more hashes than a look-up may have.
+        """
+        return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes), math.inf)
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
-        """Return the answer, or None while it may still come; raise TimedOut when it may not.
+        """Return the answer, or None without one; raise TimedOut for one that cannot be used.
 
-        The first call for a look-up waits briefly.
+        The first call for a look-up blocks briefly, and so does any other while the engine computes
+        nothing.
         """
         begin = time.monotonic()
-        wait_s = min(self._wait_s, self._budget_s) if first else 0.0
+        wait_s = min(self._wait_s, self._budget_s) if first or self._idle else 0.0
         try:
             answer = self._client.poll(ticket, wait_s if wait_s >= _LEAST_WAIT_S else 0.0)
-        except (TimedOut, Malformed) as error:
-            self._breaker.failed(time.monotonic())
+        except Malformed as error:
             raise TimedOut(str(error)) from error
         finally:
             self._budget_s -= time.monotonic() - begin
         if answer is None:
             return None
-        self._breaker.succeeded()
         if answer.boot != self.boot:
             raise TimedOut("another run of the agent answered")
         if answer.status == LookupStatus.OVERLOADED:
@@ -148,15 +129,18 @@ class Lookups:
             hashes=b"".join(hashes),
         )
 
-    def _collect_probes(self) -> None:
-        left = []
+    def _collect_probes(self) -> int:
+        left, answered = [], 0
         for ticket in self._probes:
             try:
                 if self._client.poll(ticket) is None:
                     left.append(ticket)
+                else:
+                    answered += 1
             except (TimedOut, Malformed):
                 continue
         self._probes = left
+        return answered
 
     def _release(self, leases: Sequence[int]) -> None:
         try:
@@ -174,21 +158,25 @@ class Promises:
     The state of a look-up is kept with its request.
     """
 
-    def __init__(self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts) -> None:
+    def __init__(
+        self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts, waits: LookupWaits
+    ) -> None:
         self._agent = agent
         self._hash_tokens = geometry.hash_tokens
         self._align = geometry.align
-        self._options = options
+        self._least = options.min_load_tokens
         self._counts = counts
+        self._waits = waits
 
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
-        if lookups is None or self._whole(tracked.request.num_tokens - 1) <= own:
+        most = self._whole(tracked.request.num_tokens - 1) - own
+        if lookups is None or most < self._least:
             return 0
         promised = tracked.promised
         if promised is None or own < promised.own or now - promised.at > ANSWER_S:
-            promised = self._ask(lookups, tracked, own, now)
+            promised = self._ask(lookups, tracked, own, most, now)
             if promised is None:
                 return None
         return self._cut(tracked, promised.tokens, own, now)
@@ -205,40 +193,63 @@ class Promises:
         if promised is not None and promised.lease:
             self._agent.release(promised.lease)
 
+    def lose(self, tracked: Tracked) -> None:
+        """Drop the promise and the look-up of a session that has ended."""
+        self._counts.lookups_unanswered += tracked.ticket is not None
+        tracked.promised = tracked.ticket = None
+        tracked.pending_since = tracked.polled_at = 0.0
+
+    def give_up(self, tracked: Tracked) -> None:
+        """Abandon a look-up in flight, if any, since the agent is gone."""
+        self._counts.lookups_unanswered += tracked.ticket is not None
+        self.abandon_lookup(tracked)
+
     def abandon_lookup(self, tracked: Tracked) -> None:
         """Abandon a look-up in flight; a lease in its answer is released on arrival."""
         if tracked.ticket is not None and self._agent.lookups is not None:
             self._agent.lookups.abandon(tracked.ticket)
         tracked.ticket = None
-        tracked.pending_since = 0.0
+        tracked.pending_since = tracked.polled_at = 0.0
 
-    def _ask(self, lookups: Lookups, tracked: Tracked, own: int, now: float) -> Promise | None:
-        """Send a look-up, or read the answer to the one in flight. None: not known yet."""
+    def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
+        """Send a look-up, or read the answer to the one in flight. None: not known yet.
+
+        ``most``: the tokens that a hit may bring.
+        """
+        if not tracked.request.block_hashes:
+            return _NONE
         first = tracked.ticket is None
-        if tracked.ticket is None:
-            if tracked.promised is not None:
-                self.forget(tracked)
-            if lookups.silent() or not tracked.request.block_hashes:
-                return _NONE
-            self._counts.lookups += not tracked.pending_since
-            tracked.ticket = lookups.ask(tracked.request.num_tokens, own, tracked.request.block_hashes)
-            if tracked.ticket is None:
-                return self._answered(tracked, Promise(0, 0, 0, now))
         try:
-            answer = lookups.answer(tracked.ticket, first=first)
+            if tracked.ticket is None:
+                self._send(lookups, tracked, own)
+            answer = lookups.answer(tracked.ticket, first=first) if tracked.ticket is not None else None
         except TimedOut:
-            self._counts.lookups_unanswered += 1
+            self._waits.answered()
+            return self._unanswered(tracked, now)
+        except Malformed:
+            return self._answered(tracked, _miss(now))
+        if answer is not None:
+            self._waits.answered()
             tracked.ticket = None
-            return self._answered(tracked, Promise(0, 0, 0, now))
-        if answer is None:
+            return self._read(tracked, answer, own, now)
+        if self._waits.may_wait(tracked, most, now):
             return None
-        tracked.ticket = None
-        return self._read(tracked, answer, own, now)
+        self._waits.in_vain()
+        return self._unanswered(tracked, now)
+
+    def _send(self, lookups: Lookups, tracked: Tracked, own: int) -> None:
+        """Send a look-up, in a later step if too many are in flight."""
+        if tracked.promised is not None:
+            self.forget(tracked)
+        self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
+        with contextlib.suppress(Busy):
+            tracked.ticket = lookups.ask(tracked.request.num_tokens, own, tracked.request.block_hashes)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
         if answer.status == LookupStatus.PENDING:
             tracked.pending_since = tracked.pending_since or now
-            if now - tracked.pending_since <= self._options.tier_wait_ms / 1e3:
+            if now - tracked.pending_since <= self._waits.tiers_s:
+                tracked.polled_at = now
                 if answer.lease:
                     self._agent.release(answer.lease)
                 return None  # the next step asks again
@@ -246,10 +257,15 @@ class Promises:
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
         return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
 
+    def _unanswered(self, tracked: Tracked, now: float) -> Promise:
+        self._counts.lookups_unanswered += 1
+        self.abandon_lookup(tracked)
+        return self._answered(tracked, _miss(now))
+
     @staticmethod
     def _answered(tracked: Tracked, promised: Promise) -> Promise:
         tracked.promised = promised
-        tracked.pending_since = 0.0
+        tracked.pending_since = tracked.polled_at = 0.0
         return promised
 
     def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:
@@ -263,11 +279,15 @@ class Promises:
                 if tracked.failing(hashes[i], now):
                     tokens = self._whole(i * size)
                     break
-        return tokens - own if tokens - own >= self._options.min_load_tokens else 0
+        return tokens - own if tokens - own >= self._least else 0
 
     def _whole(self, tokens: int) -> int:
         """Round tokens down to whole blocks of every group."""
         return tokens // self._align * self._align
 
 
-_NONE = Promise(0, 0, 0, 0.0)
+def _miss(now: float) -> Promise:
+    return Promise(0, 0, 0, now)
+
+
+_NONE = _miss(0.0)

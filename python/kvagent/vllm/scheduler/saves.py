@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
+from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
-from kvagent.vllm.scheduler.save_batch import SaveBatch, SaveRun
+from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.plan import WorkerInfo
-    from kvagent.vllm.scheduler.blocks import Blocks, Tables
-    from kvagent.vllm.scheduler.save_schedule import SaveSchedule
+    from kvagent.vllm.scheduler.requests import Blocks, Tables
+    from kvagent.vllm.scheduler.save_plan import SaveSchedule
 
 HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
 RETRY_STEPS = 16  # steps before blocks that the agent refused are offered again
@@ -46,17 +47,6 @@ class _Save:
     since: float
     outcome: Outcome | None = None
     pinned: bool = True
-
-
-@dataclass(slots=True)
-class SaveCounts:
-    """Outcomes of saves, in blocks."""
-
-    planned: int = 0
-    stored: int = 0
-    existed: int = 0
-    refused: int = 0
-    revoked: int = 0
 
 
 @dataclass(eq=False)

@@ -1,8 +1,8 @@
 """The scheduler's side: what the agent has of a prompt, which blocks a step saves and loads, what
 is pinned.
 
-vLLM's scheduler calls it from one thread. It waits for nothing except the first answer to a look-up
-(lookups). It uses only attributes of vLLM's objects and imports no vllm.
+vLLM's scheduler calls it from one thread. It blocks for nothing except, briefly, the answer to a
+look-up (lookups). It uses only attributes of vLLM's objects and imports no vllm.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvagent.vllm.generation import LOADED, PRIVATE, Generations
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
-from kvagent.vllm.scheduler.blocks import Blocks, Tables
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.media import Keyed, Media
-from kvagent.vllm.scheduler.requests import StaleRequests, Tracked
-from kvagent.vllm.scheduler.save_schedule import SaveSchedule, collect_saves
+from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
+from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
+from kvagent.vllm.scheduler.waits import LookupWaits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,7 +64,8 @@ class SchedulerSide:
         self._whole_failures = whole_failures
         self._media = media or Media(options.media, geometry.hash_tokens)
         self._agent = AgentSession(link, options)
-        self._promises = Promises(self._agent, geometry, options, self.counts)
+        self.waits = LookupWaits(options)
+        self._promises = Promises(self._agent, geometry, options, self.counts, self.waits)
         self._tracked: dict[str, Tracked] = {}
         self._schedule = SaveSchedule()
         self._revokes: list[int] = []
@@ -82,7 +83,9 @@ class SchedulerSide:
         if self.blocks is None:
             self.blocks = Blocks(pool, self._options.pin_percent / 100)
             self.saves = Saves(self._geometry, self._world, self.blocks, self.tables, self._schedule)
-            self._loads = Loads(self._agent, self._geometry, self._options, self._world, self.blocks, self.counts)
+            self._loads = Loads(
+                self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
+            )
             self._stale_requests = StaleRequests(self.blocks, self.tables, len(self._geometry.groups))
             self.blocks.before_reset(self._before_reset)
         self.tables.bind(pool, manager)
@@ -97,6 +100,7 @@ class SchedulerSide:
         self._settle_reset()
         tracked = self._track(request)
         self._poll_agent()
+        self._stopped = self._stopped and self._agent.pinging()  # it may have answered while no step ran
         lookups = self._agent.lookups
         if lookups is not None and self._usable(tracked) and (hashes := tracked.request.block_hashes):
             lookups.probe(request.num_tokens, hashes)
@@ -106,6 +110,8 @@ class SchedulerSide:
         self._settle_reset()
         tracked = self._track(request)
         if not self._usable(tracked) or (own and not self._whole_failures):
+            if self._stopped:
+                self._promises.give_up(tracked)
             return 0, False
         tokens = self._promises.promise(tracked, own, time.monotonic())
         tracked.own = own
@@ -133,7 +139,7 @@ class SchedulerSide:
         self._settle_reset()
         self._steps += 1
         waiting = self._waiting()
-        self._poll_agent(listen=waiting or self._steps % LISTEN_STEPS == 0)
+        self._poll_agent(listen=waiting or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
         preempted = getattr(output, "preempted_req_ids", None) or ()
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
@@ -142,17 +148,23 @@ class SchedulerSide:
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
         now = time.monotonic()
+        scheduled = output.num_scheduled_tokens
+        self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
         plan = StepPlan(idle=not self._tracked)
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
         if self._loads is not None and self._loads.busy():
             plan.loads, plan.cancels = self._loads.take()
         plan.revokes, self._revokes = self._revokes, []
+        awaited = (waiting and self._waiting()) or self._agent.awaited()
+        self._stopped = plan.stopped = awaited and self._agent.stopped(now)
         if self.saves is not None:
-            self._stopped = plan.stopped = waiting and self._waiting() and self._agent.stopped(now)
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
         if self._agent.lookups is not None:
-            self._agent.lookups.begin_step()
+            probed, late = self._agent.lookups.begin_step(idle=not scheduled)
+            self.counts.lookups_late += late
+            if probed or late:
+                self.waits.answered()
         return plan
 
     def report(self, report: Report) -> None:
@@ -176,6 +188,8 @@ class SchedulerSide:
         if tracked is None:
             return
         tracked.over = True
+        if not self._tracked:
+            self.waits.end_step(time.monotonic())
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         if self._stale_requests is not None:
@@ -288,7 +302,7 @@ class SchedulerSide:
         if change.ended:
             self._schedule.clear()
             for tracked in self._tracked.values():
-                tracked.promised = tracked.ticket = None
+                self._promises.lose(tracked)
         if change.began:
             self._offer_again()
         if change.reset:

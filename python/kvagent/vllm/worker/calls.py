@@ -10,11 +10,11 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.geometry import whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
-from kvagent.vllm.supported import whole_failures
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
 from kvagent.vllm.worker.sync import Sync, make_sync

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
+from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
-from kvagent.vllm.worker.idle_backoff import IdleBackoff
-from kvagent.vllm.worker.sync import HostClock
+from kvagent.vllm.worker.sync import HostClock, IdleBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ _OK = int(BlockStatus.OK)
 MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
 DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(slots=True)
@@ -99,16 +99,6 @@ class Results:
 
 
 NO_RESULTS = Results()  # shared: never modified
-
-
-@dataclass(slots=True)
-class WorkerCounts:
-    """Blocks moved by one worker, and loads that did not arrive as promised."""
-
-    saved: int = 0
-    loaded: int = 0
-    loads_failed: int = 0
-    loads_late: int = 0
 
 
 class WorkerSide:

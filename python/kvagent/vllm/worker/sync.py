@@ -1,18 +1,27 @@
-"""A worker's synchronization words and the clock that writes them, on the host or on a GPU's
-compute stream.
+"""The steps of a worker: the words and the clock that tell the agent which of them have ended, and
+the wait of idle ones.
 
-The clock tells the agent which steps' kernels have ended, through the step word and one event for
+The clock runs on the host or on a GPU's compute stream. It writes the step word and one event for
 each recent step.
+
+vLLM keeps stepping while a connector expects a report or a lease. A step with requests does not
+wait. Without requests, the worker waits in each step for a message of the agent, longer each time
+none arrived, up to MAX_WAIT_MS, which also bounds the delay of a new request.
 """
 
 from __future__ import annotations
 
+import select
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kvagent.cuda import clock as cuda
 from kvagent.shm import SyncWords
 from kvagent.vllm.plan import REVOKES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
 
@@ -92,3 +101,36 @@ def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
     except BaseException:
         words.close()
         raise
+
+
+FREE_STEPS = 8  # consecutive idle steps that do not wait
+MAX_WAIT_MS = 10
+
+
+class IdleBackoff:
+    """The wait of idle steps."""
+
+    def __init__(self) -> None:
+        self._idle = 0
+
+    @property
+    def active(self) -> bool:
+        """Return whether steps wait now."""
+        return self._idle > FREE_STEPS
+
+    def step(self, *, idle: bool) -> None:
+        """Begin a step; ``idle``: the engine has no request."""
+        self._idle = self._idle + 1 if idle else 0
+
+    def reset(self) -> None:
+        """Shorten the wait, since the agent sent a message."""
+        self._idle = min(self._idle, FREE_STEPS)
+
+    def wait(self, descriptors: Iterable[int]) -> bool:
+        """Wait, if active, until a descriptor is readable. Return whether one is."""
+        if not self.active:
+            return False
+        poller = select.poll()
+        for fd in descriptors:
+            poller.register(fd, select.POLLIN)
+        return bool(poller.poll(min(1 << min(self._idle - FREE_STEPS - 1, 8), MAX_WAIT_MS)))
