@@ -93,6 +93,12 @@ func newAgentOver(t testing.TB, p anyPool, spec pool.Spec) *agent {
 	return a
 }
 
+// Probe is dram's; mem has none.
+func (a *agent) Probe(s pool.Slot) bool {
+	p, ok := a.anyPool.(pool.Prober)
+	return !ok || p.Probe(s)
+}
+
 // nothingLeft checks that nothing is pinned or reserved.
 func (a *agent) nothingLeft() {
 	a.t.Helper()
