@@ -617,3 +617,27 @@ func TestClose(t *testing.T) {
 		})
 	}
 }
+
+// TestCancelInFlight: a fetch that is cancelled with blocks on the road returns when none of its
+// slots is written any more, and has freed them.
+func TestCancelInFlight(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 80)
+		w.p.save(h)
+		ctx, cancel := context.WithCancel(t.Context())
+		got, err := fetchWith(ctx, t, w.client, "p", w.d.request("", h), func(blocks int, _ int64) {
+			if blocks > 1 {
+				cancel() // the blocks of other requests are still to come
+			}
+		})
+		if s := w.d.Stats(); s.Partial != 0 {
+			t.Errorf("%d slots are reserved after the fetch has returned", s.Partial)
+		}
+		if !errors.Is(err, context.Canceled) || got.Blocks == 0 || got.Blocks == 160 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if n := w.d.has(h); n != got.Blocks {
+			t.Errorf("%d blocks are there, %d were stored", n, got.Blocks)
+		}
+	})
+}

@@ -333,3 +333,22 @@ func TestCancel(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 }
+
+// TestCompletedWhileItIsAskedFor: blocks that are stored before a transfer completes are announced,
+// also if both happen just when its state is read.
+func TestCompletedWhileItIsAskedFor(t *testing.T) {
+	spec := specOf(1, 4096)
+	p, d := newAgent(t, 16<<20, spec), newAgent(t, 16<<20, spec)
+	h := chain("a", 10)
+	cfg := p.config()
+	cfg.Transfers = func(space pool.SpaceID, name string) (Transfer, <-chan struct{}) {
+		p.save(h)
+		p.set("r", Complete, 160)
+		return p.source(space, name)
+	}
+	s, client := serve(t, cfg), newClient(t, d.clientConfig())
+	got, err := fetchAll(t, client, s.Addr().String(), d.request("r", h.Slice(0, 10)))
+	if err != nil || got.Blocks != 20 {
+		t.Errorf("what was stored before the end was not announced: %+v, %v", got, err)
+	}
+}
