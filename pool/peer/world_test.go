@@ -88,6 +88,12 @@ func newAgentOver(t testing.TB, p anyPool, spec pool.Spec) *agent {
 	check(t, err)
 	t.Cleanup(func() {
 		a.nothingLeft()
+		_, err := a.ResetSpace(a.space)
+		check(t, err)
+		a.Sweep()
+		if s := a.Stats(); s.Used != 0 {
+			t.Errorf("%d bytes are still pinned or reserved", s.Used)
+		}
 		check(t, p.Close())
 	})
 	return a
