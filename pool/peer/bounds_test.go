@@ -166,7 +166,8 @@ func TestFrozenPeer(t *testing.T) {
 					w.p.set("r", Open, 0)
 					var at time.Time
 					n := 0
-					got, err := fetchWith(t.Context(), t, w.client, "p", w.d.request("r", h), func(blocks int, _ int64) {
+					r := w.d.request("r", h)
+					got, err := fetchWith(t.Context(), t, w.client, "p", r, func(blocks int, _ int64) {
 						n += blocks
 						switch {
 						case !at.IsZero():
@@ -500,7 +501,8 @@ func TestBreaker(t *testing.T) {
 		}
 		r := w.d.request("", h)
 		for _, pause := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second} {
-			if _, err := fetchAll(t, w.client, "p", r); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "no road") {
+			if _, err := fetchAll(t, w.client, "p", r); !errors.Is(err, ErrLost) ||
+				!strings.Contains(err.Error(), "no road") {
 				t.Fatalf("%v", err)
 			}
 			before := dials
@@ -579,7 +581,8 @@ func TestClientLimits(t *testing.T) {
 			all.Go(func() { _, _ = w.client.Fetch(ctx, "p4", w.d.request("r", chain("b", 2)), nil) })
 		}
 		synctest.Wait()
-		if got, err := fetchAll(t, w.client, "p4", w.d.request("", h)); !errors.Is(err, ErrBusy) || got.Failed[NotStored] != 4 {
+		if got, err := fetchAll(t, w.client, "p4", w.d.request("", h)); !errors.Is(err, ErrBusy) ||
+			got.Failed[NotStored] != 4 {
 			t.Errorf("%+v, %v", got, err)
 		}
 		cancel()
