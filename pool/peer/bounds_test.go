@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -627,7 +628,8 @@ func TestClose(t *testing.T) {
 // TestCancelInFlight: a fetch that is cancelled with blocks on the road returns when none of its
 // slots is written any more, and has freed them.
 func TestCancelInFlight(t *testing.T) {
-	inBubble(t, nil, func(t *testing.T, w *frozen) {
+	narrow := func(_ *Config, c *ClientConfig) { c.BatchBytes, c.WindowBytes = 256<<10, 2<<20 }
+	inBubble(t, narrow, func(t *testing.T, w *frozen) {
 		h := chain("a", 80)
 		w.p.save(h)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -648,5 +650,63 @@ func TestCancelInFlight(t *testing.T) {
 		if n := w.d.has(h); n != got.Blocks {
 			t.Errorf("%d blocks are there, %d were stored", n, got.Blocks)
 		}
+	})
+}
+
+// TestSharedPrefix: a fetch whose blocks another one is getting ends when they are there, and gets
+// itself what fails for the other one; those that an engine saves are not waited for.
+func TestSharedPrefix(t *testing.T) {
+	h := chain("a", 40)
+	hook := &beforeAcquire{}
+	hooked := func(c *Config, cc *ClientConfig) {
+		hook.Slots, c.Slots, cc.Streams = c.Slots, hook, 1
+	}
+	inBubble(t, hooked, func(t *testing.T, w *frozen) {
+		w.p.save(h)
+		held, release := make(chan struct{}), make(chan struct{})
+		n := 0
+		hook.do = func(b *pool.Batch) {
+			switch n++; n { // of the GETs
+			case 2: // everything else of the first fetch was asked for by then
+				close(held)
+				<-release
+				w.p.arena[w.p.offsets(h)[1]] ^= 1
+			case 3:
+				w.p.arena[w.p.offsets(h)[1]] ^= 1
+			}
+		}
+		var one, two Result
+		var errs [2]error
+		var over atomic.Int32
+		go func() {
+			one, errs[0] = fetchAll(t, w.client, "p", w.d.request("", h))
+			over.Add(1)
+		}()
+		<-held
+		go func() {
+			two, errs[1] = fetchAll(t, w.client, "p", w.d.request("", h))
+			over.Add(1)
+		}()
+		synctest.Wait()
+		if over.Load() != 0 {
+			t.Error("the second fetch did not wait for the first")
+		}
+		close(release)
+		synctest.Wait()
+		if over.Load() != 2 || errors.Join(errs[:]...) != nil || one.Blocks != 79 || one.Failed[Corrupt] != 1 ||
+			two.Blocks != 1 || two.Failed[Had] != 79 || w.d.has(h) != 80 {
+			t.Errorf("%v, %+v, %+v, %v", over.Load(), one, two, errs)
+		}
+		b := w.d.batch(0, chain("engine", 3), 0)
+		w.d.Reserve(b)
+		w.p.save(chain("engine", 3))
+		got, err := fetchAll(t, w.client, "p", w.d.request("", chain("engine", 3)))
+		if err != nil || got.Failed[Had] != 3 || got.Blocks != 3 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		for i := range b.Status {
+			b.Status[i] = pool.Busy
+		}
+		w.d.Commit(b.Slots, b.Epoch, b.Status)
 	})
 }

@@ -24,6 +24,8 @@ type fetch struct {
 	mu      sync.Mutex
 	seen    []bool // announced
 	queue   []run  // announced and not asked for
+	later   []run  // announced, and being stored by another job when they were to be reserved
+	last    bool   // these are tried for the last time
 	end     End    // from the peer; 0: not yet
 	tokens  uint32
 	owed    int64   // bytes asked for
@@ -40,6 +42,8 @@ type part struct {
 	left   int         // shards asked for
 	failed bool
 	reason Reason // why it failed
+	busy   bool   // another job is storing some shard
+	again  bool   // it is tried later
 }
 
 func newFetch(c *Client, r *Request, stored func(int, int64)) *fetch {
@@ -88,8 +92,14 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 			f.ask(l, b)
 			continue
 		}
+		settled, again := f.retry()
+		if again {
+			continue
+		}
 		select {
 		case <-f.wake:
+		case <-settled:
+			f.requeue(false)
 		case <-ctx.Done():
 		case <-l.dead:
 		case <-bound.C:
@@ -113,7 +123,41 @@ func (f *fetch) subscribe() *subscribe {
 func (f *fetch) state() (over, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.end != 0 && len(f.queue) == 0 && f.parts == 0, f.end != 0
+	return f.end != 0 && len(f.queue) == 0 && len(f.later) == 0 && f.parts == 0, f.end != 0
+}
+
+// retry returns what to wait for before blocks that another job was storing are tried again: that
+// some fetch settles blocks, which may be these. Without such a fetch, again is true: they are tried
+// once more, and then the job is an engine's save, and they count as had.
+func (f *fetch) retry() (settled <-chan struct{}, again bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.later) == 0 || f.parts > 0 {
+		return nil, false // this fetch comes back when its own blocks are settled
+	}
+	if settled = f.client.settling(); settled != nil {
+		return settled, false
+	}
+	if !f.last {
+		f.requeueLocked(true)
+		return nil, true
+	}
+	for _, r := range f.later {
+		f.outcome.Failed[Had] += int(r.count)
+	}
+	f.later = nil
+	return nil, true
+}
+
+// requeue tries again to reserve what another job was storing.
+func (f *fetch) requeue(last bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requeueLocked(last)
+}
+
+func (f *fetch) requeueLocked(last bool) {
+	f.queue, f.later, f.last = append(f.queue, f.later...), nil, last
 }
 
 // drain waits until what was asked for has arrived or was abandoned: the readers may write to its
@@ -204,7 +248,7 @@ func (f *fetch) next() (b stretch, ok bool) {
 				n = 1
 			}
 		}
-	} else if f.parts > 0 {
+	} else if f.owed >= f.client.cfg.WindowBytes {
 		n = 0
 	}
 	n = min(n, int(r.count), f.request.Groups[b.group].Hashes.N-at)
@@ -241,12 +285,18 @@ func (f *fetch) ask(l *link, b stretch) {
 		}
 	}
 	var done []*part
+	f.client.reserved(len(parts))
 	f.mu.Lock()
 	f.parts += len(parts)
-	for _, p := range parts {
-		if p.left == 0 {
-			done = append(done, p)
+	for i, p := range parts {
+		if p.left > 0 {
+			continue
 		}
+		if p.busy && !p.failed {
+			p.again = true
+			f.later = append(f.later, run{f.base(b.group) + uint32(b.from+i), 1})
+		}
+		done = append(done, p)
 	}
 	for _, a := range asks {
 		f.owed += a.bytes()
@@ -257,6 +307,14 @@ func (f *fetch) ask(l *link, b stretch) {
 		a.id = l.id()
 		l.leastLoaded().ask(a)
 	}
+}
+
+// base returns the number of a group's first block in the subscription.
+func (f *fetch) base(group int) (n uint32) {
+	for i := range group {
+		n += uint32(f.request.Groups[i].Hashes.N)
+	}
+	return n
 }
 
 // leastLoaded returns the stream that is owed least.
@@ -285,7 +343,7 @@ func (f *fetch) reserve(b stretch) []*part {
 	if b.from > 0 {
 		batch.Parent = g.Hashes.At(b.from - 1)
 	}
-	size, largest := int64(0), int64(0)
+	size, largest := int64(0), int64(0) // a shard of which none is reserved counts as the one before it
 	for shard := range r.Shards {
 		batch.Shard = uint8(shard)
 		f.client.cfg.Slots.Reserve(&batch)
@@ -294,7 +352,9 @@ func (f *fetch) reserve(b stretch) []*part {
 			case pool.OK:
 				p.slots[shard], p.has[shard] = batch.Slots[i], true
 				largest = max(largest, int64(batch.Slots[i].Len))
-			case pool.Exists, pool.InProgress:
+			case pool.Exists:
+			case pool.InProgress:
+				p.busy = true
 			default:
 				p.failed, p.reason = true, reasonOf(batch.Status[i])
 			}
@@ -375,6 +435,7 @@ func (f *fetch) settle(done []*part) {
 			status = status[1:]
 		}
 		switch {
+		case p.again:
 		case p.failed:
 			of.Failed[p.reason]++
 		case !reserved:
@@ -391,6 +452,7 @@ func (f *fetch) settle(done []*part) {
 
 // add adds the outcome of blocks.
 func (f *fetch) add(of *Result, parts int) {
+	defer f.client.reserved(-parts)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.parts -= parts
