@@ -127,8 +127,8 @@ func (f *fetch) state() (over, ended bool) {
 }
 
 // retry returns what to wait for before blocks that another job was storing are tried again: that
-// some fetch settles blocks, which may be these. Without such a fetch, again is true: they are tried
-// once more, and then the job is an engine's save, and they count as had.
+// some fetch settles blocks, which may be these. Without such a fetch, again is true: they are
+// tried once more, and then the job is an engine's save, and they count as had.
 func (f *fetch) retry() (settled <-chan struct{}, again bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
