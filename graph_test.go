@@ -47,9 +47,10 @@ var mayImport = map[string][]string{
 	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
-	"agent": {"agent/admin", "agent/lease", "agent/registration", "lookup", "transfer", "ipc", "cudaipc",
-		"pool"},
+	"agent": {"agent/admin", "agent/delivery", "agent/lease", "agent/registration", "lookup", "transfer", "ipc",
+		"cudaipc", "pool"},
 	"agent/admin":        {"transfer", "ipc", "cudaipc", "pool"},
+	"agent/delivery":     {"pool"},
 	"agent/lease":        {"pool"},
 	"agent/registration": {"transfer", "ipc", "cudaipc"},
 	"agent/adminclient":  {},
