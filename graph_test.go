@@ -30,6 +30,7 @@ var mayImport = map[string][]string{
 	"pool/dram/offheap":   {},
 	"pool/pooltest":       {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},
+	"pool/peer":           {"pool", "pagefault"},
 	"pool/redis":          {"pool", "pool/remote"},
 	"pool/s3":             {"pool", "pool/remote"},
 	"pool/mooncake":       {"pool", "pool/remote"},
