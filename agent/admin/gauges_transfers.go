@@ -11,8 +11,8 @@ var (
 	transfersDesc = prometheus.NewDesc("kvagent_transfers", "Transfers between engines, by state.",
 		[]string{"state"}, nil)
 	transfersTotalDesc = prometheus.NewDesc("kvagent_transfers_total",
-		"What became of transfers: opened, completed, delivered, expired (not delivered in time), abandoned (open when "+
-			"their session ended), displaced (by a newer one), refused (too many).", []string{"event"}, nil)
+		"What became of transfers: opened, completed, delivered, expired (not delivered in time), abandoned (open "+
+			"when their session ended), displaced (by a newer one), refused (too many).", []string{"event"}, nil)
 	transfersWaitingDesc = desc("kvagent_transfers_waiting",
 		"Transfers for which the last look-up was told to wait.")
 	transfersWaitedDesc = desc("kvagent_transfer_lookups_waited_total",
@@ -22,10 +22,11 @@ var (
 		"Fetches from other agents: started, and of those failed or cancelled; refused were not started.",
 		[]string{"event"}, nil)
 
-	peerEndsDesc = prometheus.NewDesc("kvagent_peer_fetches_ended_total", "Fetches from other agents, by how they ended.",
-		[]string{"end"}, nil)
+	peerEndsDesc = prometheus.NewDesc("kvagent_peer_fetches_ended_total",
+		"Fetches from other agents, by how they ended.", []string{"end"}, nil)
 	peerFailedDesc = prometheus.NewDesc("kvagent_peer_blocks_failed_total",
-		"Blocks of fetches that were not stored, by reason; had: they were stored here already.", []string{"reason"}, nil)
+		"Blocks of fetches that were not stored, by reason; had: they were stored here already.",
+		[]string{"reason"}, nil)
 	peerConnectionsDesc   = desc("kvagent_peer_connections", "Connections of other agents.")
 	peerSubscriptionsDesc = desc("kvagent_peer_subscriptions", "Fetches of other agents that are served.")
 	peerStrangersDesc     = desc("kvagent_peer_unauthenticated_total",

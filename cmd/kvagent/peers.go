@@ -64,7 +64,8 @@ func (p *peerSettings) check() error {
 		bad = append(bad, errors.New("peer-key-file: given with peer-tls-cert, peer-tls-key or peer-tls-ca, allowed: "+
 			"a key or certificates"))
 	case tls && (p.cert == "" || p.key == "" || p.ca == ""):
-		bad = append(bad, errors.New("peer-tls-cert, peer-tls-key and peer-tls-ca: some are given, allowed: all or none"))
+		bad = append(bad, errors.New("peer-tls-cert, peer-tls-key and peer-tls-ca: some are given, allowed: all or "+
+			"none"))
 	case p.listen != "" && !tls && p.keyFile == "":
 		bad = append(bad, errors.New("peer-listen: given without peer-key-file and peer-tls-cert, allowed: with one"))
 	}
