@@ -35,8 +35,8 @@ func fullLife(n int) uint16 {
 	return uint16(1<<n - 1)
 }
 
-// widen prepares a new entry of n shards, and returns the flag that marks it as wide if it is; false
-// if there is no memory.
+// widen prepares a new entry of n shards, and returns the flag of a wide one; false if there is no
+// memory.
 func (c *core) widen(e uint32, n int) (flag uint32, ok bool) {
 	if n <= inlineShards {
 		return 0, true
