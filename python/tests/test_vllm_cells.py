@@ -229,7 +229,7 @@ def test_replicated_heads_are_one_range_for_any_size() -> None:
         (_config(1, 2, 8), (1, 3), "share_pp: 3, allowed is a multiple of this engine's own size, 2"),
         (_config(1, 1, 6), (4, 1), "4, and 6 KV heads"),
         (_config(1, 2, 8, layers=9), (1, 4), "and this engine's at 5 too"),
-        (_config(1, 1, 64, layers=64), (64, 64), "make 4096 cells, allowed is 1 to"),
+        (_config(1, 1, 64, layers=64), (64, 64), "make 4096 cells, allowed is 1 to 256"),
         (_config(1, 1, 8), (1, 8), "8 pipeline stages of 4 layers"),
         (_config(1, 1, 8, MambaSpec), (2, 1), "is of MambaSpec"),
         (_config(1, 1, 8, page_size_padded=512), (2, 1), "page_size_padded 512"),

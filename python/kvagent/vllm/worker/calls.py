@@ -185,7 +185,7 @@ class WorkerCalls:
         return Registration(
             role=Role.WORKER, rank=self._rank, shard=geo.shard(self._rank, tp, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
-            segments=self._memory.segments, **self._common(),
+            segments=self._memory.segments, cells=self._memory.cells, **self._common(),
         )  # fmt: skip
 
 
