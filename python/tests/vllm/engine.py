@@ -132,6 +132,23 @@ def keeps_its_pool() -> bool:
     return "--dram-path" in run.stdout
 
 
-if __name__ == "__main__":  # MODEL SOCKET_DIR: what the engine says, as JSON in the last line
+def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]:
+    """Return the answers to PROMPTS of an engine in another process, whose saves have ended."""
+    command = [sys.executable, "-m", "tests.vllm.engine", str(model), str(socket_dir), json.dumps(more)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ELSEWHERE_S)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+ELSEWHERE_S = 600.0  # for what takes half a minute on an idle machine
+
+# MODEL SOCKET_DIR [OPTIONS]: the answers as JSON in the last line; OPTIONS are make_engine's, as
+# JSON.
+if __name__ == "__main__":
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    print(json.dumps(generate(make_engine(Path(sys.argv[1]), sys.argv[2]), PROMPTS)))
+    llm = make_engine(Path(sys.argv[1]), sys.argv[2], **json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}"))
+    said = generate(llm, PROMPTS)
+    settle(llm)
+    print(json.dumps(said), flush=True)
+    llm.llm_engine.engine_core.shutdown()
