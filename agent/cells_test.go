@@ -139,7 +139,7 @@ func TestEveryShardHasARank(t *testing.T) {
 	}{
 		{0, 3, 2, []uint32{1}, ""},
 		{1, 3, 2, []uint32{1}, ""},
-		{2, 3, 2, []uint32{1}, "held: shards [1] of rank 2 leave 1 of 2 shards to 0 ranks, allowed: every shard has a rank"},
+		{2, 3, 2, []uint32{1}, "held: shards [1] of rank 2 leave 1 of 2 shards to 0 ranks, allowed: every shard"},
 		{2, 3, 2, []uint32{0}, ""},
 		{0, 2, 4, []uint32{0}, ""},
 		{1, 2, 4, []uint32{1, 2}, "leave 1 of 4 shards to 0 ranks"},
@@ -148,7 +148,8 @@ func TestEveryShardHasARank(t *testing.T) {
 	} {
 		got := seat(c.rank, c.world, c.shards, c.held...)
 		if refused := got.Status == ipc.RegRefused; refused != (c.want != "") || !strings.Contains(got.Text, c.want) {
-			t.Errorf("rank %d of %d holds %v of %d shards: %+v, want %q", c.rank, c.world, c.held, c.shards, got, c.want)
+			t.Errorf("rank %d of %d holds %v of %d shards: %+v, want %q", c.rank, c.world, c.held, c.shards, got,
+				c.want)
 		}
 	}
 }

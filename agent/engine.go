@@ -100,8 +100,8 @@ func (e *engine) covers(r *ipc.Register) error {
 	}
 	hold(r.Held)
 	if missing > left && (left == 0 || !several) {
-		return fmt.Errorf("held: shards %v of rank %d leave %d of %d shards to %d ranks, allowed: every shard has a rank",
-			r.Held, r.Rank, missing, r.Shards, left)
+		return fmt.Errorf("held: shards %v of rank %d leave %d of %d shards to %d ranks, allowed: every shard has a "+
+			"rank", r.Held, r.Rank, missing, r.Shards, left)
 	}
 	return nil
 }

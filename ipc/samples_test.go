@@ -115,7 +115,8 @@ func registerMessages() (all []namedMessage) {
 		namedMessage{"segments_v3", 3, &Segments{Req: 2, Shard: 130, Group: 1, List: pieces}},
 		namedMessage{"segments_empty", 2, &Segments{Req: 128, Shard: None}},
 		namedMessage{"segments_max", 2, &Segments{Req: 65536, Shard: None, Group: MaxGroups - 1, List: most}},
-		namedMessage{"segments_max_v3", 3, &Segments{Req: 65536, Shard: MaxShards - 1, Group: MaxGroups - 1, List: most}})
+		namedMessage{"segments_max_v3", 3,
+			&Segments{Req: 65536, Shard: MaxShards - 1, Group: MaxGroups - 1, List: most}})
 }
 
 func make16Groups() (groups []GroupDesc) {

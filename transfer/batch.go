@@ -100,7 +100,8 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 		parent = p.section.Hashes.At(p.from - 1)
 	}
 	return pool.Batch{
-		Space: th.w.cfg.Space, Group: p.section.Group, Shard: th.w.held[p.held].shard, Epoch: t.job.Epoch, Parent: parent,
+		Space: th.w.cfg.Space, Group: p.section.Group, Shard: th.w.held[p.held].shard, Epoch: t.job.Epoch,
+		Parent: parent,
 		Hashes: p.section.Hashes.Slice(p.from, p.to),
 		Status: t.shards[p.first : p.first+n], Slots: th.slots[:n],
 	}

@@ -50,7 +50,8 @@ type Job struct {
 }
 
 // Completion reports a job, exactly once: a status for each block of all sections in order, the
-// worst of its shards that the worker holds. When it is reported, no byte of the job's engine blocks is being touched or will be.
+// worst of its shards that the worker holds. When it is reported, no byte of the job's engine
+// blocks is being touched or will be.
 type Completion struct {
 	Job    uint64
 	Kind   Kind

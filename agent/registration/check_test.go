@@ -38,7 +38,7 @@ func TestRegisterRefusals(t *testing.T) {
 		"held":       {func(m *ipc.Register) { m.Held[0] = 1 }, "held[0]: 1, allowed: 0 to 0"},
 		"held twice": {func(m *ipc.Register) { m.Shards, m.Held = 9, []uint32{3, 3} }, "held[1]: 3 after 3, allowed"},
 		"held none":  {func(m *ipc.Register) { m.Held, m.Regions = nil, 1 }, "held: no shards, allowed: 1 to 1"},
-		"held and segments": {func(m *ipc.Register) { m.Shards, m.Held, m.Regions, m.Segments = 2, []uint32{0, 1}, 1, 1 },
+		"held and segments": {func(m *ipc.Register) { m.Shards, m.Held, m.Regions = 2, []uint32{0, 1}, 1 },
 			"segments: 1, allowed: 2 to"},
 		"identity unsorted": {func(m *ipc.Register) { m.Identity[0], m.Identity[1] = m.Identity[1], m.Identity[0] },
 			"allowed: sorted"},
@@ -80,7 +80,8 @@ func TestRegisterRefusals(t *testing.T) {
 			"sync.events: 131072, allowed: 0 to 65536"},
 		"scheduler has rank": {func(m *ipc.Register) { m.Role, m.World, m.Rank = 0, 2, 1 },
 			"rank: 1, allowed: 0 for a scheduler"},
-		"scheduler has regions": {func(m *ipc.Register) { m.Role, m.Held = 0, nil }, "regions: 1, allowed: 0 for a scheduler"},
+		"scheduler has regions": {func(m *ipc.Register) { m.Role, m.Held = 0, nil },
+			"regions: 1, allowed: 0 for a scheduler"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := register("a")

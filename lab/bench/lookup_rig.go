@@ -104,7 +104,8 @@ func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
 	worker.Regions, worker.Segments = 1, 1
 	c, err := b.openSession(&worker, []any{
 		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}}, fd},
-		&ipc.Segments{Req: 1, Shard: rank, List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
+		&ipc.Segments{Req: 1, Shard: rank,
+			List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
 	})
 	if err != nil {
 		return err

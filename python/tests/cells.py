@@ -136,8 +136,8 @@ class Engine:
             assert bytes(data[at : at + ITEM]) == want, f"layer {layer}, head {head}, block {b}, state {n}, content {c}"
 
     def memory(self, rank: int) -> Memory:
-        """Return what a worker registers. The order of its layers plays no part."""
-        names = sorted(self.caches[rank], reverse=True)
+        """Return what a worker registers, whose layers are listed in any order."""
+        names = sorted(self.caches[rank], reverse=self.tp > 1)
         return memory(self.caches[rank], [names], BLOCKS, "peer", plan=self.plan, rank=rank)
 
     def runs(self, rank: int, block: int) -> Iterator[tuple[int, list[tuple[Any, int, int]]]]:
