@@ -135,7 +135,8 @@ def keeps_its_pool() -> bool:
 def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]:
     """Return the answers to PROMPTS of an engine in another process, whose saves have ended."""
     command = [sys.executable, "-m", "tests.vllm.engine", str(model), str(socket_dir), json.dumps(more)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ELSEWHERE_S)
+    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several workers on one NUMA node
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ELSEWHERE_S, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
     return answers
