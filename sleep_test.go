@@ -124,7 +124,7 @@ func (d *testDeclaration) look(files *token.FileSet, n ast.Node, bubble bool) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.CallExpr:
-			if isCall(n, "synctest", "Test") && !bubble {
+			if opensBubble(n) && !bubble {
 				for _, arg := range n.Args {
 					d.look(files, arg, true)
 				}
@@ -142,6 +142,12 @@ func (d *testDeclaration) look(files *token.FileSet, n ast.Node, bubble bool) {
 		}
 		return true
 	})
+}
+
+// opensBubble reports whether the functions that a call is given run in a bubble of synctest.
+func opensBubble(call *ast.CallExpr) bool {
+	name, ok := call.Fun.(*ast.Ident)
+	return isCall(call, "synctest", "Test") || ok && name.Name == "inBubble"
 }
 
 // sleepsReally reports whether a call sleeps, or makes a short timer.

@@ -30,12 +30,12 @@ type seat struct {
 	space   *space
 	role    uint8
 	rank    uint32
-	shard   uint32
+	shards  []uint32 // that a worker holds
 	holder  *lease.Holder
 
 	// A worker's; its session sets them before the seat is registered.
-	layout  transfer.Layout
-	sizes   []uint32 // by group: bytes of one block of this shard
+	layouts []transfer.Held // of shards
+	sizes   [][]uint32      // by index of the shard, then group: bytes of one block
 	peer    cudaipc.PeerID
 	gpu     cudaipc.UUID // of its regions; zero: on the CPU
 	regions int
@@ -74,29 +74,34 @@ func (e *engine) fits(r *ipc.Register, sp *space) error {
 	return nil
 }
 
-// covers returns an error if seating r leaves too few ranks for the shards that have none.
+// covers returns an error if seating r leaves too few ranks for the shards that have none. Where
+// ranks may hold several shards, only the last one can leave too many.
 func (e *engine) covers(r *ipc.Register) error {
 	if r.Role != ipc.RoleWorker {
 		return nil
 	}
-	var have uint64 // bit per shard; ipc.MaxShards is 16
-	left := int(e.world) - 1
+	var have [ipc.MaxShards]bool
+	missing, left := int(r.Shards), int(e.world)-1
+	several := r.Shards > e.world
+	hold := func(shards []uint32) {
+		several = several || len(shards) > 1
+		for _, shard := range shards {
+			if !have[shard] {
+				have[shard] = true
+				missing--
+			}
+		}
+	}
 	for _, s := range e.ranks {
 		if s != nil {
-			have |= 1 << s.shard
+			hold(s.shards)
 			left--
 		}
 	}
-	have |= 1 << r.Shard
-	missing := 0
-	for shard := range r.Shards {
-		if have&(1<<shard) == 0 {
-			missing++
-		}
-	}
-	if missing > left {
-		return fmt.Errorf("shard: %d of rank %d leaves %d of %d shards to %d ranks, allowed: every shard has a rank",
-			r.Shard, r.Rank, missing, r.Shards, left)
+	hold(r.Held)
+	if missing > left && (left == 0 || !several) {
+		return fmt.Errorf("held: shards %v of rank %d leave %d of %d shards to %d ranks, allowed: every shard has a "+
+			"rank", r.Held, r.Rank, missing, r.Shards, left)
 	}
 	return nil
 }

@@ -104,7 +104,7 @@ func (c *client) send(m any, fds ...int) {
 // register makes a REGISTER of the test shape.
 func register(instance string) *ipc.Register {
 	return &ipc.Register{
-		Req: 1, Instance: instance, Role: ipc.RoleWorker, World: 1, Shards: 1,
+		Req: 1, Instance: instance, Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1,
 		Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"}, {Key: "tenant", Value: ""}},
 		Groups:   []ipc.GroupDesc{{BlockTokens: testBlockTokens, NumBlocks: testBlocks}}, HashTokens: testBlockTokens,
 	}
@@ -113,7 +113,7 @@ func register(instance string) *ipc.Register {
 // scheduler makes a scheduler's REGISTER of the same engine.
 func schedulerOf(m *ipc.Register) *ipc.Register {
 	s := *m
-	s.Role, s.Rank, s.Shard, s.Sync, s.Regions, s.Segments = ipc.RoleScheduler, 0, 0, nil, 0, 0
+	s.Role, s.Rank, s.Held, s.Sync, s.Regions, s.Segments = ipc.RoleScheduler, 0, nil, nil, 0, 0
 	return &s
 }
 
@@ -137,7 +137,7 @@ func (c *client) prepare(m *ipc.Register) (regions *ipc.Regions, fds []int, segm
 		{ID: uint32(kv.ID), Kind: ipc.RegionFD, Size: kv.Size},
 		{ID: uint32(words.ID), Kind: ipc.RegionFD, Size: words.Size},
 	}}
-	segments = &ipc.Segments{Req: m.Req, List: []ipc.SegmentDesc{
+	segments = &ipc.Segments{Req: m.Req, Shard: m.Held[0], List: []ipc.SegmentDesc{
 		{Region: uint32(kv.ID), Stride: testBlockBytes, Bytes: testBlockBytes},
 	}}
 	return regions, []int{kv.FD, words.FD}, segments
@@ -170,7 +170,7 @@ func (r *rig) joinEngine(m *ipc.Register) (scheduler *client, workers []*client,
 	scheduler.registered(next[*ipc.Registered](scheduler))
 	for rank := range m.World {
 		one := *m
-		one.Rank, one.Shard = rank, rank%m.Shards
+		one.Rank, one.Held = rank, []uint32{rank % m.Shards}
 		w := r.dial()
 		answer = w.registered(w.registerWorker(&one))
 		workers = append(workers, w)

@@ -20,7 +20,7 @@ func ofGeneration(instance, generation string) *ipc.Register {
 func (r *rig) rejoin(m *ipc.Register, rank uint32) (*client, <-chan *ipc.Registered) {
 	r.t.Helper()
 	one := *m
-	one.Rank, one.Shard = rank, rank
+	one.Rank, one.Held = rank, []uint32{rank}
 	c := r.dial()
 	regions, fds, segments := c.prepare(&one)
 	c.send(&one)

@@ -126,7 +126,7 @@ func (s *session) completeLocked() {
 func (s *session) install(reg *registering) (path string, err error) {
 	st := reg.seat
 	if st.role == ipc.RoleWorker {
-		if st.layout, st.sizes, err = reg.Layout(); err != nil {
+		if st.layouts, st.sizes, err = reg.Layouts(); err != nil {
 			return "", err
 		}
 		if err = s.owner.registry.claim(st); err != nil {

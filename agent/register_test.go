@@ -180,7 +180,7 @@ func TestJobsBeforeTheSpaceIsOpen(t *testing.T) {
 	}
 	b := r.dial()
 	two := *reg
-	two.Rank, two.Shard = 1, 1
+	two.Rank, two.Held = 1, []uint32{1}
 	if answer := b.registered(b.registerWorker(&two)); answer.Epoch != 2 {
 		t.Errorf("epoch %d, want the 2 of the reset before the space opened", answer.Epoch)
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -93,7 +94,7 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait boo
 		return nil, true, err
 	}
 	st = &seat{
-		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shard: reg.Shard,
+		session: s, engine: e, space: sp, role: reg.Role, rank: reg.Rank, shards: slices.Clone(reg.Held),
 		holder: lease.NewHolder(e.acct),
 	}
 	st.held.start = st.start
@@ -125,7 +126,7 @@ func (r *registry) spaceLocked(reg *ipc.Register) (*space, error) {
 func (r *registry) claim(st *seat) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := st.space.claimLocked(st.shard, st.sizes); err != nil {
+	if err := st.space.claimLocked(st.shards, st.sizes); err != nil {
 		return err
 	}
 	st.claimed = true
@@ -174,7 +175,7 @@ func (r *registry) vacate(st *seat) {
 	e, sp := st.engine, st.space
 	if st.claimed {
 		st.claimed = false
-		sp.disclaimLocked(st.shard)
+		sp.disclaimLocked(st.shards)
 	}
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil

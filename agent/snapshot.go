@@ -97,7 +97,7 @@ func (a *Agent) engines() []admin.EngineStatus {
 func (st *seat) status() admin.WorkerStatus {
 	s := st.session
 	ws := admin.WorkerStatus{
-		Session: s.number, Role: "worker", Rank: st.rank, Shard: st.shard, PID: s.pid, Software: s.software,
+		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
 		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {

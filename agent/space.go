@@ -71,25 +71,31 @@ func identityValue(pairs []ipc.Pair, key string) string {
 // matches compares the identity from which the fingerprint was made.
 func (s *space) matches(identity []byte) bool { return bytes.Equal(s.identity, identity) }
 
-// claimLocked records the sizes of a shard, which must agree with those already recorded.
-func (s *space) claimLocked(shard uint32, sizes []uint32) error {
-	known := s.sizes[shard]
-	for g := range known {
-		if known[g] != sizes[g] {
-			return fmt.Errorf("segments: group %d, shard %d: %d bytes of one block, allowed: %d, as this space has it",
-				g, shard, sizes[g], known[g])
+// claimLocked records the sizes of shards, which must agree with those already recorded, or none.
+func (s *space) claimLocked(shards []uint32, sizes [][]uint32) error {
+	for i, shard := range shards {
+		known := s.sizes[shard]
+		for g := range known {
+			if known[g] != sizes[i][g] {
+				return fmt.Errorf("segments: group %d, shard %d: %d bytes of one block, allowed: %d, as this space "+
+					"has it", g, shard, sizes[i][g], known[g])
+			}
 		}
 	}
-	s.sizes[shard] = sizes
-	s.claims[shard]++
+	for i, shard := range shards {
+		s.sizes[shard] = sizes[i]
+		s.claims[shard]++
+	}
 	return nil
 }
 
 // disclaimLocked withdraws a claim. Unclaimed sizes are dropped unless the pool's space is open.
-func (s *space) disclaimLocked(shard uint32) {
-	s.claims[shard]--
-	if s.claims[shard] == 0 && s.open.Load() == nil {
-		s.sizes[shard] = nil
+func (s *space) disclaimLocked(shards []uint32) {
+	for _, shard := range shards {
+		s.claims[shard]--
+		if s.claims[shard] == 0 && s.open.Load() == nil {
+			s.sizes[shard] = nil
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 const testTTL = 30_000 // ms; no test lasts that long
@@ -74,20 +75,13 @@ func (x *pair) answers(q ipc.LookupRequest, want ipc.LookupStatus, blocks int) {
 }
 
 // until asks until the answer is of some blocks, or of another status than pending.
-func (x *pair) until(q ipc.LookupRequest, blocks int) ipc.LookupReply {
+func (x *pair) until(q ipc.LookupRequest, blocks int) (got ipc.LookupReply) {
 	x.d.t.Helper()
-	limit := time.After(patience)
-	for tick := time.Tick(time.Millisecond); ; {
-		got := x.ask(q)
-		if got.Status != ipc.LookupPending || got.Tokens >= uint32(blocks*testBlockTokens) {
-			return got
-		}
-		select {
-		case <-tick:
-		case <-limit:
-			x.d.t.Fatalf("still %+v; the agent says %+v", got, x.d.agent.Status().Transfers)
-		}
-	}
+	pooltest.Until(x.d.t, "an answer", func() bool {
+		got = x.ask(q)
+		return got.Status != ipc.LookupPending || got.Tokens >= uint32(blocks*testBlockTokens)
+	})
+	return got
 }
 
 // say sends messages of the prefill engine's scheduler, and waits until they are served.

@@ -51,7 +51,8 @@ func newWorkers(cfg *Config, p Pool, device cudaipc.Device, boot [16]byte, log *
 func (w *workers) start(st *seat) error {
 	started, err := transfer.Start(transfer.Config{
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: st.space.open.Load().ID, Spec: st.space.spec,
-		Shard: uint8(st.shard), Layout: st.layout, Integrity: w.integrity, Sampling: w.sampling(st),
+		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
+		Integrity: w.integrity, Sampling: w.sampling(st),
 		Lanes:  w.lanesLocked(st.gpu),
 		Limits: w.limits, Complete: st.session.complete,
 	})

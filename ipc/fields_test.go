@@ -17,7 +17,8 @@ var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "
 
 // since are the versions from which on the fields exist that version 1 has not.
 var since = map[string]int{"Welcome.MaxFrame": 2, "Welcome.MaxJobBlocks": 2, "Welcome.MaxQueue": 2,
-	"Welcome.LeaseBytes": 2, "Welcome.Peer": 3, "Save.Revoke": 2, "LookupRequest.Groups": 2,
+	"Welcome.LeaseBytes": 2, "Welcome.Peer": 3, "Save.Revoke": 2, "Segments.Shard": 3,
+	"LookupRequest.Groups":   2,
 	"LookupRequest.Transfer": 3, "LookupRequest.Peer": 3, "LookupRequest.Early": 3}
 
 func fieldName(t reflect.Type, f reflect.StructField) string {

@@ -24,7 +24,8 @@ const (
 	MaxIdentityBytes          = 16 << 10
 	MaxGroups                 = 16
 	MaxWorld                  = 64
-	MaxShards                 = 16
+	MaxShards                 = 256
+	MaxShards2                = 16    // in versions 1 and 2
 	MaxRegions                = 4096  // of one registration
 	MaxRegionsMessage         = 253   // of one REGIONS: the kernel passes at most that many descriptors
 	MaxSegments               = 65536 // of one registration
@@ -158,16 +159,18 @@ type (
 	}
 	// Register declares one rank, or the scheduler, of an engine.
 	Register struct {
-		Req                        uint32
-		Instance                   string
-		Role                       uint8
-		Rank, World, Shard, Shards uint32
-		Identity                   []Pair
-		Groups                     []GroupDesc
-		HashTokens                 uint32
-		LookupName                 string
-		Sync                       *SyncDesc // nil: none
-		Regions, Segments          uint32    // how many are sent next
+		Req               uint32
+		Instance          string
+		Role              uint8
+		Rank, World       uint32
+		Held              []uint32 // shards of a worker, ascending; one in versions 1 and 2
+		Shards            uint32   // of a block
+		Identity          []Pair
+		Groups            []GroupDesc
+		HashTokens        uint32
+		LookupName        string
+		Sync              *SyncDesc // nil: none
+		Regions, Segments uint32    // how many are sent next
 	}
 	// Pair is one entry of an identity.
 	Pair struct{ Key, Value string }
@@ -198,6 +201,7 @@ type (
 	// Segments lists where a group's blocks lie.
 	Segments struct {
 		Req   uint32
+		Shard uint32 // None if decoded from versions 1 and 2, which have one
 		Group uint8
 		List  []SegmentDesc
 	}

@@ -80,7 +80,7 @@ func registerMessages() (all []namedMessage) {
 	identity := []Pair{{"dtype", "bfloat16"}, {"model", "meta/llama-8b"}, {"tenant", ""}}
 	scheduler := &Register{Req: 1, Instance: "engine-0", Role: RoleScheduler, World: 2, Shards: 2, Identity: identity,
 		Groups: []GroupDesc{{16, 1000, 0}}, HashTokens: 16, LookupName: "lookup_rpc_port_0_dp_rank0"}
-	worker := &Register{Req: 2, Instance: "engine-0", Role: RoleWorker, Rank: 1, World: 2, Shard: 1, Shards: 2,
+	worker := &Register{Req: 2, Instance: "engine-0", Role: RoleWorker, Rank: 1, World: 2, Held: []uint32{1}, Shards: 2,
 		Identity: identity,
 		Groups:   []GroupDesc{{16, 1000, 0}, {32, 70000, 4096}}, HashTokens: 16,
 		Sync:    &SyncDesc{Region: 0, StepOff: 0, EventsOff: 64, Events: 128, RevokeOff: 4096, Revokes: 1024},
@@ -89,11 +89,14 @@ func registerMessages() (all []namedMessage) {
 	all = append(all, allVersions("register_worker", worker)...)
 	all = append(all, namedMessage{"register_max", 2, &Register{Req: math.MaxUint32,
 		Instance: strings.Repeat("i", MaxName), Role: RoleWorker,
-		Rank: MaxWorld - 1, World: MaxWorld, Shard: MaxShards - 1, Shards: MaxShards,
+		Rank: MaxWorld - 1, World: MaxWorld, Held: []uint32{MaxShards2 - 1}, Shards: MaxShards2,
 		Identity: manyPairs(MaxIdentityPairs),
 		Groups:   make16Groups(), HashTokens: math.MaxUint32, LookupName: strings.Repeat("n", MaxName),
 		Sync:    &SyncDesc{math.MaxUint32, math.MaxUint64, math.MaxUint64, MaxEvents, math.MaxUint64, MaxEvents},
 		Regions: MaxRegions, Segments: MaxSegments}})
+	cells := *worker
+	cells.Rank, cells.World, cells.Held, cells.Shards = 0, 1, []uint32{0, 1, 127, 128, MaxShards - 1}, MaxShards
+	all = append(all, namedMessage{"register_cells", 3, &cells})
 	all = append(all, namedMessage{"register_no_identity", 2,
 		&Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 0, 0}}, HashTokens: 1}})
 	all = append(all, allVersions("regions", &Regions{Req: 2, List: []RegionDesc{{ID: 0, Kind: RegionFD, Size: 8192},
@@ -104,11 +107,16 @@ func registerMessages() (all []namedMessage) {
 	all = append(all, namedMessage{"regions_empty", 2, &Regions{Req: 0}}, namedMessage{"regions_long_handle", 2,
 		&Regions{Req: 127, List: []RegionDesc{{ID: math.MaxUint32, Kind: RegionCUDA, Size: math.MaxUint64,
 			Addr: math.MaxUint64, Handle: run(0, MaxHandle)}}}})
-	all = append(all, allVersions("segments", &Segments{Req: 2, Group: 1,
-		List: []SegmentDesc{{1, 0, 32768, 32768}, {1, 1 << 33, 32768, 65536}}})...)
-	return append(all, namedMessage{"segments_empty", 2, &Segments{Req: 128}}, namedMessage{"segments_max", 2,
-		&Segments{Req: 65536, Group: MaxGroups - 1, List: []SegmentDesc{{math.MaxUint32, math.MaxUint64, math.MaxUint64,
-			math.MaxUint32}}}})
+	pieces := []SegmentDesc{{1, 0, 32768, 32768}, {1, 1 << 33, 32768, 65536}}
+	most := []SegmentDesc{{math.MaxUint32, math.MaxUint64, math.MaxUint64, math.MaxUint32}}
+	return append(all,
+		namedMessage{"segments_v1", 1, &Segments{Req: 2, Shard: None, Group: 1, List: pieces}},
+		namedMessage{"segments_v2", 2, &Segments{Req: 2, Shard: None, Group: 1, List: pieces}},
+		namedMessage{"segments_v3", 3, &Segments{Req: 2, Shard: 130, Group: 1, List: pieces}},
+		namedMessage{"segments_empty", 2, &Segments{Req: 128, Shard: None}},
+		namedMessage{"segments_max", 2, &Segments{Req: 65536, Shard: None, Group: MaxGroups - 1, List: most}},
+		namedMessage{"segments_max_v3", 3,
+			&Segments{Req: 65536, Shard: MaxShards - 1, Group: MaxGroups - 1, List: most}})
 }
 
 func make16Groups() (groups []GroupDesc) {
@@ -222,6 +230,8 @@ func malformedMessages() []malformedMessage {
 	hello := &Hello{MinVersion: 1, MaxVersion: 2, Software: "x"}
 	pairs := &Register{Req: 1, Instance: "x", World: 1, Shards: 1, Identity: []Pair{{"a", "1"}, {"b", "2"}},
 		Groups: []GroupDesc{{16, 9, 0}}, HashTokens: 16}
+	cells := &Register{Req: 1, Instance: "x", Role: RoleWorker, World: 1, Held: []uint32{0, 255}, Shards: MaxShards,
+		Groups: []GroupDesc{{16, 9, 0}}, HashTokens: 16}
 	load := &Load{Job: 1, Epoch: 1, Sections: []Section{{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8),
 		Blocks: blockIDs(1, 2)}}}
 	release := &Release{Leases: []uint64{5}}
@@ -282,6 +292,15 @@ func malformedMessages() []malformedMessage {
 		{"segments_huge", 2, []byte{0x94, 0x05, 0x01, 0x00, 0xdd, 0xff, 0xff, 0xff, 0xff}},
 		{"segments_bytes_0", 2, swap(2, &Segments{List: []SegmentDesc{{1, 2, 3, 4}}}, "\x01\x02\x03\x04",
 			"\x01\x02\x03\x00")},
+		{"segments_v2_in_v3", 3, enc(2, &Segments{Req: 1})},
+		{"segments_v3_in_v2", 2, enc(3, &Segments{Req: 1})},
+		{"segments_shard_256", 3, swap(3, &Segments{Req: 1, Shard: 255}, "\xcc\xff", "\xcd\x01\x00")},
+		{"register_v2_in_v3", 3, enc(2, pairs)},
+		{"register_v3_in_v2", 2, enc(3, pairs)},
+		{"register_held_256", 3, swap(3, cells, "\x92\x00\xcc\xff", "\x92\x00\xcd\x01\x00")},
+		{"register_holds_257", 3, swap(3, cells, "\x92\x00\xcc\xff", "\xdc\x01\x01\x00\xcc\xff")},
+		{"register_shards_257", 3, swap(3, cells, "\xcd\x01\x00", "\xcd\x01\x01")},
+		{"register_shards_17_in_v2", 2, swap(2, pairs, "\x00\x00\x01\x00\x01", "\x00\x00\x01\x00\x11")},
 		{"release_4097", 2, []byte{0x92, 0x08, 0xdc, 0x10, 0x01}},
 		{"release_no_array", 2, swap(2, release, "\x91\x05", "\x05")},
 		{"release_str", 2, swap(2, release, "\x91\x05", "\x91\xa15")},

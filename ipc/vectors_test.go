@@ -163,6 +163,9 @@ func checkSessionVector(t *testing.T, v sessionVector) {
 	if save, ok := want.(*Save); ok && v.Version == 1 {
 		save.Revoke = None
 	}
+	if segments, ok := want.(*Segments); ok && v.Version < 3 {
+		segments.Shard = None
+	}
 	if !reflect.DeepEqual(msg, want) {
 		t.Errorf("decoded %+v, the fields say %+v", msg, want)
 	}

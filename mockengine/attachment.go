@@ -125,7 +125,7 @@ func (l *Link) introduce(s *session) error {
 // groups share the blocks, so their segments are the same.
 func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
 	words, sync := r.SyncDesc()
-	reg.Role, reg.Rank, reg.Shard = ipc.RoleWorker, uint32(s.rank), uint32(s.rank)
+	reg.Role, reg.Rank, reg.Held = ipc.RoleWorker, uint32(s.rank), []uint32{uint32(s.rank)}
 	reg.Sync = &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff,
 		Events: sync.Events, RevokeOff: sync.RevokeOff, Revokes: sync.Revokes}
 	regions := []cudaipc.Region{words}
@@ -142,7 +142,7 @@ func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
 		}
 	}
 	for g := range cfg.Groups {
-		segments := &ipc.Segments{Req: 1, Group: uint8(g)}
+		segments := &ipc.Segments{Req: 1, Shard: reg.Held[0], Group: uint8(g)}
 		for i := range r.segments {
 			seg := &r.segments[i]
 			segments.List = append(segments.List, ipc.SegmentDesc{Region: uint32(seg.region),

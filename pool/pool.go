@@ -13,7 +13,7 @@ import (
 const (
 	MaxHashLen = 32      // bytes of one block hash
 	MaxGroups  = 16      // KV cache groups of one space
-	MaxShards  = 16      // shards (ranks with different KV) of one space
+	MaxShards  = 256     // shards of one space: ranks' parts or cells
 	MaxSpaces  = 1 << 16 // spaces open at once
 )
 

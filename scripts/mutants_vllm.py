@@ -49,7 +49,23 @@ class Mutant:
 
 WEIGHTS = "tests/test_vllm_weights.py"
 WAITS = "tests/test_vllm_waits.py"
+CELLS = "tests/test_vllm_cells.py"
 MUTANTS = [
+    Mutant("a cell is known by its position in the stage", "cells.py",
+        "Cell(i * self.head_ranges + h,", "Cell((i - self.bounds.index(low)) * self.head_ranges + h,",
+        "every_byte", "replicas of shard 0 differ", where=CELLS),
+    Mutant("the layers of a cell lie in the order of a list", "worker/cell_memory.py",
+        "        ordered = checked_layers(names, stage)\n", "        ordered = list(names)\n",
+        "every_byte", "layer 0, head 0, block", where=CELLS),
+    Mutant("a cell has the first heads of its rank", "cells.py",
+        "h * self.heads_of_cell - first)", "0)",
+        "every_byte", "head [1-7], block", where=CELLS),
+    Mutant("a rank with replicated heads counts them as its own", "cells.py",
+        "return rank % self.tp * self.heads // self.tp", "return rank % self.tp % self.heads",
+        "cells_are_the_same", "assert", where=CELLS),
+    Mutant("padded pages are split", "cells.py",
+        '(("page_size_padded", None), ("num_head_slots", None),', '(("num_head_slots", None),',
+        "what_cannot_be_split", "DID NOT RAISE", where=CELLS),
     Mutant("save boundary without subtracting placeholders", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
         "what_may_be_taken_back", "placeholders count as tokens"),

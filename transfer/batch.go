@@ -2,11 +2,12 @@ package transfer
 
 import "github.com/kvagent/kvagent/pool"
 
-// part is the blocks from to to-1 of one section that are in the current batch.
+// part is one shard of the blocks from to to-1 of one section that are in the current batch.
 type part struct {
 	section  *Section
+	held     int // index of the shard
 	from, to int
-	first    int // number of its first block in the job
+	first    int // index of its first block in task.shards
 }
 
 // cursor is the start of the next batch of a job.
@@ -60,8 +61,8 @@ const maxBatches = 64
 // layout. A device takes cudaipc.MaxCopyRuns.
 const maxBatchRuns = 1 << 17
 
-// take returns the parts of the next batch: at least one block, and else at most Limits.BatchBytes
-// and maxBatchRuns.
+// take returns the parts of the next batch: at least one block with all shards held, and else at
+// most Limits.BatchBytes and maxBatchRuns.
 func (th *thread) take(t *task, c *cursor) []part {
 	th.parts = th.parts[:0]
 	room, runs := th.w.cfg.Limits.BatchBytes, maxBatchRuns
@@ -72,21 +73,23 @@ func (th *thread) take(t *task, c *cursor) []part {
 			c.section, c.block = c.section+1, 0
 			continue
 		}
-		plan := &th.w.plans[s.Group]
-		n := min(left, int(room/int64(plan.bytes)), runs/len(plan.segments))
+		bytes, each := th.w.bytes[s.Group], th.w.runs[s.Group]
+		n := min(left, int(room/bytes), runs/each)
 		if n <= 0 && len(th.parts) > 0 { // negative: the first block was larger than a batch
 			break
 		}
 		n = max(n, 1)
-		th.parts = append(th.parts, part{s, c.block, c.block + n, c.number})
+		for h := range th.w.held {
+			th.parts = append(th.parts, part{s, h, c.block, c.block + n, t.index(h, c.number)})
+		}
 		c.block, c.number = c.block+n, c.number+n
-		room -= int64(n) * int64(plan.bytes)
-		runs -= n * len(plan.segments)
+		room -= int64(n) * bytes
+		runs -= n * each
 	}
 	return th.parts
 }
 
-// batch returns the pool's batch of a part. Its status is a slice of the job's.
+// batch returns the pool's batch of a part. Its status is a slice of task.shards.
 func (th *thread) batch(t *task, p *part) pool.Batch {
 	n := p.to - p.from
 	if cap(th.slots) < n {
@@ -97,9 +100,10 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 		parent = p.section.Hashes.At(p.from - 1)
 	}
 	return pool.Batch{
-		Space: th.w.cfg.Space, Group: p.section.Group, Shard: th.w.cfg.Shard, Epoch: t.job.Epoch, Parent: parent,
+		Space: th.w.cfg.Space, Group: p.section.Group, Shard: th.w.held[p.held].shard, Epoch: t.job.Epoch,
+		Parent: parent,
 		Hashes: p.section.Hashes.Slice(p.from, p.to),
-		Status: t.status[p.first : p.first+n], Slots: th.slots[:n],
+		Status: t.shards[p.first : p.first+n], Slots: th.slots[:n],
 	}
 }
 

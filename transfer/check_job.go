@@ -38,8 +38,8 @@ func (w *Worker) checkJobLocked(job *Job) (blocks int, err error) {
 }
 
 func (w *Worker) checkSection(s *Section) error {
-	if int(s.Group) >= len(w.plans) {
-		return fmt.Errorf("group: %d is not below %d: %w", s.Group, len(w.plans), ErrInvalid)
+	if int(s.Group) >= len(w.bytes) {
+		return fmt.Errorf("group: %d is not below %d: %w", s.Group, len(w.bytes), ErrInvalid)
 	}
 	if len(s.Parent) > pool.MaxHashLen {
 		return fmt.Errorf("parent: %d bytes, at most %d: %w", len(s.Parent), pool.MaxHashLen, ErrInvalid)
@@ -53,7 +53,7 @@ func (w *Worker) checkSection(s *Section) error {
 	if !covered(&s.Hashes) {
 		return fmt.Errorf("hashes: the view reaches beyond its %d bytes: %w", len(s.Hashes.Blob), ErrInvalid)
 	}
-	limit := w.plans[s.Group].blocks
+	limit := w.held[0].plans[s.Group].blocks
 	for i, b := range s.Blocks {
 		if b >= limit {
 			return fmt.Errorf("blocks[%d]: %d is not below %d: %w", i, b, limit, ErrInvalid)
@@ -76,7 +76,7 @@ func covered(h *pool.Hashes) bool {
 
 // checkTwiceLocked refuses a load that names one block twice.
 func (w *Worker) checkTwiceLocked(sections []Section) (err error) {
-	for group := range w.plans {
+	for group := range w.bytes {
 		for i := range sections {
 			if int(sections[i].Group) != group {
 				continue

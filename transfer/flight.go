@@ -16,7 +16,7 @@ type flight struct {
 	// The blocks to copy, in the order of the copy.
 	slots  []pool.Slot
 	status []pool.Status
-	number []int // of the block in the job
+	number []int // index of the block in task.shards
 	where  []place
 
 	sums    []uint32         // set when the copy has ended
@@ -87,8 +87,9 @@ func (th *thread) recycle(f *flight) {
 
 // add adds the blocks for which the pool gave slots to the copy.
 func (th *thread) add(f *flight, p *part, b *pool.Batch) {
-	plan := &th.w.plans[p.section.Group]
-	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: th.w.cfg.Shard}
+	held := &th.w.held[p.held]
+	plan := &held.plans[p.section.Group]
+	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: held.shard}
 	for i, status := range b.Status {
 		if status != pool.OK {
 			continue
@@ -101,7 +102,7 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 		f.slots = append(f.slots, b.Slots[i])
 		f.status = append(f.status, pool.OK)
 		f.number = append(f.number, p.first+i)
-		f.where = append(f.where, place{p.section.Group, p.section.Blocks[p.from+i]})
+		f.where = append(f.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
 		f.checked = append(f.checked, false)
 	}
 }
@@ -160,7 +161,7 @@ func (f *flight) all(s pool.Status) {
 // report adds the flight's statuses and bytes to the job.
 func (f *flight) report(t *task) {
 	for i, status := range f.status {
-		t.status[f.number[i]] = status
+		t.shards[f.number[i]] = status
 		if status == pool.OK {
 			t.bytes += int64(f.slots[i].Len)
 		}

@@ -49,7 +49,8 @@ func (w *Worker) Submit(job Job) error {
 		th.counts.Refused++
 		return ErrBusy
 	}
-	t := &task{job: job, status: make([]pool.Status, blocks), cancel: make(chan struct{})}
+	status := make([]pool.Status, blocks)
+	t := &task{job: job, status: status, shards: status, cancel: make(chan struct{})}
 	w.mu.jobs[job.ID] = t
 	th.queue = append(th.queue, t)
 	th.blocks += blocks

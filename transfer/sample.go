@@ -76,8 +76,9 @@ func (p *picker) next() bool {
 	return p.left == p.at
 }
 
-// sampleRequest is one sample in flight: blocks of one group of a flight.
+// sampleRequest is one sample in flight: blocks of one shard and group of a flight.
 type sampleRequest struct {
+	held   int
 	group  uint8
 	number []int // of each block, in the flight
 	sample cudaipc.Sample
@@ -87,6 +88,7 @@ type sampleRequest struct {
 
 // place is the location of a block of a flight in the engine.
 type place struct {
+	held  int // index of the shard
 	group uint8
 	block uint32
 }
@@ -105,7 +107,7 @@ func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 			continue
 		}
 		f.checked[i] = true
-		a := th.sampleFor(f, f.where[i].group)
+		a := th.sampleFor(f, &f.where[i])
 		a.number = append(a.number, i)
 		a.sample.Blocks = append(a.sample.Blocks, cudaipc.SampleBlock{Block: f.where[i].block,
 			Seed: f.copy.Blocks[i].Seed})
@@ -116,15 +118,15 @@ func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 	return len(f.samples) > 0
 }
 
-// sampleFor returns the flight's sample of a group's blocks.
-func (th *thread) sampleFor(f *flight, group uint8) *sampleRequest {
+// sampleFor returns the flight's sample of the blocks of a shard and group.
+func (th *thread) sampleFor(f *flight, at *place) *sampleRequest {
 	for _, a := range f.samples {
-		if a.group == group {
+		if a.held == at.held && a.group == at.group {
 			return a
 		}
 	}
-	a := &sampleRequest{group: group, sample: cudaipc.Sample{
-		Peer: th.w.cfg.Peer, Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.pieces[group],
+	a := &sampleRequest{held: at.held, group: at.group, sample: cudaipc.Sample{
+		Peer: th.w.cfg.Peer, Within: th.w.cfg.Limits.SampleWait, Pieces: th.w.held[at.held].pieces[at.group],
 	}}
 	f.samples = append(f.samples, a)
 	return a
@@ -220,7 +222,7 @@ func (th *thread) mismatch(t *task, f *flight, s *summed, slot uint32) {
 	}
 	f.status[s.number] = status
 	if report := th.w.cfg.Sampling.Mismatch; report != nil {
-		number, at := f.number[s.number], f.where[s.number]
+		number, at := f.number[s.number]%len(t.status), f.where[s.number]
 		report(Mismatch{
 			Job: t.job.ID, Kind: th.kind, Group: at.group, Hash: t.job.hash(number), Block: at.block,
 			Engine: s.engine, Slot: slot, Status: status,

@@ -23,11 +23,13 @@ func (th *thread) allStored(t *task) bool {
 	number := 0
 	for i := range t.job.Sections {
 		s := &t.job.Sections[i]
-		b := th.batch(t, &part{section: s, to: s.Hashes.N, first: number})
-		th.w.cfg.Slots.Peek(&b)
-		for _, status := range b.Status {
-			if status != pool.Exists && status != pool.InProgress {
-				return false
+		for h := range th.w.held {
+			b := th.batch(t, &part{section: s, held: h, to: s.Hashes.N, first: t.index(h, number)})
+			th.w.cfg.Slots.Peek(&b)
+			for _, status := range b.Status {
+				if status != pool.Exists && status != pool.InProgress {
+					return false
+				}
 			}
 		}
 		number += s.Hashes.N
@@ -71,7 +73,7 @@ func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status
 // afterBusy reports whether the block before the part found no room. The blocks after it could not
 // be found, and room for them would be made by evicting the chain's own beginning.
 func (t *task) afterBusy(p *part) bool {
-	return p.from > 0 && t.status[p.first-1] == pool.Busy
+	return p.from > 0 && t.shards[p.first-1] == pool.Busy
 }
 
 // confirm checks, after the copy and its check and before the commit, that the engine still wants

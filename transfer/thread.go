@@ -11,9 +11,12 @@ const doneWait = 20 * time.Millisecond
 
 // task is a submitted job. Its thread owns it; cancelled is under Worker.mu.
 type task struct {
-	job       Job
-	status    []pool.Status // of each block of all sections
-	bytes     int64         // moved
+	job    Job
+	status []pool.Status // of each block of all sections
+	// of each shard held of each block: the first shard's of all blocks, then the second's; status
+	// itself if there is one shard, or the job has not begun
+	shards    []pool.Status
+	bytes     int64 // moved
 	sample    SampleCounts
 	cancel    chan struct{} // closed by Cancel
 	cancelled bool
@@ -90,6 +93,9 @@ func (th *thread) next() (t *task, closed bool) {
 		t, th.queue = th.queue[0], th.queue[1:]
 		th.blocks -= len(t.status)
 		th.job = t
+		if n := len(w.held); n > 1 {
+			t.shards = make([]pool.Status, n*len(t.status))
+		}
 		th.enterLocked(Checking)
 	}
 	return t, w.mu.closed && len(th.queue) == 0
@@ -121,6 +127,7 @@ func (th *thread) sweep() {
 // complete reports a job. The job is removed before it is reported, so its ID may be reused.
 func (th *thread) complete(t *task) {
 	w := th.w
+	t.join()
 	w.mu.Lock()
 	delete(w.mu.jobs, t.job.ID)
 	th.counts.add(t)
@@ -137,14 +144,43 @@ func (th *thread) complete(t *task) {
 	w.mu.Unlock()
 }
 
-// setFrom sets the status of all blocks from number i on.
-func (t *task) setFrom(i int, s pool.Status) { t.set(i, len(t.status)-i, s) }
+// index returns the index in shards of a block of one of the shards held.
+func (t *task) index(held, number int) int { return held*len(t.status) + number }
 
-// set sets the status of n blocks from number i on.
+// setFrom sets the status of all shards of the blocks from number i on.
+func (t *task) setFrom(i int, s pool.Status) {
+	for from := 0; from < len(t.shards); from += len(t.status) {
+		t.set(from+i, len(t.status)-i, s)
+	}
+}
+
+// set sets the status of n elements of shards from index i on.
 func (t *task) set(i, n int, s pool.Status) {
 	for ; n > 0; i, n = i+1, n-1 {
-		t.status[i] = s
+		t.shards[i] = s
 	}
+}
+
+// join sets the status of each block to the worst of its shards.
+func (t *task) join() {
+	if len(t.shards) == len(t.status) {
+		return
+	}
+	copy(t.status, t.shards)
+	for i := len(t.status); i < len(t.shards); i++ {
+		if at := &t.status[i%len(t.status)]; badness(t.shards[i]) > badness(*at) {
+			*at = t.shards[i]
+		}
+	}
+}
+
+// badness orders the statuses of shards: a block of which one was stored and the others existed was
+// stored.
+func badness(s pool.Status) int {
+	if s == pool.Exists {
+		return -1
+	}
+	return int(s)
 }
 
 // ended reports whether the job is cancelled or the worker is being closed.

@@ -49,8 +49,9 @@ type Job struct {
 	Sections []Section
 }
 
-// Completion reports a job, exactly once: a status for each block of all sections in order. When it
-// is reported, no byte of the job's engine blocks is being touched or will be.
+// Completion reports a job, exactly once: a status for each block of all sections in order, the
+// worst of its shards that the worker holds. When it is reported, no byte of the job's engine
+// blocks is being touched or will be.
 type Completion struct {
 	Job    uint64
 	Kind   Kind
@@ -96,11 +97,18 @@ type Config struct {
 	Spec      pool.Spec
 	Shard     uint8
 	Layout    Layout
+	Others    []Held // further shards, whose layouts have the same blocks
 	Integrity Integrity
 	Sampling  Sampling
 	Lanes     *Lanes // shared by all workers of a device
 	Limits    Limits
 	Complete  func(Completion) // called from the worker's threads, never under a lock; must not block
+}
+
+// Held is a shard that a worker holds, and where its blocks lie.
+type Held struct {
+	Shard  uint8
+	Layout Layout
 }
 
 // Integrity is the level at which loads are checked.

@@ -17,10 +17,11 @@ var ErrClosed = errors.New("worker closed")
 // State from within Config.Complete.
 type Worker struct {
 	cfg    Config
-	plans  []plan
-	spaces pool.Spaces       // nil: the pool has no epochs
-	summer cudaipc.Summer    // nil: nothing is sampled
-	pieces [][]cudaipc.Piece // of each group
+	held   []held
+	bytes  []int64        // by group: bytes of a block of all shards held
+	runs   []int          // by group: their runs
+	spaces pool.Spaces    // nil: the pool has no epochs
+	summer cudaipc.Summer // nil: nothing is sampled
 	stop   chan struct{}
 	ended  sync.WaitGroup
 
@@ -40,15 +41,9 @@ func Start(cfg Config) (*Worker, error) {
 		return nil, err
 	}
 	w := &Worker{cfg: cfg, stop: make(chan struct{})}
-	var most uint32
-	for i := range cfg.Layout.Groups {
-		p, err := makePlan(&cfg.Layout.Groups[i], cfg.Spec.Groups[i].ShardBytes[cfg.Shard])
-		if err != nil {
-			return nil, fmt.Errorf("groups[%d].%w", i, err)
-		}
-		w.plans = append(w.plans, p)
-		w.pieces = append(w.pieces, piecesOf(&cfg.Layout.Groups[i]))
-		most = max(most, p.blocks)
+	most, err := w.plan()
+	if err != nil {
+		return nil, err
 	}
 	w.spaces, _ = cfg.Slots.(pool.Spaces)
 	w.summer, _ = cfg.Device.(cudaipc.Summer)
@@ -62,17 +57,48 @@ func Start(cfg Config) (*Worker, error) {
 	return w, nil
 }
 
+// held is a shard that the worker holds.
+type held struct {
+	shard  uint8
+	plans  []plan            // of each group
+	pieces [][]cudaipc.Piece // of each group
+}
+
+// plan checks the layouts of all shards, and returns the most blocks of a group.
+func (w *Worker) plan() (most uint32, err error) {
+	groups := w.cfg.Spec.Groups
+	w.bytes, w.runs = make([]int64, len(groups)), make([]int, len(groups))
+	for _, s := range append([]Held{{w.cfg.Shard, w.cfg.Layout}}, w.cfg.Others...) {
+		h := held{shard: s.Shard}
+		for i := range groups {
+			g := &s.Layout.Groups[i]
+			p, err := makePlan(g, groups[i].ShardBytes[s.Shard])
+			if err != nil {
+				return 0, fmt.Errorf("groups[%d].%w", i, err)
+			}
+			if len(w.held) > 0 && p.blocks != w.held[0].plans[i].blocks {
+				return 0, fmt.Errorf("groups[%d]: %d blocks of shard %d, %d of shard %d: %w", i, p.blocks, s.Shard,
+					w.held[0].plans[i].blocks, w.cfg.Shard, ErrInvalid)
+			}
+			h.plans, h.pieces = append(h.plans, p), append(h.pieces, piecesOf(g))
+			w.bytes[i] += int64(p.bytes)
+			w.runs[i] += len(p.segments)
+			most = max(most, p.blocks)
+		}
+		w.held = append(w.held, h)
+	}
+	return most, nil
+}
+
 func (c *Config) check() error {
 	switch {
 	case c.Device == nil || c.Slots == nil || c.Complete == nil:
 		return fmt.Errorf("device, slots and complete must be given: %w", ErrInvalid)
-	case int(c.Shard) >= c.Spec.Shards || c.Spec.Shards > pool.MaxShards:
-		return fmt.Errorf("shard %d of %d, at most %d: %w", c.Shard, c.Spec.Shards, pool.MaxShards, ErrInvalid)
-	case len(c.Layout.Groups) != len(c.Spec.Groups):
-		return fmt.Errorf("groups: the layout has %d, the space %d: %w", len(c.Layout.Groups), len(c.Spec.Groups),
-			ErrInvalid)
 	case c.Integrity != Full && c.Integrity != Header:
 		return fmt.Errorf("integrity: %d is neither full nor header: %w", c.Integrity, ErrInvalid)
+	}
+	if err := c.checkHeld(); err != nil {
+		return err
 	}
 	for i := range c.Spec.Groups {
 		if len(c.Spec.Groups[i].ShardBytes) != c.Spec.Shards {
@@ -90,6 +116,23 @@ func (c *Config) check() error {
 		return err
 	}
 	return c.checkSampling()
+}
+
+func (c *Config) checkHeld() error {
+	var seen [pool.MaxShards]bool
+	for _, s := range append([]Held{{c.Shard, c.Layout}}, c.Others...) {
+		switch {
+		case int(s.Shard) >= c.Spec.Shards || c.Spec.Shards > pool.MaxShards:
+			return fmt.Errorf("shard %d of %d, at most %d: %w", s.Shard, c.Spec.Shards, pool.MaxShards, ErrInvalid)
+		case seen[s.Shard]:
+			return fmt.Errorf("shard %d is there twice: %w", s.Shard, ErrInvalid)
+		case len(s.Layout.Groups) != len(c.Spec.Groups):
+			return fmt.Errorf("groups: the layout has %d, the space %d: %w", len(s.Layout.Groups), len(c.Spec.Groups),
+				ErrInvalid)
+		}
+		seen[s.Shard] = true
+	}
+	return nil
 }
 
 func (c *Config) checkSampling() error {

@@ -134,21 +134,21 @@ type EngineStatus struct {
 
 // WorkerStatus is one session of an engine: its scheduler's, or a rank's.
 type WorkerStatus struct {
-	Session    uint64 `json:"session"`
-	Role       string `json:"role"`
-	Rank       uint32 `json:"rank"`
-	Shard      uint32 `json:"shard"`
-	PID        int    `json:"pid"`
-	Software   string `json:"software"`
-	Version    uint32 `json:"protocol_version"`
-	Registered bool   `json:"registered"`
-	Regions    int    `json:"regions"`
-	Jobs       int    `json:"jobs"`       // not reported yet
-	SaveQueue  int    `json:"save_queue"` // jobs that wait
-	LoadQueue  int    `json:"load_queue"`
-	Outbox     int    `json:"outbox"`  // messages not written yet
-	Step       string `json:"step"`    // the worker's current step, or idle
-	StepMS     int64  `json:"step_ms"` // for how long
+	Session    uint64   `json:"session"`
+	Role       string   `json:"role"`
+	Rank       uint32   `json:"rank"`
+	Shards     []uint32 `json:"shards"` // of each block that a worker holds
+	PID        int      `json:"pid"`
+	Software   string   `json:"software"`
+	Version    uint32   `json:"protocol_version"`
+	Registered bool     `json:"registered"`
+	Regions    int      `json:"regions"`
+	Jobs       int      `json:"jobs"`       // not reported yet
+	SaveQueue  int      `json:"save_queue"` // jobs that wait
+	LoadQueue  int      `json:"load_queue"`
+	Outbox     int      `json:"outbox"`  // messages not written yet
+	Step       string   `json:"step"`    // the worker's current step, or idle
+	StepMS     int64    `json:"step_ms"` // for how long
 }
 
 // SwitchState tells whether loads and saves are switched on.

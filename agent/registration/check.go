@@ -76,10 +76,18 @@ func checkPlace(r *ipc.Register) error {
 	if err := inRange("rank", uint64(r.Rank), 0, uint64(r.World)-1); err != nil {
 		return err
 	}
-	if err := inRange("shards", uint64(r.Shards), 1, uint64(min(r.World, ipc.MaxShards))); err != nil {
+	if err := inRange("shards", uint64(r.Shards), 1, ipc.MaxShards); err != nil {
 		return err
 	}
-	return inRange("shard", uint64(r.Shard), 0, uint64(r.Shards)-1)
+	for i, shard := range r.Held {
+		if err := inRange(fmt.Sprintf("held[%d]", i), uint64(shard), 0, uint64(r.Shards)-1); err != nil {
+			return err
+		}
+		if i > 0 && shard <= r.Held[i-1] {
+			return fmt.Errorf("held[%d]: %d after %d, allowed: ascending, no shard twice", i, shard, r.Held[i-1])
+		}
+	}
+	return nil
 }
 
 func checkIdentity(pairs []ipc.Pair) error {
@@ -153,8 +161,8 @@ func checkScheduler(r *ipc.Register) error {
 	switch {
 	case r.Rank != 0:
 		return fmt.Errorf("rank: %d, allowed: 0 for a scheduler", r.Rank)
-	case r.Shard != 0:
-		return fmt.Errorf("shard: %d, allowed: 0 for a scheduler", r.Shard)
+	case len(r.Held) != 0:
+		return fmt.Errorf("held: %d shards, allowed: none for a scheduler", len(r.Held))
 	case r.Sync != nil:
 		return fmt.Errorf("sync: given, allowed: none for a scheduler")
 	case r.Regions != 0:
@@ -169,7 +177,10 @@ func checkWorker(r *ipc.Register) error {
 	if err := inRange("regions", uint64(r.Regions), 1, ipc.MaxRegions); err != nil {
 		return err
 	}
-	if err := inRange("segments", uint64(r.Segments), uint64(len(r.Groups)), ipc.MaxSegments); err != nil {
+	if len(r.Held) == 0 {
+		return fmt.Errorf("held: no shards, allowed: 1 to %d for a worker", r.Shards)
+	}
+	if err := inRange("segments", uint64(r.Segments), uint64(len(r.Groups)*len(r.Held)), ipc.MaxSegments); err != nil {
 		return err
 	}
 	if r.Sync == nil {

@@ -10,7 +10,7 @@ import (
 // register returns a REGISTER of a worker that is as it must be.
 func register(instance string) *ipc.Register {
 	return &ipc.Register{
-		Req: 1, Instance: instance, Role: ipc.RoleWorker, World: 1, Shards: 1,
+		Req: 1, Instance: instance, Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1,
 		Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"}, {Key: "tenant", Value: ""}},
 		Groups:   []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 64}}, HashTokens: 16,
 	}
@@ -24,17 +24,22 @@ func TestRegisterRefusals(t *testing.T) {
 		change func(*ipc.Register)
 		want   string
 	}{
-		"instance empty":    {func(m *ipc.Register) { m.Instance = "" }, "instance: 0 bytes, allowed: 1 to 128"},
-		"instance long":     {func(m *ipc.Register) { m.Instance = long }, "instance: 129 bytes, allowed: 1 to 128"},
-		"instance control":  {func(m *ipc.Register) { m.Instance = "a\nb" }, `instance: "a\nb", allowed`},
-		"role":              {func(m *ipc.Register) { m.Role = 2 }, "role: 2, allowed: 0 to 1"},
-		"world zero":        {func(m *ipc.Register) { m.World = 0 }, "world: 0, allowed: 1 to 64"},
-		"world":             {func(m *ipc.Register) { m.World = 65 }, "world: 65, allowed: 1 to 64"},
-		"rank":              {func(m *ipc.Register) { m.Rank = 1 }, "rank: 1, allowed: 0 to 0"},
-		"shards zero":       {func(m *ipc.Register) { m.Shards = 0 }, "shards: 0, allowed: 1 to 1"},
-		"shards over world": {func(m *ipc.Register) { m.Shards = 2 }, "shards: 2, allowed: 1 to 1"},
-		"shards":            {func(m *ipc.Register) { m.World, m.Shards = 64, 17 }, "shards: 17, allowed: 1 to 16"},
-		"shard":             {func(m *ipc.Register) { m.Shard = 1 }, "shard: 1, allowed: 0 to 0"},
+		"instance empty":   {func(m *ipc.Register) { m.Instance = "" }, "instance: 0 bytes, allowed: 1 to 128"},
+		"instance long":    {func(m *ipc.Register) { m.Instance = long }, "instance: 129 bytes, allowed: 1 to 128"},
+		"instance control": {func(m *ipc.Register) { m.Instance = "a\nb" }, `instance: "a\nb", allowed`},
+		"role":             {func(m *ipc.Register) { m.Role = 2 }, "role: 2, allowed: 0 to 1"},
+		"world zero":       {func(m *ipc.Register) { m.World = 0 }, "world: 0, allowed: 1 to 64"},
+		"world":            {func(m *ipc.Register) { m.World = 65 }, "world: 65, allowed: 1 to 64"},
+		"rank":             {func(m *ipc.Register) { m.Rank = 1 }, "rank: 1, allowed: 0 to 0"},
+		"shards zero":      {func(m *ipc.Register) { m.Shards = 0 }, "shards: 0, allowed: 1 to 256"},
+		"held of a scheduler": {func(m *ipc.Register) { m.Role = ipc.RoleScheduler },
+			"held: 1 shards, allowed: none for a scheduler"},
+		"shards":     {func(m *ipc.Register) { m.Shards = 257 }, "shards: 257, allowed: 1 to 256"},
+		"held":       {func(m *ipc.Register) { m.Held[0] = 1 }, "held[0]: 1, allowed: 0 to 0"},
+		"held twice": {func(m *ipc.Register) { m.Shards, m.Held = 9, []uint32{3, 3} }, "held[1]: 3 after 3, allowed"},
+		"held none":  {func(m *ipc.Register) { m.Held, m.Regions = nil, 1 }, "held: no shards, allowed: 1 to 1"},
+		"held and segments": {func(m *ipc.Register) { m.Shards, m.Held, m.Regions = 2, []uint32{0, 1}, 1 },
+			"segments: 1, allowed: 2 to"},
 		"identity unsorted": {func(m *ipc.Register) { m.Identity[0], m.Identity[1] = m.Identity[1], m.Identity[0] },
 			"allowed: sorted"},
 		"identity no tenant": {func(m *ipc.Register) { m.Identity = m.Identity[:2] }, "identity: no tenant, allowed"},
@@ -75,7 +80,8 @@ func TestRegisterRefusals(t *testing.T) {
 			"sync.events: 131072, allowed: 0 to 65536"},
 		"scheduler has rank": {func(m *ipc.Register) { m.Role, m.World, m.Rank = 0, 2, 1 },
 			"rank: 1, allowed: 0 for a scheduler"},
-		"scheduler has regions": {func(m *ipc.Register) { m.Role = 0 }, "regions: 1, allowed: 0 for a scheduler"},
+		"scheduler has regions": {func(m *ipc.Register) { m.Role, m.Held = 0, nil },
+			"regions: 1, allowed: 0 for a scheduler"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := register("a")

@@ -4,6 +4,7 @@ package registration
 
 import (
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +22,7 @@ type Gathering struct {
 	pieces   []piece                   // all received, in order
 	fds      int                       // descriptors owned by pieces
 	gpu      cudaipc.UUID              // of the regions on a GPU; zero: there are none yet
-	segments [][]ipc.SegmentDesc
+	segments [][][]ipc.SegmentDesc     // by index of the shard held, and group
 }
 
 // piece is one element of REGIONS: a region, or a part of one.
@@ -41,11 +42,11 @@ func LeftOf(m *ipc.Register) Left { return Left{Req: m.Req, Regions: m.Regions, 
 
 // New begins a registration that has passed Check.
 func New(m *ipc.Register) *Gathering {
-	return &Gathering{
-		Msg: *m, regions: make(map[uint32]ipc.RegionDesc),
-		segments: make([][]ipc.SegmentDesc, len(m.Groups)),
-		Left:     LeftOf(m),
+	r := &Gathering{Msg: *m, regions: make(map[uint32]ipc.RegionDesc), Left: LeftOf(m)}
+	for range m.Held {
+		r.segments = append(r.segments, make([][]ipc.SegmentDesc, len(m.Groups)))
 	}
+	return r
 }
 
 // FDs returns the number of descriptors that r owns.
@@ -167,19 +168,39 @@ func (r *Gathering) AddSegments(m *ipc.Segments) error {
 	if left := r.Left.Segments; !Take(&r.Left.Segments, len(m.List)) {
 		return fmt.Errorf("segments: %d more, allowed: the %d that are left of %d", len(m.List), left, r.Msg.Segments)
 	}
-	if int(m.Group) >= len(r.segments) {
-		return fmt.Errorf("segments: group %d, allowed: 0 to %d", m.Group, len(r.segments)-1)
+	if int(m.Group) >= len(r.Msg.Groups) {
+		return fmt.Errorf("segments: group %d, allowed: 0 to %d", m.Group, len(r.Msg.Groups)-1)
 	}
-	r.segments[m.Group] = append(r.segments[m.Group], m.List...)
+	held := slices.Index(r.Msg.Held, m.Shard)
+	if m.Shard == ipc.None && len(r.Msg.Held) == 1 {
+		held = 0
+	}
+	if held < 0 {
+		return fmt.Errorf("segments: shard %d, allowed: one of those held, %v", m.Shard, r.Msg.Held)
+	}
+	r.segments[held][m.Group] = append(r.segments[held][m.Group], m.List...)
 	return nil
 }
 
-// Layout checks that every block of every group lies in its regions, and returns the worker's
-// layout and the bytes of one block of each group.
-func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
-	var out transfer.Layout
-	var sizes []uint32
-	for g, list := range r.segments {
+// Layouts checks that every block of every group lies in its regions, and returns where those of
+// each shard held lie, and by shard and group the bytes of one block.
+func (r *Gathering) Layouts() (held []transfer.Held, sizes [][]uint32, err error) {
+	for i, shard := range r.Msg.Held {
+		layout, bytes, err := r.layout(r.segments[i])
+		if err != nil {
+			return nil, nil, fmt.Errorf("shard %d: %w", shard, err)
+		}
+		held, sizes = append(held, transfer.Held{Shard: uint8(shard), Layout: layout}), append(sizes, bytes)
+	}
+	if r.Msg.Sync != nil {
+		err = checkSync(r.Msg.Sync, r.regions, r.gpu != (cudaipc.UUID{}))
+	}
+	return held, sizes, err
+}
+
+// layout returns where the blocks of one shard lie, and the bytes of one block of each group.
+func (r *Gathering) layout(segments [][]ipc.SegmentDesc) (out transfer.Layout, sizes []uint32, err error) {
+	for g, list := range segments {
 		blocks := r.Msg.Groups[g].NumBlocks
 		if len(list) == 0 {
 			return out, nil, fmt.Errorf("segments: group %d has none, allowed: 1 or more for each group", g)
@@ -200,11 +221,6 @@ func (r *Gathering) Layout() (transfer.Layout, []uint32, error) {
 				uint64(maxShardBytes))
 		}
 		out.Groups, sizes = append(out.Groups, group), append(sizes, uint32(size))
-	}
-	if r.Msg.Sync != nil {
-		if err := checkSync(r.Msg.Sync, r.regions, r.gpu != (cudaipc.UUID{})); err != nil {
-			return out, nil, err
-		}
 	}
 	return out, sizes, nil
 }

@@ -85,7 +85,7 @@ func (e *loadEngine) register() {
 	words, sync := e.engine.SyncDesc()
 	gpu, kv := e.engine.GPU(), e.kv.Regions()[0]
 	e.send(&ipc.Register{
-		Req: 1, Instance: "one", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16,
+		Req: 1, Instance: "one", Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1, HashTokens: 16,
 		Identity: []ipc.Pair{{Key: "dtype", Value: "u8"}, {Key: "model", Value: "test"}, {Key: "tenant"}},
 		Groups:   []ipc.GroupDesc{{BlockTokens: 16, NumBlocks: 2}}, Regions: 2, Segments: 1,
 		Sync: &ipc.SyncDesc{Region: uint32(sync.Region), StepOff: sync.StepOff, EventsOff: sync.EventsOff,

@@ -69,7 +69,8 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		fds     []int
 	}{
 		{&ipc.Register{
-			Req: 1, Instance: "engine", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: 16, Regions: 2,
+			Req: 1, Instance: "engine", Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1, HashTokens: 16,
+			Regions:  2,
 			Segments: 1,
 			Identity: []ipc.Pair{{Key: "dtype", Value: "bf16"}, {Key: "model", Value: "test"},
 				{Key: "tenant", Value: ""}},

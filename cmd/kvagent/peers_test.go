@@ -18,6 +18,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // Settings that contradict each other are refused by name, with what is allowed.
@@ -157,18 +158,13 @@ func (n *twoNodes) until(what string, right func(ipc.LookupReply) bool) {
 		Form: ipc.FormOwn, Space: n.decodes.space, Tokens: 8*16 + 1, HashLen: 32, Hashes: n.hashes,
 		DeadlineUS: 20_000_000, Transfer: []byte("a"), Peer: n.address,
 	}
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	pooltest.Until(n.t, what, func() bool {
 		got, err := n.look.Ask(&q, 20*time.Second)
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		if right(got) {
-			return
-		}
-		if time.Now().After(limit) {
-			n.t.Fatalf("%s: %+v; %+v", what, got, statusOf(n.t, n.dDir).Transfers)
-		}
-	}
+		return right(got)
+	})
 }
 
 func pendingWith(blocks uint32) func(ipc.LookupReply) bool {
@@ -231,18 +227,13 @@ func TestPeerAddressIsFreeForASuccessor(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = next.Process.Kill() })
-	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	var st admin.Status
+	pooltest.Until(t, "the successor's start", func() bool {
 		body, err := adminclient.New(n.pDir).Get(t.Context(), "/status")
-		var st admin.Status
-		if err == nil && json.Unmarshal(body, &st) == nil && st.PID == next.Process.Pid && st.Ready {
-			if st.Peers.Address != n.address {
-				t.Errorf("it is at %q, not at %q", st.Peers.Address, n.address)
-			}
-			break
-		}
-		if time.Now().After(limit) {
-			t.Fatalf("the successor does not start: %s", log)
-		}
+		return err == nil && json.Unmarshal(body, &st) == nil && st.PID == next.Process.Pid && st.Ready
+	})
+	if st.Peers.Address != n.address {
+		t.Errorf("it is at %q, not at %q", st.Peers.Address, n.address)
 	}
 	if err := next.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

@@ -100,11 +100,12 @@ func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
 		return err
 	}
 	defer unix.Close(fd)
-	worker.Role, worker.Rank, worker.Shard, worker.LookupName = ipc.RoleWorker, rank, rank, ""
+	worker.Role, worker.Rank, worker.Held, worker.LookupName = ipc.RoleWorker, rank, []uint32{rank}, ""
 	worker.Regions, worker.Segments = 1, 1
 	c, err := b.openSession(&worker, []any{
 		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}}, fd},
-		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
+		&ipc.Segments{Req: 1, Shard: rank,
+			List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
 	})
 	if err != nil {
 		return err

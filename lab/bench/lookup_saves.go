@@ -57,7 +57,8 @@ func (s *lookupSaver) register() error {
 	}
 	defer unix.Close(fd)
 	return registerBench(s.conn, &ipc.Register{
-		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Shards: 1, HashTokens: lookupBlockTokens, Regions: 1,
+		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1,
+		HashTokens: lookupBlockTokens, Regions: 1,
 		Segments: 1,
 		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"},
 			{Key: "tenant", Value: ""}},

@@ -50,7 +50,7 @@ func (a *audit) entry(e uint32) error {
 	g := a.group(r.ident)
 	held := r.pins() > 0 || l.writing != 0
 	switch {
-	case l.present&l.writing != 0 || (l.present|l.writing)&^g.full != 0:
+	case !a.checkShards(e, len(g.classes)):
 		return fmt.Errorf("shards %b present, %b written, of %b", l.present, l.writing, g.full)
 	case r.is(flagVisible) && l.present != g.full:
 		return fmt.Errorf("entry visible with a rank missing: shards %b of %b", l.present, g.full)

@@ -24,20 +24,19 @@ func (p *Pool) commitPart(slots []pool.Slot, epoch uint32, status []pool.Status,
 
 func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor) pool.Status {
 	e, ok := c.deref(s.Ref)
-	bit := uint16(1) << s.Shard // none beyond MaxShards
-	if !ok || c.states.All[e].writing&bit == 0 {
+	if !ok || !c.isWriting(e, s.Shard) {
 		if status == pool.OK {
 			return pool.Stale
 		}
 		return status
 	}
-	r, l := &c.recs.All[e], &c.states.All[e]
-	l.writing &^= bit
+	r := &c.recs.All[e]
+	c.endWriting(e, s.Shard)
 	if status == pool.OK && (r.is(flagDropped) || !c.current(r.ident, epoch)) {
 		status = pool.Stale
 	}
 	if status == pool.OK {
-		l.present |= bit
+		c.setPresent(e, s.Shard)
 		slot, cell := c.shardCell(r.head, int(s.Shard))
 		cell.Sum = s.Sum
 		c.persistShard(e, slot, s.Shard, s.Sum)

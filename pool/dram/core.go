@@ -17,7 +17,10 @@ type core struct {
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
-	high   uint32 // records from here on were never used
+	wide   offheap.Region[wideShards] // of wide entries, by their numbers
+	high   uint32                     // records from here on were never used
+	// elements of wide from here on were never used
+	widest uint32
 	spare  uint32 // first unused record below high
 
 	slabs  slab.Slabs
@@ -78,6 +81,9 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 	if c.states, err = offheap.Reserve[recordState](most); err != nil {
 		return c, err
 	}
+	if c.wide, err = offheap.Reserve[wideShards](most); err != nil {
+		return c, err
+	}
 	if c.table, err = offheap.OpenTable(); err != nil {
 		return c, err
 	}
@@ -93,7 +99,7 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.slabs.Close())
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.wide.Close(), c.slabs.Close())
 }
 
 // hashes computes the hashes of entries, for a table that moves them.
@@ -176,7 +182,7 @@ type record struct {
 // recordState is the part of a header that only reservations and references need.
 type recordState struct {
 	generation       uint32 // of the record; part of its refs; never 0 in use
-	present, writing uint16 // bit per shard
+	present, writing uint16 // shards: a bit each, or their number in a wide entry
 }
 
 // ident is the rest of a key beside its hash: realm<<9 | group<<5 | hash length-1.
@@ -206,6 +212,7 @@ const (
 	flagRecent    = 1 << 3 // in the list of visible entries without pins
 	flagYoung     = 1 << 4 // in partialYoung
 	flagOld       = 1 << 5 // in partialOld
+	flagWide      = 1 << 6 // it has more than inlineShards shards
 	flagLifted    = 1 << 7 // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8 // pinned by ReadWithoutTouch, and not used since
 )

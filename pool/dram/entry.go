@@ -20,16 +20,17 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		c.giveAll(head, len(classes))
 		return none
 	}
+	wide, ok := c.widen(e, len(classes))
 	k := words(b)
 	h := c.seed.hash(id, k)
 	c.table.Grow(c.hashes)
-	if !c.table.Put(h, e) {
+	if !ok || !c.table.Put(h, e) {
 		c.giveAll(head, len(classes))
 		c.freeRecord(e)
 		return none
 	}
 	r := &c.recs.All[e]
-	r.hash, r.ident, r.hold, r.head = k, id, flagLive, head
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, head
 	c.lastCell(head, len(classes)).Link = e | upward
 	c.persistParent(e, none)
 	c.realms[id.realm()].entries++

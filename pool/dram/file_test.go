@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -158,6 +159,50 @@ func TestReopenedPoolHasItsBlocks(t *testing.T) {
 		load(t, p, a, &one, 0, h)
 		load(t, p, b, &two, 0, g)
 		load(t, p, b, &two, 1, g)
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestReopenedPoolHasManyShards keeps entries of up to MaxShards shards, and drops those that lack
+// one.
+func TestReopenedPoolHasManyShards(t *testing.T) {
+	path := keptPath(t)
+	o := dram.Options{Bytes: 4 << 20, SlabBytes: 64 << 10}
+	sizes := slices.Repeat([]uint32{700, 1500}, pool.MaxShards/2)
+	narrow, wide, widest := spec("narrow", sizes[:16]...), spec("wide", sizes[:17]...), spec("widest", sizes...)
+	specs := []*pool.Spec{&narrow, &wide, &widest}
+	for run := range 3 {
+		p := openFile(t, path, o)
+		if r := p.Info().Recovery; run > 0 && (r.Cold != "" || r.Entries != 9 || r.Spaces != 3 || r.Damaged != 0) ||
+			run == 1 && r.Partial != 8+9+128 { // those that come after the missing one have no entry
+			t.Fatalf("run %d: %+v", run, r)
+		}
+		for i, s := range specs {
+			id, err := p.OpenSpace(*s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, part := chainOf(uint64(i), 3), chainOf(uint64(10+i), 1)
+			for shard := range s.Shards {
+				if run == 0 {
+					save(t, p, id, s, uint8(shard), h)
+					if shard != s.Shards/2 {
+						save(t, p, id, s, uint8(shard), part)
+					}
+				}
+			}
+			if n := p.Prefix(id, 0, h); n != 3 {
+				t.Fatalf("run %d: %d of 3 blocks of %d shards", run, n, s.Shards)
+			}
+			for shard := range s.Shards {
+				load(t, p, id, s, uint8(shard), h)
+			}
+		}
+		if err := p.Check(); err != nil {
+			t.Fatal(err)
+		}
 		if err := p.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ type tenant struct {
 type move struct {
 	tenant
 	to       uint32
-	present  uint16 // shards of its entry
+	present  uint16 // as its entry's state has it: shards are added only
 	from, at int64  // offsets
 	bytes    int64  // to be copied; 0: nothing was written yet
 	failed   bool   // a page could not be read or written
@@ -93,7 +93,7 @@ func (c *core) planMoves(tenants, held []tenant) (left, stay []tenant, full bool
 				tenant: t, to: to, present: c.states.All[e].present,
 				from: c.slabs.Offset(t.slot), at: c.slabs.Offset(to),
 			}
-			if m.present&(1<<t.shard) != 0 {
+			if c.isPresent(e, t.shard) {
 				m.bytes = int64(c.slot(e, t.shard).Len)
 				bytes += m.bytes
 			}

@@ -21,8 +21,8 @@ func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
 	}
 	c.file.Touch(func() {
 		h := c.header(slot)
-		h.Hash, h.Space, h.HashLen = r.hash.words(), uint16(sp.record), r.ident.hashLen()
-		h.Place, h.Generation = r.ident.group()<<4|shard, sp.generation
+		h.Hash, h.HashLen, h.Generation = r.hash.words(), r.ident.hashLen(), sp.generation
+		h.SetPlace(sp.record, r.ident.group(), shard)
 		h.Length, h.Sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
 		h.Used.Store(c.file.Tick)
 		h.Check.Store(h.SumOf(slot))
@@ -70,7 +70,8 @@ func (c *core) persistMove(e uint32, m *move) {
 		if old.Check.Load() == 0 {
 			return
 		}
-		h.Hash, h.Space, h.HashLen, h.Place = old.Hash, old.Space, old.HashLen, old.Place
+		h.Hash, h.HashLen = old.Hash, old.HashLen
+		h.CopyPlace(old)
 		h.Generation, h.Length, h.Sum = old.Generation, old.Length, old.Sum
 		h.Check.Store(h.SumOf(m.to))
 	})

@@ -100,10 +100,10 @@ func (c *core) restoreSpaces(f *arena.File, slabBytes int64, r *Recovery) []*spa
 type scan struct {
 	*core
 	spaces         []*space   // by record
-	found          [][]uint32 // by slab: slots that hold a whole shard
+	found          [][]uint32 // by slab: slots that hold a whole shard and are not attached, by shard
 	claimed        slab.Claims
-	shards         uint16 // that occur, a bit each; guarded by mu
-	total          int    // guarded by mu
+	shards         shardSet // that occur; guarded by mu
+	total          int      // guarded by mu
 	damaged, stale atomic.Int64
 	lost           atomic.Int64
 	strays         int
@@ -126,42 +126,78 @@ func (s *scan) readAll() {
 
 // readSlab reads the headers of one slab, and clears those that are not used.
 func (s *scan) readSlab(n int32) {
-	var shards uint16
+	var found slabScan
 	first, end := s.slabs.Slots(n)
-	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) { shards |= s.read(slot) }))
+	s.lost.Add(s.file.TouchEach(first, end, func(slot uint32) {
+		if h := s.header(slot); s.whole(h, slot) {
+			found.add(slot, h.Shard())
+		}
+	}))
+	s.found[n] = found.byShard()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.shards |= shards
-	s.total += len(s.found[n])
+	for shard, n := range found.counts {
+		if n > 0 {
+			s.shards.add(uint8(shard))
+		}
+	}
+	s.total += len(found.slots)
 }
 
-// read reads the header of one slot. It returns the bit of its shard, 0 if the slot is not used.
-func (s *scan) read(slot uint32) uint16 {
-	h := s.header(slot)
+// slabScan is what was found in one slab.
+type slabScan struct {
+	slots  []uint32
+	shards []uint8 // of the slots
+	counts [pool.MaxShards]int
+}
+
+func (s *slabScan) add(slot uint32, shard uint8) {
+	s.slots, s.shards = append(s.slots, slot), append(s.shards, shard)
+	s.counts[shard]++
+}
+
+// byShard returns the slots ordered by shard, and those of one shard as they were found.
+func (s *slabScan) byShard() []uint32 {
+	if len(s.slots) == 0 || s.counts[s.shards[0]] == len(s.slots) {
+		return s.slots
+	}
+	at, next := [pool.MaxShards]int{}, 0
+	for shard, n := range s.counts {
+		at[shard], next = next, next+n
+	}
+	out := make([]uint32, len(s.slots))
+	for i, slot := range s.slots {
+		shard := s.shards[i]
+		out[at[shard]] = slot
+		at[shard]++
+	}
+	return out
+}
+
+// whole reports whether a slot holds a whole shard that is to be used, and clears its header if
+// not.
+func (s *scan) whole(h *arena.Header, slot uint32) bool {
 	if h.Check.Load() == 0 {
-		return 0
+		return false
 	}
 	if s.slabs.IsBad(slot) { // its page was retired
 		h.Check.Store(0)
-		return 0
+		return false
 	}
 	if counter := s.judge(h, slot); counter != nil {
 		counter.Add(1)
 		h.Check.Store(0)
-		return 0
+		return false
 	}
-	shard := uint16(1) << h.Shard()
-	n := s.slabs.SlabOf(slot)
-	s.found[n] = append(s.found[n], slot)
-	return shard
+	return true
 }
 
 // judge returns the counter of a header that is not to be used; nil if it is.
 func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
-	if !h.Whole(slot) || int(h.Space) >= len(s.spaces) || s.spaces[h.Space] == nil {
+	if !h.Whole(slot) || h.Space() >= len(s.spaces) || s.spaces[h.Space()] == nil {
 		return &s.damaged
 	}
-	sp := s.spaces[h.Space]
+	sp := s.spaces[h.Space()]
 	if h.Generation != sp.generation {
 		return &s.stale
 	}

@@ -1,8 +1,6 @@
 package dram
 
 import (
-	"math/bits"
-
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
@@ -10,18 +8,20 @@ import (
 // attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
 // to it in order.
 func (s *scan) attach(shard uint8) bool {
-	if s.shards&(1<<shard) == 0 {
+	if !s.shards.has(shard) {
 		return true
 	}
 	if shard == 0 && !s.table.Reserve(s.total) {
 		return false
 	}
-	for _, slots := range s.found {
-		for _, slot := range slots {
+	for n := range s.found {
+		for len(s.found[n]) > 0 { // the slots of this shard come first
+			slot := s.found[n][0]
 			h := s.header(slot)
 			if h.Shard() != shard {
-				continue
+				break
 			}
+			s.found[n] = s.found[n][1:]
 			if !s.attachOne(h, slot) {
 				h.Check.Store(0)
 				if !s.twin(h) {
@@ -48,8 +48,8 @@ func (s *scan) stray(shard uint8) {
 func (s *scan) twin(h *arena.Header) bool {
 	c := s.core
 	k := keyOf(&h.Hash)
-	e := c.findWords(makeIdent(s.spaces[h.Space].realm, h.Group(), int(h.HashLen)), &k)
-	if e == none || c.states.All[e].present&(1<<h.Shard()) == 0 {
+	e := c.findWords(makeIdent(s.spaces[h.Space()].realm, h.Group(), int(h.HashLen)), &k)
+	if e == none || !c.isPresent(e, h.Shard()) {
 		return false
 	}
 	_, at := c.shardCell(c.recs.All[e].head, int(h.Shard()))
@@ -58,11 +58,11 @@ func (s *scan) twin(h *arena.Header) bool {
 
 func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 	c := s.core
-	sp := s.spaces[h.Space]
+	sp := s.spaces[h.Space()]
 	id := makeIdent(sp.realm, h.Group(), int(h.HashLen))
 	k := keyOf(&h.Hash)
 	e := c.findWords(id, &k)
-	shard := int(h.Shard())
+	shard := h.Shard()
 	if shard == 0 {
 		if e != none {
 			return false
@@ -71,12 +71,12 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 			return false
 		}
 	} else {
-		if e == none || c.states.All[e].present != 1<<shard-1 {
+		if e == none || c.presentCount(e) != int(shard) { // all before it: they are added in order
 			return false
 		}
-		_, last := c.shardCell(c.recs.All[e].head, shard-1)
+		_, last := c.shardCell(c.recs.All[e].head, int(shard)-1)
 		last.Link = slot
-		c.states.All[e].present |= 1 << shard
+		c.setPresent(e, shard)
 	}
 	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
 	c.slabs.Claim(s.claimed, slot)
@@ -89,14 +89,15 @@ func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
 	if e == none {
 		return none
 	}
+	wide, ok := c.widen(e, len(c.group(id).classes))
 	c.table.Grow(c.hashes)
-	if !c.table.Put(c.seed.hash(id, k), e) {
+	if !ok || !c.table.Put(c.seed.hash(id, k), e) {
 		c.freeRecord(e)
 		return none
 	}
 	r := &c.recs.All[e]
-	r.hash, r.ident, r.hold, r.head = k, id, flagLive, slot
-	c.states.All[e].present = 1
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, slot
+	c.setPresent(e, 0)
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
 	return e
@@ -111,7 +112,7 @@ func (s *scan) giveUpPartial() (n int) {
 			continue
 		}
 		slot := r.head
-		for range bits.OnesCount16(c.states.All[e].present) {
+		for range c.presentCount(e) {
 			next := c.slabs.At(slot).Link
 			c.slabs.Unclaim(s.claimed, slot)
 			s.header(slot).Check.Store(0)

@@ -146,7 +146,7 @@ func (c *core) reserveShard(e uint32, shard uint8) (pool.Status, pool.Slot) {
 		return status, pool.Slot{}
 	}
 	c.leaveLists(e) // it may have been partial
-	c.states.All[e].writing |= uint16(1) << shard
+	c.beginWriting(e, shard)
 	return pool.OK, c.slot(e, shard)
 }
 
@@ -203,11 +203,10 @@ func (p *Pool) peekPart(b *pool.Batch, from, to int) {
 // shardStatus returns Exists or InProgress for a shard that is stored or being written, OK for
 // another.
 func (c *core) shardStatus(e uint32, shard uint8) pool.Status {
-	l, bit := &c.states.All[e], uint16(1)<<shard
 	switch {
-	case l.present&bit != 0:
+	case c.isPresent(e, shard):
 		return pool.Exists
-	case l.writing&bit != 0:
+	case c.isWriting(e, shard):
 		return pool.InProgress
 	}
 	return pool.OK

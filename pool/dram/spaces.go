@@ -24,7 +24,7 @@ type space struct {
 type group struct {
 	classes []int32 // per shard
 	bytes   int64   // slots of all shards
-	full    uint16  // value of recordState.present when all shards are present
+	full    uint16  // value of recordState.present when all shards are committed
 	kind    uint8   // as the policy distinguishes entries
 	tokens  uint32  // of a block
 }
@@ -149,7 +149,7 @@ func (c *core) newGroup(spec pool.Group) (g group) {
 		g.classes = append(g.classes, id)
 		g.bytes += c.slabs.SlotBytes(id)
 	}
-	g.full = uint16(1<<len(spec.ShardBytes) - 1)
+	g.full = fullLife(len(spec.ShardBytes))
 	g.kind, g.tokens = c.kindOf(g.classes), spec.BlockTokens
 	return g
 }
@@ -266,7 +266,7 @@ func (p *Pool) stats() pool.Stats {
 // resident returns the touched memory of hash table, headers and slot table.
 func (c *core) resident() int64 {
 	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-		c.slabs.Resident()
+		c.wide.Resident(int(c.widest)) + c.slabs.Resident()
 }
 
 var _ pool.SpaceCounter = (*Pool)(nil)

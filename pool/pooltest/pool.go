@@ -39,6 +39,7 @@ func TestPoolInAnyOrder(t *testing.T, open Open) {
 		test func(*testing.T, Open)
 	}{
 		{"EntryInvisibleWithOneRankMissing", testInvisible},
+		{"EntriesHaveManyShards", testManyShards},
 		{"ReserveSaysWhatIs", testReserveStatus},
 		{"GivenUpIsNotStored", testGiveUp},
 		{"KeysDoNotMix", testKeysDoNotMix},

@@ -2,6 +2,7 @@ package pooltest
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -163,7 +164,7 @@ func testSpaces(t *testing.T, open Open) {
 		t.Fatalf("a shard larger than the pool: %v, want ErrTooLarge", err)
 	}
 	for name, bad := range map[string]pool.Spec{
-		"no shards": model("s0", 1), "17 shards": model("s17", 1, make([]uint32, 17)...),
+		"no shards": model("s0", 1), "257 shards": model("s257", 1, slices.Repeat([]uint32{1}, pool.MaxShards+1)...),
 		"no groups": model("g0", 0, 100),
 		"17 groups": model("g17", 17, 100), "empty shard": model("e", 1, 100, 0),
 		"fewer sizes than shards": {Identity: []byte("f"), Fingerprint: [16]byte{1}, Shards: 2, Groups: []pool.Group{

@@ -132,6 +132,8 @@ class Sync:
 class Register:
     """Registers one rank of an engine, or its scheduler; ``regions`` and ``segments`` count what
     follows.
+
+    ``held`` are the shards of a worker, ascending; one before version 3. A block has ``shards``.
     """
 
     req: int
@@ -139,7 +141,7 @@ class Register:
     role: int
     rank: int
     world: int
-    shard: int
+    held: tuple[int, ...]
     shards: int
     identity: tuple[tuple[str, str], ...]
     groups: tuple[Group, ...]
@@ -183,9 +185,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segments of a group, continuing the last SEGMENTS of that group."""
+    """Segments of a shard's group, continuing the last SEGMENTS of both.
+
+    ``shard`` is NO_INDEX if read from a version before 3: the one that is held.
+    """
 
     req: int
+    shard: int
     group: int
     segments: tuple[Segment, ...]
 

@@ -38,6 +38,7 @@ from kvagent.limits import (
     MAX_SEGMENTS,
     MAX_SEGMENTS_MESSAGE,
     MAX_SHARDS,
+    MAX_SHARDS_2,
     MAX_TEXT,
     MAX_TRANSFER_MS,
     MAX_TRANSFER_NAME,
@@ -87,12 +88,14 @@ _RECORDS: dict[int, Record] = {
         m.Register,
         req=_U32, instance=Str(1, MAX_NAME), role=Uint(m.Role.SCHEDULER, m.Role.WORKER),
         rank=Uint(0, MAX_WORLD - 1), world=Uint(1, MAX_WORLD),
-        shard=Uint(0, MAX_SHARDS - 1), shards=Uint(1, MAX_SHARDS),
+        held=List(Uint(0, MAX_SHARDS - 1), 0, MAX_SHARDS), shards=Uint(1, MAX_SHARDS),
         identity=_IDENTITY, groups=List(_GROUP, 1, MAX_GROUPS), hash_tokens=_POSITIVE,
         lookup_name=_NAME, sync=Optional(_SYNC), regions=Uint(0, MAX_REGIONS), segments=Uint(0, MAX_SEGMENTS),
     ),
     4: record(m.Regions, req=_U32, regions=List(_REGION, 0, MAX_REGIONS_MESSAGE)),
-    5: record(m.Segments, req=_U32, group=_GROUP_INDEX, segments=List(_SEGMENT, 0, MAX_SEGMENTS_MESSAGE)),
+    5: record(
+        m.Segments, req=_U32, shard=_U32, group=_GROUP_INDEX, segments=List(_SEGMENT, 0, MAX_SEGMENTS_MESSAGE),
+    ),
     6: record(m.Registered, req=_U32, status=_U8, text=_TEXT, space=_ID, epoch=_U32, lookup_path=Str(0, MAX_PATH)),
     7: record(m.Unregister, req=_U32),
     8: record(m.Release, leases=List(_U64, 0, MAX_RELEASES)),
@@ -126,6 +129,8 @@ _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
 _WELCOME_DEFAULTS: tuple[Any, ...] = (0, 0, 0, 0, "")  # of the fields after version 1's
 _SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # index of revoke among the fields of SAVE
 _LOAD = _NUMBERS[m.Load]
+_REGISTER, _HELD, _ROLE = _NUMBERS[m.Register], 5, 2  # indexes of held and role among the fields
+_SEGMENTS, _SHARD = _NUMBERS[m.Segments], 1
 
 _ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
 _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
@@ -143,6 +148,10 @@ def encode(message: m.Message, version: int = m.VERSION) -> bytes:
         del values[_WELCOME_FIELDS[message.version] :]
     elif isinstance(message, m.Save) and version == 1:
         del values[_SAVE_REVOKE]
+    elif isinstance(message, m.Register) and version < 3:
+        values[_HELD] = message.held[0] if message.held else 0
+    elif isinstance(message, m.Segments) and version < 3:
+        del values[_SHARD]
     body = pack([number, *values])
     if len(body) > MAX_FRAME:
         raise Malformed(f"{type(message).__name__}: {len(body)} bytes, at most {MAX_FRAME}")
@@ -194,6 +203,10 @@ def decode(body: bytes, version: int = m.VERSION) -> m.Message:
         _complete_welcome(fields)
     elif number == _SAVE and version == 1:
         fields.insert(_SAVE_REVOKE, m.NO_INDEX)
+    elif number == _SEGMENTS and version < 3:
+        fields.insert(_SHARD, m.NO_INDEX)
+    elif number == _REGISTER and version < 3 and len(fields) > _HELD:
+        fields[_HELD] = [] if (fields[_ROLE], fields[_HELD]) == (m.Role.SCHEDULER, 0) else [fields[_HELD]]
     message: m.Message = one.read(fields, one.cls.__name__)
     _check(message, version)
     return message
@@ -243,10 +256,21 @@ def _check(message: m.Message, version: int) -> None:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):
         check_identity(message.identity)
+        if version < 3:
+            _check_old_shards(message)
+    elif isinstance(message, m.Segments) and version > 2 and message.shard >= MAX_SHARDS:
+        raise Malformed(f"Segments.shard: {message.shard} is not an integer from 0 to {MAX_SHARDS - 1}")
     elif isinstance(message, (m.Save, m.Load)):
         _check_sections(message.sections)
         if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
             raise Malformed("Save.revoke: version 1 has none")
+
+
+def _check_old_shards(message: m.Register) -> None:
+    if len(message.held) > 1:
+        raise Malformed(f"Register.held: {len(message.held)} shards, before version 3 there is one")
+    if message.shards > MAX_SHARDS_2 or max(message.held, default=0) >= MAX_SHARDS_2:
+        raise Malformed(f"Register.shards: {message.shards}, before version 3 there are 1 to {MAX_SHARDS_2}")
 
 
 def check_identity(identity: tuple[tuple[str, str], ...]) -> None:

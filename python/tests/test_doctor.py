@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_engines_that_share_are_well(
     said = capsys.readouterr().out
     assert "PROBLEM" not in said
     for part in (
-        "session.sock answers: protocol 2",
+        "session.sock answers: protocol 3",
         "lookup.sock answers after",
         "PID namespace is shared",
         "all 2 engines share one space",
@@ -215,7 +216,7 @@ def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
 def test_every_key_of_an_identity_has_a_hint() -> None:
     """The keys are those of space.identity."""
     text = (Path(host.__file__).parents[1] / "vllm" / "space.py").read_text()
-    keys = {line.split('"')[1] for line in text.splitlines() if line.startswith('            "')}
+    keys = set(re.findall(r'^ {8,12}"(\w+)":', text, re.MULTILINE))
     assert keys == set(of_agent.HINTS)
 
 

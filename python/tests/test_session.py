@@ -35,13 +35,13 @@ class Agent:
         self.socket = sock
         sock.settimeout(PATIENCE_S)
 
-    def say(self, *messages: m.Message, version: int = 2) -> None:
+    def say(self, *messages: m.Message, version: int = m.VERSION) -> None:
         self.socket.sendall(b"".join(frame(encode(message, version)) for message in messages))
 
-    def hear(self, version: int = 2) -> m.Message:
+    def hear(self, version: int = m.VERSION) -> m.Message:
         return self.hear_with_fds(version)[0]
 
-    def hear_with_fds(self, version: int = 2) -> tuple[m.Message, list[int]]:
+    def hear_with_fds(self, version: int = m.VERSION) -> tuple[m.Message, list[int]]:
         header, fds = self._receive(HEADER_BYTES)
         body, late = self._receive(body_length(header))
         assert late == [], "descriptors have to come with the first byte of their frame, once"

@@ -229,8 +229,8 @@ def test_ranks() -> None:
     assert [shard(rank, 4, replicas) for rank in range(8)] == [0] * 4 + [1] * 4
     with pytest.raises(Unsupported, match="nodes"):
         ranks(SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=2), _config(FullAttentionSpec))
-    with pytest.raises(Unsupported, match="32 ranks"):
-        ranks(SimpleNamespace(tensor_parallel_size=32, pipeline_parallel_size=1), _config(FullAttentionSpec))
+    with pytest.raises(Unsupported, match="128 ranks, allowed is 1 to 64"):
+        ranks(SimpleNamespace(tensor_parallel_size=128, pipeline_parallel_size=1), _config(FullAttentionSpec))
 
 
 def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import (
 // free slot.
 //
 //	0   block hash (32 bytes, zero-padded)
-//	32  space (uint16): number of its record in the file
-//	34  group<<4 | shard
+//	32  upper half of the shard<<12 | space: number of its record in the file (uint16)
+//	34  group<<4 | lower half of the shard
 //	35  length of the block hash
 //	36  generation of the space (uint32); the header is stale if its record has another
 //	40  bytes of the shard (uint32)
@@ -24,8 +24,8 @@ import (
 //	60  0, or the checksum of bytes 0 to 47 and of the slot's number
 type Header struct {
 	Hash       [4]uint64
-	Space      uint16
-	Place      uint8
+	space      uint16
+	place      uint8
 	HashLen    uint8
 	Generation uint32
 	Length     uint32
@@ -35,7 +35,12 @@ type Header struct {
 	Check      atomic.Uint32
 }
 
-const headerFixed = 48 // bytes under the checksum
+const (
+	headerFixed = 48 // bytes under the checksum
+	spaceBits   = 12 // of Header.space; above them is the upper half of the shard
+)
+
+var _ = [1<<spaceBits - MaxSpaces + 1]byte{} // each space has a number
 
 var _ = [1]byte{}[unsafe.Sizeof(Header{})-HeaderBytes]
 
@@ -54,11 +59,22 @@ func (h *Header) Whole(slot uint32) bool {
 	return check != 0 && check == h.SumOf(slot)
 }
 
+// SetPlace sets the space, by the number of its record, the group and the shard of the block.
+func (h *Header) SetPlace(space int, group, shard uint8) {
+	h.space, h.place = uint16(space)|uint16(shard>>4)<<spaceBits, group<<4|shard&15
+}
+
+// CopyPlace sets them to those of another header.
+func (h *Header) CopyPlace(from *Header) { h.space, h.place = from.space, from.place }
+
+// Space returns the number of the space's record in the file.
+func (h *Header) Space() int { return int(h.space & (1<<spaceBits - 1)) }
+
 // Group returns the group of the block.
-func (h *Header) Group() uint8 { return h.Place >> 4 }
+func (h *Header) Group() uint8 { return h.place >> 4 }
 
 // Shard returns the shard of the block.
-func (h *Header) Shard() uint8 { return h.Place & 15 }
+func (h *Header) Shard() uint8 { return uint8(h.space>>spaceBits)<<4 | h.place&15 }
 
 // ParentOf returns the Parent of a header: the parent's slot, and a tag of its key.
 func ParentOf(slot, tag uint32) uint64 { return uint64(slot+1)<<32 | uint64(tag) }

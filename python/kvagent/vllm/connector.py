@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
+from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.generation import (
     PRIVATE,
@@ -54,7 +55,12 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         check_drafts(getattr(vllm_config, "speculative_config", None))
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
-        self._identity = identity(vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__)
+        self._cells = cells(vllm_config, kv_cache_config, self._options.share_tp, self._options.share_pp)
+        if self._cells is not None:
+            self._ranks = geo.Ranks(self._ranks.world, self._cells.count)
+        self._identity = identity(
+            vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__, self._cells
+        )
         reasons = _reasons(vllm_config, self._options, self._identity)
         self._deltas: list[CounterDeltas] = []
         self._next_stats = 0.0

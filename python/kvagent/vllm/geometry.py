@@ -15,14 +15,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvagent.limits import MAX_WORLD
 from kvagent.messages import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-MAX_SHARDS = 16  # limit of the protocol
-_FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+MLA = "MLAAttentionSpec"
+_FULL = ("FullAttentionSpec", MLA)
 _WINDOW = "SlidingWindowSpec"
 
 
@@ -87,9 +87,17 @@ class Ranks:
     shards: int
 
     def check(self) -> None:
-        """Raise Unsupported if a block would have more shards than the protocol allows."""
-        if not 1 <= self.shards <= MAX_SHARDS:
-            raise Unsupported(f"{self.shards} ranks hold different KV, allowed is 1 to {MAX_SHARDS}")
+        """Raise Unsupported if there are more ranks than the protocol allows."""
+        if not 1 <= self.world <= MAX_WORLD:
+            raise Unsupported(f"{self.world} ranks, allowed is 1 to {MAX_WORLD}")
+
+
+def replicated(kv_cache_config: Any) -> bool:
+    """Return whether all tensor-parallel ranks hold the same KV, however many there are."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    return bool(specs) and all(
+        type(spec).__name__ == MLA or getattr(spec, "max_tp_shards", None) == 1 for spec in specs
+    )
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
@@ -103,7 +111,7 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
             raise Unsupported(f"{name} {getattr(parallel, name)}: only 1 is served")
     tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
     replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
-    if all(type(g.kv_cache_spec).__name__ == "MLAAttentionSpec" for g in kv_cache_config.kv_cache_groups):
+    if replicated(kv_cache_config):
         replicas = tp
     spread = Ranks(tp * pp, tp // replicas * pp)
     spread.check()

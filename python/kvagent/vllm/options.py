@@ -76,6 +76,10 @@ class Options:
     trust: by the identifiers that vLLM hashes, which clients may choose. bypass: such requests are
     neither saved nor loaded.
     """
+    share_tp: int = 0
+    """The least common multiple of the tensor parallel sizes that share; 0: this engine's own."""
+    share_pp: int = 0
+    """The least common multiple of the pipeline parallel sizes that share; 0: this engine's own."""
     start_wait_ms: float = 2_000.0
     """The longest that the engine's start waits for a running agent to accept its registration."""
 
@@ -88,6 +92,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "load_deadline_ms": (1, 600_000),
     "min_load_tokens": (1, 1 << 20),
     "pin_percent": (0, 50),
+    "share_tp": (0, 256),
+    "share_pp": (0, 256),
     "start_wait_ms": (0, 60_000),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA}

@@ -21,16 +21,17 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
+from kvagent.vllm.cells import whole_spec
 from kvagent.vllm.generation import LOADED
-from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.geometry import MLA, Unsupported, replicated
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvagent.vllm.cells import Cells
     from kvagent.vllm.geometry import Ranks
 
-_MLA = "MLAAttentionSpec"
 _WINDOW = "SlidingWindowSpec"
 
 log = logging.getLogger("vllm.kvagent")
@@ -54,7 +55,7 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
         try:
             with set_current_vllm_config(vllm_config):
                 backend = get_attn_backend(
-                    spec.head_size, model.dtype, cache.cache_dtype, use_mla=kind == _MLA,
+                    spec.head_size, model.dtype, cache.cache_dtype, use_mla=kind == MLA,
                     has_sliding_window=kind == _WINDOW,
                 )  # fmt: skip
             names.append(_backend_name(backend, vllm_config, spec))
@@ -118,11 +119,12 @@ _WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculatio
 
 
 def identity(
-    vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str
+    vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str, plan: Cells | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Return the pairs of the identity.
 
-    ``version`` is vLLM's: each minor version may define its own block layout.
+    ``version`` is vLLM's: each minor version may define its own block layout. ``plan``: the model's
+    cells, in place of the parallel sizes.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -145,16 +147,29 @@ def identity(
             "rope": _rope(model),
             "tenant": tenant,
             "layout": str(getattr(layout, "name", layout) or ""),
-            "groups": _digest(repr(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups),
-            "stages": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
-            "tp": str(vllm_config.parallel_config.tensor_parallel_size),
-            "pp": str(vllm_config.parallel_config.pipeline_parallel_size),
             "shards": str(ranks.shards),
             "hash": algorithm,
             "hash_seed": _seed(algorithm, str(vllm_config.kv_transfer_config.engine_id)),
             "engine": f"vllm {'.'.join(version.split('.')[:2])}",
         }
+        | _distribution(vllm_config.parallel_config, kv_cache_config, plan)
     )
+
+
+def _distribution(parallel: Any, kv_cache_config: Any, plan: Cells | None) -> dict[str, str]:
+    """Return what determines which part of a block is in which shard."""
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    if plan is not None:
+        return {
+            "groups": _digest(whole_spec(spec, plan.heads) for spec in specs),
+            "cells": plan.text,
+        }
+    return {
+        "groups": _digest(map(repr, specs)),
+        "stages": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),
+        "tp": "any" if replicated(kv_cache_config) else str(parallel.tensor_parallel_size),
+        "pp": str(parallel.pipeline_parallel_size),
+    }
 
 
 def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> bool:

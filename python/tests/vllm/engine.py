@@ -145,7 +145,7 @@ def documented() -> set[str]:
     return set(re.findall(r"`(vllm:kvagent_\w+)_total`", (docs / "VLLM.md").read_text()))
 
 
-def main(model: str, socket_dir: str) -> None:
+def print_metrics(model: str, socket_dir: str) -> None:
     """Print what an engine says, and its metrics before and after it, as JSON in the last line.
 
     Scheduler and worker are in processes of their own, as under `vllm serve`.
@@ -157,5 +157,31 @@ def main(model: str, socket_dir: str) -> None:
     print(json.dumps({"said": said, "before": before, "after": exported(llm)}))
 
 
+def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]:
+    """Return the answers to PROMPTS of an engine in another process, whose saves have ended."""
+    command = [sys.executable, "-m", "tests.vllm.engine", str(model), str(socket_dir), json.dumps(more)]
+    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several workers on one NUMA node
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ELSEWHERE_S, env=env)
+    assert done.returncode == 0, done.stderr[-4000:]
+    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+ELSEWHERE_S = 600.0  # for what takes half a minute on an idle machine
+
+
+def print_answers(model: str, socket_dir: str, options: str) -> None:
+    """Print the answers to PROMPTS, as JSON in the last line; ``options`` are make_engine's."""
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    llm = make_engine(Path(model), socket_dir, **json.loads(options))
+    said = generate(llm, PROMPTS)
+    settle(llm)
+    print(json.dumps(said), flush=True)
+    llm.llm_engine.engine_core.shutdown()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) == 3:
+        print_metrics(*sys.argv[1:])
+    else:
+        print_answers(*sys.argv[1:])

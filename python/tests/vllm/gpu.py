@@ -1,6 +1,6 @@
 """A fake GPU that knows the right content of every slot of the KV cache.
 
-It writes f(weights, prefix, position, layer, rank) into the slots of the tokens that a step
+It writes f(weights, prefix, position, layer, rank or head) into the slots of the tokens that a step
 computes, and checks all earlier positions of the same request through the block table of that step.
 Rejected draft tokens get other values.
 """
@@ -59,9 +59,12 @@ class Part:
 
 
 class Gpu:
-    """The GPU. Each rank has its own caches."""
+    """The GPU. Each rank has its own caches; with ``split``, its own heads of a model that is the
+    same for any number of ranks.
+    """
 
-    def __init__(self, kv: Any, caches: list[dict[str, Any]]) -> None:
+    def __init__(self, kv: Any, caches: list[dict[str, Any]], *, split: bool = False) -> None:
+        self.split = split
         self.kv = kv
         self.caches = caches
         self.weights = 0
@@ -94,11 +97,13 @@ class Gpu:
             table = torch.tensor(part.tables[group], dtype=torch.int64)
             blocks, slots = table[positions // size], positions % size
             for number, layer in enumerate(spec.layer_names):
-                seed = (number + 8 * group) * 13 + rank * 29 + self.weights * 1009
-                want = ((hashes[low:] * 7 + seed) % PRIME).to(torch.float32)
+                seed = (number + 8 * group) * 13 + self.weights * 1009
                 view = self.caches[rank][layer]
+                heads = view.shape[1]
+                part_of = torch.arange(rank * heads, rank * heads + heads) if self.split else torch.full((heads,), rank)
+                want = ((hashes[low:, None] * 7 + seed + part_of * 29) % PRIME).to(torch.float32)
                 got = view[blocks[: begin - low], :, slots[: begin - low]]
-                wrong = (got != want[: begin - low, None, None]).flatten(1).any(1)
+                wrong = (got != want[: begin - low, :, None]).flatten(1).any(1)
                 self.checked += len(wrong)
                 if bool(wrong.any()):
                     at = int(positions[: begin - low][wrong][0])
@@ -106,4 +111,4 @@ class Gpu:
                         f"{part.name} rank {rank} {layer} position {at} of {begin}, {int(wrong.sum())} wrong"
                     )
                 want[end - low :] = REJECTED
-                view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, None, None]
+                view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, :, None]

@@ -56,16 +56,16 @@ def vllm_config(
     return config
 
 
-def kv_cache_config(config: VllmConfig, blocks: int, window: int, scale: int) -> Any:
+def kv_cache_config(config: VllmConfig, blocks: int, window: int, scale: int, heads: int = HEADS) -> Any:
     """Return the configuration. With a window, every second layer has it.
 
-    Blocks of the other layers have ``scale`` times as many tokens.
+    Blocks of the other layers have ``scale`` times as many tokens. ``heads``: of one rank.
     """
-    full = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=HEADS, head_size=HEAD, dtype=torch.float32)
+    full = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=heads, head_size=HEAD, dtype=torch.float32)
     specs: dict[str, Any] = {f"model.layers.{i}.attn": full for i in range(LAYERS)}
     if window:
         sliding = SlidingWindowSpec(
-            block_size=BLOCK, num_kv_heads=HEADS * scale, head_size=HEAD, dtype=torch.float32, sliding_window=window
+            block_size=BLOCK, num_kv_heads=heads * scale, head_size=HEAD, dtype=torch.float32, sliding_window=window
         )
         specs = {name: sliding if i % 2 else full for i, name in enumerate(specs)}
     groups = planning.get_kv_cache_groups(config, specs)

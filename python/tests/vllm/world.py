@@ -37,7 +37,7 @@ from kvagent.vllm.worker.sync import HostClock
 from tests.agent import eventually
 from tests.vllm import agents
 from tests.vllm.gpu import Gpu, Part, Sequence
-from tests.vllm.setting import BLOCK, kv_cache_config, vllm_config
+from tests.vllm.setting import BLOCK, HEADS, kv_cache_config, vllm_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,12 +58,16 @@ class _Launch:
 
 
 class World:
-    """An engine. ``depth``: steps in flight. ``drafts``: speculative tokens per step."""
+    """An engine. ``depth``: steps in flight. ``drafts``: speculative tokens per step.
+
+    ``split``: its ranks divide the heads of the model among them; else each has all of them.
+    """
 
     def __init__(
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None, max_batched: int = 256,
+        split: bool = False,
     ) -> None:  # fmt: skip
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
@@ -84,7 +88,7 @@ class World:
             drafts=drafts,
         )  # fmt: skip
         self.config.cache_config.num_gpu_blocks = blocks
-        self.kv = kv_cache_config(self.config, blocks, window, scale)
+        self.kv = kv_cache_config(self.config, blocks, window, scale, HEADS // ranks if split else HEADS)
         self.kv.kv_cache_layout = layout
         init_none_hash(sha256)
         block, hashed = resolve_kv_cache_block_sizes(self.kv, self.config)
@@ -93,7 +97,7 @@ class World:
         # The workers are there before the scheduler is.
         self.queue: list[Callable[[], None]] = []
         caches = [allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout[layout]) for _ in range(ranks)]
-        self.gpu = Gpu(self.kv, caches)
+        self.gpu = Gpu(self.kv, caches, split=split)
         self.workers: list[Any] = []
         self.drivers: list[Any] = []
         for rank in range(ranks):

@@ -22,6 +22,7 @@ from kvagent.vllm.worker.sync import Sync, make_sync
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvagent.vllm.cells import Cells
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.side import Results
 
@@ -35,6 +36,7 @@ class WorkerCalls:
     _identity: tuple[tuple[str, str], ...]
     _ranks: geo.Ranks
     _replicas: int
+    _cells: Cells | None
     _worker: WorkerSide | None = None
     _sync: Sync | None = None
     _memory: Memory | None = None
@@ -53,7 +55,9 @@ class WorkerCalls:
         release_fenced()
         self._kv_caches = kv_caches
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
-        self._memory = memory(kv_caches, names, self._config.num_blocks, self._options.cpu_memory)
+        self._memory = memory(
+            kv_caches, names, self._config.num_blocks, self._options.cpu_memory, plan=self._cells, rank=self._rank
+        )
         self._sync = self._sync or make_sync(self._memory.device)
         if backends := used_backends(self._vllm_config, self._config):
             self._identity = with_resolved(self._identity, backends)
@@ -181,7 +185,7 @@ class WorkerCalls:
         return Registration(
             role=Role.WORKER, rank=self._rank, shard=geo.shard(self._rank, tp, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
-            segments=self._memory.segments, **self._common(),
+            segments=self._memory.segments, cells=self._memory.cells, **self._common(),
         )  # fmt: skip
 
 

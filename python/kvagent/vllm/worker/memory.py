@@ -14,7 +14,6 @@ memory only after its last user is gone. Nothing here waits, so a shutdown does 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,37 +23,34 @@ from kvagent.cuda.export import Exported, export
 from kvagent.errors import KVAgentError
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.worker.cell_memory import cell_extents
+from kvagent.vllm.worker.extents import Extent, extents, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.cuda.driver import Driver
+    from kvagent.vllm.cells import Cells
     from kvagent.vllm.worker.side import WorkerSide
 
 FIRST_REGION = 1  # region 0 holds the words
+_WHOLE = -1  # in place of a shard: all that a rank holds
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """A run of bytes in every block: block b's is at ``offset + b * stride`` of the storage."""
-
-    storage: int
-    offset: int
-    stride: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Memory:
-    """A worker's registered memory: regions with their descriptors, and each group's segments.
+    """What a worker registers: regions with their descriptors, and where its blocks lie in them.
 
     ``close`` frees its exports.
     """
 
     regions: tuple[tuple[Region, int | None], ...]
     segments: dict[int, tuple[Segment, ...]]
+    """By group; empty if there are cells."""
+    cells: dict[int, dict[int, tuple[Segment, ...]]] = field(default_factory=dict)
+    """By shard and group."""
     device: Any = None
     """The GPU; None for host memory."""
     exported: tuple[Exported, ...] = ()
@@ -67,31 +63,43 @@ class Memory:
 
 def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
-    driver: Driver | None = None,
+    driver: Driver | None = None, *, plan: Cells | None = None, rank: int = 0,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
     ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
-    replaces CUDA's in tests.
+    replaces CUDA's in tests. ``plan``: the model's cells, of which this is what ``rank`` holds.
     """
     storages: dict[int, tuple[int, Any]] = {}
-    found = {}
-    for number, names in enumerate(groups):
-        extents: list[Extent] = []
-        for name in names:
-            if name not in kv_caches:
-                raise Unsupported(f"group {number}: layer {name} has no KV cache here")
-            extents += _extents(name, kv_caches[name], num_blocks, storages)
-        found[number] = _merged(extents)
+    if plan is not None:
+        found = cell_extents(kv_caches, groups, num_blocks, plan, rank, storages)
+    else:
+        found = {_WHOLE: _of_groups(kv_caches, groups, num_blocks, storages)}
     device = _device(kv_caches)
     if device is not None:
         return _on_gpu(storages, found, device, driver or CudaDriver())
     regions = tuple(_region(place + FIRST_REGION, storage, kind) for place, storage in storages.values())
-    return Memory(regions, _segments(found, [0] * len(regions)))
+    return Memory(regions, *_segments(found, [0] * len(regions)))
+
+
+def _of_groups(
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
+    storages: dict[int, tuple[int, Any]],
+) -> dict[int, list[Extent]]:  # fmt: skip
+    """Return the extents of each group, in memory order."""
+    found = {}
+    for number, names in enumerate(groups):
+        some: list[Extent] = []
+        for name in names:
+            if name not in kv_caches:
+                raise Unsupported(f"group {number}: layer {name} has no KV cache here")
+            some += extents(name, kv_caches[name], num_blocks, storages)
+        found[number] = merged(some)
+    return found
 
 
 def _on_gpu(
-    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, list[Extent]], device: Any, driver: Driver
+    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any, driver: Driver
 ) -> Memory:
     exported: list[Exported] = []
     try:
@@ -104,17 +112,26 @@ def _on_gpu(
             raise Unsupported(str(error)) from error
         raise
     regions = tuple(region for one in exported for region in one.regions)
-    return Memory(regions, _segments(found, [one.offset for one in exported]), device, tuple(exported))
+    return Memory(regions, *_segments(found, [one.offset for one in exported]), device, tuple(exported))
 
 
-def _segments(found: Mapping[int, list[Extent]], offsets: Sequence[int]) -> dict[int, tuple[Segment, ...]]:
-    """Return the segments of the extents; a region may begin before its storage, by its offset."""
-    return {
-        group: tuple(
-            Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in extents
-        )
-        for group, extents in found.items()
+def _segments(
+    found: Mapping[int, dict[int, list[Extent]]], offsets: Sequence[int]
+) -> tuple[dict[int, tuple[Segment, ...]], dict[int, dict[int, tuple[Segment, ...]]]]:
+    """Return the segments of a whole rank and those of its cells, of which one is empty.
+
+    A region may begin before its storage, by its offset.
+    """
+    cells = {
+        shard: {
+            group: tuple(
+                Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in some
+            )
+            for group, some in groups.items()
+        }
+        for shard, groups in found.items()
     }
+    return cells.pop(_WHOLE, {}), cells
 
 
 def _device(kv_caches: Mapping[str, Any]) -> Any:
@@ -123,60 +140,6 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
     if len(devices) > 1:
         raise Unsupported(f"the KV cache is on several devices: {', '.join(sorted(devices))}")
     return next((device for device in devices.values() if device.type == "cuda"), None)
-
-
-def _extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
-    """Yield a layer's runs of bytes, as long as possible, in memory order."""
-    if not hasattr(tensor, "untyped_storage"):
-        raise Unsupported(f"layer {name}: its KV cache is not a single tensor")
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise Unsupported(f"layer {name}: KV cache on {tensor.device}, served are cpu and cuda")
-    storage = tensor.untyped_storage()
-    place, _ = storages.setdefault(storage._cdata, (len(storages), storage))
-    size = tensor.element_size()
-    split, rest = divmod(tensor.shape[0], num_blocks)
-    if rest or not split:
-        raise Unsupported(f"layer {name}: {tensor.shape[0]} pages for {num_blocks} blocks")
-    # Kernels may split a block into consecutive pages.
-    dims = [(split, tensor.stride(0) * size)]
-    dims += [(n, step * size) for n, step in zip(tensor.shape[1:], tensor.stride()[1:], strict=True)]
-    run, outer = _run(dims, size)
-    base = tensor.storage_offset() * size
-    for steps in itertools.product(*(range(n) for n, _ in outer)):
-        offset = base + sum(i * step for i, (_, step) in zip(steps, outer, strict=True))
-        yield Extent(place, offset, tensor.stride(0) * size * split, run)
-
-
-def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the length of a contiguous run, and the dimensions (extent, step in bytes) that repeat
-    it, outermost first.
-    """
-    run = size
-    outer: list[tuple[int, int]] = []
-    for extent, step in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
-        if step == run and not outer:
-            run *= extent
-        else:
-            outer.append((extent, step))
-    return run, outer[::-1]
-
-
-def _merged(extents: list[Extent]) -> list[Extent]:
-    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
-    once.
-    """
-    merged: list[Extent] = []
-    for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and (last.storage, last.stride, last.offset + last.bytes) == (extent.storage, extent.stride, extent.offset)
-            and last.bytes + extent.bytes <= last.stride
-        ):
-            merged[-1] = Extent(last.storage, last.offset, last.stride, last.bytes + extent.bytes)
-        else:
-            merged.append(extent)
-    return merged
 
 
 def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:

@@ -1,0 +1,202 @@
+"""The cells of a model: ranges of layers and of KV heads, which engines with different tensor and
+pipeline parallel sizes have in common.
+
+Everything here follows from the configuration of the whole model, so every engine and every role
+gets the same cells. docs/decisions/2026-11-23-cells.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvagent.limits import MAX_SHARDS
+from kvagent.vllm.geometry import MLA, Unsupported, replicated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_SPLIT = ("FullAttentionSpec", "SlidingWindowSpec")  # whose heads tensor parallelism splits
+_PLAIN = ("NONE", "FP8_PER_TENSOR")  # formats in which each number is one of one head
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a model. Cell ``layers * head_ranges + heads`` has these ranges."""
+
+    bounds: tuple[int, ...]
+    """Layer range i has the layers with numbers from bounds[i] to bounds[i + 1] - 1."""
+    head_ranges: int
+    heads: int
+    """KV heads of a layer; a multiple of head_ranges. 1 if the KV is replicated."""
+    stages: tuple[int, ...]
+    """Like bounds: the layers of this engine's pipeline stages."""
+    tp: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of cells."""
+        return (len(self.bounds) - 1) * self.head_ranges
+
+    @property
+    def text(self) -> str:
+        """Return the bounds, for the identity."""
+        return f"layers {' '.join(map(str, self.bounds))}, {self.heads} heads in {self.head_ranges}"
+
+    @property
+    def heads_of_cell(self) -> int:
+        """Return the number of KV heads of a cell."""
+        return self.heads // self.head_ranges
+
+    def first_head(self, rank: int) -> int:
+        """Return the first KV head of a worker."""
+        return rank % self.tp * self.heads // self.tp
+
+    def of_rank(self, rank: int) -> list[Cell]:
+        """Return the cells that a worker holds, in order."""
+        stage, first = rank // self.tp, self.first_head(rank)
+        heads = max(1, self.heads // self.tp)
+        low, high = self.stages[stage : stage + 2]
+        return [
+            Cell(i * self.head_ranges + h, range(start, end), h * self.heads_of_cell - first)
+            for i, (start, end) in enumerate(itertools.pairwise(self.bounds))
+            if low <= start and end <= high
+            for h in range(first // self.heads_of_cell, (first + heads) // self.heads_of_cell)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell as one worker holds it."""
+
+    shard: int
+    layers: range
+    first_head: int
+    """Among the worker's heads."""
+
+
+def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) -> Cells | None:
+    """Return the model's cells, or None if neither size is given (0).
+
+    Unsupported says what cannot be split.
+    """
+    if not share_tp and not share_pp:
+        return None
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
+    share_tp, share_pp = share_tp or tp, share_pp or pp
+    for name, own, shared in (("share_tp", tp, share_tp), ("share_pp", pp, share_pp)):
+        if shared % own:
+            raise Unsupported(f"{name}: {shared}, allowed is a multiple of this engine's own size, {own}")
+    layers = int(model.get_total_num_hidden_layers())
+    bounds, stages = _partition(layers, share_pp, share_pp == pp), _partition(layers, pp, True)
+    if missing := sorted(set(stages) - set(bounds)):
+        raise Unsupported(
+            f"share_pp: {share_pp} stages begin at layers {bounds[:-1]}, and this engine's at {missing[0]} too"
+        )
+    heads, ranges = _heads(vllm_config, kv_cache_config, tp, share_tp)
+    found = Cells(bounds, ranges, heads, stages, tp)
+    if found.count > MAX_SHARDS:
+        raise Unsupported(f"share_tp and share_pp make {found.count} cells, allowed is 1 to {MAX_SHARDS}")
+    return found
+
+
+def whole_spec(spec: Any, heads: int) -> str:
+    """Return the text of a group's specification with the KV heads of the whole model."""
+    if type(spec).__name__ == MLA or not dataclasses.is_dataclass(spec) or isinstance(spec, type):
+        return repr(spec)
+    return repr(dataclasses.replace(spec, num_kv_heads=heads))
+
+
+def layer_number(name: str) -> int:
+    """Return the number in a layer's name."""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    if len(numbers) != 1:
+        raise Unsupported(
+            f"layer {name}: its name has {len(numbers)} numbers, and must have one: layers are matched by it"
+        )
+    return numbers[0]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the layers in the order of their numbers, then of their names."""
+    return sorted(names, key=lambda name: (layer_number(name), name))
+
+
+def _partition(layers: int, stages: int, own: bool) -> tuple[int, ...]:
+    """Return the bounds of vLLM's pipeline stages (distributed.utils.get_pp_indices)."""
+    given = os.environ.get("VLLM_PP_LAYER_PARTITION") if own else None
+    if given:
+        sizes = [int(part) for part in given.split(",")]
+    else:
+        sizes = [layers // stages] * stages
+        for i in range(2, layers % stages + 2):
+            sizes[-i] += 1
+    bounds = (0, *itertools.accumulate(sizes))
+    if len(sizes) != stages or bounds[-1] != layers or min(sizes) < 1:
+        raise Unsupported(f"{stages} pipeline stages of {layers} layers: {sizes}")
+    return bounds
+
+
+def _heads(vllm_config: Any, kv_cache_config: Any, tp: int, share_tp: int) -> tuple[int, int]:
+    """Return the KV heads of the model and how many ranges they make. Replicated KV is one."""
+    if replicated(kv_cache_config):
+        return 1, 1
+    heads = int(vllm_config.model_config.get_total_num_kv_heads())
+    if any(heads % size and size % heads for size in (tp, share_tp)):
+        raise Unsupported(f"share_tp: {share_tp}, and {heads} KV heads: one must divide the other")
+    _check_one_number(vllm_config.model_config, heads)
+    ranges = min(share_tp, heads)
+    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+        _check_group(i, group.kv_cache_spec, max(1, heads // tp), split=ranges > 1)
+    return heads, ranges
+
+
+def _check_group(number: int, spec: Any, heads: int, *, split: bool) -> None:
+    """Raise Unsupported if a group's heads cannot be split, or are not those of the model."""
+    where, kind = f"share_tp: KV cache group {number}", type(spec).__name__
+    if kind not in _SPLIT:
+        raise Unsupported(f"{where} is of {kind}, allowed are {', '.join(_SPLIT)}, or {MLA} in all groups")
+    if int(spec.num_kv_heads) != heads:
+        raise Unsupported(
+            f"{where} has {spec.num_kv_heads} KV heads on each rank, allowed is {heads}, as the model has"
+        )
+    if not split:
+        return
+    mode = getattr(getattr(spec, "kv_quant_mode", None), "name", _PLAIN[0])
+    if mode not in _PLAIN:
+        raise Unsupported(
+            f"{where} has the format {mode}, whose heads cannot be split; allowed are {', '.join(_PLAIN)}"
+        )
+    for name, plain in (("page_size_padded", None), ("num_head_slots", None), ("state_content_bytes", None),
+                        ("tokens_per_state", 1)):  # fmt: skip
+        if (given := getattr(spec, name, plain)) != plain:
+            raise Unsupported(f"{where} has {name} {given}: its heads cannot be split; allowed is {plain}")
+
+
+def _check_one_number(model: Any, heads: int) -> None:
+    """Raise Unsupported if the layers of a model may have different numbers of KV heads."""
+    config = getattr(model, "hf_text_config", None)
+    found = {
+        name: value
+        for name, value in (vars(config) if hasattr(config, "__dict__") else {}).items()
+        if re.search("kv_heads|key_value_heads", name) and value is not None
+    }
+    numbers = {one for value in found.values() for one in (value if isinstance(value, (list, tuple)) else [value])}
+    if len(numbers) > 1:
+        raise Unsupported(f"share_tp: layers have different numbers of KV heads ({found}), allowed is {heads} in all")
+
+
+def checked_layers(names: Sequence[str], stage: range) -> list[str]:
+    """Return a group's layers in order. Unsupported names one that is not of this stage."""
+    ordered = in_order(names)
+    for name in ordered:
+        if layer_number(name) not in stage:
+            raise Unsupported(
+                f"layer {name}: its number is not among those of this pipeline stage, {stage.start} to {stage.stop - 1}"
+            )
+    return ordered

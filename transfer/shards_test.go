@@ -1,0 +1,129 @@
+package transfer
+
+import (
+	"bytes"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// cellSpec is a space whose entries have four shards, one for each segment of layout.
+func cellSpec() pool.Spec {
+	return pool.Spec{
+		Fingerprint: pool.Fingerprint{2}, Identity: []byte("cells"), Shards: 4,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: slices.Repeat([]uint32{piece}, 4)}},
+	}
+}
+
+// cells configures a worker that holds these shards of cellSpec, in batches of few blocks.
+func cells(shards ...uint8) func(*Config) {
+	return func(c *Config) {
+		segments := layout().Groups[0].Segments
+		held := func(shard uint8) Held {
+			return Held{shard, Layout{[]GroupLayout{{NumBlocks: blocks, Segments: segments[shard : shard+1]}}}}
+		}
+		first := held(shards[0])
+		c.Spec, c.Shard, c.Layout = cellSpec(), first.Shard, first.Layout
+		for _, shard := range shards[1:] {
+			c.Others = append(c.Others, held(shard))
+		}
+		c.Limits = DefaultLimits
+		c.Limits.BatchBytes = 6 * piece
+	}
+}
+
+// expectCells compares the pieces of shards in an engine's block with the pattern of a seed.
+func (s *station) expectCells(block uint32, seed uint64, shards ...uint8) {
+	s.t.Helper()
+	got, want := s.read(block), bytesOf(seed)
+	for _, shard := range shards {
+		from, to := int(shard)*piece, (int(shard)+1)*piece
+		if !bytes.Equal(got[from:to], want[from:to]) {
+			s.t.Fatalf("block %d, shard %d: other bytes", block, shard)
+		}
+	}
+}
+
+// TestAJobIsAboutAllShards: workers that hold other shards than the saver load its blocks, and the
+// shards of a block may come from several savers.
+func TestAJobIsAboutAllShards(t *testing.T) {
+	n := newNode(t, 256, false)
+	whole, low, high := n.join(t, cells(0, 1, 2, 3)), n.join(t, cells(1, 0)), n.join(t, cells(3, 2))
+	const many = 17
+	for i := range uint32(many) {
+		whole.write(i, uint64(100+i))
+		low.write(i, uint64(200+i))
+		high.write(i, uint64(200+i))
+	}
+	whole.finish(save(1, section(0, 9, 0), section(9, many-9, 9)), pool.OK)
+	whole.finish(save(2, section(0, many, 0)), pool.Exists)
+	for _, s := range []*station{low, high} {
+		s.finish(load(1, section(0, many, 40)), pool.OK)
+	}
+	low.finish(save(2, section(100, many, 0)), pool.OK)
+	whole.finish(load(3, section(100, many, 40)), pool.Missing)
+	high.finish(save(2, section(100, many, 0)), pool.OK)
+	c := whole.finish(load(4, section(100, many, 40)), pool.OK)
+	if c.Bytes != many*blockSize || len(c.Status) != many {
+		t.Errorf("%d bytes of %d blocks", c.Bytes, len(c.Status))
+	}
+	for i := range uint32(many) {
+		low.expectCells(40+i, uint64(100+i), 0, 1)
+		high.expectCells(40+i, uint64(100+i), 2, 3)
+		whole.expectCells(40+i, uint64(200+i), 0, 1, 2, 3)
+	}
+	if got := whole.worker.State().Save.Counts.Blocks; got[pool.OK] != many || got[pool.Exists] != many {
+		t.Errorf("a worker of four shards counts %v", got)
+	}
+}
+
+// TestABlockHasTheWorstStatusOfItsShards: one shard of one block is damaged in the pool.
+func TestABlockHasTheWorstStatusOfItsShards(t *testing.T) {
+	n := newNode(t, 64, false)
+	s, low := n.join(t, cells(0, 1, 2, 3)), n.join(t, cells(0, 1))
+	for i := range uint32(3) {
+		s.write(i, uint64(i))
+		low.write(i, uint64(i))
+	}
+	low.finish(save(1, section(1, 1, 1)), pool.OK)
+	s.finish(save(1, section(0, 3, 0)), pool.OK) // also of the block of which two shards existed
+	b := pool.Batch{Space: s.space, Shard: 2, Hashes: pool.Chain(chain(1, 1), hashLen), Status: make([]pool.Status, 1),
+		Slots: make([]pool.Slot, 1)}
+	s.pool.Acquire(&b)
+	arena, _ := s.pool.Arena()
+	arena[b.Slots[0].Off] ^= 1
+	s.pool.Release(b.Slots, b.Status)
+	s.submit(load(2, section(0, 3, 8)))
+	if c := s.completion(); !slices.Equal(c.Status, []pool.Status{pool.OK, pool.Corrupt, pool.OK}) {
+		t.Errorf("statuses %v, want the second to be corrupt", c.Status)
+	}
+	s.finish(load(3, section(1, 1, 8)), pool.Missing)
+	job := save(4, section(50, 3, 0))
+	job.Revoke = 0
+	s.engine.Revoke(0)
+	s.finish(job, Revoked)
+	if stored := s.stored(50, 3); stored != 0 {
+		t.Errorf("%d blocks of a revoked save are stored", stored)
+	}
+}
+
+// TestShardsThatCannotBeHeld are refused at the start of a worker.
+func TestShardsThatCannotBeHeld(t *testing.T) {
+	s := newNode(t, 64, false).join(t, nil)
+	for want, change := range map[string]func(*Config){
+		"shard 4 of 4":                func(c *Config) { c.Others[0].Shard = 4 },
+		"shard 1 is there twice":      func(c *Config) { c.Others[1].Shard = 1 },
+		"groups: the layout has 0":    func(c *Config) { c.Others[0].Layout.Groups = nil },
+		"7 blocks of shard 1, 256 of": func(c *Config) { c.Others[0].Layout.Groups[0].NumBlocks = 7 },
+	} {
+		cfg := Config{Device: s.host, Peer: s.peer, Slots: s.pool, Complete: func(Completion) {}}
+		cells(0, 1, 2)(&cfg)
+		change(&cfg)
+		if _, err := Start(cfg); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want ErrInvalid that says %q", err, want)
+		}
+	}
+}
