@@ -156,9 +156,9 @@ func (v *served) endSubscription(id uint32, e End, tokens uint32) error {
 // announceStride is how many blocks one look-up of announce names.
 const announceStride = 1024
 
-// announceAll is how many blocks announce looks up at every change. Of more, it looks up those after
-// the last one found, where a prompt grows, and of the others a stride in turn; all of them when the
-// subscription begins and before it ends.
+// announceAll is how many blocks announce looks up at every change. Of more, it looks up those
+// after the last one found, where a prompt grows, and of the others a stride in turn; all of them
+// when the subscription begins and before it ends.
 const announceAll = 4 * announceStride
 
 // announce sends HAVE for the blocks that are stored and were not announced.
@@ -188,8 +188,8 @@ func (v *served) announce(sub *subscription, all bool) error {
 	return nil
 }
 
-// find appends the blocks of a stride of a group that are stored and were not announced. base is the
-// number of the group's first block.
+// find appends the blocks of a stride of a group that are stored and were not announced. base is
+// the number of the group's first block.
 func (v *served) find(sub *subscription, group, base, from int, runs []run) []run {
 	g := &sub.groups[group]
 	to := min(from+announceStride, g.hashes.N)
