@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"context"
 	"fmt"
 	"testing"
 )
@@ -29,6 +30,40 @@ func BenchmarkFetch(b *testing.B) {
 				d.Sweep()
 				b.StartTimer()
 			}
+		})
+	}
+}
+
+// BenchmarkPush measures the time from a block's commit at one side until it is committed at the
+// other, whose fetch waits for it.
+func BenchmarkPush(b *testing.B) {
+	for _, size := range []uint32{64 << 10, 1 << 20} {
+		b.Run(fmt.Sprint(size>>10, "KiB"), func(b *testing.B) {
+			spec := specOf(1, size)
+			p, d := newAgent(b, 64<<20, spec), newAgent(b, 64<<20, spec)
+			s, client := serve(b, p.config()), newClient(b, d.clientConfig())
+			p.set("r", Open, 0)
+			const blocks = 1 << 14
+			h := chain("a", blocks)
+			arrived, done := make(chan struct{}, 1), make(chan struct{})
+			ctx, cancel := context.WithCancel(b.Context())
+			go func() {
+				defer close(done)
+				r := d.request("r", h)
+				r.Groups = r.Groups[:1]
+				_, _ = client.Fetch(ctx, s.Addr().String(), r, func(int, int64) { arrived <- struct{}{} })
+			}()
+			i := 0
+			for b.Loop() {
+				b.StopTimer()
+				p.saveGroup(0, h.Slice(i, i+1), 1)
+				i++
+				b.StartTimer()
+				p.change(func() {})
+				<-arrived
+			}
+			cancel()
+			<-done
 		})
 	}
 }

@@ -375,23 +375,43 @@ func TestClose(t *testing.T) {
 }
 
 // TestCancelInFlight: a fetch that is cancelled with blocks on the road returns when none of its
-// slots is written any more, and has freed them.
+// slots is written any more, and has freed or committed them.
 func TestCancelInFlight(t *testing.T) {
-	narrow := func(_ *Config, c *ClientConfig) { c.BatchBytes, c.WindowBytes = 256<<10, 2<<20 }
-	inBubble(t, narrow, func(t *testing.T, w *frozen) {
+	hook := &beforeAcquire{}
+	hooked := func(c *Config, cc *ClientConfig) {
+		hook.Slots, c.Slots = c.Slots, hook
+		cc.Streams, cc.BatchBytes, cc.WindowBytes = 1, 256<<10, 2<<20
+	}
+	inBubble(t, hooked, func(t *testing.T, w *frozen) {
 		h := chain("a", 80)
 		w.p.save(h)
 		ctx, cancel := context.WithCancel(t.Context())
-		got, err := fetchWith(ctx, t, w.client, "p", w.d.request("", h), func(blocks int, _ int64) {
-			if blocks > 1 {
-				cancel() // the blocks of other requests are still to come
+		held, release := make(chan struct{}), make(chan struct{})
+		n := 0
+		hook.do = func(*pool.Batch) {
+			if n++; n == 3 {
+				close(held)
+				<-release
 			}
-		})
-		for group := range w.d.spec.Groups {
-			b := w.d.batch(uint8(group), h, 0)
-			if w.d.Peek(b); slices.Contains(b.Status, pool.InProgress) {
-				t.Errorf("slots are reserved after the fetch has returned: %v", b.Status)
-			}
+		}
+		var got Result
+		var err error
+		var over atomic.Bool
+		go func() {
+			got, err = fetchWith(ctx, t, w.client, "p", w.d.request("", h), nil)
+			over.Store(true)
+		}()
+		<-held
+		cancel()
+		synctest.Wait()
+		b := w.d.batch(0, h, 0)
+		if w.d.Peek(b); over.Load() || !slices.Contains(b.Status, pool.InProgress) {
+			t.Errorf("over %v: slots are reserved after the fetch has returned: %v", over.Load(), b.Status)
+		}
+		close(release)
+		synctest.Wait()
+		if w.d.Peek(b); !over.Load() || slices.Contains(b.Status, pool.InProgress) {
+			t.Errorf("over %v: %v", over.Load(), b.Status)
 		}
 		if !errors.Is(err, context.Canceled) || got.Blocks == 0 || got.Blocks == 160 {
 			t.Errorf("%+v, %v", got, err)
