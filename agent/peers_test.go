@@ -27,6 +27,12 @@ type peerNode struct {
 // newNode starts an agent with a listener for others behind a cable.
 func newNode(t *testing.T, key string, options ...rigOption) *peerNode {
 	t.Helper()
+	return newNodeTTL(t, key, 0, options...)
+}
+
+// newNodeTTL is newNode with a time for transfers that have none.
+func newNodeTTL(t *testing.T, key string, ttl time.Duration, options ...rigOption) *peerNode {
+	t.Helper()
 	n := &peerNode{}
 	auth, err := peer.Key([]byte(strings.Repeat(key, peer.MinKey)))
 	check(t, err)
@@ -42,7 +48,7 @@ func newNode(t *testing.T, key string, options ...rigOption) *peerNode {
 			})
 			check(t, err)
 			return Peers{
-				Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver, Stop: n.peering.StopServing,
+				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver, Stop: n.peering.StopServing,
 				Report: func() (r admin.Peers) {
 					r.Client, r.Server = n.peering.Stats()
 					return r
