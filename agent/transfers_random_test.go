@@ -13,9 +13,9 @@ import (
 )
 
 // Prefill and decode engines on two nodes at random: transfers are offered, saved in pieces, given
-// up, asked for early or late, delivered or not; engines die, the nodes are cut off from each other,
-// and the pools are too small. Every loaded byte is the one saved under that hash, and nothing is
-// left when the transfers' time is over.
+// up, asked for early or late, delivered or not; engines die, the nodes are cut off from each
+// other, and the pools are too small. Every loaded byte is the one saved under that hash, and
+// nothing is left when the transfers' time is over.
 func TestTransfersAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
