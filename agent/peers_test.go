@@ -48,7 +48,8 @@ func newNodeTTL(t *testing.T, key string, ttl time.Duration, options ...rigOptio
 			})
 			check(t, err)
 			return Peers{
-				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver, Stop: n.peering.StopServing,
+				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver,
+				Stop: n.peering.StopServing,
 				Report: func() (r admin.Peers) {
 					r.Client, r.Server = n.peering.Stats()
 					return r

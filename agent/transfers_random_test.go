@@ -81,7 +81,8 @@ func (x *promises) life() {
 	for i := range 5 {
 		t := &promise{
 			promises: x, name: fmt.Sprint(x.name, i, x.rng.Uint64()),
-			hashes: chain(byte(x.rng.IntN(60)), 1+x.rng.IntN(12)), prefill: prefill, worker: w[0], decode: decode, loader: l[0], epoch: saved.Epoch, space: answer.Space,
+			hashes: chain(byte(x.rng.IntN(60)), 1+x.rng.IntN(12)), prefill: prefill, worker: w[0], decode: decode,
+			loader: l[0], epoch: saved.Epoch, space: answer.Space,
 		}
 		t.run(i == 4)
 	}
