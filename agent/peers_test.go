@@ -25,13 +25,13 @@ type peerNode struct {
 }
 
 // newNode starts an agent with a listener for others behind a cable.
-func newNode(t *testing.T, key string, options ...rigOption) *peerNode {
+func newNode(t testing.TB, key string, options ...rigOption) *peerNode {
 	t.Helper()
 	return newNodeTTL(t, key, 0, options...)
 }
 
 // newNodeTTL is newNode with a time for transfers that have none.
-func newNodeTTL(t *testing.T, key string, ttl time.Duration, options ...rigOption) *peerNode {
+func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOption) *peerNode {
 	t.Helper()
 	n := &peerNode{}
 	auth, err := peer.Key([]byte(strings.Repeat(key, peer.MinKey)))
@@ -77,7 +77,7 @@ type cable struct {
 	open []net.Conn
 }
 
-func newCable(t *testing.T, to string) *cable {
+func newCable(t testing.TB, to string) *cable {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
 	c := &cable{l: l, to: to}
