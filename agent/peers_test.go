@@ -300,6 +300,41 @@ func TestOtherAgentIsLost(t *testing.T) {
 	}
 }
 
+// The other agent does not answer from the start: the wait ends within its bound, with nothing.
+func TestOtherAgentNeverAnswers(t *testing.T) {
+	x, p, d := newNodes(t)
+	x.say(offer("a", 8))
+	x.save(0, 8)
+	p.cable.frozen.Lock()
+	defer p.cable.frozen.Unlock()
+	q := x.remote(8, "a", p)
+	x.answers(q, ipc.LookupPending, 0)
+	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 0 {
+		t.Errorf("%+v", got)
+	}
+	nothingFetched(p, d)
+	if s := d.agent.Status().Transfers; s.FetchesFailed != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Both agents end while a fetch runs: neither waits for the other, and nothing is left.
+func TestAgentsEndWhileFetching(t *testing.T) {
+	for name, first := range map[string]func(p, d *peerNode) *peerNode{
+		"prefill": func(p, _ *peerNode) *peerNode { return p }, "decode": func(_, d *peerNode) *peerNode { return d },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, p, d := newNodes(t)
+			x.say(offer("a", 8))
+			x.save(0, 4)
+			x.until(x.remote(8, "a", p), 4)
+			n := first(p, d)
+			n.agent.Close()
+			n.checkNothingLeft()
+		})
+	}
+}
+
 // Whoever wanted the blocks is gone, or no longer wants them: the fetch ends at both agents.
 func TestFetchNobodyWants(t *testing.T) {
 	for name, leave := range map[string]func(x *pair){
