@@ -10,7 +10,8 @@
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's
+//	jobTable.mu, outbox.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's,
+//	delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
@@ -27,6 +28,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
@@ -55,6 +57,8 @@ type Agent struct {
 	inflight *inflight
 	watchdog *watchdog
 	memory   *memory
+
+	deliveries *delivery.Table
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -106,11 +110,15 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 // assemble makes the agent's parts and gives each its dependencies.
 func (a *Agent) assemble(share share) (err error) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
+	a.deliveries = delivery.New(delivery.Config{
+		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
+	})
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
 	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
 		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
+		deliveries: a.deliveries, peer: a.cfg.Peers.Address, fetches: a.cfg.Peers.Fetch != nil, epochOf: a.pool.Epoch,
 		log: a.log,
 	})
 	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.boot, a.log); err != nil {
@@ -125,6 +133,7 @@ func (a *Agent) assemble(share share) (err error) {
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers,
 		memory:  a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
+		deliveries: a.deliveries, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	return nil

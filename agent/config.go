@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -40,6 +41,7 @@ type Config struct {
 	HTTPAny bool   // HTTP may be an address that is not loopback
 	Lanes   int    // copies that run at once; 0: one per processor, at least 2
 	Limits  Limits
+	Peers   Peers
 	Version string // of this build, for status
 	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
 	Orphans func() admin.Orphans
@@ -90,6 +92,12 @@ func (c *Config) validate() error {
 		return fmt.Errorf("integrity: %d, allowed: full, header", c.Integrity)
 	case c.VerifySample > transfer.MaxSampleEvery:
 		return fmt.Errorf("verify-sample: %d, allowed: 0 (none) to %d", c.VerifySample, transfer.MaxSampleEvery)
+	}
+	if ttl := c.Peers.TransferTTL; ttl != 0 && (ttl < delivery.MinTTL || ttl > delivery.MaxTTL) {
+		return fmt.Errorf("transfer-ttl: %v, allowed: %v to %v", ttl, delivery.MinTTL, delivery.MaxTTL)
+	}
+	if len(c.Peers.Address) > ipc.MaxPeerAddress {
+		return fmt.Errorf("peer-advertise: %d bytes, allowed: 0 to %d", len(c.Peers.Address), ipc.MaxPeerAddress)
 	}
 	for name := range c.Lookups {
 		if err := registration.CheckLookupName(c.Dir, name); err != nil {

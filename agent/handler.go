@@ -45,11 +45,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 // anything of it, and the seat of the session it names, if that is a seat of the space.
 func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 	v := k.registry.view.Load()
-	fp := pool.Fingerprint(req.Space)
-	if fp == (pool.Fingerprint{}) {
-		fp = k.fp
-	}
-	sp := v.spaces[fp]
+	sp := k.spaceIn(v, req)
 	if sp == nil {
 		return nil, nil
 	}
@@ -63,6 +59,15 @@ func (k *lookupSock) resolve(req *ipc.LookupRequest) (*lookup.Space, *seat) {
 		return nil, st
 	}
 	return sp.open.Load(), st
+}
+
+// spaceIn returns the space that a request is about, or nil if it is not open.
+func (k *lookupSock) spaceIn(v *view, req *ipc.LookupRequest) *space {
+	fp := pool.Fingerprint(req.Space)
+	if fp == (pool.Fingerprint{}) {
+		fp = k.fp
+	}
+	return v.spaces[fp]
 }
 
 // complete reports whether all ranks of the asking engine are registered. That is the engine of the
@@ -102,9 +107,13 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if req.HashLen > 0 {
 		q.Hashes = pool.Chain(req.Hashes, req.HashLen)
 	}
-	pending := false
+	named, pending := len(req.Transfer) > 0, false
+	var more expected
+	if named {
+		more = k.expect(req, rules)
+	}
 	if k.tiers != nil {
-		pending = k.askTiers(req, rules, start)
+		pending = k.askTiers(req, rules, start, more.anew)
 		k.metrics.AskMax.Observe(time.Since(start))
 	}
 	if req.Form == ipc.FormOwn && req.Reserve {
@@ -123,12 +132,16 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if late {
 		k.refuseLate(st, reply)
 	}
-	if pending && (late || reply.Status == ipc.LookupHit && couldGrow(q, rules, reply.Tokens)) {
+	grows := pending && couldGrow(q, rules, reply.Tokens) || named && !more.covers(reply.Tokens)
+	if (pending || more.grows) && late || reply.Status == ipc.LookupHit && grows {
 		// Pending still carries the lease for what is known; a client out of time can use it. One
 		// that releases it and retries finds the rest already being fetched.
-		if reply.Status = ipc.LookupPending; reply.Lease != 0 {
+		if reply.Status = ipc.LookupPending; reply.Lease != 0 && k.tiers != nil {
 			k.hint(q, rules)
 		}
+	}
+	if named {
+		k.tellWaiting(req, rules, reply)
 	}
 }
 

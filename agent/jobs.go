@@ -141,6 +141,9 @@ func (s *session) complete(c transfer.Completion) {
 func (s *session) report(c transfer.Completion) {
 	s.owner.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
 	s.owner.metrics.Samples[c.Kind].Add(&c.Sample)
+	if c.Kind == transfer.Save {
+		s.committed()
+	}
 	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }
 

@@ -45,6 +45,7 @@ func (a *Agent) Start() (err error) {
 	a.epochs.watch(a.pool, true)
 	a.owned.Go(func() { a.watchdog.run(a.cfg.Limits.Watch, a.stop) })
 	a.owned.Go(a.sweep)
+	a.owned.Go(a.expire)
 	a.sockets.start()
 	if err = a.sockets.openFixed(ipc.LookupSocket, pool.Fingerprint{}); err != nil {
 		return err
@@ -87,9 +88,10 @@ var errShutdown = errors.New("the agent is shutting down")
 //  3. the sessions are notified and torn down, see teardown: jobs, regions, leases, the socket
 //     last;
 //  4. the look-up sockets close: every request got its answer until here, and no lease is left;
-//  5. the pressure call is removed: nothing is leased any more;
-//  6. the watchdog and the sweep end;
-//  7. HTTP ends, and releases the directory's lock: a successor may start now.
+//  5. the fetches from other agents end: nobody asks for them any more;
+//  6. the pressure call is removed: nothing is leased any more;
+//  7. the watchdog and the sweep end;
+//  8. HTTP ends, and releases the directory's lock: a successor may start now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
 		a.switches.drained.Store(true)
@@ -99,6 +101,7 @@ func (a *Agent) Close() {
 		}
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
 		a.closed("look-up sockets", a.sockets.close())
+		a.deliveries.Close()
 		a.pool.SetPressure(nil)
 		a.epochs.watch(a.pool, false)
 		close(a.stop)

@@ -201,7 +201,7 @@ func (r *rig) asker(name string) *zmqclient.Client {
 // ask asks in the own form, with a deadline that a busy machine keeps.
 func ask(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
-	q.Form, q.Version = ipc.FormOwn, ipc.Version
+	q.Form = ipc.FormOwn
 	if q.DeadlineUS == 0 {
 		q.DeadlineUS = uint32(patience / time.Microsecond)
 	}

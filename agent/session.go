@@ -117,6 +117,7 @@ func (s *session) greet() error {
 	hello, err := ipc.ServeHandshake(s.conn, ipc.Welcome{
 		Boot: s.owner.boot, Session: s.number, MaxFrame: ipc.MaxFrame, MaxJobBlocks: ipc.MaxJobBlocks,
 		MaxQueue: uint32(s.owner.limits.Transfer.Queue), LeaseBytes: uint64(s.owner.leaseBytes),
+		Peer: s.owner.peer,
 	}, ipc.MinVersion, ipc.Version)
 	if err != nil {
 		return err
@@ -188,6 +189,12 @@ func (s *session) serve(msg any, fds []int) error {
 		s.cancel(m)
 	case *ipc.Reset:
 		s.reset(m)
+	case *ipc.Offer:
+		s.offer(m)
+	case *ipc.Offered:
+		s.offered(m)
+	case *ipc.Delivered:
+		s.delivered(m)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:

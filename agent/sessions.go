@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -39,6 +40,9 @@ type sessions struct {
 	inflight *inflight
 	switches *switches
 	metrics  *admin.Metrics
+
+	deliveries *delivery.Table
+	peer       string // the agent's address for other agents
 
 	mu      sync.Mutex
 	last    uint64 // number of the newest session, see firstSession

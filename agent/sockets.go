@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -58,6 +59,10 @@ type answers struct {
 	metrics    *admin.Metrics
 	leaseBytes int64         // cap of one engine's leases
 	askWait    time.Duration // longest wait for tiers
+	deliveries *delivery.Table
+	peer       string // this agent's address for other agents
+	fetches    bool   // other agents can be asked
+	epochOf    func(pool.SpaceID) uint32
 	log        *zap.Logger
 }
 

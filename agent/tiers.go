@@ -10,8 +10,9 @@ import (
 
 // askTiers asks the lower tiers what they have of a prompt. It waits at most Limits.AskWait, and
 // three quarters of the look-up's deadline, because a scheduler waits for it. It reports whether
-// some tier has not answered.
-func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start time.Time) (pending bool) {
+// some tier has not answered. With anew, earlier answers of shared tiers that they lack a block do
+// not count.
+func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start time.Time, anew bool) (pending bool) {
 	q := &k.query
 	if q.Hashes.N == 0 {
 		return false
@@ -32,6 +33,9 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 			int(min(uint64(q.Tokens), uint64(h.N)*uint64(rules.HashTokens))/uint64(g.BlockTokens))
 		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // skip the engine's own blocks
 		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
+	}
+	if again, ok := k.tiers.(pool.AskedAnew); ok && anew {
+		return again.AskAnew(rules.ID, k.asked, start.Add(within))
 	}
 	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
 }

@@ -306,7 +306,7 @@ func (k *lookupSock) handleNow(q *ipc.LookupRequest) ipc.LookupReply {
 // askRaw is ask with the deadline that is given.
 func askRaw(t testing.TB, c *zmqclient.Client, q ipc.LookupRequest) ipc.LookupReply {
 	t.Helper()
-	q.Form, q.Version = ipc.FormOwn, ipc.Version
+	q.Form = ipc.FormOwn
 	reply, err := c.Ask(&q, patience)
 	check(t, err)
 	return reply

@@ -13,7 +13,8 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeSave: "SAVE", TypeLoad: "LOAD", TypeCancel: "CANCEL", TypeReset: "RESET", TypePing: "PING", TypeDone: "DONE",
 	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
 	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
-	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE"}
+	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE",
+	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -46,7 +47,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	msg := newMessage(typ)
 	if msg == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeEventsMade)
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeDelivered)
 		return nil, w.err
 	}
 	if w.err == nil {
@@ -88,6 +89,8 @@ var makers = map[uint8]func() any{
 	TypeError: func() any { return new(Error) }, TypeSwitches: func() any { return new(Switches) },
 	TypeUnregistered: func() any { return new(Unregistered) }, TypeLoadEvents: func() any { return new(LoadEvents) },
 	TypeEventsMade: func() any { return new(EventsMade) },
+	TypeOffer:      func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
+	TypeDelivered: func() any { return new(Delivered) },
 }
 
 func (w *wire) walk(msg any) {
@@ -137,6 +140,12 @@ func (w *wire) walk(msg any) {
 	case *LoadEvents:
 		m.walk(w)
 	case *EventsMade:
+		m.walk(w)
+	case *Offer:
+		m.walk(w)
+	case *Offered:
+		m.walk(w)
+	case *Delivered:
 		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))

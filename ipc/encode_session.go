@@ -1,6 +1,9 @@
 package ipc
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // The walks over the fields of messages that open, control and end a session (docs/PROTOCOL.md
 // section 3).
@@ -15,36 +18,36 @@ func (m *Hello) walk(w *wire) {
 	}
 }
 
+// welcomeFields are the fields of a WELCOME by version.
+var welcomeFields = [Version + 1]int{1: 4, 2: 8, 3: 9}
+
 // walk uses the layout of the version that the WELCOME names, whatever version is in use until
 // then.
 func (m *Welcome) walk(w *wire) {
-	version := m.Version
+	least, most := uint32(MinVersion), uint32(Version)
 	if w.decoding {
-		version = uint32(MinVersion)
-		if w.count != 4 {
-			version = Version
+		w.version = Version
+		if v := slices.Index(welcomeFields[MinVersion:], w.count); v >= 0 {
+			w.version = uint32(v) + MinVersion
 		}
-	}
-	w.version = version
-	if version == 1 {
-		w.begin(TypeWelcome, 4)
+		least, most = w.version, w.version
 	} else {
-		w.begin(TypeWelcome, 8)
+		w.version = min(max(m.Version, least), most)
 	}
-	least, most := uint32(2), uint32(Version)
-	if version == 1 {
-		least, most = 1, 1
-	}
+	w.begin(TypeWelcome, welcomeFields[w.version])
 	num(w, "version", &m.Version, least, most)
 	w.bin16("boot", &m.Boot)
 	num(w, "session", &m.Session, 0, math.MaxUint64)
-	if version == 1 {
+	if w.version == 1 {
 		return
 	}
 	num(w, "max_frame", &m.MaxFrame, 0, math.MaxUint32)
 	num(w, "max_job_blocks", &m.MaxJobBlocks, 0, math.MaxUint32)
 	num(w, "max_queue", &m.MaxQueue, 0, math.MaxUint32)
 	num(w, "lease_bytes", &m.LeaseBytes, 0, math.MaxUint64)
+	if w.version > 2 {
+		w.str("peer", &m.Peer, 0, MaxPeerAddress)
+	}
 }
 
 func (m *Release) walk(w *wire) {
@@ -80,20 +83,20 @@ func (m *Error) walk(w *wire) {
 
 func (m *Epoch) walk(w *wire) {
 	w.begin(TypeEpoch, 2)
-	w.notIn1()
+	w.since(2)
 	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
 }
 
 func (m *Switches) walk(w *wire) {
 	w.begin(TypeSwitches, 3)
-	w.notIn1()
+	w.since(2)
 	w.flag("loads", &m.Loads)
 	w.flag("saves", &m.Saves)
 }
 
 func (m *LoadEvents) walk(w *wire) {
 	w.begin(TypeLoadEvents, 4)
-	w.notIn1()
+	w.since(2)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "off", &m.Off, 0, math.MaxUint64)
 	num(w, "count", &m.Count, 1, MaxLoadEvents)
@@ -101,15 +104,15 @@ func (m *LoadEvents) walk(w *wire) {
 
 func (m *EventsMade) walk(w *wire) {
 	w.begin(TypeEventsMade, 5)
-	w.notIn1()
+	w.since(2)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "status", &m.Status, 0, math.MaxUint8)
 	w.text(&m.Text)
 	w.bin("handles", &m.Handles, 0, MaxLoadEvents*EventHandle)
 }
 
-func (w *wire) notIn1() {
-	if w.version == 1 {
-		w.fail(ReasonVersion, "type", "not in version 1, allowed from version 2 on")
+func (w *wire) since(version uint32) {
+	if w.version < version {
+		w.fail(ReasonVersion, "type", "not in version %d, allowed from version %d on", w.version, version)
 	}
 }

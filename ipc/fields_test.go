@@ -13,11 +13,12 @@ import (
 // fields' names in snake case; what this cannot say is in fieldNames.
 
 var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "segments", "Done.Status": "statuses",
-	"LookupRequest.Reserve": "want"}
+	"LookupRequest.Reserve": "want", "Offer.TTLMS": "ttl_ms"}
 
-// notIn1 are the fields that version 1 has not.
-var notIn1 = map[string]bool{"Welcome.MaxFrame": true, "Welcome.MaxJobBlocks": true, "Welcome.MaxQueue": true,
-	"Welcome.LeaseBytes": true, "Save.Revoke": true, "LookupRequest.Groups": true}
+// since are the versions from which on the fields exist that version 1 has not.
+var since = map[string]int{"Welcome.MaxFrame": 2, "Welcome.MaxJobBlocks": 2, "Welcome.MaxQueue": 2,
+	"Welcome.LeaseBytes": 2, "Welcome.Peer": 3, "Save.Revoke": 2, "LookupRequest.Groups": 2,
+	"LookupRequest.Transfer": 3, "LookupRequest.Peer": 3, "LookupRequest.Early": 3}
 
 func fieldName(t reflect.Type, f reflect.StructField) string {
 	if name, ok := fieldNames[t.Name()+"."+f.Name]; ok {
@@ -52,7 +53,7 @@ func toFields(v reflect.Value, version int) any {
 		fields := map[string]any{}
 		for i := range v.NumField() {
 			f := v.Type().Field(i)
-			if version == 1 && notIn1[v.Type().Name()+"."+f.Name] {
+			if version > 0 && version < since[v.Type().Name()+"."+f.Name] {
 				continue
 			}
 			fields[fieldName(v.Type(), f)] = toFields(v.Field(i), version)

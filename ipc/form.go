@@ -39,7 +39,7 @@ func (r *LookupRequest) Deadline() time.Duration {
 // least its first few bytes.
 func detectForm(n int, head []byte, size int) Form {
 	switch {
-	case n == 1 && size >= ownMinBytes && (head[0] == mpArray|ownFields1 || head[0] == mpArray|ownFields2):
+	case n == 1 && size >= ownMinBytes && ownVersionOf(head[0]) > 0:
 		return FormOwn
 	case n == 4 && size == len(upstreamLookup) && string(head) == upstreamLookup:
 		return FormUpstream
@@ -103,8 +103,8 @@ var formMessages = [...]string{FormMalformed: "look-up", FormOwn: "own look-up",
 	FormReset: "reset", FormAscend2: "2-frame look-up", FormAscend3: "3-frame look-up", FormAscend4: "4-frame look-up",
 	FormSimple: "simple look-up"}
 
-// AppendRequest appends r in its form to f. An own request with Version 0 gets the newest version.
-// After an error f is unchanged.
+// AppendRequest appends r in its form to f. An own request with Version 0 gets the oldest version
+// from 2 on that has all its fields. After an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
 	w := wire{message: "look-up"}
 	bytes, frames := len(f.Buf), len(f.Ends)

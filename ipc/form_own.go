@@ -5,31 +5,40 @@ import (
 	"math"
 )
 
+// Fields of the versions.
 const (
-	ownFields1 = 9  // fields of version 1
-	ownFields2 = 10 // fields of version 2
+	ownFields1 = 9
+	ownFields2 = 10
+	ownFields3 = 13
 )
+
+// ownVersionOf returns the version of an own request by its first byte, or 0 if it is none.
+func ownVersionOf(first byte) uint8 {
+	switch first {
+	case mpArray | ownFields1:
+		return 1
+	case mpArray | ownFields2:
+		return 2
+	case mpArray | ownFields3:
+		return 3
+	}
+	return 0
+}
 
 // ownVersion returns the version of an own request by its first byte, even if the rest is
 // malformed; 0 for another form.
 func ownVersion(f Form, head []byte) uint8 {
-	switch {
-	case f != FormOwn:
+	if f != FormOwn {
 		return 0
-	case head[0] == mpArray|ownFields1:
-		return 1
 	}
-	return 2
+	return ownVersionOf(head[0])
 }
 
-// walkOwn walks the fields of docs/PROTOCOL.md section 2.1.
+// walkOwn walks the fields of docs/PROTOCOL.md section 2.1. r.Version is that of the first byte.
 func (r *LookupRequest) walkOwn(w *wire) {
-	fields := ownFields2
-	if r.Version == 1 {
-		fields = ownFields1
-	}
-	fields = w.array("", fields, fields, fields)
-	version := uint8(fields - ownFields1 + 1)
+	version := r.Version
+	fields := [...]int{1: ownFields1, 2: ownFields2, 3: ownFields3}[version]
+	w.array("", fields, fields, fields)
 	num(w, "version", &r.Version, version, version)
 	w.bin16("space", &r.Space)
 	num(w, "session", &r.Session, 0, math.MaxUint64)
@@ -47,15 +56,33 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	r.HashLen = int(length)
 	w.bin("hashes", &r.Hashes, 0, MaxHashes*MaxHashLen)
 	r.checkHashes(w)
+	r.walkTransfer(w, version)
 	if w.decoding && w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 }
 
+// walkTransfer walks the fields that version 3 has after those of version 2.
+func (r *LookupRequest) walkTransfer(w *wire, version uint8) {
+	if version > 2 {
+		w.bin("transfer", &r.Transfer, 0, MaxTransferName)
+		w.str("peer", &r.Peer, 0, MaxPeerAddress)
+		w.flag("early", &r.Early)
+	} else if r.namesTransfer() {
+		w.fail(ReasonVersion, "transfer", "%d bytes, allowed in version %d is only none, without peer and early",
+			len(r.Transfer), version)
+	}
+}
+
+func (r *LookupRequest) namesTransfer() bool { return len(r.Transfer) > 0 || r.Peer != "" || r.Early }
+
 func appendOwn(w *wire, f *Frames, r *LookupRequest) {
 	own := *r
 	if own.Version == 0 {
-		own.Version = Version
+		own.Version = 2
+		if own.namesTransfer() {
+			own.Version = 3
+		}
 	}
 	if own.Version > Version {
 		w.fail(ReasonVersion, "version", "%d, allowed is %d to %d", own.Version, MinVersion, Version)

@@ -28,6 +28,17 @@ func lookupRequests() []namedRequest {
 			Tokens:    math.MaxUint32,
 			HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32, Groups: run(0, MaxGroups), HashLen: 1,
 			Hashes: run(0, 255)}},
+		{"own_probe_v3", LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HBMTokens: 16, HashLen: 16,
+			Hashes: run(0, 32)}},
+		{"own_transfer", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Reserve: true,
+			Tokens: 4097, DeadlineUS: 500, HashLen: 32, Hashes: run(0, 64),
+			Transfer: []byte("r/engine-0/cmpl-7"), Peer: "10.0.0.7:7460"}},
+		{"own_transfer_early", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Reserve: true,
+			Tokens: 33, HashLen: 32, Hashes: run(0, 64), Transfer: []byte("t/xfer"), Early: true}},
+		{"own_transfer_max", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: math.MaxUint64,
+			Reserve: true, Tokens: math.MaxUint32, HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32,
+			Groups: run(0, MaxGroups), HashLen: 1, Hashes: run(0, 255), Transfer: run(0, MaxTransferName),
+			Peer: string(bytes.Repeat([]byte("p"), MaxPeerAddress)), Early: true}},
 		{"upstream", LookupRequest{Form: FormUpstream, Tokens: 48, HashLen: 32, Hashes: run(0, 96)}},
 		{"upstream_no_hashes", LookupRequest{Form: FormUpstream, Tokens: 5, HashLen: 0}},
 		{"upstream_short_hashes", LookupRequest{Form: FormUpstream, Tokens: math.MaxUint32, HashLen: 8,
@@ -74,6 +85,8 @@ func malformedRequests() map[string][][]byte {
 	u := func(v byte) []byte { return []byte{0, 0, 0, v} }
 	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
 	own1 := encodeRequest(&LookupRequest{Form: FormOwn, Version: 1, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
+	own3 := encodeRequest(&LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HashLen: 4, Hashes: run(1, 8),
+		Transfer: []byte{0xee}, Peer: "h:1"})[0]
 	change := func(b []byte, old, by string) [][]byte { return [][]byte{bytes.Replace(b, []byte(old), []byte(by), 1)} }
 	simple := []byte{9, 0, 0, 0, 0, 0, 0, 0}
 	return map[string][][]byte{
@@ -95,6 +108,16 @@ func malformedRequests() map[string][][]byte {
 		"own_space_of_15":      change(own, "\xc4\x10\x00", "\xc4\x0f"),
 		"own_tokens_u64":       change(own, "\x00\x00\x40", "\x00\x00\xcf\x00\x00\x00\x01\x00\x00\x00\x00"),
 		"own_groups_17":        change(own, "\xc4\x00\x04\xc4\x08", "\xc4\x11"+string(make([]byte, 17))+"\x04\xc4\x08"),
+		"own_version_2_of_13":  change(own3, "\x9d\x03", "\x9d\x02"),
+		"own_version_3_of_10":  change(own3, "\x9d\x03", "\x9a\x03"),
+		"own_version_4_of_13":  change(own3, "\x9d\x03", "\x9d\x04"),
+		"own_transfer_of_257":  change(own3, "\xc4\x01\xee", "\xc5\x01\x01"+string(make([]byte, 257))),
+		"own_transfer_str":     change(own3, "\xc4\x01\xee", "\xa1x"),
+		"own_peer_of_129":      change(own3, "\xa3h:1", "\xd9\x81"+string(bytes.Repeat([]byte("p"), 129))),
+		"own_peer_not_utf8":    change(own3, "\xa3h:1", "\xa3\xff:1"),
+		"own_early_2":          change(own3, "\xa3h:1\x00", "\xa3h:1\x02"),
+		"own_cut_3":            {own3[:len(own3)-2]},
+		"own_behind_3":         {append(bytes.Clone(own3), 0)},
 		"upstream_tokens_of_3": {[]byte("lookup"), {0, 0, 1}, {0, 4}, run(0, 8)},
 		"upstream_len_of_4":    {[]byte("lookup"), u(1), u(4), run(0, 8)},
 		"upstream_len_0":       {[]byte("lookup"), u(1), {0, 0}, run(0, 8)},
@@ -147,11 +170,14 @@ type namedReply struct {
 
 func lookupReplies() []namedReply {
 	boot := [16]byte(run(0x10, 16))
+	own3 := LookupRequest{Form: FormOwn, Version: 3}
 	own1, own2 := LookupRequest{Form: FormOwn, Version: 1}, LookupRequest{Form: FormOwn, Version: 2}
 	all := []namedReply{
 		{"own_hit_v1", own1, LookupReply{Tokens: 64, Lease: 1, Boot: boot}},
 		{"own_hit_v2", own2, LookupReply{Tokens: 4096, Lease: 300, Boot: boot}},
 		{"own_miss", own2, LookupReply{Boot: boot}},
+		{"own_hit_v3", own3, LookupReply{Tokens: 4096, Lease: 300, Boot: boot}},
+		{"own_pending_v3", own3, LookupReply{Status: LookupPending, Tokens: 2048, Lease: 301, Boot: boot}},
 		{"own_max", own2, LookupReply{Status: 255, Tokens: math.MaxUint32, Lease: math.MaxUint64, Boot: boot}},
 	}
 	for s, name := range []string{1: "pending", "off", "not_registered", "malformed", "overloaded", "no_session",

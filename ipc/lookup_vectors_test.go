@@ -43,7 +43,7 @@ type lookupFile struct {
 var formFields = map[Form]struct{ request, reply []string }{
 	FormMalformed: {nil, []string{"tokens"}},
 	FormOwn: {[]string{"version", "space", "session", "want", "tokens", "hbm_tokens", "deadline_us", "groups",
-		"hash_len", "hashes"},
+		"hash_len", "hashes", "transfer", "peer", "early"},
 		[]string{"version", "status", "tokens", "lease", "boot"}},
 	FormUpstream: {[]string{"tokens", "hash_len", "hashes"}, []string{"tokens"}},
 	FormReset:    {nil, []string{"status"}},

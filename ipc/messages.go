@@ -7,7 +7,7 @@ import "crypto/sha256"
 
 // Versions of the session protocol and of the look-up's own form that are served.
 const (
-	Version    = 2
+	Version    = 3
 	MinVersion = 1
 )
 
@@ -37,6 +37,9 @@ const (
 	MaxLoadEvents             = 64 // of one worker
 	EventHandle               = 64 // bytes of the handle of a CUDA event
 	MaxSocketPath             = 107
+	MaxTransferName           = 256       // bytes of a transfer's name
+	MaxTransferMS             = 600000    // of a transfer's time to live
+	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
 
@@ -65,6 +68,9 @@ const (
 	TypeUnregistered = 21
 	TypeLoadEvents   = 22
 	TypeEventsMade   = 23
+	TypeOffer        = 24
+	TypeOffered      = 25
+	TypeDelivered    = 26
 )
 
 // Roles of a session.
@@ -141,13 +147,14 @@ type (
 		MinVersion, MaxVersion uint32
 		Software               string
 	}
-	// Welcome answers Hello. Limits are zero in version 1.
+	// Welcome answers Hello. Limits are zero in version 1, Peer is empty before version 3.
 	Welcome struct {
 		Version                          uint32
 		Boot                             [16]byte
 		Session                          uint64
 		MaxFrame, MaxJobBlocks, MaxQueue uint32
 		LeaseBytes                       uint64
+		Peer                             string // host:port where other agents reach this one, or empty
 	}
 	// Register declares one rank, or the scheduler, of an engine.
 	Register struct {
@@ -279,6 +286,19 @@ type (
 	}
 	// Epoch reports that another session or node reset the space.
 	Epoch struct{ Epoch uint32 }
+	// Offer opens a transfer in the registration's space, or renews it.
+	Offer struct {
+		Name   []byte
+		Tokens uint32 // of the prompt, in whole blocks; 0: not known
+		TTLMS  uint32
+	}
+	// Offered completes a transfer: nothing more will be stored for it.
+	Offered struct {
+		Name   []byte
+		Tokens uint32 // that are stored
+	}
+	// Delivered ends a transfer: its receiver has it, or no longer wants it.
+	Delivered struct{ Name []byte }
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }
 	// Pong answers a Ping.
@@ -321,6 +341,10 @@ type LookupRequest struct {
 	Groups     []uint8 // nil: all (own), or [0] (foreign)
 	HashLen    int     // 0 with no hashes
 	Hashes     []byte  // joined
+	// Of the own form from version 3 on. Peer and Early mean something only with a Transfer.
+	Transfer []byte // its name; empty: none
+	Peer     string // address of the agent that has it; empty: this agent, and the shared tiers
+	Early    bool   // the transfer may not have been offered yet
 }
 
 // LookupReply answers any form. The simple form uses Blocks, all others Tokens.

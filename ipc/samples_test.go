@@ -39,14 +39,18 @@ func manyPairs(n int) (pairs []Pair) {
 	return pairs
 }
 
-func bothVersions(name string, msg any) []namedMessage {
-	return []namedMessage{{name + "_v1", 1, msg}, {name + "_v2", 2, msg}}
+func allVersions(name string, msg any) (all []namedMessage) {
+	for v := uint32(MinVersion); v <= Version; v++ {
+		all = append(all, namedMessage{fmt.Sprintf("%s_v%d", name, v), v, msg})
+	}
+	return all
 }
 
 func sessionMessages() (all []namedMessage) {
 	all = append(all, openingMessages()...)
 	all = append(all, registerMessages()...)
 	all = append(all, jobMessages()...)
+	all = append(all, transferMessages()...)
 	return append(all, answerMessages()...)
 }
 
@@ -63,6 +67,12 @@ func openingMessages() []namedMessage {
 			MaxQueue: 256, LeaseBytes: 8 << 30}},
 		{"welcome_max", 2, &Welcome{Version: 2, Boot: boot, Session: math.MaxUint64, MaxFrame: math.MaxUint32,
 			MaxJobBlocks: math.MaxUint32, MaxQueue: math.MaxUint32, LeaseBytes: math.MaxUint64}},
+		{"welcome_v3", 3, &Welcome{Version: 3, Boot: boot, Session: 300, MaxFrame: MaxFrame, MaxJobBlocks: MaxJobBlocks,
+			MaxQueue: 256, LeaseBytes: 8 << 30, Peer: "node-1:7460"}},
+		{"welcome_v3_no_peer", 3, &Welcome{Version: 3, Boot: boot, Session: 1}},
+		{"welcome_v3_max", 3, &Welcome{Version: 3, Boot: boot, Session: math.MaxUint64, MaxFrame: math.MaxUint32,
+			MaxJobBlocks: math.MaxUint32, MaxQueue: math.MaxUint32, LeaseBytes: math.MaxUint64,
+			Peer: strings.Repeat("p", MaxPeerAddress)}},
 	}
 }
 
@@ -75,8 +85,8 @@ func registerMessages() (all []namedMessage) {
 		Groups:   []GroupDesc{{16, 1000, 0}, {32, 70000, 4096}}, HashTokens: 16,
 		Sync:    &SyncDesc{Region: 0, StepOff: 0, EventsOff: 64, Events: 128, RevokeOff: 4096, Revokes: 1024},
 		Regions: 2, Segments: 64}
-	all = append(all, bothVersions("register_scheduler", scheduler)...)
-	all = append(all, bothVersions("register_worker", worker)...)
+	all = append(all, allVersions("register_scheduler", scheduler)...)
+	all = append(all, allVersions("register_worker", worker)...)
 	all = append(all, namedMessage{"register_max", 2, &Register{Req: math.MaxUint32,
 		Instance: strings.Repeat("i", MaxName), Role: RoleWorker,
 		Rank: MaxWorld - 1, World: MaxWorld, Shard: MaxShards - 1, Shards: MaxShards,
@@ -86,7 +96,7 @@ func registerMessages() (all []namedMessage) {
 		Regions: MaxRegions, Segments: MaxSegments}})
 	all = append(all, namedMessage{"register_no_identity", 2,
 		&Register{Instance: "x", World: 1, Shards: 1, Groups: []GroupDesc{{1, 0, 0}}, HashTokens: 1}})
-	all = append(all, bothVersions("regions", &Regions{Req: 2, List: []RegionDesc{{ID: 0, Kind: RegionFD, Size: 8192},
+	all = append(all, allVersions("regions", &Regions{Req: 2, List: []RegionDesc{{ID: 0, Kind: RegionFD, Size: 8192},
 		{ID: 1, Kind: RegionPeer, Size: 1 << 32, Addr: 0x7f0000000000},
 		{ID: 2, Kind: RegionCUDA, Size: 1 << 30, Addr: 1 << 21, Handle: run(0, 80)},
 		{ID: 3, Kind: RegionCUDAFD, Size: 2 << 20, Handle: run(64, 16)},
@@ -94,7 +104,7 @@ func registerMessages() (all []namedMessage) {
 	all = append(all, namedMessage{"regions_empty", 2, &Regions{Req: 0}}, namedMessage{"regions_long_handle", 2,
 		&Regions{Req: 127, List: []RegionDesc{{ID: math.MaxUint32, Kind: RegionCUDA, Size: math.MaxUint64,
 			Addr: math.MaxUint64, Handle: run(0, MaxHandle)}}}})
-	all = append(all, bothVersions("segments", &Segments{Req: 2, Group: 1,
+	all = append(all, allVersions("segments", &Segments{Req: 2, Group: 1,
 		List: []SegmentDesc{{1, 0, 32768, 32768}, {1, 1 << 33, 32768, 65536}}})...)
 	return append(all, namedMessage{"segments_empty", 2, &Segments{Req: 128}}, namedMessage{"segments_max", 2,
 		&Segments{Req: 65536, Group: MaxGroups - 1, List: []SegmentDesc{{math.MaxUint32, math.MaxUint64, math.MaxUint64,
@@ -137,6 +147,20 @@ func jobMessages() []namedMessage {
 	}
 }
 
+func transferMessages() []namedMessage {
+	name, longest := []byte("r/engine-0/cmpl-7"), run(0, MaxTransferName)
+	return []namedMessage{
+		{"offer", 3, &Offer{Name: name, Tokens: 9856, TTLMS: 30_000}},
+		{"offer_least", 3, &Offer{Name: []byte{0}, TTLMS: 1}},
+		{"offer_max", 3, &Offer{Name: longest, Tokens: math.MaxUint32, TTLMS: MaxTransferMS}},
+		{"offered", 3, &Offered{Name: name, Tokens: 9856}},
+		{"offered_nothing", 3, &Offered{Name: name}},
+		{"offered_max", 3, &Offered{Name: longest, Tokens: math.MaxUint32}},
+		{"delivered", 3, &Delivered{Name: name}},
+		{"delivered_max", 3, &Delivered{Name: longest}},
+	}
+}
+
 func repeat(s Section, n int) (all []Section) {
 	for range n {
 		all = append(all, s)
@@ -159,7 +183,7 @@ func answerMessages() (all []namedMessage) {
 		{"error", 0, &Error{Code: ErrCodeVersion, Text: "version: 3 to 4, allowed is 1 to 2"}},
 		{"error_empty", 0, &Error{}},
 	} {
-		all = append(all, bothVersions(m.name, m.msg)...)
+		all = append(all, allVersions(m.name, m.msg)...)
 	}
 	return append(all, namedMessage{"epoch_v2", 2, &Epoch{Epoch: 3}},
 		namedMessage{"switches_on", 2, &Switches{Loads: true, Saves: true}},
@@ -201,6 +225,7 @@ func malformedMessages() []malformedMessage {
 	load := &Load{Job: 1, Epoch: 1, Sections: []Section{{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8),
 		Blocks: blockIDs(1, 2)}}}
 	release := &Release{Leases: []uint64{5}}
+	offer := &Offer{Name: []byte{7}, Tokens: 16, TTLMS: 1000}
 	return []malformedMessage{
 		{"empty_frame", 2, nil},
 		{"no_array", 2, []byte{0x0d}},
@@ -230,6 +255,10 @@ func malformedMessages() []malformedMessage {
 		{"hello_str_not_shortest", 2, swap(2, hello, "\xa1x", "\xd9\x01x")},
 		{"hello_huge_str", 2, swap(2, hello, "\xa1x", "\xdb\xff\xff\xff\xffx")},
 		{"welcome_version_3", 2, swap(2, &Welcome{Version: 2}, "\x98\x02\x02", "\x98\x02\x03")},
+		{"welcome_version_4", 3, swap(3, &Welcome{Version: 3}, "\x99\x02\x03", "\x99\x02\x04")},
+		{"welcome_v3_fields_in_v2", 3, swap(3, &Welcome{Version: 3}, "\x99\x02\x03", "\x99\x02\x02")},
+		{"welcome_peer_of_129", 3, append(enc(3, &Welcome{Version: 3})[:26],
+			"\xd9\x81"+strings.Repeat("p", MaxPeerAddress+1)...)},
 		{"welcome_short_boot", 2, swap(2, &Welcome{Version: 2}, "\xc4\x10\x00", "\xc4\x0f")},
 		{"welcome_v1_fields_in_v2", 2, swap(2, &Welcome{Version: 1}, "\x94\x02\x01", "\x94\x02\x02")},
 		{"register_role_2", 2, swap(2, pairs, "\xa1x\x00", "\xa1x\x02")},
@@ -278,6 +307,21 @@ func malformedMessages() []malformedMessage {
 		{"load_events_65", 2, []byte{0x94, 0x16, 0x01, 0x00, 0x41}},
 		{"load_events_in_v1", 1, []byte{0x94, 0x16, 0x01, 0x00, 0x01}},
 		{"events_made_in_v1", 1, []byte{0x95, 0x17, 0x01, 0x00, 0xa0, 0xc4, 0x00}},
+		{"offer_in_v2", 2, enc(3, offer)},
+		{"offer_in_v1", 1, enc(3, offer)},
+		{"offer_no_name", 3, swap(3, offer, "\xc4\x01\x07", "\xc4\x00")},
+		{"offer_name_of_257", 3, swap(3, offer, "\xc4\x01\x07", "\xc5\x01\x01"+string(make([]byte, 257)))},
+		{"offer_name_str", 3, swap(3, offer, "\xc4\x01\x07", "\xa1x")},
+		{"offer_ttl_0", 3, swap(3, offer, "\xcd\x03\xe8", "\x00")},
+		{"offer_ttl_600001", 3, swap(3, offer, "\xcd\x03\xe8", "\xce\x00\x09\x27\xc1")},
+		{"offer_tokens_u64", 3, swap(3, offer, "\x07\x10", "\x07\xcf\x00\x00\x00\x01\x00\x00\x00\x00")},
+		{"offer_cut", 3, enc(3, offer)[:5]},
+		{"offered_in_v2", 2, []byte{0x93, 0x19, 0xc4, 0x01, 0x07, 0x10}},
+		{"offered_no_name", 3, []byte{0x93, 0x19, 0xc4, 0x00, 0x10}},
+		{"offered_of_4", 3, []byte{0x94, 0x19, 0xc4, 0x01, 0x07, 0x10, 0x00}},
+		{"delivered_in_v2", 2, []byte{0x92, 0x1a, 0xc4, 0x01, 0x07}},
+		{"delivered_no_name", 3, []byte{0x92, 0x1a, 0xc4, 0x00}},
+		{"type_27", 3, []byte{0x92, 0x1b, 0xc4, 0x01, 0x07}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},
 	}

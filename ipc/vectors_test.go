@@ -197,7 +197,7 @@ func checkSpaces(t *testing.T, file sessionFile) {
 // A version that is not served is refused by both codecs.
 func TestVersionsOutside(t *testing.T) {
 	for _, v := range []uint32{0, Version + 1} {
-		if _, err := Encode(nil, v, &Ping{}); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 2") {
+		if _, err := Encode(nil, v, &Ping{}); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 3") {
 			t.Errorf("Encode in version %d: %v", v, err)
 		}
 		if _, err := Decode(v, []byte{0x92, 0x0d, 0x01}); err == nil {

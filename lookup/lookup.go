@@ -37,6 +37,16 @@ type Hit struct {
 	Capped bool // maxBytes limited the pins and Tokens
 }
 
+// Limit returns the most tokens that the answer to a query may have: whole blocks of every
+// requested group. It is 0 for a query that the space cannot answer.
+func Limit(s *Space, q *Query) uint32 {
+	if !q.valid(s) {
+		return 0
+	}
+	p := plan{s: s, q: q}
+	return uint32(p.limit())
+}
+
 // Longest returns the number of tokens of the prompt that every requested group has, counted as in
 // Hit.Tokens. It pins nothing; the chains found count as used.
 func Longest(ix pool.Index, s *Space, q *Query) uint32 {

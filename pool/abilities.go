@@ -43,6 +43,19 @@ type Tiers interface {
 	Report() TierReport
 }
 
+// AskedAnew is Tiers whose shared tiers can be asked again for what they lacked a moment ago,
+// because another node is known to be writing it.
+//
+// Implemented by pool/tier. Without it, a look-up that names a transfer of another node does not
+// wait for its blocks to reach a shared tier.
+type AskedAnew interface {
+	// AskAnew is Tiers.Ask, except that an answer from before the call that a shared tier lacks an
+	// entry does not count.
+	AskAnew(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
+	// Shared reports whether there is a shared tier that can be asked.
+	Shared() bool
+}
+
 // TierContents lists and deletes the contents of one tier, for administration. It calls the store
 // in any state of the tier, until ctx ends.
 //

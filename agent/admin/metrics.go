@@ -34,6 +34,7 @@ type Metrics struct {
 	worstLate                  worstLate   // the look-up that missed its deadline by most
 	late                       prometheus.Histogram
 	Resets, SessionsRefused    *Counter
+	TransfersIgnored           *Counter // messages about transfers, of sessions without a space
 	CleanupMax                 MaxDuration
 	Cleanup                    prometheus.Histogram
 	Panics                     map[string]*Counter // by place
@@ -149,6 +150,8 @@ func (m *Metrics) makeSessions(endReasons, panicPlaces []string) {
 		"Peers refused: not allowed to connect, or over the limit.")
 	m.Panics = m.series("kvagent_session_panics_total",
 		"Panics that ended the session they occurred in, by place.", "where", panicPlaces...)
+	m.TransfersIgnored = m.counter("kvagent_transfers_ignored_total",
+		"Messages about transfers that were ignored: their session had no registration, or its space was not open.")
 	m.Resets = m.counter("kvagent_resets_total", "New weights epochs.")
 	m.Cleanup = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "kvagent_cleanup_seconds",

@@ -94,6 +94,28 @@ func (l *level) finish(q *question, failed bool) {
 
 // Ask implements pool.Tiers.
 func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pending bool) {
+	return p.askSince(s, asked, deadline, time.Time{})
+}
+
+// AskAnew implements pool.AskedAnew.
+func (p *Pool) AskAnew(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pending bool) {
+	return p.askSince(s, asked, deadline, p.now())
+}
+
+var _ pool.AskedAnew = (*Pool)(nil)
+
+// Shared implements pool.AskedAnew.
+func (p *Pool) Shared() bool {
+	for _, l := range p.levels {
+		if !l.Local && l.up() {
+			return true
+		}
+	}
+	return false
+}
+
+// askSince is Ask. Answers from before since that an entry is absent do not count.
+func (p *Pool) askSince(s pool.SpaceID, asked []pool.Asked, deadline, since time.Time) (pending bool) {
 	sp := p.spaces.get(s)
 	if sp == nil {
 		return false
@@ -101,7 +123,7 @@ func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pend
 	timer := time.NewTimer(time.Until(deadline))
 	defer timer.Stop()
 	for {
-		open := p.askTiers(s, sp, asked)
+		open := p.askTiers(s, sp, asked, since)
 		if len(open) == 0 {
 			return false
 		}
@@ -141,14 +163,14 @@ func (p *Pool) countLate() {
 
 // askTiers asks the shared tiers for the entries whose existence is unknown and returns the open
 // questions.
-func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked) (open []*question) {
+func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked, since time.Time) (open []*question) {
 	now := sp.now.Load()
 	if now.epoch == 0 || now.off {
 		return nil
 	}
 	for i := range asked {
 		if g := sp.group(asked[i].Group); g != nil {
-			open = p.askChain(s, sp, now, g, &asked[i], open)
+			open = p.askChain(s, sp, now, g, &asked[i], since, open)
 		}
 	}
 	return open
@@ -157,7 +179,7 @@ func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked) (open []*
 // askChain asks for the next entries of one chain: as many as were found of it so far and at least
 // askFirst, up to the first entry that no tier has. It asks for all of a sparse chain.
 func (p *Pool) askChain(
-	s pool.SpaceID, sp *space, now *life, g *group, a *pool.Asked, open []*question,
+	s pool.SpaceID, sp *space, now *life, g *group, a *pool.Asked, since time.Time, open []*question,
 ) []*question {
 	w := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(w)
@@ -177,7 +199,7 @@ walk:
 				found++
 				continue
 			}
-			state, q := p.askEntry(sp, now, a.Group, h.At(from+i), &fresh, g)
+			state, q := p.askEntry(sp, now, a.Group, h.At(from+i), since, &fresh, g)
 			if q != nil {
 				open = appendOnce(open, q)
 			}
@@ -209,7 +231,7 @@ const (
 // askEntry adds an entry to the new questions of the tiers whose answer is not cached, and returns
 // an open question that already contains it.
 func (p *Pool) askEntry(
-	sp *space, now *life, group uint8, hash []byte, fresh *[MaxTiers]*question, g *group,
+	sp *space, now *life, group uint8, hash []byte, since time.Time, fresh *[MaxTiers]*question, g *group,
 ) (state int, in *question) {
 	digest := now.digest(group, hash)
 	clock := p.now()
@@ -217,7 +239,7 @@ func (p *Pool) askEntry(
 		if l.Local || !l.up() || p.slow(l, sp, g) {
 			continue
 		}
-		if _, ok := l.exists.get(digest, clock); ok {
+		if _, ok := l.exists.get(digest, clock); ok && !l.absentBefore(since, digest, clock) {
 			continue
 		}
 		state = unknownYet
@@ -238,6 +260,15 @@ func (p *Pool) askEntry(
 		l.asking.mu.Unlock()
 	}
 	return state, in
+}
+
+// absentBefore reports whether the cached answer is that an entry is absent, from before since.
+func (l *level) absentBefore(since time.Time, digest uint64, clock time.Time) bool {
+	if since.IsZero() {
+		return false
+	}
+	until := l.exists.absentUntil(digest, clock)
+	return !until.IsZero() && until.Add(-l.AbsentFor).Before(since)
 }
 
 // submit queues a question. It returns false if too many are waiting; the question is then over,

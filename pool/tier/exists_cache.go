@@ -46,6 +46,18 @@ func (k *existsCache) get(digest uint64, now time.Time) (exists, cached bool) {
 	return false, false
 }
 
+// absentUntil returns until when an entry is believed not to exist; zero if it is not.
+func (k *existsCache) absentUntil(digest uint64, now time.Time) time.Time {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, c := range k.set(digest) {
+		if c.digest == digest && c.until > now.UnixNano() && c.until&1 == 0 {
+			return time.Unix(0, c.until)
+		}
+	}
+	return time.Time{}
+}
+
 // put records until when an entry is believed to exist or not.
 func (k *existsCache) put(digest uint64, there bool, until time.Time) {
 	at := until.UnixNano() &^ 1

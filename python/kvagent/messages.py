@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERSION = 2
+VERSION = 3
 MIN_VERSION = 1
 
 NO_INDEX = 2**32 - 1
@@ -91,7 +91,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Answers HELLO. The limits are 0 in version 1. ``max_frame`` and ``lease_bytes`` in bytes."""
+    """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes.
+
+    The limits are 0 in version 1. ``peer`` is host:port where other agents reach this one, or
+    empty; always empty before version 3.
+    """
 
     version: int
     boot: bytes
@@ -100,6 +104,7 @@ class Welcome:
     max_job_blocks: int = 0
     max_queue: int = 0
     lease_bytes: int = 0
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +340,33 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """Opens a transfer of a prompt's first ``tokens``, or renews it.
+
+    ``tokens`` are whole blocks; 0 if not known.
+    """
+
+    name: bytes
+    tokens: int
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Completes a transfer: ``tokens`` are stored, and nothing more will be."""
+
+    name: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Ends a transfer: its receiver has it, or no longer wants it."""
+
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Asks for a PONG."""
 
@@ -384,6 +416,9 @@ Message: TypeAlias = (
     | Reset
     | ResetDone
     | Epoch
+    | Offer
+    | Offered
+    | Delivered
     | Ping
     | Pong
     | Error

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
-from kvagent.fields import Bin, Uint, record
+from kvagent.fields import Bin, Str, Uint, record
+from kvagent.limits import MAX_PEER_ADDRESS, MAX_TRANSFER_NAME
 
-VERSION = 2
+VERSION = 3
+PLAIN_VERSION = 2
+"""The version of requests that name no transfer, which older agents answer too."""
 MAX_HASHES = 65536
 MAX_HASH = 32  # bytes
 MAX_GROUPS = 16
@@ -42,9 +46,13 @@ class Request:
     """Asks how much of a prompt is stored.
 
     ``hashes`` are joined; ``deadline_us`` 0 is the default.
+
+    In version 3 ``transfer`` names the transfer whose blocks these are, or is empty; ``peer`` is
+    the address of the agent that has it, empty for this agent and the shared tiers; ``early`` is 1
+    if it may not have been offered yet.
     """
 
-    version: int = VERSION
+    version: int = PLAIN_VERSION
     space: bytes = OWN_SPACE
     session: int = 0
     want: int = Want.PROBE
@@ -54,6 +62,9 @@ class Request:
     groups: bytes = b""
     hash_len: int
     hashes: bytes
+    transfer: bytes = b""
+    peer: str = ""
+    early: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +84,11 @@ _REQUEST = record(
     version=Uint(1, VERSION), space=_ID, session=_U64, want=Uint(Want.PROBE, Want.RESERVE), tokens=_U32,
     hbm_tokens=_U32, deadline_us=_U32, groups=Bin(0, MAX_GROUPS), hash_len=Uint(0, MAX_HASH),
     hashes=Bin(0, MAX_HASHES * MAX_HASH),
+    transfer=Bin(0, MAX_TRANSFER_NAME), peer=Str(0, MAX_PEER_ADDRESS), early=Uint(0, 1),
 )  # fmt: skip
 _GROUPS = 7  # index of groups, which version 1 lacks
+_TRANSFER = 10  # index of transfer, which versions 1 and 2 lack, as they do the fields after it
+_FIELDS = {1: 9, 2: 10, 3: 13}  # by version
 _ANSWER = record(Answer, version=Uint(1, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID)
 
 
@@ -82,6 +96,8 @@ def encode_request(request: Request) -> bytes:
     """Return the frame of a request."""
     values = _REQUEST.write(request, "Request")
     _check(request)
+    if request.version < VERSION:
+        del values[_TRANSFER:]
     if request.version == 1:
         del values[_GROUPS]
     return pack(values)
@@ -90,13 +106,21 @@ def encode_request(request: Request) -> bytes:
 def decode_request(frame: bytes) -> Request:
     """Return the request of a frame."""
     values = unpack(frame)
-    if isinstance(values, list) and values[:1] == [1]:
-        if len(values) != len(_REQUEST.fields) - 1:
-            raise Malformed(f"Request: {len(values)} fields, version 1 has {len(_REQUEST.fields) - 1}")
-        values.insert(_GROUPS, b"")
+    if isinstance(values, list) and values and type(values[0]) is int and values[0] in _FIELDS:
+        _complete(values, values[0])
     request: Request = _REQUEST.read(values, "Request")
     _check(request)
     return request
+
+
+def _complete(values: list[Any], version: int) -> None:
+    """Give a request the fields that its version lacks."""
+    if len(values) != _FIELDS[version]:
+        raise Malformed(f"Request: {len(values)} fields, version {version} has {_FIELDS[version]}")
+    if version == 1:
+        values.insert(_GROUPS, b"")
+    if version < VERSION:
+        values += [b"", "", 0]
 
 
 def encode_answer(answer: Answer) -> bytes:
@@ -116,3 +140,5 @@ def _check(request: Request) -> None:
         raise Malformed(f"Request.hashes: {size} bytes, allowed are multiples of {request.hash_len} up to {most}")
     if request.version == 1 and request.groups:
         raise Malformed("Request.groups: version 1 has none")
+    if request.version < VERSION and (request.transfer or request.peer or request.early):
+        raise Malformed(f"Request.transfer: version {request.version} has none, nor peer and early")

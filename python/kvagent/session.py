@@ -51,6 +51,8 @@ class Session:
         self.number = welcome.session
         """Identifies this session in look-ups that reserve."""
         self.limits = welcome
+        self.peer = welcome.peer
+        """host:port where other agents reach this session's agent; empty if they cannot."""
         self.epoch = 0
         """The space's last known weights epoch, from REGISTERED on. A job carries the epoch in
         which its blocks were computed, which may be an older one.
@@ -235,6 +237,21 @@ class Session:
         """Release leases, without waiting."""
         for part in parts(leases, MAX_RELEASES):
             self._send(m.Release(tuple(part)))
+
+    def offer(self, name: bytes, tokens: int, ttl_ms: int) -> None:
+        """Open a transfer of a prompt's first ``tokens``, or renew it, without waiting.
+
+        ``tokens`` are whole blocks, 0 if not known. Needs version 3, as do offered and delivered.
+        """
+        self._send(m.Offer(name, tokens, ttl_ms))
+
+    def offered(self, name: bytes, tokens: int) -> None:
+        """Complete a transfer, without waiting: ``tokens`` are stored, and nothing more will be."""
+        self._send(m.Offered(name, tokens))
+
+    def delivered(self, name: bytes) -> None:
+        """End a transfer, without waiting: this side has it, or no longer wants it."""
+        self._send(m.Delivered(name))
 
     def quiet(self) -> bool:
         """Return whether poll has nothing to return now."""

@@ -30,6 +30,7 @@ from kvagent.limits import (
     MAX_LOAD_EVENTS,
     MAX_NAME,
     MAX_PATH,
+    MAX_PEER_ADDRESS,
     MAX_REGIONS,
     MAX_REGIONS_MESSAGE,
     MAX_RELEASES,
@@ -38,6 +39,8 @@ from kvagent.limits import (
     MAX_SEGMENTS_MESSAGE,
     MAX_SHARDS,
     MAX_TEXT,
+    MAX_TRANSFER_MS,
+    MAX_TRANSFER_NAME,
     MAX_WORLD,
 )
 
@@ -51,6 +54,7 @@ _U8, _U32, _U64 = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1)
 _FLAG, _POSITIVE = Uint(0, 1), Uint(1, 2**32 - 1)
 _ID, _NAME, _TEXT = Bin(16, 16), Str(0, MAX_NAME), Str(0, MAX_TEXT)
 _GROUP_INDEX = Uint(0, MAX_GROUPS - 1)
+_TRANSFER = Bin(1, MAX_TRANSFER_NAME)
 
 _IDENTITY = List(Pair(Str(1, MAX_IDENTITY_BYTES), Str(0, MAX_IDENTITY_BYTES)), 0, MAX_IDENTITY_PAIRS)
 _GROUP = record(m.Group, block_tokens=_POSITIVE, num_blocks=_U32, window=_U32)
@@ -77,6 +81,7 @@ _RECORDS: dict[int, Record] = {
         m.Welcome,
         version=Uint(m.MIN_VERSION, m.VERSION), boot=_ID, session=_U64,
         max_frame=_U32, max_job_blocks=_U32, max_queue=_U32, lease_bytes=_U64,
+        peer=Str(0, MAX_PEER_ADDRESS),
     ),
     3: record(
         m.Register,
@@ -106,12 +111,19 @@ _RECORDS: dict[int, Record] = {
     21: record(m.Unregistered, req=_U32, status=_U8, text=_TEXT),
     22: record(m.LoadEvents, req=_U32, off=_U64, count=Uint(1, MAX_LOAD_EVENTS)),
     23: record(m.EventsMade, req=_U32, status=_U8, text=_TEXT, handles=Bin(0, MAX_LOAD_EVENTS * EVENT_HANDLE)),
+    24: record(m.Offer, name=_TRANSFER, tokens=_U32, ttl_ms=Uint(1, MAX_TRANSFER_MS)),
+    25: record(m.Offered, name=_TRANSFER, tokens=_U32),
+    26: record(m.Delivered, name=_TRANSFER),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
-# Messages and fields that version 1 lacks.
-_NOT_IN_V1 = (m.Epoch, m.Switches, m.LoadEvents, m.EventsMade)
-_WELCOME, _WELCOME_V1_FIELDS = _NUMBERS[m.Welcome], 3
+# Messages and fields that older versions lack.
+_SINCE: dict[type[Any], int] = {
+    m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
+}  # fmt: skip
+_WELCOME = _NUMBERS[m.Welcome]
+_WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
+_WELCOME_DEFAULTS: tuple[Any, ...] = (0, 0, 0, 0, "")  # of the fields after version 1's
 _SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # index of revoke among the fields of SAVE
 _LOAD = _NUMBERS[m.Load]
 
@@ -127,8 +139,8 @@ def encode(message: m.Message, version: int = m.VERSION) -> bytes:
     number = _NUMBERS[type(message)]
     values = _RECORDS[number].write(message, type(message).__name__)
     _check(message, version)
-    if isinstance(message, m.Welcome) and message.version == 1:
-        del values[_WELCOME_V1_FIELDS:]
+    if isinstance(message, m.Welcome):
+        del values[_WELCOME_FIELDS[message.version] :]
     elif isinstance(message, m.Save) and version == 1:
         del values[_SAVE_REVOKE]
     body = pack([number, *values])
@@ -179,7 +191,7 @@ def decode(body: bytes, version: int = m.VERSION) -> m.Message:
     if one is None:
         raise Malformed(f"no message has the number {number}")
     if number == _WELCOME:
-        _complete_welcome(fields, len(one.fields))
+        _complete_welcome(fields)
     elif number == _SAVE and version == 1:
         fields.insert(_SAVE_REVOKE, m.NO_INDEX)
     message: m.Message = one.read(fields, one.cls.__name__)
@@ -213,18 +225,20 @@ def body_length(header: bytes | bytearray | memoryview) -> int:
     return length
 
 
-def _complete_welcome(fields: list[Any], full: int) -> None:
-    if fields[:1] != [1]:
-        return
-    if len(fields) != _WELCOME_V1_FIELDS:
-        raise Malformed(f"Welcome: {len(fields)} fields, version 1 has {_WELCOME_V1_FIELDS}")
-    fields += [0] * (full - _WELCOME_V1_FIELDS)
+def _complete_welcome(fields: list[Any]) -> None:
+    version = fields[0] if fields and type(fields[0]) is int else 0
+    wanted = _WELCOME_FIELDS.get(version)
+    if wanted is None:
+        return  # refused by the check of the version
+    if len(fields) != wanted:
+        raise Malformed(f"Welcome: {len(fields)} fields, version {version} has {wanted}")
+    fields += _WELCOME_DEFAULTS[wanted - _WELCOME_FIELDS[1] :]
 
 
 def _check(message: m.Message, version: int) -> None:
     """Check what involves several fields."""
-    if version == 1 and isinstance(message, _NOT_IN_V1):
-        raise Malformed(f"{type(message).__name__}: not in version 1")
+    if version < _SINCE.get(type(message), m.MIN_VERSION):
+        raise Malformed(f"{type(message).__name__}: not in version {version}")
     if isinstance(message, m.Hello) and message.min_version > message.max_version:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):

@@ -154,6 +154,12 @@ def test_a_request_out_of_range_is_not_sent(client: LookupClient) -> None:
         Request(hashes=b"", hash_len=0, tokens=2**32),
         Request(hashes=b"", hash_len=0, tokens=1, space=b"short"),
         Request(hashes=b"", hash_len=0, tokens=1, version=1, groups=b"\0"),
+        Request(hashes=b"", hash_len=0, tokens=1, transfer=b"t"),
+        Request(hashes=b"", hash_len=0, tokens=1, peer="h:1"),
+        Request(hashes=b"", hash_len=0, tokens=1, early=1),
+        Request(hashes=b"", hash_len=0, tokens=1, version=3, transfer=b"t" * 257),
+        Request(hashes=b"", hash_len=0, tokens=1, version=3, transfer=b"t", peer="p" * 129),
+        Request(hashes=b"", hash_len=0, tokens=1, version=3, transfer=b"t", early=2),
     ):
         with pytest.raises(Malformed):
             client.submit(wrong)

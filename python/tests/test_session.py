@@ -83,7 +83,7 @@ def serve(path: Path, script: Callable[[Agent], object]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
     heard: list[m.Message] = []
 
@@ -98,7 +98,22 @@ def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
     session.save([SECTION], epoch=1, step=1)
     thread.join()
     session.close()
-    assert heard == [m.Hello(1, 2, "kvagent-python"), m.Save(1, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))]
+    assert heard == [m.Hello(1, 3, "kvagent-python"), m.Save(1, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))]
+
+
+def test_transfers_are_said_in_version_3_only(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    session.offer(b"r/e/1", 32, 30_000)
+    session.offered(b"r/e/1", 16)
+    session.delivered(b"r/e/1")
+    heard = [agent.hear(3) for _ in range(3)]
+    assert heard == [m.Offer(b"r/e/1", 32, 30_000), m.Offered(b"r/e/1", 16), m.Delivered(b"r/e/1")]
+    for name, tokens, ttl_ms in ((b"", 32, 1), (b"n" * 257, 32, 1), (b"n", 32, 0), (b"n", 32, 600_001), (b"n", -1, 1)):
+        with pytest.raises(Malformed):
+            session.offer(name, tokens, ttl_ms)
+    session._stream.version = 2
+    with pytest.raises(Malformed, match="version 2"):
+        session.delivered(b"r/e/1")
 
 
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:

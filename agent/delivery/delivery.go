@@ -1,0 +1,167 @@
+// Package delivery is the agent's memory of transfers: which prompts' blocks a prefill engine has
+// promised, and which of them this agent fetches from another one. It tells how long it is worth to
+// wait for blocks, and nothing about the blocks themselves. It does no I/O: fetches are run by a
+// function that it is given.
+package delivery
+
+import (
+	"container/list"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits of a table.
+const (
+	MaxTransfers = 4096 // open and complete ones
+	MaxFetches   = 256  // running ones; a further one is refused
+	maxRecords   = 4096 // fetches, those that have ended and are remembered included; and waiting names
+)
+
+// Range of Config.TTL.
+const (
+	MinTTL     = time.Millisecond
+	MaxTTL     = 10 * time.Minute
+	DefaultTTL = 30 * time.Second
+)
+
+// Config configures a table.
+type Config struct {
+	// TTL is how long a transfer lasts that was completed without having been offered, and how long
+	// a fetch goes on, or is remembered, after the last look-up that named it.
+	TTL time.Duration
+	Now func() time.Time // nil: time.Now
+	// Fetch brings the blocks of a request from another agent, and returns when nothing more comes
+	// or ctx ends. nil: no other agent can be asked.
+	Fetch func(ctx context.Context, r *Request) error
+	// Deliver tells another agent that a transfer was delivered. It must not block. nil: nobody is
+	// told.
+	Deliver func(peer string, space pool.Fingerprint, name string)
+}
+
+// Key is a transfer's name, which belongs to a space.
+type Key struct {
+	Space pool.SpaceID
+	Name  string
+}
+
+// Table holds the transfers that engines of this agent have offered, and the fetches from other
+// agents that look-ups have started. Its methods may be called from any goroutine; none waits. Its
+// mutex is a leaf: nothing is called while it is held.
+type Table struct {
+	cfg      Config
+	watching atomic.Int32   // spaces in mu.watched
+	running  sync.WaitGroup // fetches
+
+	mu struct {
+		sync.Mutex
+		closed    bool
+		transfers map[Key]*transfer
+		complete  *list.List // of *transfer, the first to be completed first
+		fetches   map[Key]*fetch
+		asked     *list.List // of *fetch, the one not asked for longest first
+		fetching  int        // fetches that run
+		waits     map[Key]wait
+		watched   map[pool.SpaceID]chan struct{}
+		count     Counts
+	}
+}
+
+// wait is a transfer that a look-up was told to wait for.
+type wait struct {
+	session uint64
+	until   time.Time // when it is forgotten
+}
+
+// New makes an empty table.
+func New(cfg Config) *Table {
+	if cfg.TTL == 0 {
+		cfg.TTL = DefaultTTL
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	t := &Table{cfg: cfg}
+	t.mu.transfers, t.mu.complete = make(map[Key]*transfer), list.New()
+	t.mu.fetches, t.mu.asked = make(map[Key]*fetch), list.New()
+	t.mu.waits, t.mu.watched = make(map[Key]wait), make(map[pool.SpaceID]chan struct{})
+	return t
+}
+
+// Close ends all fetches, and returns when none runs any more. Further ones are refused.
+func (t *Table) Close() {
+	t.mu.Lock()
+	t.mu.closed = true
+	for _, f := range t.mu.fetches {
+		f.cancel()
+	}
+	t.mu.Unlock()
+	t.running.Wait()
+}
+
+// EndSession ends what a session holds: its open transfers are complete, because nothing more
+// comes, and the fetches end that no other session has asked for.
+func (t *Table) EndSession(session uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, tr := range t.mu.transfers {
+		if tr.owner == session && !tr.complete() {
+			t.mu.count.Abandoned++
+			t.completeLocked(tr)
+		}
+	}
+	for _, f := range t.mu.fetches {
+		f.leave(session)
+	}
+	for key, w := range t.mu.waits {
+		if w.session == session {
+			delete(t.mu.waits, key)
+		}
+	}
+}
+
+// Expire ends what has reached its time. It is to be called from time to time: nothing depends on
+// when, except that watchers learn of it.
+func (t *Table) Expire() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expireLocked(t.cfg.Now())
+}
+
+func (t *Table) expireLocked(now time.Time) {
+	for _, tr := range t.mu.transfers {
+		t.expiredLocked(tr, now)
+	}
+	for e := t.mu.asked.Front(); e != nil; e = t.mu.asked.Front() {
+		f := e.Value.(*fetch)
+		if now.Before(f.until) {
+			break
+		}
+		t.forgetLocked(f)
+	}
+	for key, w := range t.mu.waits {
+		if !now.Before(w.until) {
+			delete(t.mu.waits, key)
+		}
+	}
+}
+
+// Waiting records whether the last look-up that named a transfer was told to wait.
+func (t *Table) Waiting(s pool.SpaceID, name []byte, session uint64, waits bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := Key{s, string(name)}
+	_, known := t.mu.waits[key]
+	switch {
+	case !waits:
+		delete(t.mu.waits, key)
+		return
+	case !known && len(t.mu.waits) >= maxRecords:
+	default:
+		t.mu.waits[key] = wait{session: session, until: t.cfg.Now().Add(t.cfg.TTL)}
+	}
+	t.mu.count.Waited++
+}

@@ -1,0 +1,201 @@
+package delivery
+
+import (
+	"container/list"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// State is what is known of a transfer.
+type State uint8
+
+// The states.
+const (
+	Unknown  State = iota // never opened, or it has ended
+	Open                  // more blocks will be stored for it
+	Complete              // nothing more will be stored for it
+)
+
+// Transfer is a transfer as it is now.
+type Transfer struct {
+	State  State
+	Tokens uint32 // of the prompt if it is open, stored if it is complete; 0: not known
+}
+
+// transfer is one that has not ended. Table.mu guards it.
+type transfer struct {
+	key    Key
+	owner  uint64 // session that offered it last
+	tokens uint32
+	ttl    time.Duration
+	ends   time.Time
+	place  *list.Element // in Table.mu.complete; nil: open
+}
+
+func (tr *transfer) complete() bool { return tr.place != nil }
+
+// Offer opens a transfer, or renews it. It returns false if there are too many.
+func (t *Table) Offer(s pool.SpaceID, name []byte, session uint64, tokens uint32, ttl time.Duration) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.cfg.Now()
+	tr := t.transferLocked(Key{s, string(name)}, now)
+	if tr == nil {
+		return false
+	}
+	if tr.complete() {
+		t.mu.complete.Remove(tr.place)
+		tr.place = nil
+		t.mu.count.Opened++
+	}
+	tr.owner, tr.tokens, tr.ttl, tr.ends = session, tokens, ttl, now.Add(ttl)
+	t.wakeLocked(s)
+	return true
+}
+
+// Offered completes a transfer. One that is not known is opened and completed, unless there are too
+// many: then it returns false.
+func (t *Table) Offered(s pool.SpaceID, name []byte, session uint64, tokens uint32) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.cfg.Now()
+	tr := t.transferLocked(Key{s, string(name)}, now)
+	if tr == nil {
+		return false
+	}
+	tr.owner, tr.tokens, tr.ends = session, tokens, now.Add(tr.ttl)
+	t.completeLocked(tr)
+	return true
+}
+
+// Delivered ends a transfer, and its fetch: its receiver has the blocks, or no longer wants them.
+func (t *Table) Delivered(s pool.SpaceID, name []byte) {
+	if f := t.delivered(s, name); f != nil && t.cfg.Deliver != nil {
+		t.cfg.Deliver(f.request.Peer, f.request.Fingerprint, f.key.Name)
+	}
+}
+
+// delivered returns the transfer's fetch if its agent has not been told yet.
+func (t *Table) delivered(s pool.SpaceID, name []byte) *fetch {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := Key{s, string(name)}
+	delete(t.mu.waits, key)
+	if tr := t.mu.transfers[key]; tr != nil {
+		t.mu.count.Delivered++
+		t.removeLocked(tr)
+	}
+	f := t.mu.fetches[key]
+	if f == nil || f.delivered {
+		return nil
+	}
+	f.delivered = true
+	f.cancel()
+	return f
+}
+
+// transferLocked returns a transfer, which it opens if it is not known. It returns nil if there are
+// too many: as many as allowed, and none is complete.
+func (t *Table) transferLocked(key Key, now time.Time) *transfer {
+	if tr := t.mu.transfers[key]; tr != nil && !t.expiredLocked(tr, now) {
+		return tr
+	}
+	if len(t.mu.transfers) >= MaxTransfers {
+		t.expireLocked(now)
+	}
+	if len(t.mu.transfers) >= MaxTransfers {
+		oldest := t.mu.complete.Front()
+		if oldest == nil {
+			t.mu.count.Refused++
+			return nil
+		}
+		t.mu.count.Displaced++
+		t.removeLocked(oldest.Value.(*transfer))
+	}
+	tr := &transfer{key: key, ttl: t.cfg.TTL}
+	t.mu.transfers[key] = tr
+	t.mu.count.Opened++
+	return tr
+}
+
+// completeLocked completes a transfer. One that is complete becomes the newest of those.
+func (t *Table) completeLocked(tr *transfer) {
+	if tr.complete() {
+		t.mu.complete.MoveToBack(tr.place)
+	} else {
+		tr.place = t.mu.complete.PushBack(tr)
+		t.mu.count.Completed++
+	}
+	t.wakeLocked(tr.key.Space)
+}
+
+// expiredLocked ends a transfer that has reached its time.
+func (t *Table) expiredLocked(tr *transfer, now time.Time) bool {
+	if now.Before(tr.ends) {
+		return false
+	}
+	t.mu.count.Expired++
+	t.removeLocked(tr)
+	return true
+}
+
+func (t *Table) removeLocked(tr *transfer) {
+	if tr.complete() {
+		t.mu.complete.Remove(tr.place)
+	}
+	delete(t.mu.transfers, tr.key)
+	t.wakeLocked(tr.key.Space)
+}
+
+// State returns what is known of a transfer.
+func (t *Table) State(s pool.SpaceID, name []byte) Transfer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.stateLocked(t.mu.transfers[Key{s, string(name)}])
+}
+
+func (t *Table) stateLocked(tr *transfer) Transfer {
+	switch {
+	case tr == nil || t.expiredLocked(tr, t.cfg.Now()):
+		return Transfer{}
+	case tr.complete():
+		return Transfer{Complete, tr.tokens}
+	}
+	return Transfer{Open, tr.tokens}
+}
+
+// Watch returns what is known of a transfer, and a channel that is closed at the next change of any
+// transfer of its space, or the next commit there. What happens after the state was read closes the
+// channel.
+func (t *Table) Watch(s pool.SpaceID, name string) (Transfer, <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.stateLocked(t.mu.transfers[Key{s, name}])
+	changed := t.mu.watched[s]
+	if changed == nil {
+		changed = make(chan struct{})
+		t.mu.watched[s] = changed
+		t.watching.Add(1)
+	}
+	return now, changed
+}
+
+// Committed wakes the watchers of a space: blocks of it were stored. It costs one load of a number
+// if there are none.
+func (t *Table) Committed(s pool.SpaceID) {
+	if t.watching.Load() == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.wakeLocked(s)
+}
+
+func (t *Table) wakeLocked(s pool.SpaceID) {
+	if changed := t.mu.watched[s]; changed != nil {
+		delete(t.mu.watched, s)
+		t.watching.Add(-1)
+		close(changed)
+	}
+}

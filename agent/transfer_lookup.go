@@ -1,0 +1,109 @@
+package agent
+
+import (
+	"bytes"
+
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// maxFetchBlocks bounds the blocks of one fetch, of all groups together.
+const maxFetchBlocks = ipc.MaxHashes
+
+// expected is what a look-up that names a transfer may still expect of it.
+type expected struct {
+	grows bool   // more blocks may come
+	most  uint32 // tokens that they can reach
+	anew  bool   // the shared tiers are to be asked again for what they lacked
+}
+
+// expect returns what may still come for the transfer that a look-up names. It is called before the
+// index is read, so that blocks stored in between are in the answer or announced by grows. k.query
+// is set.
+func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expected) {
+	x.most = lookup.Limit(rules, &k.query)
+	if x.most <= k.query.HBMTokens {
+		return expected{} // the engine has all of it
+	}
+	if req.Peer != "" && req.Peer != k.peer && k.fetches {
+		x.grows = k.fetching(req, rules, x.most)
+		return x
+	}
+	tr := k.deliveries.State(rules.ID, req.Transfer)
+	switch tr.State {
+	case delivery.Open:
+		x.grows = true
+		if tr.Tokens > 0 {
+			x.most = min(x.most, tr.Tokens)
+		}
+	case delivery.Unknown:
+		again, ok := k.tiers.(pool.AskedAnew)
+		x.anew = ok && again.Shared()
+		x.grows = x.anew || req.Early
+	}
+	return x
+}
+
+// covers reports whether an answer of so many tokens is all that can come.
+func (x *expected) covers(tokens uint32) bool { return !x.grows || tokens >= x.most }
+
+// fetching reports whether the blocks of the transfer that a look-up names are being fetched from
+// another agent. The first look-up that lacks some starts that.
+func (k *lookupSock) fetching(req *ipc.LookupRequest, rules *lookup.Space, most uint32) bool {
+	if running, known := k.deliveries.Fetching(rules.ID, req.Transfer, req.Peer, req.Session); known {
+		return running
+	}
+	sp := k.spaceIn(k.registry.view.Load(), req)
+	if sp == nil {
+		return false // closed meanwhile
+	}
+	chains := k.lacking(req, rules, most)
+	if len(chains) == 0 {
+		return false
+	}
+	return k.deliveries.Start(&delivery.Request{
+		Peer: req.Peer, Name: string(req.Transfer), Early: req.Early,
+		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.epochOf(rules.ID), Shards: sp.spec.Shards, Chains: chains,
+	}, req.Session)
+}
+
+// lacking returns the blocks up to most tokens that this agent has not, in memory of their own.
+func (k *lookupSock) lacking(req *ipc.LookupRequest, rules *lookup.Space, most uint32) (chains []delivery.Chain) {
+	left := maxFetchBlocks
+	for i := range rules.Groups {
+		if !asksFor(req.Groups, uint8(i)) {
+			continue
+		}
+		g := &rules.Groups[i]
+		scale := int(g.BlockTokens / rules.HashTokens)
+		h := k.query.Hashes
+		h.First, h.Step, h.N = scale-1, scale, int(most/g.BlockTokens)
+		from := min(int(k.query.HBMTokens/g.BlockTokens), h.N)
+		if g.Window == 0 {
+			from += k.index.Prefix(rules.ID, uint8(i), h.Slice(from, h.N))
+		}
+		to := min(h.N, from+left)
+		if from >= to {
+			continue
+		}
+		left -= to - from
+		chain := delivery.Chain{Group: uint8(i)}
+		if from > 0 {
+			chain.Parent = bytes.Clone(h.At(from - 1))
+		}
+		blob := make([]byte, 0, (to-from)*h.Len)
+		for n := from; n < to; n++ {
+			blob = append(blob, h.At(n)...)
+		}
+		chain.Hashes = pool.Chain(blob, h.Len)
+		chains = append(chains, chain)
+	}
+	return chains
+}
+
+// tellWaiting records whether a look-up that names a transfer waits for more of it.
+func (k *lookupSock) tellWaiting(req *ipc.LookupRequest, rules *lookup.Space, reply *ipc.LookupReply) {
+	k.deliveries.Waiting(rules.ID, req.Transfer, req.Session, reply.Status == ipc.LookupPending)
+}

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Peers connects an agent with those of other nodes. The zero value is an agent on its own.
+type Peers struct {
+	Address string // host:port where other agents reach this one; empty: they cannot
+	// TransferTTL is how long a transfer lasts that no OFFER gave a time; 0: delivery.DefaultTTL.
+	TransferTTL time.Duration
+	// Fetch brings the blocks of a request from another agent, until nothing more comes or ctx
+	// ends. nil: other agents are not asked.
+	Fetch func(ctx context.Context, r *delivery.Request) error
+	// Deliver tells another agent, without waiting, that a transfer was delivered; nil: none is
+	// told.
+	Deliver func(peer string, space pool.Fingerprint, name string)
+}
+
+// offer serves OFFER.
+func (s *session) offer(m *ipc.Offer) {
+	if id, ok := s.openSpace(); ok {
+		s.owner.deliveries.Offer(id, m.Name, s.number, m.Tokens, time.Duration(m.TTLMS)*time.Millisecond)
+	}
+}
+
+// offered serves OFFERED.
+func (s *session) offered(m *ipc.Offered) {
+	if id, ok := s.openSpace(); ok {
+		s.owner.deliveries.Offered(id, m.Name, s.number, m.Tokens)
+	}
+}
+
+// delivered serves DELIVERED.
+func (s *session) delivered(m *ipc.Delivered) {
+	if id, ok := s.openSpace(); ok {
+		s.owner.deliveries.Delivered(id, m.Name)
+	}
+}
+
+// openSpace returns the pool's space of the session's registration. A message about a transfer
+// without one is counted.
+func (s *session) openSpace() (pool.SpaceID, bool) {
+	if st := s.seat.Load(); st != nil {
+		if rules := st.space.open.Load(); rules != nil {
+			return rules.ID, true
+		}
+	}
+	s.owner.metrics.TransfersIgnored.Add(1)
+	return 0, false
+}
+
+// committed tells those who wait for blocks of the session's space that some were stored.
+func (s *session) committed() {
+	if st := s.seat.Load(); st != nil {
+		if rules := st.space.open.Load(); rules != nil {
+			s.owner.deliveries.Committed(rules.ID)
+		}
+	}
+}
+
+// expire ends transfers and fetches that have reached their time, until the agent ends.
+func (a *Agent) expire() {
+	tick := time.NewTicker(a.cfg.Limits.Watch)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			a.deliveries.Expire()
+		case <-a.stop:
+			return
+		}
+	}
+}
+
+// Transfers returns the agent's transfers, for the listener of other agents.
+func (a *Agent) Transfers() *delivery.Table { return a.deliveries }
+
+// OpenSpace returns the pool's number and the epoch of a space, once the sizes of all its shards
+// are known.
+func (a *Agent) OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool) {
+	if id, ok = a.SpaceID(fp); ok {
+		epoch = a.pool.Epoch(id)
+	}
+	return id, epoch, ok
+}

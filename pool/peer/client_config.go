@@ -1,0 +1,137 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// ClientConfig configures a client.
+type ClientConfig struct {
+	Slots pool.Slots // that are also a pool.Prober have unwritable pages retired
+	Arena []byte     // the memory that Slots' offsets count in
+	Auth  Auth
+	// Timeout is how long a peer may be silent, or take to answer a connection, before it counts as
+	// lost; MinTimeout to MaxTimeout; 0 is DefaultTimeout.
+	Timeout time.Duration
+	Streams int // connections to one peer, 1 to 16; 0 is 2
+	// WindowBytes bounds what one fetch has asked for and not received, 1 MiB to 1 GiB; 0 is
+	// 16 MiB. So many bytes of slots are reserved for it. A single block may be larger.
+	WindowBytes int64
+	BatchBytes  int64 // of one request to a peer, 64 KiB to MaxBatchBytes; 0 is 1 MiB
+	Fetches     int   // at once, 1 to 1,024; 0 is 64. Another one is ErrBusy
+	// Peers bounds the addresses that have connections, counters and a breaker, 1 to 1,024; 0 is
+	// 64. The one unused longest gives way, its counts go to "other".
+	Peers int
+	Idle  time.Duration // connections without a fetch are closed after this; 1 s to 1 h; 0 is 30 s
+	// BreakFirst and BreakLast bound the pause after a peer was lost, which doubles each time;
+	// 10 ms to 1 h; 0 is 500 ms and 30 s.
+	BreakFirst, BreakLast time.Duration
+	// Dial opens a connection; nil is TCP.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+	// Log reports lost peers and damaged blocks, at most every second for each kind. It may be nil.
+	Log func(peer, what string, err error)
+}
+
+func (c *ClientConfig) complete() error {
+	switch {
+	case c.Slots == nil || c.Arena == nil:
+		return errors.New("peer: Slots and Arena must be given")
+	case !c.Auth.given():
+		return errors.New("peer: Auth must be given: --peer-key-file, or --peer-tls-cert, --peer-tls-key, " +
+			"--peer-tls-ca")
+	}
+	setDefault(&c.Timeout, DefaultTimeout)
+	setDefault(&c.Streams, 2)
+	setDefault(&c.WindowBytes, 16<<20)
+	setDefault(&c.BatchBytes, 1<<20)
+	setDefault(&c.Fetches, 64)
+	setDefault(&c.Peers, 64)
+	setDefault(&c.Idle, 30*time.Second)
+	setDefault(&c.BreakFirst, 500*time.Millisecond)
+	setDefault(&c.BreakLast, 30*time.Second)
+	if c.Dial == nil {
+		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		}
+	}
+	return errors.Join(
+		between("Timeout", c.Timeout, MinTimeout, MaxTimeout),
+		between("Streams", c.Streams, 1, 16),
+		between("WindowBytes", c.WindowBytes, 1<<20, 1<<30),
+		between("BatchBytes", c.BatchBytes, 64<<10, MaxBatchBytes),
+		between("Fetches", c.Fetches, 1, 1024),
+		between("Peers", c.Peers, 1, 1024),
+		between("Idle", c.Idle, time.Second, time.Hour),
+		between("BreakFirst", c.BreakFirst, 10*time.Millisecond, time.Hour),
+		between("BreakLast", c.BreakLast, c.BreakFirst, time.Hour),
+	)
+}
+
+// Request names the blocks to fetch. The client owns everything in it until Fetch returns.
+type Request struct {
+	// Name is the transfer's, at most MaxName bytes. Empty: whatever the peer has stored now is
+	// fetched, and nothing is waited for.
+	Name   string
+	Space  pool.Fingerprint
+	ID     pool.SpaceID // of the space in the local pool
+	Epoch  uint32       // of the space in the local pool; blocks are not stored after a reset of it
+	Shards int          // of the space
+	Groups []Group      // with ascending numbers and together at most MaxHashes blocks
+	// Wait bounds how long the peer waits for the transfer to grow, 0 to MaxWait. What it has
+	// announced by then is still fetched.
+	Wait  time.Duration
+	Early bool // the peer may not have heard of the transfer yet: it is waited for, too
+}
+
+// Group is a run of chained blocks of one KV cache group.
+type Group struct {
+	Group  uint8
+	Parent []byte // hash of the block before the first; empty at the start of a prompt
+	Hashes pool.Hashes
+}
+
+// Result is what became of a fetch. Blocks and Failed together are the blocks of the request.
+type Result struct {
+	End    End
+	Tokens uint32 // of the transfer, if the peer stated them
+	Blocks int    // stored by this fetch, with all their shards
+	Bytes  int64  // of them
+	Took   time.Duration
+	Failed [Reasons]int // blocks that were not stored, by reason
+}
+
+func (r *Request) check() error {
+	if len(r.Name) > MaxName {
+		return fmt.Errorf("peer: Name has %d bytes, allowed: 0 to %d", len(r.Name), MaxName)
+	}
+	if r.Shards < 1 || r.Shards > 256 {
+		return fmt.Errorf("peer: Shards is %d, allowed: 1 to 256", r.Shards)
+	}
+	if r.Wait < 0 || r.Wait > MaxWait {
+		return fmt.Errorf("peer: Wait is %v, allowed: 0 to %v", r.Wait, MaxWait)
+	}
+	if len(r.Groups) == 0 || len(r.Groups) > pool.MaxGroups {
+		return fmt.Errorf("peer: %d Groups, allowed: 1 to %d", len(r.Groups), pool.MaxGroups)
+	}
+	blocks := 0
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if i > 0 && g.Group <= r.Groups[i-1].Group {
+			return fmt.Errorf("peer: Groups[%d] is %d after %d, allowed: ascending", i, g.Group, r.Groups[i-1].Group)
+		}
+		if g.Hashes.N < 1 || g.Hashes.Len < 1 || g.Hashes.Len > pool.MaxHashLen {
+			return fmt.Errorf("peer: Groups[%d] has %d hashes of %d bytes, allowed: at least 1, of 1 to %d", i,
+				g.Hashes.N, g.Hashes.Len, pool.MaxHashLen)
+		}
+		blocks += g.Hashes.N
+	}
+	if blocks > MaxHashes {
+		return fmt.Errorf("peer: %d blocks, allowed: 1 to %d", blocks, MaxHashes)
+	}
+	return nil
+}

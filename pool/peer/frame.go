@@ -1,0 +1,99 @@
+package peer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// kind is the number of a message.
+type kind uint8
+
+// The messages (docs/PROTOCOL.md, "Agent to agent").
+const (
+	kindHello     kind = 1
+	kindChallenge kind = 2
+	kindProof     kind = 3
+	kindWelcome   kind = 4
+	kindError     kind = 5
+	kindSubscribe kind = 6
+	kindHave      kind = 7
+	kindEnd       kind = 8
+	kindGet       kind = 9
+	kindBlocks    kind = 10
+	kindCancel    kind = 11
+	kindDelivered kind = 12
+	kindPing      kind = 13
+	kinds              = 14
+)
+
+// A frame is a header and a payload. The header is, little-endian:
+//
+//	0  4  "kvp" and 1
+//	4  1  kind
+//	5  3  zero
+//	8  4  id: of a subscription or a GET, chosen by the client; else 0
+//	12 4  length of the payload
+//	16 16 MAC: zero until both sides are authenticated
+const (
+	headerBytes = 32
+	macAt       = 16
+	macBytes    = 16
+	magic       = "kvp\x01"
+)
+
+// header is a frame's.
+type header struct {
+	kind   kind
+	id     uint32
+	length uint32
+}
+
+// maxPayload bounds the payload of each kind, bytes; a kind that is not in it does not exist.
+var maxPayload = [kinds]uint32{
+	kindHello:     helloBytes,
+	kindChallenge: challengeBytes,
+	kindProof:     proofBytes,
+	kindWelcome:   0,
+	kindError:     maxErrorText,
+	kindSubscribe: subscribeBytes + MaxName + 256*groupBytes + MaxHashes*32,
+	kindHave:      maxRuns * runBytes,
+	kindEnd:       endBytes,
+	kindGet:       getBytes + MaxBatch*32,
+	kindBlocks:    tableBytes + MaxBatch*rowBytes + MaxBlockBytes,
+	kindCancel:    0,
+	kindDelivered: 16 + MaxName,
+	kindPing:      0,
+}
+
+// errMalformed is wrapped by what a peer sent against the protocol.
+var errMalformed = errors.New("malformed")
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{errMalformed}, args...)...)
+}
+
+// put encodes the header without its MAC.
+func (h *header) put(b []byte) {
+	copy(b, magic)
+	b[4], b[5], b[6], b[7] = byte(h.kind), 0, 0, 0
+	binary.LittleEndian.PutUint32(b[8:], h.id)
+	binary.LittleEndian.PutUint32(b[12:], h.length)
+	clear(b[macAt:headerBytes])
+}
+
+// parseHeader decodes a header of headerBytes and checks all of it but the MAC.
+func parseHeader(b []byte) (h header, err error) {
+	h = header{
+		kind: kind(b[4]), id: binary.LittleEndian.Uint32(b[8:]), length: binary.LittleEndian.Uint32(b[12:]),
+	}
+	switch {
+	case string(b[:4]) != magic:
+		return h, malformed("begins with %x, not with %x", b[:4], magic)
+	case h.kind == 0 || h.kind >= kinds || b[5] != 0 || b[6] != 0 || b[7] != 0:
+		return h, malformed("kind %x", b[4:8])
+	case h.length > maxPayload[h.kind]:
+		return h, malformed("kind %d with %d bytes, allowed: at most %d", h.kind, h.length, maxPayload[h.kind])
+	}
+	return h, nil
+}

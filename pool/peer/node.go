@@ -1,0 +1,203 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// node is what a client has of one address. Client.mu guards it.
+type node struct {
+	addr    string
+	users   int       // calls at work
+	used    time.Time // when the last one ended
+	link    *link     // nil: not connected
+	idle    *time.Timer
+	giveUp  context.CancelFunc // of the attempt to connect; nil: none
+	decided chan struct{}      // closed when that attempt has ended
+	breaker breaker
+	count   PeerStats
+}
+
+// breaker suspends an address after failures. Client.mu guards it.
+type breaker struct {
+	pause  time.Duration // after the last failure; 0: none
+	until  time.Time
+	err    error
+	opened uint64
+}
+
+func (b *breaker) failed(err error, cfg *ClientConfig) {
+	b.pause = min(max(2*b.pause, cfg.BreakFirst), cfg.BreakLast)
+	b.until = time.Now().Add(b.pause)
+	b.err = err
+	b.opened++
+}
+
+func (b *breaker) worked() { b.pause, b.err = 0, nil }
+
+// makeRoom forgets the address that is unused longest, if there are as many as allowed. It returns
+// false if all are in use.
+func (c *Client) makeRoom() bool {
+	if len(c.nodes) < c.cfg.Peers {
+		return true
+	}
+	var oldest *node
+	for _, n := range c.nodes {
+		if n.users == 0 && n.link == nil && (oldest == nil || n.used.Before(oldest.used)) {
+			oldest = n
+		}
+	}
+	for _, n := range c.nodes { // one with a link that idles has to close it first
+		if oldest == nil && n.users == 0 {
+			oldest = n
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	if l := oldest.link; l != nil {
+		oldest.link = nil
+		c.reading.Go(func() { l.fail(errIdle) })
+	}
+	if oldest.idle != nil {
+		oldest.idle.Stop()
+	}
+	c.gone.add(&oldest.count)
+	c.gone.Opened += oldest.breaker.opened
+	delete(c.nodes, oldest.addr)
+	return true
+}
+
+func (p *PeerStats) add(of *PeerStats) {
+	p.Blocks, p.Bytes, p.Seconds = p.Blocks+of.Blocks, p.Bytes+of.Bytes, p.Seconds+of.Seconds
+	for i := range p.Failed {
+		p.Failed[i] += of.Failed[i]
+	}
+}
+
+// link returns the connections to an address, which it makes if necessary. One call at a time
+// connects; the others wait for it, or are refused if the address has failed before.
+func (c *Client) link(ctx context.Context, n *node) (*link, error) {
+	for {
+		c.mu.Lock()
+		switch {
+		case c.closed:
+			c.mu.Unlock()
+			return nil, ErrClosed
+		case n.link != nil:
+			defer c.mu.Unlock()
+			return n.link, nil
+		case n.breaker.pause > 0 && (n.giveUp != nil || time.Now().Before(n.breaker.until)):
+			defer c.mu.Unlock()
+			return nil, fmt.Errorf("%w: %v", ErrSuspended, n.breaker.err)
+		case n.giveUp == nil:
+			return c.connect(ctx, n)
+		}
+		decided := n.decided
+		c.mu.Unlock()
+		select {
+		case <-decided:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// connect makes the connections to an address. It is called with the lock, and releases it.
+func (c *Client) connect(ctx context.Context, n *node) (*link, error) {
+	within, giveUp := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer giveUp()
+	n.giveUp, n.decided = giveUp, make(chan struct{})
+	c.mu.Unlock()
+	l, err := dial(within, c, n)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.giveUp = nil
+	close(n.decided)
+	switch {
+	case err == nil && !c.closed:
+		n.link = l
+		l.start()
+		return l, nil
+	case err == nil:
+		l.closeStreams()
+		return nil, ErrClosed
+	case c.closed:
+		return nil, ErrClosed
+	case ctx.Err() != nil: // the caller's end says nothing about the peer
+		return nil, ctx.Err()
+	}
+	err = lost(n.addr, err)
+	n.breaker.failed(err, &c.cfg)
+	c.log.say(n.addr, "cannot connect", err)
+	return nil, err
+}
+
+// lost wraps an error as ErrLost, unless it is a refusal by authentication.
+func lost(addr string, err error) error {
+	if errors.Is(err, ErrAuth) || errors.Is(err, ErrLost) {
+		return fmt.Errorf("%s: %w", addr, err)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrLost, addr, err)
+}
+
+// errIdle ends connections that nothing uses.
+var errIdle = errors.New("idle")
+
+// closeIdle closes a link that nothing has used for a while.
+func (c *Client) closeIdle(n *node, l *link) {
+	c.mu.Lock()
+	if n.users > 0 || n.link != l || c.closed {
+		c.mu.Unlock()
+		return
+	}
+	n.link = nil
+	c.mu.Unlock()
+	l.fail(errIdle)
+}
+
+// unlink takes a failed link from its address.
+func (c *Client) unlink(l *link, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.node.link != l || c.closed {
+		return // it was closed on purpose
+	}
+	l.node.link = nil
+	l.node.breaker.failed(err, &c.cfg)
+	c.log.say(l.node.addr, "lost", err)
+}
+
+// Stats returns the state and the counters.
+func (c *Client) Stats() ClientStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := c.count
+	out.Peers = nil
+	for _, n := range c.nodes {
+		p := n.count
+		p.Peer, p.Fetches, p.Opened, p.State = n.addr, n.users, n.breaker.opened, "idle"
+		if n.breaker.err != nil {
+			p.Error = n.breaker.err.Error()
+		}
+		switch {
+		case n.link != nil:
+			p.State = "up"
+		case n.breaker.pause > 0 && n.giveUp != nil:
+			p.State = "half-open"
+		case n.breaker.pause > 0 && time.Now().Before(n.breaker.until):
+			p.State = "open"
+		}
+		out.Peers = append(out.Peers, p)
+	}
+	slices.SortFunc(out.Peers, func(a, b PeerStats) int { return strings.Compare(a.Peer, b.Peer) })
+	if gone := c.gone; gone.Seconds > 0 || gone.Opened > 0 {
+		gone.Peer, gone.State = other, "idle"
+		out.Peers = append(out.Peers, gone)
+	}
+	return out
+}

@@ -1,0 +1,151 @@
+package peer
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/kvagent/kvagent/pagefault"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// ask is one GET: a shard of some blocks of a fetch, for each of which a slot is reserved. The
+// stream's reader alone touches the slots and the results, until it hands the ask back.
+type ask struct {
+	id     uint32
+	fetch  *fetch
+	get    get
+	parts  []*part       // of each block of the GET
+	result []pool.Status // of each; Cancelled until it has arrived
+}
+
+// cancelled is the result of what did not arrive.
+const cancelled = pool.Status(255)
+
+// badPage is the result of a block whose slot cannot be written.
+const badPage = pool.Status(254)
+
+func (a *ask) bytes() int64 { return int64(len(a.parts)) * int64(a.get.length) }
+
+// receiveBlocks reads a BLOCKS, which must answer the oldest ask, straight into the slots.
+func (s *stream) receiveBlocks(h header) error {
+	a := s.oldest()
+	if a == nil || a.id != h.id {
+		return malformed("BLOCKS %d was not asked for", h.id)
+	}
+	head := tableBytes + len(a.parts)*rowBytes
+	if int(h.length) < head {
+		return malformed("BLOCKS of %d bytes for %d blocks", h.length, len(a.parts))
+	}
+	b, err := s.rest(head)
+	if err != nil {
+		return err
+	}
+	rows, err := parseTable(b, nil)
+	if err != nil {
+		return err
+	}
+	if len(rows) != len(a.parts) {
+		return malformed("BLOCKS: a table of %d blocks, not of %d", len(rows), len(a.parts))
+	}
+	total := int64(head)
+	for _, r := range rows {
+		if r.status == pool.OK {
+			total += int64(a.get.length)
+		}
+	}
+	if total != int64(h.length) {
+		return malformed("BLOCKS of %d bytes, must be %d", h.length, total)
+	}
+	for i := range rows {
+		if a.result[i] = rows[i].status; rows[i].status != pool.OK {
+			continue
+		}
+		a.result[i] = cancelled
+		if a.result[i], err = s.receiveBlock(a, i, rows[i].sum); err != nil {
+			a.result[i] = cancelled
+			return err
+		}
+	}
+	s.answered(a)
+	return nil
+}
+
+// receiveBlock reads the bytes of one block into its slot, and sums them there. An error is the
+// connection's.
+func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
+	cfg := &s.link.client.cfg
+	slot := &a.parts[i].slots[a.get.shard]
+	mem := cfg.Arena[slot.Off : slot.Off+int64(slot.Len)]
+	key := pool.Key{
+		Space: a.get.space, Group: a.get.group, Shard: a.get.shard, Hash: pool.MakeHash(a.get.hashes.At(i)),
+	}
+	slot.Sum = key.Seed(slot.Len)
+	for at := 0; at < len(mem); {
+		n, bad, err := s.into(mem[at:min(at+sumPart, len(mem))], &slot.Sum)
+		at += n
+		if err != nil {
+			return cancelled, err
+		}
+		if bad {
+			if p, ok := cfg.Slots.(pool.Prober); ok {
+				p.Probe(*slot)
+			}
+			return badPage, s.discard(len(mem) - at)
+		}
+	}
+	if slot.Sum != want {
+		return pool.Corrupt, nil
+	}
+	return pool.OK, nil
+}
+
+// sumPart is how much is read before it is summed, bytes: it is still in the processor's cache
+// then, and the kernel goes on to receive meanwhile.
+const sumPart = 256 << 10
+
+// into reads some bytes into memory of the arena, and sums what is there then. It returns bad if a
+// page cannot be written or read; n bytes have been taken off the stream.
+func (s *stream) into(mem []byte, sum *uint32) (n int, bad bool, err error) {
+	if s.direct {
+		if n, err = s.read(mem); err != nil {
+			return 0, errors.Is(err, syscall.EFAULT), notFault(err)
+		}
+	} else {
+		if s.bounce == nil {
+			s.bounce = make([]byte, copyPart)
+		}
+		if n, err = s.read(s.bounce[:min(len(mem), copyPart)]); err != nil {
+			return 0, false, err
+		}
+	}
+	bad = pagefault.Guard(mem, nil, func() {
+		if !s.direct {
+			copy(mem, s.bounce[:n])
+		}
+		*sum = pool.Sum(*sum, mem[:n])
+	}) != nil
+	return n, bad, nil
+}
+
+// notFault returns err, or nil for the error of a system call about the memory it was given.
+func notFault(err error) error {
+	if errors.Is(err, syscall.EFAULT) {
+		return nil
+	}
+	return err
+}
+
+// discard reads n bytes that have no place.
+func (s *stream) discard(n int) error {
+	if s.bounce == nil {
+		s.bounce = make([]byte, copyPart)
+	}
+	for n > 0 {
+		k := min(n, copyPart)
+		if err := s.readFull(s.bounce[:k]); err != nil {
+			return err
+		}
+		n -= k
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package peer
+
+import (
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"sync"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// served is one authenticated connection of a server. Three goroutines work for it, and one for
+// each subscription: a reader, a sender of what GETs ask for, and the heartbeats. All have ended
+// when run returns.
+type served struct {
+	*conn
+	server *Server
+	host   string
+	ended  chan struct{} // closed when the connection has ended
+	gets   chan request  // read and not yet answered
+	prober pool.Prober   // nil: the pool has none
+
+	mu            sync.Mutex
+	closed        bool
+	subscriptions map[uint32]*subscription
+	watchers      sync.WaitGroup
+}
+
+// request is a GET that waits to be answered. Its hashes are its own.
+type request struct {
+	id uint32
+	get
+}
+
+// getQueue is how many GETs of a connection may wait. The reader stops at that number, and with it
+// the client.
+const getQueue = 64
+
+func newServed(s *Server, c *conn) *served {
+	v := &served{
+		conn: c, server: s, host: host(c.raw), ended: make(chan struct{}), gets: make(chan request, getQueue),
+		subscriptions: map[uint32]*subscription{},
+	}
+	v.prober, _ = s.cfg.Slots.(pool.Prober)
+	return v
+}
+
+// close ends the connection.
+func (v *served) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.closed {
+		v.closed = true
+		close(v.ended)
+		_ = v.raw.Close()
+	}
+}
+
+// run serves the connection to its end.
+func (v *served) run() {
+	var others sync.WaitGroup
+	others.Go(func() { v.heartbeats(v.ended) })
+	others.Go(v.answer)
+	err := v.receive()
+	v.mu.Lock()
+	meant := v.closed // by this side
+	v.mu.Unlock()
+	if errors.Is(err, errMalformed) {
+		_ = v.send(kindError, 0, []byte(cut(err.Error(), maxErrorText)))
+	}
+	v.close()
+	others.Wait()
+	v.watchers.Wait()
+	switch {
+	case meant || errors.Is(err, io.EOF):
+	case errors.Is(err, errMalformed):
+		v.server.count.malformed.Add(1)
+		v.server.log.say(v.host, "broke the protocol", err)
+	default:
+		v.server.count.lost.Add(1)
+		if !errors.Is(err, net.ErrClosed) {
+			v.server.log.say(v.host, "lost", err)
+		}
+	}
+}
+
+func cut(s string, n int) string { return s[:min(len(s), n)] }
+
+// receive reads what the client sends, until the connection ends.
+func (v *served) receive() error {
+	for {
+		h, err := v.next()
+		if err != nil {
+			return err
+		}
+		if !fromClient[h.kind] {
+			return malformed("kind %d from a client", h.kind)
+		}
+		p, err := v.rest(int(h.length)) // bounded by maxPayload
+		if err == nil {
+			err = v.take(h, p)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// fromClient are the kinds that a client sends after the handshake.
+var fromClient = [kinds]bool{
+	kindError: true, kindSubscribe: true, kindGet: true, kindCancel: true, kindDelivered: true, kindPing: true,
+}
+
+// take handles one frame. It does not keep p, unless it takes v.payload away.
+func (v *served) take(h header, p []byte) error {
+	switch h.kind {
+	case kindSubscribe:
+		v.payload = nil // the hashes lie in it
+		m, err := parseSubscribe(p)
+		if err != nil {
+			return err
+		}
+		return v.subscribe(h.id, &m)
+	case kindGet:
+		m, err := parseGet(slices.Clone(p))
+		if err != nil {
+			return err
+		}
+		select {
+		case v.gets <- request{h.id, m}:
+			return nil
+		case <-v.ended:
+			return net.ErrClosed
+		}
+	case kindCancel:
+		v.cancel(h.id)
+		return nil
+	case kindDelivered:
+		m, err := parseDelivered(p)
+		if err != nil {
+			return err
+		}
+		if s, _, ok := v.server.cfg.Resolve(m.space); ok {
+			v.server.cfg.Delivered(s, m.name)
+		}
+		return nil
+	case kindError:
+		return malformed("the peer says: %q", p)
+	}
+	return nil // PING
+}

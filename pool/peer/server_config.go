@@ -1,0 +1,106 @@
+package peer
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// State is what a server's side has heard of a transfer.
+type State uint8
+
+// The states.
+const (
+	Unknown  State = iota // never opened, or it has ended
+	Open                  // more blocks will be stored for it
+	Complete              // nothing more will be stored for it
+)
+
+// Transfer is a transfer as it is now.
+type Transfer struct {
+	State  State
+	Tokens uint32 // of the prompt if open, stored if complete; 0: not stated
+}
+
+// Source returns the state of a named transfer in a space, and a channel that is closed at its next
+// change or at the next commit in that space, whichever is first. The state and the channel belong
+// together: what happens after the state was read closes the channel. It may be called by many
+// goroutines, and must not block.
+type Source func(space pool.SpaceID, name string) (Transfer, <-chan struct{})
+
+// Config configures a server.
+type Config struct {
+	Index pool.Index
+	Slots pool.Slots // that are also a pool.Prober have unreadable pages retired
+	Arena []byte     // the memory that Slots' offsets count in
+	// Resolve returns the space that is open under a fingerprint. Called for each fetch and batch.
+	Resolve   func(f pool.Fingerprint) (s pool.SpaceID, epoch uint32, ok bool)
+	Transfers Source
+	// Delivered is called when a peer has a transfer, or no longer wants it. It must not block, and
+	// may be nil.
+	Delivered func(space pool.SpaceID, name string)
+	Auth      Auth
+	// Timeout is how long a peer may be silent, or not take a MiB that is sent to it, before its
+	// connection ends; MinTimeout to MaxTimeout; 0 is DefaultTimeout.
+	Timeout time.Duration
+	Limits  Limits
+	// NoSums says that slots have no checksums (integrity header): the server then sums what it
+	// sends. Otherwise it sends the sums of the slots.
+	NoSums bool
+	// Log reports refused and lost peers, at most every second for each kind. It may be nil.
+	Log func(peer, what string, err error)
+}
+
+// Limits of a server. Zero fields take the default in parentheses.
+type Limits struct {
+	Connections   int // authenticated connections at once (256); another one is closed
+	Pending       int // unauthenticated connections at once (32); another one is closed
+	Subscriptions int // of one connection at once (64); another one ends at once, as refused
+	Hashes        int // of the subscriptions of all connections together (4,194,304), as above
+}
+
+const (
+	maxConnections   = 1 << 14
+	maxSubscriptions = 1 << 10
+	maxTotalHashes   = 1 << 26
+)
+
+func (c *Config) complete() error {
+	switch {
+	case c.Index == nil || c.Slots == nil || c.Arena == nil || c.Resolve == nil || c.Transfers == nil:
+		return errors.New("peer: Index, Slots, Arena, Resolve and Transfers must be given")
+	case !c.Auth.given():
+		return errors.New("peer: Auth must be given: --peer-key-file, or --peer-tls-cert, --peer-tls-key, " +
+			"--peer-tls-ca")
+	}
+	setDefault(&c.Timeout, DefaultTimeout)
+	setDefault(&c.Limits.Connections, 256)
+	setDefault(&c.Limits.Pending, 32)
+	setDefault(&c.Limits.Subscriptions, 64)
+	setDefault(&c.Limits.Hashes, 1<<22)
+	if c.Delivered == nil {
+		c.Delivered = func(pool.SpaceID, string) {}
+	}
+	return errors.Join(
+		between("Timeout", c.Timeout, MinTimeout, MaxTimeout),
+		between("Limits.Connections", c.Limits.Connections, 1, maxConnections),
+		between("Limits.Pending", c.Limits.Pending, 1, maxConnections),
+		between("Limits.Subscriptions", c.Limits.Subscriptions, 1, maxSubscriptions),
+		between("Limits.Hashes", c.Limits.Hashes, MaxHashes, maxTotalHashes),
+	)
+}
+
+func setDefault[T int | int64 | time.Duration](v *T, to T) {
+	if *v == 0 {
+		*v = to
+	}
+}
+
+func between[T int | int64 | time.Duration](name string, v, low, high T) error {
+	if v < low || v > high {
+		return fmt.Errorf("peer: %s is %v, allowed: %v to %v", name, v, low, high)
+	}
+	return nil
+}

@@ -1,0 +1,183 @@
+package peer
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// ServerStats are the state and the counters of a server.
+type ServerStats struct {
+	Connections, Pending, Subscriptions int // now
+	Hashes                              int64
+
+	Accepted        uint64 // connections authenticated
+	Refused         uint64 // closed because there were too many connections
+	RefusedPending  uint64 // closed because too many were unauthenticated
+	Unauthenticated uint64 // that failed to authenticate in time
+	Lost            uint64 // ended by silence, or by what does not take what is sent to it
+	Malformed       uint64 // ended because the peer broke the protocol
+
+	Subscribed    uint64          // fetches of peers
+	Ended         [ends]uint64    // of those, by how they ended; index is an End
+	Blocks, Bytes uint64          // shards of blocks sent, and their bytes
+	NotSent       [Reasons]uint64 // shards asked for and not sent, by reason; index is a Reason
+	Seconds       float64         // spent sending
+	Peers         []PeerTraffic   // by host, at most maxTraffic and "other"
+}
+
+// PeerTraffic is what was sent to one host.
+type PeerTraffic struct {
+	Peer          string
+	Blocks, Bytes uint64
+	Seconds       float64
+}
+
+// ClientStats are the state and the counters of a client.
+type ClientStats struct {
+	Fetches       int             // now
+	Done          [ends]uint64    // fetches that ended, by how; index is an End
+	Refused       uint64          // with ErrBusy
+	Suspended     uint64          // with ErrSuspended
+	Blocks, Bytes uint64          // stored, with all their shards
+	Seconds       float64         // of the fetches together
+	Failed        [Reasons]uint64 // blocks, by reason; index is a Reason
+	Peers         []PeerStats     // by address, at most ClientConfig.Peers and "other"
+}
+
+// PeerStats are the counters of one address.
+type PeerStats struct {
+	Peer          string
+	State         string // up, idle (no connection), half-open, open (suspended after failures)
+	Error         string // the last failure, unless the state is up
+	Fetches       int    // now
+	Opened        uint64 // times that it was suspended
+	Blocks, Bytes uint64
+	Seconds       float64
+	Failed        [Reasons]uint64
+}
+
+// maxTraffic bounds the hosts that a server counts apart.
+const maxTraffic = 64
+
+// other is the name under which peers beyond a limit are counted.
+const other = "other"
+
+type serverCounts struct {
+	subscriptions                                                                   atomic.Int64
+	accepted, refused, refusedPending, unauthenticated, lost, malformed, subscribed atomic.Uint64
+	ended                                                                           [ends]atomic.Uint64
+	notSent                                                                         [Reasons]atomic.Uint64
+}
+
+// Stats returns the state and the counters.
+func (s *Server) Stats() ServerStats {
+	c := &s.count
+	out := ServerStats{
+		Subscriptions: int(c.subscriptions.Load()), Hashes: s.hashes.Load(), Accepted: c.accepted.Load(),
+		Refused: c.refused.Load(), RefusedPending: c.refusedPending.Load(),
+		Unauthenticated: c.unauthenticated.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
+		Subscribed: c.subscribed.Load(), Peers: s.peers.list(),
+	}
+	for i := range c.ended {
+		out.Ended[i] = c.ended[i].Load()
+	}
+	for i := range c.notSent {
+		out.NotSent[i] = c.notSent[i].Load()
+	}
+	for _, p := range out.Peers {
+		out.Blocks, out.Bytes, out.Seconds = out.Blocks+p.Blocks, out.Bytes+p.Bytes, out.Seconds+p.Seconds
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Connections, out.Pending = len(s.conns), len(s.pending)
+	return out
+}
+
+// traffic counts what was sent, by host.
+type traffic struct {
+	mu   sync.Mutex
+	host map[string]*PeerTraffic
+}
+
+func (t *traffic) add(host string, blocks int, bytes int64, took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.host[host]
+	if p == nil {
+		if len(t.host) >= maxTraffic {
+			host = other
+		}
+		if p = t.host[host]; p == nil {
+			if t.host == nil {
+				t.host = map[string]*PeerTraffic{}
+			}
+			p = &PeerTraffic{Peer: host}
+			t.host[host] = p
+		}
+	}
+	p.Blocks, p.Bytes, p.Seconds = p.Blocks+uint64(blocks), p.Bytes+uint64(bytes), p.Seconds+took.Seconds()
+}
+
+func (t *traffic) list() []PeerTraffic {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []PeerTraffic
+	for _, p := range t.host {
+		out = append(out, *p)
+	}
+	slices.SortFunc(out, func(a, b PeerTraffic) int { return strings.Compare(a.Peer, b.Peer) })
+	return out
+}
+
+// reasonOf returns why a block was not sent or stored, by its status.
+func reasonOf(s pool.Status) Reason {
+	switch s {
+	case pool.Exists, pool.InProgress:
+		return Had
+	case pool.Busy:
+		return Busy
+	case pool.Stale:
+		return Stale
+	case pool.Missing:
+		return Missing
+	case pool.Corrupt:
+		return Corrupt
+	}
+	return Invalid
+}
+
+// limitedLog logs at most one message of each kind in logEvery.
+type limitedLog struct {
+	to func(peer, what string, err error)
+
+	mu   sync.Mutex
+	last map[string]time.Time // by kind; the kinds are constants of this package
+}
+
+const logEvery = time.Second
+
+func newLimitedLog(to func(peer, what string, err error)) *limitedLog {
+	return &limitedLog{to: to, last: map[string]time.Time{}}
+}
+
+func (l *limitedLog) say(peer, what string, err error) {
+	if l.to == nil {
+		return
+	}
+	now := time.Now()
+	l.mu.Lock()
+	last, said := l.last[what]
+	now0 := !said || now.Sub(last) >= logEvery
+	if now0 {
+		l.last[what] = now
+	}
+	l.mu.Unlock()
+	if now0 {
+		l.to(peer, what, err)
+	}
+}

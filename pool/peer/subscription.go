@@ -1,0 +1,209 @@
+package peer
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// subscription announces the blocks of one fetch as they are stored. Its goroutine is woken by the
+// transfer's source, and never polls.
+type subscription struct {
+	subscribe
+	id     uint32
+	space  pool.SpaceID
+	cancel chan struct{} // closed when the client gives up; guarded by served.mu
+	left   int           // blocks not announced
+	absent [][]bool      // by group: not announced
+}
+
+// subscribe starts a subscription, or ends it at once if there are too many.
+func (v *served) subscribe(id uint32, m *subscribe) error {
+	s, _, ok := v.server.cfg.Resolve(m.space)
+	if !ok {
+		v.server.count.subscribed.Add(1)
+		return v.endSubscription(id, EndNoSpace, 0)
+	}
+	sub := &subscription{subscribe: *m, id: id, space: s, cancel: make(chan struct{}), left: m.blocks()}
+	for i := range m.groups {
+		absent := make([]bool, m.groups[i].hashes.N)
+		for k := range absent {
+			absent[k] = true
+		}
+		sub.absent = append(sub.absent, absent)
+	}
+	entered, twice := v.enter(sub)
+	switch {
+	case twice:
+		return malformed("SUBSCRIBE: id %d is in use", id)
+	case !entered:
+		v.server.count.subscribed.Add(1)
+		return v.endSubscription(id, EndRefused, 0)
+	}
+	return nil
+}
+
+// enter registers a subscription and starts its goroutine, if there is room.
+func (v *served) enter(sub *subscription) (entered, twice bool) {
+	limits := &v.server.cfg.Limits
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.subscriptions[sub.id] != nil {
+		return false, true
+	}
+	if v.closed || len(v.subscriptions) >= limits.Subscriptions {
+		return false, false
+	}
+	hashes := int64(sub.left)
+	if v.server.hashes.Add(hashes) > int64(limits.Hashes) {
+		v.server.hashes.Add(-hashes)
+		return false, false
+	}
+	v.subscriptions[sub.id] = sub
+	v.server.count.subscriptions.Add(1)
+	v.server.count.subscribed.Add(1)
+	v.watchers.Go(func() {
+		defer func() {
+			v.server.hashes.Add(-hashes)
+			v.server.count.subscriptions.Add(-1)
+		}()
+		v.watch(sub)
+	})
+	return true, false
+}
+
+// cancel ends a subscription. An unknown one has ended already.
+func (v *served) cancel(id uint32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if sub := v.subscriptions[id]; sub != nil {
+		delete(v.subscriptions, id)
+		close(sub.cancel)
+	}
+}
+
+// watch announces blocks until the subscription ends. A failed write ends the connection.
+func (v *served) watch(sub *subscription) {
+	bound := time.NewTimer(sub.wait)
+	defer bound.Stop()
+	seen, waited := false, sub.wait == 0
+	for {
+		var t Transfer
+		var changed <-chan struct{}
+		if sub.name != "" {
+			t, changed = v.server.cfg.Transfers(sub.space, sub.name)
+		}
+		seen = seen || t.State != Unknown
+		// The state is read before the index: what is complete by then is found.
+		if err := v.announce(sub); err != nil {
+			_ = v.raw.Close()
+			return
+		}
+		if end := sub.over(t, seen, waited); end != 0 {
+			v.drop(sub)
+			if v.endSubscription(sub.id, end, t.Tokens) != nil {
+				_ = v.raw.Close()
+			}
+			return
+		}
+		select {
+		case <-changed:
+		case <-bound.C:
+			waited = true
+		case <-sub.cancel:
+			v.server.count.ended[EndCancelled].Add(1)
+			return
+		case <-v.ended:
+			v.server.count.ended[EndLost].Add(1)
+			return
+		}
+	}
+}
+
+// over returns why nothing more will be announced; 0: more may come.
+func (sub *subscription) over(t Transfer, seen, waited bool) End {
+	switch {
+	case sub.left == 0 || t.State == Complete:
+		return EndComplete
+	case t.State == Unknown && seen:
+		return EndExpired
+	case t.State == Unknown && !sub.early:
+		return EndUnknown
+	case waited:
+		return EndWaited
+	}
+	return 0
+}
+
+// drop forgets a subscription that ends by itself.
+func (v *served) drop(sub *subscription) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.subscriptions[sub.id] == sub {
+		delete(v.subscriptions, sub.id)
+	}
+}
+
+func (v *served) endSubscription(id uint32, e End, tokens uint32) error {
+	v.server.count.ended[e].Add(1)
+	return v.send(kindEnd, id, encodeEnd(e, tokens))
+}
+
+// existsStride is how many blocks one step of announce looks up.
+const existsStride = 1024
+
+// announce sends HAVE for the blocks that are stored and were not announced.
+func (v *served) announce(sub *subscription) error {
+	var runs []run
+	base := uint32(0)
+	for i := range sub.groups {
+		g := &sub.groups[i]
+		for from := 0; from < g.hashes.N && sub.left > 0; from += existsStride {
+			to := min(from+existsStride, g.hashes.N)
+			absent := sub.absent[i][from:to]
+			found := v.stored(sub.space, g.group, g.hashes.Slice(from, to), absent)
+			for k, is := range found {
+				if !is || !absent[k] {
+					continue
+				}
+				absent[k] = false
+				sub.left--
+				at := base + uint32(from+k)
+				if n := len(runs); n > 0 && runs[n-1].first+runs[n-1].count == at {
+					runs[n-1].count++
+					continue
+				}
+				if len(runs) == maxRuns {
+					if err := v.send(kindHave, sub.id, encodeHave(runs)); err != nil {
+						return err
+					}
+					runs = runs[:0]
+				}
+				runs = append(runs, run{at, 1})
+			}
+		}
+		base += uint32(g.hashes.N)
+	}
+	if len(runs) == 0 {
+		return nil
+	}
+	return v.send(kindHave, sub.id, encodeHave(runs))
+}
+
+// stored looks up the part of h from the first to the last block that was not announced.
+func (v *served) stored(s pool.SpaceID, group uint8, h pool.Hashes, absent []bool) []bool {
+	present := make([]bool, h.N)
+	first, last := -1, -1
+	for i, is := range absent {
+		if is {
+			if first < 0 {
+				first = i
+			}
+			last = i
+		}
+	}
+	if first >= 0 {
+		v.server.cfg.Index.Exists(s, group, h.Slice(first, last+1), present[first:last+1])
+	}
+	return present
+}
