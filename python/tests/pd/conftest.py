@@ -1,0 +1,84 @@
+"""Tests with real `vllm serve` processes: they are collected only in the environment that runs them
+(scripts/env vllm-serve).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.agent import AgentProcess
+from tests.pd.processes import UPSTREAM, Engine, Nursery, write_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+collect_ignore_glob: list[str] = [] if UPSTREAM.exists() else ["test_*.py"]
+
+
+class Node:
+    """An agent and its engines, which are started once and end with it."""
+
+    def __init__(self, folder: Path, model: Path, nursery: Nursery, *flags: str) -> None:
+        self.folder, self.model, self._nursery = folder, model, nursery
+        run = folder / "run"
+        run.mkdir(mode=0o700)
+        self.agent = AgentProcess(run, *flags)
+        self.engines: dict[str, Engine] = {}
+
+    def engine(self, name: str, role: str, **options: Any) -> Engine:
+        """Return the engine of this name; start it if it is not there yet."""
+        return self.engines_of({name: role}, **options)[0]
+
+    def engines_of(self, roles: dict[str, str], **options: Any) -> list[Engine]:
+        """Return engines by name; those that are not there start together."""
+        started = []
+        for name, role in roles.items():
+            if name not in self.engines:
+                self.engines[name] = self._start(name, role, options)
+                started.append(self.engines[name])
+        for one in started:
+            one.wait()
+        return [self.engines[name] for name in roles]
+
+    def _start(self, name: str, role: str, options: dict[str, Any]) -> Engine:
+        transfer = {
+            "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": role,
+            "kv_load_failure_policy": "recompute", "engine_id": name,
+            "kv_connector_extra_config": {"socket_dir": str(self.agent.folder), "weights_fixed": True, **options},
+        }  # fmt: skip
+        return Engine(self._nursery, self.model, self.folder / f"{name}.log", transfer)
+
+    def close(self) -> None:
+        for engine in self.engines.values():
+            engine.kill()
+        self.agent.close()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a tokenizer."""
+    from tests.vllm import engine
+
+    model = engine.write_model(tmp_path_factory.mktemp("tiny") / "model")
+    write_tokenizer(model)
+    return model
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    made = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def node(tiny: Path, nursery: Nursery) -> Iterator[Node]:
+    """One agent, and engines that tests start and share."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
+        made = Node(Path(folder), tiny, nursery)
+        yield made
+        made.close()
