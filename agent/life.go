@@ -88,7 +88,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  3. the sessions are notified and torn down, see teardown: jobs, regions, leases, the socket
 //     last;
 //  4. the look-up sockets close: every request got its answer until here, and no lease is left;
-//  5. the fetches from other agents end: nobody asks for them any more;
+//  5. the fetches from other agents end, as does the service to them;
 //  6. the pressure call is removed: nothing is leased any more;
 //  7. the watchdog and the sweep end;
 //  8. HTTP ends, and releases the directory's lock: a successor may start now.
@@ -102,6 +102,9 @@ func (a *Agent) Close() {
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
 		a.closed("look-up sockets", a.sockets.close())
 		a.deliveries.Close()
+		if a.cfg.Peers.Stop != nil {
+			a.closed("peer listener", a.cfg.Peers.Stop())
+		}
 		a.pool.SetPressure(nil)
 		a.epochs.watch(a.pool, false)
 		close(a.stop)

@@ -58,6 +58,7 @@ type rigConfig struct {
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device
+	peers     func(p arenaPool) Peers             // nil: an agent on its own
 	device    func(cudaipc.Device) cudaipc.Device // what the agent has instead of the device; nil: the device
 
 	epochEvery, collectAfter time.Duration // of the stack; 0: its defaults
@@ -92,6 +93,9 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 	check(t, err)
 	core, logs := observer.New(zap.DebugLevel)
 	r := &rig{t: t, dir: dir, pool: openTestPool(t, &c), logs: logs}
+	if c.peers != nil {
+		c.Peers = c.peers(r.pool)
+	}
 	r.device = openTestDevice(t, r.pool, &c)
 	if r.mayMismatch = c.wrap != nil; c.wrap != nil {
 		arena, _ := r.pool.Arena()
@@ -164,6 +168,9 @@ func (r *rig) checkNothingLeft() {
 	}
 	if n := r.agent.memory.pendingFDs.Load(); n != 0 {
 		r.t.Errorf("%d descriptors of incomplete registrations are counted", n)
+	}
+	if x := &st.Transfers; x.Open != 0 || x.Waiting != 0 || x.Fetching != 0 {
+		r.t.Errorf("left: %+v", x)
 	}
 	if s := &st.Sample; !r.mayMismatch && s.Saves.Mismatched+s.Loads.Mismatched > 0 {
 		r.t.Errorf("blocks that do not match: %+v", s)

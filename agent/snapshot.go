@@ -48,6 +48,11 @@ func (a *Agent) snapshot() admin.Snapshot {
 		report := a.tiers.Report()
 		s.Tiers = &report
 	}
+	s.Transfers, s.Peers.Address = a.deliveries.Report(), a.cfg.Peers.Address
+	if a.cfg.Peers.Report != nil {
+		s.Peers = a.cfg.Peers.Report()
+		s.Peers.Address = a.cfg.Peers.Address
+	}
 	if a.cfg.Orphans != nil {
 		s.Orphans = a.cfg.Orphans()
 	}

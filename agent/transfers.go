@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -20,6 +21,9 @@ type Peers struct {
 	// Deliver tells another agent, without waiting, that a transfer was delivered; nil: none is
 	// told.
 	Deliver func(peer string, space pool.Fingerprint, name string)
+	Report  func() admin.Peers // nil: an agent on its own
+	// Stop ends the service to other agents before a successor may start; nil: there is none.
+	Stop func() error
 }
 
 // offer serves OFFER.

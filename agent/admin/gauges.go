@@ -153,6 +153,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describeTiers(ch)
 	describeMovers(ch)
 	describeLeft(ch)
+	describeTransfers(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -168,6 +169,8 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectTiers(ch, now.Tiers)
 	collectMovers(ch, now.Movers)
 	collectOrphans(ch, now.Orphans)
+	collectTransfers(ch, &now.Transfers)
+	collectPeers(ch, &now.Peers)
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(now.Leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(now.LeaseBytes))
 	ch <- prometheus.MustNewConstMetric(leaseRevokedDesc, prometheus.CounterValue, float64(now.LeasesRevoked))

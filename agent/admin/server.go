@@ -121,6 +121,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /readyz",
 		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Ready()) })
 	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.Status()) })
+	mux.HandleFunc("GET /query", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.bootstrap()) })
 	mux.HandleFunc("POST /set", s.set)
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)

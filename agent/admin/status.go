@@ -64,6 +64,9 @@ type Status struct {
 	Tiers      *TiersStatus   `json:"tiers,omitempty"` // nil: memory alone
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
 	Orphans    Orphans        `json:"orphans"`
+
+	Transfers TransfersStatus `json:"transfers"` // between engines
+	Peers     PeersStatus     `json:"peers"`     // agents of other nodes
 }
 
 // PoolStatus is pool.Stats in JSON.
@@ -173,7 +176,8 @@ func (v *View) Status() Status {
 		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
 		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
 		Orphans: now.Orphans,
-		Tiers:   tiersStatus(now.Tiers),
+		Tiers:   tiersStatus(now.Tiers), Transfers: v.transfersStatus(&now.Transfers),
+		Peers: peersStatus(&now.Peers),
 	}
 	if late := m.worstLate.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)

@@ -6,6 +6,7 @@ package admin
 import (
 	"time"
 
+	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -53,6 +54,9 @@ type Snapshot struct {
 	Tiers   *pool.TierReport // nil: memory alone
 	Movers  []cudaipc.MoverState
 	Orphans Orphans
+
+	Transfers delivery.Report
+	Peers     Peers
 
 	VerifySample uint32 // one block in so many is checked end to end; 0: none
 	LastMismatch string // empty: none

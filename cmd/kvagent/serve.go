@@ -84,6 +84,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 		LeaseBytes:   s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http,
 		HTTPAny: s.httpAny,
 		Lanes:   s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
+		Peers: agent.Peers{TransferTTL: s.peers.ttl},
 	}
 	if s.integrity == settings.IntegrityHeader {
 		c.Integrity = transfer.Header
@@ -122,7 +123,7 @@ func (s *serveSettings) check() error {
 			bad = append(bad, fmt.Errorf("lookup: %w", err))
 		}
 	}
-	return errors.Join(append(bad, s.tiers.check())...)
+	return errors.Join(append(bad, s.tiers.check(), s.peers.check())...)
 }
 
 // parseGroup parses a group's name or number; 0 is none.

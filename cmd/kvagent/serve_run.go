@@ -26,7 +26,7 @@ import (
 
 // serve runs an agent until a signal ends it. It takes the directory first, so that a second agent
 // is refused before it takes memory for a pool. It closes what it opened in the opposite order: the
-// agent, the tiers, the device that maps the pool's arena, the pool.
+// agent, the peers, the tiers, the device that maps the pool's arena, the pool.
 func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	floor := raiseHeap()
 	defer runtime.KeepAlive(floor)
@@ -73,9 +73,17 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeTiers()) }()
+	others, err := openPeers(s, p, stack, &cfg, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, others.close()) }()
 	a, err := agent.New(cfg, stack, device, log)
 	if err != nil {
 		return settings.Invalid(err)
+	}
+	if err := others.serve(a); err != nil {
+		return err
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()

@@ -50,8 +50,7 @@ type serveSettings struct {
 	drainTimeout time.Duration
 
 	tiers tierSettings
-
-	// For tests of clients that check bytes.
+	peers peerSettings
 }
 
 // Values of settings.
@@ -116,6 +115,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 		"most bytes that one engine's leases may pin; 0 is a quarter of the pool")
 
 	s.tiers.addFlags(f)
+	s.peers.addFlags(f)
 
 	f.StringVar(&s.socketGroup, "socket-group", "",
 		"group that may use the sockets too (name or number); the directory is then 2770")

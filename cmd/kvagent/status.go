@@ -81,6 +81,7 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
 		st.LeasesGiven, st.LeasesRevoked)
 	printTiers(t, st.Tiers)
+	printTransfers(t, &st.Transfers, &st.Peers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs,
 		st.CleanupMaxMS)
 	for i := range st.Movers {
@@ -100,6 +101,28 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	}
 	fmt.Fprintln(out)
 	return printEngines(out, st.EngineList)
+}
+
+// printTransfers prints what engines promise each other, and the agents of other nodes.
+func printTransfers(t io.Writer, x *admin.TransfersStatus, p *admin.PeersStatus) {
+	if x.Opened+x.Waited+x.Fetches == 0 && p.Address == "" {
+		return
+	}
+	fmt.Fprintf(t, "transfers\t%d open, %d complete, %d waited for; %d delivered, %d expired, %d refused\n", x.Open,
+		x.Complete, x.Waiting, x.Delivered, x.Expired, x.Refused)
+	if p.Address != "" {
+		fmt.Fprintf(t, "peers\tat %s: %d connections, %d fetches served now, %s sent\n", p.Address, p.Connections,
+			p.Subscriptions, settings.HumanSize(int64(p.BytesSent)))
+	}
+	for i := range p.Fetched {
+		one := &p.Fetched[i]
+		fmt.Fprintf(t, "\tfrom %s: %s, %d fetches now, %d blocks (%s)", one.Peer, one.State, one.Fetches, one.Blocks,
+			settings.HumanSize(int64(one.Bytes)))
+		if one.Error != "" {
+			fmt.Fprintf(t, "; %s", one.Error)
+		}
+		fmt.Fprintln(t)
+	}
 }
 
 // printSample prints the results of the end-to-end check.

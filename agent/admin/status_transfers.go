@@ -1,0 +1,133 @@
+package admin
+
+import (
+	"strconv"
+
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/pool/peer"
+)
+
+// Peers is what an agent knows of those of other nodes. An agent on its own has the zero value.
+type Peers struct {
+	Address string // where other agents reach this one; empty: they cannot
+	Client  peer.ClientStats
+	Server  peer.ServerStats
+}
+
+// TransfersStatus is delivery.Report in JSON.
+type TransfersStatus struct {
+	Open      int    `json:"open"`
+	Complete  int    `json:"complete"`
+	Waiting   int    `json:"waiting"` // transfers for which the last look-up was told to wait
+	Opened    uint64 `json:"opened"`
+	Completed uint64 `json:"completed"`
+	Delivered uint64 `json:"delivered"`
+	Expired   uint64 `json:"expired"`
+	Abandoned uint64 `json:"abandoned"` // open when their session ended
+	Displaced uint64 `json:"displaced"` // complete, and ended for a newer one
+	Refused   uint64 `json:"refused"`   // too many
+	Ignored   uint64 `json:"ignored"`   // messages of sessions without an open space
+	Waited    uint64 `json:"waited"`    // answers to look-ups that said to wait
+
+	Fetching         int    `json:"fetching"`
+	Fetches          uint64 `json:"fetches"`
+	FetchesFailed    uint64 `json:"fetches_failed"`
+	FetchesCancelled uint64 `json:"fetches_cancelled"`
+	FetchesRefused   uint64 `json:"fetches_refused"`
+}
+
+func (v *View) transfersStatus(r *delivery.Report) TransfersStatus {
+	return TransfersStatus{
+		Open: r.Open, Complete: r.Complete, Waiting: r.Waiting, Opened: r.Opened, Completed: r.Completed,
+		Delivered: r.Delivered, Expired: r.Expired, Abandoned: r.Abandoned, Displaced: r.Displaced, Refused: r.Refused,
+		Ignored: v.metrics.TransfersIgnored.Load(), Waited: r.Waited,
+		Fetching: r.Fetching, Fetches: r.Fetches, FetchesFailed: r.FetchesFailed, FetchesCancelled: r.FetchesCancelled,
+		FetchesRefused: r.FetchesRefused,
+	}
+}
+
+// PeersStatus is Peers in JSON.
+type PeersStatus struct {
+	Address string `json:"address"`
+
+	Blocks  uint64            `json:"blocks_fetched"`
+	Bytes   uint64            `json:"bytes_fetched"`
+	Ended   map[string]uint64 `json:"fetches_ended"` // by how
+	Failed  map[string]uint64 `json:"blocks_failed"` // by reason
+	Fetched []PeerStatus      `json:"fetched_from"`
+
+	Connections     int          `json:"connections"` // of other agents
+	Unauthenticated uint64       `json:"unauthenticated"`
+	Subscriptions   int          `json:"subscriptions"`
+	BlocksSent      uint64       `json:"blocks_sent"` // each shard counted
+	BytesSent       uint64       `json:"bytes_sent"`
+	Sent            []SentStatus `json:"sent_to"`
+}
+
+// PeerStatus is one agent that blocks are fetched from.
+type PeerStatus struct {
+	Peer    string  `json:"peer"`
+	State   string  `json:"state"`
+	Error   string  `json:"error,omitempty"`
+	Fetches int     `json:"fetches"` // now
+	Blocks  uint64  `json:"blocks"`
+	Bytes   uint64  `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+	Opened  uint64  `json:"breaker_opened"`
+}
+
+// SentStatus is one host that blocks are sent to.
+type SentStatus struct {
+	Peer    string  `json:"peer"`
+	Blocks  uint64  `json:"blocks"`
+	Bytes   uint64  `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+}
+
+func peersStatus(p *Peers) PeersStatus {
+	c, s := &p.Client, &p.Server
+	out := PeersStatus{
+		Address: p.Address, Blocks: c.Blocks, Bytes: c.Bytes, Ended: map[string]uint64{}, Failed: map[string]uint64{},
+		Fetched: []PeerStatus{}, Connections: s.Connections, Unauthenticated: s.Unauthenticated,
+		Subscriptions: s.Subscriptions, BlocksSent: s.Blocks, BytesSent: s.Bytes, Sent: []SentStatus{},
+	}
+	for end, n := range c.Done {
+		if name := peer.End(end).String(); name != "" {
+			out.Ended[name] = n
+		}
+	}
+	for reason, n := range c.Failed {
+		out.Failed[peer.Reason(reason).String()] = n
+	}
+	for i := range c.Peers {
+		one := &c.Peers[i]
+		out.Fetched = append(out.Fetched, PeerStatus{
+			Peer: one.Peer, State: one.State, Error: one.Error, Fetches: one.Fetches, Blocks: one.Blocks,
+			Bytes: one.Bytes, Seconds: one.Seconds, Opened: one.Opened,
+		})
+	}
+	for _, one := range s.Peers {
+		out.Sent = append(out.Sent, SentStatus{Peer: one.Peer, Blocks: one.Blocks, Bytes: one.Bytes,
+			Seconds: one.Seconds})
+	}
+	return out
+}
+
+// bootstrapEngine is one engine in the answer to GET /query.
+type bootstrapEngine struct {
+	EngineID   string            `json:"engine_id"`
+	WorkerAddr map[string]string `json:"worker_addr"`
+}
+
+// bootstrap answers GET /query as the bootstrap server of vLLM's Mooncake connector does, for its
+// proxy: the engines by number. What follows the last @ of an engine_id is the address of this
+// agent for other agents.
+func (v *View) bootstrap() map[string]bootstrapEngine {
+	address, out := v.source.Snapshot().Peers.Address, map[string]bootstrapEngine{}
+	for _, e := range v.source.Engines() {
+		if e.Complete {
+			out[strconv.Itoa(len(out))] = bootstrapEngine{e.Instance + "@" + address, map[string]string{}}
+		}
+	}
+	return out
+}

@@ -1,0 +1,167 @@
+// Package peering joins an agent's transfers with the agents of other nodes: it fetches from them
+// what look-ups name, tells them what was delivered, and serves them what engines have offered.
+package peering
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer"
+)
+
+// Options of a peering. Timeout, Streams and NoSums are as in peer.ClientConfig and peer.Config.
+type Options struct {
+	Memory  Memory     // whose blocks are served
+	Slots   pool.Slots // where fetched blocks are stored: the same, or the stack of tiers above it
+	Auth    peer.Auth
+	Timeout time.Duration
+	Streams int
+	NoSums  bool
+	Log     func(peer, what string, err error) // reports trouble with other agents; nil: nothing does
+}
+
+// Memory is a pool in this process's memory.
+type Memory interface {
+	pool.Index
+	pool.Slots
+	pool.Mapped
+}
+
+// Agent is what the listener needs of an agent.
+type Agent interface {
+	Transfers() *delivery.Table
+	OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool)
+}
+
+// maxTold bounds the deliveries that wait to be told to another agent. One more is not told: that
+// transfer ends at its time.
+const maxTold = 1024
+
+// Peering is made by New, may Serve, and ends with Close, after the agent has ended its fetches.
+type Peering struct {
+	o      Options
+	client *peer.Client
+	server *peer.Server // nil: nobody is served
+
+	told    chan delivered
+	end     context.CancelFunc
+	telling sync.WaitGroup
+}
+
+type delivered struct {
+	peer, name string
+	space      pool.Fingerprint
+}
+
+// New makes a peering that fetches and does not serve yet.
+func New(o Options) (*Peering, error) {
+	arena, _ := o.Memory.Arena()
+	client, err := peer.NewClient(peer.ClientConfig{
+		Slots: o.Slots, Arena: arena, Auth: o.Auth, Timeout: o.Timeout, Streams: o.Streams,
+		Fetches: delivery.MaxFetches, Log: o.Log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancel(context.Background())
+	p := &Peering{o: o, client: client, told: make(chan delivered, maxTold), end: end}
+	p.telling.Go(func() { p.tell(ctx) })
+	return p, nil
+}
+
+// Serve serves other agents on a listener, which is the peering's from then on. It is called before
+// Stats may be.
+func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
+	arena, _ := p.o.Memory.Arena()
+	p.server, err = peer.Serve(l, peer.Config{
+		Index: p.o.Memory, Slots: p.o.Memory, Arena: arena, Resolve: a.OpenSpace,
+		Transfers: func(s pool.SpaceID, name string) (peer.Transfer, <-chan struct{}) {
+			t, changed := a.Transfers().Watch(s, name)
+			return peer.Transfer{State: states[t.State], Tokens: t.Tokens}, changed
+		},
+		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
+		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
+	})
+	return err
+}
+
+var states = [...]peer.State{
+	delivery.Unknown: peer.Unknown, delivery.Open: peer.Open, delivery.Complete: peer.Complete,
+}
+
+// Fetch brings the blocks of a request; it is a Fetch of a delivery.Config. Its wait is the
+// request's: until the transfer has ended at the other agent, or ctx ends.
+func (p *Peering) Fetch(ctx context.Context, r *delivery.Request) error {
+	groups := make([]peer.Group, len(r.Chains))
+	for i, c := range r.Chains {
+		groups[i] = peer.Group{Group: c.Group, Parent: c.Parent, Hashes: c.Hashes}
+	}
+	_, err := p.client.Fetch(ctx, r.Peer, peer.Request{
+		Name: r.Name, Space: r.Fingerprint, ID: r.Space, Epoch: r.Epoch, Shards: r.Shards, Groups: groups,
+		Wait: peer.MaxWait, Early: r.Early,
+	}, nil)
+	return err
+}
+
+// Deliver tells another agent that a transfer was delivered; it is a Deliver of a delivery.Config.
+func (p *Peering) Deliver(to string, space pool.Fingerprint, name string) {
+	select {
+	case p.told <- delivered{to, name, space}:
+	default: // the transfer ends at its time
+	}
+}
+
+// tell tells other agents of deliveries until ctx ends. An agent that cannot be told ends the
+// transfer at its time.
+func (p *Peering) tell(ctx context.Context) {
+	for {
+		select {
+		case d := <-p.told:
+			_ = p.client.Delivered(ctx, d.peer, d.space, d.name)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Stats returns the state and the counters of both sides; the server's are zero if nobody is
+// served.
+func (p *Peering) Stats() (client peer.ClientStats, server peer.ServerStats) {
+	if p.server != nil {
+		server = p.server.Stats()
+	}
+	return p.client.Stats(), server
+}
+
+// Addr returns the address that other agents are served on, or nil.
+func (p *Peering) Addr() net.Addr {
+	if p.server == nil {
+		return nil
+	}
+	return p.server.Addr()
+}
+
+// StopServing ends the connections of other agents, and returns when nothing of the pool is pinned
+// for them any more. Later calls do nothing.
+func (p *Peering) StopServing() error {
+	if p.server == nil {
+		return nil
+	}
+	if err := p.server.Close(); !errors.Is(err, peer.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// Close ends what Serve has not: fetches and connections to other agents.
+func (p *Peering) Close() error {
+	p.end()
+	err := p.client.Close()
+	p.telling.Wait()
+	return err
+}

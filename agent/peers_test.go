@@ -1,0 +1,349 @@
+package agent
+
+import (
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/peering"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier"
+)
+
+// peerNode is an agent that other nodes' agents reach.
+type peerNode struct {
+	*rig
+	peering *peering.Peering
+	addr    string // for others
+	cable   *cable // in front of its listener
+}
+
+// newNode starts an agent with a listener for others behind a cable.
+func newNode(t *testing.T, key string, options ...rigOption) *peerNode {
+	t.Helper()
+	n := &peerNode{}
+	auth, err := peer.Key([]byte(strings.Repeat(key, peer.MinKey)))
+	check(t, err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	n.cable = newCable(t, l.Addr().String())
+	n.addr = n.cable.l.Addr().String()
+	t.Cleanup(func() { check(t, n.peering.Close()) })
+	options = append(options, func(c *rigConfig) {
+		c.peers = func(p arenaPool) Peers {
+			n.peering, err = peering.New(peering.Options{
+				Memory: p, Slots: p, Auth: auth, Timeout: testPeerTimeout,
+			})
+			check(t, err)
+			return Peers{
+				Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver, Stop: n.peering.StopServing,
+				Report: func() (r admin.Peers) {
+					r.Client, r.Server = n.peering.Stats()
+					return r
+				},
+			}
+		}
+	})
+	n.rig = newRig(t, options...)
+	check(t, n.peering.Serve(l, n.rig.agent))
+	return n
+}
+
+// testPeerTimeout is how long the tests' agents wait for a silent one.
+const testPeerTimeout = 300 * time.Millisecond
+
+// cable carries connections to an address. It can be frozen: then it carries nothing, and nobody is
+// told.
+type cable struct {
+	l      net.Listener
+	to     string
+	frozen sync.RWMutex // locked for writing: frozen
+	ends   sync.WaitGroup
+
+	mu   sync.Mutex
+	open []net.Conn
+}
+
+func newCable(t *testing.T, to string) *cable {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	c := &cable{l: l, to: to}
+	c.ends.Go(c.accept)
+	t.Cleanup(func() {
+		_ = l.Close() // the test may have cut it
+		c.cut()
+		c.ends.Wait()
+	})
+	return c
+}
+
+func (c *cable) accept() {
+	for {
+		from, err := c.l.Accept()
+		if err != nil {
+			return
+		}
+		to, err := net.Dial("tcp", c.to)
+		if err != nil {
+			_ = from.Close() // as a host does where nobody listens
+			continue
+		}
+		c.mu.Lock()
+		c.open = append(c.open, from, to)
+		c.mu.Unlock()
+		c.ends.Go(func() { c.carry(from, to) })
+		c.ends.Go(func() { c.carry(to, from) })
+	}
+}
+
+func (c *cable) carry(from, to net.Conn) {
+	buf := make([]byte, 4096)
+	for {
+		n, err := from.Read(buf)
+		c.frozen.RLock()
+		if n > 0 {
+			if _, err := to.Write(buf[:n]); err != nil {
+				n = 0
+			}
+		}
+		c.frozen.RUnlock()
+		if err != nil || n == 0 {
+			_, _ = from.Close(), to.Close() // the other direction may have been quicker
+			return
+		}
+	}
+}
+
+// cut ends all connections, as the death of the other host's process does.
+func (c *cable) cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.open {
+		_ = conn.Close() // it may have ended
+	}
+}
+
+// newNodes starts a prefill engine on one node and a decode engine on another.
+func newNodes(t *testing.T) (x *pair, p, d *peerNode) {
+	p, d = newNode(t, "k"), newNode(t, "k")
+	return newPair(t, p.rig, d.rig), p, d
+}
+
+// remote asks for a transfer of the prefill engine's agent.
+func (x *pair) remote(n int, name string, p *peerNode) ipc.LookupRequest {
+	q := x.question(n, name)
+	q.Peer = p.addr
+	return q
+}
+
+// nothingFetched waits until neither agent works for the other.
+func nothingFetched(p, d *peerNode) {
+	d.waitFor("no fetch runs", func(s admin.Status) bool { return s.Transfers.Fetching == 0 })
+	p.waitFor("no fetch is served", func(s admin.Status) bool {
+		return s.Peers.Subscriptions == 0 && s.Pool.Pinned == 0
+	})
+}
+
+// Pull: what was complete before the decode engine asked is fetched at once, byte for byte, and both
+// agents know that it was delivered.
+func TestFetchFromAnotherAgent(t *testing.T) {
+	x, p, d := newNodes(t)
+	x.say(offer("a", 8))
+	x.save(0, 8)
+	x.say(offered("a", 8))
+	q := x.remote(8, "a", p)
+	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 8*testBlockTokens {
+		t.Fatalf("%+v", got)
+	}
+	x.loads(q, 8)
+	p.transfers(0, 1, 0)
+	x.decode.send(delivered("a"))
+	p.waitFor("it is delivered", func(s admin.Status) bool { return s.Transfers.Delivered == 1 })
+	p.transfers(0, 0, 0)
+	nothingFetched(p, d)
+	s := d.agent.Status()
+	if s.Transfers.Fetches != 1 || s.Transfers.FetchesFailed != 0 || s.Peers.Blocks != 8 ||
+		s.Peers.Bytes != 8*testBlockBytes || s.Peers.Ended["complete"] != 1 || len(s.Peers.Fetched) != 1 {
+		t.Errorf("%+v %+v", s.Transfers, s.Peers)
+	}
+	if s := p.agent.Status(); s.Peers.BytesSent != 8*testBlockBytes || len(s.Peers.Sent) != 1 {
+		t.Errorf("%+v", s.Peers)
+	}
+	x.answers(q, ipc.LookupHit, 8)
+}
+
+// Push: blocks arrive while the prefill engine still saves, also if the decode engine asked before
+// the transfer was offered.
+func TestFetchWhileTheOtherSaves(t *testing.T) {
+	for name, early := range map[string]bool{"early": true, "offered": false} {
+		t.Run(name, func(t *testing.T) {
+			x, p, d := newNodes(t)
+			q := x.remote(8, "a", p)
+			if q.Early = early; !early {
+				x.say(offer("a", 8))
+			}
+			x.answers(q, ipc.LookupPending, 0)
+			if early {
+				x.say(offer("a", 8))
+			}
+			for blocks := 2; blocks <= 8; blocks += 2 {
+				x.save(blocks-2, blocks)
+				if got := x.until(q, blocks); got.Tokens != uint32(blocks*testBlockTokens) {
+					t.Fatalf("%+v after %d blocks", got, blocks)
+				}
+			}
+			x.answers(q, ipc.LookupHit, 8) // without OFFERED: it has all that it can use
+			x.loads(q, 8)
+			x.say(offered("a", 8))
+			x.decode.send(delivered("a"))
+			nothingFetched(p, d)
+			if n := d.agent.Status().Transfers.Fetches; n != 1 {
+				t.Errorf("%d fetches, want 1 that all look-ups joined", n)
+			}
+		})
+	}
+}
+
+// The prefill engine stores less than the prompt: the decode engine gets that and waits no more.
+func TestFetchOfAPart(t *testing.T) {
+	for name, end := range map[string]func(x *pair){
+		"offered": func(x *pair) { x.say(offered("a", 4)) },
+		"killed":  func(x *pair) { x.prefill.close() },
+		"expired": func(x *pair) { x.say(&ipc.Offer{Name: []byte("a"), TTLMS: 1}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, p, d := newNodes(t)
+			q := x.remote(8, "a", p)
+			x.say(offer("a", 8))
+			x.save(0, 4)
+			if got := x.until(q, 4); got.Status != ipc.LookupPending {
+				t.Fatalf("%+v while the transfer is open", got)
+			}
+			end(x)
+			if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 4*testBlockTokens {
+				t.Errorf("%+v, want a hit of 4 blocks", got)
+			}
+			nothingFetched(p, d)
+		})
+	}
+}
+
+// The other agent is killed, frozen, or cut off: the decode engine's look-up gets what has come, and
+// waits no more.
+func TestOtherAgentIsLost(t *testing.T) {
+	for name, lose := range map[string]func(p *peerNode){
+		"killed": func(p *peerNode) { check(p.t, p.peering.StopServing()) },
+		"cut":    func(p *peerNode) { check(p.t, p.cable.l.Close()); p.cable.cut() },
+		"frozen": func(p *peerNode) { p.cable.frozen.Lock() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, p, d := newNodes(t)
+			q := x.remote(8, "a", p)
+			x.say(offer("a", 8))
+			x.save(0, 4)
+			if got := x.until(q, 4); got.Status != ipc.LookupPending {
+				t.Fatalf("%+v while the transfer is open", got)
+			}
+			lose(p)
+			if name == "frozen" {
+				defer p.cable.frozen.Unlock()
+			}
+			if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 4*testBlockTokens {
+				t.Errorf("%+v, want a hit of 4 blocks", got)
+			}
+			nothingFetched(p, d)
+			if s := d.agent.Status(); s.Transfers.FetchesFailed != 1 || s.Peers.Ended["lost"] != 1 {
+				t.Errorf("%+v %+v", s.Transfers, s.Peers)
+			}
+			x.answers(x.remote(9, "another", p), ipc.LookupPending, 4) // which is tried, and fails at once
+			if got := x.until(x.remote(9, "another", p), 9); got.Status != ipc.LookupHit {
+				t.Errorf("%+v", got)
+			}
+			nothingFetched(p, d)
+		})
+	}
+}
+
+// Whoever wanted the blocks is gone, or no longer wants them: the fetch ends at both agents.
+func TestFetchNobodyWants(t *testing.T) {
+	for name, leave := range map[string]func(x *pair){
+		"delivered": func(x *pair) { x.decode.send(delivered("a")) },
+		"killed":    func(x *pair) { x.decode.close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, p, d := newNodes(t)
+			q := x.remote(8, "a", p)
+			x.say(offer("a", 8))
+			x.save(0, 4)
+			x.until(q, 4)
+			leave(x)
+			nothingFetched(p, d)
+			if s := d.agent.Status().Transfers; s.FetchesCancelled != 1 || s.Waiting != 0 {
+				t.Errorf("%+v", s)
+			}
+			x.say(offered("a", 4))
+		})
+	}
+}
+
+// An agent without the key gets nothing, and its engine does not wait.
+func TestFetchWithAnotherKey(t *testing.T) {
+	p, d := newNode(t, "k"), newNode(t, "x")
+	x := newPair(t, p.rig, d.rig)
+	x.say(offer("a", 8))
+	x.save(0, 8)
+	q := x.remote(8, "a", p)
+	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 0 {
+		t.Errorf("%+v", got)
+	}
+	p.waitFor("a stranger is refused", func(s admin.Status) bool { return s.Peers.Unauthenticated > 0 })
+	nothingFetched(p, d)
+}
+
+// A reset at the decode engine's agent while blocks arrive: none of before it is found afterwards.
+func TestResetWhileFetching(t *testing.T) {
+	x, p, d := newNodes(t)
+	q := x.remote(8, "a", p)
+	x.say(offer("a", 8))
+	x.save(0, 4)
+	x.until(q, 4)
+	x.decode.send(&ipc.Reset{Req: 5})
+	x.loadEpoch = next[*ipc.ResetDone](x.decode).Epoch
+	x.save(4, 8)
+	x.say(offered("a", 8))
+	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 0 {
+		t.Errorf("%+v, want nothing of before the reset", got)
+	}
+	nothingFetched(p, d)
+}
+
+// Nodes that share a tier: what the tier lacked a moment ago is asked for again when a look-up names
+// a transfer, although its absence is remembered.
+func TestTransferThroughASharedTier(t *testing.T) {
+	store := pooltest.NewShelf()
+	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave, AbsentFor: time.Hour}
+	p, d := newRig(t, withTiers(shared)), newRig(t, withTiers(shared))
+	x := newPair(t, p, d)
+	q := x.question(8, "a")
+	plain := q
+	plain.Transfer = nil
+	if got := x.until(plain, 8); got.Tokens != 0 {
+		t.Fatalf("%+v before anything is stored", got)
+	}
+	x.answers(q, ipc.LookupPending, 0)
+	for _, blocks := range []int{4, 8} {
+		x.say(offer("a", 8))
+		x.save(blocks-4, blocks)
+		p.waitTier(uint64(blocks))
+		if got := x.until(q, blocks); got.Tokens != uint32(blocks*testBlockTokens) {
+			t.Fatalf("%+v with %d blocks in the tier", got, blocks)
+		}
+	}
+	x.answers(q, ipc.LookupHit, 8)
+	x.loads(plain, 8)
+}

@@ -1,0 +1,369 @@
+package agent
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
+)
+
+const testTTL = 30_000 // ms; no test lasts that long
+
+// pair is a prefill and a decode engine of one model, on one agent or on two.
+type pair struct {
+	p, d      *rig
+	prefill   *client // P's scheduler
+	worker    *client
+	epoch     uint32
+	decode    *client // D's scheduler
+	loader    *client
+	look      *zmqclient.Client
+	loadEpoch uint32
+}
+
+func newPair(t *testing.T, p, d *rig) *pair {
+	t.Helper()
+	x := &pair{p: p, d: d}
+	prefill, w, answer := p.joinEngine(register("prefill"))
+	x.prefill, x.worker, x.epoch = prefill, w[0], answer.Epoch
+	decode, w, answer := d.joinEngine(register("decode"))
+	x.decode, x.loader, x.loadEpoch = decode, w[0], answer.Epoch
+	x.look = d.asker(ipc.LookupSocket)
+	return x
+}
+
+// question asks for a whole prompt of n blocks and a bit, which a transfer is to bring.
+func (x *pair) question(n int, name string) ipc.LookupRequest {
+	return ipc.LookupRequest{
+		Space: register("").Space(), Session: x.decode.welcome.Session, Reserve: true,
+		Tokens: uint64(n*testBlockTokens) + 3, HashLen: 32, Hashes: chain(1, n), Transfer: []byte(name),
+	}
+}
+
+// ask asks, and releases the lease of the answer.
+func (x *pair) ask(q ipc.LookupRequest) ipc.LookupReply {
+	x.d.t.Helper()
+	got := ask(x.d.t, x.look, q)
+	if (got.Lease != 0) != (got.Tokens != 0) {
+		x.d.t.Errorf("%+v: tokens without a lease, or a lease without tokens", got)
+	}
+	if got.Lease != 0 {
+		x.decode.send(&ipc.Release{Leases: []uint64{got.Lease}})
+		x.decode.sync()
+	}
+	return got
+}
+
+// answers asks, and compares status and blocks.
+func (x *pair) answers(q ipc.LookupRequest, want ipc.LookupStatus, blocks int) {
+	x.d.t.Helper()
+	if got := x.ask(q); got.Status != want || got.Tokens != uint32(blocks*testBlockTokens) {
+		x.d.t.Errorf("status %d with %d tokens, want status %d with %d blocks of %d", got.Status, got.Tokens, want, blocks,
+			testBlockTokens)
+	}
+}
+
+// until asks until the answer is of some blocks, or of another status than pending.
+func (x *pair) until(q ipc.LookupRequest, blocks int) ipc.LookupReply {
+	x.d.t.Helper()
+	limit := time.After(patience)
+	for tick := time.Tick(time.Millisecond); ; {
+		got := x.ask(q)
+		if got.Status != ipc.LookupPending || got.Tokens >= uint32(blocks*testBlockTokens) {
+			return got
+		}
+		select {
+		case <-tick:
+		case <-limit:
+			x.d.t.Fatalf("still %+v; the agent says %+v", got, x.d.agent.Status().Transfers)
+		}
+	}
+}
+
+// say sends messages of the prefill engine's scheduler, and waits until they are served.
+func (x *pair) say(messages ...any) {
+	x.p.t.Helper()
+	for _, m := range messages {
+		x.prefill.send(m)
+	}
+	x.prefill.sync()
+}
+
+// save stores blocks from to to-1 of the prompt.
+func (x *pair) save(from, to int) {
+	x.p.t.Helper()
+	for i := from; i < to; i++ {
+		x.worker.fill(i, byte(i+1))
+	}
+	one := section(chain(1, to)[from*32:], uint32(from))
+	if from > 0 {
+		one.Parent = chain(1, from)[(from-1)*32:]
+	}
+	x.worker.job++
+	x.worker.send(&ipc.Save{Job: x.worker.job, Epoch: x.epoch, Event: ipc.None, Revoke: ipc.None,
+		Sections: []ipc.Section{one}})
+	if got := x.worker.done(x.worker.job); !all(got, ipc.BlockOK) {
+		x.p.t.Fatalf("save: %v", got)
+	}
+}
+
+// loads loads the first blocks at D, and compares every byte.
+func (x *pair) loads(q ipc.LookupRequest, blocks int) {
+	x.d.t.Helper()
+	got := ask(x.d.t, x.look, q)
+	if got.Tokens != uint32(blocks*testBlockTokens) {
+		x.d.t.Fatalf("%+v, want %d blocks", got, blocks)
+	}
+	if got := x.loader.load(x.loadEpoch, got.Lease, chain(1, blocks), 20); !all(got, ipc.BlockOK) {
+		x.d.t.Fatalf("load: %v", got)
+	}
+	for i := range blocks {
+		if !x.loader.filled(20+i, byte(i+1)) {
+			x.d.t.Errorf("block %d has other bytes than were saved", i)
+		}
+	}
+	x.decode.send(&ipc.Release{Leases: []uint64{got.Lease}})
+	x.decode.sync()
+}
+
+func offer(name string, blocks int) *ipc.Offer {
+	return &ipc.Offer{Name: []byte(name), Tokens: uint32(blocks * testBlockTokens), TTLMS: testTTL}
+}
+
+func offered(name string, blocks int) *ipc.Offered {
+	return &ipc.Offered{Name: []byte(name), Tokens: uint32(blocks * testBlockTokens)}
+}
+
+func delivered(name string) *ipc.Delivered { return &ipc.Delivered{Name: []byte(name)} }
+
+// transfers checks the table of an agent.
+func (r *rig) transfers(open, complete, waiting int) {
+	r.t.Helper()
+	if x := r.agent.Status().Transfers; x.Open != open || x.Complete != complete || x.Waiting != waiting {
+		r.t.Errorf("%d open, %d complete, %d waiting, want %d, %d, %d", x.Open, x.Complete, x.Waiting, open, complete,
+			waiting)
+	}
+}
+
+// A look-up that names an open transfer is pending with what there is, until it has all of it.
+func TestLookupWaitsForTransfer(t *testing.T) {
+	r := newRig(t)
+	x := newPair(t, r, r)
+	q := x.question(8, "a")
+	x.answers(q, ipc.LookupHit, 0)
+	x.say(offer("a", 8))
+	x.answers(q, ipc.LookupPending, 0)
+	x.save(0, 4)
+	x.answers(q, ipc.LookupPending, 4)
+	r.transfers(1, 0, 1)
+	other := q
+	other.Transfer = nil // the same prompt without the name does not wait
+	x.answers(other, ipc.LookupHit, 4)
+	x.save(4, 8)
+	x.answers(q, ipc.LookupHit, 8)
+	r.transfers(1, 0, 0)
+	x.say(offered("a", 8))
+	r.transfers(0, 1, 0)
+	x.loads(q, 8)
+	x.decode.send(delivered("a"))
+	x.decode.sync()
+	r.transfers(0, 0, 0)
+	if s := r.agent.Status().Transfers; s.Delivered != 1 || s.Opened != 1 || s.Waited != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A look-up waits no more when less than the prompt was promised and has come, and when nothing more
+// will come.
+func TestLookupTakesWhatThereIs(t *testing.T) {
+	for name, end := range map[string]func(*pair){
+		"offered":   func(x *pair) { x.say(offered("a", 4)) },
+		"delivered": func(x *pair) { x.decode.send(delivered("a")); x.decode.sync() },
+		"session":   func(x *pair) { x.prefill.close(); x.p.waitFor("its end", noOpenTransfer) },
+		"unregister": func(x *pair) {
+			x.prefill.send(&ipc.Unregister{Req: 9})
+			next[*ipc.Unregistered](x.prefill)
+		},
+		"time": func(x *pair) {
+			x.say(&ipc.Offer{Name: []byte("a"), Tokens: 8 * testBlockTokens, TTLMS: 1})
+			x.p.waitFor("its time", func(s admin.Status) bool { return s.Transfers.Expired == 1 })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			x := newPair(t, r, r)
+			q := x.question(8, "a")
+			x.say(offer("a", 8))
+			x.save(0, 4)
+			x.answers(q, ipc.LookupPending, 4)
+			end(x)
+			x.answers(q, ipc.LookupHit, 4)
+			if s := r.agent.Status().Transfers; s.Open != 0 || s.Waiting != 0 {
+				t.Errorf("left: %+v", s)
+			}
+		})
+	}
+}
+
+func noOpenTransfer(s admin.Status) bool { return s.Transfers.Open == 0 }
+
+// What was promised bounds the wait, as do the engine's own blocks.
+func TestLookupWaitsForNoMoreThanWasPromised(t *testing.T) {
+	r := newRig(t)
+	x := newPair(t, r, r)
+	q := x.question(8, "a")
+	x.say(offer("a", 4))
+	x.save(0, 4)
+	x.answers(q, ipc.LookupHit, 4)
+	x.say(offer("b", 8))
+	own := x.question(8, "b")
+	own.HBMTokens = 8 * testBlockTokens
+	x.answers(own, ipc.LookupHit, 0)
+	exact := x.question(5, "b") // its last token is always computed, so its last block is not waited for
+	exact.Tokens = 5 * testBlockTokens
+	x.answers(exact, ipc.LookupHit, 4)
+}
+
+// An unknown transfer is waited for only if it may still be offered.
+func TestEarlyLookup(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.Peers.Address = "this:1" }))
+	x := newPair(t, r, r)
+	q := x.question(2, "a")
+	x.answers(q, ipc.LookupHit, 0)
+	q.Early = true
+	x.answers(q, ipc.LookupPending, 0)
+	q.Peer = "this:1" // the agent's own address
+	x.answers(q, ipc.LookupPending, 0)
+	if x.prefill.welcome.Peer != "this:1" {
+		t.Errorf("WELCOME says %q", x.prefill.welcome.Peer)
+	}
+	x.say(offered("a", 0))
+	x.answers(q, ipc.LookupHit, 0)
+	q = x.question(2, "b")
+	q.Peer = "other:1" // which this agent cannot ask
+	x.answers(q, ipc.LookupHit, 0)
+}
+
+// Names are bytes, and those of one space are not those of another.
+func TestNamesOfTransfers(t *testing.T) {
+	r := newRig(t)
+	x := newPair(t, r, r)
+	elsewhere := register("elsewhere")
+	elsewhere.Identity[1].Value = "another model"
+	stranger, _, _ := r.joinEngine(elsewhere)
+	names := []string{"\x00", "\xff\xfe", "../../etc/passwd", "a\nb", `"}{`, "%s%n", strings.Repeat("n", ipc.MaxTransferName),
+		strings.Repeat("n", ipc.MaxTransferName-1), "\x00\x00"}
+	for i, name := range names {
+		stranger.send(offer(name, 2))
+		stranger.sync()
+		x.answers(x.question(2, name), ipc.LookupHit, 0)
+		x.say(offer(name, 2))
+		x.answers(x.question(2, name), ipc.LookupPending, 0)
+		r.transfers(2*(i+1), 0, i+1)
+	}
+	for _, name := range names {
+		x.decode.send(delivered(name))
+	}
+	x.decode.sync()
+	r.transfers(len(names), 0, 0)
+}
+
+// Messages about transfers of sessions without a registration are ignored and counted; in older
+// versions they are malformed.
+func TestTransfersWithoutRegistration(t *testing.T) {
+	r := newRig(t)
+	c := r.dial()
+	c.send(offer("a", 2))
+	c.send(offered("a", 2))
+	c.send(delivered("a"))
+	c.sync()
+	if s := r.agent.Status().Transfers; s.Ignored != 3 || s.Opened != 0 {
+		t.Errorf("%+v", s)
+	}
+	for v := uint32(ipc.MinVersion); v < 3; v++ {
+		old := r.dialVersion(v, v)
+		if old.welcome.Peer != "" {
+			t.Errorf("WELCOME of version %d has a peer", v)
+		}
+		if err := old.conn.Send(offer("a", 2)); err == nil {
+			t.Errorf("OFFER is sent in version %d", v)
+		}
+	}
+}
+
+// Beyond 4,096 transfers a new one is refused, and not waited for; complete ones give way.
+func TestTooManyTransfers(t *testing.T) {
+	r := newRig(t)
+	x := newPair(t, r, r)
+	for i := range 4096 {
+		x.prefill.send(offer(fmt.Sprint(i), 2))
+	}
+	x.say(offer("one more", 2))
+	r.transfers(4096, 0, 0)
+	x.answers(x.question(2, "one more"), ipc.LookupHit, 0)
+	x.answers(x.question(2, "4095"), ipc.LookupPending, 0)
+	x.say(offered("17", 0), offer("one more", 2))
+	x.answers(x.question(2, "one more"), ipc.LookupPending, 0)
+	x.answers(x.question(2, "17"), ipc.LookupHit, 0)
+	if s := r.agent.Status().Transfers; s.Refused != 1 || s.Displaced != 1 || s.Open != 4096 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// GET /query names the engines and the agent's address, as the Mooncake connector's proxy reads it.
+func TestBootstrapQuery(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.HTTP, c.Peers.Address = "127.0.0.1:0", "node-1:7460" }))
+	get := func() (engines map[string]struct {
+		EngineID   string             `json:"engine_id"`
+		WorkerAddr *map[string]string `json:"worker_addr"`
+	}) {
+		answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/query")
+		check(t, err)
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		check(t, err)
+		check(t, json.Unmarshal(text, &engines))
+		return engines
+	}
+	if got := get(); len(got) != 0 {
+		t.Errorf("%v without an engine", got)
+	}
+	r.joinEngine(register("b@c"))
+	r.joinEngine(register("a"))
+	got := get()
+	if len(got) != 2 || got["0"].EngineID != "a@node-1:7460" || got["1"].EngineID != "b@c@node-1:7460" ||
+		got["0"].WorkerAddr == nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The series of transfers and peers are there at zero, of an agent on its own too.
+func TestTransferMetricsAtZero(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/metrics")
+	check(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	check(t, err)
+	lines := strings.Split(string(text), "\n")
+	for _, want := range []string{
+		`kvagent_transfers{state="open"} 0`, `kvagent_transfers{state="complete"} 0`, `kvagent_transfers_waiting 0`,
+		`kvagent_transfers_total{event="expired"} 0`, `kvagent_transfers_total{event="delivered"} 0`,
+		`kvagent_transfers_ignored_total 0`, `kvagent_transfer_lookups_waited_total 0`, `kvagent_peer_fetches 0`,
+		`kvagent_peer_fetches_total{event="refused"} 0`, `kvagent_peer_fetches_ended_total{end="lost"} 0`,
+		`kvagent_peer_blocks_failed_total{reason="corrupt"} 0`, `kvagent_peer_connections 0`,
+		`kvagent_peer_bytes_total{op="in",peer="all"} 0`, `kvagent_peer_seconds_total{op="out",peer="all"} 0`,
+	} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no line %s", want)
+		}
+	}
+}

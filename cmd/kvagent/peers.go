@@ -1,0 +1,194 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/peering"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/settings"
+)
+
+// peerSettings are the settings of transfers, and of the agents of other nodes.
+type peerSettings struct {
+	listen, advertise string // host:port
+	keyFile           string
+	cert, key, ca     string // files
+	streams           int
+	timeout           time.Duration
+	ttl               time.Duration
+}
+
+// maxStreams bounds the connections to one agent.
+const maxStreams = 16
+
+func (p *peerSettings) addFlags(f *pflag.FlagSet) {
+	p.streams, p.timeout, p.ttl = 2, peer.DefaultTimeout, delivery.DefaultTTL
+	f.StringVar(&p.listen, "peer-listen", "",
+		"address:port where agents of other nodes fetch blocks; needs --peer-key-file or the --peer-tls options; "+
+			"empty: none do (docs/PD.md)")
+	f.StringVar(&p.advertise, "peer-advertise", "",
+		"host:port that engines tell others to reach this agent; default: --peer-listen, with the host's name for a "+
+			"wildcard")
+	f.StringVar(&p.keyFile, "peer-key-file", "",
+		"file with a key that all agents share, 32 to 4096 bytes, readable by its owner alone; it does not encrypt")
+	f.StringVar(&p.cert, "peer-tls-cert", "", "certificate of this agent for the others, PEM; instead of a key")
+	f.StringVar(&p.key, "peer-tls-key", "", "private key of that certificate, PEM")
+	f.StringVar(&p.ca, "peer-tls-ca", "", "authorities that sign the certificates of the other agents, PEM")
+	f.Var(settings.Count(&p.streams, 1, maxStreams), "peer-streams", "connections to each agent of another node")
+	f.Var(settings.Duration(&p.timeout, peer.MinTimeout, peer.MaxTimeout), "peer-timeout",
+		"silence after which an agent of another node counts as dead")
+	f.Var(settings.Duration(&p.ttl, delivery.MinTTL, delivery.MaxTTL), "transfer-ttl",
+		"how long a transfer between engines lasts that no engine gave a time")
+}
+
+// check validates the combination of settings. The files are read later.
+func (p *peerSettings) check() error {
+	var bad []error
+	tls := p.cert != "" || p.key != "" || p.ca != ""
+	switch {
+	case tls && p.keyFile != "":
+		bad = append(bad, errors.New("peer-key-file: given with peer-tls-cert, peer-tls-key or peer-tls-ca, allowed: "+
+			"a key or certificates"))
+	case tls && (p.cert == "" || p.key == "" || p.ca == ""):
+		bad = append(bad, errors.New("peer-tls-cert, peer-tls-key and peer-tls-ca: some are given, allowed: all or "+
+			"none"))
+	case p.listen != "" && !tls && p.keyFile == "":
+		bad = append(bad, errors.New("peer-listen: given without peer-key-file and peer-tls-cert, allowed: with one"))
+	}
+	for _, a := range []struct{ name, value string }{{"peer-listen", p.listen}, {"peer-advertise", p.advertise}} {
+		if a.value != "" {
+			if err := checkHostPort(a.value); err != nil {
+				bad = append(bad, fmt.Errorf("%s: %q, %w", a.name, a.value, err))
+			}
+		}
+	}
+	if p.advertise != "" && p.listen == "" {
+		bad = append(bad, errors.New("peer-advertise: given without peer-listen, allowed: with it"))
+	}
+	return errors.Join(bad...)
+}
+
+func checkHostPort(text string) error {
+	_, port, err := net.SplitHostPort(text)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil || len(text) > ipc.MaxPeerAddress {
+		return fmt.Errorf("allowed: host:port with a number from 0 to 65535, at most %d bytes", ipc.MaxPeerAddress)
+	}
+	return nil
+}
+
+// auth reads the key or the certificates; ok is false if there are none.
+func (p *peerSettings) auth() (a peer.Auth, ok bool, err error) {
+	switch {
+	case p.keyFile != "":
+		a, err = peer.LoadKey(p.keyFile)
+	case p.cert != "":
+		a, err = peer.LoadTLS(p.cert, p.key, p.ca)
+	default:
+		return a, false, nil
+	}
+	return a, true, err
+}
+
+// peers is an agent's part among those of other nodes.
+type peers struct {
+	peering  *peering.Peering // nil: the agent is on its own
+	listener net.Listener     // until serve; nil: other agents are not served
+}
+
+// openPeers prepares to fetch from other agents and to serve them, and sets cfg.Peers. An agent
+// without a key or certificates is on its own.
+func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Config, log *zap.Logger) (*peers, error) {
+	auth, ok, err := s.peers.auth()
+	if err != nil {
+		return nil, settings.Invalid(err)
+	}
+	if !ok {
+		return &peers{}, nil
+	}
+	out := &peers{}
+	out.peering, err = peering.New(peering.Options{
+		Memory: p, Slots: pool.Slots(stack), Auth: auth, Timeout: s.peers.timeout, Streams: s.peers.streams,
+		NoSums: s.integrity == settings.IntegrityHeader,
+		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
+	})
+	if err != nil {
+		return nil, settings.Invalid(err)
+	}
+	if s.peers.listen != "" {
+		if out.listener, err = net.Listen("tcp", s.peers.listen); err != nil {
+			return nil, errors.Join(fmt.Errorf("peer-listen: %w", err), out.peering.Close())
+		}
+		cfg.Peers.Address = s.peers.address(out.listener.Addr())
+		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", cfg.Peers.Address),
+			zap.Stringer("auth", auth))
+	}
+	cfg.Peers.Fetch, cfg.Peers.Deliver = out.peering.Fetch, out.peering.Deliver
+	cfg.Peers.Stop = out.stop
+	cfg.Peers.Report = func() (r admin.Peers) {
+		r.Client, r.Server = out.peering.Stats()
+		return r
+	}
+	return out, nil
+}
+
+// address returns what other agents are told: as configured, or where the agent listens.
+func (p *peerSettings) address(listens net.Addr) string {
+	if p.advertise != "" {
+		return p.advertise
+	}
+	host, port, err := net.SplitHostPort(listens.String())
+	if err != nil {
+		return listens.String()
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		if name, err := os.Hostname(); err == nil {
+			host = name
+		}
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// serve begins to serve other agents, if there is a listener.
+func (p *peers) serve(a *agent.Agent) error {
+	if p.listener == nil {
+		return nil
+	}
+	l := p.listener
+	p.listener = nil
+	return p.peering.Serve(l, a)
+}
+
+// stop ends the service to other agents, and returns when the address is free.
+func (p *peers) stop() error {
+	if p.listener != nil {
+		l := p.listener
+		p.listener = nil
+		return l.Close()
+	}
+	return p.peering.StopServing()
+}
+
+// close ends what stop has not.
+func (p *peers) close() error {
+	if p.peering == nil {
+		return nil
+	}
+	return errors.Join(p.stop(), p.peering.Close())
+}
