@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess
-from tests.pd.processes import UPSTREAM, Engine, Nursery, write_tokenizer
+from tests.pd.processes import UPSTREAM, Engine, Nursery, free_port, write_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,8 @@ class Node:
         self.folder, self.model, self._nursery = folder, model, nursery
         run = folder / "run"
         run.mkdir(mode=0o700)
-        self.agent = AgentProcess(run, *flags)
+        self.http_port = free_port()
+        self.agent = AgentProcess(run, "--http", f"127.0.0.1:{self.http_port}", *flags)
         self.engines: dict[str, Engine] = {}
 
     def engine(self, name: str, role: str, **options: Any) -> Engine:

@@ -166,7 +166,7 @@ class Engine(Server):
         port = free_port()
         arguments = [
             "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype",
-            "float32", "--enforce-eager", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(16 << 20),
+            "float32", "--enforce-eager", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(8 << 20),
             "--block-size", "32", "--max-num-seqs", "16", *flags,
         ]  # fmt: skip
         if transfer is not None:
@@ -195,7 +195,7 @@ class Proxy(Server):
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 [sys.executable, str(UPSTREAM / script), "--port", str(port), *arguments], stdout=out, stderr=out,
-                start_new_session=True, env=os.environ | {"OPENAI_API_KEY": "none"},
+                start_new_session=True, env=os.environ | {"OPENAI_API_KEY": "none", "PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
         super().__init__(self._process.pid, port, log, health)
         self.wait()
@@ -234,4 +234,7 @@ def mooncake_proxy(folder: Path, prefill: Sequence[tuple[Engine, int]], decode: 
     """
     arguments = [a for one, query in prefill for a in ("--prefill", f"http://127.0.0.1:{one.port}", str(query))]
     arguments += [a for one in decode for a in ("--decode", f"http://127.0.0.1:{one.port}")]
-    return Proxy("mooncake_connector_proxy.py", folder, "/v1/completions", *arguments)
+    started = Proxy("mooncake_connector_proxy.py", folder, "/v1/completions", *arguments)
+    ready = "All prefiller instances are ready."
+    eventually(lambda: ready in started.log.read_text(), "a proxy that knows its engines", START_S)
+    return started

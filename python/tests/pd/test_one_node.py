@@ -1,38 +1,162 @@
-"""vLLM's toy proxy with a prefill engine and a decode engine on one node, at default options."""
+"""A prefill engine and a decode engine at one agent, behind vLLM's proxies, at default options.
+
+What the decode engine computes is read from its metrics: the usage that it reports has the prefill
+engine's figure.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.pd.processes import toy_proxy
+import pytest
+
+from tests.agent import eventually
+from tests.pd.processes import UPSTREAM, Engine, Proxy, mooncake_proxy, push_proxy, toy_proxy
 from tests.vllm.engine import BLOCK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.agent import AgentProcess
     from tests.pd.conftest import Node
 
-REFERENCE = "reference"  # a salt: such requests share nothing with others
+SALT = "reference"  # requests with it share nothing with others
+LONGEST = 2000  # tokens; an engine has room for 8,192
+SEED = int(os.environ.get("KVAGENT_SEED", "1"))
+
+
+@pytest.fixture(scope="module")
+def engines(node: Node) -> list[Engine]:
+    return node.engines_of({"prefill-1": "kv_producer", "decode-1": "kv_consumer"})
+
+
+PROXIES: dict[str, Callable[[Node, Engine, Engine], Proxy]] = {
+    "toy": lambda node, prefill, decode: toy_proxy(node.folder, [prefill], [decode]),
+    "push": lambda node, prefill, decode: push_proxy(node.folder, prefill, "prefill-1", [decode]),
+    "mooncake": lambda node, prefill, decode: mooncake_proxy(node.folder, [(prefill, node.http_port)], [decode]),
+}
+
+
+@contextmanager
+def behind(kind: str, node: Node, prefill: Engine, decode: Engine) -> Iterator[Proxy]:
+    proxy = PROXIES[kind](node, prefill, decode)
+    try:
+        yield proxy
+    finally:
+        proxy.kill()
 
 
 def prompts(seed: int, count: int, longest: int = 900) -> list[list[int]]:
-    """Return prompts of random lengths."""
-    dice = random.Random(seed)
-    return [[dice.randrange(10, 500) for _ in range(dice.randrange(1, longest))] for _ in range(count)]
+    """Return prompts of random lengths, some of whole blocks, and one of a single token."""
+    dice = random.Random(1000 * SEED + seed)
+    lengths = [1, BLOCK, *(dice.randrange(1, longest) for _ in range(count - 3)), longest // BLOCK * BLOCK]
+    return [[dice.randrange(10, 500) for _ in range(length)] for length in lengths]
 
 
 def tails(some: list[list[int]]) -> int:
-    """Return how many tokens come after the last whole block of each prompt, at least one."""
-    return sum(len(prompt) % BLOCK or 1 for prompt in some)
+    """Return how many tokens follow the last whole block of each prompt.
+
+    Of a prompt of whole blocks the last token is computed again, which vLLM does not count.
+    """
+    return sum(len(prompt) % BLOCK for prompt in some)
 
 
-def test_the_decode_engine_computes_only_tails(node: Node) -> None:
-    prefill, decode = node.engines_of({"prefill-1": "kv_producer", "decode-1": "kv_consumer"})
-    proxy = toy_proxy(node.folder, [prefill], [decode])
-    some = prompts(1, 20)
-    expected = decode.complete_all(some, 4, cache_salt=REFERENCE)
+def compare(proxy: Proxy, decode: Engine, some: list[list[int]], at_once: int) -> int:
+    """Check a proxy's answers, and return how many prompt tokens the decode engine computed."""
+    expected = decode.complete_all(some, at_once, cache_salt=SALT)
     before = decode.computed()
-    assert proxy.complete_all(some, 4) == expected
+    assert proxy.complete_all(some, at_once) == expected
     computed = decode.computed() - before
-    print(f"D computed {computed} of {sum(map(len, some))} prompt tokens; the tails have {tails(some)}")
-    assert computed == tails(some)
-    proxy.kill()
+    print(f"{proxy.log.stem}: D computed {computed} of {sum(map(len, some))} prompt tokens; tails: {tails(some)}")
+    return computed
+
+
+def left(agent: AgentProcess) -> dict[str, int]:
+    """Return what the agent still holds for engines."""
+    status = agent.status()
+    held = {name: status["transfers"][name] for name in ("open", "complete", "waiting", "fetching")}
+    return {name: count for name, count in {**held, "leases": status["leases"]}.items() if count}
+
+
+@contextmanager
+def stopping(agent: AgentProcess) -> Iterator[None]:
+    """Stop the agent for 60 of every 120 ms."""
+    over = threading.Event()
+
+    def stop() -> None:
+        while not over.wait(0.06):
+            agent.freeze()
+            time.sleep(0.06)
+            agent.thaw()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+def test_the_decode_engine_computes_only_tails(node: Node, engines: list[Engine], kind: str) -> None:
+    prefill, decode = engines
+    some = prompts(list(PROXIES).index(kind), 20)
+    with behind(kind, node, prefill, decode) as proxy:
+        assert compare(proxy, decode, some, 4) == tails(some)
+    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+
+
+@pytest.mark.parametrize("kind", ["toy", "push"])
+def test_so_it_does_with_an_agent_that_stands_still_half_of_the_time(
+    node: Node, engines: list[Engine], kind: str
+) -> None:
+    prefill, decode = engines
+    some = prompts(10 + list(PROXIES).index(kind), 12)
+    with behind(kind, node, prefill, decode) as proxy, stopping(node.agent):
+        assert compare(proxy, decode, some, 4) == tails(some)
+    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+
+
+def test_more_prompts_than_the_engines_have_blocks_for(node: Node, engines: list[Engine]) -> None:
+    prefill, decode = engines
+    some = [prompt * (LONGEST // 500) for prompt in prompts(20, 16, 500)]
+    with behind("toy", node, prefill, decode) as proxy:
+        assert compare(proxy, decode, some, 16) == tails(some)
+    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+
+
+def test_hits_in_the_decode_engine(node: Node, engines: list[Engine]) -> None:
+    """It has all of a prompt, or a part of it, or all but what follows."""
+    prefill, decode = engines
+    whole, part = prompts(30, 4)[2:]
+    decode.complete(whole)
+    decode.complete(part[: len(part) // 2])
+    some = [whole, part, whole + part]
+    expected = prefill.complete_all(some, 1, cache_salt=SALT)
+    before = decode.computed()
+    with behind("toy", node, prefill, decode) as proxy:
+        assert proxy.complete_all(some, 1) == expected
+    assert decode.computed() - before <= tails(some) + BLOCK, "a whole prompt's last block is computed again"
+    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+
+
+def test_upstreams_edge_cases(node: Node, engines: list[Engine]) -> None:
+    prefill, decode = engines
+    with behind("toy", node, prefill, decode) as proxy:
+        ports = {"PREFILL_PORT": prefill.port, "DECODE_PORT": decode.port, "PROXY_PORT": proxy.port}
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null",
+             str(UPSTREAM / "test_edge_cases.py")],
+            env=os.environ | {name: str(port) for name, port in ports.items()}, cwd=UPSTREAM, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert "1 passed" in run.stdout

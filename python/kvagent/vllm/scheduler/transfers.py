@@ -54,7 +54,7 @@ class Offer:
     """The last job of its saves; -1 while some have yet to be sent."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """The transfer that a request is to receive.
 

@@ -90,11 +90,14 @@ class LookupWaits:
         """Return how long a request may wait while the agent says that more may come."""
         return self.tiers_s if tracked.wanted is None else self._remote_s
 
-    def longest_s(self, tokens: int) -> float:
+    def longest_s(self, tokens: int, *, wanted: bool = False) -> float:
         """Return how long a request may wait for answers in total, of which ``tokens`` are not in
         the engine's own cache.
+
+        ``wanted``: they were computed for it elsewhere, so that it does not compute them itself.
         """
-        return max(self._grace_s, min(self._worth_s(tokens), self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
+        worth_s = self._remote_s if wanted else self._worth_s(tokens)
+        return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
 
     def may_wait(self, tracked: Tracked, tokens: int, now: float) -> bool:
         """Return whether a request whose look-up has no answer yet may go on waiting.
@@ -106,7 +109,7 @@ class LookupWaits:
                 since = max(since, tracked.pending_since + self.pending_s(tracked))
             tracked.waited_s += max(now - since, 0.0)
         tracked.polled_at = now
-        return tracked.waited_s < self.longest_s(tokens)
+        return tracked.waited_s < self.longest_s(tokens, wanted=tracked.wanted is not None)
 
     def _worth_s(self, tokens: int) -> float:
         """Return the time that a hit saves; infinite before the first prompt was computed."""
