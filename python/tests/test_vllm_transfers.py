@@ -38,10 +38,8 @@ def test_what_vllm_appends_to_a_request_id_is_taken_off(request_id: str, expecte
 
 def test_names_agree_where_the_decode_engine_gets_what_the_prefill_engine_returned() -> None:
     offered = tr.offered_name(SENDS, "engine-1", "cmpl-uuid-0-0123abcd")
-    got = tr.wanted(
-        RECEIVES | {"remote_engine_id": "engine-1", "remote_request_id": "cmpl-uuid-0-0123abcd", "remote_num_tokens": 9},
-        "cmpl-uuid-0-89abcdef",
-    )  # fmt: skip
+    params = {"remote_engine_id": "engine-1", "remote_request_id": "cmpl-uuid-0-0123abcd", "remote_num_tokens": 9}
+    got = tr.wanted(RECEIVES | params, "cmpl-uuid-0-89abcdef")
     assert got == tr.Wanted(offered, "", early=False)
     assert offered == b"r/engine-1/cmpl-uuid-0"
 
@@ -145,6 +143,19 @@ class Pair:
         self.decode.scheduler.on_new_request(request)
         return request
 
+    def hold(self) -> Callable[[], None]:
+        """Keep the prefill engine's steps from ending until the returned function is called."""
+        clock: Any = self.prefill.sync.clock
+        running: list[int] = []
+        end, clock.end = clock.end, running.append
+
+        def release() -> None:
+            clock.end = end
+            for step in running:
+                end(step)
+
+        return release
+
     def ask(self, request: Any) -> int | None:
         """Return what is promised to it once the agent has answered; None if it is to wait."""
         got: list[int | None] = []
@@ -214,25 +225,21 @@ def test_a_decode_request_waits_for_the_blocks_of_a_prefill_request(pairs: Calla
 def test_a_transfer_is_complete_only_when_its_saves_are_reported(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
     request = pair.offer("cmpl-a-0", "p", 4)
-    running: list[int] = []
-    end, pair.prefill.sync.clock.end = pair.prefill.sync.clock.end, running.append  # type: ignore[method-assign]
+    release = pair.hold()
     pair.compute(request, 3)
     assert pair.end(request)[0] is False
     for _ in range(3):
         pair.prefill.step()
         assert pair.prefill.scheduler.pending(), "an engine that idles reports nothing"
     assert pair.table()["open"] == 1, "complete before its saves were reported"
-    pair.prefill.sync.clock.end = end  # type: ignore[method-assign]
-    for step in running:
-        end(step)
+    release()
     pair.prefill.quiet()
     assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
 
 
 def test_blocks_that_another_request_saves_are_waited_for_too(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
-    running: list[int] = []
-    end, pair.prefill.sync.clock.end = pair.prefill.sync.clock.end, running.append  # type: ignore[method-assign]
+    release = pair.hold()
     plain = pair.prefill.request("plain", "p", 4)
     pair.prefill.admit(plain)
     pair.prefill.step((plain, plain.num_tokens))
@@ -241,9 +248,7 @@ def test_blocks_that_another_request_saves_are_waited_for_too(pairs: Callable[..
     pair.end(request)
     pair.prefill.step()
     assert pair.table()["open"] == 1, "complete before its saves were reported"
-    for step in running:
-        end(step)
-    pair.prefill.sync.clock.end = end  # type: ignore[method-assign]
+    release()
     pair.prefill.quiet()
     assert pair.table()["complete"] == 1
 
@@ -280,7 +285,12 @@ def test_blocks_that_are_kept_are_freed_without_an_agent(pairs: Callable[..., Pa
     assert pair.end(request)[0]
     agent.kill()
     sent: list[str] = []
-    eventually(lambda: sent.extend(pair.prefill.step().results.sent) or sent, "a request that may be freed")
+
+    def may_free() -> bool:
+        sent.extend(pair.prefill.step().results.sent)
+        return bool(sent)
+
+    eventually(may_free, "a request that may be freed")
     pair.prefill.quiet()
     assert sent == ["cmpl-a-0"]
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
@@ -294,8 +304,7 @@ def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Ca
     assert saves is not None
     plain = pair.prefill.request("plain", "q", 3)
     request = pair.offer("cmpl-a-0", "p", 4)
-    running: list[int] = []
-    end, pair.prefill.sync.clock.end = pair.prefill.sync.clock.end, running.append  # type: ignore[method-assign]
+    release = pair.hold()
     pair.prefill.admit(plain)
     pair.prefill.admit(request)
     pair.prefill.fill(request, 3)
@@ -307,9 +316,7 @@ def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Ca
     other = pair.offer("cmpl-b-0", "r", 2)
     pair.compute(other, 5)
     assert blocks.delivering == 6, "what a decode engine waits for is not saved when blocks are scarce"
-    for step in running:
-        end(step)
-    pair.prefill.sync.clock.end = end  # type: ignore[method-assign]
+    release()
     pair.end(request)
     pair.end(other)
     pair.prefill.quiet()
@@ -327,7 +334,7 @@ def test_an_aborted_prefill_request_completes_its_transfer(pairs: Callable[..., 
     assert pair.end(request, normally=False)[0] is False
     pair.prefill.quiet()
     assert pair.table()["complete"] == 1
-    assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
+    assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}, "pins of an aborted request are kept"
     wants = pair.receive("cmpl-a-0", "p", 8)
     assert pair.ask(wants) == 3 * BLOCK
 
@@ -341,10 +348,9 @@ def test_a_prefill_request_that_loads_when_it_ends_is_not_kept(pairs: Callable[.
     pair.prefill.quiet()
     pair.prefill.scheduler._may_load = True
     request = pair.offer("cmpl-b-0", "p", 8)
-    got: list[int | None] = []
-    eventually(lambda: got.append(pair.prefill.scheduler.matched(request, 0)[0]) or got[-1], "a promise")
+    promised = eventually(lambda: pair.prefill.scheduler.matched(request, 0)[0], "a promise")
     agent.freeze()
-    pair.prefill.admit(request, got[-1] or 0)
+    pair.prefill.admit(request, promised)
     pair.prefill.step()
     assert pair.end(request, normally=False)[0] is False
     agent.thaw()
