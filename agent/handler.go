@@ -132,8 +132,9 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if late {
 		k.refuseLate(st, reply)
 	}
-	grows := pending && couldGrow(q, rules, reply.Tokens) || named && !more.covers(reply.Tokens)
-	if (pending || more.grows) && late || reply.Status == ipc.LookupHit && grows {
+	grows := pending && couldGrow(q, rules, reply.Tokens) || more.beyond(reply)
+	whole := reply.Status == ipc.LookupHit || reply.Status == ipc.LookupLeaseCap && more.grows
+	if (pending || more.grows) && late || whole && grows {
 		// Pending still carries the lease for what is known; a client out of time can use it. One
 		// that releases it and retries finds the rest already being fetched.
 		if reply.Status = ipc.LookupPending; reply.Lease != 0 && k.tiers != nil {

@@ -46,8 +46,11 @@ func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expe
 	return x
 }
 
-// covers reports whether an answer of so many tokens is all that can come.
-func (x *expected) covers(tokens uint32) bool { return !x.grows || tokens >= x.most }
+// beyond reports whether more may come than an answer has. An answer that a cap cut to nothing, or
+// that seems so because blocks were stored while they were pinned, is not what there is.
+func (x *expected) beyond(reply *ipc.LookupReply) bool {
+	return x.grows && (reply.Tokens < x.most || reply.Status == ipc.LookupLeaseCap)
+}
 
 // fetching reports whether the blocks of the transfer that a look-up names are being fetched from
 // another agent. The first look-up that lacks some starts that.

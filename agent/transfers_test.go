@@ -7,12 +7,14 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/zmqclient"
+	"github.com/kvagent/kvagent/pool"
 )
 
 const testTTL = 30_000 // ms; no test lasts that long
@@ -215,6 +217,49 @@ func TestLookupTakesWhatThereIs(t *testing.T) {
 
 func noOpenTransfer(s admin.Status) bool { return s.Transfers.Open == 0 }
 
+// hookedIndex calls a function after each Pin and Prefix.
+type hookedIndex struct {
+	pool.Index
+	then func()
+}
+
+func (x *hookedIndex) Pin(s pool.SpaceID, group uint8, h pool.Hashes, most int64, refs []pool.Ref) (
+	n int, all []pool.Ref, bytes int64,
+) {
+	defer x.then()
+	return x.Index.Pin(s, group, h, most, refs)
+}
+
+func (x *hookedIndex) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
+	defer x.then()
+	return x.Index.Prefix(s, group, h)
+}
+
+// The transfer is saved and completed while a look-up is answered, after it has read the index: it
+// is told to ask again, not that there is nothing.
+func TestTransferCompleteWhileAsked(t *testing.T) {
+	for name, reserve := range map[string]bool{"probe": false, "reserve": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			x := newPair(t, r, r)
+			x.say(offer("a", 8))
+			k := *r.agent.sockets.byName[ipc.LookupSocket].answers
+			k.index = &hookedIndex{k.index, sync.OnceFunc(func() {
+				x.save(0, 8)
+				x.say(offered("a", 8))
+			})}
+			sock := &lookupSock{answers: &k}
+			sock.engines.Store(&[]*engine{})
+			q := x.question(8, "a")
+			q.Form, q.DeadlineUS, q.Reserve = ipc.FormOwn, uint32(patience/time.Microsecond), reserve
+			if got := sock.handleNow(&q); got.Status != ipc.LookupPending {
+				t.Errorf("%+v: the blocks that were stored meanwhile are neither in the answer nor waited for", got)
+			}
+			x.answers(x.question(8, "a"), ipc.LookupHit, 8)
+		})
+	}
+}
+
 // What was promised bounds the wait, as do the engine's own blocks.
 func TestLookupWaitsForNoMoreThanWasPromised(t *testing.T) {
 	r := newRig(t)
@@ -246,7 +291,9 @@ func TestEarlyLookup(t *testing.T) {
 		t.Errorf("WELCOME says %q", x.prefill.welcome.Peer)
 	}
 	x.say(offered("a", 0))
-	x.answers(q, ipc.LookupHit, 0)
+	if got := x.ask(q); got.Status != ipc.LookupHit {
+		t.Errorf("%+v: a transfer that is complete and not delivered is waited for", got)
+	}
 	q = x.question(2, "b")
 	q.Peer = "other:1" // which this agent cannot ask
 	x.answers(q, ipc.LookupHit, 0)

@@ -47,6 +47,7 @@ type testWorker struct {
 	engine *engine.Host
 	ended  chan error // the error that ended the session
 	answer chan *ipc.Registered
+	space  [16]byte
 }
 
 func joinWorker(t *testing.T, dir string) *testWorker {
@@ -98,6 +99,7 @@ func joinWorker(t *testing.T, dir string) *testWorker {
 		if a.Status != ipc.RegDone {
 			t.Fatalf("registration: %s", a.Text)
 		}
+		w.space = a.Space
 	case err := <-w.ended:
 		t.Fatalf("the session ended: %v", err)
 	case <-time.After(20 * time.Second):

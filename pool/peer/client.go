@@ -21,7 +21,7 @@ type Client struct {
 	mu     sync.Mutex
 	closed bool
 	nodes  map[string]*node
-	gone   PeerStats // of addresses that gave way
+	gone   PeerStats // of addresses that gave way; its name is empty as long as none has
 	count  ClientStats
 }
 

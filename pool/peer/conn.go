@@ -161,8 +161,9 @@ func writeError(err error, within time.Duration) error {
 	return err
 }
 
-// heartbeats writes a PING when nothing else was written for a while, until ended is closed. A
-// failed write closes the connection, which ends its reader.
+// heartbeats writes a PING when nothing else was written for a while, until ended is closed. Another
+// side that takes nothing loses the connection, which ends its reader; one that has ended is seen by
+// the reader itself.
 func (c *conn) heartbeats(ended <-chan struct{}) {
 	tick := time.NewTicker(c.beat)
 	defer tick.Stop()
@@ -178,8 +179,13 @@ func (c *conn) heartbeats(ended <-chan struct{}) {
 		quiet := !c.wrote
 		c.wrote = false
 		c.writing.Unlock()
-		if quiet && c.send(kindPing, 0, nil) != nil {
-			_ = c.raw.Close()
+		if !quiet {
+			continue
+		}
+		if err := c.send(kindPing, 0, nil); err != nil {
+			if errors.Is(err, errSilent) {
+				_ = c.raw.Close()
+			}
 			return
 		}
 	}

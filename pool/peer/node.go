@@ -47,12 +47,7 @@ func (c *Client) makeRoom() bool {
 	}
 	var oldest *node
 	for _, n := range c.nodes {
-		if n.users == 0 && n.link == nil && (oldest == nil || n.used.Before(oldest.used)) {
-			oldest = n
-		}
-	}
-	for _, n := range c.nodes { // one with a link that idles has to close it first
-		if oldest == nil && n.users == 0 {
+		if n.users == 0 && (oldest == nil || n.used.Before(oldest.used)) {
 			oldest = n
 		}
 	}
@@ -66,6 +61,7 @@ func (c *Client) makeRoom() bool {
 	if oldest.idle != nil {
 		oldest.idle.Stop()
 	}
+	c.gone.Peer = other
 	c.gone.add(&oldest.count)
 	c.gone.Opened += oldest.breaker.opened
 	delete(c.nodes, oldest.addr)
@@ -195,8 +191,8 @@ func (c *Client) Stats() ClientStats {
 		out.Peers = append(out.Peers, p)
 	}
 	slices.SortFunc(out.Peers, func(a, b PeerStats) int { return strings.Compare(a.Peer, b.Peer) })
-	if gone := c.gone; gone.Seconds > 0 || gone.Opened > 0 {
-		gone.Peer, gone.State = other, "idle"
+	if gone := c.gone; gone.Peer != "" {
+		gone.State = "idle"
 		out.Peers = append(out.Peers, gone)
 	}
 	return out

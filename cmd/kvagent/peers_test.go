@@ -1,0 +1,252 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/zmqclient"
+	"github.com/kvagent/kvagent/pool/peer"
+)
+
+// Settings that contradict each other are refused by name, with what is allowed.
+func TestPeerSettingsErrors(t *testing.T) {
+	long := strings.Repeat("h", ipc.MaxPeerAddress) + ":1"
+	for name, c := range map[string]struct {
+		args []string
+		want []string
+	}{
+		"no proof": {[]string{"--peer-listen", ":7460"}, []string{"peer-listen", "allowed: with one"}},
+		"both proofs": {[]string{"--peer-key-file", "k", "--peer-tls-ca", "c"},
+			[]string{"peer-key-file", "allowed: a key or"}},
+		"half of TLS": {[]string{"--peer-tls-cert", "c", "--peer-tls-key", "k"},
+			[]string{"peer-tls-ca", "allowed: all or none"}},
+		"no port": {[]string{"--peer-key-file", "k", "--peer-listen", "::"},
+			[]string{"peer-listen", `"::"`, "0 to 65535"}},
+		"port of 65536": {[]string{"--peer-key-file", "k", "--peer-listen", "h:65536"},
+			[]string{"peer-listen", "0 to 65535"}},
+		"advertised only": {[]string{"--peer-advertise", "h:1"}, []string{"peer-advertise", "without peer-listen"}},
+		"advertised, long": {[]string{"--peer-key-file", "k", "--peer-listen", ":1", "--peer-advertise", long},
+			[]string{"peer-advertise", "at most 128 bytes"}},
+		"streams": {[]string{"--peer-streams", "17"}, []string{"peer-streams", "allowed: 1 to 16"}},
+		"timeout": {[]string{"--peer-timeout", "1ms"}, []string{"peer-timeout", "allowed: 50ms to 1m0s"}},
+		"ttl":     {[]string{"--transfer-ttl", "11m"}, []string{"transfer-ttl", "allowed: 1ms to 10m0s"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := readSettings(t, c.args, nil, "")
+			for _, want := range c.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want %q in it", err, want)
+				}
+			}
+		})
+	}
+	s, err := readSettings(t, nil, nil, "")
+	if p := s.peers; err != nil || p.streams != 2 || p.timeout != peer.DefaultTimeout || p.ttl != 30*time.Second {
+		t.Errorf("defaults %+v, %v", p, err)
+	}
+}
+
+// What other agents are told is what was configured, else where the agent listens, by the host's
+// name if that is everywhere.
+func TestPeerAddress(t *testing.T) {
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 7460} }
+	for _, c := range []struct {
+		advertise string
+		listens   net.Addr
+		want      string
+	}{
+		{"", at("10.0.0.7"), "10.0.0.7:7460"}, {"", at("0.0.0.0"), host + ":7460"}, {"", at("::"), host + ":7460"},
+		{"node-1:99", at("0.0.0.0"), "node-1:99"}, {"", at("fd00::1"), "[fd00::1]:7460"},
+	} {
+		if got := (&peerSettings{advertise: c.advertise}).address(c.listens); got != c.want {
+			t.Errorf("listens at %v: tells %q, want %q", c.listens, got, c.want)
+		}
+	}
+}
+
+// A key file that others can read, or that is too short, ends the start with the reason.
+func TestPeerKeyFileIsChecked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	for _, c := range []struct {
+		bytes int
+		mode  os.FileMode
+		want  string
+	}{{31, 0o600, "31 bytes, allowed: 32 to 4096"}, {32, 0o640, "mode 0600"}} {
+		if err := os.WriteFile(path, bytes.Repeat([]byte("k"), c.bytes), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "1MiB",
+			"--peer-listen", "127.0.0.1:0", "--peer-key-file", path)
+		if code != 2 || !strings.Contains(out, "peer-key-file") || !strings.Contains(out, c.want) {
+			t.Errorf("exit code %d, want 2 with %q: %s", code, c.want, out)
+		}
+	}
+}
+
+// twoNodes are two agents in processes of their own that share a key, with an engine's worker each.
+type twoNodes struct {
+	t              *testing.T
+	prefill        *exec.Cmd
+	pDir, dDir     string
+	saves, decodes *testWorker
+	look           *zmqclient.Client
+	address        string // of the prefill engine's agent
+	hashes         []byte
+}
+
+func startTwoNodes(t *testing.T) *twoNodes {
+	t.Helper()
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), peer.MinKey), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := &twoNodes{t: t, hashes: make([]byte, 8*32)}
+	for i := range 8 {
+		n.hashes[i*32] = byte(i + 1)
+	}
+	n.prefill, n.pDir, _ = startServe(t, "--peer-key-file", key, "--peer-listen", "127.0.0.1:0")
+	_, n.dDir, _ = startServe(t, "--peer-key-file", key, "--peer-timeout", "500ms")
+	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
+	n.look = zmqclient.Dial(filepath.Join(n.dDir, ipc.LookupSocket))
+	t.Cleanup(func() { _ = n.look.Close() })
+	n.address = statusOf(t, n.pDir).Peers.Address
+	return n
+}
+
+// save offers a transfer of all blocks, and stores the first of them.
+func (n *twoNodes) save(blocks int) {
+	n.t.Helper()
+	ids := make([]byte, 0, 4*blocks)
+	for i := range blocks {
+		ids = binary.LittleEndian.AppendUint32(ids, uint32(i))
+	}
+	for _, m := range []any{
+		&ipc.Offer{Name: []byte("a"), Tokens: 8 * 16, TTLMS: 60_000},
+		&ipc.Save{Job: 1, Epoch: 1, Event: ipc.None, Revoke: ipc.None,
+			Sections: []ipc.Section{{HashLen: 32, Hashes: n.hashes[:blocks*32], Blocks: ids}}},
+	} {
+		if err := n.saves.conn.Send(m); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// until asks for the transfer until the answer is right.
+func (n *twoNodes) until(what string, right func(ipc.LookupReply) bool) {
+	n.t.Helper()
+	q := ipc.LookupRequest{
+		Form: ipc.FormOwn, Space: n.decodes.space, Tokens: 8*16 + 1, HashLen: 32, Hashes: n.hashes,
+		DeadlineUS: 20_000_000, Transfer: []byte("a"), Peer: n.address,
+	}
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		got, err := n.look.Ask(&q, 20*time.Second)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		if right(got) {
+			return
+		}
+		if time.Now().After(limit) {
+			n.t.Fatalf("%s: %+v; %+v", what, got, statusOf(n.t, n.dDir).Transfers)
+		}
+	}
+}
+
+func pendingWith(blocks uint32) func(ipc.LookupReply) bool {
+	return func(a ipc.LookupReply) bool { return a.Status == ipc.LookupPending && a.Tokens == blocks*16 }
+}
+
+func hitOf(blocks uint32) func(ipc.LookupReply) bool {
+	return func(a ipc.LookupReply) bool { return a.Status == ipc.LookupHit && a.Tokens == blocks*16 }
+}
+
+// The prefill engine's agent is killed, stopped or ended while it is waited for: the decode engine
+// gets what has come and waits no more, its agent keeps nothing, and kvagent status says why.
+func TestPrefillAgentIsLost(t *testing.T) {
+	for name, signal := range map[string]syscall.Signal{
+		"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP, "ended": syscall.SIGTERM,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := startTwoNodes(t)
+			n.save(4)
+			n.until("the blocks that were saved arrive", pendingWith(4))
+			if err := n.prefill.Process.Signal(signal); err != nil {
+				t.Fatal(err)
+			}
+			n.until("the wait ends", hitOf(4))
+			st := statusOf(t, n.dDir)
+			// An agent that is ended may still say that nothing more comes.
+			if x := &st.Transfers; x.Fetching != 0 || x.Fetches != 1 || x.FetchesFailed == 0 && name != "ended" {
+				t.Errorf("%+v", x)
+			}
+			if st.Pool.Pinned != 0 || st.Pool.Partial != 0 {
+				t.Errorf("%d bytes pinned, %d entries partial", st.Pool.Pinned, st.Pool.Partial)
+			}
+			out, code := kvagentOutput(t, "status", "--socket-dir", n.dDir)
+			if code != 0 || !strings.Contains(out, "from "+n.address+": open, 0 fetches now, 4 blocks (16.0 KiB)") {
+				t.Errorf("status, exit code %d: %s", code, out)
+			}
+		})
+	}
+}
+
+// An agent frees its peer address with its directory: a successor of the same settings starts at
+// once.
+func TestPeerAddressIsFreeForASuccessor(t *testing.T) {
+	n := startTwoNodes(t)
+	n.save(8)
+	n.until("all blocks arrive", hitOf(8))
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), peer.MinKey), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	next := kvagentCommand(t, "serve", "--socket-dir", n.pDir, "--pool", "16MiB", "--peer-key-file", key,
+		"--peer-listen", n.address)
+	log := &processLog{}
+	next.Stderr = log
+	if err := n.prefill.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = next.Process.Kill() })
+	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		body, err := adminclient.New(n.pDir).Get(t.Context(), "/status")
+		var st admin.Status
+		if err == nil && json.Unmarshal(body, &st) == nil && st.PID == next.Process.Pid && st.Ready {
+			if st.Peers.Address != n.address {
+				t.Errorf("it is at %q, not at %q", st.Peers.Address, n.address)
+			}
+			break
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("the successor does not start: %s", log)
+		}
+	}
+	if err := next.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := next.Wait(); err != nil {
+		t.Errorf("the successor ends with %v: %s", err, log)
+	}
+}

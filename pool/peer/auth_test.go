@@ -1,0 +1,114 @@
+package peer
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/pool/servertest"
+)
+
+// TestLoadKey: a key that is short, or that others may read, is refused by the name of the option.
+func TestLoadKey(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		bytes int
+		mode  os.FileMode
+		says  string
+	}{
+		{32, 0o600, ""}, {4096, 0o400, ""}, {31, 0o600, "31 bytes, allowed: 32 to 4096"}, {0, 0o600, "0 bytes"},
+		{4097, 0o600, "allowed: 32 to 4096"}, {32, 0o640, "mode 0600"}, {32, 0o604, "mode 0600"},
+	} {
+		path := filepath.Join(dir, fmt.Sprint(c.bytes, c.mode))
+		check(t, os.WriteFile(path, make([]byte, c.bytes), c.mode))
+		check(t, os.Chmod(path, c.mode))
+		a, err := LoadKey(path)
+		if c.says == "" {
+			if err != nil || a.String() != "key" || len(a.key) != c.bytes {
+				t.Errorf("%v, %v", a, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), "--peer-key-file "+path) ||
+			!strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v, not %q", err, c.says)
+		}
+	}
+	for _, path := range []string{dir, filepath.Join(dir, "none")} {
+		if _, err := LoadKey(path); err == nil || !strings.HasPrefix(err.Error(), "--peer-key-file "+path) {
+			t.Error(err)
+		}
+	}
+	secret, err := Key([]byte(strings.Repeat("secret", 6)))
+	check(t, err)
+	if text := fmt.Sprintf("%v %+v %#v %s", secret, secret, secret, secret); strings.Contains(text, "secret") {
+		t.Errorf("a key is printed: %s", text)
+	}
+}
+
+// TestLoadTLS: what is missing or is no certificate is refused by the name of the option.
+func TestLoadTLS(t *testing.T) {
+	dir := t.TempDir()
+	servertest.Certificate(t, dir)
+	cert, key, junk := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"), filepath.Join(dir, "junk")
+	check(t, os.WriteFile(junk, []byte("junk"), 0o600))
+	if a, err := LoadTLS(cert, key, cert); err != nil || a.String() != "tls" {
+		t.Errorf("%v, %v", a, err)
+	}
+	for _, c := range []struct{ cert, key, ca, says string }{
+		{"", key, cert, "--peer-tls-cert: empty"}, {cert, "", cert, "--peer-tls-key: empty"},
+		{cert, key, "", "--peer-tls-ca: empty"}, {junk, key, cert, "--peer-tls-cert " + junk},
+		{cert, junk, cert, "--peer-tls-key " + junk}, {cert, key, junk, "--peer-tls-ca " + junk},
+		{cert, key, dir + "/none", "--peer-tls-ca " + dir},
+	} {
+		if _, err := LoadTLS(c.cert, c.key, c.ca); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%v, not %q", err, c.says)
+		}
+	}
+}
+
+// TestOptions: an option out of its range is refused by its name, and the defaults are in theirs.
+func TestOptions(t *testing.T) {
+	a := newMemAgent(t, 1<<20, specOf(1, 4096))
+	for says, change := range map[string]func(*Config, *ClientConfig){
+		"Auth":                 func(s *Config, c *ClientConfig) { s.Auth, c.Auth = Auth{}, Auth{} },
+		"Slots":                func(s *Config, c *ClientConfig) { s.Slots, c.Slots = nil, nil },
+		"Timeout":              func(s *Config, c *ClientConfig) { s.Timeout, c.Timeout = 1, 1 },
+		"Limits.Connections":   func(s *Config, _ *ClientConfig) { s.Limits.Connections = -1 },
+		"Limits.Pending":       func(s *Config, _ *ClientConfig) { s.Limits.Pending = 1 << 20 },
+		"Limits.Subscriptions": func(s *Config, _ *ClientConfig) { s.Limits.Subscriptions = -1 },
+		"Limits.Hashes":        func(s *Config, _ *ClientConfig) { s.Limits.Hashes = 5 },
+		"Streams":              func(_ *Config, c *ClientConfig) { c.Streams = 17 },
+		"WindowBytes":          func(_ *Config, c *ClientConfig) { c.WindowBytes = 5 },
+		"BatchBytes":           func(_ *Config, c *ClientConfig) { c.BatchBytes = MaxBatchBytes + 1 },
+		"Fetches":              func(_ *Config, c *ClientConfig) { c.Fetches = -1 },
+		"Peers":                func(_ *Config, c *ClientConfig) { c.Peers = 2000 },
+		"Idle":                 func(_ *Config, c *ClientConfig) { c.Idle = 1 },
+		"BreakFirst":           func(_ *Config, c *ClientConfig) { c.BreakFirst = 1 },
+		"BreakLast":            func(_ *Config, c *ClientConfig) { c.BreakLast = 1 },
+	} {
+		cfg, ccfg := a.config(), a.clientConfig()
+		change(&cfg, &ccfg)
+		err1, err2 := cfg.complete(), ccfg.complete()
+		if err1 == nil && err2 == nil || err1 != nil && !strings.Contains(err1.Error(), says) ||
+			err2 != nil && !strings.Contains(err2.Error(), says) {
+			t.Errorf("%s: %v, %v", says, err1, err2)
+		}
+	}
+	h := chain("a", 2)
+	for says, change := range map[string]func(*Request){
+		"Name":      func(r *Request) { r.Name = strings.Repeat("n", MaxName+1) },
+		"Shards":    func(r *Request) { r.Shards = 0 },
+		"Wait":      func(r *Request) { r.Wait = -1 },
+		"Groups":    func(r *Request) { r.Groups = nil },
+		"Groups[1]": func(r *Request) { r.Groups[1].Group = 0 },
+		"Groups[0]": func(r *Request) { r.Groups[0].Hashes.N = 0 },
+		"blocks":    func(r *Request) { r.Groups[0].Hashes = chain("a", MaxHashes) },
+	} {
+		r := a.request("r", h)
+		change(&r)
+		if err := r.check(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+}

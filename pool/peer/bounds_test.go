@@ -1,0 +1,649 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// valve is the server's end of a connection. It can be frozen, as if the server were stopped, or
+// partitioned: then what either side sends is lost. Nothing tells the other side.
+type valve struct {
+	net.Conn
+	mu     sync.Mutex
+	reads  chan struct{} // not nil: Read waits until it is closed
+	writes chan struct{} // not nil: so does Write
+	lost   bool          // partitioned
+	ended  chan struct{}
+	once   sync.Once
+}
+
+func newValve(c net.Conn) *valve { return &valve{Conn: c, ended: make(chan struct{})} }
+
+func (v *valve) freeze(reads, writes bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if reads {
+		v.reads = make(chan struct{})
+	}
+	if writes {
+		v.writes = make(chan struct{})
+	}
+	v.lost = !reads && !writes
+}
+
+func (v *valve) thaw() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, c := range []*chan struct{}{&v.reads, &v.writes} {
+		if *c != nil {
+			close(*c)
+			*c = nil
+		}
+	}
+}
+
+// pass waits while one direction is frozen, and reports whether the valve is partitioned.
+func (v *valve) pass(frozen *chan struct{}) (lost bool, err error) {
+	v.mu.Lock()
+	c, lost := *frozen, v.lost
+	v.mu.Unlock()
+	if c == nil {
+		return lost, nil
+	}
+	select {
+	case <-c:
+		return lost, nil
+	case <-v.ended:
+		return lost, net.ErrClosed
+	}
+}
+
+func (v *valve) Read(p []byte) (int, error) {
+	for {
+		if _, err := v.pass(&v.reads); err != nil {
+			return 0, err
+		}
+		n, err := v.Conn.Read(p)
+		lost, stop := v.pass(&v.reads)
+		if stop != nil {
+			return 0, stop
+		}
+		if !lost || err != nil {
+			return n, err
+		}
+	}
+}
+
+func (v *valve) Write(p []byte) (int, error) {
+	lost, err := v.pass(&v.writes)
+	if lost || err != nil {
+		return len(p), err
+	}
+	return v.Conn.Write(p)
+}
+
+func (v *valve) Close() error {
+	v.once.Do(func() { close(v.ended) })
+	return v.Conn.Close()
+}
+
+// valves is a listener whose connections can freeze.
+type valves struct {
+	*pipes
+	mu  sync.Mutex
+	all []*valve
+}
+
+func (l *valves) Accept() (net.Conn, error) {
+	c, err := l.pipes.Accept()
+	if err != nil {
+		return nil, err
+	}
+	v := newValve(c)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, v)
+	return v, nil
+}
+
+func (l *valves) each(do func(v *valve)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, v := range l.all {
+		do(v)
+	}
+}
+
+// frozen is two agents over connections that can freeze, on a fake clock.
+type frozen struct {
+	p, d   *agent
+	net    *valves
+	server *Server
+	client *Client
+}
+
+// inBubble runs a test on a fake clock.
+func inBubble(t *testing.T, spec func(*Config, *ClientConfig), f func(t *testing.T, w *frozen)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := specOf(1, 64<<10)
+		w := &frozen{p: newMemAgent(t, 16<<20, s), d: newMemAgent(t, 16<<20, s), net: &valves{pipes: newPipes()}}
+		cfg, ccfg := w.p.config(), w.d.clientConfig()
+		ccfg.Dial = w.net.dial
+		if spec != nil {
+			spec(&cfg, &ccfg)
+		}
+		w.server, w.client = serveOn(t, w.net, cfg), newClient(t, ccfg)
+		f(t, w)
+	})
+}
+
+// TestFrozenPeer: a peer that stops reading, writing or both, or is partitioned, costs the timeout
+// and a recompute, in whatever state the fetch is.
+func TestFrozenPeer(t *testing.T) {
+	for _, side := range []struct {
+		name          string
+		reads, writes bool
+	}{
+		{"reads nothing", true, false}, {"writes nothing", false, true}, {"is stopped", true, true},
+		{"is partitioned", false, false},
+	} {
+		for _, waiting := range []bool{false, true} {
+			t.Run(fmt.Sprint(side.name, ", waiting ", waiting), func(t *testing.T) {
+				inBubble(t, nil, func(t *testing.T, w *frozen) {
+					h := chain("a", 40)
+					w.p.save(h.Slice(0, 20))
+					w.p.set("r", Open, 0)
+					var at time.Time
+					n := 0
+					got, err := fetchWith(t.Context(), t, w.client, "p", w.d.request("r", h), func(blocks int, _ int64) {
+						n += blocks
+						switch {
+						case !at.IsZero():
+						case waiting && n == 40: // all of it has arrived, and the next is waited for
+							at = time.Now()
+							w.net.each(func(v *valve) { v.freeze(side.reads, side.writes) })
+						case !waiting && n >= 10: // more is on the road
+							at = time.Now()
+							w.net.each(func(v *valve) { v.freeze(side.reads, side.writes) })
+						}
+					})
+					took := time.Since(at)
+					if !errors.Is(err, ErrLost) || got.End != EndLost || got.Blocks == 0 {
+						t.Errorf("%+v, %v", got, err)
+					}
+					if limit := DefaultTimeout*9/8 + DefaultTimeout; took > limit {
+						t.Errorf("it took %v", took)
+					}
+					if w.d.has(h) != got.Blocks {
+						t.Errorf("%d blocks, %+v", w.d.has(h), got)
+					}
+					w.d.nothingLeft()
+					// The server holds nothing for it after that, or once it runs again.
+					time.Sleep(3 * DefaultTimeout)
+					w.net.each((*valve).thaw)
+					synctest.Wait()
+					if st := w.server.Stats(); st.Subscriptions != 0 || st.Connections != 0 {
+						t.Errorf("%+v", st)
+					}
+					w.p.nothingLeft()
+				})
+			})
+		}
+	}
+}
+
+// TestFrozenClient: a client that stops reading or writing costs the server nothing after the
+// timeout, and no other client waits for it.
+func TestFrozenClient(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 40)
+		w.p.save(h)
+		w.p.set("r", Open, 0)
+		auth := testKey(t, 1)
+		raw, err := w.net.dial(t.Context(), "p")
+		check(t, err)
+		c, err := dialled(t.Context(), raw, "p", &auth, time.Minute)
+		check(t, err)
+		m := get{space: w.p.spec.Fingerprint, length: 64 << 10, hashes: h.Slice(0, 8)}
+		check(t, c.send(kindGet, 1, m.encode(nil)))
+		synctest.Wait() // the server is writing now, and pins what it writes
+		if s := w.p.Stats(); s.PinnedEntries != 8 {
+			t.Errorf("%d entries are pinned", s.PinnedEntries)
+		}
+		start := time.Now()
+		if got, err := fetchAll(t, w.client, "p", w.d.request("", h)); err != nil || got.Blocks != 80 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if took := time.Since(start); took > 0 {
+			t.Errorf("another client waited %v", took)
+		}
+		time.Sleep(DefaultTimeout*9/8 + time.Millisecond)
+		synctest.Wait()
+		if s := w.p.Stats(); s.PinnedEntries != 0 {
+			t.Errorf("%d entries are pinned for a client that is gone", s.PinnedEntries)
+		}
+		if st := w.server.Stats(); st.Lost != 1 || st.Connections != 2 {
+			t.Errorf("%+v", st)
+		}
+		raw.Close()
+	})
+}
+
+// TestKilledClient: what is pinned for a client is released when its connection ends.
+func TestKilledClient(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 40)
+		w.p.save(h)
+		auth := testKey(t, 1)
+		raw, err := w.net.dial(t.Context(), "p")
+		check(t, err)
+		c, err := dialled(t.Context(), raw, "p", &auth, time.Minute)
+		check(t, err)
+		for id := range uint32(5) {
+			m := get{space: w.p.spec.Fingerprint, length: 64 << 10, hashes: h.Slice(0, 8)}
+			check(t, c.send(kindGet, id, m.encode(nil)))
+		}
+		synctest.Wait()
+		if s := w.p.Stats(); s.PinnedEntries != 8 {
+			t.Errorf("%d entries are pinned", s.PinnedEntries)
+		}
+		raw.Close()
+		synctest.Wait()
+		if s := w.p.Stats(); s.PinnedEntries != 0 || s.Pinned != 0 {
+			t.Errorf("%d entries are pinned after the connection ended", s.PinnedEntries)
+		}
+	})
+}
+
+// TestHeartbeats: a fetch that waits for long keeps its connections, without a byte of blocks.
+func TestHeartbeats(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 10)
+		w.p.set("r", Open, 0)
+		r := w.d.request("r", h)
+		r.Wait = MaxWait
+		start := time.Now()
+		go func() {
+			time.Sleep(5 * time.Minute)
+			w.p.save(h)
+			w.p.set("r", Complete, 160)
+		}()
+		got, err := fetchAll(t, w.client, "p", r)
+		if took := time.Since(start); err != nil || got.Blocks != 20 || took != 5*time.Minute {
+			t.Errorf("%+v, %v after %v", got, err, took)
+		}
+		time.Sleep(31 * time.Second) // nothing uses the connections
+		synctest.Wait()
+		if st := w.server.Stats(); st.Connections != 0 || st.Lost != 0 || st.Accepted != 2 {
+			t.Errorf("idle connections: %+v", st)
+		}
+		if st := w.client.Stats(); st.Peers[0].State != "idle" {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// TestWait: the peer waits as long as it was asked to, and what it has by then arrives.
+func TestWait(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 10)
+		w.p.save(h.Slice(0, 4))
+		w.p.set("r", Open, 160)
+		r := w.d.request("r", h)
+		r.Wait = 7 * time.Second
+		start := time.Now()
+		got, err := fetchAll(t, w.client, "p", r)
+		if took := time.Since(start); err != nil || got.End != EndWaited || got.Blocks != 8 || got.Tokens != 160 ||
+			took != r.Wait {
+			t.Errorf("%+v, %v after %v", got, err, took)
+		}
+		r = w.d.request("never", h)
+		start = time.Now()
+		if got, err = fetchAll(t, w.client, "p", r); err != nil || got.End != EndUnknown || time.Since(start) > 0 {
+			t.Errorf("unknown: %+v, %v", got, err)
+		}
+		r.Early, r.Wait = true, time.Second
+		if got, err = fetchAll(t, w.client, "p", r); err != nil || got.End != EndWaited || time.Since(start) != r.Wait {
+			t.Errorf("early: %+v, %v", got, err)
+		}
+		go func() {
+			time.Sleep(time.Second)
+			w.p.set("r", Unknown, 0)
+		}()
+		if got, err = fetchAll(t, w.client, "p", w.d.request("r", h)); err != nil || got.End != EndExpired {
+			t.Errorf("expired: %+v, %v", got, err)
+		}
+	})
+}
+
+// TestSilentServerEnds: a server that only sends heartbeats, and never END, does not hold a fetch
+// for longer than its wait.
+func TestSilentServerEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newMemAgent(t, 1<<20, specOf(1, 4096))
+		l := newPipes()
+		cfg := Config{Auth: testKey(t, 1), Timeout: time.Minute}
+		go func() {
+			for {
+				raw, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() {
+					defer raw.Close()
+					c, err := accepted(raw, &cfg)
+					if err != nil {
+						return
+					}
+					ended := make(chan struct{})
+					defer close(ended)
+					go c.heartbeats(ended)
+					_, _ = io.Copy(io.Discard, raw)
+				}()
+			}
+		}()
+		ccfg := d.clientConfig()
+		ccfg.Dial = l.dial
+		client := newClient(t, ccfg)
+		t.Cleanup(func() { l.Close() })
+		r := d.request("r", chain("a", 4))
+		r.Wait = 10 * time.Second
+		start := time.Now()
+		_, err := fetchAll(t, client, "p", r)
+		if took := time.Since(start); !errors.Is(err, ErrLost) || took > r.Wait+2*DefaultTimeout {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
+// TestStrangers: connections that do not authenticate are few, read little, and are gone in time.
+func TestStrangers(t *testing.T) {
+	few := func(c *Config, _ *ClientConfig) { c.Limits.Pending = 3 }
+	inBubble(t, few, func(t *testing.T, w *frozen) {
+		var strangers []net.Conn
+		for i := range 5 {
+			c, err := w.net.dial(t.Context(), "p")
+			check(t, err)
+			defer c.Close()
+			synctest.Wait()
+			strangers = append(strangers, c)
+			if got := w.server.Stats().Pending; got != min(i+1, 3) {
+				t.Errorf("%d are pending after %d", got, i+1)
+			}
+		}
+		if n := w.server.Stats().RefusedPending; n != 2 {
+			t.Errorf("%d were refused", n)
+		}
+		start := time.Now()
+		for _, c := range strangers {
+			_, _ = io.Copy(io.Discard, c)
+		}
+		if took := time.Since(start); took != handshakeTime {
+			t.Errorf("it took %v", took)
+		}
+		synctest.Wait()
+		if st := w.server.Stats(); st.Pending != 0 || st.Unauthenticated != 3 {
+			t.Errorf("%+v", st)
+		}
+		// One that sends without end is cut off by the first frame that is none.
+		c, err := w.net.dial(t.Context(), "p")
+		check(t, err)
+		n := 0
+		for err == nil {
+			var k int
+			k, err = c.Write(make([]byte, 100))
+			n += k
+		}
+		if n > headerBytes {
+			t.Errorf("it read %d bytes", n)
+		}
+		h := chain("a", 2)
+		w.p.save(h)
+		if got, err := fetchAll(t, w.client, "p", w.d.request("", h)); err != nil || got.Blocks != 4 {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+}
+
+// TestGate: a TLS handshake can make a side read so much and no more.
+func TestGate(t *testing.T) {
+	client, server := net.Pipe()
+	defer client.Close()
+	go func() {
+		for {
+			if _, err := client.Write(make([]byte, 1000)); err != nil {
+				return
+			}
+		}
+	}()
+	g := &gate{server, maxHandshake}
+	n, err := io.Copy(io.Discard, g)
+	server.Close()
+	if n != maxHandshake || !errors.Is(err, errHandshakeSize) {
+		t.Errorf("%d bytes, %v", n, err)
+	}
+}
+
+// TestServerLimits: more connections, subscriptions and hashes than allowed are refused at once,
+// and counted.
+func TestServerLimits(t *testing.T) {
+	few := func(c *Config, cc *ClientConfig) {
+		c.Limits.Connections, c.Limits.Subscriptions, c.Limits.Hashes = 2, 2, MaxHashes
+		cc.Streams = 2
+	}
+	inBubble(t, few, func(t *testing.T, w *frozen) {
+		w.p.set("r", Open, 0)
+		var all sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		fetch := func(blocks int, c *Client) (Result, error) {
+			r := w.d.request("r", chain("a", blocks))
+			r.Groups = r.Groups[:1]
+			return c.Fetch(ctx, "p", r, nil)
+		}
+		for range 2 {
+			all.Go(func() { _, _ = fetch(10, w.client) })
+		}
+		synctest.Wait()
+		if st := w.server.Stats(); st.Subscriptions != 2 || st.Hashes != 20 || st.Connections != 2 {
+			t.Errorf("%+v", st)
+		}
+		if got, err := fetch(10, w.client); err != nil || got.End != EndRefused {
+			t.Errorf("a third one: %+v, %v", got, err)
+		}
+		ccfg := w.d.clientConfig()
+		ccfg.Dial = w.net.dial
+		other := newClient(t, ccfg)
+		if _, err := fetch(10, other); !errors.Is(err, ErrLost) {
+			t.Errorf("a third connection: %v", err)
+		}
+		cancel()
+		all.Wait()
+		synctest.Wait()
+		if st := w.server.Stats(); st.Subscriptions != 0 || st.Hashes != 0 || st.Refused == 0 ||
+			st.Ended[EndRefused] != 1 || st.Ended[EndCancelled] != 2 {
+			t.Errorf("%+v", st)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		all.Go(func() { _, _ = fetch(MaxHashes-5, w.client) })
+		synctest.Wait()
+		if got, err := fetch(6, w.client); err != nil || got.End != EndRefused {
+			t.Errorf("more hashes: %+v, %v", got, err)
+		}
+		cancel()
+		all.Wait()
+	})
+}
+
+// TestBreaker: an address that fails is left alone for a while that doubles, and one that works
+// again is used at once.
+func TestBreaker(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 2)
+		w.p.save(h)
+		up, dials := false, 0
+		w.client.cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+			if dials++; !up {
+				return nil, errors.New("no road")
+			}
+			return w.net.dial(ctx, addr)
+		}
+		r := w.d.request("", h)
+		for _, pause := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second} {
+			if _, err := fetchAll(t, w.client, "p", r); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "no road") {
+				t.Fatalf("%v", err)
+			}
+			before := dials
+			time.Sleep(pause - 1)
+			if _, err := fetchAll(t, w.client, "p", r); !errors.Is(err, ErrSuspended) || dials != before {
+				t.Fatalf("%v, %d dials", err, dials-before)
+			}
+			if st := w.client.Stats().Peers[0]; st.State != "open" || st.Error == "" {
+				t.Errorf("%+v", st)
+			}
+			time.Sleep(1)
+		}
+		up = true
+		if got, err := fetchAll(t, w.client, "p", r); err != nil || got.Blocks != 4 {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		if st := w.client.Stats(); st.Peers[0].State != "up" || st.Peers[0].Opened != 3 || st.Suspended != 3 ||
+			st.Done[EndLost] != 6 || st.Done[EndComplete] != 1 {
+			t.Errorf("%+v", st)
+		}
+		// What the caller ends says nothing about the peer.
+		ctx, cancel := context.WithCancel(t.Context())
+		w.client.cfg.Dial = func(ctx context.Context, _ string) (net.Conn, error) {
+			cancel()
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		if got, err := fetchWith(ctx, t, w.client, "q", r, nil); !errors.Is(err, context.Canceled) ||
+			got.End != EndCancelled {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if st := w.client.Stats().Peers[1]; st.Opened != 0 {
+			t.Errorf("%+v", st)
+		}
+	})
+}
+
+// TestDialTimeout: a peer that accepts and says nothing costs the timeout.
+func TestDialTimeout(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		w.client.cfg.Dial = func(context.Context, string) (net.Conn, error) {
+			here, there := net.Pipe()
+			t.Cleanup(func() { there.Close() })
+			go func() { _, _ = io.Copy(io.Discard, there) }()
+			return here, nil
+		}
+		start := time.Now()
+		_, err := fetchAll(t, w.client, "p", w.d.request("", chain("a", 2)))
+		if took := time.Since(start); !errors.Is(err, ErrLost) || took != DefaultTimeout {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
+}
+
+// TestClientLimits: more fetches than allowed are refused, and addresses beyond the limit give way.
+func TestClientLimits(t *testing.T) {
+	few := func(_ *Config, c *ClientConfig) { c.Fetches, c.Peers = 2, 3 }
+	inBubble(t, few, func(t *testing.T, w *frozen) {
+		h := chain("a", 2)
+		w.p.save(h)
+		for i := range 5 {
+			if _, err := fetchAll(t, w.client, fmt.Sprint("p", i), w.d.request("", h)); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		st := w.client.Stats()
+		if len(st.Peers) != 4 || st.Peers[3].Peer != other || st.Peers[3].Blocks != 4 ||
+			st.Peers[3].Failed[Had] != 4 || st.Peers[0].Peer != "p2" {
+			t.Errorf("%+v", st.Peers)
+		}
+		w.p.set("r", Open, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() { _, _ = w.client.Fetch(ctx, "p4", w.d.request("r", chain("b", 2)), nil) })
+		}
+		synctest.Wait()
+		if got, err := fetchAll(t, w.client, "p4", w.d.request("", h)); !errors.Is(err, ErrBusy) || got.Failed[NotStored] != 4 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		cancel()
+		all.Wait()
+	})
+}
+
+// TestClose: Close ends what is running, on both sides, and nothing works afterwards.
+func TestClose(t *testing.T) {
+	for _, side := range []string{"client", "server"} {
+		t.Run(side, func(t *testing.T) {
+			inBubble(t, nil, func(t *testing.T, w *frozen) {
+				h := chain("a", 40)
+				w.p.save(h.Slice(0, 20))
+				w.p.set("r", Open, 0)
+				result := make(chan error, 1)
+				go func() {
+					_, err := w.client.Fetch(t.Context(), "p", w.d.request("r", h), nil)
+					result <- err
+				}()
+				synctest.Wait()
+				want := ErrClosed
+				if side == "client" {
+					check(t, w.client.Close())
+				} else {
+					check(t, w.server.Close())
+					want = ErrLost
+				}
+				if err := <-result; !errors.Is(err, want) {
+					t.Errorf("%v", err)
+				}
+				check(t, errors.Join(w.p.Check(), w.d.Check()))
+				if _, err := w.client.Fetch(t.Context(), "p", w.d.request("r", h), nil); !errors.Is(err, ErrClosed) &&
+					!errors.Is(err, ErrSuspended) {
+					t.Errorf("%v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestCancelInFlight: a fetch that is cancelled with blocks on the road returns when none of its
+// slots is written any more, and has freed them.
+func TestCancelInFlight(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 80)
+		w.p.save(h)
+		ctx, cancel := context.WithCancel(t.Context())
+		got, err := fetchWith(ctx, t, w.client, "p", w.d.request("", h), func(blocks int, _ int64) {
+			if blocks > 1 {
+				cancel() // the blocks of other requests are still to come
+			}
+		})
+		for group := range w.d.spec.Groups {
+			b := w.d.batch(uint8(group), h, 0)
+			if w.d.Peek(b); slices.Contains(b.Status, pool.InProgress) {
+				t.Errorf("slots are reserved after the fetch has returned: %v", b.Status)
+			}
+		}
+		if !errors.Is(err, context.Canceled) || got.Blocks == 0 || got.Blocks == 160 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if n := w.d.has(h); n != got.Blocks {
+			t.Errorf("%d blocks are there, %d were stored", n, got.Blocks)
+		}
+	})
+}
