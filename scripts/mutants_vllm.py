@@ -48,6 +48,7 @@ class Mutant:
 
 
 WEIGHTS = "tests/test_vllm_weights.py"
+WAITS = "tests/test_vllm_waits.py"
 MUTANTS = [
     Mutant("save boundary without subtracting placeholders", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
@@ -94,6 +95,36 @@ MUTANTS = [
         "                for old, new in zip(kept, table):\n                    old += new[len(old) :]\n"
         "                self._seen[name] = kept",
         "new_blocks_hold and False", "a table that was not replaced", oldest=True),
+    Mutant("an agent that is late is given up", "scheduler/waits.py",
+        "        self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)\n",
+        "        self._grace_s = self._age_s = 0.02\n",
+        "half_of_the_time", "an agent that is late is not waited for"),
+    Mutant("each request waits for a frozen agent", "scheduler/waits.py",
+        " / (1 << min(self._in_vain, MAX_HALVINGS))", "",
+        "bounded_time_in_total", "assert", where=WAITS),
+    Mutant("a request waits as long again in each look-up", "scheduler/waits.py",
+        "            tracked.waited_s += max(now - since, 0.0)", "            tracked.waited_s = max(now - since, 0.0)",
+        "in_all_its_look_ups", "assert", where=WAITS),
+    Mutant("an agent that answers no ping is waited for", "scheduler/side.py",
+        "        awaited = (waiting and self._waiting()) or self._agent.awaited()\n",
+        "        awaited = waiting and self._waiting()\n",
+        "frozen_one_once", "answers no ping is waited for", where=WAITS),
+    Mutant("the end of the session is not seen while a request waits", "scheduler/side.py",
+        "listen=waiting or self._agent.awaited() or", "listen=waiting or",
+        "killed_agent_is_not_waited_for", "gone is waited for", where=WAITS),
+    Mutant("a question too many is a miss", "scheduler/lookups.py",
+        "        with contextlib.suppress(Busy):\n            tracked.ticket = lookups",
+        "        if True:\n            tracked.ticket = lookups",
+        "wait_their_turn", "Busy", where=WAITS),
+    Mutant("the lease of a late answer is kept", "scheduler/lookups.py",
+        "            self._release(leases)\n", "            pass\n",
+        "frozen_one_once", "an agent without leases", where=WAITS),
+    Mutant("a counter is not exported", "counters.py",
+        '    "lookups_pending": "Look-ups whose lower tiers took longer than the wait for them.",\n', "",
+        "counters_reach", "documented|lookups_pending"),
+    Mutant("lines go to a logger that vLLM does not configure", "link.py",
+        'logging.getLogger("vllm.kvagent")', 'logging.getLogger("kvagent.vllm")',
+        "log_lines_appear_once", "assert"),
     Mutant("the last token is promised", "scheduler/lookups.py",
         "tokens = self._whole(min(tokens, _most(tracked)))",
         "tokens = self._whole(min(tokens + self._align, tracked.request.num_tokens))",
@@ -307,7 +338,7 @@ def enter(version: str) -> None:
     inside = {"MUTANTS_VLLM_INSIDE": "1", "KVAGENT_BINARY": str(ROOT / "bin" / "kvagent")} | dict(os.environ)
     inside |= {"KVAGENT_REQUIRE_AGENT": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     inside |= {"VLLM_CACHE_ROOT": str(Path(python).parents[1] / "cache"), "OMP_NUM_THREADS": "1"}
-    inside |= {"VLLM_LOGGING_LEVEL": "ERROR"}
+    inside |= {"VLLM_LOGGING_LEVEL": "ERROR", "KVAGENT_DOCS": str(ROOT / "docs")}
     os.execve(python, [python, "-B", __file__, *sys.argv[1:]], inside)  # noqa: S606
 
 

@@ -169,7 +169,7 @@ def test_what_was_said_ends_with_the_next_call(caplog: pytest.LogCaptureFixture)
     for _ in range(2):
         assert not fixed.after_call("reload_weights")
     assert [record.message for record in caplog.records if record.levelno == logging.WARNING] == [
-        "weights: reload_weights is called though weights_fixed is true: are they still the same?"
+        "kvagent: weights: reload_weights is called though weights_fixed is true: are they still the same?"
     ]
 
 

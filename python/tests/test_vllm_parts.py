@@ -385,7 +385,7 @@ def test_a_backend_that_cannot_be_asked_is_left_its_choice(caplog: pytest.LogCap
     def broken(config: Any) -> list[str]:
         raise ImportError("no such backend")
 
-    caplog.set_level("INFO", "kvagent.vllm")
+    caplog.set_level("INFO", "vllm.kvagent")
     config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))
     assert preferred_layout(config, "auto", broken) is None
     assert "could not be determined (no such backend)" in caplog.text

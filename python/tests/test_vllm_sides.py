@@ -778,7 +778,7 @@ def test_an_agent_that_speaks_only_newer_versions_is_refused_with_one_warning(
                 agent.say(m.Error(m.ErrorCode.VERSION, text))
             asked.release()
 
-    caplog.set_level(logging.INFO, "kvagent.vllm")
+    caplog.set_level(logging.INFO, "vllm.kvagent")
     thread = threading.Thread(target=agents)
     thread.start()
     link = Link(str(tmp_path), "scheduler", lambda: pytest.fail("there is nothing to register at"))

@@ -65,7 +65,7 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
     if not listed:
         yield Finding(
             "no engine is registered",
-            "an engine that runs with the connector logs why, in lines of kvagent.vllm: look there",
+            'an engine that runs with the connector logs why, in lines with "kvagent:": look there',
         )
     for engine in listed:
         ranks = sum(1 for one in engine.get("sessions", []) if one.get("role") == "worker" and one.get("registered"))
@@ -76,7 +76,7 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
         else:
             missing = "its ranks are not all registered" if scheduler else "its scheduler is not registered"
             yield Finding(
-                f"{text}: {missing}, so it finds nothing", "see the log of that process, lines of kvagent.vllm"
+                f"{text}: {missing}, so it finds nothing", 'see the log of that process, lines with "kvagent:"'
             )
         yield from _generation(engine)
     if listed:

@@ -3,13 +3,28 @@ repository).
 
 ``KVAgentConnector`` is imported on first use. Only the connector class, ``metadata`` and the two
 ``calls`` modules import vllm; no module imports torch at import time.
+
+All modules log to ``vllm.kvagent``. vLLM configures the logger ``vllm`` alone, in each of its
+processes, so that a line of any other logger below WARNING is dropped; this one gets the level,
+format and handlers that vLLM or the user gave to ``vllm``, and falls to the root logger where
+neither did.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 __all__ = ["KVAgentConnector", "register"]
+
+
+def _named(record: logging.LogRecord) -> bool:
+    """Prefix a message with the product's name, since vLLM's format does not show the logger's."""
+    record.msg = f"kvagent: {record.msg}"
+    return True
+
+
+logging.getLogger("vllm.kvagent").addFilter(_named)
 
 
 def __getattr__(name: str) -> Any:

@@ -39,7 +39,7 @@ from kvagent.vllm.worker.calls import WorkerCalls
 
 STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):

@@ -48,7 +48,7 @@ ALLOWED = f"1 to {MAX_VERSION_BYTES} letters, digits and . _ - + = : / @"
 _VERSION = re.compile(rf"[A-Za-z0-9._+=:/@-]{{1,{MAX_VERSION_BYTES}}}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # distinguishes nodes
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 def is_version(text: str) -> bool:

@@ -119,7 +119,7 @@ def shard(rank: int, tp: int, replicas: int) -> int:
 
 ONE_RUN = ("BLHNC", "BLNHC")  # a block is contiguous over all layers
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 def preferred_layout(

@@ -32,7 +32,7 @@ LISTEN_STEPS = 4  # the agent is polled in one of this many steps while nothing 
 MOVE_S = 30.0  # after renew: refusals are expected while other parts of the engine still register
 JOIN_S = 5.0  # wait for the thread in close
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(eq=False, slots=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MLA = "MLAAttentionSpec"
 _WINDOW = "SlidingWindowSpec"
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:

@@ -45,7 +45,7 @@ _STREAMED = "runai_streamer"  # reads an object store's files as they are
 _PARTS = ("audio_model_id", "text_model_id")  # keys of a model's configuration that name further models
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 def weights_digest(model: Any, load: Any = None) -> str | None:

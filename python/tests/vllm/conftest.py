@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -25,6 +26,16 @@ if importlib.util.find_spec("vllm") is None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engine: needs vLLM's CPU platform")
     config.addinivalue_line("markers", "every_version: of the engine's tests, those for every vLLM")
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Capture the connector's warnings, which vLLM keeps from the root logger."""
+    logger = logging.getLogger("vllm.kvagent")
+    caplog.set_level(logging.WARNING, logger.name)
+    logger.addHandler(caplog.handler)
+    yield
+    logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,8 +83,8 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
         )  # fmt: skip
     return LLM(
         model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
-        kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer, disable_log_stats=True,
-        **({"block_size": BLOCK} | more),
+        kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer,
+        **({"block_size": BLOCK, "disable_log_stats": True} | more),
     )  # fmt: skip
 
 
@@ -133,6 +134,28 @@ def keeps_its_pool() -> bool:
     return "--dram-path" in run.stdout
 
 
-if __name__ == "__main__":  # MODEL SOCKET_DIR: what the engine says, as JSON in the last line
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    print(json.dumps(generate(make_engine(Path(sys.argv[1]), sys.argv[2]), PROMPTS)))
+def exported(llm: Any) -> dict[str, int]:
+    """Return the connector's counters in the registry that vLLM serves at /metrics."""
+    return {one.name: int(one.value) for one in llm.get_metrics() if one.name.startswith("vllm:kvagent_")}
+
+
+def documented() -> set[str]:
+    """Return the counters in the table of docs/VLLM.md, as get_metrics names them."""
+    docs = Path(os.environ.get("KVAGENT_DOCS") or Path(__file__).resolve().parents[3] / "docs")
+    return set(re.findall(r"`(vllm:kvagent_\w+)_total`", (docs / "VLLM.md").read_text()))
+
+
+def main(model: str, socket_dir: str) -> None:
+    """Print what an engine says, and its metrics before and after it, as JSON in the last line.
+
+    Scheduler and worker are in processes of their own, as under `vllm serve`.
+    """
+    llm = make_engine(Path(model), socket_dir, disable_log_stats=False, distributed_executor_backend="mp")
+    before = exported(llm)
+    said = generate(llm, PROMPTS)
+    generate(llm, [[5, 6, 7]], 1)  # counters are reported at most ten times a second
+    print(json.dumps({"said": said, "before": before, "after": exported(llm)}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

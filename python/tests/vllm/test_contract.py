@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.vllm.engine import documented
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
 
@@ -175,8 +181,7 @@ def test_a_policy_by_which_requests_fail_is_warned_about(
     worlds: Any, caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
     """``fail`` is vLLM's default."""
-    with caplog.at_level(logging.WARNING, "kvagent.vllm"):
-        worlds(transfer={"kv_load_failure_policy": policy})
+    worlds(transfer={"kv_load_failure_policy": policy})
     said = [record.message for record in caplog.records if "kv_load_failure_policy" in record.message]
     assert len(said) == (policy == "fail")
     assert all('Add "kv_load_failure_policy": "recompute"' in one for one in said)
@@ -203,13 +208,48 @@ def test_counters_reach_vllms_metrics(worlds: Any, agent: AgentProcess) -> None:
 
     world = worlds()
     prom = KVConnectorProm(world.config, ["engine"], {0: ["0"]})
-    assert REGISTRY.get_sample_value("vllm:kvagent_saves_stored_total", {"engine": "0"}) == 0
+    exported = {one.name: one.samples for one in REGISTRY.collect() if one.name.startswith("vllm:kvagent_")}
+    assert set(exported) == documented()
+    assert {sample.value for samples in exported.values() for sample in samples if "total" in sample.name} == {0}
+    counted = {*world.side.counted(), *(f"worker_{one.name}" for one in fields(world.workers[0]._worker.counts))}
+    assert {f"vllm:kvagent_{name}" for name in counted} == set(exported), "something that is counted is not exported"
     world.add("cold", PROMPT, 10)
     world.run()
     stats = type(world.scheduler.connector).build_kv_connector_stats(world.side.counted())
     assert not stats.is_empty()
     prom.observe(stats.data)
     assert REGISTRY.get_sample_value("vllm:kvagent_saves_stored_total", {"engine": "0"}) == 96 // BLOCK
+
+
+def test_log_lines_appear_once_where_vllms_do(tmp_path: Path) -> None:
+    """With vLLM's default configuration, and with a user's own of these loggers."""
+    paths = [tmp_path / name for name in ("vllm", "root", "vllm root")]
+    for path in paths:
+        loggers = {name: {"handlers": ["out"], "level": "INFO", "propagate": False} for name in path.name.split()}
+        path.write_text(json.dumps({
+            "version": 1, "disable_existing_loggers": False, "formatters": {"plain": {"format": "mine: %(message)s"}},
+            "handlers": {"out": {"class": "logging.StreamHandler", "formatter": "plain"}},
+            "root": loggers.pop("root", {}), "loggers": loggers,
+        }))  # fmt: skip
+    code = """if True:
+        import logging, os, sys, vllm.logger, kvagent.vllm.link
+        for path in sys.argv[1:]:  # each in a process of its own
+            if not os.fork():
+                if path:
+                    os.environ["VLLM_LOGGING_CONFIG_PATH"] = path
+                vllm.logger._configure_vllm_root_logger()  # since 0.33 no import does it
+                before = logging.getLogger().handlers[:]
+                kvagent.vllm.link.log.info("%s: registered", "rank 0")
+                assert logging.getLogger().handlers == before
+                os._exit(0)
+            assert os.wait()[1] == 0
+    """
+    env = os.environ | {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    command = [sys.executable, "-c", code, "", *map(str, paths)]
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=env)
+    lines = [line for line in run.stderr.splitlines() if "registered" in line]
+    assert lines[1:] == ["mine: kvagent: rank 0: registered"] * 3, run.stderr
+    assert re.fullmatch(r".*INFO \d\d-\d\d .*\[\S+:\d+\] kvagent: rank 0: registered", lines[0]), lines
 
 
 def test_what_cannot_be_served_is_refused_at_the_start(model: Path, agent: AgentProcess) -> None:

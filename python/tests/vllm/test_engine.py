@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from tests.agent import AgentProcess, eventually
 from tests.vllm import agents
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
-from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
+from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS, documented
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,9 +107,9 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_a_second_engine_whose_core_is_a_process_of_its_own(
     alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
 ) -> None:
-    """Scheduler and worker share a process, LLM has another.
+    """Scheduler, worker and LLM are in processes of their own, as under `vllm serve`.
 
-    It loads what the first engine saved.
+    It loads what the first engine saved, and its log and metrics say so.
     """
     alive.fill(reference)
     before = int(alive.agent.status()["blocks_loaded"])
@@ -120,11 +121,21 @@ def test_a_second_engine_whose_core_is_a_process_of_its_own(
     command = [sys.executable, "-m", "tests.vllm.engine", str(opt), str(alive.agent.folder)]
     env = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
         "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
     }
     run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500, env=env)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert json.loads(run.stdout.splitlines()[-1]) == reference
+    told = json.loads(next(line for line in run.stdout.splitlines() if line.startswith('{"said"')))
+    assert told["said"] == reference
+    assert set(told["before"]) == set(told["after"]) == documented()
+    assert set(told["before"].values()) == {0}
+    assert told["after"]["vllm:kvagent_tokens_loaded"] > 0
+    assert told["after"]["vllm:kvagent_worker_loaded"] > 0
+    lines = [line for line in (run.stdout + run.stderr).splitlines() if "registered at" in line]
+    for process, part in (("EngineCore", "scheduler"), ("Worker", "rank 0")):
+        form = rf".*{process}\S* pid=\d+\) INFO \d\d-\d\d .*\[link.py:\d+\] kvagent: {part}: registered at .*"
+        assert len([line for line in lines if re.fullmatch(form, line)]) == 1, lines
     second = int(alive.agent.status()["blocks_loaded"]) - before
     assert second * 2 >= WHOLE_BLOCKS
     print(f"second engine: {second} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(alive.agent)}")

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import math
 import struct
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.worker import memory as worker_memory
 from tests.agent import AgentProcess, eventually
@@ -283,6 +285,43 @@ def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent:
     first.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
     clean(first, agent, other)
+
+
+STOPPED_S = 0.06  # of every 0.12 s
+
+
+def run_while_it_stops(world: World, agent: AgentProcess) -> None:
+    """Run an engine whose agent stands still half of the time, first of all when it is asked."""
+    while world.scheduler.has_requests():
+        for signal in (agent.freeze, agent.thaw):
+            signal()
+            end = time.monotonic() + STOPPED_S
+            while world.scheduler.has_requests() and time.monotonic() < end:
+                world.step()
+    agent.thaw()
+    world.settle()
+
+
+def test_an_agent_that_stands_still_half_of_the_time_answers_every_look_up(worlds: Any, agent: AgentProcess) -> None:
+    """The bounds are those of all these tests: on a slow machine it stands still for longer."""
+    assert Options().lookup_grace_ms / 1e3 >= 3 * STOPPED_S
+    world = worlds(extra={"lookup_wait_ms": 1, "pin_percent": 40}, blocks=256)
+    prompts = {str(i): [(7 * i + j) % 400 + 5 for j in range(100)] for i in range(6)}
+    counts = world.side.counts
+    seen = []
+    for name in ("cold", "quiet", "late"):
+        before = counts.lookups, counts.tokens_loaded
+        for i, prompt in prompts.items():
+            world.add(f"{name} {i}", prompt, 10)
+        if name == "late":
+            run_while_it_stops(world, agent)
+        world.run()
+        seen.append((counts.lookups - before[0], counts.tokens_loaded - before[1]))
+        assert world.scheduler.reset_prefix_cache()
+    assert counts.lookups_unanswered == 0, "an agent that is late is not waited for"
+    assert seen[1:] == [(6, 6 * 96)] * 2, "what a quiet agent promised and what a late one did"
+    assert all(world.outputs[f"late {i}"] == world.outputs[f"cold {i}"] for i in prompts)
+    clean(world, agent)
 
 
 @pytest.mark.parametrize("v2", [False, True])

@@ -52,7 +52,7 @@ class Liveness:
 RESET_S = 5.0  # timeout of a reset
 FIRST_EPOCH = 1  # the epoch of a space that was never reset since the agent's start
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(frozen=True, slots=True)

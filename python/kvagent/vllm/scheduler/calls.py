@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.side import SchedulerSide
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 class SchedulerCalls:

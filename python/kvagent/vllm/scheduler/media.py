@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_NAMES = 1 << 17  # more names than an engine's caches hold
 TRUST, BYPASS = "trust", "bypass"
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 class Unhashable(TypeError):

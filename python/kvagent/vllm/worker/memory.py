@@ -196,7 +196,7 @@ def _allow_ptrace() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(eq=False, slots=True)

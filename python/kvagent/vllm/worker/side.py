@@ -84,7 +84,7 @@ _OK = int(BlockStatus.OK)
 MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
 DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
-log = logging.getLogger("kvagent.vllm")
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(slots=True)
