@@ -254,9 +254,8 @@ class Promises:
         if tracked.promised is not None:
             self.forget(tracked)
         self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
+        tokens = _most(tracked) + 1  # the agent answers with at most one token less than asked for
         with contextlib.suppress(Busy):
-            # The agent answers with less than the prompt: see _most.
-            tokens = _most(tracked) + 1
             tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
