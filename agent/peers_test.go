@@ -149,8 +149,8 @@ func nothingFetched(p, d *peerNode) {
 	})
 }
 
-// Pull: what was complete before the decode engine asked is fetched at once, byte for byte, and both
-// agents know that it was delivered.
+// Pull: what was complete before the decode engine asked is fetched at once, byte for byte, and
+// both agents know that it was delivered.
 func TestFetchFromAnotherAgent(t *testing.T) {
 	x, p, d := newNodes(t)
 	x.say(offer("a", 8))
@@ -233,8 +233,8 @@ func TestFetchOfAPart(t *testing.T) {
 	}
 }
 
-// The other agent is killed, frozen, or cut off: the decode engine's look-up gets what has come, and
-// waits no more.
+// The other agent is killed, frozen, or cut off: the decode engine's look-up gets what has come,
+// and waits no more.
 func TestOtherAgentIsLost(t *testing.T) {
 	for name, lose := range map[string]func(p *peerNode){
 		"killed": func(p *peerNode) { check(p.t, p.peering.StopServing()) },
@@ -322,8 +322,8 @@ func TestResetWhileFetching(t *testing.T) {
 	nothingFetched(p, d)
 }
 
-// Nodes that share a tier: what the tier lacked a moment ago is asked for again when a look-up names
-// a transfer, although its absence is remembered.
+// Nodes that share a tier: what the tier lacked a moment ago is asked for again when a look-up
+// names a transfer, although its absence is remembered.
 func TestTransferThroughASharedTier(t *testing.T) {
 	store := pooltest.NewShelf()
 	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave, AbsentFor: time.Hour}

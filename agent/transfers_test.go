@@ -68,8 +68,8 @@ func (x *pair) ask(q ipc.LookupRequest) ipc.LookupReply {
 func (x *pair) answers(q ipc.LookupRequest, want ipc.LookupStatus, blocks int) {
 	x.d.t.Helper()
 	if got := x.ask(q); got.Status != want || got.Tokens != uint32(blocks*testBlockTokens) {
-		x.d.t.Errorf("status %d with %d tokens, want status %d with %d blocks of %d", got.Status, got.Tokens, want, blocks,
-			testBlockTokens)
+		x.d.t.Errorf("status %d with %d tokens, want status %d with %d blocks of %d", got.Status, got.Tokens, want,
+			blocks, testBlockTokens)
 	}
 }
 
@@ -183,8 +183,8 @@ func TestLookupWaitsForTransfer(t *testing.T) {
 	}
 }
 
-// A look-up waits no more when less than the prompt was promised and has come, and when nothing more
-// will come.
+// A look-up waits no more when less than the prompt was promised and has come, and when nothing
+// more will come.
 func TestLookupTakesWhatThereIs(t *testing.T) {
 	for name, end := range map[string]func(*pair){
 		"offered":   func(x *pair) { x.say(offered("a", 4)) },
@@ -306,8 +306,8 @@ func TestNamesOfTransfers(t *testing.T) {
 	elsewhere := register("elsewhere")
 	elsewhere.Identity[1].Value = "another model"
 	stranger, _, _ := r.joinEngine(elsewhere)
-	names := []string{"\x00", "\xff\xfe", "../../etc/passwd", "a\nb", `"}{`, "%s%n", strings.Repeat("n", ipc.MaxTransferName),
-		strings.Repeat("n", ipc.MaxTransferName-1), "\x00\x00"}
+	names := []string{"\x00", "\xff\xfe", "../../etc/passwd", "a\nb", `"}{`, "%s%n",
+		strings.Repeat("n", ipc.MaxTransferName), strings.Repeat("n", ipc.MaxTransferName-1), "\x00\x00"}
 	for i, name := range names {
 		stranger.send(offer(name, 2))
 		stranger.sync()
