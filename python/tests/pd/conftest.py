@@ -27,8 +27,29 @@ class Node:
         run = folder / "run"
         run.mkdir(mode=0o700)
         self.http_port = free_port()
-        self.agent = AgentProcess(run, "--http", f"127.0.0.1:{self.http_port}", *flags)
+        self._flags = ("--http", f"127.0.0.1:{self.http_port}", *flags)
+        self.agent = AgentProcess(run, *self._flags)
+        self._transfers: dict[str, dict[str, Any]] = {}
         self.engines: dict[str, Engine] = {}
+
+    def restart_agent(self, *flags: str) -> None:
+        """Restart the agent with these flags besides its own; its engines join it again."""
+        self.agent.close()
+        self.agent = AgentProcess(self.agent.folder, *self._flags, *flags)
+
+    def registered(self, name: str) -> bool:
+        """Return whether an engine is at the agent, with its scheduler and worker."""
+        return any(
+            one["instance"] == name and sum(session["registered"] for session in one["sessions"]) == 2
+            for one in self.agent.status()["engine_list"]
+        )
+
+    def again(self, engine: Engine) -> Engine:
+        """Start an engine that was killed again, on its port."""
+        name = engine.log.stem
+        self.engines[name] = Engine(self._nursery, self.model, engine.log, self._transfers[name], port=engine.port)
+        self.engines[name].wait()
+        return self.engines[name]
 
     def engine(self, name: str, role: str, **options: Any) -> Engine:
         """Return the engine of this name; start it if it is not there yet."""
@@ -51,6 +72,7 @@ class Node:
             "kv_load_failure_policy": "recompute", "engine_id": name,
             "kv_connector_extra_config": {"socket_dir": str(self.agent.folder), "weights_fixed": True, **options},
         }  # fmt: skip
+        self._transfers[name] = transfer
         return Engine(self._nursery, self.model, self.folder / f"{name}.log", transfer)
 
     def close(self) -> None:

@@ -70,10 +70,10 @@ class Server:
 
     def running(self) -> bool:
         try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
             return False
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return state != "Z"
 
     def wait(self) -> None:
         """Wait until it answers."""
@@ -104,13 +104,13 @@ class Server:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             return json.load(answer)
 
-    def complete(self, prompt: list[int], tokens: int = 8, **more: Any) -> list[int]:
+    def complete(self, prompt: list[int], tokens: int = 8, timeout_s: float = ANSWER_S, **more: Any) -> list[int]:
         """Return the tokens that it generates after a prompt."""
         body = {
             "model": "tiny", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, **more,
         }  # fmt: skip
-        said: list[int] = self.post("/v1/completions", body)["choices"][0]["token_ids"]
+        said: list[int] = self.post("/v1/completions", body, timeout_s)["choices"][0]["token_ids"]
         return said
 
     def complete_all(self, prompts: Sequence[list[int]], at_once: int, tokens: int = 8, **more: Any) -> list[list[int]]:
@@ -161,13 +161,13 @@ class Engine(Server):
     """`vllm serve` of the tiny model."""
 
     def __init__(
-        self, nursery: Nursery, model: Path, log: Path, transfer: dict[str, Any] | None, *flags: str
+        self, nursery: Nursery, model: Path, log: Path, transfer: dict[str, Any] | None, port: int = 0
     ) -> None:  # fmt: skip
-        port = free_port()
+        port = port or free_port()
         arguments = [
             "serve", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype",
             "float32", "--enforce-eager", "--max-model-len", "2048", "--kv-cache-memory-bytes", str(8 << 20),
-            "--block-size", "32", "--max-num-seqs", "16", *flags,
+            "--block-size", "32", "--max-num-seqs", "16",
         ]  # fmt: skip
         if transfer is not None:
             arguments += ["--kv-transfer-config", json.dumps(transfer)]

@@ -7,29 +7,23 @@ engine's figure.
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import eventually
 from tests.pd.processes import UPSTREAM, Engine, Proxy, mooncake_proxy, push_proxy, toy_proxy
+from tests.pd.traffic import SALT, compare, nothing_left, prompts, stopping, tails
 from tests.vllm.engine import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.agent import AgentProcess
     from tests.pd.conftest import Node
 
-SALT = "reference"  # requests with it share nothing with others
 LONGEST = 2000  # tokens; an engine has room for 8,192
-SEED = int(os.environ.get("KVAGENT_SEED", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -53,65 +47,13 @@ def behind(kind: str, node: Node, prefill: Engine, decode: Engine) -> Iterator[P
         proxy.kill()
 
 
-def prompts(seed: int, count: int, longest: int = 900) -> list[list[int]]:
-    """Return prompts of random lengths, some of whole blocks, and one of a single token."""
-    dice = random.Random(1000 * SEED + seed)
-    lengths = [1, BLOCK, *(dice.randrange(1, longest) for _ in range(count - 3)), longest // BLOCK * BLOCK]
-    return [[dice.randrange(10, 500) for _ in range(length)] for length in lengths]
-
-
-def tails(some: list[list[int]]) -> int:
-    """Return how many tokens follow the last whole block of each prompt.
-
-    Of a prompt of whole blocks the last token is computed again, which vLLM does not count.
-    """
-    return sum(len(prompt) % BLOCK for prompt in some)
-
-
-def compare(proxy: Proxy, decode: Engine, some: list[list[int]], at_once: int) -> int:
-    """Check a proxy's answers, and return how many prompt tokens the decode engine computed."""
-    expected = decode.complete_all(some, at_once, cache_salt=SALT)
-    before = decode.computed()
-    assert proxy.complete_all(some, at_once) == expected
-    computed = decode.computed() - before
-    print(f"{proxy.log.stem}: D computed {computed} of {sum(map(len, some))} prompt tokens; tails: {tails(some)}")
-    return computed
-
-
-def left(agent: AgentProcess) -> dict[str, int]:
-    """Return what the agent still holds for engines."""
-    status = agent.status()
-    held = {name: status["transfers"][name] for name in ("open", "complete", "waiting", "fetching")}
-    return {name: count for name, count in {**held, "leases": status["leases"]}.items() if count}
-
-
-@contextmanager
-def stopping(agent: AgentProcess) -> Iterator[None]:
-    """Stop the agent for 60 of every 120 ms."""
-    over = threading.Event()
-
-    def stop() -> None:
-        while not over.wait(0.06):
-            agent.freeze()
-            time.sleep(0.06)
-            agent.thaw()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 @pytest.mark.parametrize("kind", PROXIES)
 def test_the_decode_engine_computes_only_tails(node: Node, engines: list[Engine], kind: str) -> None:
     prefill, decode = engines
     some = prompts(list(PROXIES).index(kind), 20)
     with behind(kind, node, prefill, decode) as proxy:
-        assert compare(proxy, decode, some, 4) == tails(some)
-    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+        assert compare(proxy, [decode], some, 4) == tails(some)
+    nothing_left(node.agent)
 
 
 @pytest.mark.parametrize("kind", ["toy", "push"])
@@ -121,16 +63,16 @@ def test_so_it_does_with_an_agent_that_stands_still_half_of_the_time(
     prefill, decode = engines
     some = prompts(10 + list(PROXIES).index(kind), 12)
     with behind(kind, node, prefill, decode) as proxy, stopping(node.agent):
-        assert compare(proxy, decode, some, 4) == tails(some)
-    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+        assert compare(proxy, [decode], some, 4) == tails(some)
+    nothing_left(node.agent)
 
 
 def test_more_prompts_than_the_engines_have_blocks_for(node: Node, engines: list[Engine]) -> None:
     prefill, decode = engines
     some = [prompt * (LONGEST // 500) for prompt in prompts(20, 16, 500)]
     with behind("toy", node, prefill, decode) as proxy:
-        assert compare(proxy, decode, some, 16) == tails(some)
-    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+        assert compare(proxy, [decode], some, 16) == tails(some)
+    nothing_left(node.agent)
 
 
 def test_hits_in_the_decode_engine(node: Node, engines: list[Engine]) -> None:
@@ -145,7 +87,7 @@ def test_hits_in_the_decode_engine(node: Node, engines: list[Engine]) -> None:
     with behind("toy", node, prefill, decode) as proxy:
         assert proxy.complete_all(some, 1) == expected
     assert decode.computed() - before <= tails(some) + BLOCK, "a whole prompt's last block is computed again"
-    eventually(lambda: not left(node.agent), "an agent without transfers and leases")
+    nothing_left(node.agent)
 
 
 def test_upstreams_edge_cases(node: Node, engines: list[Engine]) -> None:
@@ -160,3 +102,4 @@ def test_upstreams_edge_cases(node: Node, engines: list[Engine]) -> None:
         )  # fmt: skip
     assert run.returncode == 0, run.stdout[-3000:]
     assert "1 passed" in run.stdout
+    nothing_left(node.agent)
