@@ -300,6 +300,28 @@ def test_blocks_that_are_kept_are_freed_without_an_agent(pairs: Callable[..., Pa
     agent.start()
 
 
+def test_a_reset_frees_what_is_kept_and_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
+    """vLLM's reset would fail again and again while a request keeps its blocks."""
+    pair = pairs(deliver_percent=10.0)
+    request = pair.offer("cmpl-a-0", "p", 20)
+    pair.compute(request, 3)
+    assert pair.end(request)[0]
+    pair.prefill.pool.reset_prefix_cache()
+    assert pair.prefill.step().results.sent == {"cmpl-a-0"}, "a request that is kept after a reset"
+    pair.prefill.quiet()
+    assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
+    assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
+
+
+def test_nothing_is_kept_where_saves_are_disabled(pairs: Callable[..., Pair]) -> None:
+    pair = pairs(deliver_percent=0.0, pin_percent=0.0)
+    request = pair.offer("cmpl-a-0", "p", 4)
+    pair.compute(request, 3)
+    assert pair.end(request)[0] is False
+    pair.prefill.quiet()
+    assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
+
+
 def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
     blocks, saves = pair.prefill.scheduler.blocks, pair.prefill.scheduler.saves

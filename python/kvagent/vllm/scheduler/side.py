@@ -280,7 +280,7 @@ class SchedulerSide:
                     self._stale_requests.add(tracked)
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
-            self._transfers.drop()
+            self._transfers.save_no_more()
 
     def idle(self) -> bool:
         """Return whether the engine has no request."""
@@ -477,3 +477,4 @@ class SchedulerSide:
         self._was_reset = self._unobserved
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
+            self._transfers.save_no_more()

@@ -188,17 +188,21 @@ class Transfers:
         self._open.pop(tracked.request.request_id, None)
         self._ended.append(tracked)
         offer.end = tokens
-        if saves is not None and _lacks(tracked):
+        if saves is not None and _lacks(tracked) and saves.blocks.max_saving + saves.blocks.max_delivering:
             offer.held = True
             offer.give_up_at = saves.now + HOLD_S
             self._counts.transfers_held += 1
         return offer.held
 
     def drop(self) -> None:
-        """Forget the ended requests, since their agent is gone or their blocks are needed."""
+        """Forget the ended requests, since their agent is gone."""
+        self.save_no_more()
+        self._ended.clear()
+
+    def save_no_more(self) -> None:
+        """Save nothing more of the ended requests, since their blocks are needed or out of date."""
         for tracked in self._ended:
             self._release(tracked)
-        self._ended.clear()
 
     def again(self, now: float) -> None:
         """Open the transfers of all requests at a new agent."""
