@@ -177,6 +177,29 @@ func TestFetchFromAnotherAgent(t *testing.T) {
 	x.answers(q, ipc.LookupHit, 8)
 }
 
+// The decode engine's side has all blocks already: nothing is fetched or waited for, and the other
+// agent still hears of the delivery.
+func TestNothingToFetch(t *testing.T) {
+	x, p, d := newNodes(t)
+	x.say(offer("a", 8), offer("b", 8))
+	x.save(0, 8)
+	x.until(x.remote(8, "a", p), 8)
+	own := x.remote(8, "b", p)
+	own.HBMTokens = 8 * testBlockTokens
+	x.answers(own, ipc.LookupHit, 0)
+	again := x.remote(8, "c", p)
+	x.answers(again, ipc.LookupHit, 8)
+	x.say(offer("c", 8))
+	for _, name := range []string{"a", "b", "c"} {
+		x.decode.send(delivered(name))
+	}
+	p.waitFor("all are delivered", func(s admin.Status) bool { return s.Transfers.Delivered == 3 })
+	nothingFetched(p, d)
+	if s := d.agent.Status().Transfers; s.Fetches != 1 || s.Waiting != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // Push: blocks arrive while the prefill engine still saves, also if the decode engine asked before
 // the transfer was offered.
 func TestFetchWhileTheOtherSaves(t *testing.T) {

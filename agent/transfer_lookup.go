@@ -24,12 +24,12 @@ type expected struct {
 // is set.
 func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expected) {
 	x.most = lookup.Limit(rules, &k.query)
-	if x.most <= k.query.HBMTokens {
-		return expected{} // the engine has all of it
-	}
 	if req.Peer != "" && req.Peer != k.peer && k.fetches {
 		x.grows = k.fetching(req, rules, x.most)
 		return x
+	}
+	if x.most <= k.query.HBMTokens {
+		return expected{} // the engine has all of it
 	}
 	tr := k.deliveries.State(rules.ID, req.Transfer)
 	switch tr.State {
@@ -53,7 +53,8 @@ func (x *expected) beyond(reply *ipc.LookupReply) bool {
 }
 
 // fetching reports whether the blocks of the transfer that a look-up names are being fetched from
-// another agent. The first look-up that lacks some starts that.
+// another agent. The first look-up starts that; if this agent and the engine lack none, the other
+// agent is only remembered, to be told of the delivery.
 func (k *lookupSock) fetching(req *ipc.LookupRequest, rules *lookup.Space, most uint32) bool {
 	if running, known := k.deliveries.Fetching(rules.ID, req.Transfer, req.Peer, req.Session); known {
 		return running
@@ -62,13 +63,10 @@ func (k *lookupSock) fetching(req *ipc.LookupRequest, rules *lookup.Space, most 
 	if sp == nil {
 		return false // closed meanwhile
 	}
-	chains := k.lacking(req, rules, most)
-	if len(chains) == 0 {
-		return false
-	}
 	return k.deliveries.Start(&delivery.Request{
 		Peer: req.Peer, Name: string(req.Transfer), Early: req.Early,
-		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.epochOf(rules.ID), Shards: sp.spec.Shards, Chains: chains,
+		Fingerprint: sp.fp, Space: rules.ID, Epoch: k.epochOf(rules.ID), Shards: sp.spec.Shards,
+		Chains: k.lacking(req, rules, most),
 	}, req.Session)
 }
 

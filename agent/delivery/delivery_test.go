@@ -303,7 +303,12 @@ func TestDeliveredEndsTheFetch(t *testing.T) {
 		f.end <- nil
 		synctest.Wait()
 		f.Delivered(space, []byte("b"))
-		if fmt.Sprint(f.delivered) != "[a to h:1 b to h:1]" {
+		if f.Start(&Request{Peer: "h:2", Name: "c", Space: space}, d) {
+			t.Error("a fetch of nothing runs")
+		}
+		f.asks(t, "c", "h:2", d, false)
+		f.Delivered(space, []byte("c"))
+		if fmt.Sprint(f.delivered) != "[a to h:1 b to h:1 c to h:2]" {
 			t.Errorf("told: %v", f.delivered)
 		}
 	})

@@ -74,7 +74,7 @@ func (t *Table) Fetching(s pool.SpaceID, name []byte, peer string, session uint6
 }
 
 // Start starts a fetch for a session, unless another look-up has done so meanwhile. It returns
-// whether one runs.
+// whether one runs. A request without chains is over at once, and remembered like others.
 func (t *Table) Start(r *Request, session uint64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -86,7 +86,8 @@ func (t *Table) Start(r *Request, session uint64) bool {
 	if old != nil {
 		t.forgetLocked(old)
 	}
-	if t.cfg.Fetch == nil || t.mu.closed || t.mu.fetching >= MaxFetches {
+	runs := len(r.Chains) > 0
+	if t.cfg.Fetch == nil || t.mu.closed || runs && t.mu.fetching >= MaxFetches {
 		t.mu.count.FetchesRefused++
 		return false
 	}
@@ -96,10 +97,13 @@ func (t *Table) Start(r *Request, session uint64) bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &fetch{
 		key: key, request: r, sessions: map[uint64]struct{}{session: {}}, until: t.cfg.Now().Add(t.cfg.TTL),
-		cancel: cancel,
+		cancel: cancel, over: !runs,
 	}
 	f.place = t.mu.asked.PushBack(f)
 	t.mu.fetches[key] = f
+	if !runs {
+		return false
+	}
 	t.mu.fetching++
 	t.mu.count.Fetches++
 	t.running.Go(func() { t.run(ctx, f) })
