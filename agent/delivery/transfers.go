@@ -31,8 +31,8 @@ type transfer struct {
 	ttl    time.Duration
 	ends   time.Time
 	place  *list.Element // in Table.mu.complete; nil: open
-	// delivered is whether it was delivered while it was open. It is kept until its sender completes
-	// it, because OFFERED of a name that is not known would open it again.
+	// delivered is whether it was delivered while it was open. It is kept until its sender
+	// completes it, because OFFERED of a name that is not known would open it again.
 	delivered bool
 }
 

@@ -38,7 +38,7 @@ def measured(compute: float, load: float = 0.0, **options: Any) -> LookupWaits:
 def wait(waits: LookupWaits, request: Tracked, tokens: int = PROMPT) -> float:
     """Return how long a request waits in vain."""
     begin = now = 100.0
-    while waits.may_wait(request, tokens, now):
+    while waits.may_wait(request, tokens, now) and now < begin + 10:
         now += 0.001
     waits.in_vain()
     request.polled_at = 0.0

@@ -30,12 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Capture the connector's warnings, which vLLM keeps from the root logger."""
+    """Capture the connector's warnings, which vLLM, once it has configured its logger, keeps from
+    the root logger.
+    """
     logger = logging.getLogger("vllm.kvagent")
     caplog.set_level(logging.WARNING, logger.name)
-    logger.addHandler(caplog.handler)
+    kept = not logging.getLogger("vllm").propagate
+    if kept:
+        logger.addHandler(caplog.handler)
     yield
-    logger.removeHandler(caplog.handler)
+    if kept:
+        logger.removeHandler(caplog.handler)
 
 
 @pytest.fixture
