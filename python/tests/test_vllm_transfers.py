@@ -349,6 +349,33 @@ def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Ca
     assert pair.table()["complete"] == 2
 
 
+def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pair], agent: AgentProcess) -> None:
+    """Others compute as soon as it does not answer a ping, and do not save."""
+    pair = pairs()
+    request = pair.offer("cmpl-a-0", "p", 4)
+    pair.prefill.scheduler._stopped = pair.decode.scheduler._stopped = True
+    pair.prefill.admit(request)
+    agent.freeze()
+    pair.prefill.fill(request, 3)
+    sessions: list[Any] = [pair.prefill.scheduler._agent, pair.decode.scheduler._agent]
+    for session in sessions:
+        session.stopped = lambda _: True
+        session.awaited = lambda: True
+    pair.prefill.step((request, request.num_tokens))
+    assert pair.prefill.scheduler.blocks.delivering == 4, "nothing is saved for a decode engine"  # type: ignore[union-attr]
+    wants = pair.receive("cmpl-a-0", "p", 4)
+    for _ in range(3):
+        assert pair.decode.scheduler.matched(wants, 0) == (None, False), "it computes what was computed for it"
+        pair.decode.step()
+    agent.thaw()
+    for session in sessions:
+        session.stopped = lambda _: False
+    request.num_tokens += 1
+    pair.end(request)
+    pair.prefill.quiet()
+    assert eventually(lambda: pair.ask(wants), "a promise") == 4 * BLOCK
+
+
 def test_an_aborted_prefill_request_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
     """The decode request gets what was saved, and vLLM keeps no block."""
     pair = pairs()

@@ -181,6 +181,11 @@ class Engine(Server):
             if all(f'{key}="{wanted}"' in given for key, wanted in labels.items())
         )
 
+    def counts(self) -> dict[str, int]:
+        """Return the connector's counters that are not zero."""
+        found = re.findall(r"^vllm:kvagent_(\w+)_total{.*} (\S+)$", self.get("/metrics"), re.MULTILINE)
+        return {name: int(float(value)) for name, value in found if float(value)}
+
     def computed(self) -> int:
         """Return how many prompt tokens it has computed itself."""
         return self.counter("vllm:prompt_tokens_by_source_total", source="local_compute")

@@ -45,6 +45,8 @@ def compare(proxy: Proxy, decode: Sequence[Engine], some: list[list[int]], at_on
     assert proxy.complete_all(some, at_once) == expected
     took = time.monotonic() - begin
     computed = sum(one.computed() for one in decode) - before
+    if computed != tails(some):
+        print({one.log.stem: one.counts() for one in decode})
     print(
         f"{proxy.log.stem}: {computed} of {sum(map(len, some))} prompt tokens computed by D; tails: {tails(some)}; "
         f"{took:.1f} s"

@@ -397,14 +397,15 @@ class SchedulerSide:
         return (
             self._may_load
             and self._agent.switches.loads == 1
-            and not self._stopped
+            and (not self._stopped or tracked.wanted is not None)
             and not (tracked.bypass or tracked.no_load or tracked.load)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
         )
 
     def _saving(self, tracked: Tracked) -> bool:
-        present = self._agent.session is not None and self._agent.switches.saves == 1 and not self._stopped
-        return self._may_save and present and not (tracked.bypass or tracked.stale)
+        present = self._agent.session is not None and self._agent.switches.saves == 1
+        awaited = not self._stopped or tracked.offer is not None
+        return self._may_save and present and awaited and not (tracked.bypass or tracked.stale)
 
     def _limit(self, request: Any) -> int:
         """Return how many tokens of a request may be saved at all."""
@@ -458,9 +459,8 @@ class SchedulerSide:
         """Return whether blocks are added to the next saves; if they are ``short``, only those of
         offered requests are.
         """
-        allowed = self._may_save and self._agent.switches.saves == 1 and not self._stopped
-        delivers = self.blocks is not None and self.blocks.max_delivering > 0
-        return allowed and self._schedule.ready() and saves.ready() and (delivers or not short)
+        allowed = self._may_save and self._agent.switches.saves == 1 and (not short or saves.blocks.max_delivering > 0)
+        return allowed and self._schedule.ready() and saves.ready()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with
