@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.messages import BlockStatus
 from kvagent.vllm.scheduler import transfers as tr
 from tests.agent import eventually
 from tests.simulated import BLOCK, SimulatedEngine
@@ -14,6 +15,7 @@ from tests.simulated import BLOCK, SimulatedEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvagent.vllm.plan import Report
     from tests.agent import AgentProcess
 
 SENDS = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_host": None}
@@ -254,6 +256,35 @@ def test_blocks_that_another_request_saves_are_waited_for_too(pairs: Callable[..
     release()
     pair.prefill.quiet()
     assert pair.table()["complete"] == 1
+
+
+def test_blocks_that_another_engine_saves_are_waited_for_too(pairs: Callable[..., Pair]) -> None:
+    """Both compute a common prefix at the same time, and the agent is copying it from the other
+    one.
+    """
+    pair = pairs()
+    scheduler: Any = pair.prefill.scheduler
+    report = scheduler.report
+    asked: list[bytes] = []
+
+    def copying(given: Report) -> None:
+        for outcome in given.outcomes.values():
+            asked.append(outcome.statuses)
+            if len(asked) < 4:
+                outcome.statuses = bytes([BlockStatus.IN_PROGRESS]) + outcome.statuses[1:]
+        report(given)
+
+    scheduler.report = copying
+    request = pair.offer("cmpl-a-0", "p", 4)
+    pair.compute(request, 3)
+    assert pair.end(request)[0] is False
+    eventually(lambda: (pair.prefill.step(), len(asked) == 3)[1], "blocks that are offered again")
+    assert pair.table()["open"] == 1, "complete before another engine's save was"
+    assert scheduler.blocks.delivering == 4
+    pair.prefill.quiet()
+    assert len(asked) == 4
+    assert pair.table()["complete"] == 1
+    assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
 def test_blocks_are_kept_where_they_cannot_be_pinned(pairs: Callable[..., Pair]) -> None:

@@ -51,7 +51,7 @@ class _Save:
     @property
     def deliver(self) -> bool:
         """Return whether it saves offered requests."""
-        return self.runs[0].deliver
+        return bool(self.runs) and self.runs[0].deliver
 
 
 @dataclass(eq=False)
@@ -173,6 +173,8 @@ class Saves:
 
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
+        if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
+            statuses = self._confirm(save, statuses)
         if save.pinned:
             self.blocks.unpin(save.blocks, deliver=save.deliver)
         if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # the usual case
@@ -195,6 +197,30 @@ class Saves:
                     self._again(run, i)
         if any(status in statuses for status in _PAUSE):
             self._not_before = self._step + RETRY_STEPS
+
+    def _confirm(self, save: _Save, statuses: bytes) -> bytes:
+        """Offer those runs of offered requests again that have blocks which another engine is
+        saving: they are not stored yet, and may never be.
+
+        Return the statuses of the others, which stay in the save.
+        """
+        over: list[SaveRun] = []
+        rest = b""
+        at = 0
+        for run in save.runs:
+            own, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
+            offer = run.tracked.offer
+            if offer is not None and BlockStatus.IN_PROGRESS in own:
+                offer.confirm_until = offer.confirm_until or self.now + HOLD_S
+                if self.now < offer.confirm_until:
+                    self.batch.open.append(run)
+                    offer.through = -1
+                    continue
+            over.append(run)
+            rest += own
+        save.runs = over
+        save.blocks = [block for run in over for block in run.blocks]
+        return rest
 
     def _revoke_save(self, save: _Save) -> None:
         if self.revoke_now is not None:

@@ -50,6 +50,10 @@ class Offer:
     """Whether vLLM keeps the blocks of the ended request until ``Transfers.released``."""
     give_up_at: float = 0.0
     """When to stop saving for the ended request, by the clock of the saves."""
+    confirm_until: float = 0.0
+    """How long blocks are offered again that another engine is saving, by the clock of the saves; 0
+    if there were none.
+    """
     through: int = -1
     """The last job of its saves; -1 while some have yet to be sent."""
 
