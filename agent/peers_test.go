@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
@@ -369,4 +370,21 @@ func TestTransferThroughASharedTier(t *testing.T) {
 	}
 	x.answers(q, ipc.LookupHit, 8)
 	x.loads(plain, 8)
+}
+
+// A shared tier that is not used because it fails brings nothing: nobody waits for it.
+func TestTransferIsNotExpectedOfABrokenTier(t *testing.T) {
+	r, f, scheduler, _, q := slowTier(t, fault.Error, tier.Tier{BreakFirst: 10 * time.Minute, BreakLast: time.Hour})
+	look := r.asker(ipc.LookupSocket)
+	q.Transfer = []byte("a")
+	f.Switch(true)
+	r.drop(chain(1, 8))
+	for n := byte(2); r.report().Tiers[0].State != "open"; n++ {
+		q.Hashes = chain(n, 8)
+		ask(t, look, q)
+	}
+	if got := ask(t, look, q); got.Status != ipc.LookupHit || got.Tokens != 0 {
+		t.Errorf("%+v", got)
+	}
+	scheduler.sync()
 }
