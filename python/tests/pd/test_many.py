@@ -1,13 +1,17 @@
-"""Several prefill and decode engines, and kills of every process: for KVAGENT_LONG=1."""
+"""Several prefill and decode engines, a shared tier, and kills of every process: for
+KVAGENT_LONG=1.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import subprocess
 import tempfile
 import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +20,7 @@ import pytest
 
 from tests.agent import eventually
 from tests.pd.conftest import Node
-from tests.pd.processes import Nursery, Proxy, mooncake_proxy, toy_proxy
+from tests.pd.processes import Nursery, Proxy, free_port, mooncake_proxy, toy_proxy
 from tests.pd.traffic import SALT, SEED, compare, nothing_left, prompts, tails
 
 if TYPE_CHECKING:
@@ -43,6 +47,40 @@ def test_two_prefill_and_two_decode_engines(node: Node, kind: str) -> None:
     finally:
         proxy.kill()
     nothing_left(node.agent)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """A Redis server's address."""
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", str(tmp_path)]
+    with (tmp_path / "redis.log").open("ab") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    yield f"redis://127.0.0.1:{port}"
+    server.kill()
+    server.wait()
+
+
+@pytest.mark.parametrize("kind", ["toy", "mooncake"])
+def test_two_nodes_that_share_a_redis(tiny: Path, nursery: Nursery, redis: str, kind: str) -> None:
+    """Nothing else joins the agents."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvagent-pd-") as one,
+        tempfile.TemporaryDirectory(prefix="kvagent-pd-") as two,
+        ExitStack() as ends,
+    ):
+        nodes = [Node(Path(folder), tiny, nursery, "--tier", redis) for folder in (one, two)]
+        for node in nodes:
+            ends.callback(node.close)
+        prefill, decode = nodes[0].engine("prefill-r", "kv_producer"), nodes[1].engine("decode-r", "kv_consumer")
+        if kind == "toy":
+            proxy = toy_proxy(nodes[0].folder, [prefill], [decode])
+        else:
+            proxy = mooncake_proxy(nodes[0].folder, [(prefill, nodes[0].http_port)], [decode])
+        ends.callback(proxy.kill)
+        some = prompts(220 + (kind == "toy"), 20)
+        assert compare(proxy, [decode], some, 4) == tails(some)
+        nothing_left(*(node.agent for node in nodes), patience_s=60)
 
 
 class Cluster:
