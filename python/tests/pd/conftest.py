@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.agent import AgentProcess
+from tests.agent import AgentProcess, eventually
 from tests.pd.processes import UPSTREAM, Engine, Nursery, free_port, write_tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +37,20 @@ class Node:
         self.agent.close()
         self.agent = AgentProcess(self.agent.folder, *self._flags, *flags)
 
-    def registered(self, name: str) -> bool:
+    def joined(self, *names: str) -> None:
+        """Wait until engines that lost the last agent are at the running one.
+
+        An idle engine takes no steps, so it is given some.
+        """
+
+        def there() -> bool:
+            for name in names:
+                self.engines[name].complete([5, 6, 7], 2)
+            return all(map(self._registered, names))
+
+        eventually(there, f"{' and '.join(names)} at the new agent", 60.0)
+
+    def _registered(self, name: str) -> bool:
         """Return whether an engine is at the agent, with its scheduler and worker."""
         return any(
             one["instance"] == name and sum(session["registered"] for session in one["sessions"]) == 2

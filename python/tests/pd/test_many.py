@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import eventually
 from tests.pd.conftest import Node
 from tests.pd.processes import Nursery, Proxy, free_port, mooncake_proxy, toy_proxy
 from tests.pd.traffic import SALT, SEED, compare, nothing_left, prompts, tails
@@ -108,8 +107,7 @@ class Cluster:
     def restore(self, victim: str) -> None:
         if victim == "agent":
             self.node.agent.start()
-            names = ("prefill-k", "decode-k")
-            eventually(lambda: all(map(self.node.registered, names)), "engines at the new agent", SLACK_S)
+            self.node.joined("prefill-k", "decode-k")
         elif victim == "proxy":
             self.proxy = self._proxy()
         else:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import eventually
 from tests.pd.conftest import Node
 from tests.pd.processes import Engine, Nursery, Proxy, free_port, mooncake_proxy, push_proxy, toy_proxy
 from tests.pd.traffic import compare, nothing_left, prompts, tails
@@ -45,7 +44,7 @@ def nodes(node: Node, tiny: Path, nursery: Nursery) -> Iterator[Two]:
 def engines(nodes: Two) -> tuple[Engine, Engine]:
     prefill = nodes.first.engine("prefill-1", "kv_producer")
     decode = nodes.second.engine("decode-2", "kv_consumer")
-    eventually(lambda: nodes.first.registered("prefill-1"), "the prefill engine at the new agent")
+    nodes.first.joined("prefill-1")
     return prefill, decode
 
 
