@@ -48,6 +48,7 @@ class Mutant:
 
 
 WEIGHTS = "tests/test_vllm_weights.py"
+TRANSFERS = "tests/test_vllm_transfers.py"
 WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
 MUTANTS = [
@@ -74,8 +75,8 @@ MUTANTS = [
         "+ scheduled + 64\n    certain: int = 1 << 62\n",
         "no_byte_is_wrong and LHBNC", "rank 0 .* wrong"),
     Mutant("the pins of a save are not taken", "scheduler/requests.py",
-        "        self._pool.touch(blocks)\n        if load:",
-        "        if load:\n            self._pool.touch(blocks)\n        if load:",
+        "        self._pool.touch(blocks)\n",
+        "        if load:\n            self._pool.touch(blocks)\n",
         "abort_while_saving", "a frozen agent may still read"),
     Mutant("memory is released after a deadline", "worker/calls.py",
         "        if worker is None or worker.leave():\n",
@@ -142,7 +143,7 @@ MUTANTS = [
         'logging.getLogger("vllm.kvagent")', 'logging.getLogger("kvagent.vllm")',
         "log_lines_appear_once", "assert"),
     Mutant("the last token is promised", "scheduler/lookups.py",
-        "tokens = self._whole(min(tokens, tracked.request.num_tokens - 1))",
+        "tokens = self._whole(min(tokens, _most(tracked)))",
         "tokens = self._whole(min(tokens + self._align, tracked.request.num_tokens))",
         "last_token", "tokens_promised"),
     Mutant("a load's destination is unpinned at the deadline", "scheduler/loads.py",
@@ -239,6 +240,41 @@ MUTANTS = [
     Mutant("the scheduler assumes the attention backend", "scheduler/calls.py",
         "            if one.resolved and one.resolved !=", "            if not one.resolved and one.resolved !=",
         "supposed_another_backend", "a scheduler of its workers' space"),
+    Mutant("a transfer is complete before its saves are reported", "scheduler/transfers.py",
+        "if offer.through < 0 or not saves.settled(offer.through):", "if offer.through < 0:",
+        "complete_only_when", "complete before its saves", where=TRANSFERS),
+    Mutant("the saves of requests before a transfer are not waited for", "scheduler/transfers.py",
+        "            offer.through = saves.last_job\n", "            offer.through = 0\n",
+        "another_request_saves", "complete before its saves", where=TRANSFERS),
+    Mutant("the pins of an offered request are kept", "scheduler/saves.py",
+        "        if save.pinned:\n            self.blocks.unpin(save.blocks, deliver=save.deliver)\n        if len",
+        "        if save.pinned and not save.deliver:\n            self.blocks.unpin(save.blocks)\n        if len",
+        "aborted_prefill_request_completes", "pins of an aborted request are kept", where=TRANSFERS),
+    Mutant("a prompt is received again", "scheduler/side.py",
+        'request.kv_transfer_params["do_remote_prefill"] = False', 'request.kv_transfer_params["received"] = True',
+        "waits_for_the_blocks", "received again after a preemption", where=TRANSFERS),
+    Mutant("what is received waits no longer than a cache's look-up", "scheduler/waits.py",
+        "return self.tiers_s if tracked.wanted is None else self._remote_s", "return 0.0",
+        "waits_for_the_blocks", "an open transfer is not waited for", where=TRANSFERS),
+    Mutant("saves for a decode engine are revoked when blocks are scarce", "scheduler/saves.py",
+        "if save.pinned and (offers or not save.deliver):", "if save.pinned:",
+        "stay_pinned", "are revoked like others", where=TRANSFERS),
+    Mutant("a request that is kept is never freed", "scheduler/side.py",
+        "            plan.released = self._transfers.released()\n", "",
+        "kept_where_they", "the end of all saves|== \\['cmpl-a-0'\\]", where=TRANSFERS),
+    Mutant("a request whose load is in flight is kept", "scheduler/transfers.py",
+        "        if saves is not None and _lacks(tracked) and", "        if saves is None or",
+        "loads_when_it_ends", "'NoneType' object has no attribute 'now'|True is False", where=TRANSFERS),
+    Mutant("blocks that another engine saves count as stored", "scheduler/saves.py",
+        "if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:", "if False:",
+        "another_engine_saves", "offered again|complete before another", where=TRANSFERS),
+    Mutant("what is kept is not freed by a reset", "scheduler/side.py",
+        "            self._revokes += self.saves.revoke_at_once()\n            self._transfers.save_no_more()\n",
+        "            self._revokes += self.saves.revoke_at_once()\n",
+        "reset_frees_what_is_kept", "kept after a reset", where=TRANSFERS),
+    Mutant("a decode engine that waits spins", "scheduler/side.py",
+        "idle=not self._tracked or not scheduled", "idle=not self._tracked",
+        "does_not_spin", "takes a processor", where=TRANSFERS),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"strconv"
+	"strings"
 
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/pool/peer"
@@ -120,14 +121,36 @@ type bootstrapEngine struct {
 }
 
 // bootstrap answers GET /query as the bootstrap server of vLLM's Mooncake connector does, for its
-// proxy: the engines by number. What follows the last @ of an engine_id is the address of this
-// agent for other agents.
+// proxy: one engine as number 0, or the ranks of a data-parallel one. Of several engines the one
+// with most ranks is named, because the proxy sends requests to each number's rank; what it passes
+// on is the same for all: behind the last @ of an engine_id, this agent's address for other agents.
 func (v *View) bootstrap() map[string]bootstrapEngine {
-	address, out := v.source.Snapshot().Peers.Address, map[string]bootstrapEngine{}
+	address, most := v.source.Snapshot().Peers.Address, map[string]bootstrapEngine{}
+	engines := map[string]map[string]bootstrapEngine{}
 	for _, e := range v.source.Engines() {
-		if e.Complete {
-			out[strconv.Itoa(len(out))] = bootstrapEngine{e.Instance + "@" + address, map[string]string{}}
+		if !e.Complete {
+			continue
+		}
+		name, rank := dataParallelRank(e.Instance)
+		ranks := engines[name]
+		if ranks == nil {
+			ranks = map[string]bootstrapEngine{}
+			engines[name] = ranks
+		}
+		ranks[rank] = bootstrapEngine{e.Instance + "@" + address, map[string]string{}}
+		if len(ranks) > len(most) {
+			most = ranks
 		}
 	}
-	return out
+	return most
+}
+
+// dataParallelRank splits the name that vLLM gives to a rank of a data-parallel engine.
+func dataParallelRank(instance string) (name, rank string) {
+	if name, rank, ok := strings.Cut(instance, "_dp"); ok {
+		if _, err := strconv.ParseUint(rank, 10, 16); err == nil {
+			return name, rank
+		}
+	}
+	return instance, "0"
 }

@@ -61,6 +61,7 @@ type Table struct {
 		closed    bool
 		transfers map[Key]*transfer
 		complete  *list.List // of *transfer, the first to be completed first
+		delivered int        // transfers that were delivered while they were open
 		fetches   map[Key]*fetch
 		asked     *list.List // of *fetch, the one not asked for longest first
 		fetching  int        // fetches that run
@@ -109,6 +110,10 @@ func (t *Table) EndSession(session uint64) {
 	defer t.mu.Unlock()
 	for _, tr := range t.mu.transfers {
 		if tr.owner == session && !tr.complete() {
+			if tr.delivered {
+				t.removeLocked(tr)
+				continue
+			}
 			t.mu.count.Abandoned++
 			t.completeLocked(tr)
 		}

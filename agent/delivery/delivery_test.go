@@ -56,6 +56,36 @@ func TestLifeOfATransfer(t *testing.T) {
 	})
 }
 
+// A decode engine may have all blocks, or give up, before the prefill engine says that it is done.
+// The transfer ends then too, and its sender's last words do not open it again.
+func TestDeliveredBeforeItIsComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := New(Config{})
+		for _, name := range []string{"offered", "renewed", "abandoned", "expired"} {
+			table.offer(name)
+			table.Delivered(space, []byte(name))
+			table.Delivered(space, []byte(name))
+			expect(t, table, name, Transfer{Complete, 160}) // not waited for
+		}
+		counts(t, table, 0, 0, Counts{Opened: 4, Delivered: 4})
+		table.Offered(space, []byte("offered"), p, 160)
+		expect(t, table, "offered", Transfer{})
+		table.offer("renewed")
+		table.Offered(space, []byte("renewed"), p, 160)
+		expect(t, table, "renewed", Transfer{})
+		counts(t, table, 0, 0, Counts{Opened: 4, Completed: 2, Delivered: 4})
+		time.Sleep(ttl)
+		counts(t, table, 0, 0, Counts{Opened: 4, Completed: 2, Delivered: 4})
+		table.offer("abandoned")
+		table.Delivered(space, []byte("abandoned"))
+		table.EndSession(p)
+		counts(t, table, 0, 0, Counts{Opened: 5, Completed: 2, Delivered: 5})
+		if n := len(table.mu.transfers); n != 0 {
+			t.Errorf("%d transfers are remembered", n)
+		}
+	})
+}
+
 // OFFERED of an unknown name opens and completes it; another OFFER opens a complete one anew.
 func TestOfferedWithoutOfferAndOfferAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -31,7 +31,7 @@ func (t *Table) Report() Report {
 	defer t.mu.Unlock()
 	t.expireLocked(t.cfg.Now())
 	return Report{
-		Open:     len(t.mu.transfers) - t.mu.complete.Len(),
+		Open:     len(t.mu.transfers) - t.mu.complete.Len() - t.mu.delivered,
 		Complete: t.mu.complete.Len(),
 		Waiting:  len(t.mu.waits),
 		Fetching: t.mu.fetching,

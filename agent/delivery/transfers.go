@@ -31,6 +31,9 @@ type transfer struct {
 	ttl    time.Duration
 	ends   time.Time
 	place  *list.Element // in Table.mu.complete; nil: open
+	// delivered is whether it was delivered while it was open. It is kept until its sender
+	// completes it, because OFFERED of a name that is not known would open it again.
+	delivered bool
 }
 
 func (tr *transfer) complete() bool { return tr.place != nil }
@@ -49,6 +52,7 @@ func (t *Table) Offer(s pool.SpaceID, name []byte, session uint64, tokens uint32
 		tr.place = nil
 		t.mu.count.Opened++
 	}
+	// One that was delivered stays so: its sender has not heard of it.
 	tr.owner, tr.tokens, tr.ttl, tr.ends = session, tokens, ttl, now.Add(ttl)
 	t.wakeLocked(s)
 	return true
@@ -66,6 +70,9 @@ func (t *Table) Offered(s pool.SpaceID, name []byte, session uint64, tokens uint
 	}
 	tr.owner, tr.tokens, tr.ends = session, tokens, now.Add(tr.ttl)
 	t.completeLocked(tr)
+	if tr.delivered {
+		t.removeLocked(tr)
+	}
 	return true
 }
 
@@ -82,9 +89,15 @@ func (t *Table) delivered(s pool.SpaceID, name []byte) *fetch {
 	defer t.mu.Unlock()
 	key := Key{s, string(name)}
 	delete(t.mu.waits, key)
-	if tr := t.mu.transfers[key]; tr != nil {
+	if tr := t.mu.transfers[key]; tr != nil && !tr.delivered {
 		t.mu.count.Delivered++
-		t.removeLocked(tr)
+		if tr.complete() {
+			t.removeLocked(tr)
+		} else {
+			tr.delivered = true
+			t.mu.delivered++
+			t.wakeLocked(s)
+		}
 	}
 	f := t.mu.fetches[key]
 	if f == nil || f.delivered {
@@ -135,7 +148,9 @@ func (t *Table) expiredLocked(tr *transfer, now time.Time) bool {
 	if now.Before(tr.ends) {
 		return false
 	}
-	t.mu.count.Expired++
+	if !tr.delivered {
+		t.mu.count.Expired++
+	}
 	t.removeLocked(tr)
 	return true
 }
@@ -143,6 +158,9 @@ func (t *Table) expiredLocked(tr *transfer, now time.Time) bool {
 func (t *Table) removeLocked(tr *transfer) {
 	if tr.complete() {
 		t.mu.complete.Remove(tr.place)
+	}
+	if tr.delivered {
+		t.mu.delivered--
 	}
 	delete(t.mu.transfers, tr.key)
 	t.wakeLocked(tr.key.Space)
@@ -159,7 +177,7 @@ func (t *Table) stateLocked(tr *transfer) Transfer {
 	switch {
 	case tr == nil || t.expiredLocked(tr, t.cfg.Now()):
 		return Transfer{}
-	case tr.complete():
+	case tr.complete() || tr.delivered:
 		return Transfer{Complete, tr.tokens}
 	}
 	return Transfer{Open, tr.tokens}

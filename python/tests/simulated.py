@@ -103,7 +103,7 @@ class SimulatedEngine:
         self.link.wait(20)
         self.scheduler = SchedulerSide(
             settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
-            generations=self.generations, unobserved=unobserved,
+            generations=self.generations, unobserved=unobserved, engine_id=name,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(

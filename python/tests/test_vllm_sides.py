@@ -342,8 +342,9 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     request = engine.request("a", "p", 4)
     engine.matched(request)
     engine.admit(request)
+    running: list[int] = []
     with monkeypatch.context() as held:
-        held.setattr(engine.sync.clock, "end", lambda _: None)
+        held.setattr(engine.sync.clock, "end", running.append)
         engine.step((request, request.num_tokens))
         session = engine.scheduler._agent.session
         assert session is not None
@@ -358,6 +359,8 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
         eventually(lambda: (engine.step(), len(pings) > 3)[1], "answers, each before the next question")
         assert engine.scheduler.blocks is not None
         assert engine.scheduler.blocks.saving == 4
+    for step in running:
+        engine.sync.clock.end(step)
     engine.step()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4
@@ -817,7 +820,7 @@ class _Lookups:
         self.answers = list(answers)
         self.asked = 0
 
-    def ask(self, tokens: int, own: int, hashes: Any) -> object:
+    def ask(self, tokens: int, own: int, hashes: Any, wanted: Any = None) -> object:
         self.asked += 1
         return self
 

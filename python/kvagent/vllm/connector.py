@@ -79,10 +79,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Return False: a preempted request keeps its output, so vLLM need not wait for its
-        blocks.
+        """Return whether vLLM drops the output of a preempted request that is in flight.
+
+        A prefill engine has nothing but its blocks to deliver; other engines keep the output.
         """
-        return False
+        return bool(self._vllm_config.kv_transfer_config.kv_role == "kv_producer" and self._options.transfers)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
@@ -159,6 +160,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             # vLLM 0.29 reports failed loads only block by block, which needs a single group.
             loads=loads(kv_role, self._options) and (whole or len(self._geometry.groups) == 1),
             generations=generations, unobserved=unobserved,
+            engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
+            tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side

@@ -24,6 +24,10 @@ class Counts:
     loads_late: int = 0
     tokens_promised: int = 0
     tokens_loaded: int = 0
+    transfers_offered: int = 0
+    transfers_held: int = 0
+    transfers_wanted: int = 0
+    transfers_overdue: int = 0
     media_bypassed: int = 0
     """Requests with images, audio or video that were neither saved nor loaded, or no longer from
     some point on (media).
@@ -61,6 +65,10 @@ HELP = {
     "loads_late": "Loads given up at their deadline.",
     "tokens_promised": "Prompt tokens that were promised to be loaded.",
     "tokens_loaded": "Prompt tokens that were loaded.",
+    "transfers_offered": "Prompts computed for a decode engine.",
+    "transfers_held": "Prompts computed for a decode engine whose blocks vLLM kept, because not all could be pinned.",
+    "transfers_wanted": "Requests whose prompt a prefill engine computes.",
+    "transfers_overdue": "Requests whose prompt was not complete when remote_wait_ms had passed.",
     "media_bypassed": "Requests with images, audio or video that were neither saved nor loaded.",
     "saves_planned": "Blocks offered to the agent.",
     "saves_stored": "Blocks that the agent stored.",

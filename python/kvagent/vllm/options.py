@@ -49,6 +49,16 @@ class Options:
     """Whether to save the blocks of generated tokens too, not only those of prompts."""
     pin_percent: float = 5.0
     """The largest share of the GPU's blocks that saves may pin, in percent."""
+    deliver_percent: float = 20.0
+    """The same for prompts that are computed for a decode engine, beyond pin_percent. They are not
+    revoked when blocks are scarce.
+    """
+    remote_wait_ms: float = 30_000.0
+    """The longest that a request waits for the blocks that a prefill engine computes for it."""
+    transfer_ttl_ms: int = 30_000
+    """How long the agent keeps a transfer of which it hears nothing from the prefill engine."""
+    transfers: bool = True
+    """Whether prompts are computed for decode engines, and received from prefill engines."""
     layout: str = "auto"
     """The KV layout to ask vLLM for. auto: block-outermost on GPUs, vLLM's choice elsewhere. none:
     always vLLM's choice.
@@ -94,6 +104,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "pin_percent": (0, 50),
     "share_tp": (0, 256),
     "share_pp": (0, 256),
+    "deliver_percent": (0, 50),
+    "remote_wait_ms": (0, 600_000),
+    "transfer_ttl_ms": (1_000, 600_000),
     "start_wait_ms": (0, 60_000),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA}

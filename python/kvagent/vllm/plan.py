@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvagent.packing import Packed
 
 REVOKES = 256  # revocation words, and so the maximum of saves in flight
@@ -78,13 +80,16 @@ class StepPlan:
     """Whether the engine has no request: the step only collects reports of jobs in flight."""
     stopped: bool = False
     """Whether the agent does not respond: loads are no longer waited for."""
+    released: Sequence[str] = ()
+    """Ended requests whose blocks vLLM kept, and that it may free."""
     generation: tuple[int, str] | None = None
     """The weights generation with its serial number, until all workers have reported that number.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepPlan, (
-            self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.generation,
+            self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
+            self.generation,
         )  # fmt: skip
 
 

@@ -114,6 +114,8 @@ class World:
         self.resumed = Counter[str]()
         """How often requests were resumed: as new ones (V2), or by their id (V1)."""
         self.outputs: dict[str, list[int]] = {}
+        self.params: dict[str, Any] = {}
+        """The kv_transfer_params that ended requests returned."""
         self.reasons: dict[str, str] = {}
         self._seen: set[str] = set()
         self.promised: Counter[str] = Counter()
@@ -138,20 +140,28 @@ class World:
     def free_blocks(self) -> int:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
-    def add(self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False, **more: Any) -> None:
+    def add(
+        self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False,
+        params: dict[str, Any] | None = None, **more: Any,
+    ) -> None:  # fmt: skip
         """Add a request.
 
-        ``unread``: it must not be served from any cache. ``more`` goes to vLLM's Request.
+        ``unread``: it must not be served from any cache. ``params``: its kv_transfer_params.
+        ``more`` goes to vLLM's Request.
         """
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None)
-        params.update_from_generation_config({}, EOS)
+        sampling = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None,
+            extra_args={"kv_transfer_params": dict(params)} if params is not None else None,
+        )  # fmt: skip
+        sampling.update_from_generation_config({}, EOS)
         request = Request(
-            request_id=name, prompt_token_ids=prompt, sampling_params=params, pooling_params=None,
+            request_id=name, prompt_token_ids=prompt, sampling_params=sampling, pooling_params=None,
             block_hasher=self._hasher, **more,
         )  # fmt: skip
         lora = more.get("lora_request")
         self.sequences[name] = Sequence(prompt, max_tokens, f"{more.get('cache_salt')} {lora and lora.lora_name}")
         self.outputs[name] = []
+        self.params[name] = None
         self.scheduler.add_request(request)
 
     def abort(self, name: str) -> None:
@@ -218,6 +228,7 @@ class World:
         for engine in self.scheduler.update_from_output(launch.output, joined).values():
             for out in engine.outputs:
                 self.outputs[out.request_id] += out.new_token_ids
+                self.params[out.request_id] = out.kv_transfer_params or self.params[out.request_id]
                 if out.finish_reason is not None:
                     self.reasons[out.request_id] = str(out.finish_reason)
         if self.drafts and not self.asynchronous:

@@ -95,6 +95,16 @@ class AgentSession:
         """Return the space of the registration; empty without a session."""
         return b"" if self._attachment is None else self._attachment.registered.space
 
+    @property
+    def peer(self) -> str:
+        """Return host:port where other agents reach this one; empty if they cannot."""
+        return "" if self._attachment is None else self._attachment.session.peer
+
+    @property
+    def transfers(self) -> bool:
+        """Return whether there is an agent that knows transfers."""
+        return self._attachment is not None and self._attachment.session.version >= m.TRANSFERS_VERSION
+
     def poll(self, *, listen: bool = True) -> SessionChange:
         """Adopt a new session and read messages. Does not wait, except for a pending reset.
 
@@ -142,6 +152,31 @@ class AgentSession:
         if self._attachment is not None:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.release([lease])
+
+    def offer(self, name: bytes, tokens: int, ttl_ms: int) -> None:
+        """Open or renew a transfer. If the message cannot be sent, its receiver does not wait."""
+        if self._attachment is not None and self.transfers:
+            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+                self._attachment.session.offer(name, tokens, ttl_ms)
+
+    def offered(self, name: bytes, tokens: int) -> bool:
+        """Complete a transfer. Return whether that is done, or cannot be: else it is tried again.
+
+        The end of the session completes it too.
+        """
+        if self._attachment is not None and self.transfers:
+            with contextlib.suppress(SessionEnded, SessionBroken):
+                try:
+                    self._attachment.session.offered(name, tokens)
+                except Busy:
+                    return False
+        return True
+
+    def delivered(self, name: bytes) -> None:
+        """End a transfer. If the message cannot be sent, it ends at its time to live."""
+        if self._attachment is not None and self.transfers:
+            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+                self._attachment.session.delivered(name)
 
     def reset(self) -> bool:
         """Start a new epoch.

@@ -80,13 +80,15 @@ class SchedulerCalls:
         request: Any,
         block_ids: list[int],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Handle a request's end.
+        """Handle a request's end. Return whether vLLM has to keep its blocks, and what a decode
+        engine needs to know.
 
-        Its blocks need not be kept: saves in flight have pinned theirs.
+        Saves in flight have pinned their blocks, so only those of a prompt for a decode engine that
+        could not be pinned need to be kept.
         """
-        status = getattr(request.status, "name", "")
-        self._side.finished(request, normally=status in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"))
-        return False, None
+        normally = getattr(request.status, "name", "") in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
+        held = self._side.finished(request, normally=normally)
+        return held, self._side.transfer_params(request) if normally else None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

@@ -120,14 +120,16 @@ class Loads:
             load.tracked.no_load = True
             load.tracked.load = 0
 
-    def report(self, job: int, outcome: Outcome, now: float) -> None:
-        """Handle a report of one or more workers."""
+    def report(self, job: int, outcome: Outcome, now: float) -> Tracked | None:
+        """Handle a report of one or more workers. Return the request whose load has ended with
+        it.
+        """
         load = self._inflight.get(job)
         if load is None:
-            return
+            return None
         load.outcome = outcome if load.outcome is None else load.outcome.join(outcome)
         if load.outcome.ranks < self._world:
-            return
+            return None
         del self._inflight[job]
         self._blocks.unpin(load.blocks, load=True)
         session = self._agent.session
@@ -136,6 +138,7 @@ class Loads:
         if load.tracked.load == job:
             load.tracked.load = 0
         self._settle(load, load.outcome.statuses, now)
+        return load.tracked
 
     def _settle(self, load: _Load, statuses: bytes, now: float) -> None:
         failed = [key for key, status in zip(load.hashes, statuses, strict=False) if status != 0]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
+from kvagent.messages import TRANSFERS_VERSION
 from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
 
 if TYPE_CHECKING:
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.transfers import Wanted
     from kvagent.vllm.scheduler.waits import LookupWaits
 
 STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
 IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
 MAX_PROBES = 32  # probes in flight
+AGAIN_FIRST_S, AGAIN_LAST_S = 0.001, 0.02  # from the answer that more may come to the next question
+AGAIN_SHARE = 0.25  # between these, it is this share of the time waited so far
 
 
 class Lookups:
@@ -69,21 +73,21 @@ class Lookups:
         """Return whether late answers may soon bring leases, which begin_step releases."""
         return self._client.late > 0
 
-    def probe(self, tokens: int, hashes: Sequence[bytes]) -> None:
+    def probe(self, tokens: int, hashes: Sequence[bytes], wanted: Wanted | None = None) -> None:
         """Tell the agent which blocks a look-up will ask for, without waiting."""
         if len(self._probes) >= MAX_PROBES:
             return
         try:
-            self._probes.append(self._client.submit(self._request(Want.PROBE, tokens, 0, hashes)))
+            self._probes.append(self._client.submit(self._request(Want.PROBE, tokens, 0, hashes, wanted)))
         except (Busy, Malformed):
             return  # a probe is only a hint
 
-    def ask(self, tokens: int, own: int, hashes: Sequence[bytes]) -> Ticket:
+    def ask(self, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None = None) -> Ticket:
         """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
 
         Busy if too many are in flight, Malformed for more hashes than a look-up may have.
         """
-        return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes), math.inf)
+        return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes, wanted), math.inf)
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
         """Return the answer, or None without one; raise TimedOut for one that cannot be used.
@@ -116,7 +120,10 @@ class Lookups:
         self._client.close()  # before the tickets, whose sockets close with them
         self._probes.clear()
 
-    def _request(self, want: Want, tokens: int, own: int, hashes: Sequence[bytes]) -> Request:
+    def _request(
+        self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None
+    ) -> Request:  # fmt: skip
+        named = wanted if self._attachment.session.version >= TRANSFERS_VERSION else None
         return Request(
             version=self._attachment.session.version,
             space=self._attachment.registered.space,
@@ -127,6 +134,9 @@ class Lookups:
             deadline_us=int(self._age_s * 1e6),
             hash_len=len(hashes[0]),
             hashes=b"".join(hashes),
+            transfer=named.name if named else b"",
+            peer=named.peer if named else "",
+            early=int(named.early) if named else 0,
         )
 
     def _collect_probes(self) -> int:
@@ -171,8 +181,8 @@ class Promises:
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
-        most = self._whole(tracked.request.num_tokens - 1) - own
-        if lookups is None or most < self._least:
+        most = self._whole(_most(tracked)) - own
+        if lookups is None or most < self._least_of(tracked):
             return 0
         promised = tracked.promised
         if promised is None or own < promised.own or now - promised.at > ANSWER_S:
@@ -219,6 +229,8 @@ class Promises:
         if not tracked.request.block_hashes:
             return _NONE
         first = tracked.ticket is None
+        if first and now < tracked.ask_after:
+            return None
         try:
             if tracked.ticket is None:
                 self._send(lookups, tracked, own)
@@ -242,18 +254,23 @@ class Promises:
         if tracked.promised is not None:
             self.forget(tracked)
         self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
+        tokens = _most(tracked) + 1  # the agent answers with at most one token less than asked for
         with contextlib.suppress(Busy):
-            tracked.ticket = lookups.ask(tracked.request.num_tokens, own, tracked.request.block_hashes)
+            tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
         if answer.status == LookupStatus.PENDING:
             tracked.pending_since = tracked.pending_since or now
-            if now - tracked.pending_since <= self._waits.tiers_s:
+            waited = now - tracked.pending_since
+            if waited <= self._waits.pending_s(tracked):
                 tracked.polled_at = now
+                if tracked.wanted is not None:
+                    tracked.ask_after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
                 if answer.lease:
                     self._agent.release(answer.lease)
                 return None  # the next step asks again
-            self._counts.lookups_pending += 1
+            self._counts.lookups_pending += tracked.wanted is None
+            self._counts.transfers_overdue += tracked.wanted is not None
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
         return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
 
@@ -272,18 +289,31 @@ class Promises:
         """Limit an answer to whole blocks of every group, before the last token and before any key
         that failed.
         """
-        tokens = self._whole(min(tokens, tracked.request.num_tokens - 1))
+        tokens = self._whole(min(tokens, _most(tracked)))
         if tracked.failed:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
             for i in range(own // size, tokens // size):
                 if tracked.failing(hashes[i], now):
                     tokens = self._whole(i * size)
                     break
-        return tokens - own if tokens - own >= self._least else 0
+        return tokens - own if tokens - own >= self._least_of(tracked) else 0
+
+    def _least_of(self, tracked: Tracked) -> int:
+        """Return the fewest tokens that a request loads: any block that was computed for it."""
+        return self._least if tracked.wanted is None else 1
 
     def _whole(self, tokens: int) -> int:
         """Round tokens down to whole blocks of every group."""
         return tokens // self._align * self._align
+
+
+def _most(tracked: Tracked) -> int:
+    """Return the most tokens that a request may load.
+
+    vLLM computes the last token again if all are loaded, but only of a prompt that was computed for
+    it elsewhere is the last block worth that.
+    """
+    return tracked.request.num_tokens - (tracked.wanted is None)  # type: ignore[no-any-return]
 
 
 def _miss(now: float) -> Promise:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Ticket
+    from kvagent.vllm.scheduler.transfers import Offer, Wanted
 
 
 FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
@@ -57,7 +58,9 @@ class Tracked:
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
-    """When the agent first answered that it still queries lower tiers; 0 if it did not."""
+    """When the agent first answered that more may come; 0 if it did not."""
+    ask_after: float = 0.0
+    """When it is to be asked again after that."""
     polled_at: float = 0.0
     """When the answer to the look-up in flight was last polled; 0 without one."""
     waited_s: float = 0.0
@@ -73,6 +76,10 @@ class Tracked:
     stale: bool = False
     """Whether some of its KV depends on old weights, so that it is not saved."""
     no_load: bool = False
+    offer: Offer | None = None
+    """What it promises to a decode engine."""
+    wanted: Wanted | None = None
+    """The transfer that it is to receive, until it has."""
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys whose load failed, and until when they are not promised."""
 
@@ -143,41 +150,46 @@ class StaleRequests:
 class Blocks:
     """vLLM's block pool, and this connector's pins in it."""
 
-    def __init__(self, pool: Any, pin_fraction: float) -> None:
+    def __init__(self, pool: Any, pin_fraction: float, deliver_fraction: float = 0.0) -> None:
         self._pool = pool
         self.saving = 0
         """Pins of saves."""
+        self.delivering = 0
+        """Pins of saves of offered requests, which have a budget of their own."""
         self.loading = 0
         """Pins of loads."""
         self.max_saving = max(int(pool.num_gpu_blocks * pin_fraction), 1 if pin_fraction else 0)
         """At least one, so that an engine with few blocks saves them one by one."""
+        self.max_delivering = int(pool.num_gpu_blocks * deliver_fraction)
         self._stale_hashes: dict[int, Any] = {}
         self.has_stale = False
         """Whether old weights may have computed some of the blocks."""
 
-    def room(self) -> int:
+    def room(self, *, deliver: bool = False) -> int:
         """Return how many more blocks saves may pin."""
-        return self.max_saving - self.saving
+        return self.max_delivering - self.delivering if deliver else self.max_saving - self.saving
 
     def scarce(self) -> bool:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
         return bool(self._pool.get_num_free_blocks() < self.max_saving)
 
-    def pin(self, blocks: Sequence[Any], *, load: bool = False) -> None:
+    def pin(self, blocks: Sequence[Any], *, load: bool = False, deliver: bool = False) -> None:
         """Take a reference to each block."""
         self._pool.touch(blocks)
-        if load:
-            self.loading += len(blocks)
-        else:
-            self.saving += len(blocks)
+        self._count(len(blocks), load=load, deliver=deliver)
 
-    def unpin(self, blocks: Sequence[Any], *, load: bool = False) -> None:
+    def unpin(self, blocks: Sequence[Any], *, load: bool = False, deliver: bool = False) -> None:
         """Release the references, last block first, in vLLM's order."""
-        if load:
-            self.loading -= len(blocks)
-        else:
-            self.saving -= len(blocks)
+        self._count(-len(blocks), load=load, deliver=deliver)
         self._pool.free_blocks(reversed(blocks))
+
+    def _count(self, pins: int, *, load: bool, deliver: bool) -> None:
+        if load:
+            self.loading += pins
+        elif deliver:
+            self.delivering += pins
+        else:
+            self.saving += pins
 
     def new_weights(self) -> None:
         """Mark all blocks in the prefix cache as stale: they are not saved under their present

@@ -76,6 +76,8 @@ class SaveRun(NamedTuple):
     hashes: Sequence[bytes]
     blocks: Sequence[Any]
     section: bytes
+    deliver: bool = False
+    """Whether its pins are those of an offered request."""
 
 
 class SaveBatch:
@@ -100,10 +102,17 @@ class SaveBatch:
         _, self._block_tokens, scale, window, self._first_recent = self._groups[0]
         self._simple = len(self._groups) == 1 and scale == 1 and not window
         self._unpinned: list[Any] = []  # blocks added since the last pin
+        self._undelivered: list[Any] = []  # those of them that offered requests pin
 
-    def room(self) -> int:
-        """Return how many more blocks may be added."""
+    def room(self, tracked: Tracked | None = None) -> int:
+        """Return how many more blocks may be added, of this request if one is given."""
+        if tracked is not None and self._delivers(tracked):
+            return self._blocks.room(deliver=True) - len(self._undelivered)
         return self._blocks.room() - len(self._unpinned)
+
+    def _delivers(self, tracked: Tracked) -> bool:
+        """Return whether a request's blocks are pinned from the budget of offered requests."""
+        return tracked.offer is not None and self._blocks.max_delivering > 0
 
     def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
         """Add what the first ``tokens`` of each request leave to be saved."""
@@ -123,7 +132,7 @@ class SaveBatch:
                 table = self._tables.slice(request.request_id, group, begin, end)
                 keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
                 loaded = tracked.loaded[1] > begin * size or self._blocks.has_stale
-                if loaded or window or len(keys) > self.room() or not recent.disjoint(keys):
+                if loaded or window or len(keys) > self.room(tracked) or not recent.disjoint(keys):
                     begin = self._pick(tracked, group, begin, keys, table)
                 elif keys:
                     self._take(tracked, group, begin, keys, table)
@@ -137,13 +146,19 @@ class SaveBatch:
         if self._unpinned:
             self._blocks.pin(self._unpinned)
             self._unpinned = []
+        if self._undelivered:
+            self._blocks.pin(self._undelivered, deliver=True)
+            self._undelivered = []
 
     def take_job(self) -> tuple[list[SaveRun], list[Any]]:
-        """Return as many runs as one job holds, and their blocks."""
+        """Return as many runs as one job holds, and their blocks.
+
+        A job is revoked as a whole, so runs of offered requests have jobs of their own.
+        """
         blocks: list[Any] = []
         count = 0
         for run in self.open[:MAX_SECTIONS]:
-            if blocks and len(blocks) + len(run.blocks) > self.job_blocks:
+            if blocks and (len(blocks) + len(run.blocks) > self.job_blocks or run.deliver != self.open[0].deliver):
                 break
             blocks += run.blocks
             count += 1
@@ -171,7 +186,7 @@ class SaveBatch:
             i, request = tracked.cursor[0], tracked.request
             hashes, begin = request.block_hashes, i * size
             usual = size <= tokens - begin < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
-            if not usual:
+            if not usual or tracked.offer is not None:
                 others.append(one)
                 continue
             key = hashes[i]
@@ -194,13 +209,17 @@ class SaveBatch:
         _, _, scale, _, recent = self._groups[group]
         hashes = tracked.request.block_hashes
         recent.young.update(keys)
-        self._unpinned += blocks
+        deliver = self._delivers(tracked)
+        if deliver:
+            self._undelivered += blocks
+        else:
+            self._unpinned += blocks
         for at in range(0, len(keys), self.job_blocks):
             i = first + at
             parent = hashes[i * scale - 1] if i else b""
             some, these = keys[at : at + self.job_blocks], blocks[at : at + self.job_blocks]
             data = section(group, parent, some, [block.block_id for block in these])
-            self.open.append(SaveRun(tracked, group, i, some, these, data))
+            self.open.append(SaveRun(tracked, group, i, some, these, data, deliver))
 
     def _pick(self, tracked: Tracked, group: int, begin: int, keys: list[bytes], table: Sequence[Any]) -> int:
         """Add those blocks of a run that need saving.
@@ -209,7 +228,7 @@ class SaveBatch:
         """
         _, size, _, _, recent = self._groups[group]
         loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
-        room = self.room()
+        room = self.room(tracked)
         first = 0  # start of the current run
         for i, (key, block) in enumerate(zip(keys, table, strict=True)):
             if block.is_null or begin + i in loaded or key in recent or self._blocks.is_stale(block):
@@ -316,11 +335,13 @@ class SaveSchedule:
         self._urgent = False
 
 
-def collect_saves(schedule: SaveSchedule, saves: Saves, scheduled: Mapping[str, int], *, decode: bool) -> None:
+def collect_saves(
+    schedule: SaveSchedule, saves: Saves, scheduled: Mapping[str, int], *, decode: bool, offers_only: bool = False
+) -> None:
     """Add the filled blocks of requests that are due to the batch; requests without room stay due.
 
     ``scheduled``: the tokens that the step computes, by request. ``decode``: whether to save
-    generated tokens too.
+    generated tokens too. With ``offers_only``, requests that are not offered stay due.
     """
     left: list[Tracked] = []
     filled: list[tuple[Tracked, int]] = []
@@ -329,7 +350,7 @@ def collect_saves(schedule: SaveSchedule, saves: Saves, scheduled: Mapping[str, 
             continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)
-        if tokens is None:  # not scheduled in this step
+        if tokens is None or (offers_only and tracked.offer is None):  # not scheduled, or not now
             left.append(tracked)
             continue
         tokens = final_tokens(request, tokens)

@@ -48,6 +48,11 @@ class _Save:
     outcome: Outcome | None = None
     pinned: bool = True
 
+    @property
+    def deliver(self) -> bool:
+        """Return whether it saves offered requests."""
+        return bool(self.runs) and self.runs[0].deliver
+
 
 @dataclass(eq=False)
 class Saves:
@@ -67,10 +72,13 @@ class Saves:
     def __post_init__(self) -> None:
         self.batch = SaveBatch(self.geometry, self.blocks, self.tables)
         """The contents of the next jobs. Callers that add to it also pin."""
+        self.last_job = 0
+        """The job that was sent last."""
+        self.now = 0.0
+        """A clock that advances by at most half of HOLD_S per step."""
         self._inflight: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._step = 0
-        self._now = 0.0  # a clock that advances by at most half of HOLD_S per step
         self._last = 0.0
         self._not_before = 0
 
@@ -81,14 +89,15 @@ class Saves:
     def begin(self, now: float) -> None:
         """Begin a step."""
         self._step += 1
-        self._now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
+        self.now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
         self._last = now
 
     def ready(self) -> bool:
         """Return whether saves can be planned now. Called before blocks are added."""
         for recent in self.batch.recent:
             recent.rotate(self._last)
-        return bool(self._words) and self.batch.room() > 0 and self._step >= self._not_before
+        room = self.batch.room() > 0 or self.blocks.room(deliver=True) > 0
+        return bool(self._words) and room and self._step >= self._not_before
 
     def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
         """Return the jobs of what was added and pinned."""
@@ -96,8 +105,9 @@ class Saves:
         while self.batch.open and self._words:
             runs, blocks = self.batch.take_job()
             sections = packed([run.section for run in runs], len(blocks))
-            save = _Save(jobs(), self._words.pop(), runs, blocks, self._now)
+            save = _Save(jobs(), self._words.pop(), runs, blocks, self.now)
             self._inflight[save.job] = save
+            self.last_job = save.job
             self.counts.planned += len(blocks)
             planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
         if self.batch.open:
@@ -109,7 +119,7 @@ class Saves:
         for run in self.batch.take_all():
             self.batch.recent[run.group].discard(run.hashes)
             self._again(run, 0)
-            self.blocks.unpin(run.blocks)
+            self.blocks.unpin(run.blocks, deliver=run.deliver)
 
     def report(self, job: int, outcome: Outcome) -> bool:
         """Handle a report of one or more workers. Return whether the job is a save."""
@@ -122,13 +132,20 @@ class Saves:
             self._over(save, save.outcome.statuses)
         return True
 
-    def revoke(self) -> list[int]:
-        """Revoke all saves and return their jobs; their blocks are free from the next step on."""
+    def settled(self, job: int) -> bool:
+        """Return whether all saves up to this job have been reported."""
+        return next(iter(self._inflight), job + 1) > job
+
+    def revoke(self, *, offers: bool = False) -> list[int]:
+        """Revoke all saves, those of offered requests only with ``offers``.
+
+        Return their jobs; their blocks are free from the next step on.
+        """
         revoked: list[int] = []
         if not self.revocable:
             return revoked
         for save in self._inflight.values():
-            if save.pinned:
+            if save.pinned and (offers or not save.deliver):
                 revoked.append(save.job)
                 self._revoke_save(save)
         return revoked
@@ -137,7 +154,7 @@ class Saves:
         """Revoke the saves that have been in flight for too long."""
         overdue: list[int] = []
         for save in self._inflight.values() if self.revocable else ():
-            if save.since + HOLD_S > self._now:
+            if save.since + HOLD_S > self.now:
                 break
             if save.pinned:
                 overdue.append(save.job)
@@ -147,7 +164,7 @@ class Saves:
     def revoke_at_once(self) -> list[int]:
         """Revoke all saves between two steps if the words are mapped, else none."""
         self.drop()
-        return [] if self.revoke_now is None else self.revoke()
+        return [] if self.revoke_now is None else self.revoke(offers=True)
 
     def forget(self) -> None:
         """Offer all blocks again, since the agent has none any more."""
@@ -156,8 +173,10 @@ class Saves:
 
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
+        if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
+            statuses = self._confirm(save, statuses)
         if save.pinned:
-            self.blocks.unpin(save.blocks)
+            self.blocks.unpin(save.blocks, deliver=save.deliver)
         if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # the usual case
             stored = statuses.count(BlockStatus.OK)
             self.counts.stored += stored
@@ -179,12 +198,36 @@ class Saves:
         if any(status in statuses for status in _PAUSE):
             self._not_before = self._step + RETRY_STEPS
 
+    def _confirm(self, save: _Save, statuses: bytes) -> bytes:
+        """Offer those runs of offered requests again that have blocks which another engine is
+        saving: they are not stored yet, and may never be.
+
+        Return the statuses of the others, which stay in the save.
+        """
+        over: list[SaveRun] = []
+        rest = b""
+        at = 0
+        for run in save.runs:
+            own, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
+            offer = run.tracked.offer
+            if offer is not None and BlockStatus.IN_PROGRESS in own:
+                offer.confirm_until = offer.confirm_until or self.now + HOLD_S
+                if self.now < offer.confirm_until:
+                    self.batch.open.append(run)
+                    offer.through = -1
+                    continue
+            over.append(run)
+            rest += own
+        save.runs = over
+        save.blocks = [block for run in over for block in run.blocks]
+        return rest
+
     def _revoke_save(self, save: _Save) -> None:
         if self.revoke_now is not None:
             self.revoke_now(save.revoke)
         save.pinned = False
         self.counts.revoked += len(save.blocks)
-        self.blocks.unpin(save.blocks)
+        self.blocks.unpin(save.blocks, deliver=save.deliver)
 
     def _again(self, run: SaveRun, i: int) -> None:
         tracked = run.tracked

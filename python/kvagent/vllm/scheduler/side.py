@@ -24,6 +24,7 @@ from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
+from kvagent.vllm.scheduler.transfers import Transfers, wanted
 from kvagent.vllm.scheduler.waits import LookupWaits
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SchedulerSide:
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
-        unobserved: bool = False,
+        unobserved: bool = False, engine_id: str = "", tp_size: int = 1,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
 
@@ -66,6 +67,8 @@ class SchedulerSide:
         self._agent = AgentSession(link, options)
         self.waits = LookupWaits(options)
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits)
+        self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
+        self._tp_size = tp_size
         self._tracked: dict[str, Tracked] = {}
         self._schedule = SaveSchedule()
         self._revokes: list[int] = []
@@ -81,7 +84,8 @@ class SchedulerSide:
     def bind(self, pool: Any, manager: Any = None) -> None:
         """Take vLLM's block pool, and its KV cache manager if the scheduler provides it."""
         if self.blocks is None:
-            self.blocks = Blocks(pool, self._options.pin_percent / 100)
+            deliver = self._options.deliver_percent if self._options.transfers else 0.0
+            self.blocks = Blocks(pool, self._options.pin_percent / 100, deliver / 100)
             self.saves = Saves(self._geometry, self._world, self.blocks, self.tables, self._schedule)
             self._loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
@@ -101,9 +105,11 @@ class SchedulerSide:
         tracked = self._track(request)
         self._poll_agent()
         self._stopped = self._stopped and self._agent.pinging()  # it may have answered while no step ran
+        if self._options.transfers and (params := getattr(request, "kv_transfer_params", None)):
+            self._begin_transfer(tracked, params)
         lookups = self._agent.lookups
         if lookups is not None and self._usable(tracked) and (hashes := tracked.request.block_hashes):
-            lookups.probe(request.num_tokens, hashes)
+            lookups.probe(request.num_tokens, hashes, tracked.wanted)
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
@@ -121,6 +127,8 @@ class SchedulerSide:
         """Handle a request's admission, with ``external`` tokens to load or none."""
         self._settle_reset()
         tracked = self._track(request)
+        if tracked.wanted is not None:
+            request.kv_transfer_params["do_remote_prefill"] = False  # it is received once
         if tracked.admitted:  # reset_prefix_cache took its blocks between two steps
             self._lost_blocks(tracked)
         if external > 0 and self._loads is not None:
@@ -129,6 +137,7 @@ class SchedulerSide:
             self._loads.plan(next(self._jobs), tracked, blocks.blocks, external, asked)
             return
         self._promises.forget(tracked)
+        self._transfers.deliver(tracked)
         if not tracked.bypass and self._may_save:
             self._check_stale(tracked, blocks.blocks if blocks is not None else ())
             tracked.admitted = True
@@ -150,7 +159,7 @@ class SchedulerSide:
         now = time.monotonic()
         scheduled = output.num_scheduled_tokens
         self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
-        plan = StepPlan(idle=not self._tracked)
+        plan = StepPlan(idle=not self._tracked or not scheduled)
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
         if self._loads is not None and self._loads.busy():
@@ -160,6 +169,8 @@ class SchedulerSide:
         self._stopped = plan.stopped = awaited and self._agent.stopped(now)
         if self.saves is not None:
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
+            self._transfers.settle(self.saves)
+            plan.released = self._transfers.released()
         if self._agent.lookups is not None:
             probed, late = self._agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
@@ -179,14 +190,18 @@ class SchedulerSide:
         for job in report.late:
             self._loads.late(job)
         for job, outcome in report.outcomes.items():
-            if not self.saves.report(job, outcome):
-                self._loads.report(job, outcome, now)
+            if not self.saves.report(job, outcome) and (tracked := self._loads.report(job, outcome, now)):
+                self._transfers.deliver(tracked)
+        self._transfers.settle(self.saves)
 
-    def finished(self, request: Any, *, normally: bool) -> None:
-        """Handle a request's end; its blocks are free afterwards, except for pinned ones."""
+    def finished(self, request: Any, *, normally: bool) -> bool:
+        """Handle a request's end; its blocks are free afterwards, except for pinned ones.
+
+        Return whether vLLM has to keep them until a plan releases the request.
+        """
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
-            return
+            return False
         tracked.over = True
         if not self._tracked:
             self.waits.end_step(time.monotonic())
@@ -195,16 +210,28 @@ class SchedulerSide:
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
             self._stale_requests.remove(tracked)
+        self._transfers.deliver(tracked)
+        tokens = 0
         if tracked.load and self._loads is not None:
             self._loads.cancel(tracked)
-        elif normally and self.saves is not None and self._saving(tracked) and self.saves.ready():
+        elif normally and self.saves is not None and self._saving(tracked):
             # The last token was not computed, and async scheduling may have an extra step in
             # flight.
             tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
-            if tokens >= tracked.next_tokens:
+            if tokens >= tracked.next_tokens and self.saves.ready():
                 self.saves.batch.add(tracked, tokens)
                 self.saves.batch.pin()
+        if tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None):
+            return True
         self.tables.forget(request.request_id)
+        return False
+
+    def transfer_params(self, request: Any) -> dict[str, Any] | None:
+        """Return what a decode engine needs to know about a request that was computed for it."""
+        params = getattr(request, "kv_transfer_params", None)
+        if not (self._options.transfers and self._may_save and params and params.get("do_remote_decode") is True):
+            return None
+        return self._transfers.params(request, self._tp_size)
 
     def reset(self) -> None:
         """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so.
@@ -253,6 +280,7 @@ class SchedulerSide:
                     self._stale_requests.add(tracked)
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
+            self._transfers.save_no_more()
 
     def idle(self) -> bool:
         """Return whether the engine has no request."""
@@ -261,7 +289,7 @@ class SchedulerSide:
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
         lookups = self._agent.lookups
-        return self._waiting() or (lookups is not None and lookups.awaits_leases())
+        return self._waiting() or self._transfers.busy() or (lookups is not None and lookups.awaits_leases())
 
     def counted(self) -> dict[str, int]:
         """Return all counters by name."""
@@ -301,6 +329,7 @@ class SchedulerSide:
     def _react(self, change: SessionChange) -> None:
         if change.ended:
             self._schedule.clear()
+            self._transfers.drop()
             for tracked in self._tracked.values():
                 self._promises.lose(tracked)
         if change.began:
@@ -323,6 +352,7 @@ class SchedulerSide:
             tracked.restart_saves()
             if tracked.admitted:
                 self._schedule.add(tracked)
+        self._transfers.again(time.monotonic())
 
     def _waiting(self) -> bool:
         """Return whether a report of the workers is outstanding."""
@@ -343,6 +373,16 @@ class SchedulerSide:
             self._tracked[request.request_id] = tracked
         return tracked
 
+    def _begin_transfer(self, tracked: Tracked, params: Any) -> None:
+        """Open the transfer of a request that has arrived, or note the one that it is to
+        receive.
+        """
+        if params.get("do_remote_decode") is True and self._may_save and not tracked.bypass:
+            self._transfers.offer(tracked, params, time.monotonic())
+        elif params.get("do_remote_prefill") is True and self._may_load:
+            tracked.wanted = wanted(params, tracked.request.request_id)
+            self.counts.transfers_wanted += tracked.wanted is not None
+
     def _bypass_names(self, names: set[str]) -> None:
         """Stop saving and loading requests with an item of one of these names."""
         for tracked in self._tracked.values():
@@ -357,14 +397,15 @@ class SchedulerSide:
         return (
             self._may_load
             and self._agent.switches.loads == 1
-            and not self._stopped
+            and (not self._stopped or tracked.wanted is not None)
             and not (tracked.bypass or tracked.no_load or tracked.load)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
         )
 
     def _saving(self, tracked: Tracked) -> bool:
-        present = self._agent.session is not None and self._agent.switches.saves == 1 and not self._stopped
-        return self._may_save and present and not (tracked.bypass or tracked.stale)
+        present = self._agent.session is not None and self._agent.switches.saves == 1
+        awaited = not self._stopped or tracked.offer is not None
+        return self._may_save and present and awaited and not (tracked.bypass or tracked.stale)
 
     def _limit(self, request: Any) -> int:
         """Return how many tokens of a request may be saved at all."""
@@ -398,6 +439,7 @@ class SchedulerSide:
             self._schedule.step(
                 output.num_scheduled_tokens, self._tracked, getattr(output, "total_num_scheduled_tokens", 0)
             )
+        self._transfers.step(saves, now)
         if not (saves.busy() or (session is not None and self._schedule.ready())):
             return
         short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
@@ -405,11 +447,20 @@ class SchedulerSide:
             plan.revokes += saves.revoke()
         if session is None:
             saves.drop()
-        elif self._may_save and not short and self._schedule.ready() and self._agent.switches.saves and saves.ready():
-            collect_saves(self._schedule, saves, output.num_scheduled_tokens, decode=self._options.save_decode)
+        elif self._collects(saves, short=short):
+            collect_saves(
+                self._schedule, saves, output.num_scheduled_tokens, decode=self._options.save_decode, offers_only=short
+            )
         if session is not None:
             plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
         plan.revokes += saves.revoke_overdue()
+
+    def _collects(self, saves: Saves, *, short: bool) -> bool:
+        """Return whether blocks are added to the next saves; if they are ``short``, only those of
+        offered requests are.
+        """
+        allowed = self._may_save and self._agent.switches.saves == 1 and (not short or saves.blocks.max_delivering > 0)
+        return allowed and self._schedule.ready() and saves.ready()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with
@@ -426,3 +477,4 @@ class SchedulerSide:
         self._was_reset = self._unobserved
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
+            self._transfers.save_no_more()

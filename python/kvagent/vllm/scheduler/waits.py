@@ -57,6 +57,7 @@ class LookupWaits:
     def __init__(self, options: Options) -> None:
         self.tiers_s = options.tier_wait_ms / 1e3
         """The longest that a request waits while the agent queries its lower tiers."""
+        self._remote_s = options.remote_wait_ms / 1e3
         self.computed = Rate()
         self.loaded = Rate()
         self._age_s = options.lookup_age_ms / 1e3
@@ -85,11 +86,18 @@ class LookupWaits:
         """Record a look-up that no answer came to within its bound."""
         self._in_vain += 1
 
-    def longest_s(self, tokens: int) -> float:
+    def pending_s(self, tracked: Tracked) -> float:
+        """Return how long a request may wait while the agent says that more may come."""
+        return self.tiers_s if tracked.wanted is None else self._remote_s
+
+    def longest_s(self, tokens: int, *, wanted: bool = False) -> float:
         """Return how long a request may wait for answers in total, of which ``tokens`` are not in
         the engine's own cache.
+
+        ``wanted``: they were computed for it elsewhere, so that it does not compute them itself.
         """
-        return max(self._grace_s, min(self._worth_s(tokens), self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
+        worth_s = self._remote_s if wanted else self._worth_s(tokens)
+        return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
 
     def may_wait(self, tracked: Tracked, tokens: int, now: float) -> bool:
         """Return whether a request whose look-up has no answer yet may go on waiting.
@@ -98,10 +106,10 @@ class LookupWaits:
         """
         if since := tracked.polled_at:
             if tracked.pending_since:
-                since = max(since, tracked.pending_since + self.tiers_s)
+                since = max(since, tracked.pending_since + self.pending_s(tracked))
             tracked.waited_s += max(now - since, 0.0)
         tracked.polled_at = now
-        return tracked.waited_s < self.longest_s(tokens)
+        return tracked.waited_s < self.longest_s(tokens, wanted=tracked.wanted is not None)
 
     def _worth_s(self, tokens: int) -> float:
         """Return the time that a hit saves; infinite before the first prompt was computed."""

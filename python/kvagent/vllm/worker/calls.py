@@ -121,15 +121,22 @@ class WorkerCalls:
             self._worker.end(_plan(self._connector_metadata))
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
-        """Return the requests whose load has ended (vLLM 0.29)."""
-        return None, self._take_results().received or None
+        """Return the ended requests that may be freed, and those whose load has ended (vLLM
+        0.29).
+        """
+        results = self._take_results()
+        return results.sent or None, results.received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
-        """Return the requests whose load has ended, and those whose load failed as a whole."""
+        """Return the ended requests that may be freed, those whose load has ended, and those whose
+        load failed as a whole.
+        """
         results = self._take_results()
         if results is NO_RESULTS:  # a new object: vLLM modifies its sets
             return base.KVConnectorTransferResults()
-        return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
+        return base.KVConnectorTransferResults(
+            finished_sending=results.sent, finished_recving=results.received, failed_recving=results.failed
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that failed to load, of the requests in the last get_finished."""

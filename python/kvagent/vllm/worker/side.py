@@ -89,10 +89,11 @@ log = logging.getLogger("vllm.kvagent")
 
 @dataclass(slots=True)
 class Results:
-    """The results of a step for vLLM: requests whose load has ended, the failed ones among them,
-    and bad blocks.
+    """The results of a step for vLLM: ended requests that it may free, requests whose load has ended,
+    the failed ones among them, and bad blocks.
     """
 
+    sent: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
@@ -159,6 +160,8 @@ class WorkerSide:
         for job in plan.cancels:
             if inflight := self._jobs.get(job):
                 inflight.cancel()
+        if plan.released:
+            self._results.sent.update(plan.released)
         if plan.stopped:
             for inflight in self._jobs.values():
                 inflight.deadline = 0.0
@@ -192,7 +195,7 @@ class WorkerSide:
             if patient and self._backoff.wait(one.session.fileno() for one in self._sessions):
                 self._poll()
             self._expire_loads(time.monotonic())
-        if not self._results.received:
+        if not (self._results.received or self._results.sent):
             return NO_RESULTS
         results, self._results = self._results, Results()
         return results

@@ -1,0 +1,74 @@
+"""A prefill engine at one agent, a decode engine at another: the agents send each other blocks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.pd.conftest import Node
+from tests.pd.processes import Engine, Nursery, Proxy, free_port, mooncake_proxy, push_proxy, toy_proxy
+from tests.pd.traffic import compare, nothing_left, prompts, tails
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Two:
+    """Two nodes, and the address of the first one's agent."""
+
+    def __init__(self, first: Node, second: Node, peer: str) -> None:
+        self.first, self.second, self.peer = first, second, peer
+
+
+@pytest.fixture(scope="module")
+def nodes(node: Node, tiny: Path, nursery: Nursery) -> Iterator[Two]:
+    """The first node's agent restarts with a listener; a second node has one too."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
+        key = Path(folder) / "key"
+        key.write_bytes(os.urandom(32))
+        key.chmod(0o600)
+        peers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        flags = [["--peer-listen", peer, "--peer-key-file", str(key)] for peer in peers]
+        node.restart_agent(*flags[0])
+        second = Node(Path(folder), tiny, nursery, *flags[1])
+        yield Two(node, second, peers[0])
+        second.close()
+        node.restart_agent()
+
+
+@pytest.fixture(scope="module")
+def engines(nodes: Two) -> tuple[Engine, Engine]:
+    prefill = nodes.first.engine("prefill-1", "kv_producer")
+    decode = nodes.second.engine("decode-2", "kv_consumer")
+    nodes.first.joined("prefill-1")
+    return prefill, decode
+
+
+PROXIES: dict[str, Callable[[Two, Engine, Engine], Proxy]] = {
+    "toy": lambda nodes, prefill, decode: toy_proxy(nodes.second.folder, [prefill], [decode]),
+    "push": lambda nodes, prefill, decode: push_proxy(
+        nodes.second.folder, prefill, "prefill-1", [decode], nodes.peer
+    ),
+    "mooncake": lambda nodes, prefill, decode: mooncake_proxy(
+        nodes.second.folder, [(prefill, nodes.first.http_port)], [decode]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PROXIES)
+def test_the_decode_engine_computes_only_tails(nodes: Two, engines: tuple[Engine, Engine], kind: str) -> None:
+    prefill, decode = engines
+    some = prompts(100 + list(PROXIES).index(kind), 12)
+    proxy = PROXIES[kind](nodes, prefill, decode)
+    try:
+        assert compare(proxy, [decode], some, 4) == tails(some)
+    finally:
+        proxy.kill()
+    nothing_left(nodes.first.agent, nodes.second.agent)
+    fetched = nodes.second.agent.status()["peers"]
+    assert fetched["blocks_fetched"] > 0
+    assert not any(count for reason, count in fetched["blocks_failed"].items() if reason != "had")
