@@ -25,7 +25,10 @@ var sleepsAllowed = map[string]string{
 	"pool/tier.closes":                       "is called in bubbles, from a table",
 	"transfer.start":                         "a kernel that takes its time",
 	"agent.mark":                             "a hand-over that takes its time",
+	"agent.TestTransfersAtRandom":            "pauses between cuts of the connection",
 	"python/tests/agent.py":                  "polls what has no event",
+	"python/tests/pd/test_many.py":           "kills come at random moments",
+	"python/tests/pd/traffic.py":             "an agent that is stopped half of the time",
 	"python/tests/test_torture_stalls.py":    "a stall is measured",
 	"python/tests/vllm/test_engine_storm.py": "pauses between blows, and those of a stopped agent",
 }

@@ -89,8 +89,8 @@ log = logging.getLogger("vllm.kvagent")
 
 @dataclass(slots=True)
 class Results:
-    """The results of a step for vLLM: ended requests that it may free, requests whose load has ended,
-    the failed ones among them, and bad blocks.
+    """The results of a step for vLLM: ended requests that it may free, requests whose load has
+    ended, the failed ones among them, and bad blocks.
     """
 
     sent: set[str] = field(default_factory=set)
