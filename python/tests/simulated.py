@@ -14,11 +14,11 @@ from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Region, RegionKind, Role, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory
-from kvagent.vllm.generation import LOADED, PAIR, Generations
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.weight_changes import LOADED, PAIR, Generations
 from kvagent.vllm.worker.side import Results, WorkerSide
 from kvagent.vllm.worker.sync import Sync, make_sync
 from tests.agent import AgentProcess, chain, eventually

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.generation import LOADED, NAMED, PRIVATE
+from kvagent.vllm.weight_changes import LOADED, NAMED, PRIVATE
 from tests.agent import AgentProcess, eventually
 from tests.conftest import REQUIRE
 from tests.simulated import BLOCK, SimulatedEngine

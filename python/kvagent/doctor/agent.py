@@ -8,7 +8,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from kvagent.doctor.finding import Finding
-from kvagent.vllm.generation import NAMED, PAIR, PRIVATE
+from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -17,7 +17,15 @@ from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.generation import (
+from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
+from kvagent.vllm.link import Link
+from kvagent.vllm.metadata import Stats, make_prom
+from kvagent.vllm.options import OptionError, Options, loads, parse, saves
+from kvagent.vllm.scheduler.calls import SchedulerCalls
+from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
+from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
     LiveWeights,
@@ -28,14 +36,6 @@ from kvagent.vllm.generation import (
     unobserved_changes,
     with_generation,
 )
-from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
-from kvagent.vllm.link import Link
-from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.scheduler.calls import SchedulerCalls
-from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
-from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.worker.calls import WorkerCalls
 
 STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.generation import ALLOWED, is_version
+from kvagent.vllm.weight_changes import ALLOWED, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

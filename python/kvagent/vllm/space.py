@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
 from kvagent.vllm.cells import whole_spec
-from kvagent.vllm.generation import LOADED
 from kvagent.vllm.geometry import MLA, Unsupported, replicated
+from kvagent.vllm.weight_changes import LOADED
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
 
 if TYPE_CHECKING:

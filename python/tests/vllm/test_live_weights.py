@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kvagent.vllm.generation import LiveWeights, Unreachable, sample, under_construction
+from kvagent.vllm.weight_changes import LiveWeights, Unreachable, sample, under_construction
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.generation import PRIVATE
+from kvagent.vllm.weight_changes import PRIVATE
 from tests.agent import eventually
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean

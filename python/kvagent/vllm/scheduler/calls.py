@@ -12,10 +12,10 @@ from kvagent.vllm.space import with_resolved
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.generation import LiveWeights
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.side import SchedulerSide
+    from kvagent.vllm.weight_changes import LiveWeights
 
 log = logging.getLogger("vllm.kvagent")
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.generation import LOADED, PRIVATE, Generations
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
@@ -26,6 +25,7 @@ from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
 from kvagent.vllm.scheduler.transfers import Transfers, wanted
 from kvagent.vllm.scheduler.waits import LookupWaits
+from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

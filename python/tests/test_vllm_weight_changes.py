@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm import generation as generations
-from kvagent.vllm.generation import (
+from kvagent.vllm.options import OptionError, Options, parse
+from kvagent.vllm.weight_changes import (
     LOADED,
     MAX_VERSION_BYTES,
     NAMED,
@@ -21,7 +22,6 @@ from kvagent.vllm.generation import (
     unobserved_changes,
     with_generation,
 )
-from kvagent.vllm.options import OptionError, Options, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
