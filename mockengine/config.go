@@ -38,7 +38,7 @@ type Config struct {
 	Drafts     int     // speculative tokens per step and request
 	AcceptRate float64 // share of speculative tokens that are accepted, 0 to 1
 
-	StepTime  time.Duration // wall time: longest wait for a look-up's answer; then it is a miss
+	StepTime  time.Duration // virtual time of a step
 	TokenTime time.Duration // virtual time of each prompt token in it
 	KernelLag time.Duration // wall time: a kernel starts up to that much later, at random
 

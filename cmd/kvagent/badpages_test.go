@@ -32,7 +32,7 @@ type mockRun struct {
 // replayMock runs the same requests each time. All must end, with right bytes.
 func replayMock(t *testing.T, dir string) (r mockRun) {
 	t.Helper()
-	args := []string{"mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096"}
+	args := append([]string{"mock", "--socket-dir", dir, "--requests", "40", "--block-bytes", "4096"}, patientEngines...)
 	out, err := kvagentCommand(t, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)

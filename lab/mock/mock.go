@@ -33,6 +33,7 @@ type options struct {
 	model      string
 	seed       uint64
 	attach     time.Duration
+	lookupWait time.Duration
 
 	fill string
 	hold bool
@@ -55,7 +56,7 @@ type options struct {
 // Command returns the command mock.
 func Command() *cobra.Command {
 	s := &options{socketDir: adminclient.DefaultDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo",
-		device: mockengine.DeviceHost, attach: 10 * time.Second,
+		device: mockengine.DeviceHost, attach: 10 * time.Second, lookupWait: 50 * time.Millisecond,
 		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
 	cmd := &cobra.Command{
 		Use:   "mock",
@@ -107,6 +108,8 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of all random choices")
 	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
+	f.Var(settings.Duration(&s.lookupWait, time.Millisecond, time.Minute), "lookup-timeout",
+		"a look-up that takes longer is a miss")
 	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
 	f.BoolVar(&s.hold, "hold", false, "stay registered until ended")
 	f.StringVar(&s.trace, "trace", "", "trace to run; default: generated conversations")
@@ -133,8 +136,8 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 
 func (s *options) config() mockengine.Config {
 	c := mockengine.Config{Name: s.name, Device: s.device, Model: s.model, Seed: s.seed, Ranks: s.ranks,
-		Blocks: s.blocks, BlockTokens: s.blockSize,
-		BlockBytes: int(s.blockBytes), Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
+		Blocks: s.blocks, BlockTokens: s.blockSize, BlockBytes: int(s.blockBytes),
+		LookupTimeout: s.lookupWait, Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)
 	}
