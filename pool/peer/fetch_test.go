@@ -262,6 +262,7 @@ func TestEvictedMeanwhile(t *testing.T) {
 	if err != nil || got.Blocks != 40 || got.Failed[Missing] != 40 {
 		t.Fatalf("%+v, %v", got, err)
 	}
+	check(t, s.Close())
 	if n := s.Stats().NotSent[Missing]; n != 40 {
 		t.Errorf("%d counted as missing at the server", n)
 	}
@@ -378,7 +379,8 @@ func TestCancel(t *testing.T) {
 	if got, err = fetchAll(t, client, s.Addr().String(), d.request("r", h)); err != nil || got.Blocks != 20 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	if st := s.Stats(); st.Accepted != 2 || st.Ended[EndCancelled]+st.Ended[EndComplete] != 2 {
+	check(t, errors.Join(client.Close(), s.Close())) // the server may not have read the CANCEL before
+	if st := s.Stats(); st.Accepted != 2 || st.Ended[EndCancelled]+st.Ended[EndComplete]+st.Ended[EndLost] != 2 {
 		t.Errorf("%+v", st)
 	}
 }
