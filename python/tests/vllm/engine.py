@@ -144,6 +144,11 @@ def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]
 
 ELSEWHERE_S = 600.0  # for what takes half a minute on an idle machine
 
+if __name__ == "__mp_main__":  # a worker that such a process spawned
+    from tests.vllm import kernels
+
+    kernels.install()
+
 # MODEL SOCKET_DIR [OPTIONS]: the answers as JSON in the last line; OPTIONS are make_engine's, as
 # JSON.
 if __name__ == "__main__":
