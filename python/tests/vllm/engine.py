@@ -180,6 +180,11 @@ def print_answers(model: str, socket_dir: str, options: str) -> None:
     llm.llm_engine.engine_core.shutdown()
 
 
+if __name__ == "__mp_main__":  # a worker that such a process spawned
+    from tests.vllm import kernels
+
+    kernels.install()
+
 if __name__ == "__main__":
     if len(sys.argv) == 3:
         print_metrics(*sys.argv[1:])
