@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Ticket
-    from kvagent.vllm.scheduler.transfers import Offer, Wanted
+    from kvagent.vllm.scheduler.transfer_names import Wanted
+    from kvagent.vllm.scheduler.transfers import Offer
 
 
 FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request

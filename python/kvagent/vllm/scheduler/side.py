@@ -24,7 +24,8 @@ from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
-from kvagent.vllm.scheduler.transfers import Transfers, wanted
+from kvagent.vllm.scheduler.transfer_names import wanted
+from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ class SchedulerSide:
         if self._options.transfers and (params := getattr(request, "kv_transfer_params", None)):
             self._begin_transfer(tracked, params)
         lookups = self._agent.lookups
-        if lookups is not None and self._usable(tracked) and (hashes := tracked.request.block_hashes):
-            lookups.probe(request.num_tokens, hashes, tracked.wanted)
+        if lookups is not None and self._usable(tracked):
+            lookups.probe(tracked)
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
