@@ -25,7 +25,13 @@ type peerNode struct {
 }
 
 // newNode starts an agent with a listener for others behind a cable.
-func newNode(t *testing.T, key string, options ...rigOption) *peerNode {
+func newNode(t testing.TB, key string, options ...rigOption) *peerNode {
+	t.Helper()
+	return newNodeTTL(t, key, 0, options...)
+}
+
+// newNodeTTL is newNode with a time for transfers that have none.
+func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOption) *peerNode {
 	t.Helper()
 	n := &peerNode{}
 	auth, err := peer.Key([]byte(strings.Repeat(key, peer.MinKey)))
@@ -42,7 +48,8 @@ func newNode(t *testing.T, key string, options ...rigOption) *peerNode {
 			})
 			check(t, err)
 			return Peers{
-				Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver, Stop: n.peering.StopServing,
+				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver,
+				Stop: n.peering.StopServing,
 				Report: func() (r admin.Peers) {
 					r.Client, r.Server = n.peering.Stats()
 					return r
@@ -70,7 +77,7 @@ type cable struct {
 	open []net.Conn
 }
 
-func newCable(t *testing.T, to string) *cable {
+func newCable(t testing.TB, to string) *cable {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(t, err)
 	c := &cable{l: l, to: to}
@@ -289,6 +296,41 @@ func TestOtherAgentIsLost(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 			nothingFetched(p, d)
+		})
+	}
+}
+
+// The other agent does not answer from the start: the wait ends within its bound, with nothing.
+func TestOtherAgentNeverAnswers(t *testing.T) {
+	x, p, d := newNodes(t)
+	x.say(offer("a", 8))
+	x.save(0, 8)
+	p.cable.frozen.Lock()
+	defer p.cable.frozen.Unlock()
+	q := x.remote(8, "a", p)
+	x.answers(q, ipc.LookupPending, 0)
+	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 0 {
+		t.Errorf("%+v", got)
+	}
+	nothingFetched(p, d)
+	if s := d.agent.Status().Transfers; s.FetchesFailed != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Both agents end while a fetch runs: neither waits for the other, and nothing is left.
+func TestAgentsEndWhileFetching(t *testing.T) {
+	for name, first := range map[string]func(p, d *peerNode) *peerNode{
+		"prefill": func(p, _ *peerNode) *peerNode { return p }, "decode": func(_, d *peerNode) *peerNode { return d },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x, p, d := newNodes(t)
+			x.say(offer("a", 8))
+			x.save(0, 4)
+			x.until(x.remote(8, "a", p), 4)
+			n := first(p, d)
+			n.agent.Close()
+			n.checkNothingLeft()
 		})
 	}
 }

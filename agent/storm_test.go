@@ -73,7 +73,8 @@ func storm(r *rig, rng *rand.Rand) {
 func goodFrames(rng *rand.Rand) [][]byte {
 	m := register("storm")
 	m.Regions, m.Segments = 1, 1
-	hello := &ipc.Hello{MinVersion: 1, MaxVersion: 2, Software: "storm"}
+	version := ipc.Version - uint32(rng.IntN(2))
+	hello := &ipc.Hello{MinVersion: 1, MaxVersion: version, Software: "storm"}
 	var out [][]byte
 	for _, msg := range []any{
 		hello, hello, hello, m, schedulerOf(m), &ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Bytes: 1}}},
@@ -83,8 +84,9 @@ func goodFrames(rng *rand.Rand) [][]byte {
 		&ipc.Load{Job: rng.Uint64(), Epoch: 1, Event: rng.Uint32(), Lease: 1,
 			Sections: []ipc.Section{section(chain(1, 3), 1<<30)}},
 		&ipc.Cancel{Job: rng.Uint64()}, &ipc.Pong{Req: 1}, &ipc.Welcome{Version: 2},
+		offer("storm", 2), offered("storm", 2), delivered("storm"),
 	} {
-		frame, err := ipc.Encode(make([]byte, 4), 2, msg)
+		frame, err := ipc.Encode(make([]byte, 4), ipc.Version, msg)
 		if err != nil {
 			panic(err)
 		}

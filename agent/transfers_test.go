@@ -31,7 +31,7 @@ type pair struct {
 	loadEpoch uint32
 }
 
-func newPair(t *testing.T, p, d *rig) *pair {
+func newPair(t testing.TB, p, d *rig) *pair {
 	t.Helper()
 	x := &pair{p: p, d: d}
 	prefill, w, answer := p.joinEngine(register("prefill"))
@@ -105,9 +105,14 @@ func (x *pair) save(from, to int) {
 	for i := from; i < to; i++ {
 		x.worker.fill(i, byte(i+1))
 	}
-	one := section(chain(1, to)[from*32:], uint32(from))
+	x.saves(chain(1, to), from, to)
+}
+
+// saves stores blocks from to to-1 of a chain.
+func (x *pair) saves(hashes []byte, from, to int) {
+	one := section(hashes[from*32:to*32], uint32(from))
 	if from > 0 {
-		one.Parent = chain(1, from)[(from-1)*32:]
+		one.Parent = hashes[(from-1)*32 : from*32]
 	}
 	x.worker.job++
 	x.worker.send(&ipc.Save{Job: x.worker.job, Epoch: x.epoch, Event: ipc.None, Revoke: ipc.None,

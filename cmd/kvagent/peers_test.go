@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/pool/servertest"
 )
 
 // Settings that contradict each other are refused by name, with what is allowed.
@@ -113,18 +115,24 @@ type twoNodes struct {
 	hashes         []byte
 }
 
-func startTwoNodes(t *testing.T) *twoNodes {
+// sharedKey returns the setting of a key.
+func sharedKey(t *testing.T) []string {
 	t.Helper()
-	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), peer.MinKey), 0o600); err != nil {
+	path := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(path, bytes.Repeat([]byte("k"), peer.MinKey), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	return []string{"--peer-key-file", path}
+}
+
+func startTwoNodes(t *testing.T, auth []string) *twoNodes {
+	t.Helper()
 	n := &twoNodes{t: t, hashes: make([]byte, 8*32)}
 	for i := range 8 {
 		n.hashes[i*32] = byte(i + 1)
 	}
-	n.prefill, n.pDir, _ = startServe(t, "--peer-key-file", key, "--peer-listen", "127.0.0.1:0")
-	_, n.dDir, _ = startServe(t, "--peer-key-file", key, "--peer-timeout", "500ms")
+	n.prefill, n.pDir, _ = startServe(t, append(auth, "--peer-listen", "127.0.0.1:0")...)
+	_, n.dDir, _ = startServe(t, append(auth, "--peer-timeout", "500ms")...)
 	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
 	n.look = zmqclient.Dial(filepath.Join(n.dDir, ipc.LookupSocket))
 	t.Cleanup(func() { _ = n.look.Close() })
@@ -186,7 +194,7 @@ func TestPrefillAgentIsLost(t *testing.T) {
 		"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP, "ended": syscall.SIGTERM,
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := startTwoNodes(t)
+			n := startTwoNodes(t, sharedKey(t))
 			n.save(4)
 			n.until("the blocks that were saved arrive", pendingWith(4))
 			if err := n.prefill.Process.Signal(signal); err != nil {
@@ -210,18 +218,28 @@ func TestPrefillAgentIsLost(t *testing.T) {
 	}
 }
 
+// Agents that prove themselves by certificates fetch from each other as those with a key.
+func TestFetchOverTLS(t *testing.T) {
+	dir := t.TempDir()
+	servertest.Certificate(t, dir)
+	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	n := startTwoNodes(t, []string{"--peer-tls-cert", cert, "--peer-tls-key", key, "--peer-tls-ca", cert})
+	n.save(8)
+	n.until("all blocks arrive", hitOf(8))
+	if s := statusOf(t, n.pDir).Peers; s.Unauthenticated != 0 || s.Connections == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // An agent frees its peer address with its directory: a successor of the same settings starts at
 // once.
 func TestPeerAddressIsFreeForASuccessor(t *testing.T) {
-	n := startTwoNodes(t)
+	key := sharedKey(t)
+	n := startTwoNodes(t, key)
 	n.save(8)
 	n.until("all blocks arrive", hitOf(8))
-	key := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(key, bytes.Repeat([]byte("k"), peer.MinKey), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	next := kvagentCommand(t, "serve", "--socket-dir", n.pDir, "--pool", "16MiB", "--peer-key-file", key,
-		"--peer-listen", n.address)
+	next := kvagentCommand(t, append(key, "--peer-listen", n.address)...)
+	next.Args = slices.Insert(next.Args, 1, "serve", "--socket-dir", n.pDir, "--pool", "16MiB")
 	log := &processLog{}
 	next.Stderr = log
 	if err := n.prefill.Process.Signal(syscall.SIGTERM); err != nil {

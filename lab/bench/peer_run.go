@@ -261,8 +261,8 @@ func makeCertificate(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
-		os.WriteFile(filepath.Join(dir, peerCert), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600),
-		os.WriteFile(filepath.Join(dir, peerCertKey),
-			pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}), 0o600))
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	secret := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+	return errors.Join(os.WriteFile(filepath.Join(dir, peerCert), cert, 0o600),
+		os.WriteFile(filepath.Join(dir, peerCertKey), secret, 0o600))
 }

@@ -78,8 +78,8 @@ func loadKey(path string) (Auth, error) {
 }
 
 // LoadTLS reads a certificate, its key, and the authorities that signed the certificates of the
-// other agents. Both sides prove theirs, in TLS 1.3. A client also checks that the certificate is of
-// the host that it connects to.
+// other agents. Both sides prove theirs, in TLS 1.3. A client also checks that the certificate is
+// of the host that it connects to.
 func LoadTLS(cert, key, authorities string) (Auth, error) {
 	for _, o := range []struct{ name, path string }{
 		{"--peer-tls-cert", cert}, {"--peer-tls-key", key}, {"--peer-tls-ca", authorities},

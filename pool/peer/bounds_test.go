@@ -9,262 +9,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
-
-// valve is the server's end of a connection. It can be frozen, as if the server were stopped, or
-// partitioned: then what either side sends is lost. Nothing tells the other side.
-type valve struct {
-	net.Conn
-	mu     sync.Mutex
-	reads  chan struct{} // not nil: Read waits until it is closed
-	writes chan struct{} // not nil: so does Write
-	lost   bool          // partitioned
-	ended  chan struct{}
-	once   sync.Once
-}
-
-func newValve(c net.Conn) *valve { return &valve{Conn: c, ended: make(chan struct{})} }
-
-func (v *valve) freeze(reads, writes bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if reads {
-		v.reads = make(chan struct{})
-	}
-	if writes {
-		v.writes = make(chan struct{})
-	}
-	v.lost = !reads && !writes
-}
-
-func (v *valve) thaw() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, c := range []*chan struct{}{&v.reads, &v.writes} {
-		if *c != nil {
-			close(*c)
-			*c = nil
-		}
-	}
-}
-
-// pass waits while one direction is frozen, and reports whether the valve is partitioned.
-func (v *valve) pass(frozen *chan struct{}) (lost bool, err error) {
-	v.mu.Lock()
-	c, lost := *frozen, v.lost
-	v.mu.Unlock()
-	if c == nil {
-		return lost, nil
-	}
-	select {
-	case <-c:
-		return lost, nil
-	case <-v.ended:
-		return lost, net.ErrClosed
-	}
-}
-
-func (v *valve) Read(p []byte) (int, error) {
-	for {
-		if _, err := v.pass(&v.reads); err != nil {
-			return 0, err
-		}
-		n, err := v.Conn.Read(p)
-		lost, stop := v.pass(&v.reads)
-		if stop != nil {
-			return 0, stop
-		}
-		if !lost || err != nil {
-			return n, err
-		}
-	}
-}
-
-func (v *valve) Write(p []byte) (int, error) {
-	lost, err := v.pass(&v.writes)
-	if lost || err != nil {
-		return len(p), err
-	}
-	return v.Conn.Write(p)
-}
-
-func (v *valve) Close() error {
-	v.once.Do(func() { close(v.ended) })
-	return v.Conn.Close()
-}
-
-// valves is a listener whose connections can freeze.
-type valves struct {
-	*pipes
-	mu  sync.Mutex
-	all []*valve
-}
-
-func (l *valves) Accept() (net.Conn, error) {
-	c, err := l.pipes.Accept()
-	if err != nil {
-		return nil, err
-	}
-	v := newValve(c)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.all = append(l.all, v)
-	return v, nil
-}
-
-func (l *valves) each(do func(v *valve)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, v := range l.all {
-		do(v)
-	}
-}
-
-// frozen is two agents over connections that can freeze, on a fake clock.
-type frozen struct {
-	p, d   *agent
-	net    *valves
-	server *Server
-	client *Client
-}
-
-// inBubble runs a test on a fake clock.
-func inBubble(t *testing.T, spec func(*Config, *ClientConfig), f func(t *testing.T, w *frozen)) {
-	synctest.Test(t, func(t *testing.T) {
-		s := specOf(1, 64<<10)
-		w := &frozen{p: newMemAgent(t, 16<<20, s), d: newMemAgent(t, 16<<20, s), net: &valves{pipes: newPipes()}}
-		cfg, ccfg := w.p.config(), w.d.clientConfig()
-		ccfg.Dial = w.net.dial
-		if spec != nil {
-			spec(&cfg, &ccfg)
-		}
-		w.server, w.client = serveOn(t, w.net, cfg), newClient(t, ccfg)
-		f(t, w)
-	})
-}
-
-// TestFrozenPeer: a peer that stops reading, writing or both, or is partitioned, costs the timeout
-// and a recompute, in whatever state the fetch is.
-func TestFrozenPeer(t *testing.T) {
-	for _, side := range []struct {
-		name          string
-		reads, writes bool
-	}{
-		{"reads nothing", true, false}, {"writes nothing", false, true}, {"is stopped", true, true},
-		{"is partitioned", false, false},
-	} {
-		for _, waiting := range []bool{false, true} {
-			t.Run(fmt.Sprint(side.name, ", waiting ", waiting), func(t *testing.T) {
-				inBubble(t, nil, func(t *testing.T, w *frozen) {
-					h := chain("a", 40)
-					w.p.save(h.Slice(0, 20))
-					w.p.set("r", Open, 0)
-					var at time.Time
-					n := 0
-					got, err := fetchWith(t.Context(), t, w.client, "p", w.d.request("r", h), func(blocks int, _ int64) {
-						n += blocks
-						switch {
-						case !at.IsZero():
-						case waiting && n == 40: // all of it has arrived, and the next is waited for
-							at = time.Now()
-							w.net.each(func(v *valve) { v.freeze(side.reads, side.writes) })
-						case !waiting && n >= 10: // more is on the road
-							at = time.Now()
-							w.net.each(func(v *valve) { v.freeze(side.reads, side.writes) })
-						}
-					})
-					took := time.Since(at)
-					if !errors.Is(err, ErrLost) || got.End != EndLost || got.Blocks == 0 {
-						t.Errorf("%+v, %v", got, err)
-					}
-					if limit := DefaultTimeout*9/8 + DefaultTimeout; took > limit {
-						t.Errorf("it took %v", took)
-					}
-					if w.d.has(h) != got.Blocks {
-						t.Errorf("%d blocks, %+v", w.d.has(h), got)
-					}
-					w.d.nothingLeft()
-					// The server holds nothing for it after that, or once it runs again.
-					time.Sleep(3 * DefaultTimeout)
-					w.net.each((*valve).thaw)
-					synctest.Wait()
-					if st := w.server.Stats(); st.Subscriptions != 0 || st.Connections != 0 {
-						t.Errorf("%+v", st)
-					}
-					w.p.nothingLeft()
-				})
-			})
-		}
-	}
-}
-
-// TestFrozenClient: a client that stops reading or writing costs the server nothing after the
-// timeout, and no other client waits for it.
-func TestFrozenClient(t *testing.T) {
-	inBubble(t, nil, func(t *testing.T, w *frozen) {
-		h := chain("a", 40)
-		w.p.save(h)
-		w.p.set("r", Open, 0)
-		auth := testKey(t, 1)
-		raw, err := w.net.dial(t.Context(), "p")
-		check(t, err)
-		c, err := dialled(t.Context(), raw, "p", &auth, time.Minute)
-		check(t, err)
-		m := get{space: w.p.spec.Fingerprint, length: 64 << 10, hashes: h.Slice(0, 8)}
-		check(t, c.send(kindGet, 1, m.encode(nil)))
-		synctest.Wait() // the server is writing now, and pins what it writes
-		if s := w.p.Stats(); s.PinnedEntries != 8 {
-			t.Errorf("%d entries are pinned", s.PinnedEntries)
-		}
-		start := time.Now()
-		if got, err := fetchAll(t, w.client, "p", w.d.request("", h)); err != nil || got.Blocks != 80 {
-			t.Errorf("%+v, %v", got, err)
-		}
-		if took := time.Since(start); took > 0 {
-			t.Errorf("another client waited %v", took)
-		}
-		time.Sleep(DefaultTimeout*9/8 + time.Millisecond)
-		synctest.Wait()
-		if s := w.p.Stats(); s.PinnedEntries != 0 {
-			t.Errorf("%d entries are pinned for a client that is gone", s.PinnedEntries)
-		}
-		if st := w.server.Stats(); st.Lost != 1 || st.Connections != 2 {
-			t.Errorf("%+v", st)
-		}
-		raw.Close()
-	})
-}
-
-// TestKilledClient: what is pinned for a client is released when its connection ends.
-func TestKilledClient(t *testing.T) {
-	inBubble(t, nil, func(t *testing.T, w *frozen) {
-		h := chain("a", 40)
-		w.p.save(h)
-		auth := testKey(t, 1)
-		raw, err := w.net.dial(t.Context(), "p")
-		check(t, err)
-		c, err := dialled(t.Context(), raw, "p", &auth, time.Minute)
-		check(t, err)
-		for id := range uint32(5) {
-			m := get{space: w.p.spec.Fingerprint, length: 64 << 10, hashes: h.Slice(0, 8)}
-			check(t, c.send(kindGet, id, m.encode(nil)))
-		}
-		synctest.Wait()
-		if s := w.p.Stats(); s.PinnedEntries != 8 {
-			t.Errorf("%d entries are pinned", s.PinnedEntries)
-		}
-		raw.Close()
-		synctest.Wait()
-		if s := w.p.Stats(); s.PinnedEntries != 0 || s.Pinned != 0 {
-			t.Errorf("%d entries are pinned after the connection ended", s.PinnedEntries)
-		}
-	})
-}
 
 // TestHeartbeats: a fetch that waits for long keeps its connections, without a byte of blocks.
 func TestHeartbeats(t *testing.T) {
@@ -500,7 +251,8 @@ func TestBreaker(t *testing.T) {
 		}
 		r := w.d.request("", h)
 		for _, pause := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second} {
-			if _, err := fetchAll(t, w.client, "p", r); !errors.Is(err, ErrLost) || !strings.Contains(err.Error(), "no road") {
+			if _, err := fetchAll(t, w.client, "p", r); !errors.Is(err, ErrLost) ||
+				!strings.Contains(err.Error(), "no road") {
 				t.Fatalf("%v", err)
 			}
 			before := dials
@@ -579,7 +331,8 @@ func TestClientLimits(t *testing.T) {
 			all.Go(func() { _, _ = w.client.Fetch(ctx, "p4", w.d.request("r", chain("b", 2)), nil) })
 		}
 		synctest.Wait()
-		if got, err := fetchAll(t, w.client, "p4", w.d.request("", h)); !errors.Is(err, ErrBusy) || got.Failed[NotStored] != 4 {
+		if got, err := fetchAll(t, w.client, "p4", w.d.request("", h)); !errors.Is(err, ErrBusy) ||
+			got.Failed[NotStored] != 4 {
 			t.Errorf("%+v, %v", got, err)
 		}
 		cancel()
@@ -622,22 +375,43 @@ func TestClose(t *testing.T) {
 }
 
 // TestCancelInFlight: a fetch that is cancelled with blocks on the road returns when none of its
-// slots is written any more, and has freed them.
+// slots is written any more, and has freed or committed them.
 func TestCancelInFlight(t *testing.T) {
-	inBubble(t, nil, func(t *testing.T, w *frozen) {
+	hook := &beforeAcquire{}
+	hooked := func(c *Config, cc *ClientConfig) {
+		hook.Slots, c.Slots = c.Slots, hook
+		cc.Streams, cc.BatchBytes, cc.WindowBytes = 1, 256<<10, 2<<20
+	}
+	inBubble(t, hooked, func(t *testing.T, w *frozen) {
 		h := chain("a", 80)
 		w.p.save(h)
 		ctx, cancel := context.WithCancel(t.Context())
-		got, err := fetchWith(ctx, t, w.client, "p", w.d.request("", h), func(blocks int, _ int64) {
-			if blocks > 1 {
-				cancel() // the blocks of other requests are still to come
+		held, release := make(chan struct{}), make(chan struct{})
+		n := 0
+		hook.do = func(*pool.Batch) {
+			if n++; n == 3 {
+				close(held)
+				<-release
 			}
-		})
-		for group := range w.d.spec.Groups {
-			b := w.d.batch(uint8(group), h, 0)
-			if w.d.Peek(b); slices.Contains(b.Status, pool.InProgress) {
-				t.Errorf("slots are reserved after the fetch has returned: %v", b.Status)
-			}
+		}
+		var got Result
+		var err error
+		var over atomic.Bool
+		go func() {
+			got, err = fetchWith(ctx, t, w.client, "p", w.d.request("", h), nil)
+			over.Store(true)
+		}()
+		<-held
+		cancel()
+		synctest.Wait()
+		b := w.d.batch(0, h, 0)
+		if w.d.Peek(b); over.Load() || !slices.Contains(b.Status, pool.InProgress) {
+			t.Errorf("over %v: slots are reserved after the fetch has returned: %v", over.Load(), b.Status)
+		}
+		close(release)
+		synctest.Wait()
+		if w.d.Peek(b); !over.Load() || slices.Contains(b.Status, pool.InProgress) {
+			t.Errorf("over %v: %v", over.Load(), b.Status)
 		}
 		if !errors.Is(err, context.Canceled) || got.Blocks == 0 || got.Blocks == 160 {
 			t.Errorf("%+v, %v", got, err)
@@ -645,5 +419,63 @@ func TestCancelInFlight(t *testing.T) {
 		if n := w.d.has(h); n != got.Blocks {
 			t.Errorf("%d blocks are there, %d were stored", n, got.Blocks)
 		}
+	})
+}
+
+// TestSharedPrefix: a fetch whose blocks another one is getting ends when they are there, and gets
+// itself what fails for the other one; those that an engine saves are not waited for.
+func TestSharedPrefix(t *testing.T) {
+	h := chain("a", 40)
+	hook := &beforeAcquire{}
+	hooked := func(c *Config, cc *ClientConfig) {
+		hook.Slots, c.Slots, cc.Streams = c.Slots, hook, 1
+	}
+	inBubble(t, hooked, func(t *testing.T, w *frozen) {
+		w.p.save(h)
+		held, release := make(chan struct{}), make(chan struct{})
+		n := 0
+		hook.do = func(b *pool.Batch) {
+			switch n++; n { // of the GETs
+			case 2: // everything else of the first fetch was asked for by then
+				close(held)
+				<-release
+				w.p.arena[w.p.offsets(h)[1]] ^= 1
+			case 3:
+				w.p.arena[w.p.offsets(h)[1]] ^= 1
+			}
+		}
+		var one, two Result
+		var errs [2]error
+		var over atomic.Int32
+		go func() {
+			one, errs[0] = fetchAll(t, w.client, "p", w.d.request("", h))
+			over.Add(1)
+		}()
+		<-held
+		go func() {
+			two, errs[1] = fetchAll(t, w.client, "p", w.d.request("", h))
+			over.Add(1)
+		}()
+		synctest.Wait()
+		if over.Load() != 0 {
+			t.Error("the second fetch did not wait for the first")
+		}
+		close(release)
+		synctest.Wait()
+		if over.Load() != 2 || errors.Join(errs[:]...) != nil || one.Blocks != 79 || one.Failed[Corrupt] != 1 ||
+			two.Blocks != 1 || two.Failed[Had] != 79 || w.d.has(h) != 80 {
+			t.Errorf("%v, %+v, %+v, %v", over.Load(), one, two, errs)
+		}
+		b := w.d.batch(0, chain("engine", 3), 0)
+		w.d.Reserve(b)
+		w.p.save(chain("engine", 3))
+		got, err := fetchAll(t, w.client, "p", w.d.request("", chain("engine", 3)))
+		if err != nil || got.Failed[Had] != 3 || got.Blocks != 3 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		for i := range b.Status {
+			b.Status[i] = pool.Busy
+		}
+		w.d.Commit(b.Slots, b.Epoch, b.Status)
 	})
 }

@@ -21,7 +21,9 @@ type Client struct {
 	mu     sync.Mutex
 	closed bool
 	nodes  map[string]*node
-	gone   PeerStats // of addresses that gave way; its name is empty as long as none has
+	parts  int           // blocks that all fetches have reserved
+	change chan struct{} // closed when some of them were settled; nil: nobody waits
+	gone   PeerStats     // of addresses that gave way; its name is empty as long as none has
 	count  ClientStats
 }
 
@@ -105,6 +107,30 @@ func (c *Client) Close() error {
 	return nil
 }
 
+// reserved counts blocks that a fetch has reserved, or, negative, settled.
+func (c *Client) reserved(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parts += n
+	if n < 0 && c.change != nil {
+		close(c.change)
+		c.change = nil
+	}
+}
+
+// settling returns a channel that is closed when a fetch has settled blocks; nil if none has any.
+func (c *Client) settling() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.parts == 0 {
+		return nil
+	}
+	if c.change == nil {
+		c.change = make(chan struct{})
+	}
+	return c.change
+}
+
 // begin counts a call for an address.
 func (c *Client) begin(addr string) (*node, error) {
 	c.mu.Lock()
@@ -134,6 +160,10 @@ func (c *Client) begin(addr string) (*node, error) {
 // end counts what became of a call; f is nil if it was not a fetch.
 func (c *Client) end(n *node, f *fetch, err error) {
 	defer c.fetching.Done()
+	var r Result
+	if f != nil {
+		r = f.finish(err)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count.Fetches--
@@ -146,7 +176,6 @@ func (c *Client) end(n *node, f *fetch, err error) {
 	if f == nil {
 		return
 	}
-	r := f.finish(err)
 	if errors.Is(err, ErrSuspended) {
 		c.count.Suspended++
 	}

@@ -161,9 +161,9 @@ func writeError(err error, within time.Duration) error {
 	return err
 }
 
-// heartbeats writes a PING when nothing else was written for a while, until ended is closed. Another
-// side that takes nothing loses the connection, which ends its reader; one that has ended is seen by
-// the reader itself.
+// heartbeats writes a PING when nothing else was written for a while, until ended is closed. The
+// other side loses the connection if it takes nothing, which ends the reader; if it has ended, the
+// reader sees that itself.
 func (c *conn) heartbeats(ended <-chan struct{}) {
 	tick := time.NewTicker(c.beat)
 	defer tick.Stop()

@@ -24,6 +24,8 @@ type fetch struct {
 	mu      sync.Mutex
 	seen    []bool // announced
 	queue   []run  // announced and not asked for
+	later   []run  // announced, and being stored by another job when they were to be reserved
+	last    bool   // these are tried for the last time
 	end     End    // from the peer; 0: not yet
 	tokens  uint32
 	owed    int64   // bytes asked for
@@ -40,6 +42,8 @@ type part struct {
 	left   int         // shards asked for
 	failed bool
 	reason Reason // why it failed
+	busy   bool   // another job is storing some shard
+	again  bool   // it is tried later
 }
 
 func newFetch(c *Client, r *Request, stored func(int, int64)) *fetch {
@@ -88,8 +92,14 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 			f.ask(l, b)
 			continue
 		}
+		settled, again := f.retry()
+		if again {
+			continue
+		}
 		select {
 		case <-f.wake:
+		case <-settled:
+			f.requeue(false)
 		case <-ctx.Done():
 		case <-l.dead:
 		case <-bound.C:
@@ -113,7 +123,41 @@ func (f *fetch) subscribe() *subscribe {
 func (f *fetch) state() (over, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.end != 0 && len(f.queue) == 0 && f.parts == 0, f.end != 0
+	return f.end != 0 && len(f.queue) == 0 && len(f.later) == 0 && f.parts == 0, f.end != 0
+}
+
+// retry returns what to wait for before blocks that another job was storing are tried again: that
+// some fetch settles blocks, which may be these. Without such a fetch, again is true: they are
+// tried once more, and then the job is an engine's save, and they count as had.
+func (f *fetch) retry() (settled <-chan struct{}, again bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.later) == 0 || f.parts > 0 {
+		return nil, false // this fetch comes back when its own blocks are settled
+	}
+	if settled = f.client.settling(); settled != nil {
+		return settled, false
+	}
+	if !f.last {
+		f.requeueLocked(true)
+		return nil, true
+	}
+	for _, r := range f.later {
+		f.outcome.Failed[Had] += int(r.count)
+	}
+	f.later = nil
+	return nil, true
+}
+
+// requeue tries again to reserve what another job was storing.
+func (f *fetch) requeue(last bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requeueLocked(last)
+}
+
+func (f *fetch) requeueLocked(last bool) {
+	f.queue, f.later, f.last = append(f.queue, f.later...), nil, last
 }
 
 // drain waits until what was asked for has arrived or was abandoned: the readers may write to its
@@ -176,248 +220,4 @@ func (f *fetch) signal() {
 	case f.wake <- struct{}{}:
 	default:
 	}
-}
-
-// stretch is blocks of one group that are asked for together.
-type stretch struct {
-	group    int // in the request
-	from, to int // in the group
-}
-
-// next takes the next blocks off the queue, if the window has room for them.
-func (f *fetch) next() (b stretch, ok bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.queue) == 0 {
-		return b, false
-	}
-	r := &f.queue[0]
-	at := int(r.first)
-	for ; at >= f.request.Groups[b.group].Hashes.N; b.group++ {
-		at -= f.request.Groups[b.group].Hashes.N
-	}
-	n := 1 // until the sizes are known
-	if size := f.sizes[b.group]; size > 0 {
-		n = int(min(max(f.client.cfg.BatchBytes/f.largest[b.group], 1), MaxBatch))
-		if room := (f.client.cfg.WindowBytes - f.owed) / size; int64(n) > room {
-			if n = int(max(room, 0)); n == 0 && f.parts == 0 {
-				n = 1
-			}
-		}
-	} else if f.parts > 0 {
-		n = 0
-	}
-	n = min(n, int(r.count), f.request.Groups[b.group].Hashes.N-at)
-	if n == 0 {
-		return b, false
-	}
-	b.from, b.to = at, at+n
-	r.first, r.count = r.first+uint32(n), r.count-uint32(n)
-	if r.count == 0 {
-		f.queue = f.queue[1:]
-	}
-	return b, true
-}
-
-// ask reserves slots for some blocks and asks for what they lack.
-func (f *fetch) ask(l *link, b stretch) {
-	parts := f.reserve(b)
-	g := &f.request.Groups[b.group]
-	var asks []*ask
-	for shard := range f.request.Shards {
-		a := &ask{fetch: f, get: get{space: f.request.Space, group: g.Group, shard: uint8(shard)}}
-		var blob []byte
-		for i, p := range parts {
-			if p.failed || !p.has[shard] {
-				continue
-			}
-			p.left++
-			a.parts, a.result = append(a.parts, p), append(a.result, cancelled)
-			a.get.length = p.slots[shard].Len
-			blob = append(blob, g.Hashes.At(b.from+i)...)
-		}
-		if a.get.hashes = pool.Chain(blob, g.Hashes.Len); len(a.parts) > 0 {
-			asks = append(asks, a)
-		}
-	}
-	var done []*part
-	f.mu.Lock()
-	f.parts += len(parts)
-	for _, p := range parts {
-		if p.left == 0 {
-			done = append(done, p)
-		}
-	}
-	for _, a := range asks {
-		f.owed += a.bytes()
-	}
-	f.mu.Unlock()
-	f.settle(done)
-	for _, a := range asks {
-		a.id = l.id()
-		l.leastLoaded().ask(a)
-	}
-}
-
-// leastLoaded returns the stream that is owed least.
-func (l *link) leastLoaded() *stream {
-	best, load := l.streams[0], l.streams[0].load()
-	for _, s := range l.streams[1:] {
-		if other := s.load(); other < load {
-			best, load = s, other
-		}
-	}
-	return best
-}
-
-// reserve reserves the shards of some blocks that are not stored here.
-func (f *fetch) reserve(b stretch) []*part {
-	r, n := f.request, b.to-b.from
-	g := &r.Groups[b.group]
-	parts := make([]*part, n)
-	for i := range parts {
-		parts[i] = &part{slots: make([]pool.Slot, r.Shards), has: make([]bool, r.Shards)}
-	}
-	batch := pool.Batch{
-		Space: r.ID, Group: g.Group, Epoch: r.Epoch, Parent: g.Parent, Hashes: g.Hashes.Slice(b.from, b.to),
-		Status: make([]pool.Status, n), Slots: make([]pool.Slot, n),
-	}
-	if b.from > 0 {
-		batch.Parent = g.Hashes.At(b.from - 1)
-	}
-	size, largest := int64(0), int64(0)
-	for shard := range r.Shards {
-		batch.Shard = uint8(shard)
-		f.client.cfg.Slots.Reserve(&batch)
-		for i, p := range parts {
-			switch batch.Status[i] {
-			case pool.OK:
-				p.slots[shard], p.has[shard] = batch.Slots[i], true
-				largest = max(largest, int64(batch.Slots[i].Len))
-			case pool.Exists, pool.InProgress:
-			default:
-				p.failed, p.reason = true, reasonOf(batch.Status[i])
-			}
-		}
-		size += largest
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if size > f.sizes[b.group] {
-		f.sizes[b.group], f.largest[b.group] = size, largest
-	}
-	return parts
-}
-
-// arrived takes an ask back from its stream.
-func (f *fetch) arrived(a *ask) {
-	var done []*part
-	f.mu.Lock()
-	for i, p := range a.parts {
-		if status := a.result[i]; status != pool.OK && !p.failed {
-			p.failed = true
-			switch status {
-			case cancelled:
-				p.reason = Abandoned
-			case badPage:
-				p.reason = BadPage
-			default:
-				p.reason = reasonOf(status)
-			}
-		}
-		if p.left--; p.left == 0 {
-			done = append(done, p)
-		}
-	}
-	f.mu.Unlock()
-	f.settle(done)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.owed -= a.bytes()
-	f.signal()
-}
-
-// settle commits blocks of which all shards have arrived, frees those that failed, and counts both.
-func (f *fetch) settle(done []*part) {
-	if len(done) == 0 {
-		return
-	}
-	var slots []pool.Slot
-	var status []pool.Status
-	for _, p := range done {
-		for shard, has := range p.has {
-			if !has {
-				continue
-			}
-			s := pool.OK
-			if p.failed {
-				s = pool.Busy
-			}
-			slots, status = append(slots, p.slots[shard]), append(status, s)
-		}
-	}
-	f.committing.Lock()
-	defer f.committing.Unlock()
-	if len(slots) > 0 {
-		f.client.cfg.Slots.Commit(slots, f.request.Epoch, status)
-	}
-	var of Result
-	for _, p := range done {
-		bytes, reserved := int64(0), false
-		for shard, has := range p.has {
-			if !has {
-				continue
-			}
-			if status[0] != pool.OK && !p.failed {
-				p.failed, p.reason = true, reasonOf(status[0])
-			}
-			bytes, reserved = bytes+int64(p.slots[shard].Len), true
-			status = status[1:]
-		}
-		switch {
-		case p.failed:
-			of.Failed[p.reason]++
-		case !reserved:
-			of.Failed[Had]++
-		default:
-			of.Blocks, of.Bytes = of.Blocks+1, of.Bytes+bytes
-		}
-	}
-	if of.Blocks > 0 {
-		f.stored(of.Blocks, of.Bytes)
-	}
-	f.add(&of, len(done))
-}
-
-// add adds the outcome of blocks.
-func (f *fetch) add(of *Result, parts int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.parts -= parts
-	f.outcome.Blocks, f.outcome.Bytes = f.outcome.Blocks+of.Blocks, f.outcome.Bytes+of.Bytes
-	for i := range of.Failed {
-		f.outcome.Failed[i] += of.Failed[i]
-	}
-	f.signal()
-}
-
-// finish returns the result of a fetch that ended with an error, or without one.
-func (f *fetch) finish(err error) Result {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	r := f.outcome
-	r.End, r.Tokens, r.Took = f.end, f.tokens, f.result.Took
-	switch {
-	case err == nil:
-	case err == context.Canceled || err == context.DeadlineExceeded: // the caller's own, as it is
-		r.End = EndCancelled
-	default:
-		r.End = EndLost
-	}
-	counted := r.Blocks
-	for _, n := range r.Failed {
-		counted += n
-	}
-	r.Failed[NotStored] += f.total - counted
-	return r
 }

@@ -91,7 +91,8 @@ func TestPush(t *testing.T) {
 	r := d.request("r", h)
 	r.Early = true
 	go func() {
-		res, err := fetchWith(t.Context(), t, client, s.Addr().String(), r, func(blocks int, _ int64) { arrived <- blocks })
+		res, err := fetchWith(t.Context(), t, client, s.Addr().String(), r,
+			func(blocks int, _ int64) { arrived <- blocks })
 		done <- outcome{res, err}
 	}()
 	for step := range 3 {
@@ -142,7 +143,8 @@ func TestPartialEntry(t *testing.T) {
 	r := d.request("", h)
 	r.Groups = r.Groups[:1]
 	got, err := fetchAll(t, client, s.Addr().String(), r)
-	if err != nil || got.End != EndUnknown || got.Blocks != 2 || got.Failed[NotStored] != 2 || got.Bytes != 4*4096+2+0+1+2 {
+	if err != nil || got.End != EndUnknown || got.Blocks != 2 || got.Failed[NotStored] != 2 ||
+		got.Bytes != 4*4096+2+0+1+2 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	if n := d.has(h); n != 2 {
@@ -241,7 +243,7 @@ func TestOtherShape(t *testing.T) {
 	}
 }
 
-// TestDamageAtTheSender: bytes that changed at the sender since they were saved are not stored here.
+// TestDamageAtTheSender: bytes that changed at the sender since their save are not stored here.
 func TestDamageAtTheSender(t *testing.T) {
 	spec := specOf(2, 4096)
 	p, d := newAgent(t, 16<<20, spec), newAgent(t, 16<<20, spec)

@@ -236,8 +236,8 @@ func good(m *get, change func(rows []row, data []byte)) (rows []row, data []byte
 	return rows, data
 }
 
-// TestHostileServer: whatever an authenticated server sends, no wrong byte is visible, no slot stays
-// reserved, and the fetch ends.
+// TestHostileServer: whatever an authenticated server sends, no wrong byte is visible, no slot
+// stays reserved, and the fetch ends.
 func TestHostileServer(t *testing.T) {
 	spec := specOf(1, 4096)
 	h := chain("a", 4)
@@ -276,7 +276,8 @@ func TestHostileServer(t *testing.T) {
 		}), "", 0, Corrupt},
 		"more blocks than asked for": {one(func(rows []row, _ []byte) { rows[0].status = pool.Missing }), "BLOCKS", 0,
 			Abandoned},
-		"a status of no kind": {one(func(rows []row, _ []byte) { rows[0].status = pool.InProgress }), "status 2", 0, Abandoned},
+		"a status of no kind": {one(func(rows []row, _ []byte) { rows[0].status = pool.InProgress }), "status 2", 0,
+			Abandoned},
 		"HAVE of no block": {func(c *conn, sub uint32, _ subscribe) error { return have(c, sub, run{7, 2}) }, "HAVE", 0,
 			NotStored},
 		"HAVE twice": {func(c *conn, sub uint32, _ subscribe) error { return have(c, sub, run{1, 1}, run{0, 2}) },
@@ -298,7 +299,8 @@ func TestHostileServer(t *testing.T) {
 			err := have(c, sub, run{0, 1})
 			id, m, aerr := asked(c)
 			rows, data := good(&m, nil)
-			return errors.Join(err, aerr, sendBytes(c, id, rows, len(data), data), sendBytes(c, id, rows, len(data), data))
+			send := func() error { return sendBytes(c, id, rows, len(data), data) }
+			return errors.Join(err, aerr, send(), send())
 		}, "not asked for", 1, NotStored},
 		"short table": {func(c *conn, sub uint32, _ subscribe) error {
 			err := have(c, sub, run{0, 1})
@@ -318,11 +320,19 @@ func TestHostileServer(t *testing.T) {
 			rows, data := good(&m, nil)
 			return errors.Join(err, aerr, sendBytes(c, id, rows, len(data), data[:4000]))
 		}, "EOF", 0, Abandoned},
-		"gone":           {func(*conn, uint32, subscribe) error { return nil }, "EOF", 0, NotStored},
-		"SUBSCRIBE":      {func(c *conn, _ uint32, m subscribe) error { return c.send(kindSubscribe, 1, m.encode()) }, "from a server", 0, NotStored},
-		"random bytes":   {func(c *conn, _ uint32, _ subscribe) error { return c.writeAll(noise(4000)) }, "begins with", 0, NotStored},
-		"END of no kind": {func(c *conn, sub uint32, _ subscribe) error { return c.send(kindEnd, sub, encodeEnd(EndLost, 0)) }, "END", 0, NotStored},
-		"error":          {func(c *conn, _ uint32, _ subscribe) error { return c.send(kindError, 0, []byte("so it is")) }, "so it is", 0, NotStored},
+		"gone": {func(*conn, uint32, subscribe) error { return nil }, "EOF", 0, NotStored},
+		"SUBSCRIBE": {func(c *conn, _ uint32, m subscribe) error {
+			return c.send(kindSubscribe, 1, m.encode())
+		}, "from a server", 0, NotStored},
+		"random bytes": {func(c *conn, _ uint32, _ subscribe) error {
+			return c.writeAll(noise(4000))
+		}, "begins with", 0, NotStored},
+		"END of no kind": {func(c *conn, sub uint32, _ subscribe) error {
+			return c.send(kindEnd, sub, encodeEnd(EndLost, 0))
+		}, "END", 0, NotStored},
+		"error": {func(c *conn, _ uint32, _ subscribe) error {
+			return c.send(kindError, 0, []byte("so it is"))
+		}, "so it is", 0, NotStored},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newAgent(t, 16<<20, spec)
@@ -342,7 +352,8 @@ func TestHostileServer(t *testing.T) {
 			switch {
 			case c.lost == "" && err != nil:
 				t.Errorf("%v", err)
-			case c.lost != "" && (!errors.Is(err, ErrLost) || !strings.Contains(err.Error(), c.lost) || got.End != EndLost):
+			case c.lost != "" && (!errors.Is(err, ErrLost) || !strings.Contains(err.Error(), c.lost) ||
+				got.End != EndLost):
 				t.Errorf("%v, not of %q", err, c.lost)
 			}
 			if got.Blocks != c.stored || c.failed < Reasons && got.Failed[c.failed] == 0 {

@@ -67,16 +67,16 @@ func (l *link) fail(err error) {
 		l.err = err
 	}
 	why := l.err
-	close(l.dead)
 	l.mu.Unlock()
+	if !errors.Is(err, ErrClosed) && !errors.Is(err, errIdle) {
+		l.client.unlink(l, why) // before the fetches of it end, for they count as its users
+	}
+	close(l.dead)
 	for _, s := range l.streams {
 		if errors.Is(err, errMalformed) {
 			_ = s.send(kindError, 0, []byte(cut(err.Error(), maxErrorText)))
 		}
 		_ = s.raw.Close()
-	}
-	if !errors.Is(err, ErrClosed) && !errors.Is(err, errIdle) {
-		l.client.unlink(l, why)
 	}
 }
 

@@ -164,8 +164,10 @@ func (c *Client) unlink(l *link, err error) {
 		return // it was closed on purpose
 	}
 	l.node.link = nil
-	l.node.breaker.failed(err, &c.cfg)
-	c.log.say(l.node.addr, "lost", err)
+	if l.node.users > 0 { // a peer that ends while nothing is asked of it may be back by then
+		l.node.breaker.failed(err, &c.cfg)
+		c.log.say(l.node.addr, "lost", err)
+	}
 }
 
 // Stats returns the state and the counters.

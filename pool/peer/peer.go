@@ -77,7 +77,7 @@ type Reason uint8
 
 // The reasons.
 const (
-	Had       Reason = iota // it is stored here already, or being stored by another job
+	Had       Reason = iota // it is stored here already, or being stored by an engine's save
 	NotStored               // the peer never announced it
 	Missing                 // the peer had announced it and had evicted it when it was asked for
 	Busy                    // no slot could be reserved here

@@ -32,6 +32,8 @@ type Source func(space pool.SpaceID, name string) (Transfer, <-chan struct{})
 
 // Config configures a server.
 type Config struct {
+	// Index is of the memory behind Slots: a block that only a tier has could be announced, and not
+	// sent.
 	Index pool.Index
 	Slots pool.Slots // that are also a pool.Prober have unreadable pages retired
 	Arena []byte     // the memory that Slots' offsets count in

@@ -406,7 +406,8 @@ def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pa
         session.stopped = lambda _: True
         session.awaited = lambda: True
     pair.prefill.step((request, request.num_tokens))
-    assert pair.prefill.scheduler.blocks.delivering == 4, "nothing is saved for a decode engine"  # type: ignore[union-attr]
+    assert pair.prefill.scheduler.blocks is not None
+    assert pair.prefill.scheduler.blocks.delivering == 4, "nothing is saved for a decode engine"
     wants = pair.receive("cmpl-a-0", "p", 4)
     for _ in range(3):
         assert pair.decode.scheduler.matched(wants, 0) == (None, False), "it computes what was computed for it"
