@@ -73,13 +73,15 @@ class Lookups:
         """Return whether late answers may soon bring leases, which begin_step releases."""
         return self._client.late > 0
 
-    def probe(self, tracked: Tracked) -> None:
-        """Tell the agent which blocks a request's look-up will ask for, without waiting."""
+    def probe(self, tracked: Tracked, own: int) -> None:
+        """Tell the agent which blocks beyond the ``own`` tokens a request's look-up will ask for,
+        without waiting.
+        """
         hashes = tracked.request.block_hashes
         if not hashes or len(self._probes) >= MAX_PROBES:
             return
         try:
-            request = self._request(Want.PROBE, most_tokens(tracked) + 1, 0, hashes, tracked.wanted)
+            request = self._request(Want.PROBE, most_tokens(tracked) + 1, own, hashes, tracked.wanted)
             self._probes.append(self._client.submit(request))
         except (Busy, Malformed):
             return  # a probe is only a hint

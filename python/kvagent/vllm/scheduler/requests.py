@@ -174,6 +174,13 @@ class Blocks:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
         return bool(self._pool.get_num_free_blocks() < self.max_saving)
 
+    def cached(self, hashes: Sequence[bytes], group: int) -> int:
+        """Return how many of a prompt's first blocks are in the engine's own cache."""
+        for i, key in enumerate(hashes):
+            if self._pool.get_cached_block(key, [group]) is None:
+                return i
+        return len(hashes)
+
     def pin(self, blocks: Sequence[Any], *, load: bool = False, deliver: bool = False) -> None:
         """Take a reference to each block."""
         self._pool.touch(blocks)
