@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvagent.messages import BlockStatus
-from kvagent.vllm.scheduler import transfers as tr
+from kvagent.vllm.scheduler import transfer_names as tr
 from tests.agent import eventually
 from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvagent.session import Session
     from kvagent.vllm.plan import Report
     from tests.agent import AgentProcess
 
@@ -181,7 +183,12 @@ class Pair:
         self.decode.quiet()
 
     def table(self) -> dict[str, int]:
-        """Return the agent's figures about transfers."""
+        """Return the agent's figures about transfers, with all that was sent to it before."""
+        for engine in (self.prefill, self.decode):
+            session = engine.scheduler._agent.session
+            if session is not None:
+                session.start_ping()
+                eventually(partial(heard, engine, session), "an answer of the agent")
         told = self.agent.status()["transfers"]
         return {name: told[name] for name in ("open", "complete", "delivered")}
 
@@ -190,6 +197,12 @@ class Pair:
         self.agent.thaw()
         self.prefill.close()
         self.decode.close()
+
+
+def heard(engine: SimulatedEngine, session: Session) -> bool:
+    """Return whether the agent has answered a ping, after a step."""
+    engine.step()
+    return not session.pinging
 
 
 @pytest.fixture
@@ -279,7 +292,7 @@ def test_blocks_that_another_engine_saves_are_waited_for_too(pairs: Callable[...
     pair.compute(request, 3)
     assert pair.end(request)[0] is False
     eventually(lambda: (pair.prefill.step(), len(asked) == 3)[1], "blocks that are offered again")
-    assert pair.table()["open"] == 1, "complete before another engine's save was"
+    assert scheduler._transfers.busy(), "complete before another engine's save was"
     assert scheduler.blocks.delivering == 4
     pair.prefill.quiet()
     assert len(asked) == 4
@@ -393,8 +406,8 @@ def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pa
         session.stopped = lambda _: True
         session.awaited = lambda: True
     pair.prefill.step((request, request.num_tokens))
-    blocks: Any = pair.prefill.scheduler.blocks
-    assert blocks.delivering == 4, "nothing is saved for a decode engine"
+    assert pair.prefill.scheduler.blocks is not None
+    assert pair.prefill.scheduler.blocks.delivering == 4, "nothing is saved for a decode engine"
     wants = pair.receive("cmpl-a-0", "p", 4)
     for _ in range(3):
         assert pair.decode.scheduler.matched(wants, 0) == (None, False), "it computes what was computed for it"
@@ -510,10 +523,10 @@ def test_params_are_returned_without_an_agent(pairs: Callable[..., Pair], agent:
 def test_open_transfers_are_opened_at_a_new_agent(pairs: Callable[..., Pair], agent: AgentProcess) -> None:
     pair = pairs()
     pair.offer("cmpl-a-0", "p", 4)
-    eventually(lambda: pair.table()["open"] == 1, "an open transfer")
+    assert pair.table()["open"] == 1
     agent.kill()
     agent.start()
-    eventually(lambda: (pair.prefill.step(), pair.table()["open"] == 1)[1], "an open transfer")
+    eventually(lambda: (pair.prefill.step(), agent.status()["transfers"]["open"] == 1)[1], "an open transfer")
 
 
 def test_an_open_transfer_is_renewed(pairs: Callable[..., Pair]) -> None:

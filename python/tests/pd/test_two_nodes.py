@@ -12,6 +12,7 @@ import pytest
 from tests.pd.conftest import Node
 from tests.pd.processes import Engine, Nursery, Proxy, free_port, mooncake_proxy, push_proxy, toy_proxy
 from tests.pd.traffic import compare, nothing_left, prompts, tails
+from tests.vllm.engine import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,3 +73,19 @@ def test_the_decode_engine_computes_only_tails(nodes: Two, engines: tuple[Engine
     fetched = nodes.second.agent.status()["peers"]
     assert fetched["blocks_fetched"] > 0
     assert not any(count for reason, count in fetched["blocks_failed"].items() if reason != "had")
+
+
+def test_what_the_decode_engine_has_is_not_fetched(nodes: Two, engines: tuple[Engine, Engine]) -> None:
+    """As of a conversation that goes on."""
+    prefill, decode = engines
+    before, after = prompts(110, 4)[2:]
+    decode.complete(before, 1)
+    fetched = nodes.second.agent.status()["peers"]["blocks_fetched"]
+    proxy = PROXIES["toy"](nodes, prefill, decode)
+    try:
+        proxy.complete(before + after)
+    finally:
+        proxy.kill()
+    fetched = nodes.second.agent.status()["peers"]["blocks_fetched"] - fetched
+    assert fetched == len(before + after) // BLOCK - len(before) // BLOCK
+    nothing_left(nodes.first.agent, nodes.second.agent)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
-    from kvagent.vllm.scheduler.transfers import Wanted
+    from kvagent.vllm.scheduler.transfer_names import Wanted
     from kvagent.vllm.scheduler.waits import LookupWaits
 
 STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
@@ -73,12 +73,16 @@ class Lookups:
         """Return whether late answers may soon bring leases, which begin_step releases."""
         return self._client.late > 0
 
-    def probe(self, tokens: int, hashes: Sequence[bytes], wanted: Wanted | None = None) -> None:
-        """Tell the agent which blocks a look-up will ask for, without waiting."""
-        if len(self._probes) >= MAX_PROBES:
+    def probe(self, tracked: Tracked, own: int) -> None:
+        """Tell the agent which blocks beyond the ``own`` tokens a request's look-up will ask for,
+        without waiting.
+        """
+        hashes = tracked.request.block_hashes
+        if not hashes or len(self._probes) >= MAX_PROBES:
             return
         try:
-            self._probes.append(self._client.submit(self._request(Want.PROBE, tokens, 0, hashes, wanted)))
+            request = self._request(Want.PROBE, most_tokens(tracked) + 1, own, hashes, tracked.wanted)
+            self._probes.append(self._client.submit(request))
         except (Busy, Malformed):
             return  # a probe is only a hint
 
@@ -181,7 +185,7 @@ class Promises:
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
-        most = self._whole(_most(tracked)) - own
+        most = self._whole(most_tokens(tracked)) - own
         if lookups is None or most < self._least_of(tracked):
             return 0
         promised = tracked.promised
@@ -254,7 +258,7 @@ class Promises:
         if tracked.promised is not None:
             self.forget(tracked)
         self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
-        tokens = _most(tracked) + 1  # the agent answers with at most one token less than asked for
+        tokens = most_tokens(tracked) + 1  # the agent answers with at most one token less than asked for
         with contextlib.suppress(Busy):
             tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted)
 
@@ -289,7 +293,7 @@ class Promises:
         """Limit an answer to whole blocks of every group, before the last token and before any key
         that failed.
         """
-        tokens = self._whole(min(tokens, _most(tracked)))
+        tokens = self._whole(min(tokens, most_tokens(tracked)))
         if tracked.failed:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
             for i in range(own // size, tokens // size):
@@ -307,7 +311,7 @@ class Promises:
         return tokens // self._align * self._align
 
 
-def _most(tracked: Tracked) -> int:
+def most_tokens(tracked: Tracked) -> int:
     """Return the most tokens that a request may load.
 
     vLLM computes the last token again if all are loaded, but only of a prompt that was computed for

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Ticket
-    from kvagent.vllm.scheduler.transfers import Offer, Wanted
+    from kvagent.vllm.scheduler.transfer_names import Wanted
+    from kvagent.vllm.scheduler.transfers import Offer
 
 
 FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
@@ -172,6 +173,13 @@ class Blocks:
     def scarce(self) -> bool:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
         return bool(self._pool.get_num_free_blocks() < self.max_saving)
+
+    def cached(self, hashes: Sequence[bytes], group: int) -> int:
+        """Return how many of a prompt's first blocks are in the engine's own cache."""
+        for i, key in enumerate(hashes):
+            if self._pool.get_cached_block(key, [group]) is None:
+                return i
+        return len(hashes)
 
     def pin(self, blocks: Sequence[Any], *, load: bool = False, deliver: bool = False) -> None:
         """Take a reference to each block."""

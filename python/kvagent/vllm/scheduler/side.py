@@ -23,7 +23,8 @@ from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
-from kvagent.vllm.scheduler.transfers import Transfers, wanted
+from kvagent.vllm.scheduler.transfer_names import wanted
+from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
@@ -108,8 +109,8 @@ class SchedulerSide:
         if self._options.transfers and (params := getattr(request, "kv_transfer_params", None)):
             self._begin_transfer(tracked, params)
         lookups = self._agent.lookups
-        if lookups is not None and self._usable(tracked) and (hashes := tracked.request.block_hashes):
-            lookups.probe(request.num_tokens, hashes, tracked.wanted)
+        if lookups is not None and self._usable(tracked):
+            lookups.probe(tracked, self._own_tokens(tracked, request))
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
@@ -382,6 +383,16 @@ class SchedulerSide:
         elif params.get("do_remote_prefill") is True and self._may_load:
             tracked.wanted = wanted(params, tracked.request.request_id)
             self.counts.transfers_wanted += tracked.wanted is not None
+
+    def _own_tokens(self, tracked: Tracked, request: Any) -> int:
+        """Return how many tokens of a request need not be fetched from another agent, since they
+        are in the engine's own cache. vLLM says so only when it schedules the request.
+        """
+        remote = tracked.wanted is not None and tracked.wanted.peer not in ("", self._agent.peer)
+        if not remote or self.blocks is None or len(self._geometry.groups) > 1:
+            return 0
+        scale, size = self._geometry.scale(0), self._geometry.groups[0].block_tokens
+        return self.blocks.cached(request.block_hashes[scale - 1 :: scale], 0) * size
 
     def _bypass_names(self, names: set[str]) -> None:
         """Stop saving and loading requests with an item of one of these names."""
