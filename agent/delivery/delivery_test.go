@@ -98,7 +98,7 @@ func TestOfferedWithoutOfferAndOfferAgain(t *testing.T) {
 		table.Offered(space, []byte("b"), p, 16)
 		time.Sleep(time.Second - 1)
 		expect(t, table, "b", Transfer{Complete, 16})
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		expect(t, table, "b", Transfer{})
 	})
 }
@@ -119,7 +119,7 @@ func TestTimeToLive(t *testing.T) {
 		counts(t, table, 1, 1, Counts{Opened: 3, Completed: 1, Expired: 1})
 		time.Sleep(ttl/2 - 1)
 		counts(t, table, 1, 1, Counts{Opened: 3, Completed: 1, Expired: 1})
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		counts(t, table, 0, 0, Counts{Opened: 3, Completed: 1, Expired: 3})
 	})
 }
@@ -329,7 +329,7 @@ func TestNobodyWantsTheFetch(t *testing.T) {
 		}
 		time.Sleep(DefaultTTL - 1)
 		f.asks(t, "b", "h:1", d+1, true)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		f.Expire()
 		synctest.Wait()
 		if got := f.Report(); got.Fetching != 1 || got.FetchesCancelled != 1 {

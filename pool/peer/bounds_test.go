@@ -263,7 +263,7 @@ func TestBreaker(t *testing.T) {
 			if st := w.client.Stats().Peers[0]; st.State != "open" || st.Error == "" {
 				t.Errorf("%+v", st)
 			}
-			time.Sleep(1)
+			time.Sleep(time.Nanosecond)
 		}
 		up = true
 		if got, err := fetchAll(t, w.client, "p", r); err != nil || got.Blocks != 4 {

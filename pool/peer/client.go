@@ -23,7 +23,7 @@ type Client struct {
 	nodes  map[string]*node
 	parts  int           // blocks that all fetches have reserved
 	change chan struct{} // closed when some of them were settled; nil: nobody waits
-	gone   PeerStats     // of addresses that gave way; its name is empty as long as none has
+	gone   AddressStats  // of addresses that gave way; its name is empty as long as none has
 	count  ClientStats
 }
 
@@ -180,7 +180,7 @@ func (c *Client) end(n *node, f *fetch, err error) {
 		c.count.Suspended++
 	}
 	c.count.Done[r.End]++
-	of := PeerStats{Blocks: uint64(r.Blocks), Bytes: uint64(r.Bytes), Seconds: r.Took.Seconds()}
+	of := AddressStats{Blocks: uint64(r.Blocks), Bytes: uint64(r.Bytes), Seconds: r.Took.Seconds()}
 	for i, failed := range r.Failed {
 		of.Failed[i] = uint64(failed)
 		c.count.Failed[i] += of.Failed[i]

@@ -27,12 +27,14 @@ func dial(ctx context.Context, c *Client, n *node) (*link, error) {
 	for range c.cfg.Streams {
 		raw, err := c.cfg.Dial(ctx, n.addr)
 		if err != nil {
-			return nil, errors.Join(err, l.closeStreams())
+			l.closeStreams()
+			return nil, err
 		}
 		conn, err := dialled(ctx, raw, n.addr, &c.cfg.Auth, c.cfg.Timeout)
 		if err != nil {
 			_ = raw.Close()
-			return nil, errors.Join(err, l.closeStreams())
+			l.closeStreams()
+			return nil, err
 		}
 		l.streams = append(l.streams, newStream(l, conn))
 	}
@@ -40,11 +42,10 @@ func dial(ctx context.Context, c *Client, n *node) (*link, error) {
 }
 
 // closeStreams closes connections that were never started.
-func (l *link) closeStreams() (err error) {
+func (l *link) closeStreams() {
 	for _, s := range l.streams {
 		_ = s.raw.Close()
 	}
-	return nil
 }
 
 // start starts the goroutines of a link: a reader and the heartbeats of each stream. Client.Close

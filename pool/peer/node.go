@@ -19,7 +19,7 @@ type node struct {
 	giveUp  context.CancelFunc // of the attempt to connect; nil: none
 	decided chan struct{}      // closed when that attempt has ended
 	breaker breaker
-	count   PeerStats
+	count   AddressStats
 }
 
 // breaker suspends an address after failures. Client.mu guards it.
@@ -68,7 +68,7 @@ func (c *Client) makeRoom() bool {
 	return true
 }
 
-func (p *PeerStats) add(of *PeerStats) {
+func (p *AddressStats) add(of *AddressStats) {
 	p.Blocks, p.Bytes, p.Seconds = p.Blocks+of.Blocks, p.Bytes+of.Bytes, p.Seconds+of.Seconds
 	for i := range p.Failed {
 		p.Failed[i] += of.Failed[i]
@@ -89,7 +89,7 @@ func (c *Client) link(ctx context.Context, n *node) (*link, error) {
 			return n.link, nil
 		case n.breaker.pause > 0 && (n.giveUp != nil || time.Now().Before(n.breaker.until)):
 			defer c.mu.Unlock()
-			return nil, fmt.Errorf("%w: %v", ErrSuspended, n.breaker.err)
+			return nil, fmt.Errorf("%w: %w", ErrSuspended, n.breaker.err)
 		case n.giveUp == nil:
 			return c.connect(ctx, n)
 		}
@@ -192,7 +192,7 @@ func (c *Client) Stats() ClientStats {
 		}
 		out.Peers = append(out.Peers, p)
 	}
-	slices.SortFunc(out.Peers, func(a, b PeerStats) int { return strings.Compare(a.Peer, b.Peer) })
+	slices.SortFunc(out.Peers, func(a, b AddressStats) int { return strings.Compare(a.Peer, b.Peer) })
 	if gone := c.gone; gone.Peer != "" {
 		gone.State = "idle"
 		out.Peers = append(out.Peers, gone)

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"errors"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -108,7 +109,7 @@ func (f *fetch) finish(err error) Result {
 	r.End, r.Tokens, r.Took = f.end, f.tokens, f.result.Took
 	switch {
 	case err == nil:
-	case err == context.Canceled || err == context.DeadlineExceeded: // the caller's own, as it is
+	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded): // the caller's own
 		r.End = EndCancelled
 	default:
 		r.End = EndLost

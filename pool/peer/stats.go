@@ -27,11 +27,11 @@ type ServerStats struct {
 	Blocks, Bytes uint64          // shards of blocks sent, and their bytes
 	NotSent       [Reasons]uint64 // shards asked for and not sent, by reason; index is a Reason
 	Seconds       float64         // spent sending
-	Peers         []PeerTraffic   // by host, at most maxTraffic and "other"
+	Peers         []HostTraffic   // by host, at most maxTraffic and "other"
 }
 
-// PeerTraffic is what was sent to one host.
-type PeerTraffic struct {
+// HostTraffic is what was sent to one host.
+type HostTraffic struct {
 	Peer          string
 	Blocks, Bytes uint64
 	Seconds       float64
@@ -46,11 +46,11 @@ type ClientStats struct {
 	Blocks, Bytes uint64          // stored, with all their shards
 	Seconds       float64         // of the fetches together
 	Failed        [Reasons]uint64 // blocks, by reason; index is a Reason
-	Peers         []PeerStats     // by address, at most ClientConfig.Peers and "other"
+	Peers         []AddressStats  // by address, at most ClientConfig.Peers and "other"
 }
 
-// PeerStats are the counters of one address.
-type PeerStats struct {
+// AddressStats are the counters of one address.
+type AddressStats struct {
 	Peer          string
 	State         string // up, idle (no connection), half-open, open (suspended after failures)
 	Error         string // the last failure, unless the state is up
@@ -101,7 +101,7 @@ func (s *Server) Stats() ServerStats {
 // traffic counts what was sent, by host.
 type traffic struct {
 	mu   sync.Mutex
-	host map[string]*PeerTraffic
+	host map[string]*HostTraffic
 }
 
 func (t *traffic) add(host string, blocks int, bytes int64, took time.Duration) {
@@ -114,23 +114,23 @@ func (t *traffic) add(host string, blocks int, bytes int64, took time.Duration) 
 		}
 		if p = t.host[host]; p == nil {
 			if t.host == nil {
-				t.host = map[string]*PeerTraffic{}
+				t.host = map[string]*HostTraffic{}
 			}
-			p = &PeerTraffic{Peer: host}
+			p = &HostTraffic{Peer: host}
 			t.host[host] = p
 		}
 	}
 	p.Blocks, p.Bytes, p.Seconds = p.Blocks+uint64(blocks), p.Bytes+uint64(bytes), p.Seconds+took.Seconds()
 }
 
-func (t *traffic) list() []PeerTraffic {
+func (t *traffic) list() []HostTraffic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var out []PeerTraffic
+	var out []HostTraffic
 	for _, p := range t.host {
 		out = append(out, *p)
 	}
-	slices.SortFunc(out, func(a, b PeerTraffic) int { return strings.Compare(a.Peer, b.Peer) })
+	slices.SortFunc(out, func(a, b HostTraffic) int { return strings.Compare(a.Peer, b.Peer) })
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -57,7 +58,7 @@ func makeVectors(t *testing.T) (v vectors) {
 	bare := func(name, from string, k kind, payload []byte, fields map[string]any) {
 		b := make([]byte, headerBytes)
 		(&header{kind: k, length: uint32(len(payload))}).put(b)
-		v.Handshake = append(v.Handshake, vector{name, from, k, 0, fields, hex.EncodeToString(append(b, payload...))})
+		v.Handshake = append(v.Handshake, vector{name, from, k, 0, fields, hex.EncodeToString(slices.Concat(b, payload))})
 	}
 	bare("hello", "client", kindHello, tr.hello, map[string]any{"low": 1, "high": 1, "timeout_ms": 2000,
 		"nonce": hex.EncodeToString(h.nonce[:])})
@@ -177,7 +178,7 @@ func handshakeOf(*testing.T) []vector {
 	frame := func(name string, k kind, payload []byte) vector {
 		b := make([]byte, headerBytes)
 		(&header{kind: k, length: uint32(len(payload))}).put(b)
-		return vector{Name: name, Hex: hex.EncodeToString(append(b, payload...))}
+		return vector{Name: name, Hex: hex.EncodeToString(slices.Concat(b, payload))}
 	}
 	return []vector{frame("hello", kindHello, h.encode()), frame("challenge", kindChallenge, ch.encode())}
 }
@@ -201,19 +202,19 @@ func parseFrame(b []byte) (again []byte, err error) {
 	switch h.kind {
 	case kindHello:
 		m, err := parseHello(p)
-		return append(again, m.encode()...), err
+		return slices.Concat(again, m.encode()), err
 	case kindChallenge:
 		m, err := parseChallenge(p)
-		return append(again, m.encode()...), err
+		return slices.Concat(again, m.encode()), err
 	case kindSubscribe:
 		m, err := parseSubscribe(p)
-		return append(again, m.encode()...), err
+		return slices.Concat(again, m.encode()), err
 	case kindHave:
 		m, err := parseHave(p)
-		return append(again, encodeHave(m)...), err
+		return slices.Concat(again, encodeHave(m)), err
 	case kindEnd:
 		e, tokens, err := parseEnd(p)
-		return append(again, encodeEnd(e, tokens)...), err
+		return slices.Concat(again, encodeEnd(e, tokens)), err
 	case kindGet:
 		m, err := parseGet(p)
 		return m.encode(again), err
@@ -226,9 +227,9 @@ func parseFrame(b []byte) (again []byte, err error) {
 		return append(encodeTable(again, rows), p[n:]...), err
 	case kindDelivered:
 		m, err := parseDelivered(p)
-		return append(again, m.encode()...), err
+		return slices.Concat(again, m.encode()), err
 	}
-	return append(again, p...), nil
+	return slices.Concat(again, p), nil
 }
 
 // TestVectors: the frames are those of testdata/wire/peer.json, and those that are malformed are
