@@ -73,10 +73,6 @@ func (l *link) failNow(err error) {
 	l.err = why
 	close(l.dead)
 	l.mu.Unlock()
-	if !errors.Is(err, ErrClosed) && !errors.Is(err, errIdle) {
-		l.client.unlink(l, why) // before the fetches of it end, for they count as its users
-	}
-	close(l.dead)
 	for _, s := range l.streams {
 		if errors.Is(err, errMalformed) {
 			_ = s.send(kindError, 0, []byte(cut(err.Error(), maxErrorText)))
