@@ -436,7 +436,7 @@ func TestSharedPrefix(t *testing.T) {
 		n := 0
 		hook.do = func(b *pool.Batch) {
 			switch n++; n { // of the GETs
-			case 2: // everything else of the first fetch was asked for by then
+			case 2: // the first fetch goes on to ask for everything
 				close(held)
 				<-release
 				w.p.arena[w.p.offsets(h)[1]] ^= 1
@@ -452,6 +452,7 @@ func TestSharedPrefix(t *testing.T) {
 			over.Add(1)
 		}()
 		<-held
+		synctest.Wait()
 		go func() {
 			two, errs[1] = fetchAll(t, w.client, "p", w.d.request("", h))
 			over.Add(1)

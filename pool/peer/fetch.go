@@ -76,6 +76,8 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 	defer bound.Stop()
 	for {
 		switch over, ended := f.state(); {
+		case over && f.abandoned() == 0:
+			return nil // whatever has happened since
 		case ctx.Err() != nil:
 			if !ended {
 				_ = l.send(kindCancel, id, nil)
@@ -85,8 +87,6 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 		case l.reason() != nil:
 			f.drain(l)
 			return l.reason()
-		case over:
-			return nil
 		}
 		if b, ok := f.next(); ok {
 			f.ask(l, b)
@@ -126,6 +126,13 @@ func (f *fetch) state() (over, ended bool) {
 	return f.end != 0 && len(f.queue) == 0 && len(f.later) == 0 && f.parts == 0, f.end != 0
 }
 
+// abandoned returns how many blocks were asked for and did not arrive. The link has failed then.
+func (f *fetch) abandoned() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.outcome.Failed[Abandoned]
+}
+
 // retry returns what to wait for before blocks that another job was storing are tried again: that
 // some fetch settles blocks, which may be these. Without such a fetch, again is true: they are
 // tried once more, and then the job is an engine's save, and they count as had.
@@ -145,7 +152,7 @@ func (f *fetch) retry() (settled <-chan struct{}, again bool) {
 	for _, r := range f.later {
 		f.outcome.Failed[Had] += int(r.count)
 	}
-	f.later = nil
+	f.later, f.last = nil, false
 	return nil, true
 }
 

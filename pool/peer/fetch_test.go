@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
@@ -130,6 +131,52 @@ func TestCompleteWithLess(t *testing.T) {
 	}
 }
 
+// TestLongPrompt: of a prompt with more blocks than are looked up at each change, those that are
+// stored next to each other arrive at once, and all of them in the end.
+func TestLongPrompt(t *testing.T) {
+	spec := specOf(1, 64)
+	p, d := newAgent(t, 64<<20, spec), newAgent(t, 64<<20, spec)
+	s, client := serve(t, p.config()), newClient(t, d.clientConfig())
+	h := chain("a", 12_000)
+	p.set("r", Open, 0)
+	arrived, done := make(chan int, 1<<16), make(chan Result, 1)
+	r := d.request("r", h)
+	r.Groups = r.Groups[:1]
+	go func() {
+		got, err := fetchWith(t.Context(), t, client, s.Addr().String(), r, func(n int, _ int64) { arrived <- n })
+		if err != nil {
+			t.Error(err)
+		}
+		done <- got
+	}()
+	store := func(from, to int) {
+		p.saveGroup(0, h.Slice(from, to), 1)
+		p.change(func() {})
+		for n := 0; n < to-from; {
+			n += <-arrived
+		}
+	}
+	store(0, 3000)
+	for from := 3000; from < 6000; from += 600 {
+		store(from, from+600)
+	}
+	p.saveGroup(0, h.Slice(9000, 9100), 1) // far ahead: it may take some changes
+	for n := 0; n < 100; {
+		p.change(func() {})
+		select {
+		case k := <-arrived:
+			n += k
+		default:
+			runtime.Gosched()
+		}
+	}
+	p.saveGroup(0, h.Slice(11_900, 12_000), 1)
+	p.set("r", Complete, 0)
+	if got := <-done; got.Blocks != 6200 || got.Failed[NotStored] != 5800 || d.has(h) != 6200 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // TestPartialEntry: an entry that lacks a shard at the sender is not announced, and one
 // that lacks a shard at the receiver gets that shard alone.
 func TestPartialEntry(t *testing.T) {
@@ -215,6 +262,7 @@ func TestEvictedMeanwhile(t *testing.T) {
 	if err != nil || got.Blocks != 40 || got.Failed[Missing] != 40 {
 		t.Fatalf("%+v, %v", got, err)
 	}
+	check(t, s.Close())
 	if n := s.Stats().NotSent[Missing]; n != 40 {
 		t.Errorf("%d counted as missing at the server", n)
 	}
@@ -331,7 +379,8 @@ func TestCancel(t *testing.T) {
 	if got, err = fetchAll(t, client, s.Addr().String(), d.request("r", h)); err != nil || got.Blocks != 20 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	if st := s.Stats(); st.Accepted != 2 || st.Ended[EndCancelled]+st.Ended[EndComplete] != 2 {
+	check(t, errors.Join(client.Close(), s.Close())) // the server may not have read the CANCEL before
+	if st := s.Stats(); st.Accepted != 2 || st.Ended[EndCancelled]+st.Ended[EndComplete]+st.Ended[EndLost] != 2 {
 		t.Errorf("%+v", st)
 	}
 }

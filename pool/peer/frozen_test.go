@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -259,4 +260,28 @@ func TestKilledClient(t *testing.T) {
 			t.Errorf("%d entries are pinned after the connection ended", s.PinnedEntries)
 		}
 	})
+}
+
+// late is a connection whose time is over before its bytes are read, as after a stop of this
+// process.
+type late struct {
+	net.Conn
+	reads int
+}
+
+func (l *late) SetReadDeadline(time.Time) error { return nil }
+
+func (l *late) Read(p []byte) (int, error) {
+	if l.reads++; l.reads == 1 {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return len(p), nil
+}
+
+// TestStoppedHere: a peer whose bytes have come while this process was stopped is not lost.
+func TestStoppedHere(t *testing.T) {
+	c := &conn{raw: &late{}, timeout: time.Second}
+	if err := c.readFull(make([]byte, 10)); err != nil {
+		t.Error(err)
+	}
 }

@@ -13,6 +13,7 @@ type link struct {
 	node    *node
 	streams []*stream
 	dead    chan struct{} // closed when the link has failed
+	failing sync.Once
 
 	mu      sync.Mutex
 	err     error // why it is dead
@@ -55,23 +56,22 @@ func (l *link) start() {
 	}
 }
 
-// fail ends the link, once. Its fetches end with the error.
-func (l *link) fail(err error) {
+// fail ends the link, once. Its fetches end with the error. The address is suspended before they
+// do, so that whoever sees one end does not find the dead link.
+func (l *link) fail(err error) { l.failing.Do(func() { l.failNow(err) }) }
+
+func (l *link) failNow(err error) {
+	why := lost(l.node.addr, err)
+	switch {
+	case errors.Is(err, ErrClosed):
+		why = err
+	case !errors.Is(err, errIdle):
+		l.client.unlink(l, why)
+	}
 	l.mu.Lock()
-	if l.err != nil {
-		l.mu.Unlock()
-		return
-	}
-	l.err = lost(l.node.addr, err)
-	if errors.Is(err, ErrClosed) {
-		l.err = err
-	}
-	why := l.err
-	l.mu.Unlock()
-	if !errors.Is(err, ErrClosed) && !errors.Is(err, errIdle) {
-		l.client.unlink(l, why) // before the fetches of it end, for they count as its users
-	}
+	l.err = why
 	close(l.dead)
+	l.mu.Unlock()
 	for _, s := range l.streams {
 		if errors.Is(err, errMalformed) {
 			_ = s.send(kindError, 0, []byte(cut(err.Error(), maxErrorText)))

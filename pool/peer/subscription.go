@@ -15,6 +15,8 @@ type subscription struct {
 	cancel chan struct{} // closed when the client gives up; guarded by served.mu
 	left   int           // blocks not announced
 	absent [][]bool      // by group: not announced
+	grown  []int         // by group: after the last block found
+	turn   int           // of announce
 }
 
 // subscribe starts a subscription, or ends it at once if there are too many.
@@ -32,6 +34,7 @@ func (v *served) subscribe(id uint32, m *subscribe) error {
 		}
 		sub.absent = append(sub.absent, absent)
 	}
+	sub.grown = make([]int, len(m.groups))
 	entered, twice := v.enter(sub)
 	switch {
 	case twice:
@@ -95,7 +98,8 @@ func (v *served) watch(sub *subscription) {
 		}
 		seen = seen || t.State != Unknown
 		// The state is read before the index: what is complete by then is found.
-		if err := v.announce(sub); err != nil {
+		ending := waited || t.State == Complete || t.State == Unknown && (seen || !sub.early)
+		if err := v.announce(sub, ending || sub.turn == 0); err != nil {
 			_ = v.raw.Close()
 			return
 		}
@@ -149,45 +153,62 @@ func (v *served) endSubscription(id uint32, e End, tokens uint32) error {
 	return v.send(kindEnd, id, encodeEnd(e, tokens))
 }
 
-// existsStride is how many blocks one step of announce looks up.
-const existsStride = 1024
+// announceStride is how many blocks one look-up of announce names.
+const announceStride = 1024
+
+// announceAll is how many blocks announce looks up at every change. Of more, it looks up those
+// after the last one found, where a prompt grows, and of the others a stride in turn; all of them
+// when the subscription begins and before it ends.
+const announceAll = 4 * announceStride
 
 // announce sends HAVE for the blocks that are stored and were not announced.
-func (v *served) announce(sub *subscription) error {
+func (v *served) announce(sub *subscription, all bool) error {
+	all = all || sub.left <= announceAll
 	var runs []run
-	base := uint32(0)
+	base := 0
 	for i := range sub.groups {
-		g := &sub.groups[i]
-		for from := 0; from < g.hashes.N && sub.left > 0; from += existsStride {
-			to := min(from+existsStride, g.hashes.N)
-			absent := sub.absent[i][from:to]
-			found := v.stored(sub.space, g.group, g.hashes.Slice(from, to), absent)
-			for k, is := range found {
-				if !is || !absent[k] {
-					continue
-				}
-				absent[k] = false
-				sub.left--
-				at := base + uint32(from+k)
-				if n := len(runs); n > 0 && runs[n-1].first+runs[n-1].count == at {
-					runs[n-1].count++
-					continue
-				}
-				if len(runs) == maxRuns {
-					if err := v.send(kindHave, sub.id, encodeHave(runs)); err != nil {
-						return err
-					}
-					runs = runs[:0]
-				}
-				runs = append(runs, run{at, 1})
+		n := sub.groups[i].hashes.N
+		strides := (n + announceStride - 1) / announceStride
+		for k := range strides {
+			grows := sub.grown[i] / announceStride
+			if all || k == grows || k == grows+1 || k == sub.turn%strides {
+				runs = v.find(sub, i, base, k*announceStride, runs)
 			}
 		}
-		base += uint32(g.hashes.N)
+		base += n
 	}
-	if len(runs) == 0 {
-		return nil
+	sub.turn++
+	for len(runs) > 0 {
+		n := min(len(runs), maxRuns)
+		if err := v.send(kindHave, sub.id, encodeHave(runs[:n])); err != nil {
+			return err
+		}
+		runs = runs[n:]
 	}
-	return v.send(kindHave, sub.id, encodeHave(runs))
+	return nil
+}
+
+// find appends the blocks of a stride of a group that are stored and were not announced. base is
+// the number of the group's first block.
+func (v *served) find(sub *subscription, group, base, from int, runs []run) []run {
+	g := &sub.groups[group]
+	to := min(from+announceStride, g.hashes.N)
+	absent := sub.absent[group][from:to]
+	for k, is := range v.stored(sub.space, g.group, g.hashes.Slice(from, to), absent) {
+		if !is || !absent[k] {
+			continue
+		}
+		absent[k] = false
+		sub.left--
+		sub.grown[group] = from + k + 1
+		at := uint32(base + from + k)
+		if n := len(runs); n > 0 && runs[n-1].first+runs[n-1].count == at {
+			runs[n-1].count++
+		} else {
+			runs = append(runs, run{at, 1})
+		}
+	}
+	return runs
 }
 
 // stored looks up the part of h from the first to the last block that was not announced.
