@@ -68,7 +68,10 @@ def test_two_nodes_that_share_a_redis(tiny: Path, nursery: Nursery, redis: str, 
         tempfile.TemporaryDirectory(prefix="kvagent-pd-") as two,
         ExitStack() as ends,
     ):
-        nodes = [Node(Path(folder), tiny, nursery, "--tier", redis) for folder in (one, two)]
+        nodes = [
+            Node(Path(folder), tiny, nursery, "--tier", redis, "--tier-state", f"{folder}/state")
+            for folder in (one, two)
+        ]  # fmt: skip
         for node in nodes:
             ends.callback(node.close)
         prefill, decode = nodes[0].engine("prefill-r", "kv_producer"), nodes[1].engine("decode-r", "kv_consumer")
