@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -121,6 +122,8 @@ func testQueueHangs(t *testing.T, call func(*Store, context.Context, []pool.Item
 		t.Skip("SKIPPED: a file system without O_DIRECT")
 	}
 	goOn := make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // before the store is closed, if the test fails
 	fs.set(func(o op, _ string, _ int64, p []byte) (int, error) {
 		if o == opReap {
 			<-goOn
@@ -152,9 +155,9 @@ func testQueueHangs(t *testing.T, call func(*Store, context.Context, []pool.Item
 				return false
 			}
 		}
-		return pooltest.Parked("sync.WaitGroup.Wait", "disk.(*Store).Close.func1")
+		return pooltest.Parked("sync.WaitGroup.Wait", "disk.(*Store).Close")
 	})
-	close(goOn)
+	release()
 	if err := <-closed; err != nil {
 		t.Fatal(err)
 	}

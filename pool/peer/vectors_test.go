@@ -58,7 +58,8 @@ func makeVectors(t *testing.T) (v vectors) {
 	bare := func(name, from string, k kind, payload []byte, fields map[string]any) {
 		b := make([]byte, headerBytes)
 		(&header{kind: k, length: uint32(len(payload))}).put(b)
-		v.Handshake = append(v.Handshake, vector{name, from, k, 0, fields, hex.EncodeToString(slices.Concat(b, payload))})
+		text := hex.EncodeToString(slices.Concat(b, payload))
+		v.Handshake = append(v.Handshake, vector{name, from, k, 0, fields, text})
 	}
 	bare("hello", "client", kindHello, tr.hello, map[string]any{"low": 1, "high": 1, "timeout_ms": 2000,
 		"nonce": hex.EncodeToString(h.nonce[:])})
