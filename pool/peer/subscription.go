@@ -16,6 +16,7 @@ type subscription struct {
 	left   int           // blocks not announced
 	absent [][]bool      // by group: not announced
 	grown  []int         // by group: after the last block found
+	low    []int         // by group: the stride in which the last announce began
 	turn   int           // of announce
 }
 
@@ -34,7 +35,7 @@ func (v *served) subscribe(id uint32, m *subscribe) error {
 		}
 		sub.absent = append(sub.absent, absent)
 	}
-	sub.grown = make([]int, len(m.groups))
+	sub.grown, sub.low = make([]int, len(m.groups)), make([]int, len(m.groups))
 	entered, twice := v.enter(sub)
 	switch {
 	case twice:
@@ -169,9 +170,11 @@ func (v *served) announce(sub *subscription, all bool) error {
 	for i := range sub.groups {
 		n := sub.groups[i].hashes.N
 		strides := (n + announceStride - 1) / announceStride
+		// From where the last call began: blocks may have been stored while it looked.
+		low := sub.low[i]
+		sub.low[i] = sub.grown[i] / announceStride
 		for k := range strides {
-			grows := sub.grown[i] / announceStride
-			if all || k == grows || k == grows+1 || k == sub.turn%strides {
+			if all || k >= low && k <= sub.grown[i]/announceStride+1 || k == sub.turn%strides {
 				runs = v.find(sub, i, base, k*announceStride, runs)
 			}
 		}
