@@ -163,7 +163,8 @@ def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]
     env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several workers on one NUMA node
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ELSEWHERE_S, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
-    answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+    line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("[["))  # logs follow
+    answers: list[list[int]] = json.loads(line)
     return answers
 
 
