@@ -254,5 +254,5 @@ def test_version_1_is_served(agent: AgentProcess) -> None:
         )  # fmt: skip
         session.ping(PATIENCE_S)
     with pytest.raises(SessionEnded) as caught:
-        Session.connect(agent.folder / "session.sock", PATIENCE_S, versions=(3, 9))
+        Session.connect(agent.folder / "session.sock", PATIENCE_S, versions=(4, 9))
     assert caught.value.code == m.ErrorCode.VERSION

@@ -56,7 +56,7 @@ def test_engines_that_share_are_well(
     said = capsys.readouterr().out
     assert "PROBLEM" not in said
     for part in (
-        "session.sock answers: protocol 2",
+        "session.sock answers: protocol 3",
         "lookup.sock answers after",
         "PID namespace is shared",
         "all 2 engines share one space",
