@@ -150,12 +150,15 @@ if __name__ == "__mp_main__":  # a worker that such a process spawned
 
     kernels.install()
 
-# MODEL SOCKET_DIR [OPTIONS]: the answers as JSON in the last line; OPTIONS are make_engine's, as
-# JSON.
+# MODEL SOCKET_DIR [OPTIONS]: the answers as JSON in a line. With OPTIONS, which are make_engine's as
+# JSON, all saves have ended by then.
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    llm = make_engine(Path(sys.argv[1]), sys.argv[2], **json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}"))
+    given = sys.argv[3:]
+    llm = make_engine(Path(sys.argv[1]), sys.argv[2], **json.loads(given[0] if given else "{}"))
     said = generate(llm, PROMPTS)
-    settle(llm)
+    if given:
+        settle(llm)
     print(json.dumps(said), flush=True)
-    llm.llm_engine.engine_core.shutdown()
+    if given:
+        llm.llm_engine.engine_core.shutdown()
