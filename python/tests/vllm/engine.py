@@ -149,9 +149,10 @@ if __name__ == "__mp_main__":  # a worker that such a process spawned
     from tests.vllm import kernels
 
     kernels.install()
+    kernels.let_stages_receive()
 
-# MODEL SOCKET_DIR [OPTIONS]: the answers as JSON in a line. With OPTIONS, which are make_engine's as
-# JSON, all saves have ended by then.
+# MODEL SOCKET_DIR [OPTIONS]: the answers as JSON in a line. With OPTIONS, which are make_engine's
+# as JSON, all saves have ended by then.
 if __name__ == "__main__":
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     given = sys.argv[3:]
