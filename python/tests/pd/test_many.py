@@ -180,4 +180,4 @@ def test_kills_at_random_points(cluster: Cluster) -> None:
             cluster.restore(victim)
     assert answered > KILLS
     assert cluster.proxy.complete_all(some, 4) == expected
-    nothing_left(cluster.node.agent)
+    nothing_left(cluster.node.agent, patience_s=TTL_S + SLACK_S)
