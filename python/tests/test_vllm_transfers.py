@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.messages import BlockStatus
+from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler import transfer_names as tr
+from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import eventually
 from tests.simulated import BLOCK, SimulatedEngine
 
@@ -482,6 +485,14 @@ def test_waiting_for_a_transfer_is_bounded(pairs: Callable[..., Pair]) -> None:
     assert pair.decode.scheduler.counts.transfers_overdue == 1
     pair.load(wants, 2 * BLOCK)
     assert pair.decode.holds(wants, 3, 2)
+
+
+@pytest.mark.parametrize(("early", "longest"), [(True, 30.0), (False, 10.0)])
+def test_less_is_waited_for_what_is_computed(early: bool, longest: float) -> None:
+    """Behind a shared tier, an agent cannot know that a prefill engine stored nothing."""
+    waits = LookupWaits(Options())
+    tracked = Tracked(None, False, [0], BLOCK, wanted=tr.Wanted(b"r/p/a", "", early))
+    assert waits.pending_s(tracked) == longest
 
 
 def test_a_decode_request_that_waits_does_not_spin(pairs: Callable[..., Pair]) -> None:
