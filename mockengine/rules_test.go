@@ -127,9 +127,12 @@ func TestOutputsAreWhole(t *testing.T) {
 
 func TestPreemptedIsLookedUpAgain(t *testing.T) {
 	e, f := newTestEngine(t, small(40))
-	f.lag = time.Millisecond
 	requests := answers(8)
 	e.Add(requests...)
+	turnUntil(t, e, "a load", func() bool {
+		f.pending.Wait() // what is saved is there before its request can be preempted
+		return e.stats.BlocksLoaded > 0 || len(e.waiting)+len(e.loading)+len(e.running)+len(e.arrivals) == 0
+	})
 	preempted := 0
 	for _, o := range finishAll(t, e, f, len(requests)) {
 		preempted += o.Preempted
