@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import generation as generations
+from kvagent.vllm import weight_changes as generations
 from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.weight_changes import (
     LOADED,
