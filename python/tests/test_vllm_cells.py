@@ -96,6 +96,22 @@ def test_layers_with_other_numbers_of_heads_are_refused() -> None:
         cells_of((vllm, groups), 2, 1)
 
 
+def test_stages_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine with one stage does not know the sizes that another one's stages were given."""
+    plain = cells_of(config_of(1, 1, 8, layers=8), 1, 2)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,5")
+    for shared in ((1, 2), (1, 4), (2, 0)):
+        with pytest.raises(Unsupported, match=r"this engine's at 3 too \(VLLM_PP_LAYER_PARTITION 3,5\)"):
+            cells_of(config_of(1, 2, 8, layers=8), *shared)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "2,6")
+    assert cells_of(config_of(1, 2, 8, layers=8), 0, 4)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "4,4")
+    same = cells_of(config_of(1, 2, 8, layers=8), 1, 2)
+    assert plain
+    assert same
+    assert same.text == plain.text
+
+
 def _speculative(method: str, heads: int, tp: int) -> Any:
     draft = SimpleNamespace(get_total_num_kv_heads=lambda: heads)
     return SimpleNamespace(method=method, draft_model_config=draft, draft_tensor_parallel_size=tp)

@@ -93,10 +93,12 @@ def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) 
         if shared % own:
             raise Unsupported(f"{name}: {shared}, allowed is a multiple of this engine's own size, {own}")
     layers = int(model.get_total_num_hidden_layers())
-    bounds, stages = _partition(layers, share_pp, share_pp == pp), _partition(layers, pp, True)
+    given = os.environ.get("VLLM_PP_LAYER_PARTITION")
+    bounds, stages = _partition(layers, share_pp), _partition(layers, pp, given)
     if missing := sorted(set(stages) - set(bounds)):
         raise Unsupported(
             f"share_pp: {share_pp} stages begin at layers {bounds[:-1]}, and this engine's at {missing[0]} too"
+            + (f" (VLLM_PP_LAYER_PARTITION {given})" if given else "")
         )
     heads, ranges = _heads(vllm_config, kv_cache_config, tp, share_tp)
     found = Cells(bounds, ranges, heads, stages, tp)
@@ -127,9 +129,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (layer_number(name), name))
 
 
-def _partition(layers: int, stages: int, own: bool) -> tuple[int, ...]:
-    """Return the bounds of vLLM's pipeline stages (distributed.utils.get_pp_indices)."""
-    given = os.environ.get("VLLM_PP_LAYER_PARTITION") if own else None
+def _partition(layers: int, stages: int, given: str | None = None) -> tuple[int, ...]:
+    """Return the bounds of vLLM's pipeline stages (distributed.utils.get_pp_indices).
+
+    ``given`` are the sizes that the user set for this engine, which other engines do not know.
+    """
     if given:
         sizes = [int(part) for part in given.split(",")]
     else:
