@@ -185,6 +185,7 @@ if __name__ == "__mp_main__":  # a worker that such a process spawned
     from tests.vllm import kernels
 
     kernels.install()
+    kernels.let_stages_receive()
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:

@@ -28,16 +28,17 @@ def install() -> None:
         cpu_attention_with_kv_cache, greedy_argmax, fused_gumbel_argmax, rejection_greedy_sample_kernel_impl,
     ):  # fmt: skip
         setattr(ops, function.__name__, function)
-    _let_stages_receive()
 
 
-def _let_stages_receive() -> None:
+def let_stages_receive() -> None:
     """Make the buffers between pipeline stages where they are used: without a warm-up of compiled
     models, which enforce_eager leaves out, vLLM 0.33 has none on CPUs.
     """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as Runner
 
-    gather = Runner.sync_and_gather_intermediate_tensors
+    gather = getattr(Runner, "sync_and_gather_intermediate_tensors", None)
+    if gather is None:
+        return
 
     def made(self: Any, *given: Any, **named: Any) -> Any:
         if self.intermediate_tensors is None:
