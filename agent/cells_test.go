@@ -139,7 +139,8 @@ func TestEveryShardHasARank(t *testing.T) {
 	}{
 		{0, 3, 2, []uint32{1}, ""},
 		{1, 3, 2, []uint32{1}, ""},
-		{2, 3, 2, []uint32{1}, "held: shards [1] of rank 2, the last one, leave 1 of 2 shards without a rank, allowed: every"},
+		{2, 3, 2, []uint32{1},
+			"held: shards [1] of rank 2, the last one, leave 1 of 2 shards without a rank, allowed: every shard"},
 		{2, 3, 2, []uint32{0}, ""},
 		{0, 2, 4, []uint32{0}, ""},
 		{1, 2, 4, []uint32{1, 2}, "leave 1 of 4 shards without a rank"},

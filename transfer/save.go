@@ -73,9 +73,9 @@ func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status
 	return verdict
 }
 
-// room returns the number of a part's blocks to look for room for. Only the first shard's part looks
-// beyond a block without room: the others would repeat the search of the whole pool, and could store
-// blocks that lack the first shard.
+// room returns the number of a part's blocks to look for room for. Only the first shard's part
+// looks beyond a block without room: the others would repeat the search of the whole pool, and
+// could store blocks that lack the first shard.
 func (t *task) room(p, first *part) int {
 	n := p.to - p.from
 	if t.afterBusy(p) {
