@@ -119,7 +119,7 @@ func TestSegmentsOfShards(t *testing.T) {
 func TestEveryShardHasARank(t *testing.T) {
 	r := newRig(t)
 	seat := func(rank, world, shards uint32, held ...uint32) *ipc.Registered {
-		m := register(fmt.Sprint("engine of ", shards))
+		m := register(fmt.Sprint("engine of ", world, " ranks, ", shards, " shards"))
 		c := r.dial()
 		regions, fds, segments := c.prepare(m)
 		m.Rank, m.World, m.Held, m.Shards, m.Segments = rank, world, held, shards, uint32(len(held))
@@ -139,12 +139,23 @@ func TestEveryShardHasARank(t *testing.T) {
 	}{
 		{0, 3, 2, []uint32{1}, ""},
 		{1, 3, 2, []uint32{1}, ""},
-		{2, 3, 2, []uint32{1}, "held: shards [1] of rank 2 leave 1 of 2 shards to 0 ranks, allowed: every shard"},
+		{2, 3, 2, []uint32{1},
+			"held: shards [1] of rank 2, the last one, leave 1 of 2 shards without a rank, allowed: every shard"},
 		{2, 3, 2, []uint32{0}, ""},
 		{0, 2, 4, []uint32{0}, ""},
-		{1, 2, 4, []uint32{1, 2}, "leave 1 of 4 shards to 0 ranks"},
+		{1, 2, 4, []uint32{1, 2}, "leave 1 of 4 shards without a rank"},
 		{1, 2, 4, []uint32{1, 2, 3}, ""},
-		{0, 1, 5, []uint32{0}, "leave 4 of 5 shards to 0 ranks"},
+		// Two stages of 2 and 6 layers, in 4 ranges of 2; both ranks of a stage hold the same.
+		{0, 4, 4, []uint32{0}, ""},
+		{1, 4, 4, []uint32{0}, ""},
+		{3, 4, 4, []uint32{1, 2, 3}, ""},
+		{2, 4, 4, []uint32{1, 2, 3}, ""},
+		{0, 4, 3, []uint32{0}, ""},
+		{1, 4, 3, []uint32{0}, ""},
+		{3, 4, 3, []uint32{0}, ""},
+		{2, 4, 3, []uint32{0}, "leave 2 of 3 shards without a rank"},
+		{2, 4, 3, []uint32{1, 2}, ""},
+		{0, 1, 5, []uint32{0}, "leave 4 of 5 shards without a rank"},
 	} {
 		got := seat(c.rank, c.world, c.shards, c.held...)
 		if refused := got.Status == ipc.RegRefused; refused != (c.want != "") || !strings.Contains(got.Text, c.want) {

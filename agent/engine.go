@@ -74,17 +74,15 @@ func (e *engine) fits(r *ipc.Register, sp *space) error {
 	return nil
 }
 
-// covers returns an error if seating r leaves too few ranks for the shards that have none. Where
-// ranks may hold several shards, only the last one can leave too many.
+// covers returns an error if r is the last rank and leaves shards that no rank holds. The ranks
+// before may leave any number: how many shards a later one holds is not known.
 func (e *engine) covers(r *ipc.Register) error {
 	if r.Role != ipc.RoleWorker {
 		return nil
 	}
 	var have [ipc.MaxShards]bool
-	missing, left := int(r.Shards), int(e.world)-1
-	several := r.Shards > e.world
+	missing := int(r.Shards)
 	hold := func(shards []uint32) {
-		several = several || len(shards) > 1
 		for _, shard := range shards {
 			if !have[shard] {
 				have[shard] = true
@@ -92,16 +90,16 @@ func (e *engine) covers(r *ipc.Register) error {
 			}
 		}
 	}
+	left := int(e.world) - 1
 	for _, s := range e.ranks {
 		if s != nil {
 			hold(s.shards)
 			left--
 		}
 	}
-	hold(r.Held)
-	if missing > left && (left == 0 || !several) {
-		return fmt.Errorf("held: shards %v of rank %d leave %d of %d shards to %d ranks, allowed: every shard has a "+
-			"rank", r.Held, r.Rank, missing, r.Shards, left)
+	if hold(r.Held); left == 0 && missing > 0 {
+		return fmt.Errorf("held: shards %v of rank %d, the last one, leave %d of %d shards without a rank, allowed: "+
+			"every shard has a rank", r.Held, r.Rank, missing, r.Shards)
 	}
 	return nil
 }

@@ -1,6 +1,8 @@
 package transfer
 
 import (
+	"slices"
+
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -37,18 +39,19 @@ func (th *thread) allStored(t *task) bool {
 	return number > 0
 }
 
-// beginSave reserves slots for the batch.
+// beginSave reserves slots for the batch, of each part up to the first block without room.
 func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 	th.enter(Reserving)
 	f.copy.Dir = cudaipc.Gather
-	for i := range parts {
-		b := th.batch(t, &parts[i])
-		if t.afterBusy(&parts[i]) {
-			t.set(parts[i].first, b.Hashes.N, pool.Busy)
+	for i, p := range parts {
+		end := p.from + t.room(&p, &parts[i-p.held])
+		t.set(p.first+end-p.from, p.to-end, pool.Busy)
+		if p.to = end; p.from == end {
 			continue
 		}
+		b := th.batch(t, &p)
 		th.w.cfg.Slots.Reserve(&b)
-		th.add(f, &parts[i], &b)
+		th.add(f, &p, &b)
 	}
 	return pool.OK
 }
@@ -68,6 +71,22 @@ func (th *thread) finishSave(t *task, f *flight, before pool.Status) pool.Status
 	}
 	th.commit(t, f, verdict)
 	return verdict
+}
+
+// room returns the number of a part's blocks to look for room for. Only the first shard's part
+// looks beyond a block without room: the others would repeat the search of the whole pool, and
+// could store blocks that lack the first shard.
+func (t *task) room(p, first *part) int {
+	n := p.to - p.from
+	if t.afterBusy(p) {
+		return 0
+	}
+	if p.held > 0 {
+		if busy := slices.Index(t.shards[first.first:first.first+n], pool.Busy); busy >= 0 {
+			return busy
+		}
+	}
+	return n
 }
 
 // afterBusy reports whether the block before the part found no room. The blocks after it could not

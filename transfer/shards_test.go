@@ -110,6 +110,43 @@ func TestABlockHasTheWorstStatusOfItsShards(t *testing.T) {
 	}
 }
 
+// asked counts the blocks for which room is sought, by shard.
+type asked struct {
+	pool.Slots
+	blocks map[uint8]int
+}
+
+func (a *asked) Reserve(b *pool.Batch) {
+	a.blocks[b.Shard] += b.Hashes.N
+	a.Slots.Reserve(b)
+}
+
+// TestOneShardLooksForRoom saves a chain longer than the pool. After its first block without room,
+// the shards after the first one neither search nor store anything.
+func TestOneShardLooksForRoom(t *testing.T) {
+	const room, many = 8, 20
+	n := newNode(t, room, false)
+	a := &asked{n.pool, make(map[uint8]int)}
+	s := n.join(t, func(c *Config) {
+		cells(0, 1, 2, 3)(c)
+		c.Slots, c.Limits.BatchBytes = a, 16*blockSize // a second batch begins in the middle
+	})
+	s.submit(save(1, section(0, many, 0)))
+	for i, status := range s.completion().Status {
+		if want := map[bool]pool.Status{true: pool.OK, false: pool.Busy}[i < room]; status != want {
+			t.Errorf("block %d of the chain: status %d, want %d", i, status, want)
+		}
+	}
+	for shard := range uint8(4) {
+		if want := map[bool]int{true: 16, false: room}[shard == 0]; a.blocks[shard] != want {
+			t.Errorf("shard %d looked for room for %d blocks, want %d", shard, a.blocks[shard], want)
+		}
+	}
+	if got := s.stored(0, many); got != room {
+		t.Errorf("%d blocks are stored, want %d", got, room)
+	}
+}
+
 // TestShardsThatCannotBeHeld are refused at the start of a worker.
 func TestShardsThatCannotBeHeld(t *testing.T) {
 	s := newNode(t, 64, false).join(t, nil)

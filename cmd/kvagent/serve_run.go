@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
@@ -111,6 +113,10 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 		log.Error("pages of the pool's file cannot be read or written: the next start loses the blocks that they "+
 			"describe",
 			zap.String("path", s.dramPath), zap.Uint64("times", total))
+	}
+	o.SpaceNotKept = func(space pool.Fingerprint) {
+		log.Warn("the pool's file has no room for the description of a space: its blocks end with this process",
+			zap.String("path", s.dramPath), zap.String("space", hex.EncodeToString(space[:])))
 	}
 	if s.hugePages == hugeOff {
 		o.HugePages = dram.Off

@@ -67,6 +67,10 @@ type Options struct {
 	// FileFaults is called when pages of the file outside the arena could not be read or written,
 	// with the total so far, at most every 10 s. It may be nil.
 	FileFaults func(total uint64)
+	// SpaceNotKept is called when a space is opened that the file has no record of: it is too large
+	// for one (many shards in many groups), or no record is free. Its entries end with the process.
+	// No lock is held. It may be nil.
+	SpaceNotKept func(pool.Fingerprint)
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Reproducible
 	// measurements set another number.
 	HashSeed uint64
@@ -93,6 +97,7 @@ type Pool struct {
 	advisor   *advisor
 	noter     *fileNoter
 	onBadPage func(BadPage)
+	onNotKept func(pool.Fingerprint)
 
 	sweeping sync.Mutex // held by a sweep; taken before mu
 	moves    sync.Mutex // held while entries move to other slots; taken before mu
@@ -141,7 +146,7 @@ func (o *Options) arena() (*arena.Arena, error) {
 
 // start returns the pool of an arena and its index.
 func start(o *Options, a *arena.Arena, c *core) *Pool {
-	p := &Pool{arena: a, core: c, advisor: c.advisor, onBadPage: o.BadPage}
+	p := &Pool{arena: a, core: c, advisor: c.advisor, onBadPage: o.BadPage, onNotKept: o.SpaceNotKept}
 	p.base, p.fd = a.Memory()
 	p.info = Info{Bytes: o.Bytes, SlabBytes: o.SlabBytes}
 	p.info.PageBytes, p.info.PageReason = a.Page()

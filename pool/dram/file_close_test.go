@@ -2,10 +2,33 @@ package dram
 
 import (
 	"encoding/binary"
+	"slices"
 	"testing"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
+
+// TestSpaceTooLargeForTheFile checks that a space whose record does not fit is reported once, and
+// works.
+func TestSpaceTooLargeForTheFile(t *testing.T) {
+	var told []pool.Fingerprint
+	o := Options{Bytes: 256 << 10, SlabBytes: 16 << 10, Path: shmPath(t)}
+	o.SpaceNotKept = func(f pool.Fingerprint) { told = append(told, f) }
+	p := reopen(t, o)
+	defer closePool(t, p)
+	wide := pool.Spec{Fingerprint: pool.Fingerprint{9}, Identity: make([]byte, 8<<10), Shards: pool.MaxShards}
+	for range pool.MaxGroups {
+		wide.Groups = append(wide.Groups,
+			pool.Group{BlockTokens: 16, ShardBytes: slices.Repeat([]uint32{16}, pool.MaxShards)})
+	}
+	openSpec(t, p, keptSpec)
+	openSpec(t, p, wide)
+	openSpec(t, p, wide)
+	if len(told) != 1 || told[0] != wide.Fingerprint {
+		t.Errorf("told of %x, want %x once", told, wide.Fingerprint)
+	}
+}
 
 // TestClosedSpaceLeavesTheFile checks that the record of a closed space is reused, and that nothing
 // of the space is restored, whether its entries were swept before the process ended or not.

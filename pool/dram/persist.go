@@ -117,8 +117,8 @@ func (c *core) advanceGeneration(sp *space) {
 // noRecord marks a space without a record in the file.
 const noRecord = -1
 
-// persistSpace assigns an opened space a record in the file. A space without one works, and ends
-// with the process.
+// persistSpace assigns an opened space a record in the file. A space without one, for
+// which there is no room, works, and ends with the process (Options.SpaceNotKept).
 func (c *core) persistSpace(sp *space) {
 	sp.record = noRecord
 	f := c.file

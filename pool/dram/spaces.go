@@ -64,6 +64,12 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	if err := checkSpec(&s, p.info.SlabBytes); err != nil {
 		return 0, err
 	}
+	kept := true
+	defer func() { // after the lock
+		if !kept && p.onNotKept != nil {
+			p.onNotKept(s.Fingerprint)
+		}
+	}()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
@@ -86,6 +92,7 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 	id := pool.SpaceID(len(c.spaces))
 	c.spaces = append(c.spaces, sp)
 	c.byPrint[s.Fingerprint] = id
+	kept = c.file == nil || sp.record != noRecord
 	return id, nil
 }
 

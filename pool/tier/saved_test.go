@@ -15,6 +15,46 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
+// asked counts the entries that are looked for in memory.
+type asked struct {
+	*mem.Pool
+	entries int
+}
+
+func (a *asked) Exists(id pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+	a.entries += h.N
+	a.Pool.Exists(id, group, h, present)
+}
+
+// TestEntrySavedAtOnceIsOfferedOnce commits all shards of blocks in one call. Each block is looked
+// for in memory and offered to the tier once.
+func TestEntrySavedAtOnceIsOfferedOnce(t *testing.T) {
+	const shards, blocks = 4, 5
+	m, err := mem.Open(mem.Options{Bytes: 64 << 10})
+	check(t, err)
+	a := &asked{Pool: m}
+	n := openNode(t, m, a, shards, Options{PrefetchBytes: 64 << 10},
+		[]Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
+	var slots []pool.Slot
+	var status []pool.Status
+	for shard := range shards {
+		b := n.batch(chain("a", blocks), shard)
+		n.Reserve(b)
+		for i := range b.Slots {
+			key, s := n.key(b, i), &b.Slots[i]
+			p := n.arena[s.Off : s.Off+int64(s.Len)]
+			content(&key, p)
+			s.Sum = pool.Sum(key.Seed(s.Len), p)
+		}
+		slots, status = append(slots, b.Slots...), append(status, b.Status...)
+	}
+	n.Commit(slots, n.Epoch(n.space), status)
+	if a.entries != blocks {
+		t.Errorf("%d entries were looked for, want %d", a.entries, blocks)
+	}
+	n.stored(0, blocks)
+}
+
 // stuck is a disk that answers when it is told to, with an error or without.
 type stuck struct {
 	asked  chan *catalog.Catalog

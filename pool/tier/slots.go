@@ -81,11 +81,22 @@ func (p *Pool) takeReserved(slots []pool.Slot) []origin {
 	return out
 }
 
-// offerSaved offers entries that are now complete to the tiers that write on save.
+// offerSaved offers entries that are now complete to the tiers that write on save, each once.
 func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	whole := saved[:0]
+	seen := make(map[entryKey]*era) // of which another shard was committed in this call
 	for i := range saved {
-		if o := &saved[i]; status[i] == pool.OK && o.sp != nil && p.visible(o) {
+		o := &saved[i]
+		if status[i] != pool.OK || o.sp == nil {
+			continue
+		}
+		if o.sp.spec.Shards > 1 {
+			if seen[o.key] == o.era {
+				continue
+			}
+			seen[o.key] = o.era
+		}
+		if p.visible(o) {
 			whole = append(whole, *o)
 		}
 	}

@@ -96,6 +96,65 @@ def test_layers_with_other_numbers_of_heads_are_refused() -> None:
         cells_of((vllm, groups), 2, 1)
 
 
+def test_stages_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine with one stage does not know the sizes that another one's stages were given."""
+    plain = cells_of(config_of(1, 1, 8, layers=8), 1, 2)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,5")
+    for shared in ((1, 2), (1, 4), (2, 0)):
+        with pytest.raises(Unsupported, match=r"this engine's at 3 too \(VLLM_PP_LAYER_PARTITION 3,5\)"):
+            cells_of(config_of(1, 2, 8, layers=8), *shared)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "2,6")
+    assert cells_of(config_of(1, 2, 8, layers=8), 0, 4)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "4,4")
+    same = cells_of(config_of(1, 2, 8, layers=8), 1, 2)
+    assert plain
+    assert same
+    assert same.text == plain.text
+
+
+def _speculative(method: str, heads: int, tp: int) -> Any:
+    draft = SimpleNamespace(get_total_num_kv_heads=lambda: heads)
+    return SimpleNamespace(method=method, draft_model_config=draft, draft_tensor_parallel_size=tp)
+
+
+def test_layers_with_one_head_on_each_rank_may_have_other_heads() -> None:
+    """With TP 8, ranks 0 and 1 hold head 0 of 4, and heads 0 and 1 of a draft model with 8."""
+    for draft_heads, draft_tp, said in (
+        (8, 8, "the draft model has 8 KV heads, allowed is 4"),
+        (4, 1, "draft_tensor_parallel_size 1, allowed is 8"),
+    ):
+        vllm, groups = config_of(8, 1, 4)
+        groups.kv_cache_groups *= 2  # that of the draft model is like the model's
+        vllm.speculative_config = _speculative("draft_model", draft_heads, draft_tp)
+        with pytest.raises(Unsupported, match=said):
+            cells_of((vllm, groups), 8, 1)
+        vllm.speculative_config.method = "ngram"
+        assert cells_of((vllm, groups), 8, 1) == cells_of(config_of(8, 1, 4), 8, 1)
+        vllm.speculative_config = _speculative("draft_model", 4, 8)
+        assert cells_of((vllm, groups), 8, 1) == cells_of(config_of(8, 1, 4), 8, 1)
+        replicated_too = config_of(8, 1, 1, MLAAttentionSpec)
+        replicated_too[0].speculative_config = _speculative("draft_model", draft_heads, draft_tp)
+        assert cells_of(replicated_too, 8, 1) == cells_of(config_of(8, 1, 1, MLAAttentionSpec), 8, 1)
+
+
+def test_blocks_with_other_heads_are_refused() -> None:
+    vllm, groups = config_of(8, 1, 4)
+    sizes = [SimpleNamespace(n_heads_in_group=n) for n in (8, None, 8)]
+    vllm.model_config.hf_text_config.block_configs = [SimpleNamespace(attention=one) for one in sizes]
+    assert cells_of((vllm, groups), 8, 1)
+    sizes[2].n_heads_in_group = 4
+    with pytest.raises(Unsupported, match=r"n_heads_in_group of the block_configs: \[4, 8\]"):
+        cells_of((vllm, groups), 8, 1)
+    vllm, groups = config_of(8, 1, 4)
+    vllm.model_config.model_arch_config = SimpleNamespace(
+        total_num_kv_heads=4, per_layer_overrides=[{}, {"head_size": 64}]
+    )
+    assert cells_of((vllm, groups), 8, 1)
+    vllm.model_config.model_arch_config.per_layer_overrides[1]["total_num_kv_heads"] = 2
+    with pytest.raises(Unsupported, match=r"per_layer_overrides: \[2, 4\]"):
+        cells_of((vllm, groups), 8, 1)
+
+
 def test_memory_that_cannot_be_split_is_refused() -> None:
     plan = plan_of(1, 1, 8)
     caches = caches_of(range(LAYERS), 8, LAYOUTS["LBNHC"])

@@ -40,7 +40,7 @@ const (
 	spaceBits   = 12 // of Header.space; above them is the upper half of the shard
 )
 
-var _ = [1<<spaceBits - MaxSpaces + 1]byte{} // each space has a number
+var _ = [1<<spaceBits - MaxSpaces]byte{} // each space has a number
 
 var _ = [1]byte{}[unsafe.Sizeof(Header{})-HeaderBytes]
 

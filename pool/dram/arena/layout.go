@@ -17,7 +17,7 @@ const (
 
 	superBytes    = 4 << 10
 	HeaderBytes   = 64
-	spaceBytes    = 20 << 10 // one space: a full identity of the session protocol fits
+	spaceBytes    = 20 << 10 // one space: not the largest of 256 shards in 16 groups with a long identity
 	MaxSpaces     = 1 << 10  // spaces of a file; entries of further ones end with the process
 	SlabWordBytes = 8
 	learnedBytes  = pool.MaxLearned + 4<<10 // one copy, its head included

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SHARDS
-from kvagent.vllm.geometry import MLA, Unsupported, replicated
+from kvagent.vllm.geometry import MLA, WITHOUT_DRAFTS, Unsupported, replicated
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,10 +93,12 @@ def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) 
         if shared % own:
             raise Unsupported(f"{name}: {shared}, allowed is a multiple of this engine's own size, {own}")
     layers = int(model.get_total_num_hidden_layers())
-    bounds, stages = _partition(layers, share_pp, share_pp == pp), _partition(layers, pp, True)
+    given = os.environ.get("VLLM_PP_LAYER_PARTITION")
+    bounds, stages = _partition(layers, share_pp), _partition(layers, pp, given)
     if missing := sorted(set(stages) - set(bounds)):
         raise Unsupported(
             f"share_pp: {share_pp} stages begin at layers {bounds[:-1]}, and this engine's at {missing[0]} too"
+            + (f" (VLLM_PP_LAYER_PARTITION {given})" if given else "")
         )
     heads, ranges = _heads(vllm_config, kv_cache_config, tp, share_tp)
     found = Cells(bounds, ranges, heads, stages, tp)
@@ -127,9 +129,11 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (layer_number(name), name))
 
 
-def _partition(layers: int, stages: int, own: bool) -> tuple[int, ...]:
-    """Return the bounds of vLLM's pipeline stages (distributed.utils.get_pp_indices)."""
-    given = os.environ.get("VLLM_PP_LAYER_PARTITION") if own else None
+def _partition(layers: int, stages: int, given: str | None = None) -> tuple[int, ...]:
+    """Return the bounds of vLLM's pipeline stages (distributed.utils.get_pp_indices).
+
+    ``given`` are the sizes that the user set for this engine, which other engines do not know.
+    """
     if given:
         sizes = [int(part) for part in given.split(",")]
     else:
@@ -150,6 +154,7 @@ def _heads(vllm_config: Any, kv_cache_config: Any, tp: int, share_tp: int) -> tu
     if any(heads % size and size % heads for size in (tp, share_tp)):
         raise Unsupported(f"share_tp: {share_tp}, and {heads} KV heads: one must divide the other")
     _check_one_number(vllm_config.model_config, heads)
+    _check_draft(getattr(vllm_config, "speculative_config", None), heads, tp)
     ranges = min(share_tp, heads)
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
         _check_group(i, group.kv_cache_spec, max(1, heads // tp), split=ranges > 1)
@@ -179,7 +184,10 @@ def _check_group(number: int, spec: Any, heads: int, *, split: bool) -> None:
 
 
 def _check_one_number(model: Any, heads: int) -> None:
-    """Raise Unsupported if the layers of a model may have different numbers of KV heads."""
+    """Raise Unsupported if the layers of a model may have different numbers of KV heads.
+
+    The groups alone do not tell: with as many ranks as heads, every layer has one head per rank.
+    """
     config = getattr(model, "hf_text_config", None)
     found = {
         name: value
@@ -189,6 +197,40 @@ def _check_one_number(model: Any, heads: int) -> None:
     numbers = {one for value in found.values() for one in (value if isinstance(value, (list, tuple)) else [value])}
     if len(numbers) > 1:
         raise Unsupported(f"share_tp: layers have different numbers of KV heads ({found}), allowed is {heads} in all")
+    for name, per_layer in (
+        ("total_num_kv_heads of the per_layer_overrides", _overrides(model)),
+        ("n_heads_in_group of the block_configs", _queries_per_head(config)),
+    ):
+        if len(per_layer) > 1:
+            raise Unsupported(f"share_tp: {name}: {sorted(per_layer)}, allowed is one number of KV heads in all layers")
+
+
+def _overrides(model: Any) -> set[int]:
+    """Return the numbers of KV heads that vLLM found for single layers, and for the model."""
+    whole: Any = getattr(model, "model_arch_config", None)
+    layers = getattr(whole, "per_layer_overrides", None) or []
+    return {layer.get("total_num_kv_heads", whole.total_num_kv_heads) for layer in layers}
+
+
+def _queries_per_head(config: Any) -> set[int]:
+    """Return the numbers of query heads per KV head in the blocks of Nemotron-NAS."""
+    attentions: list[Any] = [
+        getattr(block, "attention", None) for block in getattr(config, "block_configs", None) or []
+    ]
+    return {int(one.n_heads_in_group) for one in attentions if getattr(one, "n_heads_in_group", None)}
+
+
+def _check_draft(speculative: Any, heads: int, tp: int) -> None:
+    """Raise Unsupported if a draft model's layers have other KV heads than the model's."""
+    draft, method = getattr(speculative, "draft_model_config", None), getattr(speculative, "method", None)
+    if draft is None or method in WITHOUT_DRAFTS:
+        return
+    own, own_tp = int(draft.get_total_num_kv_heads()), getattr(speculative, "draft_tensor_parallel_size", None)
+    if own != heads:
+        raise Unsupported(f"share_tp: the draft model has {own} KV heads, allowed is {heads}, as the model has")
+    if own_tp not in (None, tp):
+        raise Unsupported(f"share_tp: draft_tensor_parallel_size {own_tp}, allowed is {tp}, as the model has")
+    _check_one_number(draft, heads)
 
 
 def checked_layers(names: Sequence[str], stage: range) -> list[str]:

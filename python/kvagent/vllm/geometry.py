@@ -177,6 +177,7 @@ TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
 
 _OF_NEXT_TOKENS = ("eagle", "eagle3", "mtp")  # speculation methods
+WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculation methods that use no model weights
 
 
 def tested(version: str) -> bool:

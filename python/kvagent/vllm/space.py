@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
 from kvagent.vllm.cells import whole_spec
-from kvagent.vllm.geometry import MLA, Unsupported, replicated
+from kvagent.vllm.geometry import MLA, WITHOUT_DRAFTS, Unsupported, replicated
 from kvagent.vllm.weight_changes import LOADED
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
 
@@ -115,7 +115,6 @@ def _backend_name(backend: Any, vllm_config: Any, spec: Any) -> str:
 
 UNKNOWN = ""  # unknown weights: the generation determines who shares them
 _WEAK_HASHES = ("xxhash", "xxhash_cbor")  # collisions can be constructed if the seed is known
-_WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculation methods that use no model weights
 
 
 def identity(
@@ -235,7 +234,7 @@ def _weights(vllm_config: Any) -> str | None:
     speculative = getattr(vllm_config, "speculative_config", None)
     method = str(getattr(speculative, "method", None) or "")
     draft = getattr(speculative, "draft_model_config", None)
-    if digest is None or draft is None or method in _WITHOUT_DRAFTS:
+    if digest is None or draft is None or method in WITHOUT_DRAFTS:
         return digest
     load = getattr(speculative, "draft_load_config", None) or load
     drafts = weights_digest(draft, load)
