@@ -86,6 +86,10 @@ func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
 		},
 		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
 		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
+		// All that one agent may fetch is served.
+		Limits: peer.Limits{
+			Subscriptions: delivery.MaxFetches, Hashes: delivery.MaxFetches * peer.MaxHashes,
+		},
 	})
 	return err
 }
@@ -101,10 +105,13 @@ func (p *Peering) Fetch(ctx context.Context, r *delivery.Request) error {
 	for i, c := range r.Chains {
 		groups[i] = peer.Group{Group: c.Group, Parent: c.Parent, Hashes: c.Hashes}
 	}
-	_, err := p.client.Fetch(ctx, r.Peer, peer.Request{
+	got, err := p.client.Fetch(ctx, r.Peer, peer.Request{
 		Name: r.Name, Space: r.Fingerprint, ID: r.Space, Epoch: r.Epoch, Shards: r.Shards, Groups: groups,
 		Wait: peer.MaxWait, Early: r.Early,
 	}, nil)
+	if errors.Is(err, peer.ErrBusy) || err == nil && got.End == peer.EndRefused {
+		return delivery.ErrRefused
+	}
 	return err
 }
 
