@@ -422,6 +422,60 @@ func TestCancelInFlight(t *testing.T) {
 	})
 }
 
+// TestDrainAfterOthers: a cancelled fetch waits for what it asked for while the peer sends what
+// others asked for earlier, however long that takes, and costs these nothing. A peer that sends
+// heartbeats alone is lost.
+func TestDrainAfterOthers(t *testing.T) {
+	for _, stops := range []bool{false, true} {
+		t.Run(fmt.Sprint("it stops: ", stops), func(t *testing.T) {
+			hook := &beforeAcquire{}
+			hooked := func(c *Config, cc *ClientConfig) {
+				hook.Slots, c.Slots = c.Slots, hook
+				cc.Streams, cc.BatchBytes, cc.WindowBytes = 1, 256<<10, 4<<20
+			}
+			inBubble(t, hooked, func(t *testing.T, w *frozen) {
+				ended, gets := make(chan struct{}), 0
+				hook.do = func(*pool.Batch) {
+					if gets++; stops && gets == 3 {
+						<-ended
+					}
+					time.Sleep(DefaultTimeout / 2)
+				}
+				one, two := chain("a", 60), chain("b", 20)
+				w.p.save(one)
+				w.p.save(two)
+				var got Result
+				var err error
+				var all sync.WaitGroup
+				all.Go(func() { got, err = fetchAll(t, w.client, "p", w.d.request("", one)) })
+				synctest.Wait() // it has asked for as much as it may
+				ctx, cancel := context.WithCancel(t.Context())
+				start := time.Now()
+				all.Go(func() {
+					if _, err := fetchWith(ctx, t, w.client, "p", w.d.request("", two), nil); !errors.Is(err, context.Canceled) {
+						t.Errorf("cancelled: %v", err)
+					}
+					if took := time.Since(start); stops == (took > 7*DefaultTimeout) {
+						t.Errorf("cancelled, and it took %v", took)
+					}
+				})
+				synctest.Wait()
+				cancel()
+				if stops {
+					time.Sleep(8 * DefaultTimeout)
+					close(ended)
+				}
+				all.Wait()
+				lost := w.client.Stats().Peers[0].Opened
+				if stops && (!errors.Is(err, ErrLost) || lost != 1) ||
+					!stops && (err != nil || got.Blocks != 120 || lost != 0) {
+					t.Errorf("the other fetch: %+v, %v, lost %d times", got, err, lost)
+				}
+			})
+		})
+	}
+}
+
 // TestSharedPrefix: a fetch whose blocks another one is getting ends when they are there, and gets
 // itself what fails for the other one; those that an engine saves are not waited for.
 func TestSharedPrefix(t *testing.T) {
