@@ -49,7 +49,7 @@ func newNode(t *testing.T) *node {
 	}
 	n.space, err = memory.OpenSpace(n.spec)
 	check(err)
-	n.Peering, err = New(Options{Memory: memory, Slots: memory, Auth: auth})
+	n.Peering, err = New(Options{Memory: memory, Slots: memory, Auth: auth, Timeout: peer.MaxTimeout})
 	check(err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	check(err)
@@ -90,6 +90,32 @@ func TestAllFetchesAreServed(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
+}
+
+// TestDeadAgentDelaysNoOther: an agent hears of a delivery while another one does not answer.
+func TestDeadAgentDelaysNoOther(t *testing.T) {
+	p, d := newNode(t), newNode(t)
+	dead, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.Close()
+	p.transfers.Offered(p.space, []byte("r"), 1, 16)
+	_, changed := p.transfers.Watch(p.space, "r")
+	for range 3 {
+		d.Deliver(dead.Addr().String(), d.spec.Fingerprint, "r")
+	}
+	d.Deliver(p.Addr().String(), d.spec.Fingerprint, "r")
+	<-changed
+	if got := p.transfers.Report(); got.Delivered != 1 {
+		t.Errorf("%+v", got)
+	}
+	client, _ := d.Stats()
+	for _, s := range client.Peers {
+		if s.Opened != 0 {
+			t.Errorf("it was told after the end of an attempt to reach another: %+v", s)
+		}
+	}
 }
 
 // TestRefusedByTheOtherAgent: a fetch for which the other agent has no room is refused, not over.

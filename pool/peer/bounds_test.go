@@ -335,6 +335,9 @@ func TestClientLimits(t *testing.T) {
 			got.Failed[NotStored] != 4 {
 			t.Errorf("%+v, %v", got, err)
 		}
+		if err := w.client.Delivered(ctx, "p4", w.d.spec.Fingerprint, "r"); err != nil {
+			t.Errorf("a delivery is not told while as many fetches run as may: %v", err)
+		}
 		cancel()
 		all.Wait()
 	})
