@@ -45,6 +45,54 @@ func TestHeartbeats(t *testing.T) {
 	})
 }
 
+// countedIndex counts look-ups.
+type countedIndex struct {
+	pool.Index
+	n atomic.Int32
+}
+
+func (x *countedIndex) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+	x.n.Add(1)
+	x.Index.Exists(s, group, h, present)
+}
+
+// TestCommitsOfOthers: many commits in a moment cost a subscription at most one look-up. What they
+// stored is announced after the pause, and the end of the transfer does not wait for it.
+func TestCommitsOfOthers(t *testing.T) {
+	index := &countedIndex{}
+	counted := func(c *Config, _ *ClientConfig) { index.Index, c.Index = c.Index, index }
+	inBubble(t, counted, func(t *testing.T, w *frozen) {
+		h := chain("a", 10)
+		w.p.set("r", Open, 0)
+		var all sync.WaitGroup
+		var got Result
+		var err error
+		all.Go(func() { got, err = fetchAll(t, w.client, "p", w.d.request("r", h)) })
+		synctest.Wait()
+		before, start := index.n.Load(), time.Now()
+		for range 100 {
+			w.p.change(func() {})
+			synctest.Wait()
+		}
+		w.p.save(h.Slice(0, 4))
+		if n := index.n.Load() - before; n > 2 {
+			t.Errorf("100 commits of others cost %d look-ups of a group", n)
+		}
+		time.Sleep(announcePause)
+		synctest.Wait()
+		if n := w.d.has(h); n != 8 {
+			t.Errorf("%d blocks are there after the pause, want 8", n)
+		}
+		w.p.save(h.Slice(4, 8))
+		w.p.set("r", Complete, 128)
+		w.p.change(func() {})
+		all.Wait()
+		if took := time.Since(start); err != nil || got.Blocks != 16 || took > 2*announcePause {
+			t.Errorf("%+v, %v after %v", got, err, took)
+		}
+	})
+}
+
 // TestWait: the peer waits as long as it was asked to, and what it has by then arrives.
 func TestWait(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, w *frozen) {
