@@ -35,7 +35,8 @@ type Config struct {
 	TTL time.Duration
 	Now func() time.Time // nil: time.Now
 	// Fetch brings the blocks of a request from another agent, and returns when nothing more comes
-	// or ctx ends. nil: no other agent can be asked.
+	// or ctx ends. One that returns ErrRefused is tried again for a while. nil: no other agent can
+	// be asked.
 	Fetch func(ctx context.Context, r *Request) error
 	// Deliver tells another agent that a transfer was delivered. It must not block. nil: nobody is
 	// told.

@@ -363,6 +363,56 @@ func TestTooManyFetches(t *testing.T) {
 	})
 }
 
+// A fetch that finds no room is tried again, and goes on for look-ups, until there is some, nobody
+// wants it, or it has been refused for too long.
+func TestRefusedFetchIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFetching()
+		defer f.Close()
+		refuse := func(name string) {
+			t.Helper()
+			if !f.ask(name, "h:1", d) {
+				t.Fatalf("%s is over, want it to be tried again", name)
+			}
+			<-f.began
+			f.end <- ErrRefused
+			synctest.Wait()
+		}
+		refuse("a")
+		f.asks(t, "a", "h:1", d, true)
+		time.Sleep(firstRefusedPause)
+		synctest.Wait()
+		select {
+		case <-f.began:
+			f.end <- nil
+		default:
+			t.Fatal("a refused fetch is not tried again")
+		}
+		synctest.Wait()
+		f.asks(t, "a", "h:1", d, false)
+		refuse("b")
+		f.Delivered(space, []byte("b"))
+		synctest.Wait()
+		if got := f.Report(); got.Fetching != 0 || got.FetchesCancelled != 1 || got.FetchesFailed != 0 {
+			t.Errorf("%+v, want none: one was served, the other delivered", got)
+		}
+		start, tries := time.Now(), 0
+		for pause := firstRefusedPause; pause <= lastRefusedPause; pause *= 2 {
+			refuse("c")
+			tries++
+			time.Sleep(pause)
+		}
+		refuse("c")
+		f.asks(t, "c", "h:1", d, false)
+		if took := time.Since(start); tries != 5 || took > 2*time.Second {
+			t.Errorf("%d tries in %v", tries, took)
+		}
+		if got := f.Report(); got.Fetching != 0 || got.Fetches != 3 || got.FetchesFailed != 1 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
 // Records of fetches that have ended are bounded: the one not asked for longest is forgotten.
 func TestTooManyRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

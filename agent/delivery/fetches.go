@@ -3,6 +3,7 @@ package delivery
 import (
 	"container/list"
 	"context"
+	"errors"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -112,7 +113,7 @@ func (t *Table) Start(r *Request, session uint64) bool {
 
 func (t *Table) run(ctx context.Context, f *fetch) {
 	defer f.cancel()
-	err := t.cfg.Fetch(ctx, f.request)
+	err := t.fetch(ctx, f.request)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.over = true
@@ -123,6 +124,32 @@ func (t *Table) run(ctx context.Context, f *fetch) {
 		t.mu.count.FetchesCancelled++
 	case err != nil:
 		t.mu.count.FetchesFailed++
+	}
+}
+
+// ErrRefused is returned by Config.Fetch when there is no room for the fetch now, here or at the
+// other agent.
+var ErrRefused = errors.New("delivery: no room for the fetch")
+
+// The pauses before a refused fetch is tried again double from the first to the last of these, 1.6 s
+// in all. One that is still refused after them has failed.
+const (
+	firstRefusedPause = 50 * time.Millisecond
+	lastRefusedPause  = 800 * time.Millisecond
+)
+
+// fetch brings the blocks of a request. It tries again while there is no room for it.
+func (t *Table) fetch(ctx context.Context, r *Request) error {
+	for pause := firstRefusedPause; ; pause *= 2 {
+		err := t.cfg.Fetch(ctx, r)
+		if !errors.Is(err, ErrRefused) || pause > lastRefusedPause {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 

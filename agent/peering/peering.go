@@ -38,7 +38,7 @@ type Agent interface {
 	OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool)
 }
 
-// maxTold bounds the deliveries that wait to be told to another agent. One more is not told: that
+// maxTold bounds the deliveries that wait to be told to other agents. One more is not told: that
 // transfer ends at its time.
 const maxTold = 1024
 
@@ -48,14 +48,17 @@ type Peering struct {
 	client *peer.Client
 	server *peer.Server // nil: nobody is served
 
-	told    chan delivered
-	end     context.CancelFunc
-	telling sync.WaitGroup
+	telling sync.WaitGroup // of tell
+
+	mu      sync.Mutex
+	closed  bool
+	waiting int                    // deliveries in told
+	told    map[string][]delivered // by agent: what it is to be told, by a goroutine for each
 }
 
 type delivered struct {
-	peer, name string
-	space      pool.Fingerprint
+	name  string
+	space pool.Fingerprint
 }
 
 // New makes a peering that fetches and does not serve yet.
@@ -68,10 +71,7 @@ func New(o Options) (*Peering, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, end := context.WithCancel(context.Background())
-	p := &Peering{o: o, client: client, told: make(chan delivered, maxTold), end: end}
-	p.telling.Go(func() { p.tell(ctx) })
-	return p, nil
+	return &Peering{o: o, client: client, told: map[string][]delivered{}}, nil
 }
 
 // Serve serves other agents on a listener, which is the peering's from then on. It is called before
@@ -86,6 +86,10 @@ func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
 		},
 		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
 		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
+		// All that one agent may fetch is served.
+		Limits: peer.Limits{
+			Subscriptions: delivery.MaxFetches, Hashes: delivery.MaxFetches * peer.MaxHashes,
+		},
 	})
 	return err
 }
@@ -101,32 +105,55 @@ func (p *Peering) Fetch(ctx context.Context, r *delivery.Request) error {
 	for i, c := range r.Chains {
 		groups[i] = peer.Group{Group: c.Group, Parent: c.Parent, Hashes: c.Hashes}
 	}
-	_, err := p.client.Fetch(ctx, r.Peer, peer.Request{
+	got, err := p.client.Fetch(ctx, r.Peer, peer.Request{
 		Name: r.Name, Space: r.Fingerprint, ID: r.Space, Epoch: r.Epoch, Shards: r.Shards, Groups: groups,
 		Wait: peer.MaxWait, Early: r.Early,
 	}, nil)
+	if errors.Is(err, peer.ErrBusy) || err == nil && got.End == peer.EndRefused {
+		return delivery.ErrRefused
+	}
 	return err
 }
 
 // Deliver tells another agent that a transfer was delivered; it is a Deliver of a delivery.Config.
 func (p *Peering) Deliver(to string, space pool.Fingerprint, name string) {
-	select {
-	case p.told <- delivered{to, name, space}:
-	default: // the transfer ends at its time
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.waiting >= maxTold {
+		return // the transfer ends at its time
+	}
+	queue, told := p.told[to]
+	p.told[to] = append(queue, delivered{name, space})
+	p.waiting++
+	if !told {
+		p.telling.Go(func() { p.tell(to) })
 	}
 }
 
-// tell tells other agents of deliveries until ctx ends. An agent that cannot be told ends the
-// transfer at its time.
-func (p *Peering) tell(ctx context.Context) {
+// tell tells one agent of its deliveries until it has been told all. If it cannot be told, the
+// transfer ends at its time.
+func (p *Peering) tell(to string) {
 	for {
-		select {
-		case d := <-p.told:
-			_ = p.client.Delivered(ctx, d.peer, d.space, d.name)
-		case <-ctx.Done():
+		d, ok := p.next(to)
+		if !ok {
 			return
 		}
+		_ = p.client.Delivered(context.Background(), to, d.space, d.name) // Close ends it
 	}
+}
+
+// next takes the next delivery of which an agent is to be told, if there is one.
+func (p *Peering) next(to string) (d delivered, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	queue := p.told[to]
+	if len(queue) == 0 {
+		delete(p.told, to)
+		return d, false
+	}
+	p.told[to] = queue[1:]
+	p.waiting--
+	return queue[0], true
 }
 
 // Stats returns the state and the counters of both sides; the server's are zero if nobody is
@@ -160,7 +187,9 @@ func (p *Peering) StopServing() error {
 
 // Close ends what Serve has not: fetches and connections to other agents.
 func (p *Peering) Close() error {
-	p.end()
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
 	err := p.client.Close()
 	p.telling.Wait()
 	return err

@@ -10,14 +10,19 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// answer sends what GETs ask for, in their order, until the connection ends.
+// answer sends what GETs ask for, in their order, until the connection ends. After a failed write it
+// drops them: the reader waits for room in v.gets, and finds the end only when it reads on.
 func (v *served) answer() {
+	failed := false
 	for {
 		select {
 		case r := <-v.gets:
+			if failed {
+				continue
+			}
 			if err := v.sendBlocks(&r); err != nil {
 				_ = v.raw.Close() // its reader counts why
-				return
+				failed = true
 			}
 		case <-v.ended:
 			return

@@ -45,6 +45,54 @@ func TestHeartbeats(t *testing.T) {
 	})
 }
 
+// countedIndex counts look-ups.
+type countedIndex struct {
+	pool.Index
+	n atomic.Int32
+}
+
+func (x *countedIndex) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
+	x.n.Add(1)
+	x.Index.Exists(s, group, h, present)
+}
+
+// TestCommitsOfOthers: many commits in a moment cost a subscription at most one look-up. What they
+// stored is announced after the pause, and the end of the transfer does not wait for it.
+func TestCommitsOfOthers(t *testing.T) {
+	index := &countedIndex{}
+	counted := func(c *Config, _ *ClientConfig) { index.Index, c.Index = c.Index, index }
+	inBubble(t, counted, func(t *testing.T, w *frozen) {
+		h := chain("a", 10)
+		w.p.set("r", Open, 0)
+		var all sync.WaitGroup
+		var got Result
+		var err error
+		all.Go(func() { got, err = fetchAll(t, w.client, "p", w.d.request("r", h)) })
+		synctest.Wait()
+		before, start := index.n.Load(), time.Now()
+		for range 100 {
+			w.p.change(func() {})
+			synctest.Wait()
+		}
+		w.p.save(h.Slice(0, 4))
+		if n := index.n.Load() - before; n > 2 {
+			t.Errorf("100 commits of others cost %d look-ups of a group", n)
+		}
+		time.Sleep(announcePause)
+		synctest.Wait()
+		if n := w.d.has(h); n != 8 {
+			t.Errorf("%d blocks are there after the pause, want 8", n)
+		}
+		w.p.save(h.Slice(4, 8))
+		w.p.set("r", Complete, 128)
+		w.p.change(func() {})
+		all.Wait()
+		if took := time.Since(start); err != nil || got.Blocks != 16 || took > 2*announcePause {
+			t.Errorf("%+v, %v after %v", got, err, took)
+		}
+	})
+}
+
 // TestWait: the peer waits as long as it was asked to, and what it has by then arrives.
 func TestWait(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, w *frozen) {
@@ -335,6 +383,9 @@ func TestClientLimits(t *testing.T) {
 			got.Failed[NotStored] != 4 {
 			t.Errorf("%+v, %v", got, err)
 		}
+		if err := w.client.Delivered(ctx, "p4", w.d.spec.Fingerprint, "r"); err != nil {
+			t.Errorf("a delivery is not told while as many fetches run as may: %v", err)
+		}
 		cancel()
 		all.Wait()
 	})
@@ -420,6 +471,60 @@ func TestCancelInFlight(t *testing.T) {
 			t.Errorf("%d blocks are there, %d were stored", n, got.Blocks)
 		}
 	})
+}
+
+// TestDrainAfterOthers: a cancelled fetch waits for what it asked for while the peer sends what
+// others asked for earlier, however long that takes, and costs these nothing. A peer that sends
+// heartbeats alone is lost.
+func TestDrainAfterOthers(t *testing.T) {
+	for _, stops := range []bool{false, true} {
+		t.Run(fmt.Sprint("it stops: ", stops), func(t *testing.T) {
+			hook := &beforeAcquire{}
+			hooked := func(c *Config, cc *ClientConfig) {
+				hook.Slots, c.Slots = c.Slots, hook
+				cc.Streams, cc.BatchBytes, cc.WindowBytes = 1, 256<<10, 4<<20
+			}
+			inBubble(t, hooked, func(t *testing.T, w *frozen) {
+				ended, gets := make(chan struct{}), 0
+				hook.do = func(*pool.Batch) {
+					if gets++; stops && gets == 3 {
+						<-ended
+					}
+					time.Sleep(DefaultTimeout / 2)
+				}
+				one, two := chain("a", 60), chain("b", 20)
+				w.p.save(one)
+				w.p.save(two)
+				var got Result
+				var err error
+				var all sync.WaitGroup
+				all.Go(func() { got, err = fetchAll(t, w.client, "p", w.d.request("", one)) })
+				synctest.Wait() // it has asked for as much as it may
+				ctx, cancel := context.WithCancel(t.Context())
+				start := time.Now()
+				all.Go(func() {
+					if _, err := fetchWith(ctx, t, w.client, "p", w.d.request("", two), nil); !errors.Is(err, context.Canceled) {
+						t.Errorf("cancelled: %v", err)
+					}
+					if took := time.Since(start); stops == (took > 7*DefaultTimeout) {
+						t.Errorf("cancelled, and it took %v", took)
+					}
+				})
+				synctest.Wait()
+				cancel()
+				if stops {
+					time.Sleep(8 * DefaultTimeout)
+					close(ended)
+				}
+				all.Wait()
+				lost := w.client.Stats().Peers[0].Opened
+				if stops && (!errors.Is(err, ErrLost) || lost != 1) ||
+					!stops && (err != nil || got.Blocks != 120 || lost != 0) {
+					t.Errorf("the other fetch: %+v, %v, lost %d times", got, err, lost)
+				}
+			})
+		})
+	}
 }
 
 // TestSharedPrefix: a fetch whose blocks another one is getting ends when they are there, and gets

@@ -55,7 +55,7 @@ func (c *Client) Fetch(ctx context.Context, addr string, r Request, stored func(
 	}
 	start := time.Now()
 	f := newFetch(c, &r, stored)
-	n, err := c.begin(addr)
+	n, err := c.begin(addr, true)
 	if err == nil {
 		err = f.run(ctx, n)
 		f.result.Took = time.Since(start)
@@ -64,12 +64,13 @@ func (c *Client) Fetch(ctx context.Context, addr string, r Request, stored func(
 	return f.finish(err), err
 }
 
-// Delivered tells the peer at addr that a transfer was delivered, or is not wanted any more.
+// Delivered tells the peer at addr that a transfer was delivered, or is not wanted any more. It is
+// no fetch: its caller bounds how many run.
 func (c *Client) Delivered(ctx context.Context, addr string, space pool.Fingerprint, name string) error {
 	if len(name) < 1 || len(name) > MaxName {
 		return fmt.Errorf("peer: name has %d bytes, allowed: 1 to %d", len(name), MaxName)
 	}
-	n, err := c.begin(addr)
+	n, err := c.begin(addr, false)
 	if err != nil {
 		return err
 	}
@@ -131,15 +132,15 @@ func (c *Client) settling() <-chan struct{} {
 	return c.change
 }
 
-// begin counts a call for an address.
-func (c *Client) begin(addr string) (*node, error) {
+// begin counts a call for an address, which is a fetch or a Delivered.
+func (c *Client) begin(addr string, fetch bool) (*node, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, ErrClosed
 	}
 	n := c.nodes[addr]
-	if c.count.Fetches >= c.cfg.Fetches || n == nil && !c.makeRoom() {
+	if fetch && c.count.Fetches >= c.cfg.Fetches || n == nil && !c.makeRoom() {
 		c.count.Refused++
 		return nil, ErrBusy
 	}
@@ -147,7 +148,9 @@ func (c *Client) begin(addr string) (*node, error) {
 		n = &node{addr: addr}
 		c.nodes[addr] = n
 	}
-	c.count.Fetches++
+	if fetch {
+		c.count.Fetches++
+	}
 	n.users++
 	if n.idle != nil {
 		n.idle.Stop()
@@ -166,7 +169,9 @@ func (c *Client) end(n *node, f *fetch, err error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.count.Fetches--
+	if f != nil {
+		c.count.Fetches--
+	}
 	n.users--
 	n.used = time.Now()
 	if n.users == 0 && n.link != nil {

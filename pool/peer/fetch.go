@@ -168,10 +168,12 @@ func (f *fetch) requeueLocked(last bool) {
 }
 
 // drain waits until what was asked for has arrived or was abandoned: the readers may write to its
-// slots until then. A peer that takes too long with it is lost.
+// slots until then. It is answered after what other fetches asked for earlier. A peer is lost that
+// sends nothing on a stream for too long.
 func (f *fetch) drain(l *link) {
-	bound := time.NewTimer(drainTimeouts * f.client.cfg.Timeout)
-	defer bound.Stop()
+	tick := time.NewTicker(f.client.cfg.Timeout)
+	defer tick.Stop()
+	got, quiet := make([]uint64, len(l.streams)), make([]int, len(l.streams))
 	for {
 		f.mu.Lock()
 		parts := f.parts
@@ -181,14 +183,23 @@ func (f *fetch) drain(l *link) {
 		}
 		select {
 		case <-f.wake:
-		case <-bound.C:
-			l.fail(errors.New("it did not send what was asked for in time"))
+			continue
+		case <-tick.C:
+		}
+		for i, s := range l.streams {
+			n, owes := s.progress(f)
+			if quiet[i]++; !owes || n != got[i] {
+				got[i], quiet[i] = n, 0
+			}
+			if quiet[i] >= drainTimeouts {
+				l.fail(errors.New("it did not send what was asked for in time"))
+			}
 		}
 	}
 }
 
-// drainTimeouts is how many timeouts a peer has to send what was asked for before the fetch was
-// cancelled.
+// drainTimeouts is for how many timeouts a peer may send nothing of the blocks that were asked for
+// on a stream before a fetch was cancelled: it may send heartbeats.
 const drainTimeouts = 4
 
 // announced queues blocks that the peer has. An error breaks the protocol.

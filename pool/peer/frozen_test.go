@@ -236,6 +236,35 @@ func TestFrozenClient(t *testing.T) {
 	})
 }
 
+// TestFullGetQueue: a client that asks for more than the server queues, and takes none of it, is
+// lost after the timeout like another one.
+func TestFullGetQueue(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, w *frozen) {
+		h := chain("a", 1)
+		w.p.save(h)
+		auth := testKey(t, 1)
+		raw, err := w.net.dial(t.Context(), "p")
+		check(t, err)
+		defer raw.Close()
+		c, err := dialled(t.Context(), raw, "p", &auth, time.Minute)
+		check(t, err)
+		m := get{space: w.p.spec.Fingerprint, length: 64 << 10, hashes: h}
+		for id := range uint32(getQueue + 2) { // one is being answered, one waits for room in the queue
+			check(t, c.send(kindGet, id, m.encode(nil)))
+			synctest.Wait()
+		}
+		if st := w.server.Stats(); st.Connections != 1 {
+			t.Errorf("%+v", st)
+		}
+		time.Sleep(DefaultTimeout*9/8 + time.Millisecond)
+		synctest.Wait()
+		if st := w.server.Stats(); st.Connections != 0 || st.Lost != 1 {
+			t.Errorf("the connection is not ended: %+v", st)
+		}
+		w.p.nothingLeft()
+	})
+}
+
 // TestKilledClient: what is pinned for a client is released when its connection ends.
 func TestKilledClient(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, w *frozen) {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // link is the connections to one peer. They live and die together: when one ends, all do.
@@ -141,6 +143,8 @@ type stream struct {
 	asks []*ask // in the order of their GETs
 	owed int64  // bytes of them
 	over bool   // nothing is read any more
+
+	taken atomic.Uint64 // reads of blocks, and GETs answered
 }
 
 func newStream(l *link, c *conn) *stream { return &stream{conn: c, link: l} }
@@ -173,6 +177,14 @@ func (s *stream) load() int64 {
 	return s.owed
 }
 
+// progress returns a number that grows with what the stream has received of blocks, and whether it
+// owes a fetch some.
+func (s *stream) progress(f *fetch) (n uint64, owes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.taken.Load(), slices.ContainsFunc(s.asks, func(a *ask) bool { return a.fetch == f })
+}
+
 // oldest returns the ask whose answer is next; nil if there is none.
 func (s *stream) oldest() *ask {
 	s.mu.Lock()
@@ -188,6 +200,7 @@ func (s *stream) answered(a *ask) {
 	s.asks = append(s.asks[:0], s.asks[1:]...)
 	s.owed -= a.bytes()
 	s.mu.Unlock()
+	s.taken.Add(1)
 	a.fetch.arrived(a)
 }
 

@@ -118,6 +118,7 @@ func (s *stream) into(mem []byte, sum *uint32) (n int, bad bool, err error) {
 			return 0, false, err
 		}
 	}
+	s.taken.Add(1)
 	bad = pagefault.Guard(mem, nil, func() {
 		if !s.direct {
 			copy(mem, s.bounce[:n])

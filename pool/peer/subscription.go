@@ -86,11 +86,17 @@ func (v *served) cancel(id uint32) {
 	}
 }
 
+// announcePause is the least time from an announce of a subscription to the next one for a commit
+// alone: each commit in the space wakes all its subscriptions.
+const announcePause = 2 * time.Millisecond
+
 // watch announces blocks until the subscription ends. A failed write ends the connection.
 func (v *served) watch(sub *subscription) {
 	bound := time.NewTimer(sub.wait)
 	defer bound.Stop()
 	seen, waited := false, sub.wait == 0
+	var last time.Time // of the last announce
+	var was Transfer   // then
 	for {
 		var t Transfer
 		var changed <-chan struct{}
@@ -100,9 +106,14 @@ func (v *served) watch(sub *subscription) {
 		seen = seen || t.State != Unknown
 		// The state is read before the index: what is complete by then is found.
 		ending := waited || t.State == Complete || t.State == Unknown && (seen || !sub.early)
-		if err := v.announce(sub, ending || sub.turn == 0); err != nil {
+		var paused <-chan time.Time
+		if rest := announcePause - time.Since(last); rest > 0 && t == was && !ending {
+			changed, paused = nil, time.After(rest)
+		} else if err := v.announce(sub, ending || sub.turn == 0); err != nil {
 			_ = v.raw.Close()
 			return
+		} else {
+			last, was = time.Now(), t
 		}
 		if end := sub.over(t, seen, waited); end != 0 {
 			v.drop(sub)
@@ -113,6 +124,7 @@ func (v *served) watch(sub *subscription) {
 		}
 		select {
 		case <-changed:
+		case <-paused:
 		case <-bound.C:
 			waited = true
 		case <-sub.cancel:

@@ -1,0 +1,160 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/pool/pooltest"
+)
+
+// node is an agent with one space and a peering.
+type node struct {
+	*Peering
+	transfers *delivery.Table
+	spec      pool.Spec
+	space     pool.SpaceID
+}
+
+func (n *node) Transfers() *delivery.Table { return n.transfers }
+
+func (n *node) OpenSpace(fp pool.Fingerprint) (pool.SpaceID, uint32, bool) {
+	return n.space, 0, fp == n.spec.Fingerprint
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	memory, err := mem.Open(mem.Options{Bytes: 1 << 20})
+	check(err)
+	auth, err := peer.Key([]byte(strings.Repeat("k", peer.MinKey)))
+	check(err)
+	n := &node{transfers: delivery.New(delivery.Config{})}
+	n.spec = pool.Spec{
+		Fingerprint: pool.Fingerprint{1}, Identity: []byte("model"), Shards: 1,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{4096}}},
+	}
+	n.space, err = memory.OpenSpace(n.spec)
+	check(err)
+	n.Peering, err = New(Options{Memory: memory, Slots: memory, Auth: auth, Timeout: peer.MaxTimeout})
+	check(err)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	check(n.Serve(l, n))
+	t.Cleanup(func() {
+		check(errors.Join(n.StopServing(), n.Close(), memory.Close()))
+		n.transfers.Close()
+	})
+	return n
+}
+
+// TestAllFetchesAreServed: an agent serves as many fetches of another one as that may run. One more
+// is refused, and is not taken for one that has ended.
+func TestAllFetchesAreServed(t *testing.T) {
+	p, d := newNode(t), newNode(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	fetch := func(name string) error {
+		return d.Fetch(ctx, &delivery.Request{
+			Peer: p.Addr().String(), Name: name, Early: true, Fingerprint: d.spec.Fingerprint, Space: d.space, Shards: 1,
+			Chains: []delivery.Chain{{Hashes: pool.Chain([]byte(fmt.Sprintf("%32s", name)), 32)}},
+		})
+	}
+	var all sync.WaitGroup
+	for i := range delivery.MaxFetches {
+		all.Go(func() {
+			if err := fetch(fmt.Sprint(i)); !errors.Is(err, context.Canceled) {
+				t.Errorf("fetch %d ended: %v", i, err)
+				cancel()
+			}
+		})
+	}
+	pooltest.Until(t, "all fetches are served", func() bool {
+		_, server := p.Stats()
+		return server.Subscriptions == delivery.MaxFetches || ctx.Err() != nil
+	})
+	if err := fetch("one more"); ctx.Err() == nil && !errors.Is(err, delivery.ErrRefused) {
+		t.Errorf("one more: %v, want %v", err, delivery.ErrRefused)
+	}
+	cancel()
+	all.Wait()
+}
+
+// TestDeadAgentDelaysNoOther: an agent hears of a delivery while another one does not answer.
+func TestDeadAgentDelaysNoOther(t *testing.T) {
+	p, d := newNode(t), newNode(t)
+	dead, err := net.Listen("tcp", "127.0.0.1:0") // nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.Close()
+	p.transfers.Offered(p.space, []byte("r"), 1, 16)
+	_, changed := p.transfers.Watch(p.space, "r")
+	for range 3 {
+		d.Deliver(dead.Addr().String(), d.spec.Fingerprint, "r")
+	}
+	d.Deliver(p.Addr().String(), d.spec.Fingerprint, "r")
+	<-changed
+	if got := p.transfers.Report(); got.Delivered != 1 {
+		t.Errorf("%+v", got)
+	}
+	client, _ := d.Stats()
+	for _, s := range client.Peers {
+		if s.Opened != 0 {
+			t.Errorf("it was told after the end of an attempt to reach another: %+v", s)
+		}
+	}
+}
+
+// TestRefusedByTheOtherAgent: a fetch for which the other agent has no room is refused, not over.
+func TestRefusedByTheOtherAgent(t *testing.T) {
+	p, d := newNode(t), newNode(t)
+	arena, _ := p.o.Memory.Arena()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, ended := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	s, err := peer.Serve(l, peer.Config{
+		Index: p.o.Memory, Slots: p.o.Memory, Arena: arena, Resolve: p.OpenSpace, Auth: p.o.Auth,
+		Transfers: func(pool.SpaceID, string) (peer.Transfer, <-chan struct{}) {
+			once.Do(func() { close(open) })
+			return peer.Transfer{State: peer.Open}, nil
+		},
+		Limits: peer.Limits{Subscriptions: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	request := func(name string) *delivery.Request {
+		return &delivery.Request{
+			Peer: l.Addr().String(), Name: name, Fingerprint: d.spec.Fingerprint, Space: d.space, Shards: 1,
+			Chains: []delivery.Chain{{Hashes: pool.Chain([]byte(fmt.Sprintf("%32s", name)), 32)}},
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer close(ended)
+		_ = d.Fetch(ctx, request("a"))
+	}()
+	<-open
+	if err := d.Fetch(ctx, request("b")); !errors.Is(err, delivery.ErrRefused) {
+		t.Errorf("%v, want %v", err, delivery.ErrRefused)
+	}
+	cancel()
+	<-ended
+}
