@@ -10,8 +10,9 @@ import pytest
 
 from kvagent.messages import BlockStatus
 from kvagent.vllm.scheduler import transfer_names as tr
+from kvagent.vllm.scheduler.saves import HOLD_S
 from tests.agent import eventually
-from tests.simulated import BLOCK, SimulatedEngine
+from tests.simulated import BLOCK, Clock, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -342,6 +343,42 @@ def test_blocks_that_are_kept_are_freed_without_an_agent(pairs: Callable[..., Pa
     assert sent == ["cmpl-a-0"]
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
     agent.start()
+
+
+def test_blocks_are_kept_for_a_bounded_time_for_an_agent_that_stands_still(
+    pairs: Callable[..., Pair], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand still for good: nothing grows with the requests that end meanwhile."""
+    pair = pairs(deliver_percent=10.0, transfer_ttl_ms=10_000)
+    clock = Clock(monkeypatch)
+    request = pair.offer("cmpl-a-0", "p", 20)
+    other = pair.offer("cmpl-b-0", "r", 1)
+    agent.freeze()
+    pair.compute(request, 3)
+    pair.compute(other, 5)
+    assert pair.end(request)[0]
+    assert not pair.end(other, normally=False)[0]
+    sent: list[str] = []
+
+    def advance(seconds: float) -> None:
+        for _ in range(int(seconds / (HOLD_S / 2))):
+            clock.now += HOLD_S / 2
+            sent.extend(pair.prefill.step().results.sent)
+
+    pair.prefill.step()
+    advance(HOLD_S / 2)
+    assert not sent, "blocks that are not kept for saves in flight"
+    advance(HOLD_S / 2)
+    assert sent == ["cmpl-a-0"], "blocks that are kept while the agent stands still"
+    advance(10.0 - HOLD_S / 2)
+    assert pair.prefill.scheduler._transfers.busy(), "a transfer that is forgotten before its time to live"
+    advance(HOLD_S)
+    assert not pair.prefill.scheduler._transfers.busy(), "a transfer that is kept while the agent stands still"
+    agent.thaw()
+    pair.prefill.quiet()
+    assert sent == ["cmpl-a-0"]
+    assert pair.table()["open"] == 0
+    assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
 def test_a_reset_frees_what_is_kept_and_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
