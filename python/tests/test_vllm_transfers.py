@@ -521,6 +521,24 @@ def test_waiting_for_a_transfer_is_bounded(pairs: Callable[..., Pair]) -> None:
     assert pair.decode.holds(wants, 3, 2)
 
 
+def test_an_agent_that_stands_still_after_its_first_answer_is_given_up(
+    pairs: Callable[..., Pair], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a request may wait for remote_wait_ms only while the agent says that more may come."""
+    pair = pairs(lookup_wait_ms=0.0, lookup_grace_ms=200.0, lookup_age_ms=2_000.0)
+    pair.offer("cmpl-a-0", "p", 4)
+    wants = pair.receive("cmpl-a-0", "p", 4)
+    assert pair.ask(wants) is None
+    agent.freeze()
+    clock = Clock(monkeypatch)
+    begin = clock.now
+    while pair.decode.scheduler.matched(wants, 0)[0] is None:
+        clock.now += 0.1
+        pair.decode.step()
+    assert clock.now - begin > 2.0, "an agent that is late is not waited for"
+    assert clock.now - begin < 4.5, "an agent that stands still is waited for as if it answered"
+
+
 def test_a_decode_request_that_waits_does_not_spin(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
     pair.offer("cmpl-a-0", "p", 4)

@@ -62,6 +62,8 @@ class Tracked:
     """When the agent first answered that more may come; 0 if it did not."""
     ask_after: float = 0.0
     """When it is to be asked again after that."""
+    asked_at: float = 0.0
+    """When the look-up in flight was sent, or could not be yet; 0 without one."""
     polled_at: float = 0.0
     """When the answer to the look-up in flight was last polled; 0 without one."""
     waited_s: float = 0.0
