@@ -10,6 +10,7 @@ import pytest
 
 from kvagent.messages import BlockStatus
 from kvagent.vllm.scheduler import transfer_names as tr
+from kvagent.vllm.scheduler.requests import ANSWER_S
 from kvagent.vllm.scheduler.saves import HOLD_S
 from tests.agent import eventually
 from tests.simulated import BLOCK, Clock, SimulatedEngine
@@ -519,6 +520,25 @@ def test_waiting_for_a_transfer_is_bounded(pairs: Callable[..., Pair]) -> None:
     assert pair.decode.scheduler.counts.transfers_overdue == 1
     pair.load(wants, 2 * BLOCK)
     assert pair.decode.holds(wants, 3, 2)
+
+
+def test_a_transfer_is_waited_for_once(pairs: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that finds no free blocks looks up again what it was promised."""
+    pair = pairs()
+    request = pair.offer("cmpl-a-0", "p", 4)
+    pair.prefill.admit(request)
+    pair.prefill.fill(request, 3)
+    pair.prefill.step((request, 2 * BLOCK))
+    eventually(lambda: (pair.prefill.step(), pair.agent.status()["blocks_stored"] == 2)[1], "two blocks")
+    wants = pair.receive("cmpl-a-0", "p", 4)
+    clock = Clock(monkeypatch)
+    assert pair.ask(wants) is None
+    clock.now += 31.0
+    for _ in range(3):
+        assert pair.ask(wants) == 2 * BLOCK, "remote_wait_ms begins again"
+        clock.now += ANSWER_S + 0.1
+    assert pair.decode.scheduler.counts.transfers_overdue == 1
+    assert pair.decode.scheduler.counts.lookups == 3
 
 
 def test_an_agent_that_stands_still_after_its_first_answer_is_given_up(

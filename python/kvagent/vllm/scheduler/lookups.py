@@ -267,7 +267,7 @@ class Promises:
         if answer.status == LookupStatus.PENDING:
             tracked.pending_since = tracked.pending_since or now
             waited = now - tracked.pending_since
-            if waited <= self._waits.pending_s(tracked):
+            if waited < self._waits.pending_s(tracked):
                 tracked.polled_at = now
                 if tracked.wanted is not None:
                     tracked.ask_after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
@@ -275,7 +275,8 @@ class Promises:
                     self._agent.release(answer.lease)
                 return None  # the next step asks again
             self._counts.lookups_pending += tracked.wanted is None
-            self._counts.transfers_overdue += tracked.wanted is not None
+            self._counts.transfers_overdue += tracked.wanted is not None and not tracked.overdue
+            tracked.overdue = tracked.wanted is not None
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
         return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
 

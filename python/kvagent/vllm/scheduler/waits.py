@@ -88,6 +88,8 @@ class LookupWaits:
 
     def pending_s(self, tracked: Tracked) -> float:
         """Return how long a request may wait while the agent says that more may come."""
+        if tracked.wanted is not None and tracked.overdue:
+            return 0.0
         return self.tiers_s if tracked.wanted is None else self._remote_s
 
     def longest_s(self, tokens: int, *, wanted: bool = False) -> float:
