@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -300,6 +301,24 @@ def test_blocks_that_another_engine_saves_are_waited_for_too(pairs: Callable[...
     assert len(asked) == 4
     assert pair.table()["complete"] == 1
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
+
+
+def test_the_tables_of_kept_requests_are_dropped(pairs: Callable[..., Pair]) -> None:
+    """vLLM 0.29 provides tables only in the outputs of its scheduler."""
+    pair = pairs(deliver_percent=10.0)
+    tables = pair.prefill.scheduler.tables
+    tables.bind(pair.prefill.pool)
+    request = pair.offer("cmpl-a-0", "p", 20)
+    ids = [block.block_id for block in pair.prefill.admit(request)]
+    tables.take(SimpleNamespace(block_ids={request.request_id: (ids,)}))
+    pair.prefill.fill(request, 3)
+    pair.prefill.step((request, request.num_tokens))
+    request.num_tokens += 1
+    assert pair.end(request)[0]
+    assert tables.slice(request.request_id, 0, 0, 1), "what is still to be saved has no table"
+    pair.prefill.quiet()
+    assert pair.agent.status()["blocks_stored"] == 20
+    assert not tables.slice(request.request_id, 0, 0, 1), "the table of a request that vLLM has freed"
 
 
 def test_blocks_are_kept_where_they_cannot_be_pinned(pairs: Callable[..., Pair]) -> None:
