@@ -194,13 +194,15 @@ WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
 .PHONY: vllm-early
 vllm-early: # starts to install the environments with vLLM while other stages run; those that need them wait
 	@mkdir -p build/log
-	@{ $(WITH_VLLM) nice -n 19 $(ENV) vllm $(VLLM_OLDEST); } >build/log/vllm-early.log 2>&1 </dev/null &
+	@{ $(WITH_VLLM) { nice -n 19 $(ENV) vllm $(VLLM_OLDEST) && nice -n 19 $(ENV) vllm-serve; }; } \
+		>build/log/vllm-early.log 2>&1 </dev/null &
 
 .PHONY: test-vllm
 test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download the first time; KVAGENT_SKIP_VLLM=1)
 	@$(ENV) packages python
 	@$(STAGE) venv $(ENV) tools
 	@$(WITH_VLLM) $(STAGE) -v vllm-venv $(ENV) vllm
+	@$(WITH_VLLM) $(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
 	@$(STAGE) -v test-vllm scripts/test-vllm
 
 .PHONY: test-vllm-oldest

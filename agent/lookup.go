@@ -141,7 +141,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 			k.hint(q, rules)
 		}
 	}
-	if named {
+	if named && req.Reserve { // a probe waits for nothing, and may come after DELIVERED
 		k.tellWaiting(req, rules, reply)
 	}
 }

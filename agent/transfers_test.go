@@ -161,6 +161,12 @@ func TestLookupWaitsForTransfer(t *testing.T) {
 	q := x.question(8, "a")
 	x.answers(q, ipc.LookupHit, 0)
 	x.say(offer("a", 8))
+	probe := q
+	probe.Reserve = false
+	if got := ask(t, x.look, probe); got.Status != ipc.LookupPending {
+		t.Errorf("a probe is answered %+v, want pending", got)
+	}
+	r.transfers(1, 0, 0) // nobody waits for the answer to a probe
 	x.answers(q, ipc.LookupPending, 0)
 	x.save(0, 4)
 	x.answers(q, ipc.LookupPending, 4)

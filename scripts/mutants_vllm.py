@@ -254,7 +254,7 @@ MUTANTS = [
         'request.kv_transfer_params["do_remote_prefill"] = False', 'request.kv_transfer_params["received"] = True',
         "waits_for_the_blocks", "received again after a preemption", where=TRANSFERS),
     Mutant("what is received waits no longer than a cache's look-up", "scheduler/waits.py",
-        "return self.tiers_s if tracked.wanted is None else self._remote_s", "return 0.0",
+        "return self._remote_s if tracked.wanted.early else min(self._remote_s, COMPUTED_S)", "return 0.0",
         "waits_for_the_blocks", "an open transfer is not waited for", where=TRANSFERS),
     Mutant("saves for a decode engine are revoked when blocks are scarce", "scheduler/saves.py",
         "if save.pinned and (offers or not save.deliver):", "if save.pinned:",

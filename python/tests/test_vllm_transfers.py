@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.messages import BlockStatus
+from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler import transfer_names as tr
-from kvagent.vllm.scheduler.requests import ANSWER_S
+from kvagent.vllm.scheduler.requests import ANSWER_S, Tracked
 from kvagent.vllm.scheduler.saves import HOLD_S
+from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import eventually
 from tests.simulated import BLOCK, Clock, SimulatedEngine
 
@@ -576,6 +578,14 @@ def test_an_agent_that_stands_still_after_its_first_answer_is_given_up(
         pair.decode.step()
     assert clock.now - begin > 2.0, "an agent that is late is not waited for"
     assert clock.now - begin < 4.5, "an agent that stands still is waited for as if it answered"
+
+
+@pytest.mark.parametrize(("early", "longest"), [(True, 30.0), (False, 10.0)])
+def test_less_is_waited_for_what_is_computed(early: bool, longest: float) -> None:
+    """Behind a shared tier, an agent cannot know that a prefill engine stored nothing."""
+    waits = LookupWaits(Options())
+    tracked = Tracked(None, False, [0], BLOCK, wanted=tr.Wanted(b"r/p/a", "", early))
+    assert waits.pending_s(tracked) == longest
 
 
 def test_a_decode_request_that_waits_does_not_spin(pairs: Callable[..., Pair]) -> None:

@@ -88,8 +88,8 @@ def test_two_nodes_that_share_a_redis(tiny: Path, nursery: Nursery, redis: str, 
 class Cluster:
     """Two engines, an agent and a proxy, each of which is killed and started again."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, node: Node, kind: str) -> None:
+        self.node, self._kind = node, kind
         self.engines = node.engines_of(
             {"prefill-k": "kv_producer", "decode-k": "kv_consumer"}, transfer_ttl_ms=int(TTL_S * 1000),
             remote_wait_ms=5000,
@@ -97,7 +97,9 @@ class Cluster:
         self.proxy = self._proxy()
 
     def _proxy(self) -> Proxy:
-        return toy_proxy(self.node.folder, self.engines[:1], self.engines[1:])
+        if self._kind == "toy":
+            return toy_proxy(self.node.folder, self.engines[:1], self.engines[1:])
+        return mooncake_proxy(self.node.folder, [(self.engines[0], self.node.http_port)], self.engines[1:])
 
     def kill(self, victim: str) -> None:
         if victim == "agent":
@@ -118,12 +120,12 @@ class Cluster:
             self.engines[i] = self.node.again(self.engines[i])
 
 
-@pytest.fixture
-def cluster(tiny: Path, nursery: Nursery) -> Iterator[Cluster]:
+@pytest.fixture(params=["toy", "mooncake"])
+def cluster(request: pytest.FixtureRequest, tiny: Path, nursery: Nursery) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
         node = Node(Path(folder), tiny, nursery)
         try:
-            made = Cluster(node)
+            made = Cluster(node, request.param)
             yield made
             made.proxy.kill()
         finally:
@@ -178,4 +180,4 @@ def test_kills_at_random_points(cluster: Cluster) -> None:
             cluster.restore(victim)
     assert answered > KILLS
     assert cluster.proxy.complete_all(some, 4) == expected
-    nothing_left(cluster.node.agent)
+    nothing_left(cluster.node.agent, patience_s=TTL_S + SLACK_S)

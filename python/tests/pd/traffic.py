@@ -63,7 +63,10 @@ def left(agent: AgentProcess) -> dict[str, int]:
 
 def nothing_left(*agents: AgentProcess, patience_s: float = 20.0) -> None:
     """Wait until the agents hold nothing for engines."""
-    eventually(lambda: not any(map(left, agents)), "an agent without transfers and leases", patience_s)
+    try:
+        eventually(lambda: not any(map(left, agents)), "an agent without transfers and leases", patience_s)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {[left(agent) for agent in agents]}") from None
 
 
 @contextmanager

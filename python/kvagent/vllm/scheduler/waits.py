@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CHUNK_TOKENS = 32  # a step in which a request computes fewer tokens says nothing of prefills
 KEPT = 0.8  # weight of the former samples of a rate when one is added
 MAX_HALVINGS = 30
+COMPUTED_S = 10.0  # for blocks that a prefill engine has computed: more than they take to be stored and sent
 
 
 class Rate:
@@ -88,9 +89,11 @@ class LookupWaits:
 
     def pending_s(self, tracked: Tracked) -> float:
         """Return how long a request may wait while the agent says that more may come."""
-        if tracked.wanted is not None and tracked.overdue:
+        if tracked.wanted is None:
+            return self.tiers_s
+        if tracked.overdue:
             return 0.0
-        return self.tiers_s if tracked.wanted is None else self._remote_s
+        return self._remote_s if tracked.wanted.early else min(self._remote_s, COMPUTED_S)
 
     def longest_s(self, tokens: int, *, wanted: bool = False) -> float:
         """Return how long a request may wait for answers in total, of which ``tokens`` are not in
