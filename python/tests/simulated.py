@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from tests.agent import AgentProcess, chain, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pytest
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 64
@@ -65,6 +68,16 @@ class Pool:
 
     def reset_prefix_cache(self) -> bool:
         return True
+
+
+class Clock:
+    """The time of a scheduler's side, which stands still unless a test advances it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()  # it goes on where the engines were
+        clock = SimpleNamespace(monotonic=lambda: self.now)
+        for module in ("side", "lookups", "loads"):
+            monkeypatch.setattr(f"kvagent.vllm.scheduler.{module}.time", clock)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,11 @@ import pytest
 from kvagent.messages import BlockStatus
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler import transfer_names as tr
-from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.vllm.scheduler.requests import ANSWER_S, Tracked
+from kvagent.vllm.scheduler.saves import HOLD_S
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import eventually
-from tests.simulated import BLOCK, SimulatedEngine
+from tests.simulated import BLOCK, Clock, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -303,6 +305,24 @@ def test_blocks_that_another_engine_saves_are_waited_for_too(pairs: Callable[...
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
+def test_the_tables_of_kept_requests_are_dropped(pairs: Callable[..., Pair]) -> None:
+    """vLLM 0.29 provides tables only in the outputs of its scheduler."""
+    pair = pairs(deliver_percent=10.0)
+    tables = pair.prefill.scheduler.tables
+    tables.bind(pair.prefill.pool)
+    request = pair.offer("cmpl-a-0", "p", 20)
+    ids = [block.block_id for block in pair.prefill.admit(request)]
+    tables.take(SimpleNamespace(block_ids={request.request_id: (ids,)}))
+    pair.prefill.fill(request, 3)
+    pair.prefill.step((request, request.num_tokens))
+    request.num_tokens += 1
+    assert pair.end(request)[0]
+    assert tables.slice(request.request_id, 0, 0, 1), "what is still to be saved has no table"
+    pair.prefill.quiet()
+    assert pair.agent.status()["blocks_stored"] == 20
+    assert not tables.slice(request.request_id, 0, 0, 1), "the table of a request that vLLM has freed"
+
+
 def test_blocks_are_kept_where_they_cannot_be_pinned(pairs: Callable[..., Pair]) -> None:
     """vLLM is told that it may free the request exactly once, when all are saved."""
     pair = pairs(deliver_percent=10.0)
@@ -345,6 +365,42 @@ def test_blocks_that_are_kept_are_freed_without_an_agent(pairs: Callable[..., Pa
     assert sent == ["cmpl-a-0"]
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
     agent.start()
+
+
+def test_blocks_are_kept_for_a_bounded_time_for_an_agent_that_stands_still(
+    pairs: Callable[..., Pair], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may stand still for good: nothing grows with the requests that end meanwhile."""
+    pair = pairs(deliver_percent=10.0, transfer_ttl_ms=10_000)
+    clock = Clock(monkeypatch)
+    request = pair.offer("cmpl-a-0", "p", 20)
+    other = pair.offer("cmpl-b-0", "r", 1)
+    agent.freeze()
+    pair.compute(request, 3)
+    pair.compute(other, 5)
+    assert pair.end(request)[0]
+    assert not pair.end(other, normally=False)[0]
+    sent: list[str] = []
+
+    def advance(seconds: float) -> None:
+        for _ in range(int(seconds / (HOLD_S / 2))):
+            clock.now += HOLD_S / 2
+            sent.extend(pair.prefill.step().results.sent)
+
+    pair.prefill.step()
+    advance(HOLD_S / 2)
+    assert not sent, "blocks that are not kept for saves in flight"
+    advance(HOLD_S / 2)
+    assert sent == ["cmpl-a-0"], "blocks that are kept while the agent stands still"
+    advance(10.0 - HOLD_S / 2)
+    assert pair.prefill.scheduler._transfers.busy(), "a transfer that is forgotten before its time to live"
+    advance(HOLD_S)
+    assert not pair.prefill.scheduler._transfers.busy(), "a transfer that is kept while the agent stands still"
+    agent.thaw()
+    pair.prefill.quiet()
+    assert sent == ["cmpl-a-0"]
+    assert pair.table()["open"] == 0
+    assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
 def test_a_reset_frees_what_is_kept_and_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
@@ -485,6 +541,43 @@ def test_waiting_for_a_transfer_is_bounded(pairs: Callable[..., Pair]) -> None:
     assert pair.decode.scheduler.counts.transfers_overdue == 1
     pair.load(wants, 2 * BLOCK)
     assert pair.decode.holds(wants, 3, 2)
+
+
+def test_a_transfer_is_waited_for_once(pairs: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that finds no free blocks looks up again what it was promised."""
+    pair = pairs()
+    request = pair.offer("cmpl-a-0", "p", 4)
+    pair.prefill.admit(request)
+    pair.prefill.fill(request, 3)
+    pair.prefill.step((request, 2 * BLOCK))
+    eventually(lambda: (pair.prefill.step(), pair.agent.status()["blocks_stored"] == 2)[1], "two blocks")
+    wants = pair.receive("cmpl-a-0", "p", 4)
+    clock = Clock(monkeypatch)
+    assert pair.ask(wants) is None
+    clock.now += 31.0
+    for _ in range(3):
+        assert pair.ask(wants) == 2 * BLOCK, "remote_wait_ms begins again"
+        clock.now += ANSWER_S + 0.1
+    assert pair.decode.scheduler.counts.transfers_overdue == 1
+    assert pair.decode.scheduler.counts.lookups == 3
+
+
+def test_an_agent_that_stands_still_after_its_first_answer_is_given_up(
+    pairs: Callable[..., Pair], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a request may wait for remote_wait_ms only while the agent says that more may come."""
+    pair = pairs(lookup_wait_ms=0.0, lookup_grace_ms=200.0, lookup_age_ms=2_000.0)
+    pair.offer("cmpl-a-0", "p", 4)
+    wants = pair.receive("cmpl-a-0", "p", 4)
+    assert pair.ask(wants) is None
+    agent.freeze()
+    clock = Clock(monkeypatch)
+    begin = clock.now
+    while pair.decode.scheduler.matched(wants, 0)[0] is None:
+        clock.now += 0.1
+        pair.decode.step()
+    assert clock.now - begin > 2.0, "an agent that is late is not waited for"
+    assert clock.now - begin < 4.5, "an agent that stands still is waited for as if it answered"
 
 
 @pytest.mark.parametrize(("early", "longest"), [(True, 30.0), (False, 10.0)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.requests import Tracked
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import AgentProcess, eventually
-from tests.simulated import BLOCK, SimulatedEngine
+from tests.simulated import BLOCK, Clock, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,16 +88,6 @@ def test_the_time_of_the_lower_tiers_is_not_that_of_the_agent() -> None:
     assert all(waits.may_wait(request, PROMPT, 100.0 + i) for i in range(30))
     assert waits.may_wait(request, PROMPT, 130.5)
     assert not waits.may_wait(request, PROMPT, 131.6)
-
-
-class Clock:
-    """The time of a scheduler's side."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = time.monotonic()  # it goes on where the fixture's engine was
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("side", "lookups", "loads"):
-            monkeypatch.setattr(f"kvagent.vllm.scheduler.{module}.time", clock)
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ class Promises:
         """Drop the promise and the look-up of a session that has ended."""
         self._counts.lookups_unanswered += tracked.ticket is not None
         tracked.promised = tracked.ticket = None
-        tracked.pending_since = tracked.polled_at = 0.0
+        tracked.pending_since = tracked.asked_at = tracked.polled_at = 0.0
 
     def give_up(self, tracked: Tracked) -> None:
         """Abandon a look-up in flight, if any, since the agent is gone."""
@@ -223,7 +223,7 @@ class Promises:
         if tracked.ticket is not None and self._agent.lookups is not None:
             self._agent.lookups.abandon(tracked.ticket)
         tracked.ticket = None
-        tracked.pending_since = tracked.polled_at = 0.0
+        tracked.pending_since = tracked.asked_at = tracked.polled_at = 0.0
 
     def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
         """Send a look-up, or read the answer to the one in flight. None: not known yet.
@@ -237,6 +237,7 @@ class Promises:
             return None
         try:
             if tracked.ticket is None:
+                tracked.asked_at = tracked.asked_at or now
                 self._send(lookups, tracked, own)
             answer = lookups.answer(tracked.ticket, first=first) if tracked.ticket is not None else None
         except TimedOut:
@@ -246,7 +247,7 @@ class Promises:
             return self._answered(tracked, _miss(now))
         if answer is not None:
             self._waits.answered()
-            tracked.ticket = None
+            tracked.ticket, tracked.asked_at = None, 0.0
             return self._read(tracked, answer, own, now)
         if self._waits.may_wait(tracked, most, now):
             return None
@@ -266,7 +267,7 @@ class Promises:
         if answer.status == LookupStatus.PENDING:
             tracked.pending_since = tracked.pending_since or now
             waited = now - tracked.pending_since
-            if waited <= self._waits.pending_s(tracked):
+            if waited < self._waits.pending_s(tracked):
                 tracked.polled_at = now
                 if tracked.wanted is not None:
                     tracked.ask_after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
@@ -274,7 +275,8 @@ class Promises:
                     self._agent.release(answer.lease)
                 return None  # the next step asks again
             self._counts.lookups_pending += tracked.wanted is None
-            self._counts.transfers_overdue += tracked.wanted is not None
+            self._counts.transfers_overdue += tracked.wanted is not None and not tracked.overdue
+            tracked.overdue = tracked.wanted is not None
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
         return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
 
@@ -286,7 +288,7 @@ class Promises:
     @staticmethod
     def _answered(tracked: Tracked, promised: Promise) -> Promise:
         tracked.promised = promised
-        tracked.pending_since = tracked.polled_at = 0.0
+        tracked.pending_since = tracked.asked_at = tracked.polled_at = 0.0
         return promised
 
     def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:

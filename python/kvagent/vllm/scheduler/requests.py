@@ -62,6 +62,8 @@ class Tracked:
     """When the agent first answered that more may come; 0 if it did not."""
     ask_after: float = 0.0
     """When it is to be asked again after that."""
+    asked_at: float = 0.0
+    """When the look-up in flight was sent, or could not be yet; 0 without one."""
     polled_at: float = 0.0
     """When the answer to the look-up in flight was last polled; 0 without one."""
     waited_s: float = 0.0
@@ -81,6 +83,8 @@ class Tracked:
     """What it promises to a decode engine."""
     wanted: Wanted | None = None
     """The transfer that it is to receive, until it has."""
+    overdue: bool = False
+    """Whether it has waited for that transfer for as long as it may."""
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys whose load failed, and until when they are not promised."""
 

@@ -172,6 +172,8 @@ class SchedulerSide:
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
             self._transfers.settle(self.saves)
             plan.released = self._transfers.released()
+            for ended in plan.released:
+                self.tables.forget(ended)
         if self._agent.lookups is not None:
             probed, late = self._agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late

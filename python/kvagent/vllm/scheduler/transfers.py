@@ -40,7 +40,9 @@ class Offer:
     held: bool = False
     """Whether vLLM keeps the blocks of the ended request until ``Transfers.released``."""
     give_up_at: float = 0.0
-    """When to stop saving for the ended request, by the clock of the saves."""
+    """When to stop saving for the ended request, by the clock of the saves; 0 until they are first
+    looked at.
+    """
     confirm_until: float = 0.0
     """How long blocks are offered again that another engine is saving, by the clock of the saves; 0
     if there were none.
@@ -102,7 +104,6 @@ class Transfers:
         offer.end = tokens
         if saves is not None and _lacks(tracked) and saves.blocks.max_saving + saves.blocks.max_delivering:
             offer.held = True
-            offer.give_up_at = saves.now + HOLD_S
             self._counts.transfers_held += 1
         return offer.held
 
@@ -171,7 +172,13 @@ class Transfers:
         """
         offer = tracked.offer
         assert offer is not None
-        if offer.held and _lacks(tracked) and saves.now < offer.give_up_at:
+        offer.give_up_at = offer.give_up_at or saves.now + HOLD_S
+        if saves.now >= offer.give_up_at:
+            self._release(tracked)  # even if the agent reports nothing
+            if saves.now >= offer.give_up_at + self._ttl_ms / 1e3:  # the agent has forgotten it
+                self._agent.offered(offer.name, 0)  # unless it stood still
+                return True
+        if offer.held and _lacks(tracked):
             offer.through = -1
             return False
         if offer.through < 0 and not saves.batch.open:

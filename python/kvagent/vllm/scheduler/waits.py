@@ -91,6 +91,8 @@ class LookupWaits:
         """Return how long a request may wait while the agent says that more may come."""
         if tracked.wanted is None:
             return self.tiers_s
+        if tracked.overdue:
+            return 0.0
         return self._remote_s if tracked.wanted.early else min(self._remote_s, COMPUTED_S)
 
     def longest_s(self, tokens: int, *, wanted: bool = False) -> float:
@@ -105,11 +107,13 @@ class LookupWaits:
     def may_wait(self, tracked: Tracked, tokens: int, now: float) -> bool:
         """Return whether a request whose look-up has no answer yet may go on waiting.
 
-        Called whenever vLLM asks. Time that the lower tiers take does not count, up to tiers_s.
+        Called whenever vLLM asks. After the agent has said that more may come, time does not count:
+        up to pending_s in total, and up to lookup_age_ms of the look-up in flight.
         """
         if since := tracked.polled_at:
             if tracked.pending_since:
-                since = max(since, tracked.pending_since + self.pending_s(tracked))
+                free = tracked.pending_since + self.pending_s(tracked)
+                since = max(since, min(free, tracked.asked_at + self._age_s) if tracked.asked_at else free)
             tracked.waited_s += max(now - since, 0.0)
         tracked.polled_at = now
         return tracked.waited_s < self.longest_s(tokens, wanted=tracked.wanted is not None)
