@@ -131,8 +131,8 @@ func (t *Table) run(ctx context.Context, f *fetch) {
 // other agent.
 var ErrRefused = errors.New("delivery: no room for the fetch")
 
-// The pauses before a refused fetch is tried again double from the first to the last of these, 1.6 s
-// in all. One that is still refused after them has failed.
+// The pauses before a refused fetch is tried again double from the first to the last of these,
+// 1.6 s in all. One that is still refused after them has failed.
 const (
 	firstRefusedPause = 50 * time.Millisecond
 	lastRefusedPause  = 800 * time.Millisecond

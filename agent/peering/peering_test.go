@@ -68,7 +68,8 @@ func TestAllFetchesAreServed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	fetch := func(name string) error {
 		return d.Fetch(ctx, &delivery.Request{
-			Peer: p.Addr().String(), Name: name, Early: true, Fingerprint: d.spec.Fingerprint, Space: d.space, Shards: 1,
+			Peer: p.Addr().String(), Name: name, Early: true, Fingerprint: d.spec.Fingerprint, Space: d.space,
+			Shards: 1,
 			Chains: []delivery.Chain{{Hashes: pool.Chain([]byte(fmt.Sprintf("%32s", name)), 32)}},
 		})
 	}

@@ -503,7 +503,8 @@ func TestDrainAfterOthers(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				start := time.Now()
 				all.Go(func() {
-					if _, err := fetchWith(ctx, t, w.client, "p", w.d.request("", two), nil); !errors.Is(err, context.Canceled) {
+					_, err := fetchWith(ctx, t, w.client, "p", w.d.request("", two), nil)
+					if !errors.Is(err, context.Canceled) {
 						t.Errorf("cancelled: %v", err)
 					}
 					if took := time.Since(start); stops == (took > 7*DefaultTimeout) {
