@@ -332,7 +332,8 @@ func TestPrivateSpaceIsOnDiskFirst(t *testing.T) {
 		}
 		disk.fails.Store(false)
 		time.Sleep(2 * n.o.EpochEvery)
+		n.stored(0, 10) // they waited for it
 		n.save(chain("b", 5))
-		n.stored(0, 5)
+		n.stored(0, 15)
 	})
 }

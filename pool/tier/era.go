@@ -11,6 +11,7 @@ type era struct {
 	stored pool.Fingerprint // its name in the tiers
 	epoch  uint32           // in memory; 0 during a reset, and after the space was closed
 	off    bool             // the tiers are not used: the epoch is not saved, or the space is being collected
+	soon   bool             // off until the space is saved
 }
 
 // key returns the key of a shard in the tiers.
@@ -20,7 +21,7 @@ func (e *era) key(k *entryKey, shard uint8) pool.Key {
 
 // begin begins an era of a space, from an epoch in memory on; the caller holds spaces.mu.
 func (s *space) begin(name names.Name, epoch uint32) {
-	next := era{stored: name.Stored, epoch: epoch, off: name.Off}
+	next := era{stored: name.Stored, epoch: epoch, off: name.Off, soon: name.Soon}
 	if now := s.now.Load(); now == nil || *now != next {
 		s.now.Store(&next)
 	}
@@ -45,6 +46,7 @@ func (p *Pool) renamed(fp pool.Fingerprint) {
 	}
 	if sp := p.spaces.get(id); sp.now.Load().epoch != 0 { // else resetMemory follows
 		sp.begin(p.names.Use(fp), p.memory.Epoch(id))
+		p.offerWaiting(sp)
 	}
 }
 
@@ -73,6 +75,7 @@ func (p *Pool) resetMemoryLocked(id pool.SpaceID, sp *space) (uint32, error) {
 	epoch, err := p.memory.ResetSpace(id)
 	if p.spaces.get(id) == sp {
 		sp.begin(p.names.Use(sp.spec.Fingerprint), p.memory.Epoch(id))
+		p.offerWaiting(sp)
 	}
 	return epoch, err
 }

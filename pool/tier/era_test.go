@@ -80,7 +80,8 @@ func TestSpaceOpenedDuringItsReset(t *testing.T) {
 			n.resetting(spec.Fingerprint)
 			disk.answer <- saved
 			<-done // with an error: the space that was to be reset is closed, or the reset is not on disk
-			want := era{stored: n.StoredAs(spec.Fingerprint), epoch: n.Epoch(id), off: saved != nil}
+			off := saved != nil
+			want := era{stored: n.StoredAs(spec.Fingerprint), epoch: n.Epoch(id), off: off, soon: off}
 			if got := *n.spaces.get(id).now.Load(); got != want || got.stored == spec.Fingerprint {
 				t.Errorf("era %+v, want %+v", got, want)
 			}

@@ -27,6 +27,7 @@ type space struct {
 	now    atomic.Pointer[era]
 
 	prefill prefill
+	waiting []origin // saved while the tiers are off, at most maxWaiting; guarded by Pool.mu
 }
 
 // group is what the entries of a group share.

@@ -53,6 +53,13 @@ class ChangingEngine(SimulatedEngine):
         self.scheduler.finished(request, normally=False)
         return bool(external)
 
+    def epoch(self) -> int:
+        """Run a step, and return the epoch that the scheduler knows."""
+        self.step()
+        session = self.scheduler._agent.session
+        assert session is not None
+        return session.epoch
+
     def there(self) -> bool:
         """Run a step. Return whether all parts are registered at the running agent."""
         self.step()
@@ -391,7 +398,9 @@ def test_on_two_nodes_that_share_a_store(
     eventually(lambda: third.finds("s", NEW), "what an engine of that name saved on the other node")
     assert not other.finds("s", OLD)
     path.write_text("v2\n")
+    before = third.epoch()
     updated.new_weights()  # the version that is in force again: a plain reset
     assert not updated.finds("s", NEW)
+    eventually(lambda: third.epoch() > before, "the reset at the other node")
     updated.stores("t", NEW)
     eventually(lambda: third.finds("t", NEW), "what was saved after a plain reset")

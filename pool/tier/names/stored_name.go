@@ -10,7 +10,8 @@ import (
 // Name is how an open space is stored in tiers.
 type Name struct {
 	Stored pool.Fingerprint
-	Off    bool // the tiers must not be used: the epoch is not saved, or the space is being collected
+	Off    bool // the tiers must not be used: the space is not saved yet, or it is being collected
+	Soon   bool // Off until the space is saved, and for no other reason
 }
 
 // Opened records that a space is open, and returns its name as Use does.
@@ -32,12 +33,12 @@ func (n *Names) Use(fp pool.Fingerprint) Name {
 
 func (n *Names) useLocked(fp pool.Fingerprint) Name {
 	name := n.storedLocked(fp)
-	off := n.mu.off[fp] || n.mu.unsaved[fp] || n.mu.abandoned[fp]
+	unsaved := n.mu.off[fp] || n.mu.unsaved[fp]
 	if _, left := n.mu.catalog.Orphans[name]; left && !n.mu.abandoned[fp] {
 		delete(n.mu.catalog.Orphans, name)
 		n.mu.dirty = true
 	}
-	return Name{Stored: name, Off: off}
+	return Name{Stored: name, Off: unsaved || n.mu.abandoned[fp], Soon: unsaved && !n.mu.abandoned[fp]}
 }
 
 // Closed records that a space is no longer open. It also ends the collection of a space of which
