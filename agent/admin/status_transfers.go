@@ -123,7 +123,7 @@ type bootstrapEngine struct {
 // bootstrap answers GET /query as the bootstrap server of vLLM's Mooncake connector does, for its
 // proxy: one engine as number 0, or the ranks of a data-parallel one. Of several engines the one
 // with most ranks is named, because the proxy sends requests to each number's rank; what it passes
-// on is the same for all: behind the last @ of an engine_id, this agent's address for other agents.
+// on is the same for all: after the last @ of an engine_id, this agent's address for other agents.
 func (v *View) bootstrap() map[string]bootstrapEngine {
 	address, most := v.source.Snapshot().Peers.Address, map[string]bootstrapEngine{}
 	engines := map[string]map[string]bootstrapEngine{}
