@@ -45,11 +45,14 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: deps
-deps: packages ## install what `make check` and `make test` need (packages as root on Debian, else name them)
+deps: deps-of-tests ## install what `make check` and `make test` need (packages as root on Debian, else name them)
+	@$(STAGE) linter $(ENV) lint
+
+.PHONY: deps-of-tests
+deps-of-tests: packages
 	@$(STAGE) modules $(ENV) modules
 	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) servers $(ENV) servers
-	@$(STAGE) linter $(ENV) lint
 
 .PHONY: packages
 packages:
@@ -73,7 +76,7 @@ check: ## format, lint of what changed, unit tests: two minutes, no download, no
 	@scripts/beside '$(MAKE) lint-changed test-python-units' '$(MAKE) test-go-units'
 
 .PHONY: test
-test: deps build ## lint and all tests of Go (race detector) and Python, with real agents and servers; no vLLM
+test: deps-of-tests build ## lint and all tests of Go (race detector) and Python, with real agents and servers; no vLLM
 	@scripts/beside '$(MAKE) lint' '$(MAKE) test-go test-python torture-short'
 
 .PHONY: ci
