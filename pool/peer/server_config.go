@@ -16,6 +16,7 @@ const (
 	Unknown  State = iota // never opened, or it has ended
 	Open                  // more blocks will be stored for it
 	Complete              // nothing more will be stored for it
+	Unheard               // not known yet: what may have opened it has not been served
 )
 
 // Transfer is a transfer as it is now.
@@ -25,9 +26,9 @@ type Transfer struct {
 }
 
 // Source returns the state of a named transfer in a space, and a channel that is closed at its next
-// change or at the next commit in that space, whichever is first. The state and the channel belong
-// together: what happens after the state was read closes the channel. It may be called by many
-// goroutines, and must not block.
+// change or at the next commit in that space, whichever is first; while it is Unheard, when it may
+// be known. The state and the channel belong together: what happens after the state was read closes
+// the channel. It may be called by many goroutines, and must not block.
 type Source func(space pool.SpaceID, name string) (Transfer, <-chan struct{})
 
 // Config configures a server.

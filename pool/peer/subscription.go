@@ -103,7 +103,7 @@ func (v *served) watch(sub *subscription) {
 		if sub.name != "" {
 			t, changed = v.server.cfg.Transfers(sub.space, sub.name)
 		}
-		seen = seen || t.State != Unknown
+		seen = seen || t.State == Open || t.State == Complete
 		// The state is read before the index: what is complete by then is found.
 		ending := waited || t.State == Complete || t.State == Unknown && (seen || !sub.early)
 		var paused <-chan time.Time
