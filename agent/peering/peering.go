@@ -87,12 +87,14 @@ func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
 		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
 		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
 		// All that one agent may fetch is served.
-		Limits: peer.Limits{
-			Subscriptions: delivery.MaxFetches, Hashes: delivery.MaxFetches * peer.MaxHashes,
-		},
+		Limits: peer.Limits{Subscriptions: delivery.MaxFetches, PeerBytes: servedBytes},
 	})
 	return err
 }
+
+// servedBytes is the memory that the fetches of one host may hold here: the hashes that its agent's
+// fetches may have, and a third more for their names, marks and goroutines.
+const servedBytes = delivery.MaxFetchBytes / 3 * 4
 
 // watch returns the state of a transfer, and what to wait for. An engine that knows the transfer
 // from the one that offered it may ask before the OFFER was served.

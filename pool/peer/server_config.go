@@ -61,13 +61,17 @@ type Limits struct {
 	Connections   int // authenticated connections at once (256); another one is closed
 	Pending       int // unauthenticated connections at once (32); another one is closed
 	Subscriptions int // of one connection at once (64); another one ends at once, as refused
-	Hashes        int // of the subscriptions of all connections together (4,194,304), as above
+	// PeerBytes is the memory that the subscriptions of one host may hold, whatever it has
+	// connections (64 MiB), and Bytes that of all hosts together (256 MiB). One that finds no room
+	// is not read into memory, and ends as above.
+	PeerBytes, Bytes int64
 }
 
 const (
 	maxConnections   = 1 << 14
 	maxSubscriptions = 1 << 10
-	maxTotalHashes   = 1 << 26
+	minPeerBytes     = 4 << 20 // more than largestSubscription
+	maxBytes         = 16 << 30
 )
 
 func (c *Config) complete() error {
@@ -82,7 +86,8 @@ func (c *Config) complete() error {
 	setDefault(&c.Limits.Connections, 256)
 	setDefault(&c.Limits.Pending, 32)
 	setDefault(&c.Limits.Subscriptions, 64)
-	setDefault(&c.Limits.Hashes, 1<<22)
+	setDefault(&c.Limits.PeerBytes, 64<<20)
+	setDefault(&c.Limits.Bytes, max(256<<20, c.Limits.PeerBytes))
 	if c.Delivered == nil {
 		c.Delivered = func(pool.SpaceID, string) {}
 	}
@@ -91,7 +96,8 @@ func (c *Config) complete() error {
 		between("Limits.Connections", c.Limits.Connections, 1, maxConnections),
 		between("Limits.Pending", c.Limits.Pending, 1, maxConnections),
 		between("Limits.Subscriptions", c.Limits.Subscriptions, 1, maxSubscriptions),
-		between("Limits.Hashes", c.Limits.Hashes, MaxHashes, maxTotalHashes),
+		between("Limits.PeerBytes", c.Limits.PeerBytes, minPeerBytes, maxBytes),
+		between("Limits.Bytes", c.Limits.Bytes, c.Limits.PeerBytes, maxBytes),
 	)
 }
 
