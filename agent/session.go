@@ -109,6 +109,7 @@ func (s *session) read() {
 			s.fail(err)
 			return
 		}
+		s.conn.Served()
 	}
 }
 
@@ -203,8 +204,12 @@ func (s *session) serve(msg any, fds []int) error {
 	return nil
 }
 
-// answer queues the answer to a request of the peer. Only the reader calls it.
-func (s *session) answer(m any) { s.out.answer(m, s.ending) }
+// answer queues the answer to a request of the peer, which was served with it: the peer may rely on
+// that as soon as it has the answer. Only the reader calls it.
+func (s *session) answer(m any) {
+	s.conn.Served()
+	s.out.answer(m, s.ending)
+}
 
 // notify queues an unsolicited message. A peer whose outbox is full counts as dead.
 func (s *session) notify(m any) {

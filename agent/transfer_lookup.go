@@ -32,6 +32,13 @@ func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expe
 		return expected{} // the engine has all of it
 	}
 	tr := k.deliveries.State(rules.ID, req.Transfer)
+	unheard := false
+	if tr.State == delivery.Unknown && !req.Early {
+		// The prefill engine has answered, so its OFFER was sent before this look-up, over another
+		// socket: it was served by now, or waits there.
+		unheard = k.registry.unserved(rules.ID) != nil
+		tr = k.deliveries.State(rules.ID, req.Transfer)
+	}
 	switch tr.State {
 	case delivery.Open:
 		x.grows = true
@@ -41,7 +48,7 @@ func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expe
 	case delivery.Unknown:
 		again, ok := k.tiers.(pool.AskedAnew)
 		x.anew = ok && again.Shared()
-		x.grows = x.anew || req.Early
+		x.grows = unheard || x.anew || req.Early
 	}
 	return x
 }

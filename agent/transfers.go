@@ -82,6 +82,27 @@ func (a *Agent) expire() {
 	}
 }
 
+// Unserved returns nil if everything was served that the schedulers of a space had sent before the
+// call. Otherwise it returns a channel that is closed when one of them has caught up: what another
+// one told an engine, or another agent, may overtake an OFFER on its way here.
+func (a *Agent) Unserved(s pool.SpaceID) <-chan struct{} { return a.registry.unserved(s) }
+
+// unserved is Agent.Unserved.
+func (r *registry) unserved(s pool.SpaceID) <-chan struct{} {
+	for _, st := range r.view.Load().seats {
+		if st.role != ipc.RoleScheduler {
+			continue
+		}
+		if rules := st.space.open.Load(); rules == nil || rules.ID != s {
+			continue
+		}
+		if wait := st.session.conn.Unserved(); wait != nil {
+			return wait
+		}
+	}
+	return nil
+}
+
 // Transfers returns the agent's transfers, for the listener of other agents.
 func (a *Agent) Transfers() *delivery.Table { return a.deliveries }
 

@@ -304,6 +304,33 @@ func TestEarlyLookup(t *testing.T) {
 	x.answers(q, ipc.LookupHit, 0)
 }
 
+// A prefill engine has answered, and its OFFER was sent before the decode engine asks, but waits to
+// be served: the look-up waits. Another message is not taken for it once it was served.
+func TestLookupOvertakesOffer(t *testing.T) {
+	for name, message := range map[string]any{"offer": offer("a", 8), "other": &ipc.Release{Leases: []uint64{1}}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			x := newPair(t, r, r)
+			q := x.question(8, "a")
+			x.answers(q, ipc.LookupHit, 0)
+			reader := &r.agent.registry.view.Load().seats[x.prefill.welcome.Session].session.mu
+			reader.Lock() // a moment before it serves what it has received
+			x.prefill.send(message)
+			x.answers(q, ipc.LookupPending, 0)
+			reader.Unlock()
+			x.prefill.sync()
+			if name == "other" {
+				x.answers(q, ipc.LookupHit, 0)
+				return
+			}
+			x.answers(q, ipc.LookupPending, 0)
+			x.save(0, 8)
+			x.say(offered("a", 8))
+			x.answers(q, ipc.LookupHit, 8)
+		})
+	}
+}
+
 // Names are bytes, and those of one space are not those of another.
 func TestNamesOfTransfers(t *testing.T) {
 	r := newRig(t)

@@ -47,6 +47,7 @@ type Conn struct {
 		err error
 		oob []byte
 	}
+	backlog backlog
 
 	dead struct {
 		sync.Mutex
@@ -62,12 +63,18 @@ type Conn struct {
 // Recv. At a client's end only the end of the socket does, because it proves that no process
 // touches the client's memory any more.
 func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		uc.Close()
+		return nil, fmt.Errorf("session: %w", err)
+	}
 	peer, pidfd, exited, err := identify(uc)
 	if err != nil {
 		uc.Close()
 		return nil, fmt.Errorf("session: peer credentials: %w", err)
 	}
 	c := &Conn{uc: uc, peer: peer, fd: pidfd, pidfd: watchable(pidfd), accepted: accepted}
+	c.backlog.raw = raw
 	if c.pidfd == nil {
 		c.fd = -1
 	}
@@ -181,6 +188,7 @@ func (c *Conn) Close() error {
 	c.close.Do(func() {
 		c.end(ErrClosed)
 		err = c.uc.Close()
+		c.backlog.finish()
 		if c.pidfd != nil {
 			err = errors.Join(err, c.pidfd.Close())
 		}

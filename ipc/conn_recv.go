@@ -44,6 +44,7 @@ func (c *Conn) receive(idle time.Duration) (msg any, fds []int, err error) {
 		c.end(err)
 	}
 	c.recv.err = err
+	c.backlog.finish()
 	return nil, nil, err
 }
 
@@ -93,7 +94,7 @@ func (c *Conn) readFirst(b []byte) (n int, fds []int, err error) {
 	if c.died.Load() && c.accepted {
 		return 0, nil, ErrPeerDied
 	}
-	n, oobn, flags, _, err := c.uc.ReadMsgUnix(b, c.recv.oob)
+	n, oobn, flags, err := c.backlog.read(b, c.recv.oob)
 	if oobn > 0 {
 		fds = rights(c.recv.oob[:oobn])
 	}

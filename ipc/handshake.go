@@ -29,6 +29,7 @@ func ServeHandshake(c *Conn, w Welcome, minVersion, maxVersion uint32) (*Hello, 
 			hello.MinVersion, hello.MaxVersion, minVersion, maxVersion))
 	}
 	w.Version = version
+	c.Served()
 	if err := c.Send(&w); err != nil {
 		return nil, err
 	}

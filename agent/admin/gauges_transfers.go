@@ -29,6 +29,7 @@ var (
 		[]string{"reason"}, nil)
 	peerConnectionsDesc   = desc("kvagent_peer_connections", "Connections of other agents.")
 	peerSubscriptionsDesc = desc("kvagent_peer_subscriptions", "Fetches of other agents that are served.")
+	peerHeldDesc          = desc("kvagent_peer_subscription_bytes", "Memory of the fetches that are served.")
 	peerStrangersDesc     = desc("kvagent_peer_unauthenticated_total",
 		"Connections to the peer listener that did not authenticate in time.")
 
@@ -48,7 +49,7 @@ func peerDesc(name, help string) *prometheus.Desc {
 func describeTransfers(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{transfersDesc, transfersTotalDesc, transfersWaitingDesc, transfersWaitedDesc,
 		fetchesDesc, fetchesTotalDesc, peerEndsDesc, peerFailedDesc, peerConnectionsDesc, peerSubscriptionsDesc,
-		peerStrangersDesc, peerBlocksDesc, peerBytesDesc, peerSecondsDesc} {
+		peerHeldDesc, peerStrangersDesc, peerBlocksDesc, peerBytesDesc, peerSecondsDesc} {
 		ch <- d
 	}
 }
@@ -92,6 +93,7 @@ func collectPeers(ch chan<- prometheus.Metric, p *Peers) {
 	}
 	gauge(ch, peerConnectionsDesc, s.Connections)
 	gauge(ch, peerSubscriptionsDesc, s.Subscriptions)
+	gauge(ch, peerHeldDesc, int(s.Held))
 	count(ch, peerStrangersDesc, s.Unauthenticated)
 	traffic(ch, "in", allPeers, c.Blocks, c.Bytes, c.Seconds)
 	for i := range c.Peers {

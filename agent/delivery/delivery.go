@@ -18,7 +18,9 @@ import (
 const (
 	MaxTransfers = 4096 // open and complete ones
 	MaxFetches   = 256  // running ones; a further one is refused
-	maxRecords   = 4096 // fetches, those that have ended and are remembered included; and waiting names
+	// MaxFetchBytes bounds the hashes of all fetches that run, bytes; one without room is refused.
+	MaxFetchBytes = 48 << 20
+	maxRecords    = 4096 // fetches, those that have ended and are remembered included; and waiting names
 )
 
 // Range of Config.TTL.
@@ -66,6 +68,7 @@ type Table struct {
 		fetches   map[Key]*fetch
 		asked     *list.List // of *fetch, the one not asked for longest first
 		fetching  int        // fetches that run
+		hashes    int64      // bytes of their hashes
 		waits     map[Key]wait
 		watched   map[pool.SpaceID]chan struct{}
 		count     Counts

@@ -363,6 +363,42 @@ func TestTooManyFetches(t *testing.T) {
 	})
 }
 
+// The hashes of all fetches that run are bounded, and those of one that has ended make room.
+func TestFetchBytes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFetching()
+		defer f.Close()
+		const blocks = 1 << 16
+		blob := make([]byte, blocks*32)
+		start := func(name string, blocks int) bool {
+			return f.Start(&Request{
+				Peer: "h:1", Name: name, Space: space,
+				Chains: []Chain{
+					{Hashes: pool.Chain(blob[:blocks*16], 32)},
+					{Group: 1, Hashes: pool.Chain(blob[blocks*16:blocks*32], 32)},
+				},
+			}, d)
+		}
+		n := 0
+		for ; n < MaxFetchBytes/len(blob); n++ {
+			if !start(fmt.Sprint(n), blocks) {
+				t.Fatalf("%d of %d bytes are all", n*len(blob), MaxFetchBytes)
+			}
+		}
+		if start("one more", 2) {
+			t.Error("there is room beyond the limit")
+		}
+		if got := f.Report(); got.FetchesRefused != 1 || got.Fetching != n {
+			t.Errorf("%+v", got)
+		}
+		f.end <- nil
+		synctest.Wait()
+		if !start("again", blocks) || start("one more", 2) {
+			t.Error("a fetch that ended made no room, or more than it had")
+		}
+	})
+}
+
 // A fetch that finds no room is tried again, and goes on for look-ups, until there is some, nobody
 // wants it, or it has been refused for too long.
 func TestRefusedFetchIsTriedAgain(t *testing.T) {

@@ -28,6 +28,14 @@ type Chain struct {
 	Hashes pool.Hashes
 }
 
+// bytes returns the size of a request's hashes.
+func (r *Request) bytes() (n int64) {
+	for i := range r.Chains {
+		n += int64(r.Chains[i].Hashes.N) * int64(r.Chains[i].Hashes.Len)
+	}
+	return n
+}
+
 // fetch is a fetch that runs, or has ended and is remembered, so that the look-ups after it do not
 // start it again. Table.mu guards it.
 type fetch struct {
@@ -88,7 +96,8 @@ func (t *Table) Start(r *Request, session uint64) bool {
 		t.forgetLocked(old)
 	}
 	runs := len(r.Chains) > 0
-	if t.cfg.Fetch == nil || t.mu.closed || runs && t.mu.fetching >= MaxFetches {
+	full := t.mu.fetching >= MaxFetches || t.mu.hashes+r.bytes() > MaxFetchBytes
+	if t.cfg.Fetch == nil || t.mu.closed || runs && full {
 		t.mu.count.FetchesRefused++
 		return false
 	}
@@ -106,6 +115,7 @@ func (t *Table) Start(r *Request, session uint64) bool {
 		return false
 	}
 	t.mu.fetching++
+	t.mu.hashes += r.bytes()
 	t.mu.count.Fetches++
 	t.running.Go(func() { t.run(ctx, f) })
 	return true
@@ -117,6 +127,7 @@ func (t *Table) run(ctx context.Context, f *fetch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.over = true
+	t.mu.hashes -= f.request.bytes()
 	f.request.Chains = nil // a record needs no hashes
 	t.mu.fetching--
 	switch {

@@ -36,6 +36,9 @@ type Memory interface {
 type Agent interface {
 	Transfers() *delivery.Table
 	OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool)
+	// Unserved returns nil if all that engines of a space had sent before the call was served,
+	// otherwise a channel that is closed when that may be so.
+	Unserved(s pool.SpaceID) <-chan struct{}
 }
 
 // maxTold bounds the deliveries that wait to be told to other agents. One more is not told: that
@@ -80,18 +83,30 @@ func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
 	arena, _ := p.o.Memory.Arena()
 	p.server, err = peer.Serve(l, peer.Config{
 		Index: p.o.Memory, Slots: p.o.Memory, Arena: arena, Resolve: a.OpenSpace,
-		Transfers: func(s pool.SpaceID, name string) (peer.Transfer, <-chan struct{}) {
-			t, changed := a.Transfers().Watch(s, name)
-			return peer.Transfer{State: states[t.State], Tokens: t.Tokens}, changed
-		},
+		Transfers: func(s pool.SpaceID, name string) (peer.Transfer, <-chan struct{}) { return watch(a, s, name) },
 		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
 		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
 		// All that one agent may fetch is served.
-		Limits: peer.Limits{
-			Subscriptions: delivery.MaxFetches, Hashes: delivery.MaxFetches * peer.MaxHashes,
-		},
+		Limits: peer.Limits{Subscriptions: delivery.MaxFetches, PeerBytes: servedBytes},
 	})
 	return err
+}
+
+// servedBytes is the memory that the fetches of one host may hold here: the hashes that its agent's
+// fetches may have, and a third more for their names, marks and goroutines.
+const servedBytes = delivery.MaxFetchBytes / 3 * 4
+
+// watch returns the state of a transfer, and what to wait for. An engine that knows the transfer
+// from the one that offered it may ask before the OFFER was served.
+func watch(a Agent, s pool.SpaceID, name string) (peer.Transfer, <-chan struct{}) {
+	t, changed := a.Transfers().Watch(s, name)
+	if t.State == delivery.Unknown {
+		if unserved := a.Unserved(s); unserved != nil {
+			return peer.Transfer{State: peer.Unheard}, unserved
+		}
+		t, changed = a.Transfers().Watch(s, name)
+	}
+	return peer.Transfer{State: states[t.State], Tokens: t.Tokens}, changed
 }
 
 var states = [...]peer.State{

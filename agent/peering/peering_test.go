@@ -22,12 +22,20 @@ type node struct {
 	transfers *delivery.Table
 	spec      pool.Spec
 	space     pool.SpaceID
+	unserved  func() <-chan struct{} // nil: everything was served
 }
 
 func (n *node) Transfers() *delivery.Table { return n.transfers }
 
 func (n *node) OpenSpace(fp pool.Fingerprint) (pool.SpaceID, uint32, bool) {
 	return n.space, 0, fp == n.spec.Fingerprint
+}
+
+func (n *node) Unserved(pool.SpaceID) <-chan struct{} {
+	if n.unserved == nil {
+		return nil
+	}
+	return n.unserved()
 }
 
 func newNode(t *testing.T) *node {
@@ -158,4 +166,53 @@ func TestRefusedByTheOtherAgent(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+// TestOfferNotServedYet: a transfer that is not known is waited for while what may open it was not
+// served, and is over when that was something else.
+func TestOfferNotServedYet(t *testing.T) {
+	for name, offers := range map[string]bool{"an OFFER": true, "another message": false} {
+		t.Run(name, func(t *testing.T) {
+			p, d := newNode(t), newNode(t)
+			served, asked := make(chan struct{}), make(chan struct{})
+			ask := sync.OnceFunc(func() { close(asked) })
+			p.unserved = func() <-chan struct{} {
+				ask()
+				select {
+				case <-served:
+					return nil
+				default:
+					return served
+				}
+			}
+			ended := make(chan peer.Result, 1)
+			go func() {
+				got, err := d.client.Fetch(t.Context(), p.Addr().String(), peer.Request{
+					Name: "r", Space: d.spec.Fingerprint, ID: d.space, Shards: 1, Wait: peer.MaxWait,
+					Groups: []peer.Group{{Hashes: pool.Chain([]byte(fmt.Sprintf("%32s", "r")), 32)}},
+				}, nil)
+				if err != nil {
+					t.Error(err)
+				}
+				ended <- got
+			}()
+			<-asked
+			want := peer.EndUnknown
+			if offers {
+				p.transfers.Offer(p.space, []byte("r"), 1, 16, delivery.MaxTTL)
+				want = peer.EndComplete
+			}
+			close(served)
+			if offers {
+				pooltest.Until(t, "it is waited for", func() bool {
+					_, server := p.Stats()
+					return server.Subscriptions == 1
+				})
+				p.transfers.Offered(p.space, []byte("r"), 1, 0)
+			}
+			if got := <-ended; got.End != want {
+				t.Errorf("ended as %v, want %v", got.End, want)
+			}
+		})
+	}
 }

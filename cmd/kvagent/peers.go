@@ -44,7 +44,8 @@ func (p *peerSettings) addFlags(f *pflag.FlagSet) {
 		"host:port that engines tell others to reach this agent; default: --peer-listen, with the host's name for a "+
 			"wildcard")
 	f.StringVar(&p.keyFile, "peer-key-file", "",
-		"file with a key that all agents share, 32 to 4096 bytes, readable by its owner alone; it does not encrypt")
+		"file with a key that all agents share, 32 to 4096 bytes, readable by its owner alone, or also by a group of "+
+			"the agent's process; it does not encrypt")
 	f.StringVar(&p.cert, "peer-tls-cert", "", "certificate of this agent for the others, PEM; instead of a key")
 	f.StringVar(&p.key, "peer-tls-key", "", "private key of that certificate, PEM")
 	f.StringVar(&p.ca, "peer-tls-ca", "", "authorities that sign the certificates of the other agents, PEM")

@@ -90,7 +90,7 @@ func TestPeerKeyFileIsChecked(t *testing.T) {
 		bytes int
 		mode  os.FileMode
 		want  string
-	}{{31, 0o600, "31 bytes, allowed: 32 to 4096"}, {32, 0o640, "mode 0600"}} {
+	}{{31, 0o600, "31 bytes, allowed: 32 to 4096"}, {32, 0o644, "mode 0600"}} {
 		if err := os.WriteFile(path, bytes.Repeat([]byte("k"), c.bytes), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"slices"
+	"syscall"
 )
 
 // MinKey and MaxKey bound the bytes of a shared key.
@@ -48,7 +51,8 @@ func Key(key []byte) (Auth, error) {
 	return Auth{key: append([]byte(nil), key...)}, nil
 }
 
-// LoadKey reads a shared key from a file that only its owner may read. All bytes of the file count.
+// LoadKey reads a shared key from a file that only its owner may read, or also a group of this
+// process, as of a mounted Kubernetes secret. All bytes of the file count.
 func LoadKey(path string) (Auth, error) {
 	a, err := loadKey(path)
 	if err != nil {
@@ -67,14 +71,36 @@ func loadKey(path string) (Auth, error) {
 	if err != nil {
 		return Auth{}, pathless(err)
 	}
-	if !info.Mode().IsRegular() || info.Mode().Perm()&0o077 != 0 {
-		return Auth{}, fmt.Errorf("is %v, allowed: a regular file with mode 0600 or 0400", info.Mode())
+	groups, err := os.Getgroups()
+	if err != nil {
+		return Auth{}, err
+	}
+	if err := secretive(info, append(groups, os.Getegid())); err != nil {
+		return Auth{}, err
 	}
 	key, err := io.ReadAll(io.LimitReader(f, MaxKey+1))
 	if err != nil {
 		return Auth{}, pathless(err)
 	}
 	return Key(key)
+}
+
+// secretive returns an error for a file that others than its owner and this process's groups may
+// read, or others than its owner write.
+func secretive(info fs.FileInfo, groups []int) error {
+	group := -1
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		group = int(st.Gid)
+	}
+	switch perm := info.Mode().Perm(); {
+	case !info.Mode().IsRegular() || perm&0o037 != 0:
+		return fmt.Errorf("is %v, allowed: a regular file with mode 0600 or 0400, or 0640 or 0440 if its group is one "+
+			"of the agent's", info.Mode())
+	case perm&0o040 != 0 && !slices.Contains(groups, group):
+		return fmt.Errorf("is %v of group %d, allowed: mode 0600 or 0400, or a group of the agent (%v)", info.Mode(),
+			group, groups)
+	}
+	return nil
 }
 
 // LoadTLS reads a certificate, its key, and the authorities that signed the certificates of the

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool/servertest"
@@ -19,7 +20,9 @@ func TestLoadKey(t *testing.T) {
 		says  string
 	}{
 		{32, 0o600, ""}, {4096, 0o400, ""}, {31, 0o600, "31 bytes, allowed: 32 to 4096"}, {0, 0o600, "0 bytes"},
-		{4097, 0o600, "allowed: 32 to 4096"}, {32, 0o640, "mode 0600"}, {32, 0o604, "mode 0600"},
+		{4097, 0o600, "allowed: 32 to 4096"}, {32, 0o604, "mode 0600"}, {32, 0o660, "mode 0600"},
+		{32, 0o644, "mode 0600"}, {32, 0o444, "mode 0600"}, {32, 0o420, "mode 0600"}, {32, 0o610, "mode 0600"},
+		{32, 0o640, ""}, {32, 0o440, ""}, // the files' group is this process's
 	} {
 		path := filepath.Join(dir, fmt.Sprint(c.bytes, c.mode))
 		check(t, os.WriteFile(path, make([]byte, c.bytes), c.mode))
@@ -43,6 +46,37 @@ func TestLoadKey(t *testing.T) {
 	check(t, err)
 	if text := fmt.Sprintf("%v %+v %#v %s", secret, secret, secret, secret); strings.Contains(text, "secret") {
 		t.Errorf("a key is printed: %s", text)
+	}
+}
+
+// ofGroup is a file of another group.
+type ofGroup struct {
+	os.FileInfo
+	group uint32
+}
+
+func (f ofGroup) Sys() any { return &syscall.Stat_t{Gid: f.group} }
+
+// TestKeyOfAGroup: a file that its group may read is taken only of a group of this process.
+func TestKeyOfAGroup(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "key")
+	check(t, os.WriteFile(path, make([]byte, 32), 0o600))
+	for _, c := range []struct {
+		mode   os.FileMode
+		groups []int
+		says   string
+	}{
+		{0o440, []int{1, 42}, ""}, {0o640, []int{42}, ""}, {0o400, nil, ""}, {0o600, []int{1}, ""},
+		{0o440, []int{1, 41}, "of group 42"}, {0o640, nil, "of group 42"}, {0o660, []int{42}, "mode 0600"},
+		{0o444, []int{42}, "mode 0600"},
+	} {
+		check(t, os.Chmod(path, c.mode))
+		info, err := os.Stat(path)
+		check(t, err)
+		err = secretive(ofGroup{info, 42}, c.groups)
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("mode %v, groups %v: %v, not %q", c.mode, c.groups, err, c.says)
+		}
 	}
 }
 
@@ -77,7 +111,8 @@ func TestOptions(t *testing.T) {
 		"Limits.Connections":   func(s *Config, _ *ClientConfig) { s.Limits.Connections = -1 },
 		"Limits.Pending":       func(s *Config, _ *ClientConfig) { s.Limits.Pending = 1 << 20 },
 		"Limits.Subscriptions": func(s *Config, _ *ClientConfig) { s.Limits.Subscriptions = -1 },
-		"Limits.Hashes":        func(s *Config, _ *ClientConfig) { s.Limits.Hashes = 5 },
+		"Limits.PeerBytes":     func(s *Config, _ *ClientConfig) { s.Limits.PeerBytes = largestSubscription / 2 },
+		"Limits.Bytes":         func(s *Config, _ *ClientConfig) { s.Limits.PeerBytes, s.Limits.Bytes = 9<<20, 8<<20 },
 		"Streams":              func(_ *Config, c *ClientConfig) { c.Streams = 17 },
 		"WindowBytes":          func(_ *Config, c *ClientConfig) { c.WindowBytes = 5 },
 		"BatchBytes":           func(_ *Config, c *ClientConfig) { c.BatchBytes = MaxBatchBytes + 1 },

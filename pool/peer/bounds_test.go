@@ -238,7 +238,7 @@ func TestGate(t *testing.T) {
 // and counted.
 func TestServerLimits(t *testing.T) {
 	few := func(c *Config, cc *ClientConfig) {
-		c.Limits.Connections, c.Limits.Subscriptions, c.Limits.Hashes = 2, 2, MaxHashes
+		c.Limits.Connections, c.Limits.Subscriptions = 2, 2
 		cc.Streams = 2
 	}
 	inBubble(t, few, func(t *testing.T, w *frozen) {
@@ -254,7 +254,7 @@ func TestServerLimits(t *testing.T) {
 			all.Go(func() { _, _ = fetch(10, w.client) })
 		}
 		synctest.Wait()
-		if st := w.server.Stats(); st.Subscriptions != 2 || st.Hashes != 20 || st.Connections != 2 {
+		if st := w.server.Stats(); st.Subscriptions != 2 || st.Held == 0 || st.Connections != 2 {
 			t.Errorf("%+v", st)
 		}
 		if got, err := fetch(10, w.client); err != nil || got.End != EndRefused {
@@ -269,19 +269,101 @@ func TestServerLimits(t *testing.T) {
 		cancel()
 		all.Wait()
 		synctest.Wait()
-		if st := w.server.Stats(); st.Subscriptions != 0 || st.Hashes != 0 || st.Refused == 0 ||
+		if st := w.server.Stats(); st.Subscriptions != 0 || st.Held != 0 || st.Refused == 0 ||
 			st.Ended[EndRefused] != 1 || st.Ended[EndCancelled] != 2 {
 			t.Errorf("%+v", st)
 		}
-		ctx, cancel = context.WithCancel(t.Context())
-		all.Go(func() { _, _ = fetch(MaxHashes-5, w.client) })
-		synctest.Wait()
-		if got, err := fetch(6, w.client); err != nil || got.End != EndRefused {
-			t.Errorf("more hashes: %+v, %v", got, err)
-		}
-		cancel()
-		all.Wait()
 	})
+}
+
+// TestPeerBytes: the subscriptions of one host hold no more memory than it may, over whatever
+// connections, nor do all together. One more is refused before it is read into memory, and its
+// connection goes on.
+func TestPeerBytes(t *testing.T) {
+	for name, limit := range map[string]Limits{
+		"of a host": {PeerBytes: minPeerBytes}, "of all": {PeerBytes: minPeerBytes, Bytes: minPeerBytes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			few := func(c *Config, cc *ClientConfig) { c.Limits, cc.Streams = limit, 1 }
+			inBubble(t, few, func(t *testing.T, w *frozen) {
+				w.p.set("r", Open, 0)
+				ccfg := w.d.clientConfig()
+				ccfg.Dial = w.net.dial
+				clients := []*Client{w.client, newClient(t, ccfg)}
+				var all sync.WaitGroup
+				ctx, cancel := context.WithCancel(t.Context())
+				fetch := func(blocks int, c *Client) (Result, error) {
+					r := w.d.request("r", chain("a", blocks))
+					r.Groups = r.Groups[:1]
+					return c.Fetch(ctx, "p", r, nil)
+				}
+				all.Go(func() { _, _ = fetch(MaxHashes, clients[0]) })
+				synctest.Wait()
+				one := w.server.Stats().Held
+				if least := int64(MaxHashes * 33); one < least || one > largestSubscription {
+					t.Errorf("the largest one holds %d bytes, want %d to %d", one, least, largestSubscription)
+				}
+				for _, c := range clients {
+					if got, err := fetch(MaxHashes, c); err != nil || got.End != EndRefused {
+						t.Errorf("a second one: %+v, %v", got, err)
+					}
+				}
+				if held := w.server.Stats().Held; held != one {
+					t.Errorf("a refused one holds %d bytes", held-one)
+				}
+				for _, v := range w.connections() {
+					if cap(v.payload) > 4<<10 {
+						t.Errorf("a refused one was read into %d bytes", cap(v.payload))
+					}
+				}
+				for _, c := range clients {
+					all.Go(func() { _, _ = fetch(100, c) })
+				}
+				synctest.Wait()
+				if st := w.server.Stats(); st.Subscriptions != 3 || st.Held-one < 2*subscriptionBytes {
+					t.Errorf("small ones: %+v", st)
+				}
+				cancel()
+				all.Wait()
+				synctest.Wait()
+				if st := w.server.Stats(); st.Held != 0 || st.Lost != 0 || st.Malformed != 0 {
+					t.Errorf("left: %+v", st)
+				}
+			})
+		})
+	}
+}
+
+// connections returns the server's connections.
+func (w *frozen) connections() (all []*served) {
+	w.server.mu.Lock()
+	defer w.server.mu.Unlock()
+	for v := range w.server.conns {
+		all = append(all, v)
+	}
+	return all
+}
+
+// TestBudget: a host has its share as long as all together have room.
+func TestBudget(t *testing.T) {
+	b := newBudget(&Limits{PeerBytes: 10, Bytes: 15})
+	for i, c := range []struct {
+		host string
+		n    int64
+		want bool
+	}{
+		{"a", 11, false}, {"a", 10, true}, {"a", 1, false}, {"b", 6, false}, {"b", 5, true}, {"c", 1, false},
+		{"a", -4, true}, {"b", 4, true}, {"a", -6, true}, {"b", -9, true}, {"a", 10, true}, {"a", -10, true},
+	} {
+		if c.n < 0 {
+			b.give(c.host, -c.n)
+		} else if got := b.take(c.host, c.n); got != c.want {
+			t.Errorf("%d: %d bytes for %s: %v", i, c.n, c.host, got)
+		}
+	}
+	if b.taken() != 0 || len(b.of) != 0 {
+		t.Errorf("left: %d bytes, %v", b.taken(), b.of)
+	}
 }
 
 // TestBreaker: an address that fails is left alone for a while that doubles, and one that works

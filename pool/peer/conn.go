@@ -42,13 +42,22 @@ func newSeal(key []byte) seal { return seal{mac: hmac.New(sha256.New, key)} }
 // sum returns the MAC of the next frame: of its number, its header, and its payload; of a BLOCKS,
 // of the table.
 func (s *seal) sum(head, payload []byte) (mac [macBytes]byte) {
+	s.begin(head)
+	s.mac.Write(payload)
+	return s.end()
+}
+
+// begin begins the MAC of the next frame: its payload is written to s.mac.
+func (s *seal) begin(head []byte) {
 	var number [8]byte
 	le.PutUint64(number[:], s.frame)
 	s.frame++
 	s.mac.Reset()
 	s.mac.Write(number[:])
 	s.mac.Write(head[:macAt])
-	s.mac.Write(payload)
+}
+
+func (s *seal) end() (mac [macBytes]byte) {
 	var full [sha256.Size]byte
 	copy(mac[:], s.mac.Sum(full[:0]))
 	return mac
@@ -76,10 +85,29 @@ func (c *conn) rest(n int) ([]byte, error) {
 		return nil, err
 	}
 	want := c.in.sum(c.head[:], p)
-	if !hmac.Equal(want[:], c.head[macAt:]) {
-		return nil, malformed("a MAC that does not match")
+	return p, c.verify(want)
+}
+
+// skip reads the payload of the frame at hand without keeping it, and verifies its MAC.
+func (c *conn) skip(n int) error {
+	var part [4 << 10]byte
+	c.in.begin(c.head[:])
+	for n > 0 {
+		p := part[:min(n, len(part))]
+		if err := c.readFull(p); err != nil {
+			return err
+		}
+		c.in.mac.Write(p)
+		n -= len(p)
 	}
-	return p, nil
+	return c.verify(c.in.end())
+}
+
+func (c *conn) verify(want [macBytes]byte) error {
+	if !hmac.Equal(want[:], c.head[macAt:]) {
+		return malformed("a MAC that does not match")
+	}
+	return nil
 }
 
 // readFull fills p. It fails when nothing came for the timeout.

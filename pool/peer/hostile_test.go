@@ -123,6 +123,36 @@ func TestHostileClient(t *testing.T) {
 	}
 }
 
+// TestRefusedSubscribe: a SUBSCRIBE for which there is no room is verified like any other, and gets
+// its END.
+func TestRefusedSubscribe(t *testing.T) {
+	spec := specOf(1, 4096)
+	p := newAgent(t, 16<<20, spec)
+	s := serve(t, p.config())
+	if !s.budget.take("127.0.0.1", s.cfg.Limits.PeerBytes) {
+		t.Fatal("there is no room before")
+	}
+	defer s.budget.give("127.0.0.1", s.cfg.Limits.PeerBytes)
+	m := subscribe{space: spec.Fingerprint, name: "r", groups: []subscribeGroup{{0, chain("a", 1000)}}}
+	b, c := m.encode(), connect(t, s.Addr().String(), testKey(t, 1))
+	for id := range uint32(2) {
+		check(t, c.send(kindSubscribe, id, b))
+		h, err := c.next()
+		check(t, err)
+		payload, err := c.rest(int(h.length))
+		check(t, err)
+		if end, _, err := parseEnd(payload); err != nil || h.kind != kindEnd || h.id != id || end != EndRefused {
+			t.Errorf("SUBSCRIBE %d: kind %d, id %d: %v, %v", id, h.kind, h.id, end, err)
+		}
+	}
+	c.seal(kindSubscribe, 2, uint32(len(b)), b)
+	c.frame[len(c.frame)-1] ^= 1
+	check(t, c.writeAll(c.frame))
+	if text := closes(t, c); !strings.Contains(text, "MAC") {
+		t.Errorf("an altered one: it says %q", text)
+	}
+}
+
 // noise is bytes that look random.
 func noise(n int) []byte {
 	b := make([]byte, n)

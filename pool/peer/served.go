@@ -97,9 +97,13 @@ func (v *served) receive() error {
 		if !fromClient[h.kind] {
 			return malformed("kind %d from a client", h.kind)
 		}
-		p, err := v.rest(int(h.length)) // bounded by maxPayload
-		if err == nil {
-			err = v.take(h, p)
+		if h.kind == kindSubscribe {
+			err = v.takeSubscribe(h)
+		} else {
+			var p []byte
+			if p, err = v.rest(int(h.length)); err == nil { // bounded by maxPayload
+				err = v.take(h, p)
+			}
 		}
 		if err != nil {
 			return err
@@ -112,16 +116,42 @@ var fromClient = [kinds]bool{
 	kindError: true, kindSubscribe: true, kindGet: true, kindCancel: true, kindDelivered: true, kindPing: true,
 }
 
-// take handles one frame. It does not keep p, unless it takes v.payload away.
-func (v *served) take(h header, p []byte) error {
-	switch h.kind {
-	case kindSubscribe:
-		v.payload = nil // the hashes lie in it
-		m, err := parseSubscribe(p)
-		if err != nil {
+// takeSubscribe handles a SUBSCRIBE. Its memory is taken from the host's budget before it is read.
+func (v *served) takeSubscribe(h header) error {
+	held := int64(h.length) + subscriptionBytes
+	if !v.server.budget.take(v.host, held) {
+		if err := v.skip(int(h.length)); err != nil {
 			return err
 		}
-		return v.subscribe(h.id, &m)
+		return v.refuse(h.id)
+	}
+	entered := false
+	defer func() {
+		if !entered {
+			v.server.budget.give(v.host, held)
+		}
+	}()
+	p, err := v.rest(int(h.length))
+	v.payload = nil // the hashes lie in it
+	if err != nil {
+		return err
+	}
+	m, err := parseSubscribe(p)
+	if err != nil {
+		return err
+	}
+	marks := int64(m.blocks())
+	if !v.server.budget.take(v.host, marks) {
+		return v.refuse(h.id)
+	}
+	held += marks
+	entered, err = v.subscribe(h.id, &m, held)
+	return err
+}
+
+// take handles one frame of another kind. It does not keep p.
+func (v *served) take(h header, p []byte) error {
+	switch h.kind {
 	case kindGet:
 		m, err := parseGet(slices.Clone(p))
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -15,7 +14,7 @@ type Server struct {
 	log      *limitedLog
 	count    serverCounts
 	peers    traffic
-	hashes   atomic.Int64 // of all subscriptions
+	budget   *budget // of subscriptions
 	serving  sync.WaitGroup
 
 	mu      sync.Mutex
@@ -30,8 +29,8 @@ func Serve(l net.Listener, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, listener: l, log: newLimitedLog(cfg.Log), pending: map[net.Conn]struct{}{},
-		conns: map[*served]struct{}{},
+		cfg: cfg, listener: l, log: newLimitedLog(cfg.Log), budget: newBudget(&cfg.Limits),
+		pending: map[net.Conn]struct{}{}, conns: map[*served]struct{}{},
 	}
 	s.serving.Go(s.accept)
 	return s, nil

@@ -16,6 +16,7 @@ const (
 	Unknown  State = iota // never opened, or it has ended
 	Open                  // more blocks will be stored for it
 	Complete              // nothing more will be stored for it
+	Unheard               // not known yet: what may have opened it has not been served
 )
 
 // Transfer is a transfer as it is now.
@@ -25,9 +26,9 @@ type Transfer struct {
 }
 
 // Source returns the state of a named transfer in a space, and a channel that is closed at its next
-// change or at the next commit in that space, whichever is first. The state and the channel belong
-// together: what happens after the state was read closes the channel. It may be called by many
-// goroutines, and must not block.
+// change or at the next commit in that space, whichever is first; while it is Unheard, when it may
+// be known. The state and the channel belong together: what happens after the state was read closes
+// the channel. It may be called by many goroutines, and must not block.
 type Source func(space pool.SpaceID, name string) (Transfer, <-chan struct{})
 
 // Config configures a server.
@@ -60,13 +61,17 @@ type Limits struct {
 	Connections   int // authenticated connections at once (256); another one is closed
 	Pending       int // unauthenticated connections at once (32); another one is closed
 	Subscriptions int // of one connection at once (64); another one ends at once, as refused
-	Hashes        int // of the subscriptions of all connections together (4,194,304), as above
+	// PeerBytes is the memory that the subscriptions of one host may hold, whatever it has
+	// connections (64 MiB), and Bytes that of all hosts together (256 MiB). One that finds no room
+	// is not read into memory, and ends as above.
+	PeerBytes, Bytes int64
 }
 
 const (
 	maxConnections   = 1 << 14
 	maxSubscriptions = 1 << 10
-	maxTotalHashes   = 1 << 26
+	minPeerBytes     = 4 << 20 // more than largestSubscription
+	maxBytes         = 16 << 30
 )
 
 func (c *Config) complete() error {
@@ -81,7 +86,8 @@ func (c *Config) complete() error {
 	setDefault(&c.Limits.Connections, 256)
 	setDefault(&c.Limits.Pending, 32)
 	setDefault(&c.Limits.Subscriptions, 64)
-	setDefault(&c.Limits.Hashes, 1<<22)
+	setDefault(&c.Limits.PeerBytes, 64<<20)
+	setDefault(&c.Limits.Bytes, max(256<<20, c.Limits.PeerBytes))
 	if c.Delivered == nil {
 		c.Delivered = func(pool.SpaceID, string) {}
 	}
@@ -90,7 +96,8 @@ func (c *Config) complete() error {
 		between("Limits.Connections", c.Limits.Connections, 1, maxConnections),
 		between("Limits.Pending", c.Limits.Pending, 1, maxConnections),
 		between("Limits.Subscriptions", c.Limits.Subscriptions, 1, maxSubscriptions),
-		between("Limits.Hashes", c.Limits.Hashes, MaxHashes, maxTotalHashes),
+		between("Limits.PeerBytes", c.Limits.PeerBytes, minPeerBytes, maxBytes),
+		between("Limits.Bytes", c.Limits.Bytes, c.Limits.PeerBytes, maxBytes),
 	)
 }
 

@@ -12,8 +12,8 @@ import (
 
 // ServerStats are the state and the counters of a server.
 type ServerStats struct {
-	Connections, Pending, Subscriptions int // now
-	Hashes                              int64
+	Connections, Pending, Subscriptions int   // now
+	Held                                int64 // bytes of the subscriptions, as Limits counts them
 
 	Accepted        uint64 // connections authenticated
 	Refused         uint64 // closed because there were too many connections
@@ -78,7 +78,7 @@ type serverCounts struct {
 func (s *Server) Stats() ServerStats {
 	c := &s.count
 	out := ServerStats{
-		Subscriptions: int(c.subscriptions.Load()), Hashes: s.hashes.Load(), Accepted: c.accepted.Load(),
+		Subscriptions: int(c.subscriptions.Load()), Held: s.budget.taken(), Accepted: c.accepted.Load(),
 		Refused: c.refused.Load(), RefusedPending: c.refusedPending.Load(),
 		Unauthenticated: c.unauthenticated.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
 		Subscribed: c.subscribed.Load(), Peers: s.peers.list(),

@@ -20,12 +20,13 @@ type subscription struct {
 	turn   int           // of announce
 }
 
-// subscribe starts a subscription, or ends it at once if there are too many.
-func (v *served) subscribe(id uint32, m *subscribe) error {
+// subscribe starts a subscription, which gives back what it holds when it ends. It ends at once if
+// there are too many: then entered is false.
+func (v *served) subscribe(id uint32, m *subscribe, held int64) (entered bool, err error) {
 	s, _, ok := v.server.cfg.Resolve(m.space)
 	if !ok {
 		v.server.count.subscribed.Add(1)
-		return v.endSubscription(id, EndNoSpace, 0)
+		return false, v.endSubscription(id, EndNoSpace, 0)
 	}
 	sub := &subscription{subscribe: *m, id: id, space: s, cancel: make(chan struct{}), left: m.blocks()}
 	for i := range m.groups {
@@ -36,44 +37,42 @@ func (v *served) subscribe(id uint32, m *subscribe) error {
 		sub.absent = append(sub.absent, absent)
 	}
 	sub.grown, sub.low = make([]int, len(m.groups)), make([]int, len(m.groups))
-	entered, twice := v.enter(sub)
-	switch {
-	case twice:
-		return malformed("SUBSCRIBE: id %d is in use", id)
-	case !entered:
-		v.server.count.subscribed.Add(1)
-		return v.endSubscription(id, EndRefused, 0)
+	if !v.enter(sub, held) {
+		return false, v.refuse(id)
 	}
-	return nil
+	return true, nil
+}
+
+// refuse ends a subscription for which there is no room.
+func (v *served) refuse(id uint32) error {
+	v.mu.Lock()
+	twice := v.subscriptions[id] != nil
+	v.mu.Unlock()
+	if twice {
+		return malformed("SUBSCRIBE: id %d is in use", id)
+	}
+	v.server.count.subscribed.Add(1)
+	return v.endSubscription(id, EndRefused, 0)
 }
 
 // enter registers a subscription and starts its goroutine, if there is room.
-func (v *served) enter(sub *subscription) (entered, twice bool) {
-	limits := &v.server.cfg.Limits
+func (v *served) enter(sub *subscription, held int64) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.subscriptions[sub.id] != nil {
-		return false, true
-	}
-	if v.closed || len(v.subscriptions) >= limits.Subscriptions {
-		return false, false
-	}
-	hashes := int64(sub.left)
-	if v.server.hashes.Add(hashes) > int64(limits.Hashes) {
-		v.server.hashes.Add(-hashes)
-		return false, false
+	if v.closed || v.subscriptions[sub.id] != nil || len(v.subscriptions) >= v.server.cfg.Limits.Subscriptions {
+		return false
 	}
 	v.subscriptions[sub.id] = sub
 	v.server.count.subscriptions.Add(1)
 	v.server.count.subscribed.Add(1)
 	v.watchers.Go(func() {
 		defer func() {
-			v.server.hashes.Add(-hashes)
+			v.server.budget.give(v.host, held)
 			v.server.count.subscriptions.Add(-1)
 		}()
 		v.watch(sub)
 	})
-	return true, false
+	return true
 }
 
 // cancel ends a subscription. An unknown one has ended already.
@@ -103,7 +102,7 @@ func (v *served) watch(sub *subscription) {
 		if sub.name != "" {
 			t, changed = v.server.cfg.Transfers(sub.space, sub.name)
 		}
-		seen = seen || t.State != Unknown
+		seen = seen || t.State == Open || t.State == Complete
 		// The state is read before the index: what is complete by then is found.
 		ending := waited || t.State == Complete || t.State == Unknown && (seen || !sub.early)
 		var paused <-chan time.Time

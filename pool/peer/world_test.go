@@ -284,7 +284,7 @@ func serveOn(t testing.TB, l net.Listener, cfg Config) *Server {
 		if err := s.Close(); err != nil && !errors.Is(err, ErrClosed) {
 			t.Error(err)
 		}
-		if st := s.Stats(); st.Connections != 0 || st.Pending != 0 || st.Subscriptions != 0 || st.Hashes != 0 {
+		if st := s.Stats(); st.Connections != 0 || st.Pending != 0 || st.Subscriptions != 0 || st.Held != 0 {
 			t.Errorf("left in the server: %+v", st)
 		}
 	})
