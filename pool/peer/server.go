@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,7 +15,8 @@ type Server struct {
 	log      *limitedLog
 	count    serverCounts
 	peers    traffic
-	budget   *budget // of subscriptions
+	budget   *budget      // of subscriptions
+	pinned   atomic.Int64 // bytes, for one-sided reads of all connections
 	serving  sync.WaitGroup
 
 	mu      sync.Mutex

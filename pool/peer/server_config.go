@@ -49,6 +49,8 @@ type Config struct {
 	// connection ends; MinTimeout to MaxTimeout; 0 is DefaultTimeout.
 	Timeout time.Duration
 	Limits  Limits
+	// Reader lets other agents' readers read the arena; nil: none does.
+	Reader Reader
 	// NoSums says that slots have no checksums (integrity header): the server then sums what it
 	// sends. Otherwise it sends the sums of the slots.
 	NoSums bool
@@ -65,6 +67,10 @@ type Limits struct {
 	// connections (64 MiB), and Bytes that of all hosts together (256 MiB). One that finds no room
 	// is not read into memory, and ends as above.
 	PeerBytes, Bytes int64
+	// PinnedBytes bounds what one connection has pinned for one-sided reads (64 MiB); more blocks
+	// are sent in frames. A single block may be larger. All connections together may pin a quarter
+	// of the arena.
+	PinnedBytes int64
 }
 
 const (
@@ -72,6 +78,7 @@ const (
 	maxSubscriptions = 1 << 10
 	minPeerBytes     = 4 << 20 // more than largestSubscription
 	maxBytes         = 16 << 30
+	maxPinnedBytes   = 1 << 40
 )
 
 func (c *Config) complete() error {
@@ -88,6 +95,7 @@ func (c *Config) complete() error {
 	setDefault(&c.Limits.Subscriptions, 64)
 	setDefault(&c.Limits.PeerBytes, 64<<20)
 	setDefault(&c.Limits.Bytes, max(256<<20, c.Limits.PeerBytes))
+	setDefault(&c.Limits.PinnedBytes, 64<<20)
 	if c.Delivered == nil {
 		c.Delivered = func(pool.SpaceID, string) {}
 	}
@@ -98,6 +106,7 @@ func (c *Config) complete() error {
 		between("Limits.Subscriptions", c.Limits.Subscriptions, 1, maxSubscriptions),
 		between("Limits.PeerBytes", c.Limits.PeerBytes, minPeerBytes, maxBytes),
 		between("Limits.Bytes", c.Limits.Bytes, c.Limits.PeerBytes, maxBytes),
+		between("Limits.PinnedBytes", c.Limits.PinnedBytes, 1, maxPinnedBytes),
 	)
 }
 
