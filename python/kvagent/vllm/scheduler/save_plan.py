@@ -80,6 +80,18 @@ class SaveRun(NamedTuple):
     """Whether its pins are those of an offered request."""
 
 
+Single = tuple["Tracked", int, bytes, Any, bytes]
+"""A run of one block of the first group: request, first, hash, block, section.
+
+Nearly all runs are of this kind, and a NamedTuple takes five times as long to make.
+"""
+
+
+def single_runs(singles: Iterable[Single]) -> list[SaveRun]:
+    """Return the runs of these blocks."""
+    return [SaveRun(tracked, 0, i, (key,), (block,), data) for tracked, i, key, block, data in singles]
+
+
 class SaveBatch:
     """Blocks that were added but not yet sent.
 
@@ -93,6 +105,8 @@ class SaveBatch:
         """By group."""
         self.open: list[SaveRun] = []
         """The runs that were added and not taken."""
+        self.singles: list[Single] = []
+        """Those of one block, which have jobs of their own."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
@@ -104,6 +118,10 @@ class SaveBatch:
         self._unpinned: list[Any] = []  # blocks added since the last pin
         self._undelivered: list[Any] = []  # those of them that offered requests pin
 
+    def empty(self) -> bool:
+        """Return whether everything that was added was taken."""
+        return not (self.open or self.singles)
+
     def room(self, tracked: Tracked | None = None) -> int:
         """Return how many more blocks may be added, of this request if one is given."""
         if tracked is not None and self._delivers(tracked):
@@ -114,12 +132,43 @@ class SaveBatch:
         """Return whether a request's blocks are pinned from the budget of offered requests."""
         return tracked.offer is not None and self._blocks.max_delivering > 0
 
-    def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
-        """Add what the first ``tokens`` of each request leave to be saved."""
-        left = self._add_filled(some) if self._simple and not self._blocks.has_stale else some
-        for tracked, tokens in left:
-            if tokens >= tracked.next_tokens:
-                self.add(tracked, tokens)
+    def add_filled(
+        self, some: Sequence[Tracked], scheduled: Mapping[str, int], schedule: SaveSchedule
+    ) -> Sequence[Tracked]:
+        """Add the block of each request that filled exactly one, as decoding requests do, and defer
+        its next check. Return the other requests.
+
+        The effect is that of ``add``, in one pass: nearly all checked requests are of this kind.
+        """
+        if not self._simple or self._blocks.has_stale:
+            return some
+        size, room, block_of = self._block_tokens, self.room(), self._tables.block
+        young, old = self._first_recent.young, self._first_recent.old
+        others: list[Tracked] = []
+        for tracked in some:
+            i, request = tracked.cursor[0], tracked.request
+            hashes, begin = request.block_hashes, i * size
+            tokens = scheduled.get(request.request_id, 0)
+            filled = final_tokens(request, tokens) - begin
+            usual = tokens and size <= filled < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
+            if not usual or tracked.stale or tracked.offer is not None:
+                others.append(tracked)
+                continue
+            key = hashes[i]
+            if key not in young and key not in old:
+                block = block_of(request.request_id, i)
+                if block is None or room <= 0:
+                    others.append(tracked)
+                    continue
+                room -= 1
+                young.add(key)
+                self._unpinned.append(block)
+                data = short_section(hashes[i - 1], key, block.block_id)
+                self.singles.append((tracked, i, key, block, data))
+            tracked.cursor[0] = i + 1
+            tracked.next_tokens = begin + 2 * size
+            schedule.defer(tracked, 2 * size - filled)
+        return others
 
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Add what the first ``tokens`` of a request leave to be saved, as far as there is room."""
@@ -165,44 +214,18 @@ class SaveBatch:
         runs, self.open = self.open[:count], self.open[count:]
         return runs, blocks
 
+    def take_singles(self) -> list[Single]:
+        """Return as many runs of one block as one job holds."""
+        most = min(MAX_SECTIONS, self.job_blocks)
+        taken, self.singles = self.singles[:most], self.singles[most:]
+        return taken
+
     def take_all(self) -> list[SaveRun]:
         """Return all runs, pinned."""
         self.pin()
-        taken, self.open = self.open, []
+        taken, self.open = self.open + single_runs(self.singles), []
+        self.singles = []
         return taken
-
-    def _add_filled(self, some: Sequence[tuple[Tracked, int]]) -> list[tuple[Tracked, int]]:
-        """Add the block of each request that filled exactly one, as decoding requests do.
-
-        Return the others.
-
-        The effect is that of ``add``, inlined: nearly all checked requests are of this kind.
-        """
-        size, room, block_of = self._block_tokens, self.room(), self._tables.block
-        young, old = self._first_recent.young, self._first_recent.old
-        others: list[tuple[Tracked, int]] = []
-        for one in some:
-            tracked, tokens = one
-            i, request = tracked.cursor[0], tracked.request
-            hashes, begin = request.block_hashes, i * size
-            usual = size <= tokens - begin < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
-            if not usual or tracked.offer is not None:
-                others.append(one)
-                continue
-            key = hashes[i]
-            if key not in young and key not in old:
-                block = block_of(request.request_id, i)
-                if block is None or room <= 0:
-                    others.append(one)
-                    continue
-                room -= 1
-                young.add(key)
-                self._unpinned.append(block)
-                data = short_section(hashes[i - 1], key, block.block_id)
-                self.open.append(SaveRun(tracked, 0, i, (key,), (block,), data))
-            tracked.cursor[0] = i + 1
-            tracked.next_tokens = begin + 2 * size
-        return others
 
     def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
         """Add a run of blocks as it is."""
@@ -344,8 +367,10 @@ def collect_saves(
     generated tokens too. With ``offers_only``, requests that are not offered stay due.
     """
     left: list[Tracked] = []
-    filled: list[tuple[Tracked, int]] = []
-    for tracked in schedule.take():
+    some: Sequence[Tracked] = schedule.take()
+    if decode and not offers_only:
+        some = saves.batch.add_filled(some, scheduled, schedule)
+    for tracked in some:
         if tracked.stale:
             continue
         request = tracked.request
@@ -356,13 +381,12 @@ def collect_saves(
         tokens = final_tokens(request, tokens)
         if not decode:
             tokens = min(tokens, request.num_prompt_tokens)
-        filled.append((tracked, tokens))
-    saves.batch.add_all(filled)
-    for tracked, tokens in filled:
+        if tokens >= tracked.next_tokens:
+            saves.batch.add(tracked, tokens)
         lacking = tracked.next_tokens - tokens
         if lacking <= 0:  # the batch had no room
             left.append(tracked)
-        elif decode or tracked.next_tokens <= tracked.request.num_prompt_tokens:
+        elif decode or tracked.next_tokens <= request.num_prompt_tokens:
             schedule.defer(tracked, lacking)
     saves.batch.pin()
     schedule.requeue(left)

@@ -20,7 +20,7 @@ from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
-from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
+from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun, Single, single_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,6 +43,8 @@ class _Save:
     job: int
     revoke: int
     runs: list[SaveRun]
+    singles: list[Single]
+    """Instead of ``runs``, in a job of single blocks."""
     blocks: list[Any]
     since: float
     outcome: Outcome | None = None
@@ -84,7 +86,7 @@ class Saves:
 
     def busy(self) -> bool:
         """Return whether saves are in flight or wait to be sent."""
-        return bool(self._inflight or self.batch.open)
+        return bool(self._inflight) or not self.batch.empty()
 
     def begin(self, now: float) -> None:
         """Begin a step."""
@@ -102,15 +104,22 @@ class Saves:
     def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
         """Return the jobs of what was added and pinned."""
         planned = []
-        while self.batch.open and self._words:
-            runs, blocks = self.batch.take_job()
-            sections = packed([run.section for run in runs], len(blocks))
-            save = _Save(jobs(), self._words.pop(), runs, blocks, self.now)
+        batch = self.batch
+        while self._words and not batch.empty():
+            if batch.open:
+                singles: list[Single] = []
+                runs, blocks = batch.take_job()
+                sections = packed([run.section for run in runs], len(blocks))
+            else:
+                runs, singles = [], batch.take_singles()
+                blocks = [block for _, _, _, block, _ in singles]
+                sections = packed([data for _, _, _, _, data in singles], len(blocks))
+            save = _Save(jobs(), self._words.pop(), runs, singles, blocks, self.now)
             self._inflight[save.job] = save
             self.last_job = save.job
             self.counts.planned += len(blocks)
             planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
-        if self.batch.open:
+        if not batch.empty():
             self.drop()  # no free revocation word
         return planned
 
@@ -186,7 +195,7 @@ class Saves:
 
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
-        for run in save.runs:
+        for run in save.runs or single_runs(save.singles):
             recent = self.batch.recent[run.group]
             for i, key in enumerate(run.hashes):
                 status = next(left, BlockStatus.FAILED)

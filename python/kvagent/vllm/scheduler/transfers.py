@@ -181,7 +181,7 @@ class Transfers:
         if offer.held and _lacks(tracked):
             offer.through = -1
             return False
-        if offer.through < 0 and not saves.batch.open:
+        if offer.through < 0 and saves.batch.empty():
             offer.through = saves.last_job
         if offer.through < 0 or not saves.settled(offer.through):
             return False
