@@ -87,7 +87,7 @@ func appendOwn(w *wire, f *Frames, r *LookupRequest) {
 	own := *r
 	if own.Version == 0 {
 		own.Version = 2
-		if own.namesTransfer() {
+		if own.namesTransfer() || own.Want > WantReserve {
 			own.Version = 3
 		}
 	}

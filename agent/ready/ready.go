@@ -8,8 +8,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// MaxBytes is the most that one look-up reads, over all shards, because other look-ups of its
-// socket wait meanwhile. An answer with more is a plain hit.
+// MaxBytes is the usual limit of a Checker.
 const MaxBytes = 64 << 20
 
 // Checker checks blocks. Its methods may run concurrently.
@@ -17,6 +16,9 @@ type Checker struct {
 	Slots pool.Slots
 	Arena []byte // the pool's, as mapped in this process; nil: no block is ready
 	Sums  bool   // compare checksums; false: headers only, as at a load
+	// MaxBytes is the most that one check reads, over all shards, because other look-ups of the
+	// socket wait meanwhile. More is not ready.
+	MaxBytes int64
 }
 
 // Result is the outcome of a check.
@@ -40,7 +42,7 @@ func (c *Checker) Check(rules *lookup.Space, spec *pool.Spec, hashes pool.Hashes
 	scale := int(size / rules.HashTokens)
 	h := hashes
 	h.First, h.Step, h.N = (first+1)*scale-1, scale, last-first
-	if h.N <= 0 || int64(h.N)*shardBytes(&spec.Groups[0]) > MaxBytes {
+	if h.N <= 0 || int64(h.N)*shardBytes(&spec.Groups[0]) > c.MaxBytes {
 		return Unready
 	}
 	b := pool.Batch{
