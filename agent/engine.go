@@ -41,6 +41,8 @@ type seat struct {
 	regions int
 	bytes   int64 // of the regions
 
+	stages *stages // a worker's; the session's reader sets them; nil: none were declared
+
 	// Under registry.mu.
 	claimed    bool
 	registered bool
