@@ -20,11 +20,11 @@ func (s *session) declareStages(m *ipc.Stages) error {
 	st := s.seat.Load()
 	switch {
 	case st == nil || st.role != ipc.RoleWorker:
-		return unexpected("stages", "stages", "there is no registration, allowed after that of a worker")
+		return unexpected("STAGES", "stages", "there is no registration, allowed after that of a worker")
 	case st.stages != nil:
-		return unexpected("stages", "stages", "they are declared already, allowed once in a registration")
+		return unexpected("STAGES", "stages", "they are declared already, allowed once in a registration")
 	case m.Off%wordBytes != 0:
-		return unexpected("stages", "off", "%d, allowed is a multiple of %d", m.Off, wordBytes)
+		return unexpected("STAGES", "off", "%d, allowed is a multiple of %d", m.Off, wordBytes)
 	}
 	list := make([]uint16, len(m.List)/2)
 	for i := range list {
@@ -32,7 +32,7 @@ func (s *session) declareStages(m *ipc.Stages) error {
 	}
 	made, err := transfer.MakeStages(st.layouts, list)
 	if err != nil {
-		return unexpected("stages", "stages", "%v", err)
+		return unexpected("STAGES", "stages", "%v", err)
 	}
 	st.stages = &stages{made, m.Off, m.Count}
 	return nil

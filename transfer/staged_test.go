@@ -173,21 +173,25 @@ func TestStagedCopyOfOtherBytes(t *testing.T) {
 	}
 }
 
-// TestStagesAfterAFailedOne has several copies in flight, of which the first is of other bytes. It
-// expects the ones after it not to count.
+// TestStagesAfterAFailedOne has two copies of one stage in flight, of which the first is of other
+// bytes. It expects the stage not to count when the second ends.
 func TestStagesAfterAFailedOne(t *testing.T) {
 	n := newNode(t, 64, false)
 	var s *station
 	g := &stageGate{Device: n.host, before: func(n int, _ *cudaipc.Copy) {
 		if n == 0 {
-			s.flip(1, piece) // of stage 0
+			s.flip(0, piece) // of stage 0
 		}
 	}}
-	s = n.join(t, func(c *Config) { c.Device = g })
-	s.fill(0, 4)
-	s.submit(s.staged(2, stageOrder, section(0, 4, 100)))
-	if c := s.completion(); c.Status[1] != pool.Corrupt || s.word() != 0 || len(g.words) > 0 {
-		t.Errorf("statuses %v, the words written were %v, want none", c.Status, g.words)
+	s = n.join(t, func(c *Config) {
+		c.Device = g
+		c.Limits = DefaultLimits
+		c.Limits.BatchBytes = piece // one block in each copy
+	})
+	s.fill(0, 2)
+	s.submit(s.staged(2, stageOrder, section(0, 2, 100)))
+	if c := s.completion(); c.Status[0] != pool.Corrupt || g.copies < 2 || len(g.words) > 0 {
+		t.Errorf("statuses %v, %d copies, the words written were %v, want none", c.Status, g.copies, g.words)
 	}
 }
 

@@ -41,7 +41,7 @@ func MakeStages(shards []Held, stages []uint16) (*Stages, error) {
 	s := &Stages{}
 	for _, n := range stages {
 		if s.count = max(s.count, int(n)+1); n >= MaxStages {
-			return nil, fmt.Errorf("stages: %d is not below %d: %w", n, MaxStages, ErrInvalid)
+			return nil, fmt.Errorf("stage %d is not below %d: %w", n, MaxStages, ErrInvalid)
 		}
 	}
 	for i := range shards {
@@ -50,7 +50,7 @@ func MakeStages(shards []Held, stages []uint16) (*Stages, error) {
 			layout := &shards[i].Layout.Groups[g]
 			n := len(layout.Segments)
 			if n > len(stages) {
-				return nil, fmt.Errorf("stages: none for segment %d of group %d of shard %d: %w", len(stages), g,
+				return nil, fmt.Errorf("no stage of segment %d of group %d of shard %d: %w", len(stages), g,
 					shards[i].Shard, ErrInvalid)
 			}
 			groups[g] = stageGroup(layout, stages[:n], s.count)
@@ -59,7 +59,7 @@ func MakeStages(shards []Held, stages []uint16) (*Stages, error) {
 		s.held = append(s.held, groups)
 	}
 	if len(stages) > 0 {
-		return nil, fmt.Errorf("stages: %d more than segments: %w", len(stages), ErrInvalid)
+		return nil, fmt.Errorf("%d more than segments: %w", len(stages), ErrInvalid)
 	}
 	return s, nil
 }
