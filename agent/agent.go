@@ -30,9 +30,11 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer"
 )
 
 // Agent is the agent of one node. New makes it, Start opens its sockets, Close ends it. The pool
@@ -119,6 +121,9 @@ func (a *Agent) assemble(share share) (err error) {
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
 		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
 		deliveries: a.deliveries, peer: a.cfg.Peers.Address, fetches: a.cfg.Peers.Fetch != nil, epochOf: a.pool.Epoch,
+		checker: ready.Checker{
+			Slots: a.pool, Arena: arenaOf(a.pool), Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
+		},
 		log: a.log,
 	})
 	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.boot, a.log); err != nil {

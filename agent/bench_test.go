@@ -27,8 +27,8 @@ func BenchmarkHandler(b *testing.B) {
 			Form: ipc.FormOwn, Version: 2, Space: answer.Space, Session: scheduler.welcome.Session, Tokens: 1 << 30,
 			DeadlineUS: 1e9, HashLen: 32, Hashes: hashes[:n*32],
 		}
-		for _, reserve := range []bool{false, true} {
-			q.Reserve = reserve
+		for want, reserve := range []bool{ipc.WantProbe: false, ipc.WantReserve: true} {
+			q.Want = ipc.LookupWant(want)
 			release := make([]uint64, 1)
 			b.Run(fmt.Sprintf("hashes=%d/reserve=%v", n, reserve), func(b *testing.B) {
 				b.ReportAllocs()

@@ -83,7 +83,7 @@ func reserve(r *rig, scheduler *client) {
 	look := zmqclient.Dial(r.path(ipc.LookupSocket))
 	defer func() { check(r.t, look.Close()) }()
 	reply := ask(r.t, look, ipc.LookupRequest{
-		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000,
+		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000,
 		HashLen: 32, Hashes: chain(1, 4),
 	})
 	if reply.Lease == 0 {

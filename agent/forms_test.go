@@ -153,7 +153,7 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 	f, look, general := r.foreign(t, "look"), r.asker("look"), r.asker(ipc.LookupSocket)
 	q := ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 2)}
 	named := q
-	named.Space, named.Session, named.Reserve = answer.Space, scheduler.welcome.Session, true
+	named.Space, named.Session, named.Want = answer.Space, scheduler.welcome.Session, ipc.WantReserve
 	ascend := [][]byte{be32(200), packed(t, hexHashes(q.Hashes))}
 	if got := f.ask(ascend...); !bytes.Equal(got, be32(32)) {
 		t.Fatalf("all ranks: %x", got)
@@ -184,7 +184,7 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 		t.Errorf("another engine of the space is whole, but not one of this socket's: %+v", got)
 	}
 	anonymous := named
-	anonymous.Session, anonymous.Reserve = 0, false
+	anonymous.Session, anonymous.Want = 0, ipc.WantProbe
 	if got := ask(t, general, anonymous); got.Status != ipc.LookupHit || got.Tokens != 32 {
 		t.Errorf("lookup.sock asks for any engine of the space: %+v", got)
 	}

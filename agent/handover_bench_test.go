@@ -18,7 +18,7 @@ func BenchmarkHandOver(b *testing.B) {
 			p, d := newNode(b, "k", withDRAM(64<<20)), newNode(b, "k", withDRAM(64<<20))
 			x := newPair(b, p.rig, d.rig)
 			q := x.remote(blocks, "", p)
-			q.Reserve, q.Hashes = false, chain(1, blocks)
+			q.Want, q.Hashes = ipc.WantProbe, chain(1, blocks)
 			var spent time.Duration
 			for n := 0; b.Loop(); n++ {
 				for i := range blocks {

@@ -19,7 +19,7 @@ func leaser(t *testing.T, r *rig) (scheduler, worker *client, look *zmqclient.Cl
 		t.Fatalf("save: %v", got)
 	}
 	return scheduler, workers[0], r.asker(ipc.LookupSocket), ipc.LookupRequest{
-		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32,
+		Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000, HashLen: 32,
 		Hashes: chain(1, 8),
 	}
 }
@@ -217,7 +217,7 @@ func TestLookupDoesNotAllocate(t *testing.T) {
 		r.agent.ledger.Release(acct, release)
 	}
 	probe := q
-	probe.Reserve = false
+	probe.Want = ipc.WantProbe
 	for name, f := range map[string]func(){"reserve": reserve, "probe": func() { k.handleNow(&probe) }} {
 		f()
 		if n := testing.AllocsPerRun(200, f); n != 0 {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -116,8 +117,10 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		pending = k.askTiers(req, rules, start, more.anew)
 		k.metrics.AskMax.Observe(time.Since(start))
 	}
-	if req.Form == ipc.FormOwn && req.Reserve {
+	loadable := false
+	if req.Form == ipc.FormOwn && req.Want >= ipc.WantReserve {
 		k.reserve(q, rules, st, reply)
+		loadable = req.Want == ipc.WantReady && k.checkReady(q, rules, st, reply)
 	} else {
 		reply.Tokens = lookup.Longest(k.index, rules, q)
 	}
@@ -141,7 +144,10 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 			k.hint(q, rules)
 		}
 	}
-	if named && req.Reserve { // a probe waits for nothing, and may come after DELIVERED
+	if loadable && reply.Status == ipc.LookupHit {
+		reply.Status = ipc.LookupReady
+	}
+	if named && req.Want >= ipc.WantReserve { // a probe waits for nothing, and may come after DELIVERED
 		k.tellWaiting(req, rules, reply)
 	}
 }
@@ -180,6 +186,23 @@ func (k *lookupSock) reserve(q *lookup.Query, rules *lookup.Space, st *seat, rep
 	default:
 		k.addLease(e, st, q, rules, &hit, reply)
 	}
+}
+
+// checkReady reports whether the blocks of a new lease can be loaded at once. If some are not what
+// was saved, they were dropped, and the lease is replaced by one of the blocks before them.
+func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, reply *ipc.LookupReply) bool {
+	if reply.Lease == 0 {
+		return false
+	}
+	switch k.checker.Check(rules, &st.space.spec, q.Hashes, q.HBMTokens, reply.Tokens) {
+	case ready.Ready:
+		return true
+	case ready.Dropped:
+		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
+		reply.Tokens, reply.Lease = 0, 0
+		k.reserve(q, rules, st, reply)
+	}
+	return false
 }
 
 // addLease enters a filled lease in the ledger.

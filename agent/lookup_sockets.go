@@ -13,6 +13,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -54,6 +55,7 @@ type answers struct {
 	tiers      pool.Tiers // the same, if it has tiers below its memory; nil: none
 	registry   *registry
 	ledger     *lease.Ledger
+	checker    ready.Checker
 	epochs     *epochs
 	switches   *switches
 	metrics    *admin.Metrics

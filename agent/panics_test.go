@@ -127,7 +127,7 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 		_, _, answer := r.joinEngine(register("one"))
 		r.agent.sockets.answers.index = nil
 		ask(t, r.asker(ipc.LookupSocket),
-			ipc.LookupRequest{Space: answer.Space, Tokens: 100, Reserve: true, HashLen: 32,
+			ipc.LookupRequest{Space: answer.Space, Tokens: 100, Want: ipc.WantReserve, HashLen: 32,
 				Hashes: chain(1, 4)})
 		t.Fatal("survived")
 	}

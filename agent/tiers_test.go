@@ -140,7 +140,7 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 		scheduler, workers, answer := r.joinEngine(register(fmt.Sprint("node", i)))
 		w, look := workers[0], r.asker(ipc.LookupSocket)
 		got := askUntil(t, look, ipc.LookupRequest{
-			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: blocks*testBlockTokens + 20,
+			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: blocks*testBlockTokens + 20,
 			HashLen: 32, Hashes: chain(1, blocks),
 		})
 		asked += blocks
@@ -198,7 +198,7 @@ func slowTier(t *testing.T, kind fault.Kind, tr tier.Tier, options ...rigOption)
 	r = newRig(t, append(options, withTiers(tr))...)
 	scheduler, workers, answer = r.joinEngine(register("reader"))
 	return r, f, scheduler, workers[0], ipc.LookupRequest{
-		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32,
+		Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000, HashLen: 32,
 		Hashes: chain(1, 8),
 	}
 }
@@ -314,7 +314,7 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 	r, f, scheduler, w, q := slowTier(t, fault.Hang, tier.Tier{})
 	look := r.asker(ipc.LookupSocket)
 	probe := q // finds out what there is; nothing is brought up, because the hint hangs already
-	probe.Reserve = false
+	probe.Want = ipc.WantProbe
 	check(t, f.SetRate(fault.Hang, 0))
 	f.Switch(true)
 	if got := askUntil(t, look, probe); got.Tokens != 8*testBlockTokens {
@@ -460,7 +460,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	look := r.asker(ipc.LookupSocket)
 	question := func(seed byte) ipc.LookupRequest {
 		return ipc.LookupRequest{
-			Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1000, HashLen: 32,
+			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000, HashLen: 32,
 			Hashes: chain(seed, blocks),
 		}
 	}

@@ -100,7 +100,7 @@ func (p *player) saveAll(ranks []*client, epoch uint32, hashes []byte) {
 func (p *player) loadAll(scheduler *client, ranks []*client, answer *ipc.Registered, epoch uint32,
 	hashes []byte) uint32 {
 	reply := ask(p.r.t, p.look, ipc.LookupRequest{
-		Space: answer.Space, Session: scheduler.welcome.Session, Reserve: true, Tokens: 1 << 20, HashLen: 32,
+		Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1 << 20, HashLen: 32,
 		Hashes: hashes,
 	})
 	n := int(reply.Tokens / testBlockTokens)

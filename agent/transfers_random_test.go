@@ -154,7 +154,7 @@ func (t *promise) run(last bool) {
 // whether the answer is to be waited for.
 func (t *promise) ask(early bool) (pending bool) {
 	q := ipc.LookupRequest{
-		Space: t.space, Session: t.decode.welcome.Session, Reserve: true, Tokens: 1 << 20, HashLen: 32,
+		Space: t.space, Session: t.decode.welcome.Session, Want: ipc.WantReserve, Tokens: 1 << 20, HashLen: 32,
 		Hashes: t.hashes, Transfer: []byte(t.name), Peer: t.p.addr, Early: early,
 	}
 	got := ask(t.d.t, t.look, q)

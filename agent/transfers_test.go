@@ -46,7 +46,7 @@ func newPair(t testing.TB, p, d *rig) *pair {
 // question asks for a whole prompt of n blocks and a bit, which a transfer is to bring.
 func (x *pair) question(n int, name string) ipc.LookupRequest {
 	return ipc.LookupRequest{
-		Space: register("").Space(), Session: x.decode.welcome.Session, Reserve: true,
+		Space: register("").Space(), Session: x.decode.welcome.Session, Want: ipc.WantReserve,
 		Tokens: uint64(n*testBlockTokens) + 3, HashLen: 32, Hashes: chain(1, n), Transfer: []byte(name),
 	}
 }
@@ -162,7 +162,7 @@ func TestLookupWaitsForTransfer(t *testing.T) {
 	x.answers(q, ipc.LookupHit, 0)
 	x.say(offer("a", 8))
 	probe := q
-	probe.Reserve = false
+	probe.Want = ipc.WantProbe
 	if got := ask(t, x.look, probe); got.Status != ipc.LookupPending {
 		t.Errorf("a probe is answered %+v, want pending", got)
 	}
@@ -256,7 +256,10 @@ func TestTransferCompleteWhileAsked(t *testing.T) {
 			sock := &lookupSock{answers: &k}
 			sock.engines.Store(&[]*engine{})
 			q := x.question(8, "a")
-			q.Form, q.DeadlineUS, q.Reserve = ipc.FormOwn, uint32(patience/time.Microsecond), reserve
+			q.Form, q.DeadlineUS, q.Want = ipc.FormOwn, uint32(patience/time.Microsecond), ipc.WantProbe
+			if reserve {
+				q.Want = ipc.WantReserve
+			}
 			if got := sock.handleNow(&q); got.Status != ipc.LookupPending {
 				t.Errorf("%+v: the blocks that were stored meanwhile are neither in the answer nor waited for", got)
 			}

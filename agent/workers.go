@@ -38,13 +38,19 @@ func newWorkers(cfg *Config, p Pool, device cudaipc.Device, boot [16]byte, log *
 		lanes: map[cudaipc.UUID]*transfer.Lanes{}, log: log,
 		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
 	}
-	if p, ok := p.(pool.Mapped); ok {
-		w.arena, _ = p.Arena()
-	}
+	w.arena = arenaOf(p)
 	if w.every > 0 && len(w.arena) == 0 {
 		return nil, errors.New("verify-sample: allowed with a pool in this process's memory, else 0")
 	}
 	return w, nil
+}
+
+// arenaOf returns a pool's memory as mapped in this process; nil if it has none.
+func arenaOf(p Pool) (arena []byte) {
+	if p, ok := p.(pool.Mapped); ok {
+		arena, _ = p.Arena()
+	}
+	return arena
 }
 
 // start starts the transfers of a registered worker whose space is open. registry.mu is held.

@@ -42,7 +42,7 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	num(w, "version", &r.Version, version, version)
 	w.bin16("space", &r.Space)
 	num(w, "session", &r.Session, 0, math.MaxUint64)
-	w.flag("want", &r.Reserve)
+	num(w, "want", (*uint8)(&r.Want), 0, uint8(mostWant(version)))
 	num(w, "tokens", &r.Tokens, 0, math.MaxUint32)
 	num(w, "hbm_tokens", &r.HBMTokens, 0, math.MaxUint32)
 	num(w, "deadline_us", &r.DeadlineUS, 0, math.MaxUint32)
@@ -60,6 +60,13 @@ func (r *LookupRequest) walkOwn(w *wire) {
 	if w.decoding && w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
+}
+
+func mostWant(version uint8) LookupWant {
+	if version < 3 {
+		return WantReserve
+	}
+	return WantReady
 }
 
 // walkTransfer walks the fields that version 3 has after those of version 2.
@@ -80,7 +87,7 @@ func appendOwn(w *wire, f *Frames, r *LookupRequest) {
 	own := *r
 	if own.Version == 0 {
 		own.Version = 2
-		if own.namesTransfer() {
+		if own.namesTransfer() || own.Want > WantReserve {
 			own.Version = 3
 		}
 	}

@@ -141,6 +141,17 @@ const (
 	LookupOverloaded    LookupStatus = 5
 	LookupNoSession     LookupStatus = 6
 	LookupLeaseCap      LookupStatus = 7
+	LookupReady         LookupStatus = 8
+)
+
+// LookupWant is the purpose of a look-up in the own form.
+type LookupWant uint8
+
+// Purposes of look-ups.
+const (
+	WantProbe   LookupWant = 0
+	WantReserve LookupWant = 1
+	WantReady   LookupWant = 2 // reserve, and say whether the blocks can be loaded at once; from version 3 on
 )
 
 // The messages of the session, one struct each; Encode takes and Decode returns pointers to them.
@@ -355,10 +366,10 @@ const (
 // memory: a handler keeps nothing of it.
 type LookupRequest struct {
 	Form       Form
-	Version    uint8    // own form
-	Space      [16]byte // own form; zero: the socket's
-	Session    uint64   // own form
-	Reserve    bool     // own form
+	Version    uint8      // own form
+	Space      [16]byte   // own form; zero: the socket's
+	Session    uint64     // own form
+	Want       LookupWant // own form
 	Tokens     uint64
 	HBMTokens  uint32
 	DeadlineUS uint32

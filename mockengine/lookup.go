@@ -40,7 +40,7 @@ func (k *asker) ask(a *attachment, q *Question) Answer {
 		k.blob = append(k.blob, q.Hashes[i][:]...)
 	}
 	reply, err := k.client.Ask(&ipc.LookupRequest{
-		Space: a.space, Session: a.session, Reserve: true, Tokens: uint64(q.Tokens),
+		Space: a.space, Session: a.session, Want: ipc.WantReserve, Tokens: uint64(q.Tokens),
 		HBMTokens:  uint32(q.Own),
 		DeadlineUS: uint32(k.timeout.Microseconds()), HashLen: len(Hash{}), Hashes: k.blob,
 	}, k.timeout)

@@ -20,7 +20,7 @@ type Metrics struct {
 
 	lookups, lookupHits        *Counter
 	tokensAsked, tokensFound   *Counter
-	lookupStatus               [8]*Counter
+	lookupStatus               [9]*Counter
 	lookupForm                 [8]*Counter
 	saved, loaded              [32]*Counter // by block status
 	savedBytes, loadedBytes    *Counter
@@ -54,8 +54,8 @@ var StatusNames = map[pool.Status]string{
 	transfer.Cancelled: "cancelled", transfer.TimedOut: "timed_out", transfer.Failed: "failed", transfer.Off: "off",
 }
 
-var lookupStatusNames = [8]string{"hit", "pending", "off", "not_registered", "malformed", "overloaded", "no_session",
-	"lease_cap"}
+var lookupStatusNames = [9]string{"hit", "pending", "off", "not_registered", "malformed", "overloaded", "no_session",
+	"lease_cap", "ready"}
 
 var formNames = [8]string{"malformed", "own", "upstream", "reset", "ascend2", "ascend3", "ascend4", "simple"}
 

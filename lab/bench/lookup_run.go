@@ -139,7 +139,9 @@ func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
 		Hashes: q.blob[from : from+n*pool.MaxHashLen]}
 	if form == ipc.FormOwn {
 		q.request.Session, q.request.DeadlineUS = a.bench.session, lookupDeadline
-		q.request.Reserve = len(a.bench.askers) == 1 // the engine's one scheduler releases it between questions
+		if len(a.bench.askers) == 1 { // the engine's one scheduler releases it between questions
+			q.request.Want = ipc.WantReserve
+		}
 	}
 	q.frames.Reset()
 	return ipc.AppendRequest(&q.frames, &q.request)

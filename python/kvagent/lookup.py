@@ -86,7 +86,7 @@ class LookupClient:
             raise Busy("the look-up socket accepts nothing") from None
         self._out += 1
         wait_s = self.timeout_s if timeout_s is None else timeout_s
-        return Ticket(socket, time.monotonic() + wait_s, leases=request.want == Want.RESERVE)
+        return Ticket(socket, time.monotonic() + wait_s, leases=request.want != Want.PROBE)
 
     def poll(self, ticket: Ticket, wait_s: float = 0.0) -> Answer | None:
         """Return the answer, or None while it may still come.

@@ -26,6 +26,8 @@ class Want(IntEnum):
 
     PROBE = 0
     RESERVE = 1
+    READY = 2
+    """Reserve, and say whether the blocks can be loaded at once; from version 3 on."""
 
 
 class LookupStatus(IntEnum):
@@ -39,6 +41,8 @@ class LookupStatus(IntEnum):
     OVERLOADED = 5
     NO_SESSION = 6
     LEASE_CAP = 7
+    READY = 8
+    """As HIT, and all blocks are in the agent's memory as they were saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ class Answer:
 _U8, _U32, _U64, _ID = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1), Bin(16, 16)
 _REQUEST = record(
     Request,
-    version=Uint(1, VERSION), space=_ID, session=_U64, want=Uint(Want.PROBE, Want.RESERVE), tokens=_U32,
+    version=Uint(1, VERSION), space=_ID, session=_U64, want=Uint(Want.PROBE, Want.READY), tokens=_U32,
     hbm_tokens=_U32, deadline_us=_U32, groups=Bin(0, MAX_GROUPS), hash_len=Uint(0, MAX_HASH),
     hashes=Bin(0, MAX_HASHES * MAX_HASH),
     transfer=Bin(0, MAX_TRANSFER_NAME), peer=Str(0, MAX_PEER_ADDRESS), early=Uint(0, 1),
@@ -142,3 +146,5 @@ def _check(request: Request) -> None:
         raise Malformed("Request.groups: version 1 has none")
     if request.version < VERSION and (request.transfer or request.peer or request.early):
         raise Malformed(f"Request.transfer: version {request.version} has none, nor peer and early")
+    if request.version < VERSION and request.want > Want.RESERVE:
+        raise Malformed(f"Request.want: {request.want}, allowed in version {request.version} is 0 to 1")

@@ -837,7 +837,9 @@ def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Coun
     counts = Counts()
     request = SimpleNamespace(num_tokens=4 * BLOCK + 1, block_hashes=[bytes([i]) * 32 for i in range(4)])
     chosen = Options(min_load_tokens=16, **options)
-    made = Promises(agent, Geometry((m.Group(BLOCK, 64),), BLOCK), chosen, counts, LookupWaits(chosen))
+    made = Promises(
+        agent, Geometry((m.Group(BLOCK, 64),), BLOCK), chosen, counts, LookupWaits(chosen), lambda _, __: False
+    )  # fmt: skip
     return made, Tracked(request, False, [0], BLOCK), counts, released
 
 

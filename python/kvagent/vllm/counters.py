@@ -22,6 +22,8 @@ class Counts:
     loads: int = 0
     loads_failed: int = 0
     loads_late: int = 0
+    loads_sync: int = 0
+    loads_sync_failed: int = 0
     tokens_promised: int = 0
     tokens_loaded: int = 0
     transfers_offered: int = 0
@@ -63,6 +65,8 @@ HELP = {
     "loads": "Loads begun.",
     "loads_failed": "Loads with missing blocks.",
     "loads_late": "Loads given up at their deadline.",
+    "loads_sync": "Loads that a step waited for.",
+    "loads_sync_failed": "Loads that a step waited for in vain: their requests were preempted.",
     "tokens_promised": "Prompt tokens that were promised to be loaded.",
     "tokens_loaded": "Prompt tokens that were loaded.",
     "transfers_offered": "Prompts computed for a decode engine.",

@@ -79,6 +79,26 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
     return Geometry(tuple(groups), int(tokens))
 
 
+def token_bytes(kv_cache_config: Any) -> float:
+    """Return the bytes that a rank has of a token, in all groups."""
+    return sum(
+        len(group.layer_names) * int(group.kv_cache_spec.page_size_bytes) / int(group.kv_cache_spec.block_size)
+        for group in kv_cache_config.kv_cache_groups
+    )
+
+
+def asynchronous_only(kv_cache_config: Any) -> str:
+    """Return why no step may wait for loads of this model, or an empty string."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
+    if type(groups[0].kv_cache_spec).__name__ not in _FULL:
+        return "the model's attention has a window"
+    if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
+        return "vLLM zeroes new blocks in the step that would wait for their load"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """How the KV cache is distributed over workers."""

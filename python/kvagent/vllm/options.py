@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
 MEDIA = ("content", "trust", "bypass")
+LOAD_MODES = ("async", "sync", "auto")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -43,6 +44,15 @@ class Options:
     """The longest that a request waits while the agent still queries its lower tiers."""
     load_deadline_ms: float = 10_000.0
     """A load that is not complete after this time is given up, and its request is computed."""
+    load_mode: str = "async"
+    """async: a request waits for its load while others compute. sync: the step that computes the
+    rest of its prompt waits for it, if the load is within sync_load_bytes. auto: sync where the
+    copy is estimated to be shorter than a step.
+    """
+    sync_load_bytes: int = 16 << 20
+    """The most bytes that one step waits for, per rank."""
+    sync_wait_ms: float = 250.0
+    """The longest that a step waits for its loads; then they are given up."""
     min_load_tokens: int = 64
     """Loads of fewer tokens are not worth it; such prompts are computed."""
     save_decode: bool = True
@@ -100,6 +110,8 @@ _RANGES: dict[str, tuple[float, float]] = {
     "lookup_age_ms": (0, 60_000),
     "tier_wait_ms": (0, 60_000),
     "load_deadline_ms": (1, 600_000),
+    "sync_load_bytes": (1, 1 << 32),
+    "sync_wait_ms": (1, 10_000),
     "min_load_tokens": (1, 1 << 20),
     "pin_percent": (0, 50),
     "share_tp": (0, 256),
@@ -109,7 +121,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "transfer_ttl_ms": (1_000, 600_000),
     "start_wait_ms": (0, 60_000),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES,
+}  # fmt: skip
 
 
 def parse(given: Mapping[str, Any]) -> Options:

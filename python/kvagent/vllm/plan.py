@@ -59,6 +59,8 @@ class LoadJob:
     """The engine's block IDs of all parts in order, u32 LE."""
     space: bytes = b""
     """The space at planning time; the job must not go to another one."""
+    sync: bool = False
+    """Whether the step waits for it, because the request computes in the same step."""
 
     @property
     def blocks(self) -> int:
@@ -123,16 +125,23 @@ class Report:
     """In a worker's first report, the facts about it."""
     moved: tuple[int, ...] = ()
     """Serial numbers of the weights generations that workers have switched to, one per worker."""
+    waited: dict[int, float] = field(default_factory=dict)
+    """The time in seconds of each load that a step waited for, in the slowest worker."""
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        return Report(outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved)
+        waited = dict(self.waited)
+        for job, seconds in other.waited.items():
+            waited[job] = max(seconds, waited.get(job, 0.0))
+        return Report(
+            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited
+        )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.workers, self.moved)
+        return Report, (self.outcomes, self.late, self.workers, self.moved, self.waited)
 
 
 @dataclass(slots=True)

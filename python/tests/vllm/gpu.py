@@ -16,6 +16,8 @@ import torch
 PRIME = 16_777_213  # the greatest below 2**24: a float32 holds every number below it
 SPARE = 64  # tokens after a request's last: steps in flight compute them before its end is known
 REJECTED = 3.5  # no f is a fraction
+GARBAGE = 7.25  # what is computed from a wrong value, where that is no error
+WRONG = 1000  # the token that is sampled from it
 
 
 @dataclass(eq=False)
@@ -68,6 +70,10 @@ class Gpu:
         self.kv = kv
         self.caches = caches
         self.weights = 0
+        self.taints = False
+        """Whether what is computed from wrong values is wrong too, as on a real one, instead of an
+        error: where an engine may compute from bytes that did not come, if it discards the result.
+        """
         self.sequences: dict[str, Sequence] = {}
         self.bad: list[str] = []
         self.checked = 0
@@ -81,12 +87,14 @@ class Gpu:
         known = begin + part.scheduled - part.drafts
         accepted = sequence.hashes[known] % (part.drafts + 1)
         self.rejected += part.drafts - accepted
-        for rank in range(len(self.caches)):
-            self._compute(part, sequence, begin, known + accepted, rank)
+        right = [self._compute(part, sequence, begin, known + accepted, rank) for rank in range(len(self.caches))]
         self._at[part.name] = known + accepted
-        return sequence.tokens[known : known + accepted + 1] if part.samples else []
+        tokens = sequence.tokens[known : known + accepted + 1] if part.samples else []
+        return tokens if all(right) else [WRONG for _ in tokens]
 
-    def _compute(self, part: Part, sequence: Sequence, begin: int, end: int, rank: int) -> None:
+    def _compute(self, part: Part, sequence: Sequence, begin: int, end: int, rank: int) -> bool:
+        """Write what one rank computes. Return whether it was right."""
+        right = True
         far = begin + part.scheduled
         hashes = torch.tensor(sequence.hashes[:far], dtype=torch.int64)
         for group, spec in enumerate(self.kv.kv_cache_groups):
@@ -105,10 +113,14 @@ class Gpu:
                 got = view[blocks[: begin - low], :, slots[: begin - low]]
                 wrong = (got != want[: begin - low, :, None]).flatten(1).any(1)
                 self.checked += len(wrong)
-                if bool(wrong.any()):
+                if bool(wrong.any()) and self.taints:
+                    right = False
+                    want[:] = GARBAGE
+                elif bool(wrong.any()):
                     at = int(positions[: begin - low][wrong][0])
                     self.bad.append(
                         f"{part.name} rank {rank} {layer} position {at} of {begin}, {int(wrong.sum())} wrong"
                     )
                 want[end - low :] = REJECTED
                 view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, :, None]
+        return right

@@ -55,6 +55,8 @@ class _Launch:
     work: list[Part]
     ends: list[Callable[[], None]]
     connector_outputs: list[Any]
+    sampled: list[list[int]] | None = None
+    """Once its kernels have run."""
 
 
 class World:
@@ -201,7 +203,10 @@ class World:
         ends: list[Callable[[], None]] = []
         self.queue = ends
         plan = getattr(output.kv_connector_metadata, "metadata", [output.kv_connector_metadata])[0].plan
-        self.promised.update(load.request for load in plan.loads)
+        self.promised.update(load.request for load in plan.loads if not load.sync)
+        if any(load.sync for load in plan.loads):
+            for earlier in self._flight:  # a GPU goes on while its worker waits
+                self._execute(earlier)
         work = self._work(output)
         outputs = []
         for rank in range(len(self.workers)):
@@ -213,9 +218,7 @@ class World:
     def complete(self) -> None:
         """Run the kernels of the oldest step and pass its output to the scheduler."""
         launch = self._flight.popleft()
-        sampled = [self.gpu.run(part) for part in launch.work]
-        for end_step in launch.ends:
-            end_step()
+        sampled = self._execute(launch)
         names = [part.name for part in launch.work]
         outputs = [
             ModelRunnerOutput(
@@ -233,6 +236,14 @@ class World:
                     self.reasons[out.request_id] = str(out.finish_reason)
         if self.drafts and not self.asynchronous:
             self.scheduler.update_draft_token_ids(DraftTokenIds(names, [[9] * self.drafts for _ in names]))
+
+    def _execute(self, launch: _Launch) -> list[list[int]]:
+        """Run the kernels of a step, once. Return what they sampled."""
+        if launch.sampled is None:
+            launch.sampled = [self.gpu.run(part) for part in launch.work]
+            for end_step in launch.ends:
+                end_step()
+        return launch.sampled
 
     def settle(self) -> None:
         """Complete what is in flight."""

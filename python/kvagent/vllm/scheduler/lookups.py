@@ -16,7 +16,7 @@ from kvagent.messages import TRANSFERS_VERSION
 from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Answer
     from kvagent.vllm.counters import Counts
@@ -86,12 +86,17 @@ class Lookups:
         except (Busy, Malformed):
             return  # a probe is only a hint
 
-    def ask(self, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None = None) -> Ticket:
+    def ask(
+        self, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None = None, *, ready: bool = False
+    ) -> Ticket:
         """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
+
+        ``ready``: the answer says whether the blocks can be loaded at once, if the agent knows.
 
         Busy if too many are in flight, Malformed for more hashes than a look-up may have.
         """
-        return self._client.submit(self._request(Want.RESERVE, tokens, own, hashes, wanted), math.inf)
+        want = Want.READY if ready and self._attachment.session.version >= TRANSFERS_VERSION else Want.RESERVE
+        return self._client.submit(self._request(want, tokens, own, hashes, wanted), math.inf)
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
         """Return the answer, or None without one; raise TimedOut for one that cannot be used.
@@ -173,8 +178,13 @@ class Promises:
     """
 
     def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts, waits: LookupWaits
-    ) -> None:
+        self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts, waits: LookupWaits,
+        asks_ready: Callable[[Tracked, int], bool],
+    ) -> None:  # fmt: skip
+        """``asks_ready``: whether to ask if a request's blocks, of at most so many tokens, are
+        ready.
+        """
+        self._asks_ready = asks_ready
         self._agent = agent
         self._hash_tokens = geometry.hash_tokens
         self._align = geometry.align
@@ -238,7 +248,7 @@ class Promises:
         try:
             if tracked.ticket is None:
                 tracked.asked_at = tracked.asked_at or now
-                self._send(lookups, tracked, own)
+                self._send(lookups, tracked, own, most)
             answer = lookups.answer(tracked.ticket, first=first) if tracked.ticket is not None else None
         except TimedOut:
             self._waits.answered()
@@ -254,14 +264,15 @@ class Promises:
         self._waits.in_vain()
         return self._unanswered(tracked, now)
 
-    def _send(self, lookups: Lookups, tracked: Tracked, own: int) -> None:
+    def _send(self, lookups: Lookups, tracked: Tracked, own: int, most: int) -> None:
         """Send a look-up, in a later step if too many are in flight."""
         if tracked.promised is not None:
             self.forget(tracked)
         self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
         tokens = most_tokens(tracked) + 1  # the agent answers with at most one token less than asked for
         with contextlib.suppress(Busy):
-            tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted)
+            ready = self._asks_ready(tracked, most)
+            tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted, ready=ready)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
         if answer.status == LookupStatus.PENDING:
@@ -277,8 +288,9 @@ class Promises:
             self._counts.lookups_pending += tracked.wanted is None
             self._counts.transfers_overdue += tracked.wanted is not None and not tracked.overdue
             tracked.overdue = tracked.wanted is not None
-        hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING) and answer.lease != 0
-        return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now))
+        hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING, LookupStatus.READY) and answer.lease != 0
+        ready = answer.status == LookupStatus.READY
+        return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready))
 
     def _unanswered(self, tracked: Tracked, now: float) -> Promise:
         self._counts.lookups_unanswered += 1

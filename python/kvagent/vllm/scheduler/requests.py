@@ -36,6 +36,8 @@ class Promise:
     tokens: int
     lease: int
     at: float
+    ready: bool = False
+    """Whether all of it was in the agent's memory as it was saved."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +70,8 @@ class Tracked:
     """When the answer to the look-up in flight was last polled; 0 without one."""
     waited_s: float = 0.0
     """How long it has waited for answers, in all its look-ups."""
+    sync: bool = False
+    """Whether the step that admits it waits for what was promised last."""
     load: int = 0
     """The job that loads its blocks while vLLM waits for it, else 0."""
     loaded: tuple[int, int] = (0, 0)

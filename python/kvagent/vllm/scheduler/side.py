@@ -23,6 +23,7 @@ from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
+from kvagent.vllm.scheduler.sync_loads import SyncLoads
 from kvagent.vllm.scheduler.transfer_names import wanted
 from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report
+    from kvagent.vllm.scheduler.preemption import Preemption
 
 
 class SchedulerSide:
@@ -46,9 +48,11 @@ class SchedulerSide:
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
-        unobserved: bool = False, engine_id: str = "", tp_size: int = 1,
+        unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
+        token_bytes: float = 0.0,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
+        ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
 
         ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
@@ -67,7 +71,8 @@ class SchedulerSide:
         self._media = media or Media(options.media, geometry.hash_tokens)
         self._agent = AgentSession(link, options)
         self.waits = LookupWaits(options)
-        self._promises = Promises(self._agent, geometry, options, self.counts, self.waits)
+        self._sync_loads = SyncLoads(options, geometry, token_bytes, preemption, self.counts)
+        self._promises = Promises(self._agent, geometry, options, self.counts, self.waits, self._sync_loads.asks)
         self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
         self._tp_size = tp_size
         self._tracked: dict[str, Tracked] = {}
@@ -120,9 +125,11 @@ class SchedulerSide:
             if self._stopped:
                 self._promises.give_up(tracked)
             return 0, False
-        tokens = self._promises.promise(tracked, own, time.monotonic())
+        now = time.monotonic()
+        tokens = self._promises.promise(tracked, own, now)
         tracked.own = own
-        return tokens, bool(tokens)
+        tracked.sync = tokens is not None and self._sync_loads.takes(tracked, tokens, now)
+        return tokens, bool(tokens) and not tracked.sync
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """Handle a request's admission, with ``external`` tokens to load or none."""
@@ -132,17 +139,20 @@ class SchedulerSide:
             request.kv_transfer_params["do_remote_prefill"] = False  # it is received once
         if tracked.admitted:  # reset_prefix_cache took its blocks between two steps
             self._lost_blocks(tracked)
+        self._sync_loads.lost(tracked)
         if external > 0 and self._loads is not None:
             asked = self._promises.take(tracked)
             self._check_stale(tracked, blocks.blocks)
-            self._loads.plan(next(self._jobs), tracked, blocks.blocks, external, asked)
+            job = next(self._jobs)
+            if tracked.sync:
+                self._sync_loads.begin(job, tracked, external)
+            self._loads.plan(job, tracked, blocks.blocks, external, asked)
             return
         self._promises.forget(tracked)
         self._transfers.deliver(tracked)
         if not tracked.bypass and self._may_save:
             self._check_stale(tracked, blocks.blocks if blocks is not None else ())
-            tracked.admitted = True
-            self._schedule.add(tracked)
+            self._admit(tracked)
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
@@ -160,6 +170,7 @@ class SchedulerSide:
         now = time.monotonic()
         scheduled = output.num_scheduled_tokens
         self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
+        self._sync_loads.step(computes=bool(scheduled), now=now)
         plan = StepPlan(idle=not self._tracked or not scheduled)
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
@@ -195,6 +206,12 @@ class SchedulerSide:
         for job, outcome in report.outcomes.items():
             if not self.saves.report(job, outcome) and (tracked := self._loads.report(job, outcome, now)):
                 self._transfers.deliver(tracked)
+        for tracked, good in self._sync_loads.settle(report, self._world, now):
+            if good:
+                self._admit(tracked)
+            else:
+                self.tables.forget(tracked.request.request_id)
+                self._lost_blocks(tracked)
         self._transfers.settle(self.saves)
 
     def finished(self, request: Any, *, normally: bool) -> bool:
@@ -215,7 +232,8 @@ class SchedulerSide:
             self._stale_requests.remove(tracked)
         self._transfers.deliver(tracked)
         tokens = 0
-        if tracked.load and self._loads is not None:
+        complete = self._sync_loads.ended(tracked, normally=normally)
+        if tracked.load and not complete and self._loads is not None:
             self._loads.cancel(tracked)
         elif normally and self.saves is not None and self._saving(tracked):
             # The last token was not computed, and async scheduling may have an extra step in
@@ -428,7 +446,14 @@ class SchedulerSide:
         self.tables.forget(request)
         tracked = self._tracked.get(request)
         if tracked is not None and not again:
+            self._sync_loads.lost(tracked)
             self._lost_blocks(tracked)
+
+    def _admit(self, tracked: Tracked) -> None:
+        """Save the blocks of a request from now on, if it may be saved."""
+        if not tracked.bypass and self._may_save:
+            tracked.admitted = True
+            self._schedule.add(tracked)
 
     def _lost_blocks(self, tracked: Tracked) -> None:
         tracked.restart_saves()

@@ -67,7 +67,7 @@ class WorkerCalls:
             self._worker = WorkerSide(
                 link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
-                resolved=backends,
+                resolved=backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:

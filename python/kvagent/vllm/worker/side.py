@@ -24,6 +24,7 @@ from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.sync import HostClock, IdleBackoff
+from kvagent.vllm.worker.sync_loads import SyncLoads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +112,7 @@ class WorkerSide:
     def __init__(
         self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
+        sync_wait_s: float = 0.25,
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
         ``generation``.
@@ -135,6 +137,11 @@ class WorkerSide:
         self._mismatch: tuple[Attachment, float] | None = None  # another agent than the scheduler's, and since when
         self._results = Results()
         self._polls = True  # whether this step polls the sessions
+        self._sync_loads = SyncLoads(
+            sync_wait_s, submit=self._submit_sync, poll=self._poll, give_up=self._give_up_sync,
+            pending=lambda jobs: [job for job in jobs if job in self._jobs],
+            descriptors=lambda: [one.session.fileno() for one in self._sessions],
+        )  # fmt: skip
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
         self._report = Report(workers=(WorkerInfo(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
 
@@ -167,12 +174,19 @@ class WorkerSide:
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
-        """Send the loads.
+        """Send the loads, and wait for those that this step computes from.
 
-        The step in flight may still write to their destination, so each names its step.
+        The step in flight may still write to their destination, so each names its step. A load that
+        is waited for precedes the step's kernels and names the step before it; it is sent first,
+        since one that names this step would be in its way.
         """
+        sync = [load for load in plan.loads if load.sync]
+        if sync:
+            took = self._sync_loads.run(sync, self._step - 1, stopped=plan.stopped)
+            self._report.waited.update(dict.fromkeys((load.job for load in sync), took))
         for load in plan.loads:
-            self._submit(load, load.parts)
+            if not load.sync:
+                self._submit(load, load.parts)
 
     def end(self, plan: StepPlan) -> None:
         """End the step and send the saves."""
@@ -195,7 +209,7 @@ class WorkerSide:
             if patient and self._backoff.wait(one.session.fileno() for one in self._sessions):
                 self._poll()
             self._expire_loads(time.monotonic())
-        if not (self._results.received or self._results.sent):
+        if not (self._results.received or self._results.sent or self._results.bad_blocks):
             return NO_RESULTS
         results, self._results = self._results, Results()
         return results
@@ -284,7 +298,27 @@ class WorkerSide:
             if attachment is not None:
                 attachment.session.uncork()
 
-    def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...]) -> None:
+    def _submit_sync(self, load: LoadJob, step: int | None) -> None:
+        """Send a load that names a step; without one it fails at once."""
+        if step is None:
+            statuses = [lost(None, part.blocks) for part in load.parts]
+            self._finish(InflightJob(load, None, list(statuses)))
+        else:
+            self._submit(load, load.parts, step)
+
+    def _give_up_sync(self, job: int) -> None:
+        """Report a load that a step waited for as failed, from its first block on. It stays in
+        flight: a deadline is no fence.
+        """
+        inflight = self._jobs[job]
+        assert isinstance(inflight.plan, LoadJob)
+        inflight.reported = True
+        self.counts.loads_late += 1
+        self._report.late.add(job)
+        self._results.bad_blocks.update(_bad(inflight.plan, b"\1" * inflight.plan.blocks))
+        inflight.cancel()
+
+    def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...], step: int | None = None) -> None:
         attachment = self._attached()
         if attachment is not None and attachment.session.boot != plan.boot:
             if plan.boot:  # else it was planned without a session
@@ -296,7 +330,7 @@ class WorkerSide:
                 attachment = None
         inflight = InflightJob(plan, attachment)
         for part, sections in enumerate(parts):
-            status = self._send(plan, attachment, sections)
+            status = self._send(plan, attachment, sections, self._step if step is None else step)
             if isinstance(status, BlockStatus) or attachment is None:
                 inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
                 continue
@@ -324,18 +358,21 @@ class WorkerSide:
             self._mismatch = None
             self._link.lost(attachment)
 
-    def _send(self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed) -> int | BlockStatus:
-        """Return the job's number in the session, or the status that explains why it was not
-        sent.
+    def _send(
+        self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed, step: int
+    ) -> int | BlockStatus:
+        """Send a job that names a step.
+
+        Return the job's number in the session, or the status that explains why it was not sent.
         """
         if attachment is None:
             return BlockStatus.FAILED
-        session, event = attachment.session, self._clock.event(self._step)
+        session, event = attachment.session, self._clock.event(step)
         try:
             if isinstance(plan, SaveJob):
                 revoke = plan.revoke if session.version > 1 else m.NO_INDEX
-                return session.save(sections, epoch=plan.epoch, step=self._step, event=event, revoke=revoke)
-            return session.load(sections, epoch=plan.epoch, step=self._step, event=event, lease=plan.lease)
+                return session.save(sections, epoch=plan.epoch, step=step, event=event, revoke=revoke)
+            return session.load(sections, epoch=plan.epoch, step=step, event=event, lease=plan.lease)
         except Busy:
             return BlockStatus.BUSY
         except (SessionBroken, SessionEnded):
@@ -368,6 +405,7 @@ class WorkerSide:
 
     def _done(self, attachment: Attachment, event: m.Done) -> None:
         self._backoff.reset()
+        self._sync_loads.heard()
         job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
         inflight = self._jobs.get(job)
         if inflight is not None:
@@ -379,6 +417,7 @@ class WorkerSide:
     def _fenced(self, attachment: Attachment) -> None:
         """Handle the end of the agent's session: the agent has stopped accessing the memory."""
         self._sessions.remove(attachment)
+        self._sync_loads.heard()
         attachment.session.close()
         self._link.lost(attachment)
         for job, inflight in list(self._jobs.items()):
@@ -407,7 +446,8 @@ class WorkerSide:
             self._report_load(plan, statuses, cancelled=inflight.cancelled)
 
     def _report_load(self, plan: LoadJob, statuses: bytes, *, cancelled: bool) -> None:
-        self._results.received.add(plan.request)
+        if not plan.sync:
+            self._results.received.add(plan.request)
         if cancelled or (statuses and not any(statuses)):
             return
         self.counts.loads_failed += 1

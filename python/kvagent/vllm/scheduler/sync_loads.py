@@ -1,0 +1,158 @@
+"""Loads that a step waits for: which ones, and what follows from their outcome.
+
+An asynchronous load costs its request about two steps besides the copy: the load begins after the
+step that plans it, and its end is known a step later. A synchronous one costs no step, but all
+requests of its step wait for the copy. So it is taken only if
+
+- the agent says that all blocks are in its memory as they were saved (status ready), so that the
+  load waits for nothing and can fail only with the agent,
+- it fits in what is left of the step's sync_load_bytes, and
+- with load_mode auto, the copy is estimated to be shorter than a step.
+
+Until the outcome is known, the request's blocks are neither hashed nor saved: the step has computed
+from bytes that may not have come. The workers report it in the same pass. If the load has failed,
+the request is preempted and its output dropped (preemption).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvagent.vllm.scheduler.waits import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kvagent.vllm.counters import Counts
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import Report
+    from kvagent.vllm.scheduler.preemption import Preemption
+    from kvagent.vllm.scheduler.requests import Tracked
+
+FIRST_BYTE_S = 1e-9  # assumed time to copy a byte, until one was measured
+MEASURED_S = 30.0  # how long a measurement of the copies counts
+
+
+@dataclass(eq=False, slots=True)
+class _Withheld:
+    """A request whose load is not over."""
+
+    tracked: Tracked
+    own: int
+    """The blocks that it had itself."""
+    bytes: int
+
+
+class SyncLoads:
+    """The synchronous loads of an engine. Without a ``preemption`` there are none."""
+
+    def __init__(
+        self, options: Options, geometry: Geometry, token_bytes: float, preemption: Preemption | None, counts: Counts
+    ) -> None:
+        """``token_bytes``: what a rank has of a token."""
+        self._preemption = preemption
+        self._auto = options.load_mode == "auto"
+        self._most = options.sync_load_bytes
+        self._block_tokens = geometry.groups[0].block_tokens
+        self._token_bytes = token_bytes
+        self._counts = counts
+        self._left = self._most
+        self._withheld: dict[int, _Withheld] = {}  # by job
+        self._jobs: dict[Tracked, int] = {}
+        self._copies = Rate()  # seconds per byte
+        self._measured_at = 0.0
+        self._steps = Rate()  # seconds per step
+        self._step_began = 0.0  # of the step in flight, if its time says how long steps are
+
+    def asks(self, tracked: Tracked, tokens: int) -> bool:
+        """Return whether to ask the agent if a request's blocks are ready, of at most that many
+        tokens.
+        """
+        return self._may(tracked) and tokens * self._token_bytes <= self._left
+
+    def takes(self, tracked: Tracked, tokens: int, now: float) -> bool:
+        """Return whether a promise of that many tokens is loaded synchronously."""
+        ready = tracked.promised is not None and tracked.promised.ready
+        if not (tokens and ready and self._may(tracked)):
+            return False
+        size = tokens * self._token_bytes
+        return size <= self._left and (not self._auto or self._short(size, now))
+
+    def begin(self, job: int, tracked: Tracked, tokens: int) -> None:
+        """Withhold the blocks of a request that was admitted with such a load."""
+        assert self._preemption is not None
+        own, size = tracked.own // self._block_tokens, int(tokens * self._token_bytes)
+        self._preemption.withhold(tracked.request.request_id, own)
+        self._withheld[job], self._jobs[tracked] = _Withheld(tracked, own, size), job
+        self._left -= size
+        self._counts.loads_sync += 1
+
+    def step(self, *, computes: bool, now: float) -> None:
+        """End the last step and begin the next one, which may wait for as many bytes again."""
+        if self._step_began:
+            self._steps.add(1, now - self._step_began)
+        waits = self._left < self._most
+        self._step_began = now if computes and not waits else 0.0
+        self._left = self._most
+
+    def lost(self, tracked: Tracked) -> None:
+        """Handle the loss of a request's blocks before the outcome of its load is known."""
+        if self._preemption is not None and self._forget(tracked) is not None:
+            self._preemption.drop_output(tracked.request.request_id)
+
+    def ended(self, tracked: Tracked, *, normally: bool) -> bool:
+        """Handle a request's end. Return whether that shows that its load has succeeded.
+
+        vLLM delivers no output of a step that reports bad blocks of the request, so a request that
+        ends by its output has all of them.
+        """
+        withheld = self._forget(tracked)
+        if withheld is None or self._preemption is None or not normally:
+            return False
+        self._preemption.publish_now(tracked.request.request_id, withheld.own)
+        return True
+
+    def settle(self, report: Report, world: int, now: float) -> Iterator[tuple[Tracked, bool]]:
+        """Yield the requests whose load is over, and whether it has succeeded. One that failed has
+        been preempted.
+        """
+        if not self._withheld:
+            return
+        for job in [*report.late, *report.outcomes]:
+            withheld = self._withheld.pop(job, None)
+            if withheld is None or self._preemption is None:
+                continue
+            name, tracked = withheld.tracked.request.request_id, withheld.tracked
+            outcome = report.outcomes.get(job)
+            good = job not in report.late and outcome is not None and outcome.ranks == world
+            good = good and outcome is not None and not any(outcome.statuses)
+            if good:
+                self._copies.add(withheld.bytes, report.waited.get(job, 0.0))
+                self._measured_at = now
+            else:
+                self._counts.loads_sync_failed += 1
+            if self._jobs.get(tracked) != job:
+                continue  # it has lost these blocks, or ended
+            del self._jobs[tracked]
+            if good:
+                self._preemption.publish(name, withheld.own)
+                yield tracked, True
+            elif self._preemption.preempt(name):
+                yield tracked, False
+
+    def _may(self, tracked: Tracked) -> bool:
+        """Return whether a request may load so: not one that another engine is concerned with."""
+        return self._preemption is not None and tracked.wanted is None and tracked.offer is None
+
+    def _short(self, size: float, now: float) -> bool:
+        """Return whether the copy of that many bytes is shorter than a step."""
+        byte_s = self._copies.token_s if now - self._measured_at < MEASURED_S else None
+        step_s = self._steps.token_s
+        return step_s is not None and size * (byte_s or FIRST_BYTE_S) < step_s
+
+    def _forget(self, tracked: Tracked) -> _Withheld | None:
+        """Take back the request's part in its load, whose outcome then concerns no request."""
+        job = self._jobs.pop(tracked, None)
+        return None if job is None else self._withheld.get(job)

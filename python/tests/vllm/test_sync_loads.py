@@ -1,0 +1,299 @@
+"""Loads that a step waits for: no output depends on bytes that did not come, whichever runner,
+scheduler or number of steps in flight.
+
+The fake GPU computes from what is in its memory: wrong bytes give wrong bytes and wrong tokens, as
+in a real one, and only what the engine delivers counts.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.vllm.options import OptionError
+from tests.agent import AgentProcess, eventually
+from tests.vllm.agents import flip
+from tests.vllm.gpu import PRIME
+from tests.vllm.setting import BLOCK
+from tests.vllm.test_oracle import live
+from tests.vllm.world import World, clean, joined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROMPT = [i % 400 + 5 for i in range(100)]
+SYNC = {"load_mode": "sync", "weights_fixed": True, "sync_wait_ms": 2_000}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "v1": {"v2": False},
+    "v2": {"v2": True},
+    "v1-async": {"v2": False, "asynchronous": True, "depth": 2},
+    "v2-async": {"v2": True, "asynchronous": True, "depth": 2},
+    "v2-async-deep": {"v2": True, "asynchronous": True, "depth": 3},
+    "v2-async-ranks": {"v2": True, "asynchronous": True, "depth": 2, "ranks": 2},
+    "v1-async-drafts": {"v2": False, "asynchronous": True, "depth": 2, "drafts": 2},
+    "v2-async-drafts": {"v2": True, "asynchronous": True, "depth": 2, "drafts": 2},
+}
+everywhere = pytest.mark.parametrize("setting", SETTINGS)
+
+
+def cold(worlds: Any, setting: str = "v2", *, extra: dict[str, Any] | None = None, **more: Any) -> World:
+    """Return a world whose engine has reset its cache after saving; from then on its GPU taints."""
+    world: World = worlds(extra={"pin_percent": 40} | SYNC | (extra or {}), **(SETTINGS[setting] | more))
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert world.scheduler.reset_prefix_cache()
+    world.gpu.taints = True
+    return world
+
+
+def between(world: World, act: Callable[[], None]) -> None:
+    """Call ``act`` once, between the promise of a load that its step waits for and the load."""
+    plan = world.side.plan
+
+    def planned(output: Any) -> Any:
+        made = plan(output)
+        if any(load.sync for load in made.loads):
+            world.side.plan = plan
+            act()
+        return made
+
+    world.side.plan = planned
+
+
+def right(world: World) -> None:
+    """Check that every output is that of a GPU with the right bytes."""
+    for name, sequence in world.sequences.items():
+        start = len(sequence.prompt)
+        assert world.outputs[name] == sequence.tokens[start : start + sequence.max_tokens], name
+
+
+def spoil(world: World, agent: AgentProcess, position: int = 20) -> None:
+    """Change what the cold request stored at a position, in the last rank."""
+    value = (world.sequences["cold"].hashes[position] * 7 + (world.ranks - 1) * 29) % PRIME
+    flip(agent.process.pid, struct.pack("<f", value))
+
+
+@everywhere
+def test_the_step_that_computes_waits_for_the_load(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting)
+    before = world.steps
+    world.add("warm", PROMPT, 10)
+    world.launch()
+    assert world.steps == before + 1
+    assert world.scheduler.requests["warm"].num_computed_tokens == len(PROMPT), "it does not compute in that step"
+    world.run()
+    right(world)
+    counts = world.side.counts
+    assert (counts.loads, counts.loads_sync, counts.loads_sync_failed, counts.tokens_loaded) == (1, 1, 0, 96)
+    assert all(not told["warm"] for told in world.told), "vLLM is not told of the end of such a load"
+    loaded = counts.lookups
+    world.add("again", PROMPT, 10)
+    world.run()
+    right(world)
+    assert world.side.counts.loads == 1, "its blocks are not in the engine's own cache"
+    assert world.side.counts.lookups == loaded
+    clean(world, agent)
+
+
+@everywhere
+def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting)
+    between(world, lambda: spoil(world, agent, 40))
+    for name in ("warm", "twin"):  # of one schedule()
+        world.add(name, PROMPT, 10)
+    world.run()
+    right(world)
+    counts = world.side.counts
+    assert counts.loads_sync_failed >= 1
+    assert counts.loads_failed == counts.loads_sync_failed
+    world.add("after", PROMPT, 10)
+    world.run()
+    assert world.scheduler.reset_prefix_cache()
+    world.add("anew", PROMPT, 10)  # from what the others saved
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+@everywhere
+def test_an_agent_that_is_killed_between_promise_and_load(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting)
+    between(world, agent.kill)
+    world.add("warm", PROMPT, 10)
+    world.run()
+    right(world)
+    assert world.side.counts.loads_sync_failed == 1
+    agent.start()
+    joined(world, agent)
+    world.add("after", PROMPT, 10)
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+@everywhere
+def test_a_frozen_agent_costs_one_bounded_wait(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting, extra={"sync_wait_ms": 100, "load_deadline_ms": 200, "lookup_age_ms": 50})
+    between(world, agent.freeze)
+    try:
+        world.add("warm", PROMPT, 10)
+        world.launch()
+        waits = []
+        for worker in world.workers:
+            run = worker._worker._sync_loads.run
+            worker._worker._sync_loads.run = lambda *of, run=run, **more: waits.append(run(*of, **more)) or waits[-1]
+        for name in ("warm2", "warm3"):
+            world.add(name, PROMPT, 10)
+        eventually(lambda: {"warm", "warm2", "warm3"} <= set(one_step(world).reasons), "the end of the requests")
+        right(world)
+        assert all(waited < 0.1 for waited in waits), "it was waited for again"
+        assert world.side.counts.loads_sync_failed >= 1
+        assert world.side.blocks.loading >= 96 // BLOCK, "a frozen agent may still write"
+    finally:
+        agent.thaw()
+    world.run()
+    clean(world, agent)
+    world.add("after", PROMPT, 10)
+    world.run()
+    right(world)
+
+
+def one_step(world: World) -> World:
+    world.settle()
+    world.launch()
+    return world
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2-async-deep"])
+def test_a_preemption_before_the_outcome_is_known(
+    worlds: Any, agent: AgentProcess, setting: str, *, fails: bool
+) -> None:
+    """The output of a request that vLLM preempts is delivered later, unless it is dropped."""
+    world = cold(worlds, setting)
+    if fails:
+        between(world, lambda: spoil(world, agent))
+    world.add("warm", PROMPT, 10)
+    world.launch()
+    request = world.scheduler.requests["warm"]
+    world.scheduler.running.remove(request)
+    world.scheduler._preempt_request(request, time.monotonic())
+    world.run()
+    right(world)
+    world.add("after", PROMPT, 10)
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+@pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_request_of_one_token(worlds: Any, agent: AgentProcess, setting: str, *, fails: bool) -> None:
+    """It ends in the pass that reports its load. What it computed is saved, and hashed."""
+    world = cold(worlds, setting)
+    if fails:
+        between(world, lambda: spoil(world, agent))
+    longer = PROMPT[:96] + [i % 300 + 7 for i in range(70)]
+    world.add("one", longer, 1)
+    world.run()
+    right(world)
+    stored = world.side.saves.counts.stored
+    world.add("same", longer, 3)
+    world.run()
+    right(world)
+    assert world.side.counts.loads == 1 + fails * (world.side.counts.loads > 1), "its blocks were not hashed"
+    assert stored >= (96 + 10) // BLOCK + (165 - 96) // BLOCK, "its blocks were not saved"
+    clean(world, agent)
+
+
+@everywhere
+def test_an_abort_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting)
+    world.add("warm", PROMPT, 10)
+    world.launch()
+    world.abort("warm")
+    world.run()
+    world.sequences.pop("warm")
+    world.add("after", PROMPT, 10)
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+def test_the_policy_fail_ends_the_request(worlds: Any, agent: AgentProcess) -> None:
+    world = cold(worlds, "v2-async", transfer={"kv_load_failure_policy": "fail"})
+    between(world, lambda: spoil(world, agent))
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert "error" in world.reasons["warm"]
+    assert world.outputs.pop("warm") == []
+    world.sequences.pop("warm")
+    world.add("after", PROMPT, 10)
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentProcess) -> None:
+    """Beyond the budget of a step, loads are asynchronous."""
+    block = 4 * 2 * BLOCK * 8 * 2 * 4  # layers, heads, tokens, K and V of a head, bytes of a float
+    world = cold(worlds, "v2-async", extra={"sync_load_bytes": 2 * 6 * block})
+    world.add("a", PROMPT, 10)
+    world.add("b", PROMPT, 10)
+    world.add("c", PROMPT, 10)
+    world.run()
+    right(world)
+    assert (world.side.counts.loads, world.side.counts.loads_sync) == (3, 2)
+    clean(world, agent)
+    assert world.scheduler.reset_prefix_cache()
+    world.side._sync_loads._left = world.side._sync_loads._most = 6 * block - 1
+    world.add("d", PROMPT, 10)
+    world.run()
+    right(world)
+    assert (world.side.counts.loads, world.side.counts.loads_sync) == (4, 2)
+    clean(world, agent)
+
+
+def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: AgentProcess) -> None:
+    world = cold(worlds, "v2-async", extra={"load_mode": "auto"})
+    side = world.side._sync_loads
+    for step_s, sync in ((1e-9, 0), (10.0, 1)):
+        side._steps._seconds, side._steps._tokens = step_s * 1e9, 1e9  # its mean, whatever is added
+        before = world.side.counts.loads_sync
+        world.add(f"warm{sync}", PROMPT, 10)
+        world.run()
+        right(world)
+        assert world.side.counts.loads_sync - before == sync
+        assert world.scheduler.reset_prefix_cache()
+    clean(world, agent)
+
+
+def test_where_no_step_may_wait(worlds: Any) -> None:
+    with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
+        worlds(extra=SYNC, window=40)
+    assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
+
+
+@pytest.mark.parametrize("mode", ["sync", "auto"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProcess, setting: str, mode: str) -> None:
+    dice = random.Random(3)
+    more = SETTINGS[setting] | {"blocks": 40, "max_batched": 48, "extra": SYNC | {"load_mode": mode}}
+    first, second = worlds(**more), worlds(**more)
+    for world in (first, second):
+        world.gpu.taints = True
+        for worker in world.workers:
+            waits = worker._worker._sync_loads
+            waits._submit = lambda load, step, submit=waits._submit: submit(load, step if dice.random() < 0.7 else None)
+    for number in range(2):
+        live(first, number, f"cold{number}-")
+        live(second, number, f"warm{number}-")
+    clean(first, agent, second)
+    counts = second.side.counts
+    print(setting, mode, {name: value for name, value in second.side.counted().items() if "load" in name})
+    assert counts.loads_sync > 3
+    assert 0 < counts.loads_sync_failed < counts.loads_sync
