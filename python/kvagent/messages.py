@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 VERSION = 3
 MIN_VERSION = 1
+STAGES_VERSION = 3  # the first version with loads by stages
 TRANSFERS_VERSION = 3  # the first with transfers
 
 NO_INDEX = 2**32 - 1
