@@ -19,9 +19,9 @@ type flight struct {
 	number []int // index of the block in task.shards
 	where  []place
 
-	// Of a copy of a staged load: the sums that the ranges must have, and how many stages have
-	// arrived when it and all copies before it have ended.
-	want   []uint32
+	// Of a copy of a staged load: where the ranges' sums belong in it, and how many stages have
+	// arrived when this copy and all before it have ended.
+	at     []int
 	landed int
 
 	sums    []uint32         // set when the copy has ended
@@ -79,7 +79,7 @@ func (th *thread) spare() *flight {
 	}
 	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
 	f.where, f.checked, f.sums = f.where[:0], f.checked[:0], nil
-	f.want, f.landed = f.want[:0], 0
+	f.at, f.landed = f.at[:0], 0
 	return f
 }
 

@@ -1,35 +1,24 @@
 package transfer
 
 import (
-	"runtime"
-	"sync"
-	"sync/atomic"
-
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
-// A staged load pins all of its blocks, verifies their slots, waits for the step in flight, and
-// copies stage by stage:
+// A staged load pins all of its blocks, waits for the step in flight, and copies stage by stage:
 //
-//	pin ─▶ sum each slot, compare ─▶ await the step ─▶ stage 0, word = 1 ─▶ ... ─▶ stage n-1, word = n ─▶ sample
-//	       (notes the sums at the                      └ sum of what was copied = the noted one
-//	        ranges' ends)
+//	pin ─▶ await the step ─▶ stage 0, word = 1 ─▶ ... ─▶ stage n-1 ─▶ compare ─▶ word = n ─▶ sample
 //
-// The whole slots are verified before a byte is copied, and each range that was copied is compared
-// with the slot as it was verified before its stage counts. One block that fails ends the load: the
-// others are Cancelled, and the word does not grow any more.
-
-// maxVerifiers bounds the goroutines that sum the slots of a staged load before its first stage: one
-// core sums more slowly than a GPU's copy engine moves.
-const maxVerifiers = 8
+// Each range is summed while it is copied. Before the last stage counts, the sums of each block are
+// combined to that of the whole block and compared with the one of its save. One block that fails
+// ends the load: those that have not arrived are Cancelled, and the word does not grow any more.
 
 // staged is a staged load in progress.
 type staged struct {
 	*Staged
 	*flight          // all blocks; only its batches are copied
-	states  []uint32 // of all blocks: the checksum before each range, and after the last
-	first   []int    // of each block, in states
+	sums    []uint32 // of the ranges of all blocks, as they were copied
+	first   []int    // of each block, in sums
 	landed  int      // what the word is
 	over    bool     // it has failed: the word does not grow any more
 }
@@ -41,9 +30,6 @@ type stageCursor struct{ stage, block, rng int } // rng is an index of stagedGro
 func (th *thread) loadStaged(t *task) {
 	l := &staged{Staged: t.job.Staged, flight: th.spare()}
 	status := th.pinAll(t, l)
-	if status == pool.OK {
-		status = th.verifyAll(t, l)
-	}
 	if status == pool.OK {
 		status = th.await(t)
 	}
@@ -111,62 +97,11 @@ func (th *thread) addStaged(l *staged, p *part, b *pool.Batch) (all bool) {
 		l.status = append(l.status, pool.OK)
 		l.number = append(l.number, p.first+i)
 		l.where = append(l.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
+		l.first = append(l.first, len(l.sums))
+		l.sums = append(l.sums, make([]uint32, len(l.ranges(len(l.where)-1)))...)
 		l.checked = append(l.checked, false)
 	}
 	return all
-}
-
-// verifyAll compares all slots with their checksums, and notes the sums at the ranges' ends.
-// Without checks it does nothing.
-func (th *thread) verifyAll(t *task, l *staged) pool.Status {
-	if th.w.cfg.Integrity != Full {
-		return pool.OK
-	}
-	th.enter(Verifying)
-	n := 0
-	for i := range l.slots {
-		l.first = append(l.first, n)
-		n += len(l.ranges(i)) + 1
-	}
-	l.states = make([]uint32, n)
-	var next atomic.Int64
-	var ended sync.WaitGroup
-	for range min(maxVerifiers, max(1, runtime.GOMAXPROCS(0)/2), len(l.slots)) {
-		ended.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(l.slots) && !th.ended(t); i = int(next.Add(1)) - 1 {
-				l.status[i] = th.verifySlot(l, i)
-			}
-		})
-	}
-	ended.Wait()
-	if th.ended(t) {
-		return Cancelled
-	}
-	for _, status := range l.status {
-		if status != pool.OK {
-			return Cancelled
-		}
-	}
-	return pool.OK
-}
-
-// verifySlot sums a slot and returns its block's status.
-func (th *thread) verifySlot(l *staged, i int) pool.Status {
-	state, at := l.copy.Blocks[i].Seed, l.first[i]
-	l.states[at] = state
-	ranges := l.ranges(i)
-	for r := range ranges {
-		var err error
-		state, err = cudaipc.SumBytes(state, th.w.cfg.Sampling.Arena, l.slots[i].Off+ranges[r].off, int64(ranges[r].bytes))
-		if err != nil {
-			return th.failureStatus(&l.slots[i], cudaipc.Scatter)
-		}
-		l.states[at+1+r] = state
-	}
-	if state != l.slots[i].Sum {
-		return pool.Corrupt
-	}
-	return pool.OK
 }
 
 // ranges returns the ranges of a block.
@@ -240,14 +175,9 @@ func (th *thread) launchStage(l *staged, c *stageCursor, lane *ticket) {
 		}
 		before := len(f.copy.Runs)
 		f.copy.Runs = r.runs(f.copy.Runs, l.where[c.block].block, l.slots[c.block].Off+r.off)
-		block := cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before)}
-		if f.copy.Sum {
-			at := l.first[c.block] + index
-			block.Seed = l.states[at]
-			f.want = append(f.want, l.states[at+1])
-		}
-		f.copy.Blocks = append(f.copy.Blocks, block)
+		f.copy.Blocks = append(f.copy.Blocks, cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before)})
 		f.number = append(f.number, c.block)
+		f.at = append(f.at, l.first[c.block]+index)
 		c.rng++
 	}
 	f.landed = c.stage
@@ -255,7 +185,7 @@ func (th *thread) launchStage(l *staged, c *stageCursor, lane *ticket) {
 	th.begun = append(th.begun, f)
 }
 
-// finishStage waits for the oldest copy, verifies it, and counts the stages that it completes.
+// finishStage waits for the oldest copy, keeps its sums, and counts the stages that it completes.
 func (th *thread) finishStage(l *staged) pool.Status {
 	th.enter(Copying)
 	f := th.begun[0]
@@ -268,8 +198,8 @@ func (th *thread) finishStage(l *staged) pool.Status {
 		switch {
 		case err != nil || short || (d.Bad != nil && d.Bad[i]):
 			l.status[block] = th.failureStatus(&l.slots[block], cudaipc.Scatter)
-		case f.copy.Sum && d.Sums[i] != f.want[i]:
-			l.status[block] = pool.Corrupt
+		case f.copy.Sum:
+			l.sums[f.at[i]] = d.Sums[i]
 		}
 		if l.status[block] != pool.OK {
 			result = Cancelled
@@ -279,8 +209,29 @@ func (th *thread) finishStage(l *staged) pool.Status {
 		return result
 	}
 	l.landed = f.landed
+	if l.landed == l.count && th.w.cfg.Integrity == Full && !l.whole() {
+		return Cancelled
+	}
 	if cudaipc.SetWord(th.w.cfg.Device, th.w.cfg.Peer, l.Word, uint64(l.landed)) != nil {
 		return Failed
 	}
 	return pool.OK
+}
+
+// whole compares the sums of the blocks that were copied with those of their saves, and reports
+// whether all are equal.
+func (l *staged) whole() bool {
+	equal := true
+	for i := range l.slots {
+		sum := l.copy.Blocks[i].Seed
+		ranges := l.ranges(i)
+		for r := range ranges {
+			sum = combine(sum, l.sums[l.first[i]+r], ranges[r].shift)
+		}
+		if sum != l.slots[i].Sum {
+			l.status[i] = pool.Corrupt
+			equal = false
+		}
+	}
+	return equal
 }

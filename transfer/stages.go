@@ -31,7 +31,8 @@ type stagedGroup struct {
 // stagedRange is some consecutive segments of one stage.
 type stagedRange struct {
 	plan
-	off int64 // of the range in a slot
+	off   int64  // of the range in a slot
+	shift uint32 // shiftOf its bytes
 }
 
 // MakeStages returns the stages of a worker's shards, in the order of Config.Shard and
@@ -80,6 +81,9 @@ func stageGroup(layout *GroupLayout, stages []uint16, count int) stagedGroup {
 		r.bytes += segment.Bytes
 		off += int64(segment.Bytes)
 	}
+	for i := range g.ranges {
+		g.ranges[i].shift = shiftOf(g.ranges[i].bytes)
+	}
 	return g
 }
 
@@ -89,9 +93,9 @@ func (s *Stages) Count() int { return s.count }
 // Staged says how a load is copied by stages.
 type Staged struct {
 	*Stages
-	// Word is the offset of a word of 8 bytes in the peer's sync region: the number of stages whose
-	// bytes have arrived and were verified. It grows while the load runs, and is not written after
-	// its Completion.
+	// Word is the offset of a word of 8 bytes in the peer's sync region: the number of stages that
+	// have arrived. It grows while the load runs, is all stages only if all blocks were verified,
+	// and is not written after the load's Completion.
 	Word uint64
 }
 
@@ -101,8 +105,8 @@ func (s *Staged) check(w *Worker, job *Job) error {
 	switch {
 	case job.Kind != Load:
 		return fmt.Errorf("staged: a save, allowed: a load: %w", ErrInvalid)
-	case !sets || w.cfg.Integrity == Full && len(w.cfg.Sampling.Arena) == 0:
-		return fmt.Errorf("staged: the device writes no words, or the pool is not mapped here: %w", ErrInvalid)
+	case !sets:
+		return fmt.Errorf("staged: allowed on a device that writes words: %w", ErrInvalid)
 	case s.Word%8 != 0:
 		return fmt.Errorf("staged: word at %d, no multiple of 8: %w", s.Word, ErrInvalid)
 	case len(s.held) != len(w.held):
