@@ -820,7 +820,7 @@ class _Lookups:
         self.answers = list(answers)
         self.asked = 0
 
-    def ask(self, tokens: int, own: int, hashes: Any, wanted: Any = None) -> object:
+    def ask(self, tokens: int, own: int, hashes: Any, wanted: Any = None, *, ready: bool = False) -> object:
         self.asked += 1
         return self
 

@@ -142,10 +142,9 @@ def test_a_frozen_agent_costs_one_bounded_wait(worlds: Any, agent: AgentProcess,
     try:
         world.add("warm", PROMPT, 10)
         world.launch()
-        waits = []
+        waits: list[float] = []
         for worker in world.workers:
-            run = worker._worker._sync_loads.run
-            worker._worker._sync_loads.run = lambda *of, run=run, **more: waits.append(run(*of, **more)) or waits[-1]
+            watch(worker._worker._sync_loads, waits)
         for name in ("warm2", "warm3"):
             world.add(name, PROMPT, 10)
         eventually(lambda: {"warm", "warm2", "warm3"} <= set(one_step(world).reasons), "the end of the requests")
@@ -160,6 +159,17 @@ def test_a_frozen_agent_costs_one_bounded_wait(worlds: Any, agent: AgentProcess,
     world.add("after", PROMPT, 10)
     world.run()
     right(world)
+
+
+def watch(loads: Any, waits: list[float]) -> None:
+    """Record how long a worker waits in each step that has synchronous loads."""
+    run = loads.run
+
+    def timed(*of: Any, **more: Any) -> float:
+        waits.append(run(*of, **more))
+        return waits[-1]
+
+    loads.run = timed
 
 
 def one_step(world: World) -> World:
