@@ -82,10 +82,23 @@ def middle(world: World, agent: HoldingAgent, act: Callable[[], None]) -> list[s
     return computed
 
 
+def release_when_it_waits(world: World, agent: HoldingAgent) -> None:
+    """Release the held copies as soon as the worker waits, and not before."""
+    waits = world.workers[0]._worker._sync_loads
+    poll = waits._poll
+
+    def polled() -> None:
+        waits._poll = poll
+        agent.release()
+        poll()
+
+    waits._poll = polled
+
+
 @everywhere
 def test_the_first_layer_computes_before_the_last_has_arrived(worlds: Any, agent: HoldingAgent, setting: str) -> None:
     world = cold(worlds, setting)
-    computed = middle(world, agent, agent.release)
+    computed = middle(world, agent, lambda: release_when_it_waits(world, agent))
     world.add("warm", PROMPT, 10)
     world.run()
     right(world)
@@ -158,6 +171,8 @@ def test_layers_that_do_not_wait_are_loaded_before_the_forward_pass(worlds: Any,
     world = cold(worlds, "v2-async", silent=silent)
     stages = world.workers[0]._memory.stages
     assert (stages.first, stages.count, dict(stages.needed)) == (1, 3, {LAYER.format(0): 2, LAYER.format(1): 3})
+    agent.hold(0)
+    release_when_it_waits(world, agent)
     world.add("warm", PROMPT, 10)
     world.run()
     right(world)
