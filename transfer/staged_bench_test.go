@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -98,7 +99,7 @@ func BenchmarkStaged(b *testing.B) {
 			b.Fatal(err)
 		}
 		for atomic.LoadUint64(word) == 0 {
-			time.Sleep(20 * time.Microsecond) // as a worker does
+			runtime.Gosched()
 		}
 		first += time.Since(begin)
 		<-done

@@ -192,7 +192,8 @@ class WorkerSide:
             self._sync_open = sync
             self._sync_loads.begin(sync, self._step - 1, stopped=plan.stopped)
             self._sync_loads.wait(self._layers.usable_before)
-            self._layers.begin()
+            if self._sync_loads.waiting:
+                self._layers.begin()
         for load in plan.loads:
             if not load.sync:
                 self._submit(load, load.parts)
@@ -320,8 +321,8 @@ class WorkerSide:
         if not self._sync_open or self._layers is None:
             return
         loads, self._sync_open = self._sync_open, []
-        took = self._sync_loads.end()
-        self._report.waited.update(dict.fromkeys((load.job for load in loads), took))
+        self._sync_loads.wait()
+        self._report.waited.update(dict.fromkeys((load.job for load in loads), self._sync_loads.waited_s))
         if not self._layers.end():
             for load in loads:
                 self._report.late.add(load.job)

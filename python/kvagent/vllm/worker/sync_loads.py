@@ -45,7 +45,6 @@ class SyncLoads:
         self._descriptors = descriptors
         self._silent = False
         self._waited: list[int] = []  # the step's loads that are neither over nor given up
-        self._began = 0.0
         self._left_s = 0.0  # how long this step may still wait
 
     def heard(self) -> None:
@@ -57,12 +56,14 @@ class SyncLoads:
 
         ``step``: the one before the step that waits. ``stopped``: the agent does not respond.
         """
+        begin = time.monotonic()
         self.begin(loads, step, stopped=stopped)
-        return self.end()
+        self.wait()
+        return time.monotonic() - begin
 
     def begin(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
         """Send the loads, without waiting."""
-        self._began, self._left_s = time.monotonic(), self._wait_s
+        self._left_s = self._wait_s
         sent = not (stopped or self._silent)
         for load in loads:
             self._submit(load, step if sent else None)
@@ -87,10 +88,15 @@ class SyncLoads:
             self._waited.remove(job)
             self._silent = True
 
-    def end(self) -> float:
-        """Wait for what is left. Return the time since the begin, in seconds."""
-        self.wait()
-        return time.monotonic() - self._began
+    @property
+    def waiting(self) -> bool:
+        """Whether a load of the step is neither over nor given up."""
+        return bool(self._waited)
+
+    @property
+    def waited_s(self) -> float:
+        """How long the step has waited."""
+        return self._wait_s - self._left_s
 
     def _unusable(self, usable: Callable[[int], bool] | None) -> list[int]:
         self._waited = self._pending(self._waited)
