@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/transfer"
@@ -41,7 +42,7 @@ type seat struct {
 	regions int
 	bytes   int64 // of the regions
 
-	stages *stages // a worker's; the session's reader sets them; nil: none were declared
+	stages *registration.Stages // a worker's; the session's reader sets them; nil: none were declared
 
 	// Under registry.mu.
 	claimed    bool

@@ -7,7 +7,7 @@ import (
 
 // A staged load pins all of its blocks, waits for the step in flight, and copies stage by stage:
 //
-//	pin ─▶ await the step ─▶ stage 0, word = 1 ─▶ ... ─▶ stage n-1 ─▶ compare ─▶ word = n ─▶ sample
+//	pin ─▶ await the step ─▶ stage 0, word = 1 ─▶ ... ─▶ stage n-1, compare, word = n ─▶ sample
 //
 // Each range is summed while it is copied. Before the last stage counts, the sums of each block are
 // combined to that of the whole block and compared with the one of its save. One block that fails

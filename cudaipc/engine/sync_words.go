@@ -45,12 +45,12 @@ func (w *engineWords) SyncDesc() (cudaipc.Region, cudaipc.Sync) {
 // Step returns the step word: the last step that a stream has passed.
 func (w *engineWords) Step() uint64 { return atomic.LoadUint64(cudaipc.Word64(w.words.Mem, 0)) }
 
-// StageWords returns the offset of MaxStageWords words of 8 bytes for loads by stages, in the region
-// of the words. Only engines on the host have them.
+// StageWords returns the offset of MaxStageWords words of 8 bytes for loads by stages, in the
+// region of the words. Only engines on the host have them.
 func (w *engineWords) StageWords() uint64 { return w.extraOff }
 
-// StageWord returns one of the words for loads by stages. The engine sets it to 0 before a load that
-// names it.
+// StageWord returns one of the words for loads by stages. The engine sets it to 0 before a load
+// that names it.
 func (w *engineWords) StageWord(i uint32) *uint64 {
 	if i >= MaxStageWords {
 		panic(fmt.Sprintf("word of a load by stages %d of %d", i, MaxStageWords))
