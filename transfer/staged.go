@@ -16,11 +16,11 @@ import (
 // staged is a staged load in progress.
 type staged struct {
 	*Staged
-	*flight          // all blocks; only its batches are copied
-	sums    []uint32 // of the ranges of all blocks, as they were copied
-	first   []int    // of each block, in sums
-	landed  int      // what the word is
-	over    bool     // it has failed: the word does not grow any more
+	*flight            // all blocks; only its batches are copied
+	rangeSums []uint32 // of all blocks, as they were copied
+	first     []int    // of each block, in rangeSums
+	counted   int      // what the word is
+	over      bool     // it has failed: the word does not grow any more
 }
 
 // stageCursor is the start of the next batch of a staged load.
@@ -97,8 +97,8 @@ func (th *thread) addStaged(l *staged, p *part, b *pool.Batch) (all bool) {
 		l.status = append(l.status, pool.OK)
 		l.number = append(l.number, p.first+i)
 		l.where = append(l.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
-		l.first = append(l.first, len(l.sums))
-		l.sums = append(l.sums, make([]uint32, len(l.ranges(len(l.where)-1)))...)
+		l.first = append(l.first, len(l.rangeSums))
+		l.rangeSums = append(l.rangeSums, make([]uint32, len(l.ranges(len(l.where)-1)))...)
 		l.checked = append(l.checked, false)
 	}
 	return all
@@ -199,20 +199,20 @@ func (th *thread) finishStage(l *staged) pool.Status {
 		case err != nil || short || (d.Bad != nil && d.Bad[i]):
 			l.status[block] = th.failureStatus(&l.slots[block], cudaipc.Scatter)
 		case f.copy.Sum:
-			l.sums[f.at[i]] = d.Sums[i]
+			l.rangeSums[f.at[i]] = d.Sums[i]
 		}
 		if l.status[block] != pool.OK {
 			result = Cancelled
 		}
 	}
-	if result != pool.OK || l.over || f.landed == l.landed {
+	if result != pool.OK || l.over || f.landed == l.counted {
 		return result
 	}
-	l.landed = f.landed
-	if l.landed == l.count && th.w.cfg.Integrity == Full && !l.whole() {
+	l.counted = f.landed
+	if l.counted == l.count && th.w.cfg.Integrity == Full && !l.whole() {
 		return Cancelled
 	}
-	if cudaipc.SetWord(th.w.cfg.Device, th.w.cfg.Peer, l.Word, uint64(l.landed)) != nil {
+	if cudaipc.SetWord(th.w.cfg.Device, th.w.cfg.Peer, l.Word, uint64(l.counted)) != nil {
 		return Failed
 	}
 	return pool.OK
@@ -226,7 +226,7 @@ func (l *staged) whole() bool {
 		sum := l.copy.Blocks[i].Seed
 		ranges := l.ranges(i)
 		for r := range ranges {
-			sum = combine(sum, l.sums[l.first[i]+r], ranges[r].shift)
+			sum = combine(sum, l.rangeSums[l.first[i]+r], ranges[r].shift)
 		}
 		if sum != l.slots[i].Sum {
 			l.status[i] = pool.Corrupt
