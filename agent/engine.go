@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/transfer"
@@ -40,6 +41,8 @@ type seat struct {
 	gpu     cudaipc.UUID // of its regions; zero: on the CPU
 	regions int
 	bytes   int64 // of the regions
+
+	stages *registration.Stages // a worker's; the session's reader sets them; nil: none were declared
 
 	// Under registry.mu.
 	claimed    bool

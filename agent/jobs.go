@@ -28,37 +28,46 @@ func (s *session) save(m *ipc.Save) error {
 // itself. If the lease was revoked before or has ended, the job still runs, but its blocks may be
 // missing.
 func (s *session) load(m *ipc.Load) error {
-	status := pool.OK
-	switch {
-	case s.owner.switches.draining():
-		status = pool.Busy
-	case !s.owner.switches.loads.Load():
-		status = transfer.Off
-	}
-	if st := s.seat.Load(); st != nil && m.Lease != 0 && !s.owner.ledger.Submit(st.engine.acct, m.Lease) {
-		s.owner.metrics.LeasesUnknown.Add(1)
-	}
+	s.submitLease(m.Lease)
 	return s.submitLoad(transfer.Job{
 		ID: m.Job, Kind: transfer.Load, Epoch: m.Epoch, Step: m.Step, Event: m.Event, Revoke: ipc.None,
-	}, m, status)
+	}, m.Sections, m.Lease, s.loadStatus())
+}
+
+// loadStatus returns OK, or the status of all blocks of a load that is not accepted now.
+func (s *session) loadStatus() pool.Status {
+	switch {
+	case s.owner.switches.draining():
+		return pool.Busy
+	case !s.owner.switches.loads.Load():
+		return transfer.Off
+	}
+	return pool.OK
+}
+
+// submitLease marks a lease that a load names.
+func (s *session) submitLease(lease uint64) {
+	if st := s.seat.Load(); st != nil && lease != 0 && !s.owner.ledger.Submit(st.engine.acct, lease) {
+		s.owner.metrics.LeasesUnknown.Add(1)
+	}
 }
 
 // submitLoad submits a load, which is held while blocks that its lease promises are being fetched.
-func (s *session) submitLoad(job transfer.Job, m *ipc.Load, status pool.Status) error {
-	if s.owner.tiers == nil || m.Lease == 0 || status != pool.OK {
-		return s.submit(job, m.Sections, status)
+func (s *session) submitLoad(job transfer.Job, sections []ipc.Section, lease uint64, status pool.Status) error {
+	if s.owner.tiers == nil || lease == 0 || status != pool.OK {
+		return s.submit(job, sections, status)
 	}
 	if !s.jobs.add(job.ID) {
 		return usedTwice(job.ID)
 	}
-	held, full := s.hold(&job, m.Sections, m.Lease)
+	held, full := s.hold(&job, sections, lease)
 	if held {
 		return nil
 	}
 	if full {
 		status = pool.Busy
 	}
-	s.submitAdded(job, m.Sections, status)
+	s.submitAdded(job, sections, status)
 	return nil
 }
 

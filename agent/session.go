@@ -186,6 +186,10 @@ func (s *session) serve(msg any, fds []int) error {
 		return s.save(m)
 	case *ipc.Load:
 		return s.load(m)
+	case *ipc.Stages:
+		return s.declareStages(m)
+	case *ipc.StagedLoad:
+		return s.stagedLoad(m)
 	case *ipc.Cancel:
 		s.cancel(m)
 	case *ipc.Reset:

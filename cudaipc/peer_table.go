@@ -92,6 +92,17 @@ func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	return p, nil
 }
 
+// SetWord writes a word of a peer's sync region: see WordSetter.
+func (t *Table[P]) SetWord(id PeerID, off, value uint64) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	p, err := t.PeerLocked(id)
+	if err != nil {
+		return err
+	}
+	return p.base().SetWord(off, value)
+}
+
 // Begin finds a peer and holds it: while a copy is in flight, Close is ErrBusy.
 func (t *Table[P]) Begin(id PeerID) (P, error) {
 	t.mu.RLock()

@@ -39,6 +39,29 @@ func (m *Load) walk(w *wire) {
 	walkSections(w, &m.Sections)
 }
 
+func (m *Stages) walk(w *wire) {
+	w.begin(TypeStages, 4)
+	w.since(3)
+	num(w, "off", &m.Off, 0, math.MaxUint64)
+	num(w, "count", &m.Count, 1, MaxStageWords)
+	w.bin("stages", &m.List, 2, MaxSegments*2)
+	if w.err == nil && len(m.List)%2 != 0 {
+		w.fail(ReasonLengths, "stages", "%d bytes, no multiple of 2", len(m.List))
+	}
+}
+
+func (m *StagedLoad) walk(w *wire) {
+	w.begin(TypeStagedLoad, 8)
+	w.since(3)
+	num(w, "job", &m.Job, 0, math.MaxUint64)
+	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
+	num(w, "step", &m.Step, 0, math.MaxUint64)
+	num(w, "event", &m.Event, 0, math.MaxUint32)
+	num(w, "lease", &m.Lease, 0, math.MaxUint64)
+	num(w, "word", &m.Word, 0, MaxStageWords-1)
+	walkSections(w, &m.Sections)
+}
+
 func walkSections(w *wire, p *[]Section) {
 	list(w, "sections", p, 1, MaxSections, 10)
 	blocks := 0

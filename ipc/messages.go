@@ -40,6 +40,7 @@ const (
 	MaxSocketPath             = 107
 	MaxTransferName           = 256       // bytes of a transfer's name
 	MaxTransferMS             = 600000    // of a transfer's time to live
+	MaxStageWords             = 1024      // of one worker
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
@@ -72,6 +73,8 @@ const (
 	TypeOffer        = 24
 	TypeOffered      = 25
 	TypeDelivered    = 26
+	TypeStages       = 27
+	TypeStagedLoad   = 28
 )
 
 // Roles of a session.
@@ -279,6 +282,23 @@ type (
 		Step     uint64
 		Event    uint32
 		Lease    uint64
+		Sections []Section
+	}
+	// Stages declares the stages of a registered worker's segments, and Count words of 8 bytes at
+	// Off of its sync region for its staged loads.
+	Stages struct {
+		Off   uint64
+		Count uint32
+		List  []byte // u16 LE: the stage of each segment, in the order of the registration
+	}
+	// StagedLoad delivers blocks stage by stage.
+	StagedLoad struct {
+		Job      uint64
+		Epoch    uint32
+		Step     uint64
+		Event    uint32
+		Lease    uint64
+		Word     uint32 // which word counts the stages
 		Sections []Section
 	}
 	// Cancel ends a job.

@@ -51,6 +51,7 @@ func sessionMessages() (all []namedMessage) {
 	all = append(all, registerMessages()...)
 	all = append(all, jobMessages()...)
 	all = append(all, transferMessages()...)
+	all = append(all, stagedMessages()...)
 	return append(all, answerMessages()...)
 }
 
@@ -169,6 +170,18 @@ func transferMessages() []namedMessage {
 	}
 }
 
+func stagedMessages() []namedMessage {
+	section := Section{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8), Blocks: blockIDs(1, 2)}
+	return []namedMessage{
+		{"stages", 3, &Stages{Off: 20544, Count: 64, List: []byte{0, 0, 0, 0, 1, 0, 2, 1}}},
+		{"stages_max", 3, &Stages{Off: math.MaxUint64, Count: MaxStageWords, List: run(0, 600)}},
+		{"staged_load", 3, &StagedLoad{Job: 7, Epoch: 1, Step: 41, Event: 3, Lease: 9, Word: 2,
+			Sections: []Section{section}}},
+		{"staged_load_max", 3, &StagedLoad{Job: math.MaxUint64, Epoch: math.MaxUint32, Step: math.MaxUint64,
+			Event: None, Lease: math.MaxUint64, Word: MaxStageWords - 1, Sections: []Section{section, section}}},
+	}
+}
+
 func repeat(s Section, n int) (all []Section) {
 	for range n {
 		all = append(all, s)
@@ -235,6 +248,7 @@ func malformedMessages() []malformedMessage {
 	load := &Load{Job: 1, Epoch: 1, Sections: []Section{{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8),
 		Blocks: blockIDs(1, 2)}}}
 	release := &Release{Leases: []uint64{5}}
+	stages := &Stages{Off: 8, Count: 2, List: []byte{0, 0}}
 	offer := &Offer{Name: []byte{7}, Tokens: 16, TTLMS: 1000}
 	return []malformedMessage{
 		{"empty_frame", 2, nil},
@@ -340,7 +354,15 @@ func malformedMessages() []malformedMessage {
 		{"offered_of_4", 3, []byte{0x94, 0x19, 0xc4, 0x01, 0x07, 0x10, 0x00}},
 		{"delivered_in_v2", 2, []byte{0x92, 0x1a, 0xc4, 0x01, 0x07}},
 		{"delivered_no_name", 3, []byte{0x92, 0x1a, 0xc4, 0x00}},
-		{"type_27", 3, []byte{0x92, 0x1b, 0xc4, 0x01, 0x07}},
+		{"stages_in_v2", 2, enc(3, stages)},
+		{"stages_count_0", 3, swap(3, stages, "\x08\x02", "\x08\x00")},
+		{"stages_count_1025", 3, swap(3, stages, "\x08\x02", "\x08\xcd\x04\x01")},
+		{"stages_none", 3, swap(3, stages, "\xc4\x02\x00\x00", "\xc4\x00")},
+		{"stages_of_3_bytes", 3, swap(3, stages, "\xc4\x02\x00\x00", "\xc4\x03\x00\x00\x00")},
+		{"staged_load_in_v2", 2, enc(3, stagedMessages()[2].msg)},
+		{"staged_load_word_1024", 3, swap(3, stagedMessages()[3].msg, "\xcd\x03\xff", "\xcd\x04\x00")},
+		{"staged_load_no_sections", 3, []byte{0x98, 0x1c, 1, 1, 0, 0, 0, 0, 0x90}},
+		{"type_40", 3, []byte{0x92, 0x28, 0xc4, 0x01, 0x07}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},
 	}

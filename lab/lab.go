@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/lab/bench"
+	"github.com/kvagent/kvagent/lab/hold"
 	"github.com/kvagent/kvagent/lab/mock"
 	"github.com/kvagent/kvagent/lab/replay"
 	"github.com/kvagent/kvagent/settings"
@@ -48,6 +49,6 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
-	root.AddCommand(mock.Command(), replay.Command(), bench.Command())
+	root.AddCommand(mock.Command(), replay.Command(), bench.Command(), hold.Command())
 	return root
 }

@@ -51,7 +51,23 @@ WEIGHTS = "tests/test_vllm_weights.py"
 TRANSFERS = "tests/test_vllm_transfers.py"
 WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
+LAYERWISE = "tests/vllm/test_layerwise.py"
 MUTANTS = [
+    Mutant("a layer does not wait for its part of a load", "worker/layer_loads.py",
+        "self._stages.needed.get(layer, self._stages.count)", "0",
+        "the_first_layer_computes and v2-async", "AssertionError: warm", where=LAYERWISE),
+    Mutant("layers without a hook are not waited for", "worker/layer_loads.py",
+        "return self._has(job, self._stages.first)", "return True",
+        "layers_that_do_not_wait", "AssertionError: warm", where=LAYERWISE),
+    Mutant("a step counts though a layer has not waited", "worker/layer_loads.py",
+        "return not missing", "return True",
+        "a_layer_that_was_expected_to_wait", "AssertionError|assert", where=LAYERWISE),
+    Mutant("a load that was given up is waited for again", "worker/sync_loads.py",
+        "            self._waited.remove(job)\n", "",
+        "goes_between_two_layers and freeze and v2-async", "assert", where=LAYERWISE),
+    Mutant("a word is used again before its load is over", "worker/layer_loads.py",
+        ".append(self._free.pop())", ".append(self._free[-1])",
+        "more_loads_than_words", "assert", where=LAYERWISE),
     Mutant("a cell is known by its position in the stage", "cells.py",
         "Cell(i * self.head_ranges + h,", "Cell((i - self.bounds.index(low)) * self.head_ranges + h,",
         "every_byte", "replicas of shard 0 differ", where=CELLS),

@@ -31,6 +31,11 @@ func (w *Worker) checkJobLocked(job *Job) (blocks int, err error) {
 			return 0, fmt.Errorf("sections[%d]: more than %d blocks in all: %w", i, MaxJobBlocks, ErrInvalid)
 		}
 	}
+	if job.Staged != nil {
+		if err := job.Staged.check(w, job); err != nil {
+			return 0, err
+		}
+	}
 	if job.Kind == Load {
 		err = w.checkTwiceLocked(job.Sections)
 	}

@@ -19,6 +19,11 @@ type flight struct {
 	number []int // index of the block in task.shards
 	where  []place
 
+	// Of a copy of a staged load: where the ranges' sums belong in it, and how many stages have
+	// arrived when this copy and all before it have ended.
+	at     []int
+	landed int
+
 	sums    []uint32         // set when the copy has ended
 	checked []bool           // blocks that are or were in a sample
 	samples []*sampleRequest // in flight
@@ -74,6 +79,7 @@ func (th *thread) spare() *flight {
 	}
 	f.slots, f.status, f.number = f.slots[:0], f.status[:0], f.number[:0]
 	f.where, f.checked, f.sums = f.where[:0], f.checked[:0], nil
+	f.at, f.landed = f.at[:0], 0
 	return f
 }
 
@@ -116,7 +122,7 @@ func (th *thread) awaitCopy(f *flight) {
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum counts as not copied
 	for i := range f.status {
 		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
-			f.status[i] = th.failureStatus(f, i)
+			f.status[i] = th.failureStatus(&f.slots[i], f.copy.Dir)
 		}
 	}
 	if short {
@@ -129,9 +135,9 @@ func (th *thread) awaitCopy(f *flight) {
 
 // failureStatus returns the status of a block that was not copied. If the pool cannot read its
 // slot, the slot is the reason: a load drops the entry then, so that it is not promised again.
-func (th *thread) failureStatus(f *flight, i int) pool.Status {
+func (th *thread) failureStatus(slot *pool.Slot, dir cudaipc.Direction) pool.Status {
 	p, ok := th.w.cfg.Slots.(pool.Prober)
-	if ok && !p.Probe(f.slots[i]) && f.copy.Dir == cudaipc.Scatter {
+	if ok && !p.Probe(*slot) && dir == cudaipc.Scatter {
 		return pool.Corrupt
 	}
 	return Failed

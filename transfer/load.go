@@ -11,6 +11,10 @@ func (th *thread) load(t *task) {
 		t.setFrom(0, pool.Stale)
 		return
 	}
+	if t.job.Staged != nil {
+		th.loadStaged(t)
+		return
+	}
 	th.batches(t, batchOps{th.beginLoad, th.finishLoad})
 }
 

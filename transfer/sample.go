@@ -171,7 +171,7 @@ func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
 		slot, ok := uint32(0), wanted && !s.bad
 		if ok {
 			if slot, ok = th.slotSum(f, s); !ok && th.kind == Save { // it could not be loaded
-				f.status[s.number] = th.failureStatus(f, s.number)
+				f.status[s.number] = th.failureStatus(&f.slots[s.number], f.copy.Dir)
 			}
 		}
 		switch {

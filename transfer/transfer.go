@@ -47,6 +47,7 @@ type Job struct {
 	Event    uint32 // the event recorded after that step, or cudaipc.None
 	Revoke   uint32 // save: index of the revocation word, or cudaipc.None
 	Sections []Section
+	Staged   *Staged // a load that is copied by stages; nil: others
 }
 
 // Completion reports a job, exactly once: a status for each block of all sections in order, the

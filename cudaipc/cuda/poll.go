@@ -48,6 +48,11 @@ func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	return d.answers(ask, waits, states)
 }
 
+// SetWord writes a word of a peer's sync region: see cudaipc.WordSetter.
+func (d *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
+	return d.table.SetWord(id, off, value)
+}
+
 // readWords reads the words for a wait and leaves the event as not fired. wanted reports whether
 // the event has to be asked.
 func (p *peer) readWords(w *cudaipc.Wait, s *cudaipc.State) (wanted bool, err error) {

@@ -2,6 +2,7 @@ package devicetest
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -67,6 +68,35 @@ func testRevocationWords(t *testing.T, f Fixture) {
 	c.do(Op{Kind: ClearRevoke, Index: 2})
 	if c.poll(w).Revoked {
 		t.Error("a cleared word is revoked still")
+	}
+}
+
+// testWordsAreWritten writes the step word, which Poll then reads.
+func testWordsAreWritten(t *testing.T, f Fixture) {
+	c := start(t, f, 1, small)
+	im, err := c.engine.Import(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	im.CloseAll()
+	at := im.Sync.StepOff
+	if err := cudaipc.SetWord(f.Device, 1, at, 1<<40+7); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.poll(event(cudaipc.None)); s.Step != 1<<40+7 {
+		t.Errorf("step %d, want the word that was written", s.Step)
+	}
+	for _, off := range []uint64{at + 4, 1 << 40, 1<<64 - 8, 1<<64 - 1} {
+		if err := cudaipc.SetWord(f.Device, 1, off, 1); !errors.Is(err, cudaipc.ErrRange) {
+			t.Errorf("a word at %d: %v, want ErrRange", off, err)
+		}
+	}
+	if err := cudaipc.SetWord(f.Device, 2, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
+		t.Errorf("a word of a peer that is not open: %v, want ErrPeer", err)
+	}
+	c.close()
+	if err := cudaipc.SetWord(f.Device, 1, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
+		t.Errorf("a word of a closed peer: %v, want ErrPeer", err)
 	}
 }
 

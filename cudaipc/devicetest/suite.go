@@ -26,6 +26,7 @@ func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
 		{"EventRecordedAgain", testEventRecordedAgain},
 		{"RevocationWords", testRevocationWords},
 		{"WordsOutOfRange", testWordsOutOfRange},
+		{"WordsAreWritten", testWordsAreWritten},
 		{"StaleWithoutWaiting", testStaleWithoutWaiting},
 		{"CloseWhileCopying", testCloseWhileCopying},
 		{"EventsOfTheDead", testEventsOfTheDead},

@@ -19,6 +19,9 @@ type engineWords struct {
 // wordsAlign is the alignment of the extra bytes after the words.
 const wordsAlign = 128
 
+// MaxStageWords is how many words for loads by stages an engine on the host has.
+const MaxStageWords = wordsAlign / 8
+
 // newEngineWords makes words with event cells of cell bytes, and more extra bytes after them.
 func newEngineWords(events uint32, cell uint64, revokes uint32, more uint64) (w engineWords, err error) {
 	end := uint64(eventsFrom) + uint64(events)*cell
@@ -41,6 +44,19 @@ func (w *engineWords) SyncDesc() (cudaipc.Region, cudaipc.Sync) {
 
 // Step returns the step word: the last step that a stream has passed.
 func (w *engineWords) Step() uint64 { return atomic.LoadUint64(cudaipc.Word64(w.words.Mem, 0)) }
+
+// StageWords returns the offset of MaxStageWords words of 8 bytes for loads by stages, in the
+// region of the words. Only engines on the host have them.
+func (w *engineWords) StageWords() uint64 { return w.extraOff }
+
+// StageWord returns one of the words for loads by stages. The engine sets it to 0 before a load
+// that names it.
+func (w *engineWords) StageWord(i uint32) *uint64 {
+	if i >= MaxStageWords {
+		panic(fmt.Sprintf("word of a load by stages %d of %d", i, MaxStageWords))
+	}
+	return cudaipc.Word64(w.words.Mem, w.extraOff+uint64(i)*8)
+}
 
 // Revoke sets revocation word i: a save that names it is not committed from now on.
 func (w *engineWords) Revoke(i uint32) { atomic.StoreUint32(w.revokeWord(i), 1) }

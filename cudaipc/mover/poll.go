@@ -2,6 +2,8 @@ package mover
 
 import "github.com/kvagent/kvagent/cudaipc"
 
+var _ cudaipc.WordSetter = (*Mover)(nil)
+
 // Poll answers each wait now. It reads the peers' words itself. It asks the mover for events of a
 // GPU, in one message for all waits, and only if the step word has been reached: before that the
 // answer does not depend on them.
@@ -65,4 +67,16 @@ func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked [
 		asked, at = append(asked, waits[i]), append(at, i)
 	}
 	return asked, at, proc, nil
+}
+
+// SetWord writes a word of a peer's sync region, which this side has mapped too: see
+// cudaipc.WordSetter.
+func (m *Mover) SetWord(id cudaipc.PeerID, off, value uint64) error {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	p, err := m.peerLocked(id)
+	if err != nil {
+		return err
+	}
+	return p.view.SetWord(off, value)
 }

@@ -85,3 +85,12 @@ func (n *Node) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte, 
 	}
 	return cudaipc.AskLoadEvents(d.Device, id, off, count)
 }
+
+// SetWord calls SetWord of the peer's device.
+func (n *Node) SetWord(id cudaipc.PeerID, off, value uint64) error {
+	d, err := n.device(id)
+	if err != nil {
+		return err
+	}
+	return cudaipc.SetWord(d.Device, id, off, value)
+}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 VERSION = 3
 MIN_VERSION = 1
+STAGES_VERSION = 3  # the first version with loads by stages
 TRANSFERS_VERSION = 3  # the first with transfers
 
 NO_INDEX = 2**32 - 1
@@ -403,6 +404,30 @@ class Switches:
     saves: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Declares the stages of a registered worker's segments (u16 LE each, joined, in the order of
+    the registration), and ``count`` words at ``off``, in bytes, of its sync region.
+    """
+
+    off: int
+    count: int
+    stages: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLoad:
+    """Loads blocks stage by stage; ``word`` is the index of the word that counts the stages."""
+
+    job: int
+    epoch: int
+    step: int
+    event: int
+    lease: int
+    word: int
+    sections: tuple[Section, ...]
+
+
 Message: TypeAlias = (
     Hello
     | Welcome
@@ -426,6 +451,8 @@ Message: TypeAlias = (
     | Offer
     | Offered
     | Delivered
+    | Stages
+    | StagedLoad
     | Ping
     | Pong
     | Error

@@ -27,7 +27,7 @@ from kvagent.limits import MAX_RELEASES
 from kvagent.packing import Packed
 from kvagent.registration import Registration, parts
 from kvagent.stream import FrameStream
-from kvagent.wire import encode, frame, load_frame, save_frame
+from kvagent.wire import encode, frame, load_frame, save_frame, staged_load_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -213,6 +213,21 @@ class Session:
         else:
             message = m.Load(job, epoch, step, event, lease, tuple(sections))
             self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
+        return job
+
+    def stages(self, off: int, count: int, stages: bytes) -> None:
+        """Declare the stages of the registration's segments and the words of staged loads, once for
+        each registration: see messages.Stages. Needs version 3, as does staged_load.
+        """
+        self._send(m.Stages(off, count, stages))
+
+    def staged_load(self, sections: Packed, *, epoch: int, step: int, event: int, lease: int, word: int) -> int:
+        """Load blocks stage by stage, without waiting. Return the job's number.
+
+        The word ``word``, which the caller has set to 0, counts the stages that have arrived.
+        """
+        job = next(self._job_numbers)
+        self._send_job(job, staged_load_frame(job, epoch, step, event, lease, word, sections), sections.blocks)
         return job
 
     def cork(self) -> None:

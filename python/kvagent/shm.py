@@ -16,7 +16,7 @@ import sys
 from kvagent.messages import Region, RegionKind, Sync
 
 EVENT_CELL = 16  # bytes: u64 recorded, u64 fired
-_CACHE_LINE = 64  # bytes; the three kinds of words have different writers and separate cache lines
+_CACHE_LINE = 64  # bytes; the kinds of words have different writers and separate cache lines
 
 # From linux/fcntl.h; Python's fcntl lacks these names with some C libraries.
 _F_ADD_SEALS = 1033
@@ -64,22 +64,30 @@ class SharedMemory:
 
 
 class SyncWords:
-    """The step word, event cells and revocation words of one worker, in their own shared memory."""
+    """The words of one worker in their own shared memory: its step, its events, its revocations and
+    the stages of its loads.
+    """
 
-    def __init__(self, events: int, revokes: int, cell: int = EVENT_CELL) -> None:
-        """``cell``: bytes per event cell; a GPU's cell holds the handle of a CUDA event."""
+    def __init__(self, events: int, revokes: int, cell: int = EVENT_CELL, *, stages: int = 0) -> None:
+        """``cell``: bytes per event cell; a GPU's cell holds the handle of a CUDA event.
+
+        ``stages``: the words of staged loads.
+        """
         if sys.byteorder != "little":
             raise OSError("the words are little-endian, this machine is not")
         self.events_off = _CACHE_LINE
         self.revoke_off = _aligned(self.events_off + events * cell)
         self._cell_bytes = cell
-        self.memory = SharedMemory(_aligned(self.revoke_off + revokes * 4), "kvagent-sync")
+        self.stages_off = _aligned(self.revoke_off + revokes * 4)
+        self.memory = SharedMemory(_aligned(self.stages_off + stages * 8), "kvagent-sync")
         self.events = events
         self.revokes = revokes
         self._long = self.memory.view.cast("Q")
         self.cells = self._long[self.events_off // 8 : (self.events_off + events * cell) // 8]
         """Of all events. On a CPU two words each: recorded, fired."""
         self._word = self.memory.view.cast("I")
+        self.landed = self._long[self.stages_off // 8 : self.stages_off // 8 + stages]
+        """How many stages of each staged load have arrived; the agent writes them."""
 
     def sync(self, region: int) -> Sync:
         """Return the placement of the words for REGISTER; ``region`` is the region number of
@@ -134,6 +142,7 @@ class SyncWords:
     def close(self) -> None:
         """Free the memory. Repeated calls do nothing."""
         self.cells.release()
+        self.landed.release()
         self._long.release()
         self._word.release()
         self.memory.close()

@@ -39,6 +39,7 @@ from kvagent.limits import (
     MAX_SEGMENTS_MESSAGE,
     MAX_SHARDS,
     MAX_SHARDS_2,
+    MAX_STAGE_WORDS,
     MAX_TEXT,
     MAX_TRANSFER_MS,
     MAX_TRANSFER_NAME,
@@ -117,18 +118,25 @@ _RECORDS: dict[int, Record] = {
     24: record(m.Offer, name=_TRANSFER, tokens=_U32, ttl_ms=Uint(1, MAX_TRANSFER_MS)),
     25: record(m.Offered, name=_TRANSFER, tokens=_U32),
     26: record(m.Delivered, name=_TRANSFER),
+    27: record(m.Stages, off=_U64, count=Uint(1, MAX_STAGE_WORDS), stages=Bin(2, MAX_SEGMENTS * 2)),
+    28: record(
+        m.StagedLoad,
+        job=_U64, epoch=_U32, step=_U64, event=_U32, lease=_U64, word=Uint(0, MAX_STAGE_WORDS - 1), sections=_SECTIONS,
+    ),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
     m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
+    m.Stages: 3, m.StagedLoad: 3,
 }  # fmt: skip
 _WELCOME = _NUMBERS[m.Welcome]
 _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
 _WELCOME_DEFAULTS: tuple[Any, ...] = (0, 0, 0, 0, "")  # of the fields after version 1's
 _SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # index of revoke among the fields of SAVE
 _LOAD = _NUMBERS[m.Load]
+_STAGED_LOAD = _NUMBERS[m.StagedLoad]
 _REGISTER, _HELD, _ROLE = _NUMBERS[m.Register], 5, 2  # indexes of held and role among the fields
 _SEGMENTS, _SHARD = _NUMBERS[m.Segments], 1
 
@@ -172,6 +180,11 @@ def save_frame(
 def load_frame(job: int, epoch: int, step: int, event: int, lease: int, sections: Packed) -> bytes:
     """Return the frame of a LOAD with packed sections."""
     return _job_frame(_LOAD, (job, epoch, step, event, lease), sections)
+
+
+def staged_load_frame(job: int, epoch: int, step: int, event: int, lease: int, word: int, sections: Packed) -> bytes:
+    """Return the frame of a STAGED_LOAD with packed sections."""
+    return _job_frame(_STAGED_LOAD, (job, epoch, step, event, lease, word), sections)
 
 
 def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
@@ -260,7 +273,9 @@ def _check(message: m.Message, version: int) -> None:
             _check_old_shards(message)
     elif isinstance(message, m.Segments) and version > 2 and message.shard >= MAX_SHARDS:
         raise Malformed(f"Segments.shard: {message.shard} is not an integer from 0 to {MAX_SHARDS - 1}")
-    elif isinstance(message, (m.Save, m.Load)):
+    elif isinstance(message, m.Stages) and len(message.stages) % 2:
+        raise Malformed(f"Stages.stages: {len(message.stages)} bytes, no multiple of 2")
+    elif isinstance(message, (m.Save, m.Load, m.StagedLoad)):
         _check_sections(message.sections)
         if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
             raise Malformed("Save.revoke: version 1 has none")

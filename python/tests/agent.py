@@ -106,10 +106,11 @@ class Engine:
     """
 
     def __init__(
-        self, agent: AgentProcess, instance: str, *, lookup_name: str = "", rank: int = 0, world: int = 1
-    ) -> None:
+        self, agent: AgentProcess, instance: str, *, lookup_name: str = "", rank: int = 0, world: int = 1,
+        stages: int = 0,
+    ) -> None:  # fmt: skip
         self.cache = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES)
-        self.words = SyncWords(events=4, revokes=4)
+        self.words = SyncWords(events=4, revokes=4, stages=stages)
         self.rank = rank
         common: dict[str, Any] = {
             "instance": instance, "identity": IDENTITY, "groups": (m.Group(BLOCK_TOKENS, BLOCKS),),

@@ -88,8 +88,18 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies."""
-        return preferred_layout(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
+        """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies,
+        a layer-outermost one large copies of a layer.
+        """
+        options = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        return preferred_layout(vllm_config, options.layout, layerwise=options.layerwise)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Return whether vLLM must not replay a whole forward pass: a replay calls no
+        wait_for_layer_load.
+        """
+        return parse(extra_config).layerwise
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:

@@ -146,16 +146,17 @@ def shard(rank: int, tp: int, replicas: int) -> int:
 
 
 ONE_RUN = ("BLHNC", "BLNHC")  # a block is contiguous over all layers
+ONE_RUN_A_LAYER = ("LBHNC", "LBNHC")  # all blocks of a layer lie together
 
 log = logging.getLogger("vllm.kvagent")
 
 
 def preferred_layout(
-    vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None
+    vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None, *, layerwise: bool = False
 ) -> str | None:
     """Return the name of the layout to ask for, or None for vLLM's choice.
 
-    ``option`` is the user's.
+    ``option`` is the user's. ``layerwise``: copies are of one layer each.
     """
     if option != "auto":
         return None if option == "none" else option
@@ -166,7 +167,7 @@ def preferred_layout(
     except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
         log.info("layout: the attention backend could not be determined (%s): vLLM chooses", error)
         return None
-    found = next((name for name in names if name in ONE_RUN), None)
+    found = next((name for name in names if name in (ONE_RUN_A_LAYER if layerwise else ONE_RUN)), None)
     if found is None:
         log.info("layout: the attention backend reads %s; blocks are copied layer by layer", ", ".join(names))
     return found

@@ -53,6 +53,10 @@ class Options:
     """The most bytes that one step waits for, per rank."""
     sync_wait_ms: float = 250.0
     """The longest that a step waits for its loads; then they are given up."""
+    layerwise: bool = False
+    """Whether a step that waits for a load waits layer by layer, so that its first layers compute
+    while the last ones are copied. Needs load_mode sync or auto.
+    """
     min_load_tokens: int = 64
     """Loads of fewer tokens are not worth it; such prompts are computed."""
     save_decode: bool = True
@@ -134,6 +138,7 @@ def parse(given: Mapping[str, Any]) -> Options:
             raise OptionError(f"{name}: no such option; there are {', '.join(sorted(known))}")
     options = Options(**{name: _checked(name, value, known[name].default) for name, value in given.items()})
     _check_weights(options)
+    _check_layerwise(options)
     return options
 
 
@@ -154,6 +159,13 @@ def _check_weights(options: Options) -> None:
         raise OptionError(f"weights_version_file: {options.weights_version_file!r}, allowed is an absolute path")
     if options.weights_version_file and options.weights_fixed:
         raise OptionError("weights_version_file: allowed only where weights_fixed is false: it names new weights")
+
+
+def _check_layerwise(options: Options) -> None:
+    if options.layerwise and options.load_mode == "async":
+        raise OptionError("layerwise: true, allowed only where load_mode is sync or auto")
+    if options.layerwise and (options.share_tp or options.share_pp):
+        raise OptionError("layerwise: true, allowed only where share_tp and share_pp are 0")
 
 
 def _checked(name: str, value: Any, default: Any) -> Any:

@@ -58,6 +58,8 @@ class Part:
     samples: bool
     fresh: bool
     """The scheduler says where it begins: it is new, or was resumed."""
+    early: bool = False
+    """Whether a layer found wrong bytes when it was its turn."""
 
 
 class Gpu:
@@ -90,7 +92,24 @@ class Gpu:
         right = [self._compute(part, sequence, begin, known + accepted, rank) for rank in range(len(self.caches))]
         self._at[part.name] = known + accepted
         tokens = sequence.tokens[known : known + accepted + 1] if part.samples else []
-        return tokens if all(right) else [WRONG for _ in tokens]
+        return tokens if all(right) and not part.early else [WRONG for _ in tokens]
+
+    def reads(self, part: Part, rank: int, layer: str) -> None:
+        """Let a layer of the only group read what it computes from, before the steps' kernels run.
+
+        What it reads too early taints the part.
+        """
+        sequence = self.sequences[part.name]
+        begin = part.begin if part.fresh else self._at[part.name]
+        (spec,) = self.kv.kv_cache_groups
+        size, number = spec.kv_cache_spec.block_size, spec.layer_names.index(layer)
+        positions = torch.arange(0, begin)
+        table = torch.tensor(part.tables[0], dtype=torch.int64)
+        view = self.caches[rank][layer]
+        hashes = torch.tensor(sequence.hashes[:begin], dtype=torch.int64)
+        want = ((hashes * 7 + number * 13 + self.weights * 1009 + rank * 29) % PRIME).to(torch.float32)
+        got = view[table[positions // size], :, positions % size]
+        part.early |= bool((got != want[:, None, None]).any())
 
     def _compute(self, part: Part, sequence: Sequence, begin: int, end: int, rank: int) -> bool:
         """Write what one rank computes. Return whether it was right."""

@@ -71,9 +71,9 @@ def right(world: World) -> None:
         assert world.outputs[name] == sequence.tokens[start : start + sequence.max_tokens], name
 
 
-def spoil(world: World, agent: AgentProcess, position: int = 20) -> None:
-    """Change what the cold request stored at a position, in the last rank."""
-    value = (world.sequences["cold"].hashes[position] * 7 + (world.ranks - 1) * 29) % PRIME
+def spoil(world: World, agent: AgentProcess, position: int = 20, layer: int = 0) -> None:
+    """Change what the cold request stored at a position and layer, in the last rank."""
+    value = (world.sequences["cold"].hashes[position] * 7 + layer * 13 + (world.ranks - 1) * 29) % PRIME
     flip(agent.process.pid, struct.pack("<f", value))
 
 

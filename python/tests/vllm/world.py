@@ -40,13 +40,17 @@ from tests.vllm.gpu import Gpu, Part, Sequence
 from tests.vllm.setting import BLOCK, HEADS, kv_cache_config, vllm_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from pathlib import Path
 
     from tests.agent import AgentProcess
 
 EOS = 1
 _NUMBERS = itertools.count()
+
+
+class Attention:
+    """Stands for a layer whose forward waits for its part of a load."""
 
 
 @dataclass
@@ -69,8 +73,9 @@ class World:
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None, max_batched: int = 256,
-        split: bool = False,
+        split: bool = False, silent: Container[str] = (),
     ) -> None:  # fmt: skip
+        """``silent``: layers that do not wait for their part of a load, such as indexers."""
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
@@ -79,11 +84,12 @@ class World:
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_grace_ms": 10_000, "lookup_age_ms": 10_000,
             "lookup_wait_ms": 100, "pin_percent": 15, "start_wait_ms": 20_000,
         }  # fmt: skip
-        if not (extra or {}).get("weights_fixed"):
+        options |= extra or {}
+        if not options.get("weights_fixed"):
             options["weights_version_file"] = str(version)
         settings = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options | (extra or {}),
+            "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options,
         } | (transfer or {})  # fmt: skip
         self.config = vllm_config(
             model, settings, layout=layout, asynchronous=asynchronous, max_batched=max_batched, ranks=ranks,
@@ -100,6 +106,13 @@ class World:
         self.queue: list[Callable[[], None]] = []
         caches = [allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout[layout]) for _ in range(ranks)]
         self.gpu = Gpu(self.kv, caches, split=split)
+        names = self.kv.kv_cache_groups[0].layer_names if options.get("layerwise") else []
+        self.layers = [name for name in names if name not in silent]
+        """Those that wait for their part of a load."""
+        self._silent = [name for name in names if name in silent]
+        self._reading: list[Part] = []
+        for layer in self.layers:
+            self.config.compilation_config.static_forward_context[layer] = Attention()
         self.workers: list[Any] = []
         self.drivers: list[Any] = []
         for rank in range(ranks):
@@ -209,6 +222,7 @@ class World:
                 self._execute(earlier)
         work = self._work(output)
         outputs = []
+        self._reading = work if any(load.sync for load in plan.loads) else []
         for rank in range(len(self.workers)):
             sent = pickle.loads(pickle.dumps(output))  # noqa: S301
             outputs.append(pickle.loads(pickle.dumps(self._drive(rank, sent))))  # noqa: S301
@@ -316,6 +330,7 @@ class World:
             if empty:
                 return driver.no_forward(output).kv_connector_output
             driver.pre_forward(output)
+            self._forward(rank)
             if hasattr(driver, "finish_forward"):
                 driver.finish_forward()
             if not hasattr(driver, "finalize_step") or "defer_finalize" not in inspect.signature(
@@ -335,10 +350,18 @@ class World:
             set_forward_context(None, self.config),
             KVConnectorModelRunnerMixin.maybe_get_kv_connector_output(output, **later) as connector_output,
         ):
-            pass
+            self._forward(rank)
         if later:
             KVConnectorModelRunnerMixin.finalize_kv_connector()
         return connector_output
+
+    def _forward(self, rank: int) -> None:
+        """Let the layers wait, each before it reads. The silent ones read first."""
+        for layer in self._silent + self.layers:
+            if layer not in self._silent:
+                self.workers[rank].wait_for_layer_load(layer)
+            for part in self._reading:
+                self.gpu.reads(part, rank, layer)
 
     def _listen(self, rank: int, output: Any) -> None:
         if output is not None:

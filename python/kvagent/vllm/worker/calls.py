@@ -17,6 +17,7 @@ from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
+from kvagent.vllm.worker.stages import calling_layers
 from kvagent.vllm.worker.sync import Sync, make_sync
 
 if TYPE_CHECKING:
@@ -56,7 +57,13 @@ class WorkerCalls:
         self._kv_caches = kv_caches
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(
-            kv_caches, names, self._config.num_blocks, self._options.cpu_memory, plan=self._cells, rank=self._rank
+            kv_caches,
+            names,
+            self._config.num_blocks,
+            self._options.cpu_memory,
+            plan=self._cells,
+            rank=self._rank,
+            calling=calling_layers(self._vllm_config) if self._layerwise else None,
         )
         self._sync = self._sync or make_sync(self._memory.device)
         if backends := used_backends(self._vllm_config, self._config):
@@ -68,6 +75,7 @@ class WorkerCalls:
                 link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
                 resolved=backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
+                stages=self._memory.stages,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
@@ -110,10 +118,12 @@ class WorkerCalls:
             self._worker.start(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: no load is layer by layer."""
+        """Wait for the layer's part of the loads that this step waits for, with ``layerwise``."""
+        if self._worker is not None:
+            self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing: no save is layer by layer."""
+        """Do nothing: saves are sent at the end of the step (docs/decisions)."""
 
     def wait_for_save(self) -> None:
         """End the step and send the saves, without waiting."""
@@ -173,6 +183,11 @@ class WorkerCalls:
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+    @property
+    def _layerwise(self) -> bool:
+        """Return whether steps wait for loads layer by layer."""
+        return self._options.layerwise and not geo.asynchronous_only(self._config)
 
     @property
     def _rank(self) -> int:

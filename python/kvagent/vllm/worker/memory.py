@@ -25,6 +25,7 @@ from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.worker.cell_memory import cell_extents
 from kvagent.vllm.worker.extents import Extent, extents, merged
+from kvagent.vllm.worker.stages import Stages, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,8 @@ class Memory:
     device: Any = None
     """The GPU; None for host memory."""
     exported: tuple[Exported, ...] = ()
+    stages: Stages | None = None
+    """Of the segments, if loads are layer by layer."""
 
     def close(self) -> None:
         """Close what was opened to export the memory to the agent."""
@@ -64,22 +67,45 @@ class Memory:
 def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
     driver: Driver | None = None, *, plan: Cells | None = None, rank: int = 0,
+    calling: frozenset[str] | None = None,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
     ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
     replaces CUDA's in tests. ``plan``: the model's cells, of which this is what ``rank`` holds.
+    ``calling``: the layers that wait for their part of a load; None if none does.
     """
     storages: dict[int, tuple[int, Any]] = {}
-    if plan is not None:
+    stages = None
+    if calling is not None:
+        found, stages = _staged(kv_caches, groups, num_blocks, calling, storages)
+    elif plan is not None:
         found = cell_extents(kv_caches, groups, num_blocks, plan, rank, storages)
     else:
         found = {_WHOLE: _of_groups(kv_caches, groups, num_blocks, storages)}
     device = _device(kv_caches)
     if device is not None:
-        return _on_gpu(storages, found, device, driver or CudaDriver())
+        return _on_gpu(storages, found, device, driver or CudaDriver(), stages)
     regions = tuple(_region(place + FIRST_REGION, storage, kind) for place, storage in storages.values())
-    return Memory(regions, *_segments(found, [0] * len(regions)))
+    return Memory(regions, *_segments(found, [0] * len(regions)), stages=stages)
+
+
+def _staged(
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, calling: frozenset[str],
+    storages: dict[int, tuple[int, Any]],
+) -> tuple[dict[int, dict[int, list[Extent]]], Stages]:  # fmt: skip
+    """Return the extents of the only group, and their stages.
+
+    They are those of ``_of_groups``, cut at the layers, so a block has the same bytes.
+    """
+    if len(groups) != 1:
+        raise Unsupported(f"layerwise: {len(groups)} KV cache groups, allowed is 1")
+    missing = [name for name in groups[0] if name not in kv_caches]
+    if missing:
+        raise Unsupported(f"group 0: layer {missing[0]} has no KV cache here")
+    layers = {name: list(extents(name, kv_caches[name], num_blocks, storages)) for name in groups[0]}
+    found, stages = stages_of(layers, calling)
+    return {_WHOLE: {0: found}}, stages
 
 
 def _of_groups(
@@ -99,8 +125,9 @@ def _of_groups(
 
 
 def _on_gpu(
-    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any, driver: Driver
-) -> Memory:
+    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any, driver: Driver,
+    stages: Stages | None,
+) -> Memory:  # fmt: skip
     exported: list[Exported] = []
     try:
         for place, storage in storages.values():
@@ -112,7 +139,7 @@ def _on_gpu(
             raise Unsupported(str(error)) from error
         raise
     regions = tuple(region for one in exported for region in one.regions)
-    return Memory(regions, *_segments(found, [one.offset for one in exported]), device, tuple(exported))
+    return Memory(regions, *_segments(found, [one.offset for one in exported]), device, tuple(exported), stages)
 
 
 def _segments(

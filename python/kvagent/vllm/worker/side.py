@@ -23,6 +23,7 @@ from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.worker.layer_loads import LayerLoads
 from kvagent.vllm.worker.sync import HostClock, IdleBackoff
 from kvagent.vllm.worker.sync_loads import SyncLoads
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.worker.stages import Stages
     from kvagent.vllm.worker.sync import Clock
 
 
@@ -112,10 +114,10 @@ class WorkerSide:
     def __init__(
         self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
-        sync_wait_s: float = 0.25,
+        sync_wait_s: float = 0.25, stages: Stages | None = None,
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
-        ``generation``.
+        ``generation``. ``stages``: those of the memory, if steps wait layer by layer.
         """
         self.counts = WorkerCounts()
         self._generation = generation
@@ -142,6 +144,8 @@ class WorkerSide:
             pending=lambda jobs: [job for job in jobs if job in self._jobs],
             descriptors=lambda: [one.session.fileno() for one in self._sessions],
         )  # fmt: skip
+        self._layers = None if stages is None else LayerLoads(stages, words)
+        self._sync_open: list[LoadJob] = []  # the loads that the step in progress waits for
         path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
         self._report = Report(workers=(WorkerInfo(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
 
@@ -181,17 +185,30 @@ class WorkerSide:
         since one that names this step would be in its way.
         """
         sync = [load for load in plan.loads if load.sync]
-        if sync:
+        if sync and self._layers is None:
             took = self._sync_loads.run(sync, self._step - 1, stopped=plan.stopped)
             self._report.waited.update(dict.fromkeys((load.job for load in sync), took))
+        elif sync and self._layers is not None:
+            self._sync_open = sync
+            self._sync_loads.begin(sync, self._step - 1, stopped=plan.stopped)
+            self._sync_loads.wait(self._layers.usable_before)
+            if self._sync_loads.waiting:
+                self._layers.begin()
         for load in plan.loads:
             if not load.sync:
                 self._submit(load, load.parts)
+
+    def wait_layer(self, name: str) -> None:
+        """Wait for a layer's part of the loads that this step waits for."""
+        layers = self._layers
+        if layers is not None and layers.waits(name):
+            self._sync_loads.wait(lambda job: layers.usable(job, name))
 
     def end(self, plan: StepPlan) -> None:
         """End the step and send the saves."""
         if self._open is None:
             return
+        self._end_sync()
         self._open = None
         self._clock.end(self._step)
         if plan.saves:
@@ -203,6 +220,7 @@ class WorkerSide:
         Jobs of this very step have rarely ended, and looking for them would cost more than the rest
         of the step.
         """
+        self._end_sync()
         if self._polls:
             self._poll()
             patient = self._backoff.active and not self._report.outcomes
@@ -298,6 +316,18 @@ class WorkerSide:
             if attachment is not None:
                 attachment.session.uncork()
 
+    def _end_sync(self) -> None:
+        """End the step's waiting for loads layer by layer, after its layers."""
+        if not self._sync_open or self._layers is None:
+            return
+        loads, self._sync_open = self._sync_open, []
+        self._sync_loads.wait()
+        self._report.waited.update(dict.fromkeys((load.job for load in loads), self._sync_loads.waited_s))
+        if not self._layers.end():
+            for load in loads:
+                self._report.late.add(load.job)
+                self._results.bad_blocks.update(_bad(load, b"\1" * load.blocks))
+
     def _submit_sync(self, load: LoadJob, step: int | None) -> None:
         """Send a load that names a step; without one it fails at once."""
         if step is None:
@@ -372,6 +402,10 @@ class WorkerSide:
             if isinstance(plan, SaveJob):
                 revoke = plan.revoke if session.version > 1 else m.NO_INDEX
                 return session.save(sections, epoch=plan.epoch, step=step, event=event, revoke=revoke)
+            if plan.sync and self._layers is not None:
+                number = self._layers.send(attachment, plan, sections, step=step, event=event)
+                if number is not None:
+                    return number
             return session.load(sections, epoch=plan.epoch, step=step, event=event, lease=plan.lease)
         except Busy:
             return BlockStatus.BUSY
@@ -442,6 +476,8 @@ class WorkerSide:
             self.counts.saved += statuses.count(_OK)
             return
         self.counts.loaded += statuses.count(_OK)
+        if self._layers is not None:
+            self._layers.over(plan.job)
         if not inflight.reported:
             self._report_load(plan, statuses, cancelled=inflight.cancelled)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
 EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
 
 
@@ -89,13 +90,13 @@ def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
     ``gpu`` replaces torch's in tests.
     """
     if device is None:
-        words = SyncWords(EVENTS, REVOKES)
+        words = SyncWords(EVENTS, REVOKES, stages=STAGE_WORDS)
         return Sync(words, HostClock(words))
     if gpu is None:
         from kvagent.cuda.torchgpu import TorchGpu
 
         gpu = TorchGpu(device)
-    words = SyncWords(cuda.EVENTS, REVOKES, cuda.IPC_HANDLE)
+    words = SyncWords(cuda.EVENTS, REVOKES, cuda.IPC_HANDLE, stages=STAGE_WORDS)
     try:
         return Sync(words, cuda.CudaClock(words, gpu))
     except BaseException:

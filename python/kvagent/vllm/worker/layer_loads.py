@@ -1,0 +1,101 @@
+"""Loads that a step waits for layer by layer: the words that count their stages, and which layers
+have waited.
+
+A layer that did not wait may have read bytes that had not arrived. So what a step computed while a
+load was under way counts only if all of its layers have waited; else the load is reported as
+failed, and from then on steps wait for whole loads.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from kvagent.messages import STAGES_VERSION
+
+if TYPE_CHECKING:
+    from kvagent.packing import Packed
+    from kvagent.shm import SyncWords
+    from kvagent.vllm.link import Attachment
+    from kvagent.vllm.plan import LoadJob
+    from kvagent.vllm.worker.stages import Stages
+
+log = logging.getLogger("vllm.kvagent")
+
+
+class LayerLoads:
+    """The staged loads of a worker."""
+
+    def __init__(self, stages: Stages, words: SyncWords) -> None:
+        self._stages = stages
+        self._landed = words.landed
+        self._off = words.stages_off
+        self._free = list(range(len(words.landed)))
+        self._words: dict[int, list[int]] = {}  # by load, while it is at the agent
+        self._declared: Attachment | None = None  # to which the stages were declared
+        self._expected: set[str] = set()
+        self._broken = False
+
+    def send(
+        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int
+    ) -> int | None:  # fmt: skip
+        """Send a part of a load. Return the job's number in the session, or None if the load cannot
+        be staged: then nothing was sent.
+
+        A load with several parts has a word for each, or none.
+        """
+        session = attachment.session
+        parts = len(load.parts)
+        words = self._words.get(load.job, [])
+        if self._broken or session.version < STAGES_VERSION or len(words) + len(self._free) < parts:
+            return None
+        if self._declared is not attachment:
+            session.stages(self._off, len(self._landed), self._stages.segments)
+            self._declared = attachment
+        word = self._free[-1]
+        self._landed[word] = 0
+        number = session.staged_load(
+            sections, epoch=load.epoch, step=step, event=event, lease=load.lease, word=word
+        )  # fmt: skip
+        self._words.setdefault(load.job, []).append(self._free.pop())
+        return number
+
+    def over(self, job: int) -> None:
+        """Free the words of a load that is over, so that the agent does not write them any more."""
+        self._free += self._words.pop(job, ())
+
+    def begin(self) -> None:
+        """Expect all layers of the step to wait."""
+        if not self._broken:
+            self._expected = set(self._stages.needed)
+
+    def end(self) -> bool:
+        """End the step. Return whether all layers that were expected to have waited."""
+        missing, self._expected = self._expected, set()
+        if missing:
+            self._broken = True
+            log.error(
+                "layerwise: %d layers, such as %s, did not wait for their part of a load: the load is computed, and "
+                "from now on steps wait for whole loads",
+                len(missing), min(missing),
+            )  # fmt: skip
+        return not missing
+
+    def usable_before(self, job: int) -> bool:
+        """Return whether all that layers do not wait for has arrived."""
+        return self._has(job, self._stages.first)
+
+    def waits(self, layer: str) -> bool:
+        """Return whether a layer has to wait, and note that it does."""
+        if not self._expected:
+            return False
+        self._expected.discard(layer)
+        return True
+
+    def usable(self, job: int, layer: str) -> bool:
+        """Return whether the layer's part of a load has arrived."""
+        return self._has(job, self._stages.needed.get(layer, self._stages.count))
+
+    def _has(self, job: int, stages: int) -> bool:
+        words = self._words.get(job)
+        return words is not None and all(self._landed[word] >= stages for word in words)

@@ -1,0 +1,74 @@
+"""The stages of a worker's KV caches: the parts of each block that a staged load copies one after
+the other.
+
+Each layer that calls the connector before its attention (vLLM's attention layers do) is a stage of
+its own, in the order of the layers' numbers. All others, such as the indexers of sparse attention,
+are in the first stage, which the forward pass waits for.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvagent.limits import MAX_SEGMENTS, MAX_STAGES
+from kvagent.vllm.geometry import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kvagent.vllm.worker.extents import Extent
+
+_CALLING = ("Attention", "MLAAttention")  # vLLM's classes whose forward calls wait_for_layer_load
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a worker's segments."""
+
+    segments: bytes
+    """The stage of each segment, u16 LE, in the order of the registration."""
+    needed: Mapping[str, int]
+    """By layer that waits: how many stages must have arrived."""
+    first: int
+    """How many stages must have arrived before the forward pass: 1, or 0 if all layers wait."""
+    count: int
+
+
+def calling_layers(vllm_config: Any) -> frozenset[str]:
+    """Return the names of the layers of this process that call wait_for_layer_load."""
+    layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
+    return frozenset(
+        name for name, layer in layers.items() if any(cls.__name__ in _CALLING for cls in type(layer).__mro__)
+    )
+
+
+def stages_of(
+    layers: Mapping[str, Sequence[Extent]], calling: frozenset[str]
+) -> tuple[list[Extent], Stages]:  # fmt: skip
+    """Return the extents of a group's layers in memory order, not merged, and their stages.
+
+    Layers that share memory share the stage of the first of them.
+    """
+    order = sorted((name for name in layers if name in calling), key=_position)
+    first = int(any(name not in calling for name in layers))
+    number = {name: first + i for i, name in enumerate(order)}
+    stage: dict[Extent, int] = {}
+    for name, extents in layers.items():
+        for extent in extents:
+            stage[extent] = min(stage.get(extent, MAX_STAGES), number.get(name, 0))
+    found = sorted(stage, key=lambda p: (p.storage, p.stride, p.offset))
+    count = first + len(order)
+    if count > MAX_STAGES or len(found) > MAX_SEGMENTS:
+        raise Unsupported(
+            f"layerwise: {count} layers in {len(found)} runs, allowed is 1 to {MAX_STAGES} in {MAX_SEGMENTS}: use a "
+            "layout with heads outside of tokens, or larger blocks"
+        )
+    needed = {name: 1 + max(stage[extent] for extent in layers[name]) for name in order}
+    return found, Stages(struct.pack(f"<{len(found)}H", *(stage[p] for p in found)), needed, first, count)
+
+
+def _position(name: str) -> tuple[list[int], str]:
+    """Return a layer's place among the others: by the numbers in its name."""
+    return [int(part) for part in name.split(".") if part.isdigit()], name

@@ -1,0 +1,56 @@
+"""An agent that stops in the middle of a load when it is told to (`kvbench hold`)."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+
+from tests.agent import KVBENCH, PATIENCE_S, START_S, AgentProcess, eventually
+
+
+class HoldingAgent(AgentProcess):
+    """The agent in a folder. Its copies of loads can be held back."""
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [str(KVBENCH), "hold", str(self.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            bufsize=0,
+        )  # fmt: skip
+        eventually(self._answers, "an agent that answers", START_S)
+
+    def hold(self, passing: int) -> None:
+        """Let so many copies of loads pass, and hold those after them."""
+        self._tell(f"hold {passing}")
+
+    def release(self) -> None:
+        """Start the held copies, and hold none any more."""
+        self._tell("release")
+
+    def holds(self) -> None:
+        """Wait until a copy is held."""
+        self._hear("held")
+
+    def kill(self) -> None:
+        super().kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+    def close(self) -> None:
+        self.thaw()
+        self.kill()
+        self._log.close()
+
+    def _tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self._hear("ok")
+
+    def _hear(self, word: str) -> None:
+        out = self.process.stdout
+        assert out is not None
+        poller = select.poll()
+        poller.register(out, select.POLLIN)
+        assert poller.poll(PATIENCE_S * 1e3), f"the agent does not say {word}"
+        line = out.readline().decode().strip()
+        assert line == word, f"the agent said {line!r}, not {word!r}"

@@ -1,0 +1,237 @@
+package transfer
+
+import (
+	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// A staged load pins all of its blocks, waits for the step in flight, and copies stage by stage:
+//
+//	pin ─▶ await the step ─▶ stage 0, word = 1 ─▶ ... ─▶ stage n-1, compare, word = n ─▶ sample
+//
+// Each range is summed while it is copied. Before the last stage counts, the sums of each block are
+// combined to that of the whole block and compared with the one of its save. One block that fails
+// ends the load: those that have not arrived are Cancelled, and the word does not grow any more.
+
+// staged is a staged load in progress.
+type staged struct {
+	*Staged
+	*flight            // all blocks; only its batches are copied
+	rangeSums []uint32 // of all blocks, as they were copied
+	first     []int    // of each block, in rangeSums
+	counted   int      // what the word is
+	over      bool     // it has failed: the word does not grow any more
+}
+
+// stageCursor is the start of the next batch of a staged load.
+type stageCursor struct{ stage, block, rng int } // rng is an index of stagedGroup.byStage
+
+// loadStaged executes a staged load.
+func (th *thread) loadStaged(t *task) {
+	l := &staged{Staged: t.job.Staged, flight: th.spare()}
+	status := th.pinAll(t, l)
+	if status == pool.OK {
+		status = th.await(t)
+	}
+	if status == pool.OK {
+		status = th.copyStages(t, l)
+	}
+	if status == pool.OK && th.check(l.flight) {
+		for len(l.samples) > 0 {
+			th.compare(t, l.flight, th.sums(l.flight), true)
+		}
+	}
+	if status != pool.OK {
+		l.fail(status)
+	}
+	th.release(t, l.flight)
+	th.recycle(l.flight)
+}
+
+// fail gives all blocks that have no status of their own one.
+func (l *staged) fail(s pool.Status) {
+	for i := range l.status {
+		if l.status[i] == pool.OK {
+			l.status[i] = s
+		}
+	}
+}
+
+// pinAll pins all blocks. If one is not there, or the epoch is over, it returns the status of the
+// others.
+func (th *thread) pinAll(t *task, l *staged) pool.Status {
+	th.enter(Reserving)
+	status, number := pool.OK, 0
+	for i := range t.job.Sections {
+		s := &t.job.Sections[i]
+		for h := range th.w.held {
+			p := part{s, h, 0, len(s.Blocks), t.index(h, number)}
+			b := th.batch(t, &p)
+			th.w.cfg.Slots.Acquire(&b)
+			if !th.addStaged(l, &p, &b) {
+				status = Cancelled
+			}
+		}
+		number += len(s.Blocks)
+	}
+	if th.stale(t) { // as in beginLoad, while the blocks are pinned
+		t.setFrom(0, pool.Stale)
+		return pool.Stale
+	}
+	return status
+}
+
+// addStaged adds the blocks for which the pool gave slots, and reports whether these are all.
+func (th *thread) addStaged(l *staged, p *part, b *pool.Batch) (all bool) {
+	held := &th.w.held[p.held]
+	key := pool.Key{Space: th.w.cfg.Spec.Fingerprint, Group: p.section.Group, Shard: held.shard}
+	all = true
+	for i, status := range b.Status {
+		if status != pool.OK {
+			all = false
+			continue
+		}
+		key.Hash = pool.MakeHash(b.Hashes.At(i))
+		l.copy.Blocks = append(l.copy.Blocks, cudaipc.Block{Seed: key.Seed(held.plans[p.section.Group].bytes)})
+		l.slots = append(l.slots, b.Slots[i])
+		l.status = append(l.status, pool.OK)
+		l.number = append(l.number, p.first+i)
+		l.where = append(l.where, place{p.held, p.section.Group, p.section.Blocks[p.from+i]})
+		l.first = append(l.first, len(l.rangeSums))
+		l.rangeSums = append(l.rangeSums, make([]uint32, len(l.ranges(len(l.where)-1)))...)
+		l.checked = append(l.checked, false)
+	}
+	return all
+}
+
+// ranges returns the ranges of a block.
+func (l *staged) ranges(i int) []stagedRange { return l.held[l.where[i].held][l.where[i].group].ranges }
+
+// copyStages copies all stages. As in batches, the next copies begin while the oldest is in flight;
+// they wait for no use of the stages before, since each byte has its own place in the engine.
+func (th *thread) copyStages(t *task, l *staged) pool.Status {
+	var c stageCursor
+	l.skip(&c)
+	for c.stage < l.count || th.inFlight() > 0 {
+		more := c.stage < l.count
+		lane, ok := (*ticket)(nil), false
+		if more {
+			lane, ok = th.nextLane(t)
+		}
+		status := pool.OK
+		switch {
+		case ok:
+			th.launchStage(l, &c, lane)
+		case th.inFlight() > 0:
+			status = th.finishStage(l)
+		default:
+			status = Cancelled // cancelled while it waited for a lane
+		}
+		if status == pool.OK && th.ended(t) && more {
+			status = Cancelled
+		}
+		if status != pool.OK {
+			l.over = true
+			for th.inFlight() > 0 {
+				_ = th.finishStage(l)
+			}
+			return status
+		}
+	}
+	return pool.OK
+}
+
+// skip moves the cursor to the next range, past what has none.
+func (l *staged) skip(c *stageCursor) {
+	for c.stage < l.count {
+		if c.block == len(l.slots) {
+			c.stage, c.block, c.rng = c.stage+1, 0, 0
+			continue
+		}
+		if c.rng < len(l.stage(c)) {
+			return
+		}
+		c.block, c.rng = c.block+1, 0
+	}
+}
+
+// stage returns the indexes of the ranges of the cursor's block in its stage.
+func (l *staged) stage(c *stageCursor) []int {
+	at := &l.where[c.block]
+	return l.held[at.held][at.group].byStage[c.stage]
+}
+
+// launchStage begins the copy of the next ranges of one stage: at least one, and else at most
+// Limits.BatchBytes and maxBatchRuns.
+func (th *thread) launchStage(l *staged, c *stageCursor, lane *ticket) {
+	f := th.spare()
+	f.lane, f.copy.Dir = lane, cudaipc.Scatter
+	room := th.w.cfg.Limits.BatchBytes
+	for stage := c.stage; c.stage == stage && len(f.copy.Runs) < maxBatchRuns; l.skip(c) {
+		index := l.stage(c)[c.rng]
+		r := &l.ranges(c.block)[index]
+		if room -= int64(r.bytes); room < 0 && len(f.copy.Blocks) > 0 {
+			break
+		}
+		before := len(f.copy.Runs)
+		f.copy.Runs = r.runs(f.copy.Runs, l.where[c.block].block, l.slots[c.block].Off+r.off)
+		f.copy.Blocks = append(f.copy.Blocks, cudaipc.Block{Runs: uint32(len(f.copy.Runs) - before)})
+		f.number = append(f.number, c.block)
+		f.at = append(f.at, l.first[c.block]+index)
+		c.rng++
+	}
+	f.landed = c.stage
+	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
+	th.begun = append(th.begun, f)
+}
+
+// finishStage waits for the oldest copy, keeps its sums, and counts the stages that it completes.
+func (th *thread) finishStage(l *staged) pool.Status {
+	th.enter(Copying)
+	f := th.begun[0]
+	th.begun = append(th.begun[:0], th.begun[1:]...)
+	defer th.recycle(f)
+	d, err := th.outcome(f.ticket, f.err)
+	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks)
+	result := pool.OK
+	for i, block := range f.number {
+		switch {
+		case err != nil || short || (d.Bad != nil && d.Bad[i]):
+			l.status[block] = th.failureStatus(&l.slots[block], cudaipc.Scatter)
+		case f.copy.Sum:
+			l.rangeSums[f.at[i]] = d.Sums[i]
+		}
+		if l.status[block] != pool.OK {
+			result = Cancelled
+		}
+	}
+	if result != pool.OK || l.over || f.landed == l.counted {
+		return result
+	}
+	l.counted = f.landed
+	if l.counted == l.count && th.w.cfg.Integrity == Full && !l.whole() {
+		return Cancelled
+	}
+	if cudaipc.SetWord(th.w.cfg.Device, th.w.cfg.Peer, l.Word, uint64(l.counted)) != nil {
+		return Failed
+	}
+	return pool.OK
+}
+
+// whole compares the sums of the blocks that were copied with those of their saves, and reports
+// whether all are equal.
+func (l *staged) whole() bool {
+	equal := true
+	for i := range l.slots {
+		sum := l.copy.Blocks[i].Seed
+		ranges := l.ranges(i)
+		for r := range ranges {
+			sum = combine(sum, l.rangeSums[l.first[i]+r], ranges[r].shift)
+		}
+		if sum != l.slots[i].Sum {
+			l.status[i] = pool.Corrupt
+			equal = false
+		}
+	}
+	return equal
+}
