@@ -20,7 +20,7 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import OptionError, Options, loads, parse, saves
+from kvagent.vllm.options import OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -49,7 +49,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._options: Options = parse(transfer.kv_connector_extra_config)
+        self._options: Options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
         self._config = kv_cache_config
         check(vllm.__version__, KVConnectorBase_V1)
         check_drafts(getattr(vllm_config, "speculative_config", None))
@@ -66,6 +66,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._next_stats = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
+            _log_translation(transfer)
             unobserved = (
                 [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
             )
@@ -88,7 +89,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
         """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies."""
-        return preferred_layout(vllm_config, parse(vllm_config.kv_transfer_config.kv_connector_extra_config).layout)
+        transfer = vllm_config.kv_transfer_config
+        return preferred_layout(vllm_config, parse(transfer.kv_connector_extra_config, transfer.kv_role).layout)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
@@ -190,6 +192,12 @@ def _check_policy(transfer: Any) -> None:
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
         )
+
+
+def _log_translation(transfer: Any) -> None:
+    """Log what each option of another connector became."""
+    for name, meaning in translation(transfer.kv_connector_extra_config, transfer.kv_role).accepted.items():
+        log.info("%s: %s", name, meaning)
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:
