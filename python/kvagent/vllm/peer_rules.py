@@ -59,9 +59,9 @@ def switch(true: Rule, false: Rule) -> Rule:
     def rule(value: Any, given: Given) -> Meaning:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             value = value.lower() == "true"  # some connectors read strings
-        if not isinstance(value, bool):
+        if value not in (False, True):
             return Meaning(f"{value!r}, allowed is true or false", refused=True)
-        return (true if value else false)(value, given)
+        return (true if value else false)(bool(value), given)
 
     return rule
 
