@@ -346,7 +346,7 @@ def collect_saves(
     left: list[Tracked] = []
     filled: list[tuple[Tracked, int]] = []
     for tracked in schedule.take():
-        if tracked.stale:
+        if tracked.stale or tracked.no_save:
             continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)
