@@ -171,7 +171,7 @@ def _same(rule: Rule, *names: str) -> dict[str, PeerOption]:
 
 _P2P = "--peer-listen ADDRESS:PORT, for blocks that a decode engine wants (docs/PD.md)"
 _STATUS = "--http ADDRESS:PORT; kvagent status says more"
-_NO_BLENDING = "only prefixes are reused (docs/decisions)"
+_NO_BLENDING = "blocks are reused after their own prefix only (docs/decisions)"
 
 LMCACHE_OPTIONS: dict[str, PeerOption] = {
     **_same(none(_CHUNKS), "chunk_size"),
