@@ -49,10 +49,11 @@ var mayImport = map[string][]string{
 	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
-	"agent": {"agent/admin", "agent/delivery", "agent/lease", "agent/registration", "lookup", "transfer", "ipc",
+	"agent": {"agent/admin", "agent/delivery", "agent/keep", "agent/lease", "agent/registration", "lookup", "transfer", "ipc",
 		"cudaipc", "pool"},
-	"agent/admin":        {"agent/delivery", "transfer", "ipc", "cudaipc", "pool", "pool/peer"},
+	"agent/admin":        {"agent/delivery", "agent/keep", "transfer", "ipc", "cudaipc", "pool", "pool/peer"},
 	"agent/delivery":     {"pool"},
+	"agent/keep":         {"pool"},
 	"agent/lease":        {"pool"},
 	"agent/peering":      {"agent/delivery", "pool", "pool/peer"},
 	"agent/registration": {"transfer", "ipc", "cudaipc"},
