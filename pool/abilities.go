@@ -129,6 +129,23 @@ type WriteBack interface {
 	ReadWithoutTouch(b *Batch, read func(s Slot) Status)
 }
 
+// Keeper is a memory that keeps entries out of the order of eviction for a time, or drops them if
+// nothing uses them.
+//
+// Implemented by pool/dram and pool/tier (for its memory). Without it, requests that ask for either
+// are ignored, and counted.
+type Keeper interface {
+	// PinEach pins each of the hashes that is stored, without counting it as asked for, and appends
+	// their refs; bytes is the size of one. Unlike Pin it goes on after one that is not stored.
+	PinEach(s SpaceID, group uint8, h Hashes, refs []Ref) (all []Ref, bytes int64)
+	// MarkBrief marks those of the hashes that are stored. A mark ends when the entry is used: by a
+	// look-up that finds it, a pin, or a save of the same block.
+	MarkBrief(s SpaceID, group uint8, h Hashes)
+	// DropBrief drops those of the hashes that are still marked and not pinned, and returns their
+	// number.
+	DropBrief(s SpaceID, group uint8, h Hashes) int
+}
+
 // Prober is a memory (Slots) that retires pages that cannot be read.
 //
 // Implemented by pool/dram and pool/tier (which forwards it to its memory). Without it, a bad page

@@ -52,6 +52,7 @@ TRANSFERS = "tests/test_vllm_transfers.py"
 WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
 LAYERWISE = "tests/vllm/test_layerwise.py"
+SWITCHES = "tests/test_vllm_switches.py"
 MUTANTS = [
     Mutant("a layer does not wait for its part of a load", "worker/layer_loads.py",
         "self._stages.needed.get(layer, self._stages.count)", "0",
@@ -86,6 +87,18 @@ MUTANTS = [
     Mutant("a draft model has the heads of the model", "cells.py",
         "    if own != heads:\n", "    if own % heads:\n",
         "one_head_on_each_rank", "DID NOT RAISE", where=CELLS),
+    Mutant("a request that is not to be saved is", "scheduler/save_plan.py",
+        "if tracked.stale or tracked.no_save:", "if tracked.stale:",
+        "not_to_be_saved_is_loaded", "assert 4 == 0", where=SWITCHES),
+    Mutant("a request that is not to be saved is at its end", "scheduler/side.py",
+        " or tracked.stale or tracked.no_save)", " or tracked.stale)",
+        "not_to_be_saved_is_loaded", "assert 4 == 0", where=SWITCHES),
+    Mutant("old blocks of a request that is not saved are forgotten", "scheduler/side.py",
+        "if not tracked.bypass and self._may_save:", "if not (tracked.bypass or tracked.no_save) and self._may_save:",
+        "although_their_request_is_not_saved", "assert 3 == 0", where=SWITCHES),
+    Mutant("the limit of a load counts what the engine has", "scheduler/lookups.py",
+        "min(most, own + tracked.max_load_tokens)", "min(most, tracked.max_load_tokens)",
+        "at_most_so_many_tokens and 2-3-2", "assert 0 ==", where=SWITCHES),
     Mutant("save boundary without subtracting placeholders", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
         "what_may_be_taken_back", "placeholders count as tokens"),

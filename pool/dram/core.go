@@ -202,9 +202,9 @@ const (
 	none   = 0
 	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
 
-	pinShift = 9
+	pinShift = 10
 	onePin   = 1 << pinShift
-	maxPins  = 1<<23 - 1
+	maxPins  = 1<<22 - 1
 
 	flagLive      = 1 << 0 // the record is an entry
 	flagVisible   = 1 << 1 // all shards are committed
@@ -215,6 +215,7 @@ const (
 	flagWide      = 1 << 6 // it has more than inlineShards shards
 	flagLifted    = 1 << 7 // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8 // pinned by ReadWithoutTouch, and not used since
+	flagBrief     = 1 << 9 // marked by MarkBrief, and not used since
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

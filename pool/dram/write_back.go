@@ -98,11 +98,14 @@ func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot)
 		return pool.Missing, pool.Slot{}, spot{}
 	}
 	var was spot
-	alone := c.recs.All[e].is(flagRecent)
+	alone, brief := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&flagBrief
 	if alone {
 		was = c.spotOf(e)
 	}
 	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
+	if status == pool.OK {
+		c.recs.All[e].hold |= brief
+	}
 	if status == pool.OK && alone {
 		c.recs.All[e].hold |= flagUntouched
 	}

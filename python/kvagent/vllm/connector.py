@@ -20,7 +20,7 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import OptionError, Options, loads, parse, saves
+from kvagent.vllm.options import OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
@@ -50,7 +50,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._options: Options = parse(transfer.kv_connector_extra_config)
+        self._options: Options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
         self._config = kv_cache_config
         check(vllm.__version__, KVConnectorBase_V1)
         check_drafts(getattr(vllm_config, "speculative_config", None))
@@ -67,6 +67,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._next_stats = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
+            _log_translation(transfer)
             unobserved = (
                 [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
             )
@@ -91,7 +92,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Return the KV layout to ask vLLM for; a block-outermost layout allows large copies,
         a layer-outermost one large copies of a layer.
         """
-        options = parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        transfer = vllm_config.kv_transfer_config
+        options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
         return preferred_layout(vllm_config, options.layout, layerwise=options.layerwise)
 
     @classmethod
@@ -220,6 +222,12 @@ def _check_policy(transfer: Any) -> None:
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
         )
+
+
+def _log_translation(transfer: Any) -> None:
+    """Log what each option of another connector became."""
+    for name, meaning in translation(transfer.kv_connector_extra_config, transfer.kv_role).accepted.items():
+        log.info("%s: %s", name, meaning)
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:

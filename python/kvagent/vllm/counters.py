@@ -34,6 +34,11 @@ class Counts:
     """Requests with images, audio or video that were neither saved nor loaded, or no longer from
     some point on (media).
     """
+    requests_unsaved: int = 0
+    """Requests that their own switches kept from being saved, and so on (switches)."""
+    requests_unloaded: int = 0
+    requests_limited: int = 0
+    switches_ignored: int = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +79,10 @@ HELP = {
     "transfers_wanted": "Requests whose prompt a prefill engine computes.",
     "transfers_overdue": "Requests whose prompt was not complete when remote_wait_ms had passed.",
     "media_bypassed": "Requests with images, audio or video that were neither saved nor loaded.",
+    "requests_unsaved": "Requests that asked not to be saved.",
+    "requests_unloaded": "Requests that asked not to be loaded.",
+    "requests_limited": "Requests that limited how many tokens are loaded.",
+    "switches_ignored": "Switches of requests that were ignored: unknown, out of range, or against a transfer.",
     "saves_planned": "Blocks offered to the agent.",
     "saves_stored": "Blocks that the agent stored.",
     "saves_existed": "Blocks that the agent already had.",

@@ -9,10 +9,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.peer_options import translate
 from kvagent.vllm.weight_changes import ALLOWED, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from kvagent.vllm.peer_options import Translation
 
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
@@ -130,16 +133,31 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def parse(given: Mapping[str, Any]) -> Options:
-    """Return the options of a ``kv_connector_extra_config``. Raise OptionError."""
-    known = {field.name: field for field in fields(Options)}
-    for name in given:
-        if name not in known:
-            raise OptionError(f"{name}: no such option; there are {', '.join(sorted(known))}")
-    options = Options(**{name: _checked(name, value, known[name].default) for name, value in given.items()})
+def parse(given: Mapping[str, Any], role: str = "") -> Options:
+    """Return the options of a ``kv_connector_extra_config``, given the ``kv_role``.
+
+    Options of other connectors are translated. Raise OptionError.
+    """
+    translated = translation(given, role)
+    if translated.refused:
+        raise OptionError("; ".join(f"{name}: {why}" for name, why in translated.refused.items()))
+    defaults = {field.name: field.default for field in fields(Options)}
+    checked = {}
+    for name, value in translated.options.items():
+        try:
+            checked[name] = _checked(name, value, defaults[name])
+        except OptionError as error:
+            origin = translated.origins.get(name)
+            raise OptionError(f"{origin}: {error}") if origin else error from None
+    options = Options(**checked)
     _check_weights(options)
     _check_layerwise(options)
     return options
+
+
+def translation(given: Mapping[str, Any], role: str = "") -> Translation:
+    """Return a ``kv_connector_extra_config`` with the options of other connectors translated."""
+    return translate(given, role, frozenset(field.name for field in fields(Options)))
 
 
 def saves(role: str, options: Options) -> bool:

@@ -81,7 +81,7 @@ class Lookups:
         if not hashes or len(self._probes) >= MAX_PROBES:
             return
         try:
-            request = self._request(Want.PROBE, most_tokens(tracked) + 1, own, hashes, tracked.wanted)
+            request = self._request(Want.PROBE, most_tokens(tracked, own) + 1, own, hashes, tracked.wanted)
             self._probes.append(self._client.submit(request))
         except (Busy, Malformed):
             return  # a probe is only a hint
@@ -195,7 +195,7 @@ class Promises:
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
-        most = self._whole(most_tokens(tracked)) - own
+        most = self._whole(most_tokens(tracked, own)) - own
         if lookups is None or most < self._least_of(tracked):
             return 0
         promised = tracked.promised
@@ -269,7 +269,7 @@ class Promises:
         if tracked.promised is not None:
             self.forget(tracked)
         self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
-        tokens = most_tokens(tracked) + 1  # the agent answers with at most one token less than asked for
+        tokens = most_tokens(tracked, own) + 1  # the agent answers with at most one token less than asked for
         with contextlib.suppress(Busy):
             ready = self._asks_ready(tracked, most)
             tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted, ready=ready)
@@ -307,7 +307,7 @@ class Promises:
         """Limit an answer to whole blocks of every group, before the last token and before any key
         that failed.
         """
-        tokens = self._whole(min(tokens, most_tokens(tracked)))
+        tokens = self._whole(min(tokens, most_tokens(tracked, own)))
         if tracked.failed:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
             for i in range(own // size, tokens // size):
@@ -325,13 +325,14 @@ class Promises:
         return tokens // self._align * self._align
 
 
-def most_tokens(tracked: Tracked) -> int:
-    """Return the most tokens that a request may load.
+def most_tokens(tracked: Tracked, own: int) -> int:
+    """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
 
     vLLM computes the last token again if all are loaded, but only of a prompt that was computed for
     it elsewhere is the last block worth that.
     """
-    return tracked.request.num_tokens - (tracked.wanted is None)  # type: ignore[no-any-return]
+    most: int = tracked.request.num_tokens - (tracked.wanted is None)
+    return min(most, own + tracked.max_load_tokens)
 
 
 def _miss(now: float) -> Promise:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
 ANSWER_S = 2.0  # how long a promise is reused
+NO_LIMIT = 1 << 62  # tokens
 
 
 @dataclass(slots=True)
@@ -83,6 +84,10 @@ class Tracked:
     stale: bool = False
     """Whether some of its KV depends on old weights, so that it is not saved."""
     no_load: bool = False
+    no_save: bool = False
+    """Whether its blocks are not saved, by its own switch."""
+    max_load_tokens: int = NO_LIMIT
+    """The most tokens that it loads, by its own switch."""
     offer: Offer | None = None
     """What it promises to a decode engine."""
     wanted: Wanted | None = None

@@ -151,7 +151,7 @@ class SaveBatch:
             tokens = scheduled.get(request.request_id, 0)
             filled = final_tokens(request, tokens) - begin
             usual = tokens and size <= filled < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
-            if not usual or tracked.stale or tracked.offer is not None:
+            if not usual or tracked.stale or tracked.no_save or tracked.offer is not None:
                 others.append(tracked)
                 continue
             key = hashes[i]
@@ -371,7 +371,7 @@ def collect_saves(
     if decode and not offers_only:
         some = saves.batch.add_filled(some, scheduled, schedule)
     for tracked in some:
-        if tracked.stale:
+        if tracked.stale or tracked.no_save:
             continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)

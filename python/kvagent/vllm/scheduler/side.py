@@ -24,6 +24,7 @@ from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Track
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
 from kvagent.vllm.scheduler.sync_loads import SyncLoads
+from kvagent.vllm.scheduler.switches import Switches
 from kvagent.vllm.scheduler.transfer_names import wanted
 from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
@@ -69,6 +70,7 @@ class SchedulerSide:
         self._may_load = loads
         self._whole_failures = whole_failures
         self._media = media or Media(options.media, geometry.hash_tokens)
+        self._switches = Switches(self.counts, transfers=options.transfers)
         self._agent = AgentSession(link, options)
         self.waits = LookupWaits(options)
         self._sync_loads = SyncLoads(options, geometry, token_bytes, preemption, self.counts)
@@ -392,6 +394,8 @@ class SchedulerSide:
                 keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
             )
             self._tracked[request.request_id] = tracked
+            if params := getattr(request, "kv_transfer_params", None):
+                self._switches.apply(tracked, params)
         return tracked
 
     def _begin_transfer(self, tracked: Tracked, params: Any) -> None:
@@ -436,7 +440,7 @@ class SchedulerSide:
     def _saving(self, tracked: Tracked) -> bool:
         present = self._agent.session is not None and self._agent.switches.saves == 1
         awaited = not self._stopped or tracked.offer is not None
-        return self._may_save and present and awaited and not (tracked.bypass or tracked.stale)
+        return self._may_save and present and awaited and not (tracked.bypass or tracked.stale or tracked.no_save)
 
     def _limit(self, request: Any) -> int:
         """Return how many tokens of a request may be saved at all."""

@@ -1,0 +1,340 @@
+package keep_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvagent/kvagent/agent/keep"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
+)
+
+const (
+	blockBytes = 16 << 10
+	poolBytes  = 1 << 20 // 64 blocks
+)
+
+// world is a pool of 64 blocks with one space, and a ledger on it whose clock a test moves.
+type world struct {
+	t      testing.TB
+	pool   *dram.Pool
+	space  pool.SpaceID
+	ledger *keep.Ledger
+	clock  sync.Mutex
+	now    time.Time
+}
+
+func newWorld(t testing.TB, budget int64) *world {
+	t.Helper()
+	p, err := dram.Open(dram.Options{Bytes: poolBytes, SlabBytes: 64 << 10, HugePages: dram.Off})
+	check(t, err)
+	w := &world{t: t, pool: p, now: time.Unix(1_000, 0)}
+	w.space, err = p.OpenSpace(pool.Spec{
+		Identity: []byte("x"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{blockBytes}}},
+	})
+	check(t, err)
+	w.ledger = keep.New(p, budget, func() time.Time {
+		w.clock.Lock()
+		defer w.clock.Unlock()
+		return w.now
+	})
+	t.Cleanup(func() {
+		w.ledger.Close()
+		if st := p.Stats(); st.Pinned != 0 || w.ledger.Report().Bytes != 0 {
+			t.Errorf("%d bytes are pinned after Close, the ledger has %+v", st.Pinned, w.ledger.Report())
+		}
+		check(t, p.Check())
+		check(t, p.Close())
+	})
+	return w
+}
+
+// chain returns the hashes of a prompt's blocks.
+func chain(name string, n int) pool.Hashes {
+	var blob []byte
+	for i := range n {
+		blob = fmt.Appendf(blob, "%-11s%05d", name, i)
+	}
+	return pool.Chain(blob, 16)
+}
+
+// save stores blocks, as an engine's save does.
+func (w *world) save(h pool.Hashes) {
+	b := pool.Batch{
+		Space: w.space, Epoch: w.pool.Epoch(w.space), Hashes: h,
+		Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+	}
+	w.pool.Reserve(&b)
+	var slots []pool.Slot
+	for i, s := range b.Status {
+		if s == pool.OK {
+			slots = append(slots, b.Slots[i])
+		}
+	}
+	w.pool.Commit(slots, b.Epoch, make([]pool.Status, len(slots)))
+}
+
+// flood stores so much that everything else is evicted that may be.
+func (w *world) flood(name string) {
+	for i := range 8 {
+		w.save(chain(fmt.Sprint(name, i), 16))
+	}
+}
+
+// stored returns how many of the blocks are stored.
+func (w *world) stored(h pool.Hashes) (n int) {
+	present := make([]bool, h.N)
+	w.pool.Exists(w.space, 0, h, present)
+	for _, there := range present {
+		if there {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *world) pass(d time.Duration) {
+	w.clock.Lock()
+	w.now = w.now.Add(d)
+	w.clock.Unlock()
+	w.ledger.Expire()
+}
+
+func (w *world) keep(h pool.Hashes, pin, ttl time.Duration) {
+	w.ledger.Keep(&keep.Request{Space: w.space, Hashes: h, Pin: pin, TTL: ttl})
+}
+
+func (w *world) want(what string, h pool.Hashes, n int) {
+	w.t.Helper()
+	if got := w.stored(h); got != n {
+		w.t.Errorf("%s: %d blocks are stored, want %d", what, got, n)
+	}
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPinnedBlocksAreNotEvicted(t *testing.T) {
+	w := newWorld(t, poolBytes/4)
+	a := chain("a", 8)
+	w.save(a)
+	w.keep(a, 10*time.Second, 0)
+	w.flood("first")
+	w.want("pinned", a, 8)
+	w.pass(9 * time.Second)
+	w.flood("second")
+	w.want("after 9 of 10 s", a, 8)
+	w.pass(time.Second)
+	if r := w.ledger.Report(); r.Blocks != 0 || r.Bytes != 0 {
+		t.Errorf("after its time: %+v", r)
+	}
+	w.want("just after its time", a, 8)
+	w.flood("third")
+	w.want("evicted after its time", a, 0)
+}
+
+func TestTheLongestPinCountsAndABlockCountsOnce(t *testing.T) {
+	w := newWorld(t, 8*blockBytes)
+	a := chain("a", 8)
+	w.save(a)
+	for _, pin := range []time.Duration{5 * time.Second, 20 * time.Second, time.Second} {
+		w.keep(a, pin, 0)
+	}
+	if r := w.ledger.Report(); r.Blocks != 8 || r.Bytes != 8*blockBytes || r.Refused != 0 {
+		t.Errorf("%+v, want 8 blocks, pinned once", r)
+	}
+	w.pass(19 * time.Second)
+	w.flood("first")
+	w.want("before the end of the longest", a, 8)
+	w.pass(time.Second)
+	w.flood("second")
+	w.want("after the end of the longest", a, 0)
+}
+
+func TestPinsStayWithinTheBudget(t *testing.T) {
+	w := newWorld(t, 6*blockBytes+blockBytes/2)
+	a, b := chain("a", 10), chain("b", 4)
+	w.save(a)
+	w.save(b)
+	w.keep(a, time.Hour, 0)
+	w.keep(b, time.Hour, 0)
+	if r := w.ledger.Report(); r.Blocks != 6 || r.Bytes != 6*blockBytes || r.Refused != 8 {
+		t.Errorf("%+v, want 6 blocks kept and 8 refused", r)
+	}
+	w.flood("others")
+	w.want("the first of the first request", a.Slice(0, 6), 6)
+	w.want("beyond the budget", a.Slice(6, 10), 0)
+	w.want("of the second request", b, 0)
+	if st := w.pool.Stats(); st.Pinned != 6*blockBytes {
+		t.Errorf("%d bytes are pinned in the pool", st.Pinned)
+	}
+	none := newWorld(t, 0)
+	none.save(a)
+	none.keep(a, time.Hour, 0)
+	if r := none.ledger.Report(); r.Blocks != 0 || r.Refused != 10 {
+		t.Errorf("without a budget: %+v", r)
+	}
+}
+
+func TestBlocksThatAreNotStoredAreIgnored(t *testing.T) {
+	w := newWorld(t, poolBytes/4)
+	a := chain("a", 8)
+	w.save(a.Slice(0, 2))
+	w.save(a.Slice(5, 6))
+	w.keep(a, time.Minute, time.Minute)
+	if r := w.ledger.Report(); r.Blocks != 3 || r.Refused != 0 {
+		t.Errorf("%+v, want the 3 that are stored", r)
+	}
+	w.ledger.Keep(&keep.Request{Space: 77, Hashes: a, Pin: time.Minute, TTL: time.Minute})
+	w.ledger.Keep(&keep.Request{Space: w.space, Group: 3, Hashes: a, Pin: time.Minute, TTL: time.Minute})
+}
+
+func TestAResetEndsPins(t *testing.T) {
+	w := newWorld(t, poolBytes/4)
+	a := chain("a", 8)
+	w.save(a)
+	w.keep(a, time.Hour, time.Second)
+	_, err := w.pool.ResetSpace(w.space)
+	check(t, err)
+	w.save(a) // the same hashes, computed by other weights
+	w.pass(time.Second)
+	if r, st := w.ledger.Report(), w.pool.Stats(); r.Blocks != 0 || st.Pinned != 0 {
+		t.Errorf("after a reset: %+v, and %d bytes are pinned", r, st.Pinned)
+	}
+	w.want("stored after the reset", a, 8)
+}
+
+func TestUnusedBlocksAreDroppedAtTheirTime(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 8)
+	w.save(a)
+	w.keep(a, 0, 10*time.Second)
+	w.pass(9 * time.Second)
+	w.want("before their time", a, 8)
+	w.pass(time.Second)
+	w.want("at their time", a, 0)
+	if r := w.ledger.Report(); r.Dropped != 8 || r.Brief != 0 {
+		t.Errorf("%+v, want 8 dropped", r)
+	}
+}
+
+func TestUsedBlocksStay(t *testing.T) {
+	for name, use := range map[string]func(w *world, h pool.Hashes){
+		"looked up": func(w *world, h pool.Hashes) { w.pool.Prefix(w.space, 0, h) },
+		"leased": func(w *world, h pool.Hashes) {
+			_, refs, _ := w.pool.Pin(w.space, 0, h, poolBytes, nil)
+			w.pool.Unpin(refs)
+		},
+		"saved again":         func(w *world, h pool.Hashes) { w.save(h) },
+		"pinned by a request": func(w *world, h pool.Hashes) { w.keep(h, time.Second, 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, poolBytes/4)
+			a := chain("a", 8)
+			w.save(a)
+			w.keep(a, 0, 10*time.Second)
+			use(w, a.Slice(0, 3))
+			w.pass(10 * time.Second)
+			w.want("used", a.Slice(0, 3), 3)
+			w.want("not used", a.Slice(3, 8), 0)
+		})
+	}
+}
+
+// Writing to a tier and being asked about are no uses.
+func TestReadingForATierIsNoUse(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 4)
+	w.save(a)
+	w.keep(a, 0, time.Second)
+	b := pool.Batch{Space: w.space, Hashes: a, Status: make([]pool.Status, a.N), Slots: make([]pool.Slot, a.N)}
+	w.pool.ReadWithoutTouch(&b, func(pool.Slot) pool.Status { return pool.OK })
+	w.want("asked about", a, 4)
+	w.pass(time.Second)
+	w.want("at their time", a, 0)
+}
+
+func TestBlocksInUseAreNotDropped(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 4)
+	w.save(a)
+	_, refs, _ := w.pool.Pin(w.space, 0, a, poolBytes, nil) // by a load that runs
+	w.keep(a, 0, time.Second)
+	w.pass(time.Second)
+	w.want("while a load reads them", a, 4)
+	w.pool.Unpin(refs)
+}
+
+func TestNothingIsDroppedBeforeItsPinEnds(t *testing.T) {
+	w := newWorld(t, poolBytes/4)
+	a := chain("a", 8)
+	w.save(a)
+	w.keep(a, 10*time.Second, time.Second)
+	w.pass(9 * time.Second)
+	w.want("pinned", a, 8)
+	w.pass(time.Second)
+	w.want("after the pin", a, 0)
+}
+
+func TestWhatWaitsToBeDroppedIsBounded(t *testing.T) {
+	w := newWorld(t, 0)
+	many := chain("a", 1<<14)
+	for range keep.MaxBrief / many.N {
+		w.keep(many, 0, time.Hour)
+	}
+	w.keep(chain("b", 1), 0, time.Second)
+	if r := w.ledger.Report(); r.Brief != keep.MaxBrief || r.Refused != 1 {
+		t.Errorf("%+v, want %d that wait, and one refused", r, keep.MaxBrief)
+	}
+	w.pass(2 * keep.MaxTime)
+	if r := w.ledger.Report(); r.Brief != 0 {
+		t.Errorf("%d blocks wait", r.Brief)
+	}
+}
+
+// Requests, the clock, loads, saves and resets at once: nothing is pinned in the end, and never
+// more than the budget.
+func TestStorm(t *testing.T) {
+	const budget = 10 * blockBytes
+	w := newWorld(t, budget)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	var all sync.WaitGroup
+	for worker := range 6 {
+		all.Go(func() {
+			dice := rand.New(rand.NewPCG(seed, uint64(worker)))
+			for range 400 {
+				h := chain(fmt.Sprint("p", dice.IntN(12)), 1+dice.IntN(12))
+				switch dice.IntN(8) {
+				case 0, 1:
+					w.save(h)
+				case 2, 3:
+					w.keep(h, time.Duration(dice.IntN(9))*time.Second, time.Duration(dice.IntN(9))*time.Second)
+				case 4:
+					w.pass(time.Second)
+				case 5:
+					_, refs, _ := w.pool.Pin(w.space, 0, h, poolBytes, nil)
+					w.pool.Unpin(refs)
+				case 6:
+					if dice.IntN(20) == 0 {
+						_, err := w.pool.ResetSpace(w.space)
+						check(w.t, err)
+						w.pool.Sweep()
+					}
+				default:
+					if r := w.ledger.Report(); r.Bytes > budget || r.Bytes != int64(r.Blocks)*blockBytes {
+						t.Errorf("%+v", r)
+					}
+				}
+			}
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,61 @@
+package dram
+
+import "github.com/kvagent/kvagent/pool"
+
+var _ pool.Keeper = (*Pool)(nil)
+
+// PinEach implements pool.Keeper.
+func (p *Pool) PinEach(
+	s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref,
+) (all []pool.Ref, bytes int64) {
+	p.eachVisible(s, group, &h, func(c *core, e uint32, each int64) {
+		if c.recs.All[e].pins() < maxPins {
+			c.pinEntry(e, each)
+			refs, bytes = append(refs, c.ref(e)), each
+		}
+	})
+	return refs, bytes
+}
+
+// MarkBrief implements pool.Keeper.
+func (p *Pool) MarkBrief(s pool.SpaceID, group uint8, h pool.Hashes) {
+	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) { c.recs.All[e].hold |= flagBrief })
+}
+
+// DropBrief implements pool.Keeper.
+func (p *Pool) DropBrief(s pool.SpaceID, group uint8, h pool.Hashes) (dropped int) {
+	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
+		if c.recs.All[e].is(flagBrief) && c.recs.All[e].pins() == 0 {
+			c.drop(e)
+			dropped++
+		}
+	})
+	return dropped
+}
+
+// eachVisible calls do for each of the hashes that is stored, with the bytes of one. The lock is
+// held during a call, and released now and then between two.
+func (p *Pool) eachVisible(
+	s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64),
+) {
+	for from := 0; from < h.N; from += lockStride {
+		p.visible(s, group, h, from, min(from+lockStride, h.N), do)
+	}
+}
+
+func (p *Pool) visible(
+	s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, do func(c *core, e uint32, bytes int64),
+) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.core
+	id, sp, ok := c.identOf(s, group, h.Len)
+	if !ok {
+		return
+	}
+	for i := from; i < to; i++ {
+		if e := c.find(id, h.At(i)); e != none && c.recs.All[e].is(flagVisible) {
+			do(c, e, sp.groups[group].bytes)
+		}
+	}
+}

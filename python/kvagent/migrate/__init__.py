@@ -1,0 +1,1 @@
+"""Turns the configuration of other KV connectors of vLLM into kvagent's."""

@@ -1,0 +1,49 @@
+"""Switches of single requests through the API of `vllm serve`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.agent import eventually
+from tests.pd.traffic import nothing_left, prompts
+from tests.vllm.engine import BLOCK
+
+if TYPE_CHECKING:
+    from tests.pd.conftest import Node
+    from tests.pd.processes import Engine
+
+LENGTH = 40 * BLOCK
+
+
+def counted(engine: Engine, name: str) -> int:
+    """Return a counter of the connector, from /metrics."""
+    lines = engine.get("/metrics").splitlines()
+    return int(sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:kvagent_{name}_total{{")))
+
+
+def test_switches_pass_through_vllms_api(node: Node) -> None:
+    first, second = node.engines_of({"switched-1": "kv_both", "switched-2": "kv_both"}, min_load_tokens=BLOCK)
+    head = (prompts(70, 4)[3] * LENGTH)[:LENGTH]
+    unloaded, limited = [9, *head], [8, *head]
+
+    def stored() -> int:
+        return int(node.agent.status()["blocks_stored"])
+
+    before = stored()
+    first.complete(head, kv_transfer_params={"kvagent.save": False})
+    chat = {
+        "model": "tiny", "messages": [{"role": "user", "content": "x" * LENGTH}], "max_tokens": 4,
+        "chat_template": "{{ messages[0]['content'] }}", "kv_transfer_params": {"kvagent": {"save": False}},
+    }  # fmt: skip
+    first.post("/v1/chat/completions", chat)
+    eventually(lambda: counted(first, "requests_unsaved") == 2, "two requests that are not to be saved")
+    assert stored() == before
+    expected = [first.complete(unloaded), first.complete(limited)]
+    eventually(lambda: stored() >= before + 2 * (LENGTH // BLOCK), "two prompts that are saved")
+    assert second.complete(unloaded, kv_transfer_params={"kvagent.load": False}) == expected[0]
+    assert counted(second, "lookups") == 0
+    switches = {"kvagent.max_load_tokens": 5 * BLOCK, "kvagent.save": "perhaps"}
+    assert second.complete(limited, kv_transfer_params=switches) == expected[1]
+    eventually(lambda: counted(second, "tokens_loaded") == 5 * BLOCK, "a load of five blocks")
+    assert counted(second, "switches_ignored") == 1
+    nothing_left(node.agent)

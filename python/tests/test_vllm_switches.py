@@ -1,0 +1,202 @@
+"""Switches of single requests, with the real agent in an engine that a test drives step by step."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.vllm.counters import Counts
+from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
+from kvagent.vllm.scheduler.switches import MAX_LOGGED, MAX_TOKENS, Switches
+from tests.simulated import BLOCK, SimulatedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.agent import AgentProcess
+
+
+@pytest.fixture
+def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
+    made: list[SimulatedEngine] = []
+
+    def make(name: str = "one", **more: Any) -> SimulatedEngine:
+        made.append(SimulatedEngine(agent, name, **more))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def applied(params: Any, *, transfers: bool = True) -> tuple[Tracked, Counts]:
+    counts = Counts()
+    tracked = Tracked(SimpleNamespace(request_id="r"), False, [0], BLOCK)
+    Switches(counts, transfers=transfers).apply(tracked, params)
+    return tracked, counts
+
+
+def state(tracked: Tracked) -> tuple[bool, bool, int]:
+    return tracked.no_save, tracked.no_load, tracked.max_load_tokens
+
+
+PLAIN = (False, False, NO_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, PLAIN),
+        ({"kvagent.save": False}, (True, False, NO_LIMIT)),
+        ({"kvagent": {"save": False, "load": False}}, (True, True, NO_LIMIT)),
+        ({"kvagent.save": True, "kvagent.load": True}, PLAIN),
+        ({"kvagent.max_load_tokens": 0}, (False, False, 0)),
+        ({"kvagent": {"max_load_tokens": 5}, "kvagent.max_load_tokens": MAX_TOKENS}, (False, False, MAX_TOKENS)),
+        ({"kvagent": {"save": False}, "kvagent.save": True}, PLAIN),
+        ({"save": False, "other.load": False}, PLAIN),
+    ],
+)
+def test_switches_are_read_in_both_forms(params: dict[str, Any], expected: tuple[bool, bool, int]) -> None:
+    tracked, counts = applied(params)
+    assert state(tracked) == expected
+    assert counts.switches_ignored == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"kvagent.save": "no"}, "kvagent.save: 'no', allowed is true or false"),
+        ({"kvagent.save": 0}, "kvagent.save: 0, allowed is true or false"),
+        ({"kvagent.load": None}, "kvagent.load: None, allowed"),
+        ({"kvagent.max_load_tokens": -1}, "kvagent.max_load_tokens: -1, allowed is an integer 0 to 1073741824"),
+        ({"kvagent.max_load_tokens": True}, "True, allowed is an integer"),
+        ({"kvagent.max_load_tokens": 1.5}, "1.5, allowed is an integer"),
+        ({"kvagent.max_load_tokens": 1 << 80}, "allowed is an integer"),
+        ({"kvagent.saves": False}, "'saves': no such switch; there are save, load, max_load_tokens"),
+        ({"kvagent": 3}, "'': no such switch"),
+        ({"kvagent": {7: False}}, "'7': no such switch"),
+        ({"kvagent.x\n" + "y" * 500: 1}, "no such switch"),
+        ({"kvagent.save": False, "do_remote_decode": True}, "kvagent.save: a prompt for a decode engine is saved"),
+        ({"kvagent.load": False, "do_remote_prefill": True}, "kvagent.load: a prompt of a prefill engine is loaded"),
+        ({"kvagent.max_load_tokens": 1, "do_remote_prefill": True}, "a prompt of a prefill engine is loaded"),
+    ],
+)
+def test_a_bad_switch_is_counted_logged_and_ignored(
+    params: dict[Any, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "vllm.kvagent"):
+        tracked, counts = applied(params)
+    assert state(tracked) == PLAIN
+    assert counts == Counts(switches_ignored=1)
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 300
+
+
+def test_one_bad_switch_leaves_the_others() -> None:
+    tracked, counts = applied({"kvagent.save": False, "kvagent.load": "no"})
+    assert state(tracked) == (True, False, NO_LIMIT)
+    assert counts == Counts(requests_unsaved=1, switches_ignored=1)
+
+
+def test_without_transfers_their_parameters_do_not_matter() -> None:
+    tracked, _ = applied({"kvagent.save": False, "do_remote_decode": True}, transfers=False)
+    assert tracked.no_save
+
+
+def test_clients_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    switches = Switches(Counts(), transfers=True)
+    with caplog.at_level(logging.WARNING, "vllm.kvagent"):
+        for i in range(2 * MAX_LOGGED):
+            for _ in range(2):
+                switches.apply(Tracked(None, False, [0], BLOCK), {"kvagent.save": i})
+    assert len(caplog.records) == MAX_LOGGED
+
+
+def test_what_is_no_mapping_is_no_switch() -> None:
+    nothing: list[Any] = [None, [], "kvagent.save", 3]
+    for params in nothing:
+        assert state(applied(params)[0]) == PLAIN
+
+
+def test_a_request_that_is_not_to_be_saved_is_loaded(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("secret", "p", 4, 1, kv_transfer_params={"kvagent.save": False})
+    engine.quiet()  # what is saved at its end
+    assert agent.status()["blocks_stored"] == 0
+    engine.save("plain", "p", 4, 1)
+    assert agent.status()["blocks_stored"] == 4
+    assert engine.matched(engine.request("again", "p", 4, kv_transfer_params={"kvagent.save": False})) == 4 * BLOCK
+    assert engine.scheduler.counts.requests_unsaved == 2
+
+
+def test_its_saves_do_not_begin_with_another_agent(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """A new agent is offered all blocks of running requests again."""
+    engine = engines()
+    request = engine.request("secret", "p", 4, kv_transfer_params={"kvagent.save": False})
+    engine.matched(request)
+    engine.admit(request)
+    engine.step((request, request.num_tokens - 1))
+    agent.kill()
+    agent.start()
+    engine.matched(engine.request("other", "q", 1))
+    engine.step((request, 1))
+    engine.quiet()
+    engine.scheduler.finished(request, normally=True)
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0
+
+
+def test_a_request_that_is_not_to_be_loaded_is_saved(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 4, 1)
+    asked = engine.scheduler.counts.lookups
+    off = {"kvagent": {"load": False}}
+    assert engine.matched(engine.request("b", "p", 4, kv_transfer_params=off)) == 0
+    assert engine.scheduler.counts.lookups == asked
+    engine.save("c", "q", 3, 1, kv_transfer_params=off)
+    assert agent.status()["blocks_stored"] == 7
+    assert engine.scheduler.counts.requests_unloaded == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "own", "promised"),
+    [(4, 0, 4), (3, 0, 3), (0, 0, 0), (9, 0, 6), (2, 3, 2), (9, 3, 3), (2, 6, 0)],
+)
+def test_at_most_so_many_tokens_are_loaded(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, most: int, own: int, promised: int
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 6, 1)
+    limited = engine.request("b", "p", 6, kv_transfer_params={"kvagent.max_load_tokens": most * BLOCK + BLOCK - 1})
+    assert engine.matched(limited, own * BLOCK) == promised * BLOCK
+    assert agent.status()["leases"] == (promised > 0)
+    assert engine.scheduler.counts.requests_limited == 1
+
+
+def test_blocks_of_old_weights_are_known_although_their_request_is_not_saved(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """Another request that finds them in the engine's own cache must not save what follows them."""
+    engine = engines()
+    request = engine.request("secret", "p", 1, kv_transfer_params={"kvagent.save": False})
+    table = engine.admit(request)
+    engine.step((request, BLOCK // 2))
+    engine.scheduler.reset()
+    table[0].block_hash = request.block_hashes[0]  # as the step is scheduled that fills it
+    again = engine.request("b", "p", 3)
+    engine.tables["b"] = table[:1] + engine.pool.blocks[20:23]
+    engine.admit(again)
+    engine.step((again, again.num_tokens))
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 0

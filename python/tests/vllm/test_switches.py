@@ -1,0 +1,89 @@
+"""Switches of single requests: real schedulers and drivers, with a running agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.vllm.setting import BLOCK
+from tests.vllm.world import clean
+
+if TYPE_CHECKING:
+    from tests.agent import AgentProcess
+
+PROMPT = [i % 400 + 5 for i in range(100)]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("v2", [False, True])
+def test_each_switch_holds_for_its_request(worlds: Any, agent: AgentProcess, v2: bool, asynchronous: bool) -> None:
+    how = {"v2": v2, "asynchronous": asynchronous, "depth": 2 if asynchronous else 1}
+    first, second = worlds(**how), worlds(**how)
+    first.add("unsaved", PROMPT, 40, params={"kvagent.save": False})
+    first.run()
+    assert agent.status()["blocks_stored"] == 0
+    assert first.side.saves.counts.planned == 0
+    first.add("saved", [7, *PROMPT], 40, params={"kvagent": {"load": False}})
+    first.run()
+    assert agent.status()["blocks_stored"] == 140 // BLOCK
+    second.add("unloaded", [7, *PROMPT], 40, params={"kvagent.load": False})
+    second.run()
+    assert second.side.counts.lookups == second.side.counts.tokens_loaded == 0
+    for name in ("unsaved", "saved"):
+        assert first.outputs[name] == first.sequences[name].tokens[-40:]
+    assert second.outputs["unloaded"] == second.sequences["unloaded"].tokens[-40:]
+    clean(first, agent, second)
+
+
+@pytest.mark.parametrize(("most", "loaded"), [(0, 0), (BLOCK - 1, 0), (2 * BLOCK + 5, 2 * BLOCK), (1000, 96)])
+def test_at_most_so_many_tokens_are_loaded(worlds: Any, agent: AgentProcess, most: int, loaded: int) -> None:
+    first, second = worlds(), worlds()
+    first.add("cold", PROMPT, 1)
+    first.run()
+    second.add("warm", PROMPT, 20, params={"kvagent.max_load_tokens": most})
+    second.run()
+    assert second.side.counts.tokens_loaded == loaded
+    assert second.outputs["warm"] == second.sequences["warm"].tokens[100:120]
+    clean(first, agent, second)
+
+
+def test_a_bad_switch_fails_no_request(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    bad: list[dict[str, Any]] = [{"kvagent.save": "no"}, {"kvagent": [1]}, {"kvagent.max_load_tokens": -5}]
+    for i, params in enumerate(bad):
+        world.add(f"r{i}", [i + 5, *PROMPT], 4, params=params)
+    world.run()
+    assert world.side.counts.switches_ignored == len(bad)
+    for i in range(len(bad)):
+        assert world.outputs[f"r{i}"] == world.sequences[f"r{i}"].tokens[101:105]
+    assert agent.status()["blocks_stored"] == len(bad) * (104 // BLOCK)
+    clean(world, agent)
+
+
+def test_a_transfer_comes_before_the_switches(worlds: Any, agent: AgentProcess) -> None:
+    prefill = worlds(transfer={"kv_role": "kv_producer", "engine_id": "p"})
+    decode = worlds(transfer={"kv_role": "kv_consumer", "engine_id": "d"})
+    sends = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
+    prefill.add("p-0", PROMPT, 1, params=sends | {"kvagent.save": False})
+    prefill.run()
+    decode.add("d-0", PROMPT, 20, params=prefill.params["p-0"] | {"kvagent.load": False, "kvagent.max_load_tokens": 0})
+    decode.run()
+    assert decode.side.counts.tokens_loaded == 96
+    assert decode.outputs["d-0"] == decode.sequences["d-0"].tokens[100:120]
+    assert (prefill.side.counts.switches_ignored, decode.side.counts.switches_ignored) == (1, 2)
+    clean(prefill, agent, decode)
+
+
+def test_a_request_that_is_preempted_keeps_its_switches(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    world.add("unsaved", PROMPT, 40, params={"kvagent.save": False})
+    while len(world.outputs["unsaved"]) < 10:
+        world.step()
+    world.settle()
+    assert world.scheduler.reset_prefix_cache(reset_running_requests=True)
+    world.run()
+    assert world.preempted > 0
+    assert agent.status()["blocks_stored"] == 0
+    assert world.outputs["unsaved"] == world.sequences["unsaved"].tokens[100:140]
+    clean(world, agent)
