@@ -20,7 +20,7 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import OptionError, Options, loads, parse, saves
+from kvagent.vllm.options import LAZY, OptionError, Options, loads, parse, saves
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -66,6 +66,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._next_stats = 0.0
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
+            _check_offload(self._options, vllm_config)
             unobserved = (
                 [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
             )
@@ -162,6 +163,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             generations=generations, unobserved=unobserved,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
+            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens),
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -190,6 +192,11 @@ def _check_policy(transfer: Any) -> None:
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
         )
+
+
+def _check_offload(options: Options, vllm_config: Any) -> None:
+    if options.offload == LAZY and not vllm_config.cache_config.enable_prefix_caching:
+        log.warning("offload: lazy has no effect without prefix caching: every block is saved once it is computed")
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:

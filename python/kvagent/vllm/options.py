@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
 MEDIA = ("content", "trust", "bypass")
+EAGER, LAZY = "eager", "lazy"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -47,6 +48,14 @@ class Options:
     """Loads of fewer tokens are not worth it; such prompts are computed."""
     save_decode: bool = True
     """Whether to save the blocks of generated tokens too, not only those of prompts."""
+    offload: str = EAGER
+    """When blocks are saved. eager: once they are computed. lazy: once their eviction from the
+    engine's own cache is near.
+    """
+    watermark_percent: float = 10.0
+    """With lazy offload, how near that is: so many of the GPU's blocks are evicted before, in
+    percent.
+    """
     pin_percent: float = 5.0
     """The largest share of the GPU's blocks that saves may pin, in percent."""
     deliver_percent: float = 20.0
@@ -101,6 +110,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "tier_wait_ms": (0, 60_000),
     "load_deadline_ms": (1, 600_000),
     "min_load_tokens": (1, 1 << 20),
+    "watermark_percent": (1, 50),
     "pin_percent": (0, 50),
     "share_tp": (0, 256),
     "share_pp": (0, 256),
@@ -109,7 +119,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "transfer_ttl_ms": (1_000, 600_000),
     "start_wait_ms": (0, 60_000),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "offload": (EAGER, LAZY),
+}  # fmt: skip
 
 
 def parse(given: Mapping[str, Any]) -> Options:
