@@ -20,7 +20,7 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import OptionError, Options, loads, parse, saves, translation
+from kvagent.vllm.options import LAZY, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
@@ -68,6 +68,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
             _log_translation(transfer)
+            _check_offload(self._options, vllm_config)
             unobserved = (
                 [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
             )
@@ -177,6 +178,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
             preemption=_preemption(self._options, self._config),
             token_bytes=geo.token_bytes(self._config),
+            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens),
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -228,6 +230,11 @@ def _log_translation(transfer: Any) -> None:
     """Log what each option of another connector became."""
     for name, meaning in translation(transfer.kv_connector_extra_config, transfer.kv_role).accepted.items():
         log.info("%s: %s", name, meaning)
+
+
+def _check_offload(options: Options, vllm_config: Any) -> None:
+    if options.offload == LAZY and not vllm_config.cache_config.enable_prefix_caching:
+        log.warning("offload: lazy has no effect without prefix caching: every block is saved once it is computed")
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:

@@ -21,6 +21,7 @@ LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
 MEDIA = ("content", "trust", "bypass")
 LOAD_MODES = ("async", "sync", "auto")
+EAGER, LAZY = "eager", "lazy"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -64,6 +65,14 @@ class Options:
     """Loads of fewer tokens are not worth it; such prompts are computed."""
     save_decode: bool = True
     """Whether to save the blocks of generated tokens too, not only those of prompts."""
+    offload: str = EAGER
+    """When blocks are saved. eager: once they are computed. lazy: once their eviction from the
+    engine's own cache is near.
+    """
+    watermark_percent: float = 10.0
+    """With lazy offload, how near that is: so many of the GPU's blocks are evicted before, in
+    percent.
+    """
     pin_percent: float = 5.0
     """The largest share of the GPU's blocks that saves may pin, in percent."""
     deliver_percent: float = 20.0
@@ -120,6 +129,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "sync_load_bytes": (1, 1 << 32),
     "sync_wait_ms": (1, 10_000),
     "min_load_tokens": (1, 1 << 20),
+    "watermark_percent": (1, 50),
     "pin_percent": (0, 50),
     "share_tp": (0, 256),
     "share_pp": (0, 256),
@@ -129,7 +139,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "start_wait_ms": (0, 60_000),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES,
+    "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
 }  # fmt: skip
 
 

@@ -179,6 +179,11 @@ class Blocks:
         self.has_stale = False
         """Whether old weights may have computed some of the blocks."""
 
+    @property
+    def pool(self) -> Any:
+        """Return vLLM's block pool."""
+        return self._pool
+
     def room(self, *, deliver: bool = False) -> int:
         """Return how many more blocks saves may pin."""
         return self.max_delivering - self.delivering if deliver else self.max_saving - self.saving
@@ -203,6 +208,21 @@ class Blocks:
         """Release the references, last block first, in vLLM's order."""
         self._count(-len(blocks), load=load, deliver=deliver)
         self._pool.free_blocks(reversed(blocks))
+
+    def unpin_to_head(self, blocks: Sequence[Any]) -> list[Any]:
+        """Release the references of a save so that those blocks which nothing else references are
+        the next to be evicted, the last block first. Return these.
+
+        vLLM's own ``free_blocks`` would make them the last ones.
+        """
+        self.saving -= len(blocks)
+        free = []
+        for block in reversed(blocks):
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                free.append(block)
+        self._pool.free_block_queue.prepend_n(free)
+        return free
 
     def _count(self, pins: int, *, load: bool, deliver: bool) -> None:
         if load:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.scheduler.lazy import Unsaved
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
     from kvagent.vllm.scheduler.saves import Saves
 
@@ -70,7 +71,8 @@ class SaveRun(NamedTuple):
     ``first``.
     """
 
-    tracked: Tracked
+    tracked: Tracked | None
+    """None: of no request, but ``unsaved`` ones."""
     group: int
     first: int
     hashes: Sequence[bytes]
@@ -78,6 +80,8 @@ class SaveRun(NamedTuple):
     section: bytes
     deliver: bool = False
     """Whether its pins are those of an offered request."""
+    unsaved: Sequence[Unsaved] = ()
+    """With lazy offload, what is known of each block whose eviction came near."""
 
 
 Single = tuple["Tracked", int, bytes, Any, bytes]
@@ -202,12 +206,14 @@ class SaveBatch:
     def take_job(self) -> tuple[list[SaveRun], list[Any]]:
         """Return as many runs as one job holds, and their blocks.
 
-        A job is revoked as a whole, so runs of offered requests have jobs of their own.
+        A job is revoked and released as a whole, so runs of offered requests, and of blocks near
+        their eviction, have jobs of their own.
         """
         blocks: list[Any] = []
         count = 0
         for run in self.open[:MAX_SECTIONS]:
-            if blocks and (len(blocks) + len(run.blocks) > self.job_blocks or run.deliver != self.open[0].deliver):
+            other = run.deliver != self.open[0].deliver or bool(run.unsaved) != bool(self.open[0].unsaved)
+            if blocks and (other or len(blocks) + len(run.blocks) > self.job_blocks):
                 break
             blocks += run.blocks
             count += 1

@@ -20,6 +20,7 @@ from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
+from kvagent.vllm.scheduler.lazy import LazyBatch
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun, Single, single_runs
 
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class _Save:
         """Return whether it saves offered requests."""
         return bool(self.runs) and self.runs[0].deliver
 
+    @property
+    def near_eviction(self) -> bool:
+        """Return whether it saves blocks whose eviction came near (lazy)."""
+        return bool(self.runs) and bool(self.runs[0].unsaved)
+
 
 @dataclass(eq=False)
 class Saves:
@@ -69,10 +75,16 @@ class Saves:
     revoke_now: Callable[[int], None] | None = None
     revocable: bool = True
     """Whether the agent supports revocation words."""
+    watermark: int = 0
+    """With lazy offload, how many blocks before its eviction a block is saved; 0: at once."""
     counts: SaveCounts = field(default_factory=SaveCounts)
 
     def __post_init__(self) -> None:
-        self.batch = SaveBatch(self.geometry, self.blocks, self.tables)
+        self.lazy = None
+        """The batch, if it is a lazy one."""
+        if self.watermark:
+            self.lazy = LazyBatch(self.geometry, self.blocks, self.tables, self.watermark, self.counts)
+        self.batch = self.lazy or SaveBatch(self.geometry, self.blocks, self.tables)
         """The contents of the next jobs. Callers that add to it also pin."""
         self.last_job = 0
         """The job that was sent last."""
@@ -128,7 +140,7 @@ class Saves:
         for run in self.batch.take_all():
             self.batch.recent[run.group].discard(run.hashes)
             self._again(run, 0)
-            self.blocks.unpin(run.blocks, deliver=run.deliver)
+            self._unpin(run.blocks, deliver=run.deliver, near_eviction=bool(run.unsaved))
 
     def report(self, job: int, outcome: Outcome) -> bool:
         """Handle a report of one or more workers. Return whether the job is a save."""
@@ -185,13 +197,19 @@ class Saves:
         if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
             statuses = self._confirm(save, statuses)
         if save.pinned:
-            self.blocks.unpin(save.blocks, deliver=save.deliver)
+            self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
         if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # the usual case
             stored = statuses.count(BlockStatus.OK)
             self.counts.stored += stored
             self.counts.existed += len(statuses) - stored
             return
         self._partly_over(save, statuses)
+
+    def _unpin(self, blocks: Sequence[Any], *, deliver: bool, near_eviction: bool) -> None:
+        if near_eviction and self.lazy is not None:
+            self.lazy.release(blocks)
+        else:
+            self.blocks.unpin(blocks, deliver=deliver)
 
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
@@ -202,7 +220,7 @@ class Saves:
                 self._count(status)
                 if status not in _STORED:
                     recent.discard((key,))
-                if status in _LATER:
+                if status in _LATER and (save.pinned or not run.unsaved):
                     self._again(run, i)
         if any(status in statuses for status in _PAUSE):
             self._not_before = self._step + RETRY_STEPS
@@ -218,7 +236,7 @@ class Saves:
         at = 0
         for run in save.runs:
             own, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
-            offer = run.tracked.offer
+            offer = run.tracked.offer if run.tracked is not None else None
             if offer is not None and BlockStatus.IN_PROGRESS in own:
                 offer.confirm_until = offer.confirm_until or self.now + HOLD_S
                 if self.now < offer.confirm_until:
@@ -236,10 +254,17 @@ class Saves:
             self.revoke_now(save.revoke)
         save.pinned = False
         self.counts.revoked += len(save.blocks)
-        self.blocks.unpin(save.blocks, deliver=save.deliver)
+        for run in save.runs if save.near_eviction else ():
+            self._again(run, 0)  # now: once they are free, their contents may change before the report
+        self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
 
     def _again(self, run: SaveRun, i: int) -> None:
+        """Offer the blocks of a run from the i-th on again."""
         tracked = run.tracked
+        if tracked is None:
+            if self.lazy is not None:
+                self.lazy.restore(run, i)
+            return
         tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
         tracked.next_tokens = 0
         if tracked.admitted and not tracked.over:

@@ -17,6 +17,7 @@ from kvagent.vllm.counters import Counts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
+from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.media import Keyed, Media
@@ -50,10 +51,12 @@ class SchedulerSide:
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
         unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
-        token_bytes: float = 0.0,
+        token_bytes: float = 0.0, step_tokens: int = 0,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
         ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
+
+        ``step_tokens``: the most tokens that a step computes.
 
         ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
@@ -77,6 +80,7 @@ class SchedulerSide:
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits, self._sync_loads.asks)
         self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
         self._tp_size = tp_size
+        self._step_tokens = step_tokens
         self._tracked: dict[str, Tracked] = {}
         self._schedule = SaveSchedule()
         self._revokes: list[int] = []
@@ -94,7 +98,10 @@ class SchedulerSide:
         if self.blocks is None:
             deliver = self._options.deliver_percent if self._options.transfers else 0.0
             self.blocks = Blocks(pool, self._options.pin_percent / 100, deliver / 100)
-            self.saves = Saves(self._geometry, self._world, self.blocks, self.tables, self._schedule)
+            self.saves = Saves(
+                self._geometry, self._world, self.blocks, self.tables, self._schedule,
+                watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
+            )  # fmt: skip
             self._loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
             )
@@ -241,7 +248,7 @@ class SchedulerSide:
             # The last token was not computed, and async scheduling may have an extra step in
             # flight.
             tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
-            if tokens >= tracked.next_tokens and self.saves.ready():
+            if tokens >= tracked.next_tokens and (self.saves.lazy is not None or self.saves.ready()):
                 self.saves.batch.add(tracked, tokens)
                 self.saves.batch.pin()
         if tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None):
@@ -303,6 +310,8 @@ class SchedulerSide:
                     self._stale_requests.add(tracked)
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
+            if self.saves.lazy is not None:
+                self.saves.lazy.clear_unsaved()
             self._transfers.save_no_more()
 
     def idle(self) -> bool:
@@ -482,7 +491,8 @@ class SchedulerSide:
                 output.num_scheduled_tokens, self._tracked, getattr(output, "total_num_scheduled_tokens", 0)
             )
         self._transfers.step(saves, now)
-        if not (saves.busy() or (session is not None and self._schedule.ready())):
+        near = saves.lazy is not None and session is not None and saves.lazy.due()
+        if not (saves.busy() or near or (session is not None and self._schedule.ready())):
             return
         short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
         if short:
@@ -493,6 +503,8 @@ class SchedulerSide:
             collect_saves(
                 self._schedule, saves, output.num_scheduled_tokens, decode=self._options.save_decode, offers_only=short
             )
+        if near and not short and self._agent.switches.saves == 1 and saves.ready() and saves.lazy is not None:
+            saves.lazy.collect()
         if session is not None:
             plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
         plan.revokes += saves.revoke_overdue()
