@@ -48,7 +48,8 @@ var mayImport = map[string][]string{
 	"ipc":                 {},
 	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
-	"transfer":            {"pool", "cudaipc"},
+	"transfer":            {"pool", "cudaipc", "transfer/pace"},
+	"transfer/pace":       {},
 	"agent": {"agent/admin", "agent/delivery", "agent/lease", "agent/registration", "lookup", "transfer", "ipc",
 		"cudaipc", "pool"},
 	"agent/admin":        {"agent/delivery", "transfer", "ipc", "cudaipc", "pool", "pool/peer"},
