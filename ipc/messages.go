@@ -41,6 +41,8 @@ const (
 	MaxTransferName           = 256       // bytes of a transfer's name
 	MaxTransferMS             = 600000    // of a transfer's time to live
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
+	MaxSteps                  = 64        // decode steps in one STEPS
+	StepBytes                 = 12        // of one of them
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
 
@@ -72,6 +74,7 @@ const (
 	TypeOffer        = 24
 	TypeOffered      = 25
 	TypeDelivered    = 26
+	TypeSteps        = 30
 )
 
 // Roles of a session.
@@ -303,6 +306,10 @@ type (
 	}
 	// Delivered ends a transfer: its receiver has it, or no longer wants it.
 	Delivered struct{ Name []byte }
+	// Steps reports decode steps of a worker that have ended, the oldest first.
+	Steps struct {
+		List []byte // for each: age and time in us, requests; u32 LE
+	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }
 	// Pong answers a Ping.

@@ -166,6 +166,8 @@ func transferMessages() []namedMessage {
 		{"offered_max", 3, &Offered{Name: longest, Tokens: math.MaxUint32}},
 		{"delivered", 3, &Delivered{Name: name}},
 		{"delivered_max", 3, &Delivered{Name: longest}},
+		{"steps", 3, &Steps{List: run(1, StepBytes)}},
+		{"steps_max", 3, &Steps{List: run(0, MaxSteps*StepBytes)}},
 	}
 }
 
@@ -340,6 +342,10 @@ func malformedMessages() []malformedMessage {
 		{"offered_of_4", 3, []byte{0x94, 0x19, 0xc4, 0x01, 0x07, 0x10, 0x00}},
 		{"delivered_in_v2", 2, []byte{0x92, 0x1a, 0xc4, 0x01, 0x07}},
 		{"delivered_no_name", 3, []byte{0x92, 0x1a, 0xc4, 0x00}},
+		{"steps_in_v2", 2, append([]byte{0x92, 0x1e, 0xc4, 0x0c}, make([]byte, StepBytes)...)},
+		{"steps_none", 3, []byte{0x92, 0x1e, 0xc4, 0x00}},
+		{"steps_of_13_bytes", 3, append([]byte{0x92, 0x1e, 0xc4, 0x0d}, make([]byte, StepBytes+1)...)},
+		{"steps_65", 3, append([]byte{0x92, 0x1e, 0xc5, 0x03, 0x0c}, make([]byte, (MaxSteps+1)*StepBytes)...)},
 		{"type_27", 3, []byte{0x92, 0x1b, 0xc4, 0x01, 0x07}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},

@@ -26,4 +26,6 @@ MAX_JOB_BLOCKS = 8192
 MAX_RELEASES = 4096  # leases in one RELEASE
 MAX_TRANSFER_NAME = 256  # bytes
 MAX_TRANSFER_MS = 600_000  # of a transfer's time to live
+MAX_STEPS = 64  # decode steps in one STEPS
+STEP_BYTES = 12  # of one of them
 MAX_PEER_ADDRESS = 128  # bytes of the address of an agent's peer listener
