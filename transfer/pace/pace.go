@@ -3,6 +3,7 @@
 package pace
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -169,6 +170,23 @@ func (t *Turn) Leave() {
 		p.mu.counts.Waits[t.urgency]++
 		p.mu.counts.Waited[t.urgency] += p.now().Sub(t.since)
 	}
+}
+
+// Await waits for the budget, or until ctx ends, and records that a copy begins. The caller calls
+// ended after it.
+func (p *Pacer) Await(ctx context.Context, u Urgency, bytes int64) (ended func()) {
+	t := p.Enter(u)
+	defer t.Leave()
+	for wait := t.Delay(); wait > 0 && ctx.Err() == nil; wait = t.Delay() {
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+	p.Begin(u, bytes)
+	return func() { p.Ended(u) }
 }
 
 // May reports whether a save's next batch may begin now.
