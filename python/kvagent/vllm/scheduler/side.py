@@ -160,7 +160,7 @@ class SchedulerSide:
         now = time.monotonic()
         scheduled = output.num_scheduled_tokens
         self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
-        plan = StepPlan(idle=not self._tracked or not scheduled)
+        plan = StepPlan(idle=not self._tracked or not scheduled, decoding=_decoding(output))
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
         if self._loads is not None and self._loads.busy():
@@ -491,3 +491,11 @@ class SchedulerSide:
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
             self._transfers.save_no_more()
+
+
+def _decoding(output: Any) -> int:
+    """Return the number of a step's requests if each computes its next token and none is new."""
+    scheduled, tokens = len(output.num_scheduled_tokens), getattr(output, "total_num_scheduled_tokens", 0)
+    if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
+        tokens -= sum(map(len, drafts.values()))
+    return scheduled if tokens == scheduled and not getattr(output, "scheduled_new_reqs", None) else 0
