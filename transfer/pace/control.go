@@ -8,8 +8,9 @@ import (
 
 // Constants of the controller.
 const (
-	harm     = 1.25 // a slowdown from which the rate is cut
-	harmless = 1.15 // a slowdown below which it is raised
+	harm     = 1.35 // a slowdown from which the rate is cut
+	harmless = 1.25 // a slowdown below which it is raised
+	proofs   = 2    // comparisons in a row that must show harm
 
 	cutTo     = 0.75     // of the rate that did harm
 	raiseBy   = 1.0 / 16 // of the rate that copies had without a limit
@@ -76,6 +77,7 @@ type window struct {
 	beside []time.Duration
 	first  uint64  // number of the first of those beside
 	rate   float64 // of copies beside those steps: the highest
+	harms  int     // comparisons in a row that showed harm
 }
 
 type sample struct {
@@ -123,7 +125,7 @@ func (e *Engine) sortLocked(s *Step, took time.Duration, now time.Time) {
 			w.alone = append(w.alone[:0], w.alone[1:]...)
 		}
 		w.alone = append(w.alone, sample{took, e.steps})
-		if c.holder == w && e.fresh(w, e.steps-e.held) >= minAlone {
+		if c.holder == w && len(e.alone(w, e.steps-e.held)) >= minAlone {
 			c.held, c.holder = time.Time{}, nil
 		}
 	case giving.overlap(s.Begin, s.End) && s.Begin.After(c.changed):
@@ -141,14 +143,14 @@ func (e *Engine) sortLocked(s *Step, took time.Duration, now time.Time) {
 	}
 }
 
-// fresh returns how many of the steps alone are among the engine's last steps.
-func (e *Engine) fresh(w *window, steps uint64) (n int) {
+// alone returns the times of those steps alone that are among the engine's last steps.
+func (e *Engine) alone(w *window, steps uint64) (took []time.Duration) {
 	for _, s := range w.alone {
 		if e.steps-s.step < steps {
-			n++
+			took = append(took, s.took)
 		}
 	}
-	return n
+	return took
 }
 
 // judgeLocked compares the steps of a window and changes the rate. Without enough steps alone, or
@@ -158,19 +160,25 @@ func (p *Pacer) judgeLocked(e *Engine, w *window, took time.Duration, now time.T
 	if p.setting != Auto {
 		return
 	}
-	if e.fresh(w, oldestSteps) < minAlone {
+	alone, fresh := e.alone(w, freshSteps), true
+	if len(alone) < minAlone {
+		alone, fresh = e.alone(w, oldestSteps), false
+	}
+	if len(alone) < minAlone {
 		p.holdLocked(e, w, took, now)
 		return
 	}
-	alone := make([]time.Duration, 0, aloneSteps)
-	for _, s := range w.alone {
-		alone = append(alone, s.took)
-	}
 	c.slowdown = float64(upper(w.beside)) / float64(upper(alone))
+	if c.slowdown < harm {
+		w.harms = 0
+	} else if w.harms++; w.harms < proofs {
+		return
+	}
 	switch {
-	case c.slowdown >= harm && e.fresh(w, freshSteps) < minAlone:
+	case w.harms > 0 && !fresh:
 		p.holdLocked(e, w, took, now)
-	case c.slowdown >= harm:
+	case w.harms > 0:
+		w.harms = 0
 		c.cut(w.rate, now)
 		p.mu.counts.Cuts++
 	case c.slowdown < harmless && c.rate > 0 && c.limited:

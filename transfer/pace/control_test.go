@@ -203,7 +203,7 @@ func TestOnlyLikeStepsAreCompared(t *testing.T) {
 	p := newClocked(t, Auto)
 	e := p.Engine()
 	p.steps(e, 2*aloneSteps, fast, 4)
-	p.beside(e, Save, besideSteps, slow, 64)
+	p.beside(e, Save, proofs*besideSteps, slow, 64)
 	if r := p.Report(); r.Counts.Cuts != 0 || r.Slowdown != 0 {
 		t.Fatalf("steps of 64 requests were compared with those of 4: %+v", r)
 	}
@@ -212,14 +212,18 @@ func TestOnlyLikeStepsAreCompared(t *testing.T) {
 		t.Fatalf("steps beside loads were compared: %+v", r)
 	}
 	p.steps(e, 2*freshSteps, fast, 1) // of another kind: those of 4 requests grow old
-	p.beside(e, Save, besideSteps, slow, 4)
+	p.beside(e, Save, proofs*besideSteps, slow, 4)
 	if r := p.Report(); r.Counts.Cuts != 0 || r.Counts.Holds == 0 {
 		t.Fatalf("old steps without copies led to a cut: %+v", r)
 	}
 	p.steps(e, minAlone, slow, 4) // it is the engine that became slower
-	p.beside(e, Save, besideSteps, slow, 4)
+	p.beside(e, Save, proofs*besideSteps, slow, 4)
 	if r := p.Report(); r.Counts.Cuts != 0 {
 		t.Fatalf("reported: %+v", r)
+	}
+	p.beside(e, Save, besideSteps, 2*slow, 4)
+	if r := p.Report(); r.Counts.Cuts != 0 {
+		t.Fatalf("one comparison led to a cut: %+v", r)
 	}
 	p.beside(e, Save, besideSteps, 2*slow, 4)
 	if r := p.Report(); r.Counts.Cuts != 1 {
