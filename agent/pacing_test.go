@@ -113,7 +113,9 @@ func TestDrainWithoutPace(t *testing.T) {
 	r := newRig(t, withConfig(owing))
 	_, w, _ := r.joinEngine(register("a"))
 	w[0].savePaced(r, 1)
-	check(t, r.agent.Drain(context.Background()))
+	soon, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	check(t, r.agent.Drain(soon))
 	if got := w[0].done(1); !all(got, ipc.BlockOK) {
 		t.Errorf("the save: %v", got)
 	}
