@@ -30,7 +30,7 @@ type session struct {
 	software string               // set before greeted
 	seat     atomic.Pointer[seat] // nil: not registered
 
-	pace stepPace // the reader's
+	speed computeSpeed // the reader's
 
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {

@@ -212,7 +212,7 @@ func (l *level) put(ctx context.Context, on []outgoing) (using <-chan struct{}) 
 		l.count.lost.Add(uint64(len(on)))
 		return stillUsing(err)
 	}
-	l.pace.stored(time.Since(start))
+	l.speed.stored(time.Since(start))
 	l.tally(on, last, whole)
 	return nil
 }
