@@ -126,7 +126,7 @@ func (a *Agent) assemble(share share) (err error) {
 		},
 		log: a.log,
 	})
-	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.boot, a.log); err != nil {
+	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log); err != nil {
 		return err
 	}
 	a.memory = &memory{

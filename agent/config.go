@@ -11,6 +11,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Pool is the pool that the agent serves: all three views of one value.
@@ -40,9 +41,14 @@ type Config struct {
 	HTTP    string // address for HTTP besides admin.sock, or empty
 	HTTPAny bool   // HTTP may be an address that is not loopback
 	Lanes   int    // copies that run at once; 0: one per processor, at least 2
-	Limits  Limits
-	Peers   Peers
-	Version string // of this build, for status
+	// Pace is the limit of copies that can wait, on each GPU and on the CPUs: pace.Off, pace.Auto,
+	// or bytes per second.
+	Pace int64
+	// CPUPacer paces the copies on the CPUs, which others may use too; nil: one is made of Pace.
+	CPUPacer *pace.Pacer
+	Limits   Limits
+	Peers    Peers
+	Version  string // of this build, for status
 	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
 	Orphans func() admin.Orphans
 }
@@ -93,6 +99,9 @@ func (c *Config) validate() error {
 	case c.VerifySample > transfer.MaxSampleEvery:
 		return fmt.Errorf("verify-sample: %d, allowed: 0 (none) to %d", c.VerifySample, transfer.MaxSampleEvery)
 	}
+	if c.Pace != pace.Off && c.Pace != pace.Auto && (c.Pace < pace.MinRate || c.Pace > pace.MaxRate) {
+		return fmt.Errorf("pace: %d bytes per second, allowed: off, auto, %d to %d", c.Pace, pace.MinRate, pace.MaxRate)
+	}
 	if ttl := c.Peers.TransferTTL; ttl != 0 && (ttl < delivery.MinTTL || ttl > delivery.MaxTTL) {
 		return fmt.Errorf("transfer-ttl: %v, allowed: %v to %v", ttl, delivery.MinTTL, delivery.MaxTTL)
 	}
@@ -109,6 +118,9 @@ func (c *Config) validate() error {
 	}
 	if c.Lanes < 1 || c.Lanes > maxLanes {
 		return fmt.Errorf("copy-lanes: %d, allowed: 1 to %d, or 0 for one per processor", c.Lanes, maxLanes)
+	}
+	if c.CPUPacer == nil {
+		c.CPUPacer = pace.New(c.Pace, nil)
 	}
 	c.Limits.fill()
 	return c.Limits.validate()

@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // engine is one vLLM instance: a scheduler's session and one session per rank, each with a seat.
@@ -50,6 +51,7 @@ type seat struct {
 	leaving    bool
 
 	worker atomic.Pointer[transfer.Worker] // nil until the space is open; set once
+	steps  atomic.Pointer[pace.Engine]     // set before worker; the session's reader uses it
 	held   heldLoads                       // loads held for this registration, which end with it
 }
 

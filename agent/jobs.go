@@ -11,7 +11,7 @@ import (
 
 // save serves SAVE.
 func (s *session) save(m *ipc.Save) error {
-	s.reportPace(m)
+	s.reportSpeed(m)
 	status := pool.OK
 	switch {
 	case s.owner.switches.draining():

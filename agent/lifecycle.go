@@ -69,9 +69,11 @@ func (a *Agent) Start() (err error) {
 	return nil
 }
 
-// Drain refuses new jobs and waits until the running ones have ended, or until ctx is done.
+// Drain refuses new jobs and waits until the running ones have ended, or until ctx is done. No copy
+// waits for its pace any more.
 func (a *Agent) Drain(ctx context.Context) error {
 	a.switches.drained.Store(true)
+	a.workers.pacers.end()
 	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
 	if err := a.inflight.wait(ctx); err != nil {
 		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
@@ -95,6 +97,7 @@ var errShutdown = errors.New("the agent is shutting down")
 func (a *Agent) Close() {
 	a.closing.Do(func() {
 		a.switches.drained.Store(true)
+		a.workers.pacers.end()
 		a.ready.Store(false)
 		if a.listener != nil {
 			a.closed("session socket", a.listener.Close())

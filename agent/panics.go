@@ -58,7 +58,7 @@ var sessionPackages = []string{"agent/admin", "agent/registration", "ipc", "look
 // look-up socket and its current request. A function without a receiver holds nothing.
 var sessionReceivers = []string{
 	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)", "(*jobTable)",
-	"(*outbox)", "(*stepPace)", "(*lookupSock)",
+	"(*outbox)", "(*computeSpeed)", "(*lookupSock)",
 }
 
 // holdsShared are the methods of those types that hold a shared resource while they run: a

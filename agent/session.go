@@ -30,7 +30,7 @@ type session struct {
 	software string               // set before greeted
 	seat     atomic.Pointer[seat] // nil: not registered
 
-	pace stepPace // the reader's
+	speed computeSpeed // the reader's
 
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
@@ -200,6 +200,8 @@ func (s *session) serve(msg any, fds []int) error {
 		s.offered(m)
 	case *ipc.Delivered:
 		s.delivered(m)
+	case *ipc.Steps:
+		s.steps(m)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:

@@ -79,11 +79,11 @@ func (s *space) unitBytes() (n int64) {
 	return n
 }
 
-// stepPace estimates from a worker's saves how fast it computes. A step's blocks are saved with its
+// computeSpeed estimates from a worker's saves how fast it computes. A step's blocks are saved with its
 // number once it has been launched, and the next step is launched when there is room for it. So the
 // time between the first saves of two consecutive steps is the time of the second. The session's
 // reader owns it.
-type stepPace struct {
+type computeSpeed struct {
 	step   uint64 // the latest with a save
 	at     time.Time
 	before time.Time // time of the first save of the previous step; zero: none
@@ -92,7 +92,7 @@ type stepPace struct {
 
 // saved records a save. When a step has ended whose predecessor was seen too, it returns the step's
 // tokens and time; else 0.
-func (p *stepPace) saved(step uint64, tokens int, now time.Time) (computed int, took time.Duration) {
+func (p *computeSpeed) saved(step uint64, tokens int, now time.Time) (computed int, took time.Duration) {
 	if step == p.step && !p.at.IsZero() {
 		p.tokens += tokens
 		return 0, 0
@@ -104,12 +104,12 @@ func (p *stepPace) saved(step uint64, tokens int, now time.Time) (computed int, 
 	if step == p.step+1 {
 		before = p.at
 	}
-	*p = stepPace{step: step, at: now, before: before, tokens: tokens}
+	*p = computeSpeed{step: step, at: now, before: before, tokens: tokens}
 	return computed, took
 }
 
-// reportPace reports to the tiers how fast the session's engine computes.
-func (s *session) reportPace(m *ipc.Save) {
+// reportSpeed reports to the tiers how fast the session's engine computes.
+func (s *session) reportSpeed(m *ipc.Save) {
 	st := s.seat.Load()
 	if s.owner.tiers == nil || st == nil {
 		return
@@ -124,7 +124,7 @@ func (s *session) reportPace(m *ipc.Save) {
 			blocks += len(m.Sections[i].Blocks) / blockBytes
 		}
 	}
-	if tokens, took := s.pace.saved(m.Step, blocks*int(open.Groups[0].BlockTokens), time.Now()); tokens > 0 {
+	if tokens, took := s.speed.saved(m.Step, blocks*int(open.Groups[0].BlockTokens), time.Now()); tokens > 0 {
 		s.owner.tiers.Computed(open.ID, tokens, took)
 	}
 }

@@ -491,8 +491,8 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 
 // Consecutive steps give their time; the first, one after a gap, and one of several
 // saves tell no more than they know.
-func TestStepPace(t *testing.T) {
-	var p stepPace
+func TestComputeSpeed(t *testing.T) {
+	var p computeSpeed
 	at := time.Unix(1000, 0)
 	for i, c := range []struct {
 		step     uint64

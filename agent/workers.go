@@ -24,6 +24,8 @@ type workers struct {
 	limits    transfer.Limits
 	perGPU    int                              // copies that run at once on a GPU, and on CPUs
 	lanes     map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
+	pacers    *pacers
+	awaited   func(pool.SpaceID) bool // whether an engine waits for blocks of a space
 	log       *zap.Logger
 
 	every      uint32 // one block in so many is checked end to end; 0: none
@@ -32,10 +34,12 @@ type workers struct {
 	mismatches mismatches
 }
 
-func newWorkers(cfg *Config, p Pool, device cudaipc.Device, boot [16]byte, log *zap.Logger) (*workers, error) {
+func newWorkers(
+	cfg *Config, p Pool, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, log *zap.Logger,
+) (*workers, error) {
 	w := &workers{
 		device: device, pool: p, integrity: cfg.Integrity, limits: cfg.Limits.Transfer, perGPU: cfg.Lanes,
-		lanes: map[cudaipc.UUID]*transfer.Lanes{}, log: log,
+		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: newPacers(cfg.Pace, cfg.CPUPacer), awaited: awaited, log: log,
 		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
 	}
 	w.arena = arenaOf(p)
@@ -55,11 +59,12 @@ func arenaOf(p Pool) (arena []byte) {
 
 // start starts the transfers of a registered worker whose space is open. registry.mu is held.
 func (w *workers) start(st *seat) error {
+	space, pacer := st.space.open.Load().ID, w.pacers.of(st.gpu)
 	started, err := transfer.Start(transfer.Config{
-		Device: w.device, Peer: st.peer, Slots: w.pool, Space: st.space.open.Load().ID, Spec: st.space.spec,
+		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
 		Integrity: w.integrity, Sampling: w.sampling(st),
-		Lanes:  w.lanesLocked(st.gpu),
+		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
 		Limits: w.limits, Complete: st.session.complete,
 	})
 	if err != nil {
@@ -67,6 +72,7 @@ func (w *workers) start(st *seat) error {
 			zap.Error(err))
 		return fmt.Errorf("segments: %w", err)
 	}
+	st.steps.Store(pacer.Engine())
 	st.worker.Store(started)
 	return nil
 }

@@ -15,7 +15,7 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
 	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE",
 	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
-	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD"}
+	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeSteps: "STEPS"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -48,7 +48,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	msg := newMessage(typ)
 	if msg == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeStagedLoad)
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeSteps)
 		return nil, w.err
 	}
 	if w.err == nil {
@@ -92,7 +92,7 @@ var makers = map[uint8]func() any{
 	TypeEventsMade: func() any { return new(EventsMade) },
 	TypeOffer:      func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
 	TypeDelivered: func() any { return new(Delivered) }, TypeStages: func() any { return new(Stages) },
-	TypeStagedLoad: func() any { return new(StagedLoad) },
+	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeSteps: func() any { return new(Steps) },
 }
 
 func (w *wire) walk(msg any) {
@@ -152,6 +152,8 @@ func (w *wire) walk(msg any) {
 	case *Stages:
 		m.walk(w)
 	case *StagedLoad:
+		m.walk(w)
+	case *Steps:
 		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))

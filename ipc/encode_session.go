@@ -111,6 +111,15 @@ func (m *EventsMade) walk(w *wire) {
 	w.bin("handles", &m.Handles, 0, MaxLoadEvents*EventHandle)
 }
 
+func (m *Steps) walk(w *wire) {
+	w.begin(TypeSteps, 2)
+	w.since(3)
+	w.bin("steps", &m.List, StepBytes, MaxSteps*StepBytes)
+	if w.err == nil && len(m.List)%StepBytes != 0 {
+		w.fail(ReasonLengths, "steps", "%d bytes, no multiple of %d", len(m.List), StepBytes)
+	}
+}
+
 func (w *wire) since(version uint32) {
 	if w.version < version {
 		w.fail(ReasonVersion, "type", "not in version %d, allowed from version %d on", w.version, version)

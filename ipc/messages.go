@@ -42,6 +42,8 @@ const (
 	MaxTransferMS             = 600000    // of a transfer's time to live
 	MaxStageWords             = 1024      // of one worker
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
+	MaxSteps                  = 64        // decode steps in one STEPS
+	StepBytes                 = 12        // of one of them
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
 
@@ -75,6 +77,7 @@ const (
 	TypeDelivered    = 26
 	TypeStages       = 27
 	TypeStagedLoad   = 28
+	TypeSteps        = 30
 )
 
 // Roles of a session.
@@ -334,6 +337,10 @@ type (
 	}
 	// Delivered ends a transfer: its receiver has it, or no longer wants it.
 	Delivered struct{ Name []byte }
+	// Steps reports decode steps of a worker that have ended, the oldest first.
+	Steps struct {
+		List []byte // for each: age and time in us, requests; u32 LE
+	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }
 	// Pong answers a Ping.

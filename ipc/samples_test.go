@@ -167,6 +167,8 @@ func transferMessages() []namedMessage {
 		{"offered_max", 3, &Offered{Name: longest, Tokens: math.MaxUint32}},
 		{"delivered", 3, &Delivered{Name: name}},
 		{"delivered_max", 3, &Delivered{Name: longest}},
+		{"steps", 3, &Steps{List: run(1, StepBytes)}},
+		{"steps_max", 3, &Steps{List: run(0, MaxSteps*StepBytes)}},
 	}
 }
 
@@ -362,6 +364,10 @@ func malformedMessages() []malformedMessage {
 		{"staged_load_in_v2", 2, enc(3, stagedMessages()[2].msg)},
 		{"staged_load_word_1024", 3, swap(3, stagedMessages()[3].msg, "\xcd\x03\xff", "\xcd\x04\x00")},
 		{"staged_load_no_sections", 3, []byte{0x98, 0x1c, 1, 1, 0, 0, 0, 0, 0x90}},
+		{"steps_in_v2", 2, append([]byte{0x92, 0x1e, 0xc4, 0x0c}, make([]byte, StepBytes)...)},
+		{"steps_none", 3, []byte{0x92, 0x1e, 0xc4, 0x00}},
+		{"steps_of_13_bytes", 3, append([]byte{0x92, 0x1e, 0xc4, 0x0d}, make([]byte, StepBytes+1)...)},
+		{"steps_65", 3, append([]byte{0x92, 0x1e, 0xc5, 0x03, 0x0c}, make([]byte, (MaxSteps+1)*StepBytes)...)},
 		{"type_40", 3, []byte{0x92, 0x28, 0xc4, 0x01, 0x07}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},

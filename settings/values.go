@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -24,6 +25,12 @@ type Discreet interface{ Shown(text string) string }
 // Size returns the value of a setting in bytes, from low to high, with a unit: 4GiB, 512MiB,
 // 1048576.
 func Size(v *int64, low, high int64) pflag.Value { return &sizeValue{v, low, high} }
+
+// Rate returns the value of a setting that is one of some words, each with its number, or bytes per
+// second from low to high: 2GiB/s.
+func Rate(v *int64, words map[string]int64, low, high int64) pflag.Value {
+	return &rateValue{v, words, low, high}
+}
 
 // Duration returns the value of a duration from low to high, such as 500ms or 30s.
 func Duration(v *time.Duration, low, high time.Duration) pflag.Value {
@@ -63,6 +70,45 @@ func (s *sizeValue) Set(text string) error {
 			FormatSize(s.high))
 	}
 	*s.v = n
+	return nil
+}
+
+// rateValue is a word, or bytes per second with a unit: 2GiB/s, 500MiB/s.
+type rateValue struct {
+	v         *int64
+	words     map[string]int64
+	low, high int64
+}
+
+func (r *rateValue) Type() string {
+	return strings.Join(slices.Sorted(maps.Keys(r.words)), "|") + "|size/s"
+}
+func (r *rateValue) String() string {
+	if r.v == nil {
+		return ""
+	}
+	for word, number := range r.words {
+		if number == *r.v {
+			return word
+		}
+	}
+	return FormatSize(*r.v) + perSecond
+}
+
+const perSecond = "/s"
+
+func (r *rateValue) Set(text string) error {
+	if number, ok := r.words[text]; ok {
+		*r.v = number
+		return nil
+	}
+	size, timed := strings.CutSuffix(text, perSecond)
+	n, err := ParseSize(size)
+	if err != nil || !timed || n < r.low || n > r.high {
+		return fmt.Errorf("allowed: %s, or %s%s to %s%s, such as 2GiB/s", strings.Join(slices.Sorted(maps.Keys(r.words)), ", "),
+			FormatSize(r.low), perSecond, FormatSize(r.high), perSecond)
+	}
+	*r.v = n
 	return nil
 }
 

@@ -1,6 +1,9 @@
 package transfer
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer/pace"
+)
 
 // part is one shard of the blocks from to to-1 of one section that are in the current batch.
 type part struct {
@@ -36,6 +39,9 @@ func (th *thread) batches(t *task, ops batchOps) {
 	var c cursor
 	status := pool.OK
 	for status == pool.OK && c.number < len(t.status) {
+		if status = th.awaitPace(t); status != pool.OK {
+			break
+		}
 		lane, ok := th.nextLane(t)
 		switch {
 		case ok:
@@ -66,6 +72,9 @@ const maxBatchRuns = 1 << 17
 func (th *thread) take(t *task, c *cursor) []part {
 	th.parts = th.parts[:0]
 	room, runs := th.w.cfg.Limits.BatchBytes, maxBatchRuns
+	if th.urgency(t) != pace.Urgent {
+		room = th.w.cfg.Pacer.Batch(room)
+	}
 	for c.section < len(t.job.Sections) {
 		s := &t.job.Sections[c.section]
 		left := len(s.Blocks) - c.block
@@ -120,6 +129,9 @@ func (th *thread) nextLane(t *task) (*ticket, bool) {
 		return nil, false
 	}
 	if th.ended(t) {
+		return nil, false
+	}
+	if th.urgency(t) != pace.Urgent && !th.w.cfg.Pacer.May() {
 		return nil, false
 	}
 	return th.w.cfg.Lanes.try(th.kind)

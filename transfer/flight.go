@@ -3,12 +3,14 @@ package transfer
 import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // flight is a batch from its begin until its blocks have been reported: its copy and its slots. It
 // is reused for a later batch.
 type flight struct {
 	lane   *ticket
+	pace   pace.Urgency
 	copy   cudaipc.Copy
 	ticket cudaipc.Ticket
 	err    error // why the device did not take the copy
@@ -38,6 +40,8 @@ func (th *thread) launch(t *task, c *cursor, lane *ticket, ops batchOps) pool.St
 		th.recycle(f)
 		return status
 	}
+	f.pace = th.urgency(t)
+	th.w.cfg.Pacer.Begin(f.pace, f.bytes())
 	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
 	th.begun = append(th.begun, f)
 	return pool.OK
@@ -119,6 +123,7 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 func (th *thread) awaitCopy(f *flight) {
 	th.enter(Copying)
 	d, err := th.outcome(f.ticket, f.err)
+	th.w.cfg.Pacer.Ended(f.pace)
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum counts as not copied
 	for i := range f.status {
 		if err != nil || short || (d.Bad != nil && d.Bad[i]) {
@@ -155,6 +160,14 @@ func (th *thread) outcome(ticket cudaipc.Ticket, err error) (cudaipc.Done, error
 		}
 		th.sweep()
 	}
+}
+
+// bytes returns the bytes of the flight's blocks.
+func (f *flight) bytes() (n int64) {
+	for i := range f.slots {
+		n += int64(f.slots[i].Len)
+	}
+	return n
 }
 
 // all sets the status of every block of the flight.

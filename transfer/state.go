@@ -10,6 +10,7 @@ const (
 	Idle         Phase = "idle"
 	Checking     Phase = "checking"
 	WaitingEvent Phase = "waiting_event" // for the engine's step and event
+	WaitingPace  Phase = "waiting_pace"  // for the budget of copies beside decode steps
 	WaitingLane  Phase = "waiting_lane"  // for other workers' copies
 	Reserving    Phase = "reserving"     // asking the pool for slots
 	Copying      Phase = "copying"

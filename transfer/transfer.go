@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Statuses of blocks besides those of package pool; the numbers are those of the session protocol.
@@ -102,8 +103,14 @@ type Config struct {
 	Integrity Integrity
 	Sampling  Sampling
 	Lanes     *Lanes // shared by all workers of a device
-	Limits    Limits
-	Complete  func(Completion) // called from the worker's threads, never under a lock; must not block
+	// Pacer limits the saves that can be revoked; nil: nothing is limited. All workers of a device
+	// share it.
+	Pacer *pace.Pacer
+	// Awaited reports whether somebody waits for the worker's saves, which are then not limited;
+	// nil: nobody does.
+	Awaited  func() bool
+	Limits   Limits
+	Complete func(Completion) // called from the worker's threads, never under a lock; must not block
 }
 
 // Held is a shard that a worker holds, and where its blocks lie.

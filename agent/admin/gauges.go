@@ -152,6 +152,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describePolicy(ch)
 	describeTiers(ch)
 	describeMovers(ch)
+	describePaces(ch)
 	describeLeft(ch)
 	describeTransfers(ch)
 }
@@ -168,6 +169,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectPolicy(ch, &now.Pool.Policy)
 	collectTiers(ch, now.Tiers)
 	collectMovers(ch, now.Movers)
+	collectPaces(ch, now.Paces)
 	collectOrphans(ch, now.Orphans)
 	collectTransfers(ch, &now.Transfers)
 	collectPeers(ch, &now.Peers)

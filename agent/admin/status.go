@@ -65,6 +65,8 @@ type Status struct {
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
 	Orphans    Orphans        `json:"orphans"`
 
+	Paces []PaceStatus `json:"paces"` // of each device, the CPUs' first
+
 	Transfers TransfersStatus `json:"transfers"` // between engines
 	Peers     PeersStatus     `json:"peers"`     // agents of other nodes
 }
@@ -175,8 +177,8 @@ func (v *View) Status() Status {
 		CleanupMaxMS: float64(m.CleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
 		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
-		Orphans: now.Orphans,
-		Tiers:   tiersStatus(now.Tiers), Transfers: v.transfersStatus(&now.Transfers),
+		Orphans: now.Orphans, Paces: paceStatus(now.Paces),
+		Tiers: tiersStatus(now.Tiers), Transfers: v.transfersStatus(&now.Transfers),
 		Peers: peersStatus(&now.Peers),
 	}
 	if late := m.worstLate.get(); late.over > 0 {

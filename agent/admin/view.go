@@ -55,6 +55,8 @@ type Snapshot struct {
 	Movers  []cudaipc.MoverState
 	Orphans Orphans
 
+	Paces []Pace // of each device, the CPUs' first
+
 	Transfers delivery.Report
 	Peers     Peers
 

@@ -183,6 +183,22 @@ func (t *Table) stateLocked(tr *transfer) Transfer {
 	return Transfer{Open, tr.tokens}
 }
 
+// Awaited reports whether a transfer of a space is open: an engine may wait for its blocks.
+func (t *Table) Awaited(s pool.SpaceID) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	open := len(t.mu.transfers) - t.mu.complete.Len() - t.mu.delivered
+	for key, tr := range t.mu.transfers {
+		if open <= 0 {
+			return false
+		}
+		if key.Space == s && !tr.complete() && !tr.delivered {
+			return true
+		}
+	}
+	return false
+}
+
 // Watch returns what is known of a transfer, and a channel that is closed at the next change of any
 // transfer of its space, or the next commit there. What happens after the state was read closes the
 // channel.

@@ -18,6 +18,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 func serveCommand() *cobra.Command {
@@ -84,6 +85,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 		LeaseBytes:   s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http,
 		HTTPAny: s.httpAny,
 		Lanes:   s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
+		Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
 		Peers: agent.Peers{TransferTTL: s.peers.ttl},
 	}
 	if s.integrity == settings.IntegrityHeader {

@@ -70,7 +70,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, device.Close(cudaipc.AllPeers)) }()
-	stack, closeTiers, err := openTiers(p, s, log)
+	stack, closeTiers, err := openTiers(p, s, cfg.CPUPacer, log)
 	if err != nil {
 		return err
 	}

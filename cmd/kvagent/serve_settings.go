@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // serveSettings are all settings of serve.
@@ -37,6 +38,7 @@ type serveSettings struct {
 	verify      int   // one block in so many is checked end to end; 0: none
 	leaseBytes  int64 // 0: a quarter of the pool
 	copyLanes   int   // 0: one per processor
+	pace        int64 // pace.Off, pace.Auto, or bytes per second
 	queue       int
 	eventWait   time.Duration
 	stuckAfter  time.Duration
@@ -62,6 +64,9 @@ const (
 // defaultVerifySample is the share of blocks that are checked end to end: one in so many.
 const defaultVerifySample = 1000
 
+// paceWords are the values of --pace that are no rate.
+var paceWords = map[string]int64{"auto": pace.Auto, "off": pace.Off}
+
 // defaultPool is small, so that it fits any node.
 const defaultPool = 1 << 30
 
@@ -72,6 +77,7 @@ func defaultServeSettings() *serveSettings {
 		copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: evict.DefaultName,
 		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample,
+		pace:  pace.Auto,
 		queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info",
 		drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
@@ -133,6 +139,9 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 
 	f.Var(settings.Count(&s.copyLanes, 0, 256), "copy-lanes",
 		"copies that run at once on one GPU, and on CPUs; 0 is as many as there are processors")
+	f.Var(settings.Rate(&s.pace, paceWords, pace.MinRate, pace.MaxRate), "pace",
+		"how saves and writes to tiers give way to decode, on each GPU and on the CPUs: auto slows them while they are "+
+			"seen to slow decode steps, a rate is their limit at all times; loads never wait")
 	f.Var(settings.Count(&s.queue, 1, 1<<16), "queue",
 		"jobs that may wait for one engine worker in each direction; a further one is answered busy")
 	f.Var(settings.Duration(&s.eventWait, time.Millisecond, time.Hour), "event-wait",

@@ -81,6 +81,7 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
 		st.LeasesGiven, st.LeasesRevoked)
 	printTiers(t, st.Tiers)
+	printPaces(t, st.Paces)
 	printTransfers(t, &st.Transfers, &st.Peers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs,
 		st.CleanupMaxMS)
@@ -101,6 +102,22 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	}
 	fmt.Fprintln(out)
 	return printEngines(out, st.EngineList)
+}
+
+// printPaces prints a line for each device whose copies are limited, or were.
+func printPaces(t io.Writer, paces []admin.PaceStatus) {
+	for i := range paces {
+		p := &paces[i]
+		if p.Rate == 0 && p.Cuts == 0 && p.SaveWaits+p.WriteWaits == 0 {
+			continue
+		}
+		limit := "no limit now"
+		if p.Rate > 0 {
+			limit = settings.HumanSize(p.Rate) + "/s"
+		}
+		fmt.Fprintf(t, "pace %s\t%s: %s, decode steps x %.2f beside saves; %d cuts, %d raises, waited %.1f s\n",
+			p.Device, p.Setting, limit, p.Slowdown, p.Cuts, p.Raises, p.SaveWaitS+p.WriteWaitS)
+	}
 }
 
 // printTransfers prints what engines promise each other, and the agents of other nodes.

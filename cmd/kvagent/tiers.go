@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/transit"
 	"github.com/kvagent/kvagent/pool/tierspec"
 	"github.com/kvagent/kvagent/settings"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // tierSettings are the settings of the tiers below the pool's memory.
@@ -134,7 +136,9 @@ const resetsFile = "kvagent-resets.json"
 
 // openTiers opens the tiers below a pool. Without tiers it returns the pool itself. The returned
 // function closes them.
-func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, func() error, error) {
+func openTiers(
+	p *dram.Pool, s *serveSettings, pacer *pace.Pacer, log *zap.Logger,
+) (agent.Pool, func() error, error) {
 	t := &s.tiers
 	if len(t.specs) == 0 {
 		return p, func() error { return nil }, nil
@@ -164,7 +168,9 @@ func openTiers(p *dram.Pool, s *serveSettings, log *zap.Logger) (agent.Pool, fun
 		log.Info("tier", zap.String("tier", spec.Name), zap.String("store", tierspec.Shown(spec.Text)),
 			zap.Stringer("write", one.Write))
 	}
-	stack, err := tier.Open(p, tiers, t.options(s, staging, log))
+	o := t.options(s, staging, log)
+	o.Pace = func(ctx context.Context, bytes int64) func() { return pacer.Await(ctx, pace.Behind, bytes) }
+	stack, err := tier.Open(p, tiers, o)
 	if err != nil {
 		return fail(settings.Invalid(err))
 	}

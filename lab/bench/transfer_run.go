@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Sizes of the measurement.
@@ -35,8 +36,9 @@ type transferBench struct {
 	host            *host.Device
 	worker          *transfer.Worker
 	done            chan transfer.Completion
-	chains          int    // hash chains so far
-	jobs            uint64 // jobs so far
+	pacer           *pace.Pacer // of the workers to be started; nil: none
+	chains          int         // hash chains so far
+	jobs            uint64      // jobs so far
 	random          *rand.Rand
 }
 
@@ -73,7 +75,11 @@ func (b *transferBench) open(memory int64) (err error) {
 	if err != nil {
 		return err
 	}
-	return b.host.Import(cudaipc.Import{Regions: []cudaipc.Region{region}})
+	words, sync := b.engine.SyncDesc()
+	if words, err = words.Dup(); err != nil {
+		return err
+	}
+	return b.host.Import(cudaipc.Import{Regions: []cudaipc.Region{region, words}, Sync: &sync})
 }
 
 // start starts a worker for segments of one size, in a space of its own.
@@ -96,6 +102,7 @@ func (b *transferBench) start(segment int) error {
 	b.worker, err = transfer.Start(transfer.Config{
 		Device: b.host, Slots: b.pool, Space: space, Spec: spec,
 		Layout: transfer.Layout{Groups: []transfer.GroupLayout{group}}, Integrity: transfer.Full,
+		Pacer:    b.pacer,
 		Complete: func(c transfer.Completion) { b.done <- c },
 	})
 	return err
@@ -240,7 +247,7 @@ func (b *transferBench) chain(kind transfer.Kind, chain, blocks int) []transfer.
 		}
 		b.jobs++
 		jobs = append(jobs, transfer.Job{
-			ID: b.jobs, Kind: kind, Epoch: 1, Event: cudaipc.None, Revoke: cudaipc.None,
+			ID: b.jobs, Kind: kind, Epoch: 1, Event: cudaipc.None, Revoke: 0,
 			Sections: []transfer.Section{section},
 		})
 	}

@@ -69,7 +69,7 @@ func (l *level) ask(ctx context.Context, q *question) {
 		l.finish(q, true)
 		return
 	}
-	l.pace.asked(time.Since(start))
+	l.speed.asked(time.Since(start))
 	now := l.p.now()
 	for i, digest := range q.digests {
 		if has(status[i*q.per : (i+1)*q.per]) {

@@ -104,7 +104,7 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 	within, stop := context.WithTimeout(ctx, l.FetchWithin)
 	defer stop()
 	start := time.Now()
-	l.pace.fetching(l.p.now())
+	l.speed.fetching(l.p.now())
 	err := l.Store.Get(within, items)
 	l.countResult(ctx, err)
 	bytes := int64(0)
@@ -113,7 +113,7 @@ func (l *level) get(ctx context.Context, items []pool.Item) (using <-chan struct
 			bytes += int64(len(items[i].Data))
 		}
 	}
-	l.pace.fetched(bytes, time.Since(start), l.p.now())
+	l.speed.fetched(bytes, time.Since(start), l.p.now())
 	return stillUsing(err)
 }
 

@@ -19,7 +19,7 @@ type level struct {
 	exists  existsCache // which entries a shared store has
 	written existsCache // entries that were stored there lately, not to be offered again
 	breaker breaker
-	pace    pace
+	speed   storeSpeed
 	count   counts
 	logged  logLimiter
 

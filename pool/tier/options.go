@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"context"
 	"fmt"
 	"regexp"
 	"strings"
@@ -122,6 +123,11 @@ type Options struct {
 	// and tier. It must not block. May be nil.
 	Log   func(tier, what string, err error)
 	Clock func() time.Time // nil is time.Now
+	// Pace is called before bytes of saved blocks are copied out of memory to be written. It may
+	// wait, until ctx ends, and its result is called after the copy. Nothing that a request waits
+	// for waits with it: fetches have workers of their own, and a tier with one worker, whose
+	// fetches would wait, does not call it. Nil: no copy waits.
+	Pace func(ctx context.Context, bytes int64) (ended func())
 
 	ownStaging bool
 	file       names.File // nil except in tests, which replace State by it

@@ -72,7 +72,7 @@ func (p *Pool) slow(l *level, sp *space, g *group) bool {
 		return false
 	}
 	const many = 1 << 10 // so many blocks that the delay of the first does not matter
-	return l.pace.secondsFor(many*g.memory, p.now()) > many*float64(g.tokens)/rate
+	return l.speed.secondsFor(many*g.memory, p.now()) > many*float64(g.tokens)/rate
 }
 
 // cutSlow returns the end of the part of a chain that is worth loading: n, where memory's part
@@ -91,7 +91,7 @@ func (p *Pool) cutSlow(where []int8, sp *space, g *group, n, end int) int {
 	seconds := 0.0
 	for i, b := range bytes {
 		if b > 0 {
-			seconds += p.levels[i].pace.secondsFor(b, p.now())
+			seconds += p.levels[i].speed.secondsFor(b, p.now())
 		}
 	}
 	if seconds > float64(end-n)*float64(g.tokens)/rate {

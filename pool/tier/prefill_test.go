@@ -8,10 +8,10 @@ import (
 
 // measure makes a tier as fast as a fetch of so many bytes in so long.
 func (l *level) measure(bytes int64, took time.Duration) {
-	l.pace.bytes, l.pace.seconds, l.pace.delay = 0, 0, 0
+	l.speed.bytes, l.speed.seconds, l.speed.delay = 0, 0, 0
 	now := l.p.now()
-	l.pace.fetching(now.Add(-took))
-	l.pace.fetched(bytes, took, now)
+	l.speed.fetching(now.Add(-took))
+	l.speed.fetched(bytes, took, now)
 }
 
 // TestNetBenefit checks that an answer is cut where loading takes longer than computing.
@@ -27,7 +27,7 @@ func TestNetBenefit(t *testing.T) {
 		t.Errorf("%d blocks of a tier that takes longer than computing them", got)
 	}
 	l.measure(1<<30, time.Second)
-	l.pace.delay = 0.0004 // s: more than 20 blocks take, less than 40
+	l.speed.delay = 0.0004 // s: more than 20 blocks take, less than 40
 	if a, b := n.Prefix(n.space, 0, h.Slice(0, 20)), n.Prefix(n.space, 0, h); a != 0 || b != 40 {
 		t.Errorf("%d of 20, %d of 40 blocks; want 0: too few for the delay, and 40", a, b)
 	}
@@ -97,11 +97,11 @@ func TestWrongPrefillIsBounded(t *testing.T) {
 		t.Fatalf("%d blocks, want the 7 of memory", got)
 	}
 	tried := time.Duration(0)
-	for ; n.Prefix(n.space, 0, h) != 40; tried += paceAge {
-		if tried > 20*paceAge {
+	for ; n.Prefix(n.space, 0, h) != 40; tried += speedAge {
+		if tried > 20*speedAge {
 			t.Fatalf("a tier of 1 GiB/s is not tried again within %v", tried)
 		}
-		ahead.Add(int64(paceAge))
+		ahead.Add(int64(speedAge))
 	}
 	t.Logf("tried again after %v", tried)
 }
@@ -109,7 +109,7 @@ func TestWrongPrefillIsBounded(t *testing.T) {
 // TestPaceOfManyFetches checks that concurrent fetches are one busy period, so that a tier is as
 // fast as all its workers. Its delay does not count as time of the bytes.
 func TestPaceOfManyFetches(t *testing.T) {
-	var p pace
+	var p storeSpeed
 	now := time.Unix(1000, 0)
 	const mib = 1 << 20
 	for range 4 {
@@ -121,7 +121,7 @@ func TestPaceOfManyFetches(t *testing.T) {
 	if rate, _, _, _ := p.report(); rate < 31*mib || rate > 33*mib {
 		t.Errorf("%.1f MiB/s of 4 fetches at once, want 32", rate/mib)
 	}
-	p = pace{}
+	p = storeSpeed{}
 	p.asked(time.Millisecond)
 	for range 100 { // small ones: 4 KiB a millisecond after the delay
 		p.fetching(now)
@@ -130,7 +130,7 @@ func TestPaceOfManyFetches(t *testing.T) {
 	if rate, _, _, _ := p.report(); rate < 3.9e6 || rate > 4.3e6 {
 		t.Errorf("%.2g B/s, want 4.1e6: 4 KiB in a millisecond", rate)
 	}
-	p = pace{}
+	p = storeSpeed{}
 	p.fetching(now)
 	for i := range 50 { // one under way always
 		at := now.Add(time.Duration(i) * 300 * time.Millisecond)

@@ -23,7 +23,9 @@ func (l *level) write(ctx context.Context, batch []putItem) {
 	var on []outgoing
 	var taken []transit.Loan
 	var using <-chan struct{}
-	for _, it := range l.notStored(ctx, batch) {
+	missing := l.notStored(ctx, batch)
+	ended := l.paced(ctx, missing)
+	for _, it := range missing {
 		if it.copied != nil && it.sp.now.Load() == it.era { // not from before a reset
 			on = append(on, *it.copied)
 		} else if e, ok := l.p.copyOut(&it.origin); ok {
@@ -32,10 +34,26 @@ func (l *level) write(ctx context.Context, batch []putItem) {
 			l.count.putsDropped.Add(1)
 		}
 	}
+	ended()
 	if len(on) > 0 {
 		using = l.put(ctx, on)
 	}
 	l.p.returnAfter(ctx, using, append(taken, l.takeCopies(batch)...)...)
+}
+
+// paced waits until the entries of a batch that are still in memory may be copied out of it. It
+// holds no staging meanwhile. ended is to be called after the copies.
+func (l *level) paced(ctx context.Context, batch []putItem) (ended func()) {
+	bytes := int64(0)
+	for i := range batch {
+		if batch[i].copied == nil {
+			bytes += batch[i].sp.groups[batch[i].key.group].staged
+		}
+	}
+	if l.p.o.Pace == nil || bytes == 0 || l.Workers == 1 {
+		return func() {}
+	}
+	return l.p.o.Pace(ctx, bytes)
 }
 
 // notStored returns the entries of a batch that the store lacks, or none if the store does not
@@ -194,7 +212,7 @@ func (l *level) put(ctx context.Context, on []outgoing) (using <-chan struct{}) 
 		l.count.lost.Add(uint64(len(on)))
 		return stillUsing(err)
 	}
-	l.pace.stored(time.Since(start))
+	l.speed.stored(time.Since(start))
 	l.tally(on, last, whole)
 	return nil
 }

@@ -64,7 +64,7 @@ func (l *level) report(t *pool.TierStatus) {
 	t.Dropped, t.Deleted, t.DeletesLost = c.putsDropped.Load(), c.deleted.Load(), c.deletesDropped.Load()
 	t.Asked, t.Found = c.asked.Load(), c.found.Load()
 	t.AskLate, t.AskFailed, t.AskRefused = c.askTimeouts.Load(), c.askFailed.Load(), c.askBusy.Load()
-	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.pace.report()
+	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.speed.report()
 }
 
 var _ pool.SpaceCounter = (*Pool)(nil)

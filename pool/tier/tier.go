@@ -42,7 +42,7 @@ type Memory interface {
 //	spaces.mu       a space opens, closes, or begins another era
 //	names.mu        the catalog
 //	mu              promises, queues
-//	a level's exists.mu, breaker.mu, pace.mu; staging.mu
+//	a level's exists.mu, breaker.mu, speed.mu; staging.mu
 //
 // An era takes its name under spaces.mu, by names.Use. Whatever changes the name afterwards tells
 // so by Changed, which takes spaces.mu and asks again: so the last era has the last name, though

@@ -28,4 +28,6 @@ MAX_TRANSFER_NAME = 256  # bytes
 MAX_TRANSFER_MS = 600_000  # of a transfer's time to live
 MAX_STAGES = 4096  # of a worker
 MAX_STAGE_WORDS = 1024  # of a worker, and so the most staged loads in flight
+MAX_STEPS = 64  # decode steps in one STEPS
+STEP_BYTES = 12  # of one of them
 MAX_PEER_ADDRESS = 128  # bytes of the address of an agent's peer listener

@@ -375,6 +375,16 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """Reports decode steps of a worker that have ended, the oldest first.
+
+    ``steps`` has for each its age and its time in us, and its requests, u32 LE.
+    """
+
+    steps: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Asks for a PONG."""
 
@@ -453,6 +463,7 @@ Message: TypeAlias = (
     | Delivered
     | Stages
     | StagedLoad
+    | Steps
     | Ping
     | Pong
     | Error

@@ -268,6 +268,13 @@ class Session:
         """End a transfer, without waiting: this side has it, or no longer wants it."""
         self._send(m.Delivered(name))
 
+    def steps(self, steps: bytes) -> None:
+        """Report decode steps that have ended (messages.Steps), without waiting.
+
+        Needs version 3 and a worker's registration.
+        """
+        self._send(m.Steps(steps))
+
     def quiet(self) -> bool:
         """Return whether poll has nothing to return now."""
         return not self._events and self._stream.quiet()

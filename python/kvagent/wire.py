@@ -40,10 +40,12 @@ from kvagent.limits import (
     MAX_SHARDS,
     MAX_SHARDS_2,
     MAX_STAGE_WORDS,
+    MAX_STEPS,
     MAX_TEXT,
     MAX_TRANSFER_MS,
     MAX_TRANSFER_NAME,
     MAX_WORLD,
+    STEP_BYTES,
 )
 
 if TYPE_CHECKING:
@@ -123,13 +125,14 @@ _RECORDS: dict[int, Record] = {
         m.StagedLoad,
         job=_U64, epoch=_U32, step=_U64, event=_U32, lease=_U64, word=Uint(0, MAX_STAGE_WORDS - 1), sections=_SECTIONS,
     ),
+    30: record(m.Steps, steps=Bin(STEP_BYTES, MAX_STEPS * STEP_BYTES)),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
     m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
-    m.Stages: 3, m.StagedLoad: 3,
+    m.Stages: 3, m.StagedLoad: 3, m.Steps: 3,
 }  # fmt: skip
 _WELCOME = _NUMBERS[m.Welcome]
 _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
@@ -279,6 +282,8 @@ def _check(message: m.Message, version: int) -> None:
         _check_sections(message.sections)
         if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
             raise Malformed("Save.revoke: version 1 has none")
+    elif isinstance(message, m.Steps) and len(message.steps) % STEP_BYTES:
+        raise Malformed(f"Steps.steps: {len(message.steps)} bytes, no multiple of {STEP_BYTES}")
 
 
 def _check_old_shards(message: m.Register) -> None:

@@ -168,7 +168,8 @@ class Engine:
         return tracked
 
     def note(self, tracked: Tracked) -> None:
-        self.lazy.add_all([(tracked, tracked.request.num_tokens)])
+        if tracked.request.num_tokens >= tracked.next_tokens:
+            self.lazy.add(tracked, tracked.request.num_tokens)
         self.lazy.pin()
 
     def free(self, name: str) -> None:

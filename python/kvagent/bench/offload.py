@@ -164,7 +164,9 @@ class Node:
         if self._blocks.scarce():
             self._saves.revoke()
         elif self._saves.ready():
-            self._saves.batch.add_all([(one.tracked, len(one.blocks) * TOKENS) for one in self._running.values()])
+            for one in self._running.values():
+                if len(one.blocks) * TOKENS >= one.tracked.next_tokens:
+                    self._saves.batch.add(one.tracked, len(one.blocks) * TOKENS)
             self._saves.batch.pin()
             if near and lazy is not None:
                 lazy.collect()

@@ -87,11 +87,13 @@ class StepPlan:
     generation: tuple[int, str] | None = None
     """The weights generation with its serial number, until all workers have reported that number.
     """
+    decoding: int = 0
+    """The number of requests if each of them computes its next token and none is new, else 0."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepPlan, (
             self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
-            self.generation,
+            self.generation, self.decoding,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,7 +101,7 @@ def test_two_nodes_that_read_each_others_memory(node: Node, second: Node, tmp_pa
     for one in both:
         one.restart_agent("--peer-listen", "127.0.0.1:0", "--peer-key-file", str(key), "--peer-rdma", engine)
     for one in both:
-        eventually(lambda agent=one.agent: agent.status()["peers"]["reads"]["state"] == "up", "one-sided reads", 60.0)
+        eventually(partial(_reads, one), "one-sided reads", 60.0)
     prefill, decode = node.engine("prefill-1", "kv_producer"), second.engine("decode-2", "kv_consumer")
     node.joined("prefill-1")
     second.joined("decode-2")
@@ -158,6 +159,11 @@ class Cluster:
 
 
 @pytest.fixture(params=["toy", "mooncake"])
+def _reads(node: Node) -> bool:
+    """Return whether a node's agent can read other agents' memory."""
+    return bool(node.agent.status()["peers"]["reads"]["state"] == "up")
+
+
 def cluster(request: pytest.FixtureRequest, tiny: Path, nursery: Nursery) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
         node = Node(Path(folder), tiny, nursery)

@@ -24,8 +24,8 @@ from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
-from kvagent.vllm.scheduler.sync_loads import SyncLoads
 from kvagent.vllm.scheduler.switches import Switches
+from kvagent.vllm.scheduler.sync_loads import SyncLoads
 from kvagent.vllm.scheduler.transfer_names import wanted
 from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
@@ -180,7 +180,7 @@ class SchedulerSide:
         scheduled = output.num_scheduled_tokens
         self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
         self._sync_loads.step(computes=bool(scheduled), now=now)
-        plan = StepPlan(idle=not self._tracked or not scheduled)
+        plan = StepPlan(idle=not self._tracked or not scheduled, decoding=_decoding(output))
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
         if self._loads is not None and self._loads.busy():
@@ -532,3 +532,11 @@ class SchedulerSide:
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
             self._transfers.save_no_more()
+
+
+def _decoding(output: Any) -> int:
+    """Return the number of a step's requests if each computes its next token and none is new."""
+    scheduled, tokens = len(output.num_scheduled_tokens), getattr(output, "total_num_scheduled_tokens", 0)
+    if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
+        tokens -= sum(map(len, drafts.values()))
+    return scheduled if tokens == scheduled and not getattr(output, "scheduled_new_reqs", None) else 0

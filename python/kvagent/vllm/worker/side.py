@@ -11,6 +11,7 @@ outcome in the report means that the job's blocks are no longer accessed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -23,6 +24,7 @@ from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.worker.decode_steps import DecodeSteps
 from kvagent.vllm.worker.layer_loads import LayerLoads
 from kvagent.vllm.worker.sync import HostClock, IdleBackoff
 from kvagent.vllm.worker.sync_loads import SyncLoads
@@ -84,6 +86,7 @@ def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAIL
 
 
 _OK = int(BlockStatus.OK)
+STEPS_VERSION = 3  # of the protocol, from which on decode steps are reported
 MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
 DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
@@ -129,6 +132,7 @@ class WorkerSide:
         self._per_block = per_block
         self._whole_failures = whole_failures
         self._backoff = IdleBackoff()
+        self._decode_steps = DecodeSteps()
         self._step = 0
         self._open: StepPlan | None = None
         self._jobs: dict[int, InflightJob] = {}
@@ -166,6 +170,8 @@ class WorkerSide:
         self._polls = bool(self._jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._backoff.step(idle=plan.idle)
         self._clock.begin(step)
+        if steps := self._decode_steps.begin(plan.decoding, time.monotonic()):
+            self._report_steps(steps)
         if plan.generation is not None:
             self._move(*plan.generation)
         for job in plan.cancels:
@@ -414,6 +420,16 @@ class WorkerSide:
         except Malformed as error:
             log.warning("a job of %d blocks is not sent: %s", sections.blocks, error)
             return BlockStatus.FAILED
+
+    def _report_steps(self, steps: bytes) -> None:
+        """Tell the agent of decode steps; one that does not know them, or cannot take them now,
+        paces without them.
+        """
+        attachment = self._attached()
+        if attachment is None or attachment.session.version < STEPS_VERSION:
+            return
+        with contextlib.suppress(Busy, SessionBroken, SessionEnded):
+            attachment.session.steps(steps)
 
     def _attached(self) -> Attachment | None:
         current = self._link.current()

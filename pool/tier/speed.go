@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// pace measures how fast a store is, as moving averages.
-type pace struct {
+// storeSpeed measures how fast a store is, as moving averages.
+type storeSpeed struct {
 	mu       sync.Mutex
 	delay    float64 // seconds until a small question is answered
 	get, put float64 // seconds of a batch
@@ -22,20 +22,20 @@ type pace struct {
 }
 
 const (
-	paceWeight = 0.2              // of a new value
-	paceAge    = 10 * time.Second // a rate doubles for each such time without a Get: a slow tier is tried again
-	paceSpan   = time.Second      // longest period, so that a tier that is always busy is measured too
+	speedWeight = 0.2              // of a new value
+	speedAge    = 10 * time.Second // a rate doubles for each such time without a Get: a slow tier is tried again
+	speedSpan   = time.Second      // longest period, so that a tier that is always busy is measured too
 )
 
 func smooth(old, now float64) float64 {
 	if old == 0 {
 		return now
 	}
-	return old + paceWeight*(now-old)
+	return old + speedWeight*(now-old)
 }
 
 // fetching begins a Get.
-func (p *pace) fetching(now time.Time) {
+func (p *storeSpeed) fetching(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running++; p.running == 1 {
@@ -44,36 +44,36 @@ func (p *pace) fetching(now time.Time) {
 }
 
 // fetched ends a Get that read bytes; 0 if it failed.
-func (p *pace) fetched(bytes int64, took time.Duration, now time.Time) {
+func (p *storeSpeed) fetched(bytes int64, took time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.get = smooth(p.get, took.Seconds())
 	p.measured = now
 	p.running--
 	p.arrived += bytes
-	if p.running == 0 || now.Sub(p.since) > paceSpan {
+	if p.running == 0 || now.Sub(p.since) > speedSpan {
 		p.endPeriodLocked(now)
 	}
 }
 
 // endPeriodLocked ends a busy period. It subtracts the store's delay, which secondsFor adds again.
-func (p *pace) endPeriodLocked(now time.Time) {
+func (p *storeSpeed) endPeriodLocked(now time.Time) {
 	if p.arrived > 0 {
 		took := now.Sub(p.since).Seconds()
-		keep := 1 - paceWeight*min(took/paceSpan.Seconds(), 1)
+		keep := 1 - speedWeight*min(took/speedSpan.Seconds(), 1)
 		p.bytes = keep*p.bytes + float64(p.arrived)
 		p.seconds = keep*p.seconds + max(took-p.delay, took/4, 1e-6)
 	}
 	p.since, p.arrived = now, 0
 }
 
-func (p *pace) stored(took time.Duration) {
+func (p *storeSpeed) stored(took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.put = smooth(p.put, took.Seconds())
 }
 
-func (p *pace) asked(took time.Duration) {
+func (p *storeSpeed) asked(took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ask = smooth(p.ask, took.Seconds())
@@ -82,7 +82,7 @@ func (p *pace) asked(took time.Duration) {
 
 // rateLocked returns bytes a second over all fetches at once; 0 if not measured. Large fetches
 // weigh more.
-func (p *pace) rateLocked() float64 {
+func (p *storeSpeed) rateLocked() float64 {
 	if p.seconds == 0 {
 		return 0
 	}
@@ -90,21 +90,21 @@ func (p *pace) rateLocked() float64 {
 }
 
 // secondsFor estimates how long reading bytes takes; 0 if not measured.
-func (p *pace) secondsFor(bytes int64, now time.Time) float64 {
+func (p *storeSpeed) secondsFor(bytes int64, now time.Time) float64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	rate := p.rateLocked()
 	if rate == 0 {
 		return 0
 	}
-	for age := now.Sub(p.measured); age > paceAge && rate < 1e12; age -= paceAge {
+	for age := now.Sub(p.measured); age > speedAge && rate < 1e12; age -= speedAge {
 		rate *= 2
 	}
 	return p.delay + float64(bytes)/rate
 }
 
 // report returns bytes a second, and the seconds of a Get, a Put and a question.
-func (p *pace) report() (rate, get, put, ask float64) {
+func (p *storeSpeed) report() (rate, get, put, ask float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.rateLocked(), p.get, p.put, p.ask

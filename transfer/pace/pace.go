@@ -1,0 +1,273 @@
+// Package pace limits how fast copies that can wait go beside an engine's decode steps: a budget of
+// bytes, and a controller that sets it from the times of the steps. It copies nothing itself.
+package pace
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Settings of a Pacer besides a rate in bytes per second.
+const (
+	Off  int64 = 0  // no copy waits
+	Auto int64 = -1 // copies wait if they are seen to make decode steps slower
+)
+
+// MinRate and MaxRate bound a fixed rate, bytes per second.
+const (
+	MinRate int64 = 1 << 20
+	MaxRate int64 = 1 << 42
+)
+
+// Urgency of a copy.
+type Urgency uint8
+
+// The urgencies, the most urgent first. An urgent copy never waits, and is not counted against the
+// budget: a load, or what another engine waits for.
+const (
+	Urgent Urgency = iota
+	Save           // a save that can be revoked
+	Behind         // a copy of a stored block to a lower tier
+)
+
+// Limits of waiting.
+const (
+	maxWait   = 10 * time.Second     // longest wait for the budget, however large the batch before
+	behindAge = time.Second          // a copy to a tier that has waited this long goes with the saves
+	lookAgain = 5 * time.Millisecond // longest pause between two questions whether to go on waiting
+	lateness  = 2 * time.Millisecond // how late a copy may begin without losing its budget
+	batchTime = time.Millisecond     // of the budget in one batch, so that copies are spread evenly
+	minBatch  = 256 << 10            // bytes; smaller batches cost more than they spread
+)
+
+// Pacer is the budget of the copies that contend for one memory: those of one GPU, or of the CPUs.
+// All methods may be called concurrently. A nil Pacer delays nothing.
+type Pacer struct {
+	setting int64
+	now     func() time.Time
+
+	mu struct {
+		sync.Mutex
+		ended   bool
+		next    time.Time // when the budget has room for the next batch
+		saves   int       // turns of saves that wait
+		copies  [2]spans  // of copies that give way, and of urgent ones
+		moved   int64     // bytes of copies that give way
+		control control
+		counts  Counts
+	}
+}
+
+// Counts since New.
+type Counts struct {
+	Alone, Beside, Other uint64 // decode steps: without copies, beside those that give way, beside others
+	Cuts, Raises, Holds  uint64 // decisions about the rate; pauses to measure steps without copies
+	Waits                [Behind + 1]uint64
+	Waited               [Behind + 1]time.Duration
+}
+
+// Report is the state of a Pacer.
+type Report struct {
+	Setting  int64   // Off, Auto, or bytes per second
+	Rate     int64   // bytes per second that copies may take now; 0: any
+	Slowdown float64 // decode steps beside copies, in those without, as last compared; 0: never
+	Counts   Counts
+}
+
+// New makes a pacer with a setting. now is the clock, nil for time.Now.
+func New(setting int64, now func() time.Time) *Pacer {
+	if now == nil {
+		now = time.Now
+	}
+	p := &Pacer{setting: setting, now: now}
+	if setting > 0 {
+		p.mu.control.rate = float64(setting)
+	}
+	return p
+}
+
+// End lifts the limit for good: the agent ends, and what runs is to end soon.
+func (p *Pacer) End() {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mu.ended = true
+}
+
+// Report returns the state.
+func (p *Pacer) Report() Report {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Report{Setting: p.setting, Rate: int64(p.rateLocked(p.now())), Slowdown: p.mu.control.slowdown,
+		Counts: p.mu.counts}
+}
+
+// rateLocked returns the rate that holds now, 0 for none. A rate that steps have led to holds only
+// while engines decode.
+func (p *Pacer) rateLocked(now time.Time) float64 {
+	if p.mu.ended || p.setting == Auto && !p.mu.control.decoding(now) {
+		return 0
+	}
+	return p.mu.control.rate
+}
+
+// Turn is a wait for the budget.
+type Turn struct {
+	pacer   *Pacer
+	urgency Urgency
+	since   time.Time
+	waited  bool
+}
+
+// Enter begins to wait. The caller asks Delay until it is 0, and calls Leave in any case.
+func (p *Pacer) Enter(u Urgency) *Turn {
+	t := &Turn{pacer: p, urgency: u}
+	if p == nil || p.setting == Off || u == Urgent {
+		t.urgency = Urgent
+		return t
+	}
+	t.since = p.now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if u == Save {
+		p.mu.saves++
+	}
+	return t
+}
+
+// Delay returns for how long to wait before asking again; 0: the next batch may begin.
+func (t *Turn) Delay() time.Duration {
+	if t.urgency == Urgent {
+		return 0
+	}
+	p := t.pacer
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.now()
+	wait := p.delayLocked(now)
+	if wait == 0 && t.urgency == Behind && p.mu.saves > 0 && now.Sub(t.since) < behindAge && p.rateLocked(now) > 0 {
+		wait = lookAgain
+	}
+	t.waited = t.waited || wait > 0
+	return min(wait, lookAgain)
+}
+
+// Leave ends the wait, in vain or not.
+func (t *Turn) Leave() {
+	if t.urgency == Urgent {
+		return
+	}
+	p := t.pacer
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t.urgency == Save {
+		p.mu.saves--
+	}
+	if t.waited {
+		p.mu.counts.Waits[t.urgency]++
+		p.mu.counts.Waited[t.urgency] += p.now().Sub(t.since)
+	}
+}
+
+// Await waits for the budget, or until ctx ends, and records that a copy begins. The caller calls
+// ended after it.
+func (p *Pacer) Await(ctx context.Context, u Urgency, bytes int64) (ended func()) {
+	t := p.Enter(u)
+	defer t.Leave()
+	for wait := t.Delay(); wait > 0 && ctx.Err() == nil; wait = t.Delay() {
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+	p.Begin(u, bytes)
+	return func() { p.Ended(u) }
+}
+
+// May reports whether a save's next batch may begin now.
+func (p *Pacer) May() bool {
+	if p == nil || p.setting == Off {
+		return true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.delayLocked(p.now()) == 0
+}
+
+func (p *Pacer) delayLocked(now time.Time) time.Duration {
+	if p.mu.ended {
+		return 0
+	}
+	wait := p.mu.control.held.Sub(now)
+	if p.rateLocked(now) > 0 {
+		debt := p.mu.next.Sub(now)
+		p.mu.control.limited = p.mu.control.limited || debt > 0
+		wait = max(wait, debt)
+	}
+	return max(wait, 0)
+}
+
+// Batch returns the bytes of the next batch of a save, of at most most: fewer under a limit, so
+// that the copies are spread over the steps.
+func (p *Pacer) Batch(most int64) int64 {
+	if p == nil || p.setting == Off {
+		return most
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rate := p.rateLocked(p.now())
+	if rate == 0 {
+		return most
+	}
+	return min(most, max(minBatch, int64(rate*batchTime.Seconds())))
+}
+
+// Begin records that a copy begins, and takes its bytes from the budget unless it is urgent. The
+// caller calls Ended after it.
+func (p *Pacer) Begin(u Urgency, bytes int64) {
+	if p == nil || p.setting == Off {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.now()
+	p.copiesLocked(u).begin(now)
+	if u == Urgent {
+		return
+	}
+	p.mu.moved += bytes
+	rate := p.rateLocked(now)
+	if rate == 0 {
+		p.mu.next = now
+		return
+	}
+	if earliest := now.Add(-lateness); p.mu.next.Before(earliest) {
+		p.mu.next = earliest
+	}
+	p.mu.next = p.mu.next.Add(time.Duration(float64(bytes) / rate * float64(time.Second)))
+	if latest := now.Add(maxWait); p.mu.next.After(latest) {
+		p.mu.next = latest
+	}
+}
+
+// Ended records that a copy has ended.
+func (p *Pacer) Ended(u Urgency) {
+	if p == nil || p.setting == Off {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.copiesLocked(u).end(p.now())
+}
+
+func (p *Pacer) copiesLocked(u Urgency) *spans {
+	if u == Urgent {
+		return &p.mu.copies[1]
+	}
+	return &p.mu.copies[0]
+}
