@@ -10,10 +10,10 @@
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	jobTable.mu, outbox.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's,
+//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's,
 //	delivery.Table's
 //
-// switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
+// switches.mu is taken before sessions.mu and outbox.Queue.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
 // pool's lock) take only locks of the last line. No lock is held during a write to a peer.
 package agent

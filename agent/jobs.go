@@ -57,7 +57,7 @@ func (s *session) submitLoad(job transfer.Job, sections []ipc.Section, lease uin
 	if s.owner.tiers == nil || lease == 0 || status != pool.OK {
 		return s.submit(job, sections, status)
 	}
-	if !s.jobs.add(job.ID) {
+	if !s.jobs.Add(job.ID) {
 		return usedTwice(job.ID)
 	}
 	held, full := s.hold(&job, sections, lease)
@@ -78,7 +78,7 @@ func usedTwice(job uint64) error {
 // submit hands a job to the session's worker. If status is not OK, or the worker does not take the
 // job, it reports the job with that status for all its blocks.
 func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
-	if !s.jobs.add(job.ID) {
+	if !s.jobs.Add(job.ID) {
 		return usedTwice(job.ID)
 	}
 	s.submitAdded(job, sections, status)
@@ -94,7 +94,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	if status == pool.OK {
 		return
 	}
-	s.jobs.drop(job.ID)
+	s.jobs.Drop(job.ID)
 	statuses := make([]pool.Status, blocks)
 	for i := range statuses {
 		statuses[i] = status
@@ -153,7 +153,7 @@ func (s *session) report(c transfer.Completion) {
 	if c.Kind == transfer.Save {
 		s.committed()
 	}
-	s.jobs.finish(done(c.Job, c.Status), s.notify)
+	s.jobs.Finish(done(c.Job, c.Status), s.notify)
 }
 
 func done(job uint64, status []pool.Status) *ipc.Done {

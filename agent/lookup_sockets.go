@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/contain"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
@@ -213,7 +214,7 @@ func (k *lookupSock) unsent(reply ipc.LookupReply) {
 // panicked logs a panic of a look-up; the client is still answered, or its connection ends. A panic
 // over shared state is raised again.
 func (k *lookupSock) panicked(value any) {
-	if where := sharedOnStack(); where != "" {
+	if where := contain.SharedOnStack(); where != "" {
 		k.log.Error("look-up panicked over shared state: the process ends", zap.String("socket", k.name),
 			zap.String("in", where), zap.Any("value", value))
 		panic(value)

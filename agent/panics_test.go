@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -138,29 +137,6 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 		if err == nil || !bytes.Contains(out, []byte("panic: ")) || !bytes.Contains(out, []byte(says)) ||
 			bytes.Contains(out, []byte("survived")) {
 			t.Errorf("%s: %v\n%s", where, err, out)
-		}
-	}
-}
-
-// The functions whose panics are contained are a closed list: any other holds state that sessions
-// share.
-func TestOwnFunctions(t *testing.T) {
-	own := []string{
-		"ipc.Decode", "ipc.(*Conn).Recv", "lookup.Longest", "pool.Chain.At", "agent.convertSections",
-		"agent.(*session).cancel", "agent.(*session).serve.func1",
-		"agent.(*jobTable).finish", "agent/admin.(*Metrics).CountLookup", "agent.(*lookupSock).handle",
-	}
-	shared := []string{
-		"agent/lease.(*Ledger).Release", "agent.(*Agent).vacate", "agent.(*registry).leave",
-		"agent.(*lookupSockets).open",
-		"agent.(*session).importRegions",
-		"agent.(*session).open.func1", "agent.(*lookupSock).reserve", "pool/dram.(*Pool).Find",
-		"pool/tier.(*Pool).Settle", "transfer.(*Worker).Submit",
-		"cudaipc.(*Mover).Import", "agent.(*somethingNew).method",
-	}
-	for _, name := range slices.Concat(own, shared) {
-		if got, want := isSessionOwned(name), slices.Contains(own, name); got != want {
-			t.Errorf("%s: own %v, want %v", name, got, want)
 		}
 	}
 }

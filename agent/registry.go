@@ -281,3 +281,11 @@ func (r *registry) epochOf(sp *space) uint32 {
 	defer r.mu.Unlock()
 	return sp.epochLocked(r.pool)
 }
+
+// signal sets a flag that is a channel of capacity 1.
+func signal(flag chan struct{}) {
+	select {
+	case flag <- struct{}{}:
+	default:
+	}
+}

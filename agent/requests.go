@@ -10,7 +10,7 @@ import (
 // cancel serves CANCEL. A running job's DONE is sent when the worker has fenced it, and the answer
 // right after it. An unknown job has ended already or never existed, and is answered at once.
 func (s *session) cancel(m *ipc.Cancel) {
-	if !s.jobs.cancel(m.Job) {
+	if !s.jobs.Cancel(m.Job) {
 		s.answer(&ipc.Cancelled{Job: m.Job})
 		return
 	}

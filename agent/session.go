@@ -10,7 +10,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/agent/registration"
+	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -23,8 +25,8 @@ type session struct {
 	log    *zap.Logger
 	number uint64
 	pid    int
-	out    *outbox
-	jobs   jobTable
+	out    *outbox.Queue
+	jobs   running.Table
 
 	greeted  atomic.Bool          // HELLO was received: version and software are set
 	software string               // set before greeted
@@ -214,14 +216,14 @@ func (s *session) serve(msg any, fds []int) error {
 // that as soon as it has the answer. Only the reader calls it.
 func (s *session) answer(m any) {
 	s.conn.Served()
-	s.out.answer(m, s.ending)
+	s.out.Answer(m, s.ending)
 }
 
 // notify queues an unsolicited message. A peer whose outbox is full counts as dead.
 func (s *session) notify(m any) {
-	if !s.out.push(m) {
+	if !s.out.Push(m) {
 		s.terminate(endSlow, 0,
-			fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.limit, s.out.limit))
+			fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.Limit(), s.out.Limit()))
 	}
 }
 
@@ -238,8 +240,8 @@ func (s *session) notifyGreeted(m any) {
 func (s *session) write() {
 	var batch []any
 	var broken, closed bool
-	for range s.out.wake {
-		batch, closed = s.out.take(batch)
+	for range s.out.Wake() {
+		batch, closed = s.out.Take(batch)
 		for _, m := range batch {
 			if !broken {
 				if err := s.conn.Send(m); err != nil {
@@ -247,7 +249,7 @@ func (s *session) write() {
 					s.lost(err)
 				}
 			}
-			s.out.written()
+			s.out.Written()
 		}
 		clear(batch)
 		if closed {

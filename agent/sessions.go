@@ -16,6 +16,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -99,7 +100,7 @@ func (all *sessions) admitConn(conn *ipc.Conn) {
 		return
 	}
 	s := &session{
-		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.limits.Outbox), ending: make(chan struct{}),
+		owner: all, conn: conn, pid: conn.Peer().Pid, out: outbox.New(all.limits.Outbox), ending: make(chan struct{}),
 	}
 	all.last++
 	s.number = all.last

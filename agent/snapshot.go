@@ -99,7 +99,7 @@ func (st *seat) status() admin.WorkerStatus {
 	s := st.session
 	ws := admin.WorkerStatus{
 		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
-		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
+		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.Count(), Outbox: s.out.Depth(), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {
 		ws.Role = "scheduler"

@@ -18,9 +18,9 @@ const flushLimit = 200 * time.Millisecond
 func (s *session) teardown(written <-chan struct{}) {
 	registered := s.undoRegistration()
 	if s.end.code != 0 {
-		s.out.push(&ipc.Error{Code: s.end.code, Text: cutText(s.end.detail.Error())})
+		s.out.Push(&ipc.Error{Code: s.end.code, Text: cutText(s.end.detail.Error())})
 	}
-	s.out.close()
+	s.out.Close()
 	limit := time.NewTimer(flushLimit)
 	defer limit.Stop()
 	select {
