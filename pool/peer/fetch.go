@@ -22,11 +22,10 @@ type fetch struct {
 	committing sync.Mutex // held while blocks are committed and reported
 
 	mu      sync.Mutex
-	seen    []bool // announced
-	queue   []run  // announced and not asked for
-	later   []run  // announced, and being stored by another job when they were to be reserved
-	last    bool   // these are tried for the last time
-	end     End    // from the peer; 0: not yet
+	seen    []bool  // announced
+	queue   []run   // announced and not asked for
+	later   delayed // announced, and not to be had when they were to be reserved
+	end     End     // from the peer; 0: not yet
 	tokens  uint32
 	owed    int64   // bytes asked for
 	parts   int     // blocks reserved and not settled
@@ -43,7 +42,7 @@ type part struct {
 	failed bool
 	reason Reason // why it failed
 	busy   bool   // another job is storing some shard
-	again  bool   // it is tried later
+	again  bool   // it is tried later, and not counted now
 }
 
 func newFetch(c *Client, r *Request, stored func(int, int64)) *fetch {
@@ -92,14 +91,15 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 			f.ask(l, b)
 			continue
 		}
-		settled, again := f.retry()
+		settled, due, again := f.retry()
 		if again {
 			continue
 		}
 		select {
 		case <-f.wake:
 		case <-settled:
-			f.requeue(false)
+			f.hurry()
+		case <-due:
 		case <-ctx.Done():
 		case <-l.dead:
 		case <-bound.C:
@@ -123,7 +123,7 @@ func (f *fetch) subscribe() *subscribe {
 func (f *fetch) state() (over, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.end != 0 && len(f.queue) == 0 && len(f.later) == 0 && f.parts == 0, f.end != 0
+	return f.end != 0 && len(f.queue) == 0 && len(f.later.blocks) == 0 && f.parts == 0, f.end != 0
 }
 
 // abandoned returns how many blocks were asked for and did not arrive. The link has failed then.
@@ -131,40 +131,6 @@ func (f *fetch) abandoned() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.outcome.Failed[Abandoned]
-}
-
-// retry returns what to wait for before blocks that another job was storing are tried again: that
-// some fetch settles blocks, which may be these. Without such a fetch, again is true: they are
-// tried once more, and then the job is an engine's save, and they count as had.
-func (f *fetch) retry() (settled <-chan struct{}, again bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.later) == 0 || f.parts > 0 {
-		return nil, false // this fetch comes back when its own blocks are settled
-	}
-	if settled = f.client.settling(); settled != nil {
-		return settled, false
-	}
-	if !f.last {
-		f.requeueLocked(true)
-		return nil, true
-	}
-	for _, r := range f.later {
-		f.outcome.Failed[Had] += int(r.count)
-	}
-	f.later, f.last = nil, false
-	return nil, true
-}
-
-// requeue tries again to reserve what another job was storing.
-func (f *fetch) requeue(last bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.requeueLocked(last)
-}
-
-func (f *fetch) requeueLocked(last bool) {
-	f.queue, f.later, f.last = append(f.queue, f.later...), nil, last
 }
 
 // drain waits until what was asked for has arrived or was abandoned: the readers may write to its

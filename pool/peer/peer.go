@@ -77,10 +77,10 @@ type Reason uint8
 
 // The reasons.
 const (
-	Had       Reason = iota // it is stored here already, or being stored by an engine's save
+	Had       Reason = iota // it is stored here already, or still being stored by an engine's save
 	NotStored               // the peer never announced it
 	Missing                 // the peer had announced it and had evicted it when it was asked for
-	Busy                    // no slot could be reserved here
+	Busy                    // no slot could be reserved here, for 1.27 s
 	Stale                   // the space was reset here meanwhile
 	Corrupt                 // the bytes did not verify
 	BadPage                 // a page of the slot cannot be written

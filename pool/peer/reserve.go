@@ -45,6 +45,9 @@ func (f *fetch) next() (b stretch, ok bool) {
 
 // ask reserves slots for some blocks and asks for what they lack.
 func (f *fetch) ask(l *link, b stretch) {
+	if f.full(b) {
+		return
+	}
 	parts := f.reserve(b)
 	g := &f.request.Groups[b.group]
 	var asks []*ask
@@ -72,10 +75,7 @@ func (f *fetch) ask(l *link, b stretch) {
 		if p.left > 0 {
 			continue
 		}
-		if p.busy && !p.failed {
-			p.again = true
-			f.later = append(f.later, run{f.base(b.group) + uint32(b.from+i), 1})
-		}
+		p.again = f.delay(p, f.base(b.group)+uint32(b.from+i))
 		done = append(done, p)
 	}
 	for _, a := range asks {

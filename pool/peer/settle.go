@@ -114,6 +114,9 @@ func (f *fetch) finish(err error) Result {
 	default:
 		r.End = EndLost
 	}
+	for _, b := range f.later.blocks {
+		r.Failed[b.why]++
+	}
 	counted := r.Blocks
 	for _, n := range r.Failed {
 		counted += n

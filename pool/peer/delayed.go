@@ -1,0 +1,128 @@
+package peer
+
+import (
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// delayed are blocks of a fetch that the peer has and that could not be reserved here: another job
+// is storing them, or no slot was free. They are tried again after pauses that double, as long as
+// another fetch has blocks to settle, which may be these, and else for so many pauses in a row in
+// which this fetch stored nothing.
+type delayed struct {
+	blocks []delayedBlock
+	tries  int                  // since this fetch has stored something
+	alone  int                  // of those, while no other fetch had blocks to settle
+	stored int                  // blocks, at the last try
+	full   [pool.MaxGroups]bool // by group of the request: some block found no slot since the last try
+	others bool                 // another fetch had blocks to settle when that was last asked
+	tried  time.Time            // the last time
+	due    time.Time            // the next one; zero: not decided yet
+}
+
+type delayedBlock struct {
+	number uint32 // in the subscription
+	why    Reason // Had: another job is storing it; Busy: no slot was free
+}
+
+// The pauses, 1.27 s in all.
+const (
+	firstDelay = 10 * time.Millisecond
+	lastDelay  = 640 * time.Millisecond
+	delays     = 7
+)
+
+// requeuePause is the least time between two tries, however often other fetches settle blocks.
+const requeuePause = 5 * time.Millisecond
+
+// delay puts a block off. It returns false if it has failed for another reason. f.mu is held.
+func (f *fetch) delay(p *part, number uint32) bool {
+	switch {
+	case p.failed && p.reason == Busy:
+		f.later.full[f.groupOf(number)] = true
+		f.later.blocks = append(f.later.blocks, delayedBlock{number, Busy})
+	case p.busy && !p.failed:
+		f.later.blocks = append(f.later.blocks, delayedBlock{number, Had})
+	default:
+		return false
+	}
+	return true
+}
+
+// full puts a stretch off without a try if a block before it found no slot since the last try: it
+// could not be found without that one, and room for it would be made by evicting the prompt's own
+// blocks.
+func (f *fetch) full(b stretch) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.later.full[b.group] {
+		return false
+	}
+	base := f.base(b.group)
+	for i := b.from; i < b.to; i++ {
+		f.later.blocks = append(f.later.blocks, delayedBlock{base + uint32(i), Busy})
+	}
+	return true
+}
+
+// groupOf returns the group of the request that a block is of.
+func (f *fetch) groupOf(number uint32) (group int) {
+	for number >= f.base(group+1) {
+		group++
+	}
+	return group
+}
+
+// retry queues delayed blocks again when it is time, or gives them up; then again is true.
+// Otherwise it returns what to wait for: that other fetches settle blocks, and the next try.
+func (f *fetch) retry() (settled <-chan struct{}, due <-chan time.Time, again bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := &f.later
+	if len(d.blocks) == 0 || f.parts > 0 {
+		return nil, nil, false // this fetch comes back when its own blocks are settled
+	}
+	if f.outcome.Blocks != d.stored {
+		d.stored, d.tries, d.alone, d.due = f.outcome.Blocks, 0, 0, time.Time{}
+	}
+	settled = f.client.settling()
+	if settled == nil && d.others {
+		d.due = time.Now() // the other fetches have ended
+	}
+	if d.others = settled != nil; !d.others && d.alone >= delays {
+		for _, b := range d.blocks {
+			f.outcome.Failed[b.why]++
+		}
+		d.blocks = nil
+		return nil, nil, true
+	}
+	now := time.Now()
+	if d.due.IsZero() {
+		d.due = now.Add(min(firstDelay<<min(d.tries, delays), lastDelay))
+	}
+	if left := d.due.Sub(now); left > 0 {
+		return settled, time.After(left), false
+	}
+	if d.tries++; !d.others {
+		d.alone++
+	}
+	for _, b := range d.blocks {
+		if n := len(f.queue); n > 0 && f.queue[n-1].first+f.queue[n-1].count == b.number {
+			f.queue[n-1].count++
+		} else {
+			f.queue = append(f.queue, run{b.number, 1})
+		}
+	}
+	d.blocks, d.tried, d.due, d.full = nil, now, time.Time{}, [pool.MaxGroups]bool{}
+	return nil, nil, true
+}
+
+// hurry tries again soon: another fetch has settled blocks.
+func (f *fetch) hurry() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if soon := f.later.tried.Add(requeuePause); soon.Before(f.later.due) {
+		f.later.due = soon
+	}
+}
