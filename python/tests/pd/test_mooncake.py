@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def nodes(node: Node, second: Node, store: str, tmp_path_factory: pytest.TempPat
     for one in both:
         one.restart_agent("--tier", store, "--tier-state", str(tmp_path_factory.mktemp("state")))
     for one in both:
-        eventually(lambda agent=one.agent: connected(agent), "an agent whose helper has connected", START_S)
+        eventually(partial(connected, one.agent), "an agent whose helper has connected", START_S)
     yield both
     for one in both:
         one.restart_agent()
