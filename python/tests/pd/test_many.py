@@ -28,6 +28,8 @@ from tests.pd.traffic import SALT, SEED, compare, nothing_left, prompts, tails
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.agent import AgentProcess
+
 pytestmark = pytest.mark.skipif(os.environ.get("KVAGENT_LONG") != "1", reason="KVAGENT_LONG=1 runs it")
 KILLS = int(os.environ.get("KVAGENT_KILLS", "12"))
 TTL_S = 3.0
@@ -101,7 +103,7 @@ def test_two_nodes_that_read_each_others_memory(node: Node, second: Node, tmp_pa
     for one in both:
         one.restart_agent("--peer-listen", "127.0.0.1:0", "--peer-key-file", str(key), "--peer-rdma", engine)
     for one in both:
-        eventually(partial(_reads, one), "one-sided reads", 60.0)
+        eventually(partial(reads_others, one.agent), "one-sided reads", 60.0)
     prefill, decode = node.engine("prefill-1", "kv_producer"), second.engine("decode-2", "kv_consumer")
     node.joined("prefill-1")
     second.joined("decode-2")
@@ -121,6 +123,10 @@ def test_two_nodes_that_read_each_others_memory(node: Node, second: Node, tmp_pa
     assert node.agent.status()["peers"]["reads"]["pinned_bytes"] == 0
     for one in both:
         one.restart_agent()
+
+
+def reads_others(agent: AgentProcess) -> bool:
+    return bool(agent.status()["peers"]["reads"]["state"] == "up")
 
 
 class Cluster:
@@ -159,11 +165,6 @@ class Cluster:
 
 
 @pytest.fixture(params=["toy", "mooncake"])
-def _reads(node: Node) -> bool:
-    """Return whether a node's agent can read other agents' memory."""
-    return bool(node.agent.status()["peers"]["reads"]["state"] == "up")
-
-
 def cluster(request: pytest.FixtureRequest, tiny: Path, nursery: Nursery) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
         node = Node(Path(folder), tiny, nursery)

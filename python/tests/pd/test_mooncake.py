@@ -30,7 +30,7 @@ LONG = pytest.mark.skipif(os.environ.get("KVAGENT_LONG") != "1", reason="KVAGENT
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a store whose memory is in the agents' helpers."""
+    """The URL of a store that has no memory but what its users give."""
     program = shutil.which(PROGRAM)
     assert program is not None, f"{PROGRAM} is not in PATH: scripts/env mooncake brings it"
     python = Path(program).resolve().parent / "python"
@@ -50,7 +50,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     try:
         eventually(listens, "a master that listens", START_S)
-        yield f"mooncake://127.0.0.1:{port}?segment=64MiB&python={python}"
+        yield f"mooncake://127.0.0.1:{port}?python={python}"
     finally:
         master.kill()
         master.wait()
@@ -60,8 +60,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def nodes(node: Node, second: Node, store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     """Two nodes whose agents have the store, and do not know each other."""
     both = [node, second]
-    for one in both:
-        one.restart_agent("--tier", store, "--tier-state", str(tmp_path_factory.mktemp("state")))
+    for one, memory in zip(both, ("&segment=64MiB", ""), strict=True):
+        one.restart_agent("--tier", store + memory, "--tier-state", str(tmp_path_factory.mktemp("state")))
     for one in both:
         eventually(partial(connected, one.agent), "an agent whose helper has connected", START_S)
     yield both
