@@ -80,7 +80,7 @@ MUTANTS = [
         "changes_between_promise_and_load and async", "AssertionError", where=SYNC),
     Mutant("the next step hashes the blocks of a synchronous load", "scheduler/preemption.py",
         "        manager.num_cached_block[request] = WITHHELD\n", "        manager.num_cached_block[request] = own\n",
-        "changes_between_promise_and_load or some_loads_fail", "AssertionError", where=SYNC),
+        "nothing_is_hashed_before", "hashed before their load", where=SYNC),
     Mutant("the blocks of a synchronous load are never hashed", "scheduler/preemption.py",
         "            self._manager.num_cached_block[request] = own\n", "            pass\n",
         "step_that_computes and v2", "not in the engine's own cache", where=SYNC),

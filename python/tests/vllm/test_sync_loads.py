@@ -264,6 +264,29 @@ def test_nothing_is_saved_before_the_outcome_is_known(worlds: Any, agent: AgentP
     clean(world, agent)
 
 
+@pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2-async-deep"])
+def test_nothing_is_hashed_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting)
+
+    def hashed() -> list[bool]:
+        blocks = world.scheduler.kv_cache_manager.get_blocks("warm").blocks[0]
+        return [block.block_hash is not None for block in blocks]
+
+    world.add("warm", PROMPT, 30)
+    launch_load(world)
+    for _ in range(world.depth):
+        assert len(hashed()) >= 96 // BLOCK
+        assert not any(hashed()), "blocks are hashed before their load has succeeded"
+        if len(world._flight) < world.depth:
+            world.launch()
+    world.settle()
+    world.launch()
+    assert all(hashed()[: 96 // BLOCK]), "blocks are not hashed after their load"
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
 def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess) -> None:
     world = cold(worlds, "v2-async")
     world.side._promises._asks_ready = lambda *_: False  # as an older agent answers
@@ -345,10 +368,21 @@ def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: Ag
     clean(world, agent)
 
 
-def test_where_no_step_may_wait(worlds: Any) -> None:
+def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
+    sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
+    own = {
+        "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"socket_dir": str(agent.folder)} | SYNC,
+    }  # fmt: skip
+    beside = {
+        "kv_connector": "MultiConnector", "kv_connector_module_path": None,
+        "kv_connector_extra_config": {"connectors": [own, sibling]},
+    }  # fmt: skip
+    with pytest.raises(OptionError, match="where another connector could save"):
+        worlds(transfer=beside)
 
 
 @pytest.mark.parametrize(

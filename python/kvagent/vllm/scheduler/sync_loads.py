@@ -91,6 +91,8 @@ class SyncLoads:
 
     def step(self, *, computes: bool, now: float) -> None:
         """End the last step and begin the next one, which may wait for as many bytes again."""
+        if self._preemption is None:
+            return
         if self._step_began:
             self._steps.add(1, now - self._step_began)
         waits = self._left < self._most
