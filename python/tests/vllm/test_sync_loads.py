@@ -105,6 +105,7 @@ def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: Agent
     between(world, lambda: spoil(world, agent, 40))
     for name in ("warm", "twin"):  # of one schedule()
         world.add(name, PROMPT, 10)
+        promised(world, name)
     world.run()
     right(world)
     counts = world.side.counts
@@ -177,6 +178,12 @@ def launch_load(world: World) -> None:
     world.launch()
     while not world.side.counts.loads_sync:
         one_step(world)
+
+
+def promised(world: World, name: str) -> None:
+    """Wait for the answer to a request's look-up, before a step asks for it."""
+    request = world.scheduler.requests[name]
+    eventually(lambda: world.side.matched(request, 0)[0], "a promise")
 
 
 def one_step(world: World) -> World:
@@ -338,9 +345,9 @@ def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentPro
     """Beyond the budget of a step, loads are asynchronous."""
     block = 4 * 2 * BLOCK * 8 * 2 * 4  # layers, heads, tokens, K and V of a head, bytes of a float
     world = cold(worlds, "v2-async", extra={"sync_load_bytes": 2 * 6 * block})
-    world.add("a", PROMPT, 10)
-    world.add("b", PROMPT, 10)
-    world.add("c", PROMPT, 10)
+    for name in "abc":
+        world.add(name, PROMPT, 10)
+        promised(world, name)  # so that all of them are admitted in one step
     world.run()
     right(world)
     assert (world.side.counts.loads, world.side.counts.loads_sync) == (3, 2)
@@ -364,6 +371,7 @@ def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: Ag
         world.run()
         right(world)
         assert world.side.counts.loads_sync - before == sync
+        assert side._step_began == 0, "the time without requests would count as a step"
         assert world.scheduler.reset_prefix_cache()
     clean(world, agent)
 

@@ -122,6 +122,7 @@ class SyncLoads:
         """
         if not self._withheld:
             return
+        copied = 0  # bytes; the workers waited once for all loads of a step
         for job in [*report.late, *report.outcomes]:
             withheld = self._withheld.pop(job, None)
             if withheld is None or self._preemption is None:
@@ -131,8 +132,7 @@ class SyncLoads:
             good = job not in report.late and outcome is not None and outcome.ranks == world
             good = good and outcome is not None and not any(outcome.statuses)
             if good:
-                self._copies.add(withheld.bytes, report.waited.get(job, 0.0))
-                self._measured_at = now
+                copied += withheld.bytes
             else:
                 self._counts.loads_sync_failed += 1
             if self._jobs.get(tracked) != job:
@@ -143,6 +143,9 @@ class SyncLoads:
                 yield tracked, True
             elif self._preemption.preempt(name):
                 yield tracked, False
+        if copied:
+            self._copies.add(copied, max(report.waited.values(), default=0.0))
+            self._measured_at = now
 
     def _may(self, tracked: Tracked) -> bool:
         """Return whether a request may load so: not one that another engine is concerned with."""
