@@ -139,5 +139,5 @@ def test_stages_that_do_not_fit(agent: HoldingAgent, said: str) -> None:
 
 def test_stages_are_declared_once(engine: Engine) -> None:
     engine.worker.stages(engine.words.stages_off, 2, LAST_FIRST)
-    with pytest.raises(SessionEnded, match="STAGES.*declared already"):
+    with pytest.raises(SessionEnded, match=r"STAGES.*declared already"):
         engine.wait(m.Done)

@@ -16,6 +16,7 @@ from tests.holding import HoldingAgent
 from tests.vllm.test_sync_loads import (  # noqa: F401  they are run here too
     PROMPT,
     SETTINGS,
+    SYNC,
     cold,
     right,
     spoil,
@@ -112,12 +113,12 @@ def test_the_first_layer_computes_before_the_last_has_arrived(worlds: Any, agent
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent, setting: str, how: str) -> None:
     """It costs one bounded wait in that step, and then all layers go on."""
-    world = cold(worlds, setting, extra={"sync_wait_ms": 100, "load_deadline_ms": 200, "lookup_age_ms": 50})
+    world = cold(worlds, setting, extra={"load_deadline_ms": 200, "lookup_age_ms": 50})
     computed = middle(world, agent, getattr(agent, how))
     world.add("warm", PROMPT, 10)
     world.launch()
     waits = world.workers[0]._worker._sync_loads
-    assert how == "kill" or waits.waited_s >= 0.1
+    assert how == "kill" or waits.waited_s >= SYNC["sync_wait_ms"] / 1e3
     assert not waits.waiting
     world.add("warm2", PROMPT, 10)
     eventually(lambda: {"warm", "warm2"} <= set(stepped(world).reasons), "the end of the requests")
