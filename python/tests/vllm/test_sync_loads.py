@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 import struct
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvagent.vllm.options import OptionError
+from kvagent.vllm.worker.sync_loads import SyncLoads
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
@@ -80,10 +82,8 @@ def spoil(world: World, agent: AgentProcess, position: int = 20, layer: int = 0)
 @everywhere
 def test_the_step_that_computes_waits_for_the_load(worlds: Any, agent: AgentProcess, setting: str) -> None:
     world = cold(worlds, setting)
-    before = world.steps
     world.add("warm", PROMPT, 10)
-    world.launch()
-    assert world.steps == before + 1
+    launch_load(world)
     assert world.scheduler.requests["warm"].num_computed_tokens == len(PROMPT), "it does not compute in that step"
     world.run()
     right(world)
@@ -141,7 +141,7 @@ def test_a_frozen_agent_costs_one_bounded_wait(worlds: Any, agent: AgentProcess,
     between(world, agent.freeze)
     try:
         world.add("warm", PROMPT, 10)
-        world.launch()
+        launch_load(world)
         waits: list[float] = []
         for worker in world.workers:
             watch(worker._worker._sync_loads, waits)
@@ -172,6 +172,13 @@ def watch(loads: Any, waits: list[float]) -> None:
     loads.run = timed
 
 
+def launch_load(world: World) -> None:
+    """Launch steps until one waits for a load."""
+    world.launch()
+    while not world.side.counts.loads_sync:
+        one_step(world)
+
+
 def one_step(world: World) -> World:
     world.settle()
     world.launch()
@@ -188,7 +195,7 @@ def test_a_preemption_before_the_outcome_is_known(
     if fails:
         between(world, lambda: spoil(world, agent))
     world.add("warm", PROMPT, 10)
-    world.launch()
+    launch_load(world)
     request = world.scheduler.requests["warm"]
     world.scheduler.running.remove(request)
     world.scheduler._preempt_request(request, time.monotonic())
@@ -224,7 +231,7 @@ def test_a_request_of_one_token(worlds: Any, agent: AgentProcess, setting: str, 
 def test_an_abort_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, setting: str) -> None:
     world = cold(worlds, setting)
     world.add("warm", PROMPT, 10)
-    world.launch()
+    launch_load(world)
     world.abort("warm")
     world.run()
     world.sequences.pop("warm")
@@ -232,6 +239,62 @@ def test_an_abort_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, 
     world.run()
     right(world)
     clean(world, agent)
+
+
+@pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2"])
+def test_nothing_is_saved_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting, extra={"pin_percent": 50}, max_batched=512)
+    between(world, lambda: spoil(world, agent))
+    stored = agent.status()["blocks_stored"]
+    longer = PROMPT[:96] + [i % 300 + 7 for i in range(70)]
+    world.add("warm", longer, 10)
+    launch_load(world)  # this step computes four blocks from what did not come
+    for _ in range(world.depth - 1):
+        world.launch()
+    planned = world.side.saves.counts.planned
+    world.settle()
+    assert world.side.saves.counts.planned == planned == 96 // BLOCK, "what was computed from it was saved"
+    world.run()
+    right(world)
+    assert agent.status()["blocks_stored"] > stored
+    assert world.scheduler.reset_prefix_cache()
+    world.add("anew", longer, 10)
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess) -> None:
+    world = cold(worlds, "v2-async")
+    world.side._promises._asks_ready = lambda *_: False  # as an older agent answers
+    world.add("warm", PROMPT, 10)
+    world.run()
+    right(world)
+    assert (world.side.counts.loads, world.side.counts.loads_sync) == (1, 0)
+    clean(world, agent)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
+    """Until it has sent something."""
+    open_jobs, sent, given_up = set[int](), list[int | None](), list[int]()
+
+    def submit(load: Any, step: int | None) -> None:
+        sent.append(step)
+        open_jobs.update([load.job] if step is not None else [])
+
+    loads = SyncLoads(
+        0.001, submit=submit, poll=lambda: None, pending=lambda jobs: [job for job in jobs if job in open_jobs],
+        give_up=given_up.append, descriptors=list,
+    )  # fmt: skip
+    loads.run([SimpleNamespace(job=1)], 6, stopped=False)  # type: ignore[list-item]
+    if heard:
+        loads.heard()
+    loads.run([SimpleNamespace(job=2)], 7, stopped=False)  # type: ignore[list-item]
+    assert sent == [6, 7 if heard else None]
+    assert given_up == ([1, 2] if heard else [1])
+    loads.run([SimpleNamespace(job=3)], 8, stopped=True)  # type: ignore[list-item]
+    assert sent[2] is None
 
 
 def test_the_policy_fail_ends_the_request(worlds: Any, agent: AgentProcess) -> None:
@@ -288,8 +351,11 @@ def test_where_no_step_may_wait(worlds: Any) -> None:
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
 
 
-@pytest.mark.parametrize("mode", ["sync", "auto"])
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("setting", "mode"),
+    [("v1", "sync"), ("v1-async", "auto"), ("v2-async", "sync"), ("v2-async-ranks", "auto"),
+     ("v2-async-deep", "sync"), ("v1-async-drafts", "sync"), ("v2-async-drafts", "auto")],
+)  # fmt: skip
 def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProcess, setting: str, mode: str) -> None:
     dice = random.Random(3)
     more = SETTINGS[setting] | {"blocks": 40, "max_batched": 48, "extra": SYNC | {"load_mode": mode}}
@@ -299,9 +365,8 @@ def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProce
         for worker in world.workers:
             waits = worker._worker._sync_loads
             waits._submit = lambda load, step, submit=waits._submit: submit(load, step if dice.random() < 0.7 else None)
-    for number in range(2):
-        live(first, number, f"cold{number}-")
-        live(second, number, f"warm{number}-")
+    live(first, 1, "cold-")
+    live(second, 1, "warm-")
     clean(first, agent, second)
     counts = second.side.counts
     print(setting, mode, {name: value for name, value in second.side.counted().items() if "load" in name})

@@ -1,0 +1,165 @@
+"""The real engine with loads that its steps wait for: its output equals its output when it computes
+everything, whatever happens to a block or to the agent between the promise and the load.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.agent import AgentProcess
+from tests.vllm import agents
+from tests.vllm import engine as real
+from tests.vllm.agents import figures
+from tests.vllm.engine import BLOCK, PROMPTS, WHOLE_BLOCKS
+from tests.vllm.test_engine import Alive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.engine
+WAIT_S = 0.3  # of a step
+
+
+@pytest.fixture(scope="module")
+def alive(opt: Path, reference: list[list[int]]) -> Iterator[Alive]:
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
+        path = Path(folder) / "run"
+        path.mkdir(mode=0o700)
+        agent = AgentProcess(path)
+        options = {"weights_fixed": True, "load_mode": "sync", "sync_wait_ms": WAIT_S * 1e3, "lookup_wait_ms": 100}
+        llm = real.make_engine(opt, str(agent.folder), options=options)
+        yield Alive(llm, agent)
+        llm.llm_engine.engine_core.shutdown()
+        agent.close()
+
+
+def before_load(alive: Alive, act: Callable[[], object]) -> list[float]:
+    """Call ``act`` once, before a worker sends a load that its step waits for.
+
+    Return how long the steps from then on wait.
+    """
+    loads, waits = alive.worker._sync_loads, list[float]()
+    run = loads.run
+
+    def ran(*of: Any, **more: Any) -> float:
+        if not waits:
+            act()
+        waits.append(run(*of, **more))
+        return waits[-1]
+
+    loads.run = ran
+    return waits
+
+
+def spoil(alive: Alive) -> None:
+    """Change a byte of every page of the agent's pool that is in use."""
+    pid = alive.agent.process.pid
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        for line in maps:
+            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
+            if not mode.startswith("rw-s") or "/memfd:kvagent-pool" not in line:
+                continue
+            low = int(begin, 16)
+            memory.seek(low)
+            content = memory.read(int(end, 16) - low)
+            for at in range(0, len(content), 4096):
+                if content[at]:
+                    memory.seek(low + at)
+                    memory.write(bytes([content[at] ^ 1]))
+
+
+def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
+    alive.fill(reference)
+    before, count = alive.side.counted(), alive.agent.status()["blocks_loaded"]
+    assert alive.says() == reference
+    after = alive.side.counted()
+    assert after["loads_sync"] - before["loads_sync"] >= len(PROMPTS) - 1
+    assert after["loads_sync"] - before["loads_sync"] == after["loads"] - before["loads"]
+    assert after["loads_sync_failed"] == 0
+    warm = alive.agent.status()["blocks_loaded"] - count
+    assert warm * 2 >= WHOLE_BLOCKS
+    print(f"warm: {warm} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(alive.agent)}")
+
+
+@pytest.mark.parametrize("how", ["spoil", "freeze", "kill"])
+def test_what_happens_between_promise_and_load(alive: Alive, reference: list[list[int]], how: str) -> None:
+    alive.fill(reference)
+    before = alive.side.counts.loads_sync_failed
+    run = alive.worker._sync_loads.run
+    waits = before_load(alive, {"spoil": lambda: spoil(alive), "freeze": alive.agent.freeze,
+                                "kill": alive.agent.kill}[how])  # fmt: skip
+    try:
+        assert alive.says() == reference
+        assert alive.side.counts.loads_sync_failed > before, "nothing happened"
+        assert sum(waits) < WAIT_S + 0.2, "a silent agent was waited for more than once"
+        assert (alive.side.blocks.loading > 0) == (how == "freeze"), "pins without a fence to come, or none"
+        assert alive.says() == reference
+    finally:
+        alive.worker._sync_loads.run = run
+        if how != "spoil":
+            alive.agent.start() if how == "kill" else alive.agent.thaw()
+    agents.joined(alive.side, [alive.worker], alive.agent)
+    assert alive.says() == reference
+    alive.forget()
+    loaded = alive.side.counts.tokens_loaded
+    assert alive.says() == reference
+    if how != "kill":
+        assert alive.side.counts.tokens_loaded > loaded
+    print(f"{how}: steps waited {[round(one * 1e3) for one in waits]} ms; {alive.side.counted()}")
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "auto"])
+def test_time_to_first_token(alive: Alive, reference: list[list[int]], mode: str) -> None:
+    """Print the time to the first token of a prompt of which all but a few tokens are loaded, in an
+    engine that decodes another one.
+    """
+    alive.fill(reference)
+    loads, core = alive.side._sync_loads, alive.llm.llm_engine
+    preemption, auto = loads._preemption, loads._auto
+    loads._preemption, loads._auto = (None if mode == "async" else preemption), mode == "auto"
+    try:
+        for blocks in (4, 8, 16, 30):
+            prompt = [(i * 31 + blocks) % 450 + 10 for i in range(blocks * BLOCK + 5)]
+            for running in (0, 1):
+                times, kept = [], loads._counts.loads_sync
+                for nth in range(6):
+                    alive.forget()
+                    times.append(first_token_s(core, prompt, running, nth))
+                    real.settle(alive.llm)
+                times.sort()
+                print(
+                    f"{mode}: {blocks * BLOCK} tokens, {running} running: first token after "
+                    f"{statistics.median(times[:-1]) * 1e3:.2f} ms (best {times[0] * 1e3:.2f}), "
+                    f"{loads._counts.loads_sync - kept} synchronous of {6}"
+                )
+    finally:
+        loads._preemption, loads._auto = preemption, auto
+
+
+def first_token_s(engine: Any, prompt: list[int], running: int, nth: int) -> float:
+    """Return the time from a request to its first token, beside ``running`` others that decode."""
+    from vllm import SamplingParams
+
+    def request(name: str, tokens: list[int], most: int) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
+        engine.add_request(name, {"prompt_token_ids": tokens}, params)
+
+    for i in range(running):
+        request(f"beside-{nth}-{i}", [7 + i + nth] * 40, 200)
+    for _ in range(5 * running):
+        engine.step()
+    begin = time.monotonic()
+    request(f"timed-{nth}", prompt, 1)
+    while not any(out.request_id.startswith("timed") and out.finished for out in engine.step()):
+        pass
+    took = time.monotonic() - begin
+    while engine.has_unfinished_requests():
+        engine.step()
+    return took
