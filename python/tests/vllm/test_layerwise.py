@@ -50,8 +50,8 @@ def agent(tmp_path: Path) -> Iterator[HoldingAgent]:
 
 @pytest.fixture
 def worlds(worlds: Any) -> Any:
-    """Creates worlds whose steps wait layer by layer."""
-    return lambda **more: worlds(**(more | {"extra": more.get("extra", {}) | {"layerwise": True}}))
+    """Creates worlds whose steps wait layer by layer, unless the test says otherwise."""
+    return lambda **more: worlds(**(more | {"extra": {"layerwise": True} | more.get("extra", {})}))
 
 
 def landed(world: World) -> list[int]:
@@ -227,12 +227,28 @@ def test_more_loads_than_words(worlds: Any, agent: HoldingAgent) -> None:
     clean(world, agent)
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("layout", ["LBNHC", "BLHNC", "LHBNC"])
+def test_it_shares_with_engines_that_wait_for_whole_loads(
+    worlds: Any, agent: HoldingAgent, layout: str, *, first: bool
+) -> None:
+    """A block has the same bytes, however its segments are cut."""
+    one = cold(worlds, "v2-async", layout=layout, extra={"layerwise": first})
+    other = worlds(extra=SYNC | {"layerwise": not first}, layout=layout, v2=True)
+    other.gpu.taints = True
+    other.add("warm", PROMPT, 10)
+    other.run()
+    right(other)
+    assert (other.side.counts.loads_sync, other.side.counts.loads_sync_failed) == (1, 0)
+    clean(one, agent, other)
+
+
 def test_where_no_step_waits_layer_by_layer(worlds: Any, agent: HoldingAgent) -> None:
     with pytest.raises(OptionError, match="layerwise: true, allowed only where load_mode is sync or auto"):
         parse({"layerwise": True})
     with pytest.raises(OptionError, match="layerwise: true, allowed only where share_tp and share_pp are 0"):
         parse({"layerwise": True, "load_mode": "auto", "share_tp": 2})
-    world = worlds(extra={"load_mode": "auto", "weights_fixed": True}, window=40)
+    world = worlds(extra={"load_mode": "auto", "weights_fixed": True, "layerwise": True}, window=40)
     assert world.workers[0]._memory.stages is None
 
 
