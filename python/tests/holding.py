@@ -18,9 +18,13 @@ class HoldingAgent(AgentProcess):
         )  # fmt: skip
         eventually(self._answers, "an agent that answers", START_S)
 
+    _held = False
+    """Whether it said that a copy is held, and no call has read that yet."""
+
     def hold(self, passing: int) -> None:
         """Let so many copies of loads pass, and hold those after them."""
         self._tell(f"hold {passing}")
+        self._held = False
 
     def release(self) -> None:
         """Start the held copies, and hold none any more."""
@@ -28,7 +32,9 @@ class HoldingAgent(AgentProcess):
 
     def holds(self) -> None:
         """Wait until a copy is held."""
-        self._hear("held")
+        if not self._held:
+            assert self._line() == "held"
+        self._held = False
 
     def kill(self) -> None:
         super().kill()
@@ -44,13 +50,14 @@ class HoldingAgent(AgentProcess):
     def _tell(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
-        self._hear("ok")
+        while (said := self._line()) == "held":
+            self._held = True
+        assert said == "ok"
 
-    def _hear(self, word: str) -> None:
+    def _line(self) -> str:
         out = self.process.stdout
         assert out is not None
         poller = select.poll()
         poller.register(out, select.POLLIN)
-        assert poller.poll(PATIENCE_S * 1e3), f"the agent does not say {word}"
-        line = out.readline().decode().strip()
-        assert line == word, f"the agent said {line!r}, not {word!r}"
+        assert poller.poll(PATIENCE_S * 1e3), "the agent says nothing"
+        return out.readline().decode().strip()

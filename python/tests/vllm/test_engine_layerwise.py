@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.engine
-WAIT_S = 0.3  # of a step
+WAIT_S = 3.0  # of a step
 LAYER = "model.decoder.layers.{}.self_attn.attn"
 
 

@@ -16,6 +16,7 @@ from tests.holding import HoldingAgent
 from tests.vllm.test_sync_loads import (  # noqa: F401  they are run here too
     PROMPT,
     SETTINGS,
+    SYNC,
     cold,
     right,
     spoil,
@@ -49,8 +50,8 @@ def agent(tmp_path: Path) -> Iterator[HoldingAgent]:
 
 @pytest.fixture
 def worlds(worlds: Any) -> Any:
-    """Creates worlds whose steps wait layer by layer."""
-    return lambda **more: worlds(**(more | {"extra": more.get("extra", {}) | {"layerwise": True}}))
+    """Creates worlds whose steps wait layer by layer, unless the test says otherwise."""
+    return lambda **more: worlds(**(more | {"extra": {"layerwise": True} | more.get("extra", {})}))
 
 
 def landed(world: World) -> list[int]:
@@ -112,12 +113,12 @@ def test_the_first_layer_computes_before_the_last_has_arrived(worlds: Any, agent
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent, setting: str, how: str) -> None:
     """It costs one bounded wait in that step, and then all layers go on."""
-    world = cold(worlds, setting, extra={"sync_wait_ms": 100, "load_deadline_ms": 200, "lookup_age_ms": 50})
+    world = cold(worlds, setting, extra={"load_deadline_ms": 200, "lookup_age_ms": 50})
     computed = middle(world, agent, getattr(agent, how))
     world.add("warm", PROMPT, 10)
     world.launch()
     waits = world.workers[0]._worker._sync_loads
-    assert how == "kill" or waits.waited_s >= 0.1
+    assert how == "kill" or waits.waited_s >= SYNC["sync_wait_ms"] / 1e3
     assert not waits.waiting
     world.add("warm2", PROMPT, 10)
     eventually(lambda: {"warm", "warm2"} <= set(stepped(world).reasons), "the end of the requests")
@@ -226,12 +227,28 @@ def test_more_loads_than_words(worlds: Any, agent: HoldingAgent) -> None:
     clean(world, agent)
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("layout", ["LBNHC", "BLHNC", "LHBNC"])
+def test_it_shares_with_engines_that_wait_for_whole_loads(
+    worlds: Any, agent: HoldingAgent, layout: str, *, first: bool
+) -> None:
+    """A block has the same bytes, however its segments are cut."""
+    one = cold(worlds, "v2-async", layout=layout, extra={"layerwise": first})
+    other = worlds(extra=SYNC | {"layerwise": not first}, layout=layout, v2=True)
+    other.gpu.taints = True
+    other.add("warm", PROMPT, 10)
+    other.run()
+    right(other)
+    assert (other.side.counts.loads_sync, other.side.counts.loads_sync_failed) == (1, 0)
+    clean(one, agent, other)
+
+
 def test_where_no_step_waits_layer_by_layer(worlds: Any, agent: HoldingAgent) -> None:
     with pytest.raises(OptionError, match="layerwise: true, allowed only where load_mode is sync or auto"):
         parse({"layerwise": True})
     with pytest.raises(OptionError, match="layerwise: true, allowed only where share_tp and share_pp are 0"):
         parse({"layerwise": True, "load_mode": "auto", "share_tp": 2})
-    world = worlds(extra={"load_mode": "auto", "weights_fixed": True}, window=40)
+    world = worlds(extra={"load_mode": "auto", "weights_fixed": True, "layerwise": True}, window=40)
     assert world.workers[0]._memory.stages is None
 
 
