@@ -195,6 +195,8 @@ func (s *session) serve(msg any, fds []int) error {
 		s.offered(m)
 	case *ipc.Delivered:
 		s.delivered(m)
+	case *ipc.Keep:
+		s.keep(m)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:

@@ -14,7 +14,8 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
 	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
 	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE",
-	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED"}
+	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
+	TypeKeep: "KEEP"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -47,7 +48,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	msg := newMessage(typ)
 	if msg == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeDelivered)
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeKeep)
 		return nil, w.err
 	}
 	if w.err == nil {
@@ -90,7 +91,7 @@ var makers = map[uint8]func() any{
 	TypeUnregistered: func() any { return new(Unregistered) }, TypeLoadEvents: func() any { return new(LoadEvents) },
 	TypeEventsMade: func() any { return new(EventsMade) },
 	TypeOffer:      func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
-	TypeDelivered: func() any { return new(Delivered) },
+	TypeDelivered: func() any { return new(Delivered) }, TypeKeep: func() any { return new(Keep) },
 }
 
 func (w *wire) walk(msg any) {
@@ -146,6 +147,8 @@ func (w *wire) walk(msg any) {
 	case *Offered:
 		m.walk(w)
 	case *Delivered:
+		m.walk(w)
+	case *Keep:
 		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))

@@ -40,6 +40,7 @@ const (
 	MaxSocketPath             = 107
 	MaxTransferName           = 256       // bytes of a transfer's name
 	MaxTransferMS             = 600000    // of a transfer's time to live
+	MaxKeepMS                 = 86400000  // for which a request's blocks are kept, or after which they are dropped
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
@@ -72,6 +73,7 @@ const (
 	TypeOffer        = 24
 	TypeOffered      = 25
 	TypeDelivered    = 26
+	TypeKeep         = 29
 )
 
 // Roles of a session.
@@ -303,6 +305,14 @@ type (
 	}
 	// Delivered ends a transfer: its receiver has it, or no longer wants it.
 	Delivered struct{ Name []byte }
+	// Keep asks to keep blocks for a time, or to drop them after a time unless they are used.
+	Keep struct {
+		Group   uint8
+		HashLen uint8
+		Hashes  []byte // joined
+		PinMS   uint32 // 0: they are not kept
+		TTLMS   uint32 // 0: they are not dropped
+	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }
 	// Pong answers a Ping.

@@ -166,6 +166,9 @@ func transferMessages() []namedMessage {
 		{"offered_max", 3, &Offered{Name: longest, Tokens: math.MaxUint32}},
 		{"delivered", 3, &Delivered{Name: name}},
 		{"delivered_max", 3, &Delivered{Name: longest}},
+		{"keep", 3, &Keep{HashLen: 4, Hashes: run(0x20, 8), PinMS: 60_000, TTLMS: 3_600_000}},
+		{"keep_pin", 3, &Keep{Group: MaxGroups - 1, HashLen: MaxHashLen, Hashes: run(0, 64), PinMS: 1}},
+		{"keep_ttl", 3, &Keep{HashLen: 1, Hashes: []byte{7}, TTLMS: MaxKeepMS}},
 	}
 }
 
@@ -236,6 +239,7 @@ func malformedMessages() []malformedMessage {
 		Blocks: blockIDs(1, 2)}}}
 	release := &Release{Leases: []uint64{5}}
 	offer := &Offer{Name: []byte{7}, Tokens: 16, TTLMS: 1000}
+	keep := &Keep{Group: 1, HashLen: 4, Hashes: run(0x20, 8), PinMS: 1000, TTLMS: 5}
 	return []malformedMessage{
 		{"empty_frame", 2, nil},
 		{"no_array", 2, []byte{0x0d}},
@@ -341,6 +345,16 @@ func malformedMessages() []malformedMessage {
 		{"delivered_in_v2", 2, []byte{0x92, 0x1a, 0xc4, 0x01, 0x07}},
 		{"delivered_no_name", 3, []byte{0x92, 0x1a, 0xc4, 0x00}},
 		{"type_27", 3, []byte{0x92, 0x1b, 0xc4, 0x01, 0x07}},
+		{"keep_in_v2", 2, enc(3, keep)},
+		{"keep_group_16", 3, swap(3, keep, "\x1d\x01", "\x1d\x10")},
+		{"keep_hash_len_0", 3, swap(3, keep, "\x01\x04", "\x01\x00")},
+		{"keep_hash_len_33", 3, swap(3, keep, "\x01\x04", "\x01\x21")},
+		{"keep_hash_len_3", 3, swap(3, keep, "\x01\x04", "\x01\x03")},
+		{"keep_no_hashes", 3, []byte{0x96, 0x1d, 0x00, 0x04, 0xc4, 0x00, 0x01, 0x01}},
+		{"keep_pin_too_long", 3, swap(3, keep, "\xcd\x03\xe8", "\xce\x05\x26\x5c\x01")},
+		{"keep_nothing", 3, swap(3, keep, "\xcd\x03\xe8\x05", "\x00\x00")},
+		{"keep_hashes_str", 3, []byte{0x96, 0x1d, 0x00, 0x01, 0xa1, 0x07, 0x01, 0x01}},
+		{"keep_of_7", 3, []byte{0x97, 0x1d, 0x00, 0x01, 0xc4, 0x01, 0x07, 0x01, 0x01, 0x01}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},
 	}

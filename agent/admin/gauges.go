@@ -154,6 +154,9 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describeMovers(ch)
 	describeLeft(ch)
 	describeTransfers(ch)
+	for _, d := range keepDescs {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -170,6 +173,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectMovers(ch, now.Movers)
 	collectOrphans(ch, now.Orphans)
 	collectTransfers(ch, &now.Transfers)
+	collectKeep(ch, &now.Keep)
 	collectPeers(ch, &now.Peers)
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(now.Leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(now.LeaseBytes))

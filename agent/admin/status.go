@@ -65,6 +65,7 @@ type Status struct {
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
 	Orphans    Orphans        `json:"orphans"`
 
+	Keep      KeepStatus      `json:"keep"`      // what single requests asked for
 	Transfers TransfersStatus `json:"transfers"` // between engines
 	Peers     PeersStatus     `json:"peers"`     // agents of other nodes
 }
@@ -176,7 +177,7 @@ func (v *View) Status() Status {
 		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
 		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
 		Orphans: now.Orphans,
-		Tiers:   tiersStatus(now.Tiers), Transfers: v.transfersStatus(&now.Transfers),
+		Tiers:   tiersStatus(now.Tiers), Keep: v.keepStatus(&now.Keep), Transfers: v.transfersStatus(&now.Transfers),
 		Peers: peersStatus(&now.Peers),
 	}
 	if late := m.worstLate.get(); late.over > 0 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -55,6 +56,7 @@ type Snapshot struct {
 	Movers  []cudaipc.MoverState
 	Orphans Orphans
 
+	Keep      keep.Report
 	Transfers delivery.Report
 	Peers     Peers
 

@@ -36,7 +36,8 @@ type serveSettings struct {
 	integrity   string
 	verify      int   // one block in so many is checked end to end; 0: none
 	leaseBytes  int64 // 0: a quarter of the pool
-	copyLanes   int   // 0: one per processor
+	keepPercent int
+	copyLanes   int // 0: one per processor
 	queue       int
 	eventWait   time.Duration
 	stuckAfter  time.Duration
@@ -60,7 +61,10 @@ const (
 )
 
 // defaultVerifySample is the share of blocks that are checked end to end: one in so many.
-const defaultVerifySample = 1000
+const (
+	defaultVerifySample = 1000
+	defaultKeepPercent  = 10
+)
 
 // defaultPool is small, so that it fits any node.
 const defaultPool = 1 << 30
@@ -72,7 +76,8 @@ func defaultServeSettings() *serveSettings {
 		copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: evict.DefaultName,
 		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample,
-		queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
+		keepPercent: defaultKeepPercent,
+		queue:       d.Transfer.Queue, eventWait: d.Transfer.EventWait,
 		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info",
 		drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
@@ -113,6 +118,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 			"of the pool's block; 0 checks none, 1 all, which costs more than the copies")
 	f.Var(settings.Size(&s.leaseBytes, 0, dram.MaxBytes), "lease-bytes",
 		"most bytes that one engine's leases may pin; 0 is a quarter of the pool")
+	f.Var(settings.Count(&s.keepPercent, 0, agent.MaxKeepPercent), "keep-percent",
+		"most of the pool, in percent, that blocks may take which requests want kept (kvagent.pin); 0 keeps none")
 
 	s.tiers.addFlags(f)
 	s.peers.addFlags(f)

@@ -26,4 +26,5 @@ MAX_JOB_BLOCKS = 8192
 MAX_RELEASES = 4096  # leases in one RELEASE
 MAX_TRANSFER_NAME = 256  # bytes
 MAX_TRANSFER_MS = 600_000  # of a transfer's time to live
+MAX_KEEP_MS = 86_400_000  # for which a request's blocks are kept, or after which they are dropped
 MAX_PEER_ADDRESS = 128  # bytes of the address of an agent's peer listener

@@ -27,6 +27,7 @@ from kvagent.limits import (
     MAX_IDENTITY_BYTES,
     MAX_IDENTITY_PAIRS,
     MAX_JOB_BLOCKS,
+    MAX_KEEP_MS,
     MAX_LOAD_EVENTS,
     MAX_NAME,
     MAX_PATH,
@@ -117,12 +118,16 @@ _RECORDS: dict[int, Record] = {
     24: record(m.Offer, name=_TRANSFER, tokens=_U32, ttl_ms=Uint(1, MAX_TRANSFER_MS)),
     25: record(m.Offered, name=_TRANSFER, tokens=_U32),
     26: record(m.Delivered, name=_TRANSFER),
+    29: record(
+        m.Keep, group=_GROUP_INDEX, hash_len=Uint(1, MAX_HASH), hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH),
+        pin_ms=Uint(0, MAX_KEEP_MS), ttl_ms=Uint(0, MAX_KEEP_MS),
+    ),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
-    m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
+    m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3, m.Keep: 3,
 }  # fmt: skip
 _WELCOME = _NUMBERS[m.Welcome]
 _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
@@ -260,10 +265,20 @@ def _check(message: m.Message, version: int) -> None:
             _check_old_shards(message)
     elif isinstance(message, m.Segments) and version > 2 and message.shard >= MAX_SHARDS:
         raise Malformed(f"Segments.shard: {message.shard} is not an integer from 0 to {MAX_SHARDS - 1}")
+    elif isinstance(message, m.Keep):
+        _check_keep(message)
     elif isinstance(message, (m.Save, m.Load)):
         _check_sections(message.sections)
         if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
             raise Malformed("Save.revoke: version 1 has none")
+
+
+def _check_keep(message: m.Keep) -> None:
+    blocks, odd = divmod(len(message.hashes), message.hash_len)
+    if odd or blocks > MAX_JOB_BLOCKS:
+        raise Malformed(f"Keep.hashes: {len(message.hashes)} bytes do not fit hash_len {message.hash_len}")
+    if not message.pin_ms and not message.ttl_ms:
+        raise Malformed(f"Keep.ttl_ms: 0, allowed with pin_ms 0 is 1 to {MAX_KEEP_MS}")
 
 
 def _check_old_shards(message: m.Register) -> None:

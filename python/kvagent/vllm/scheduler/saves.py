@@ -20,6 +20,7 @@ from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
+from kvagent.vllm.scheduler.keeps import note_stored
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Saves:
     revoke_now: Callable[[int], None] | None = None
     revocable: bool = True
     """Whether the agent supports revocation words."""
+    notes: bool = False
+    """Whether some request has to know which blocks it was the first to store."""
     counts: SaveCounts = field(default_factory=SaveCounts)
 
     def __post_init__(self) -> None:
@@ -173,6 +176,8 @@ class Saves:
 
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
+        if self.notes:
+            note_stored(save.runs, statuses)
         if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
             statuses = self._confirm(save, statuses)
         if save.pinned:
