@@ -255,8 +255,8 @@ def test_its_last_saves_are_waited_for(engines: Callable[..., SimulatedEngine], 
 def test_what_a_request_stored_first_is_dropped_after_its_time(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:
+    engines("other").save("plain", "p", 2, 1)
     engine = engines()
-    engine.save("plain", "p", 2, 1)
     engine.save("brief", "p", 5, 1, kv_transfer_params={"kvagent.ttl": 0.5})
     assert agent.status()["blocks_stored"] == 5
     eventually(lambda: kept(agent, "brief_dropped") == 3, "three dropped blocks")
@@ -273,7 +273,8 @@ def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent:
     engine.admit(request)
     engine.step((request, request.num_tokens))
     engine.scheduler.reset()
+    engine.save("b", "p", 4, 2)
+    assert agent.status()["blocks_stored"] == 4
     engine.scheduler.finished(request, normally=True)
     engine.quiet()
-    engine.save("b", "p", 4, 2)
     assert kept(agent) == 0
