@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/cudaipc"
@@ -62,6 +63,7 @@ type Agent struct {
 
 	deliveries *delivery.Table
 	raising    chan struct{} // has room for as many calls of Raise as may work
+	keeps      *keep.Ledger  // nil: the pool cannot keep blocks
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -87,6 +89,9 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		switches: newSwitches(), inflight: &inflight{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
+	if m, ok := p.(keep.Memory); ok {
+		a.keeps = keep.New(m, capacity/100*int64(cfg.KeepPercent), time.Now)
+	}
 	a.ledger = lease.New(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin, a.tiers)
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
@@ -140,7 +145,7 @@ func (a *Agent) assemble(share share) (err error) {
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers,
 		memory:  a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		deliveries: a.deliveries, peer: a.cfg.Peers.Address,
+		deliveries: a.deliveries, keeps: a.keeps, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	return nil

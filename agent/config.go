@@ -21,6 +21,9 @@ type Pool interface {
 	pool.Spaces
 }
 
+// MaxKeepPercent bounds Config.KeepPercent, so that blocks of other requests find room.
+const MaxKeepPercent = 50
+
 // Config configures an agent. The zero value of a field means its default where one is named.
 type Config struct {
 	Dir string // socket directory
@@ -35,6 +38,7 @@ type Config struct {
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
 	LeaseBytes   int64 // cap of one engine's leases; 0: a quarter of the pool
+	KeepPercent  int   // of the pool, that blocks kept for requests may take; 0: none are kept
 	// Lookups are look-up sockets that are open from the start, by name, with the fingerprints of
 	// their spaces.
 	Lookups map[string]pool.Fingerprint
@@ -92,6 +96,8 @@ func (c *Config) validate() error {
 	switch {
 	case c.Dir == "":
 		return fmt.Errorf("socket-dir: empty, allowed: a directory")
+	case c.KeepPercent < 0 || c.KeepPercent > MaxKeepPercent:
+		return fmt.Errorf("keep-percent: %d, allowed: 0 to %d", c.KeepPercent, MaxKeepPercent)
 	case c.LeaseBytes < 0:
 		return fmt.Errorf("lease-bytes: %d, allowed: 0 (a quarter of the pool) or more", c.LeaseBytes)
 	case c.Integrity != transfer.Full && c.Integrity != transfer.Header:

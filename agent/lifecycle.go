@@ -93,6 +93,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  5. the fetches from other agents end, as does the service to them;
 //  6. the pressure call is removed: nothing is leased any more;
 //  7. the watchdog and the sweep end;
+//     then nothing is kept for requests any more;
 //  8. HTTP ends, and releases the directory's lock: a successor may start now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
@@ -112,6 +113,9 @@ func (a *Agent) Close() {
 		a.epochs.watch(a.pool, false)
 		close(a.stop)
 		a.owned.Wait()
+		if a.keeps != nil {
+			a.keeps.Close()
+		}
 		if a.web != nil {
 			a.web.Close()
 		}

@@ -45,7 +45,7 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 		c.peers = func(p arenaPool) Peers {
 			memory := peering.Memory(p)
 			if s, ok := p.(stacked); ok {
-				memory = s.mem
+				memory = s.memory
 			}
 			n.peering, err = peering.New(peering.Options{
 				Memory: memory, Slots: p, Auth: auth, Timeout: testPeerTimeout,

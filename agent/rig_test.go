@@ -143,6 +143,11 @@ func openTestPool(t testing.TB, c *rigConfig) arenaPool {
 	if len(c.tiers) > 0 {
 		return openStack(t, c)
 	}
+	return openMemory(t, c)
+}
+
+func openMemory(t testing.TB, c *rigConfig) arenaPool {
+	t.Helper()
 	if c.dram {
 		p, err := dram.Open(dram.Options{Bytes: c.poolBytes})
 		check(t, err)

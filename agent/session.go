@@ -204,6 +204,8 @@ func (s *session) serve(msg any, fds []int) error {
 		s.delivered(m)
 	case *ipc.Steps:
 		s.steps(m)
+	case *ipc.Keep:
+		s.keep(m)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/ipc"
@@ -43,7 +44,8 @@ type sessions struct {
 	metrics  *admin.Metrics
 
 	deliveries *delivery.Table
-	peer       string // the agent's address for other agents
+	keeps      *keep.Ledger // nil: the pool cannot keep blocks
+	peer       string       // the agent's address for other agents
 
 	mu      sync.Mutex
 	last    uint64 // number of the newest session, see firstSession

@@ -27,14 +27,14 @@ import (
 // stacked is a pool with tiers, as a rig wants it.
 type stacked struct {
 	*tier.Pool
-	mem *mem.Pool
+	memory arenaPool
 }
 
 func (s stacked) Close() error {
 	if err := s.Pool.Close(); err != nil {
 		return err
 	}
-	return s.mem.Close()
+	return s.memory.Close()
 }
 
 // withTiers puts tiers below the rig's memory.
@@ -44,8 +44,7 @@ func withTiers(tiers ...tier.Tier) rigOption {
 
 func openStack(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
-	m, err := mem.Open(mem.Options{Bytes: c.poolBytes})
-	check(t, err)
+	m := openMemory(t, c)
 	if c.prefetch == 0 {
 		c.prefetch = c.poolBytes / 2
 	}
@@ -369,7 +368,7 @@ func held(t *testing.T, options ...rigOption) (r *rig, f *fault.Store, scheduler
 // drop takes a chain out of memory, and leaves it in the tiers.
 func (r *rig) drop(hashes []byte) {
 	r.t.Helper()
-	m := r.pool.(stacked).mem
+	m := r.pool.(stacked).memory.(*mem.Pool)
 	h := pool.Chain(hashes, 32)
 	b := pool.Batch{Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
 	m.Acquire(&b)

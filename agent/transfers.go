@@ -68,7 +68,7 @@ func (s *session) committed() {
 	}
 }
 
-// expire ends transfers and fetches that have reached their time, until the agent ends.
+// expire ends transfers, fetches and kept blocks that have reached their time, until the agent ends.
 func (a *Agent) expire() {
 	tick := time.NewTicker(a.cfg.Limits.Watch)
 	defer tick.Stop()
@@ -76,6 +76,9 @@ func (a *Agent) expire() {
 		select {
 		case <-tick.C:
 			a.deliveries.Expire()
+			if a.keeps != nil {
+				a.keeps.Expire()
+			}
 		case <-a.stop:
 			return
 		}

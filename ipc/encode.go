@@ -15,7 +15,8 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
 	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE",
 	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
-	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeSteps: "STEPS"}
+	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeKeep: "KEEP",
+	TypeSteps: "STEPS"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -92,7 +93,8 @@ var makers = map[uint8]func() any{
 	TypeEventsMade: func() any { return new(EventsMade) },
 	TypeOffer:      func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
 	TypeDelivered: func() any { return new(Delivered) }, TypeStages: func() any { return new(Stages) },
-	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeSteps: func() any { return new(Steps) },
+	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeKeep: func() any { return new(Keep) },
+	TypeSteps: func() any { return new(Steps) },
 }
 
 func (w *wire) walk(msg any) {
@@ -154,6 +156,8 @@ func (w *wire) walk(msg any) {
 	case *StagedLoad:
 		m.walk(w)
 	case *Steps:
+		m.walk(w)
+	case *Keep:
 		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))

@@ -13,7 +13,7 @@ import (
 // fields' names in snake case; fieldNames has the exceptions.
 
 var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "segments", "Done.Status": "statuses",
-	"Offer.TTLMS": "ttl_ms", "Stages.List": "stages", "Steps.List": "steps"}
+	"Offer.TTLMS": "ttl_ms", "Stages.List": "stages", "Keep.TTLMS": "ttl_ms", "Steps.List": "steps"}
 
 // since are the versions from which on the fields exist that version 1 has not.
 var since = map[string]int{"Welcome.MaxFrame": 2, "Welcome.MaxJobBlocks": 2, "Welcome.MaxQueue": 2,

@@ -41,6 +41,7 @@ const (
 	MaxTransferName           = 256       // bytes of a transfer's name
 	MaxTransferMS             = 600000    // of a transfer's time to live
 	MaxStageWords             = 1024      // of one worker
+	MaxKeepMS                 = 86400000  // for which a request's blocks are kept, or after which they are dropped
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
 	MaxSteps                  = 64        // decode steps in one STEPS
 	StepBytes                 = 12        // of one of them
@@ -78,6 +79,7 @@ const (
 	TypeStages       = 27
 	TypeStagedLoad   = 28
 	TypeSteps        = 30
+	TypeKeep         = 29
 )
 
 // Roles of a session.
@@ -340,6 +342,14 @@ type (
 	// Steps reports decode steps of a worker that have ended, the oldest first.
 	Steps struct {
 		List []byte // for each: age and time in us, requests; u32 LE
+	}
+	// Keep asks to keep blocks for a time, or to drop them after a time unless they are used.
+	Keep struct {
+		Group   uint8
+		HashLen uint8
+		Hashes  []byte // joined
+		PinMS   uint32 // 0: they are not kept
+		TTLMS   uint32 // 0: they are not dropped
 	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }

@@ -169,6 +169,9 @@ func transferMessages() []namedMessage {
 		{"delivered_max", 3, &Delivered{Name: longest}},
 		{"steps", 3, &Steps{List: run(1, StepBytes)}},
 		{"steps_max", 3, &Steps{List: run(0, MaxSteps*StepBytes)}},
+		{"keep", 3, &Keep{HashLen: 4, Hashes: run(0x20, 8), PinMS: 60_000, TTLMS: 3_600_000}},
+		{"keep_pin", 3, &Keep{Group: MaxGroups - 1, HashLen: MaxHashLen, Hashes: run(0, 64), PinMS: 1}},
+		{"keep_ttl", 3, &Keep{HashLen: 1, Hashes: []byte{7}, TTLMS: MaxKeepMS}},
 	}
 }
 
@@ -252,6 +255,7 @@ func malformedMessages() []malformedMessage {
 	release := &Release{Leases: []uint64{5}}
 	stages := &Stages{Off: 8, Count: 2, List: []byte{0, 0}}
 	offer := &Offer{Name: []byte{7}, Tokens: 16, TTLMS: 1000}
+	keep := &Keep{Group: 1, HashLen: 4, Hashes: run(0x20, 8), PinMS: 1000, TTLMS: 5}
 	return []malformedMessage{
 		{"empty_frame", 2, nil},
 		{"no_array", 2, []byte{0x0d}},
@@ -369,6 +373,16 @@ func malformedMessages() []malformedMessage {
 		{"steps_of_13_bytes", 3, append([]byte{0x92, 0x1e, 0xc4, 0x0d}, make([]byte, StepBytes+1)...)},
 		{"steps_65", 3, append([]byte{0x92, 0x1e, 0xc5, 0x03, 0x0c}, make([]byte, (MaxSteps+1)*StepBytes)...)},
 		{"type_40", 3, []byte{0x92, 0x28, 0xc4, 0x01, 0x07}},
+		{"keep_in_v2", 2, enc(3, keep)},
+		{"keep_group_16", 3, swap(3, keep, "\x1d\x01", "\x1d\x10")},
+		{"keep_hash_len_0", 3, swap(3, keep, "\x01\x04", "\x01\x00")},
+		{"keep_hash_len_33", 3, swap(3, keep, "\x01\x04", "\x01\x21")},
+		{"keep_hash_len_3", 3, swap(3, keep, "\x01\x04", "\x01\x03")},
+		{"keep_no_hashes", 3, []byte{0x96, 0x1d, 0x00, 0x04, 0xc4, 0x00, 0x01, 0x01}},
+		{"keep_pin_too_long", 3, swap(3, keep, "\xcd\x03\xe8", "\xce\x05\x26\x5c\x01")},
+		{"keep_nothing", 3, swap(3, keep, "\xcd\x03\xe8\x05", "\x00\x00")},
+		{"keep_hashes_str", 3, []byte{0x96, 0x1d, 0x00, 0x01, 0xa1, 0x07, 0x01, 0x01}},
+		{"keep_of_7", 3, []byte{0x97, 0x1d, 0x00, 0x01, 0xc4, 0x01, 0x07, 0x01, 0x01, 0x01}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},
 	}

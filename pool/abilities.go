@@ -142,8 +142,8 @@ type Keeper interface {
 	// MarkBrief marks those of the hashes that are stored. A mark ends when the entry is used: by a
 	// look-up that finds it, a pin, or a save of the same block.
 	MarkBrief(s SpaceID, group uint8, h Hashes)
-	// DropBrief drops those of the hashes that are still marked and not pinned, and returns their
-	// number.
+	// DropBrief drops those of the hashes that are still marked and not pinned, except by
+	// WriteBack.ReadWithoutTouch, and returns their number.
 	DropBrief(s SpaceID, group uint8, h Hashes) int
 }
 

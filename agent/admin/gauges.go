@@ -155,6 +155,9 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describePaces(ch)
 	describeLeft(ch)
 	describeTransfers(ch)
+	for _, d := range keepDescs {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
@@ -172,6 +175,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectPaces(ch, now.Paces)
 	collectOrphans(ch, now.Orphans)
 	collectTransfers(ch, &now.Transfers)
+	collectKeep(ch, &now.Keep)
 	collectPeers(ch, &now.Peers)
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(now.Leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(now.LeaseBytes))

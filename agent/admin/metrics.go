@@ -35,6 +35,7 @@ type Metrics struct {
 	late                       prometheus.Histogram
 	Resets, SessionsRefused    *Counter
 	TransfersIgnored           *Counter // messages about transfers, of sessions without a space
+	KeepsIgnored               *Counter // KEEPs of sessions without a space
 	CleanupMax                 MaxDuration
 	Cleanup                    prometheus.Histogram
 	Panics                     map[string]*Counter // by place
@@ -152,6 +153,9 @@ func (m *Metrics) makeSessions(endReasons, panicPlaces []string) {
 		"Panics that ended the session they occurred in, by place.", "where", panicPlaces...)
 	m.TransfersIgnored = m.counter("kvagent_transfers_ignored_total",
 		"Messages about transfers that were ignored: their session had no registration, or its space was not open.")
+	m.KeepsIgnored = m.counter("kvagent_keeps_ignored_total",
+		"Requests to keep or drop blocks that were ignored: their session had no registration, or its space was "+
+			"not open.")
 	m.Resets = m.counter("kvagent_resets_total", "New weights epochs.")
 	m.Cleanup = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "kvagent_cleanup_seconds",

@@ -67,6 +67,7 @@ type Status struct {
 
 	Paces []PaceStatus `json:"paces"` // of each device, the CPUs' first
 
+	Keep      KeepStatus      `json:"keep"`      // what single requests asked for
 	Transfers TransfersStatus `json:"transfers"` // between engines
 	Peers     PeersStatus     `json:"peers"`     // agents of other nodes
 }
@@ -178,7 +179,7 @@ func (v *View) Status() Status {
 		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
 		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
 		Orphans: now.Orphans, Paces: paceStatus(now.Paces),
-		Tiers: tiersStatus(now.Tiers), Transfers: v.transfersStatus(&now.Transfers),
+		Tiers: tiersStatus(now.Tiers), Keep: v.keepStatus(&now.Keep), Transfers: v.transfersStatus(&now.Transfers),
 		Peers: peersStatus(&now.Peers),
 	}
 	if late := m.worstLate.get(); late.over > 0 {

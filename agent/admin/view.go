@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -57,6 +58,7 @@ type Snapshot struct {
 
 	Paces []Pace // of each device, the CPUs' first
 
+	Keep      keep.Report
 	Transfers delivery.Report
 	Peers     Peers
 

@@ -261,6 +261,23 @@ func TestReadingForATierIsNoUse(t *testing.T) {
 	w.want("at their time", a, 0)
 }
 
+// A block whose time is over while a tier reads it is dropped too, and freed afterwards.
+func TestDroppedWhileATierReads(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 1)
+	w.save(a)
+	w.keep(a, 0, time.Second)
+	b := pool.Batch{Space: w.space, Hashes: a, Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
+	w.pool.ReadWithoutTouch(&b, func(pool.Slot) pool.Status {
+		w.pass(time.Second)
+		return pool.OK
+	})
+	w.want("at its time", a, 0)
+	if st := w.pool.Stats(); st.Used != 0 || st.Pinned != 0 {
+		t.Errorf("%d bytes are used and %d pinned, want none", st.Used, st.Pinned)
+	}
+}
+
 func TestBlocksInUseAreNotDropped(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 4)

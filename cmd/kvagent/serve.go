@@ -82,6 +82,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	c := agent.Config{
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
 		VerifySample: uint32(s.verify),
+		KeepPercent:  s.keepPercent,
 		LeaseBytes:   s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http,
 		HTTPAny: s.httpAny,
 		Lanes:   s.copyLanes, Limits: limits, Version: readBuildInfo().Version,

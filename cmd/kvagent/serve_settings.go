@@ -39,6 +39,7 @@ type serveSettings struct {
 	leaseBytes  int64 // 0: a quarter of the pool
 	copyLanes   int   // 0: one per processor
 	pace        int64 // pace.Off, pace.Auto, or bytes per second
+	keepPercent int
 	queue       int
 	eventWait   time.Duration
 	stuckAfter  time.Duration
@@ -62,7 +63,10 @@ const (
 )
 
 // defaultVerifySample is the share of blocks that are checked end to end: one in so many.
-const defaultVerifySample = 1000
+const (
+	defaultVerifySample = 1000
+	defaultKeepPercent  = 10
+)
 
 // paceWords are the values of --pace that are no rate.
 var paceWords = map[string]int64{"auto": pace.Auto, "off": pace.Off}
@@ -79,7 +83,8 @@ func defaultServeSettings() *serveSettings {
 		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample,
 		pace:  pace.Auto,
 		queue: d.Transfer.Queue, eventWait: d.Transfer.EventWait,
-		stuckAfter: d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info",
+		keepPercent: defaultKeepPercent,
+		stuckAfter:  d.Stuck, maxEngines: d.Engines, maxSessions: d.Sessions, logLevel: "info",
 		drainTimeout: 10 * time.Second, takeoverWait: 10 * time.Second,
 	}
 }
@@ -119,6 +124,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 			"of the pool's block; 0 checks none, 1 all, which costs more than the copies")
 	f.Var(settings.Size(&s.leaseBytes, 0, dram.MaxBytes), "lease-bytes",
 		"most bytes that one engine's leases may pin; 0 is a quarter of the pool")
+	f.Var(settings.Count(&s.keepPercent, 0, agent.MaxKeepPercent), "keep-percent",
+		"most of the pool, in percent, that blocks may take which requests want kept (kvagent.pin); 0 keeps none")
 
 	s.tiers.addFlags(f)
 	s.peers.addFlags(f)

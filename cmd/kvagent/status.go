@@ -80,6 +80,10 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	printSample(t, &st.Sample)
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
 		st.LeasesGiven, st.LeasesRevoked)
+	if k := &st.Keep; k.Blocks+k.Brief > 0 {
+		fmt.Fprintf(t, "kept\t%d blocks (%s of %s), %d to be dropped unless used\n", k.Blocks,
+			settings.HumanSize(k.Bytes), settings.HumanSize(k.Limit), k.Brief)
+	}
 	printTiers(t, st.Tiers)
 	printPaces(t, st.Paces)
 	printTransfers(t, &st.Transfers, &st.Peers)

@@ -25,7 +25,8 @@ func (p *Pool) MarkBrief(s pool.SpaceID, group uint8, h pool.Hashes) {
 // DropBrief implements pool.Keeper.
 func (p *Pool) DropBrief(s pool.SpaceID, group uint8, h pool.Hashes) (dropped int) {
 	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
-		if c.recs.All[e].is(flagBrief) && c.recs.All[e].pins() == 0 {
+		r := &c.recs.All[e]
+		if r.is(flagBrief) && (r.pins() == 0 || r.is(flagUntouched)) { // reading for a tier is no use
 			c.drop(e)
 			dropped++
 		}

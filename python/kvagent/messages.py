@@ -385,6 +385,20 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Asks to keep blocks for a time, or to drop them after a time unless they are used.
+
+    ``hashes`` are joined; a time of 0 asks for nothing.
+    """
+
+    group: int
+    hash_len: int
+    hashes: bytes
+    pin_ms: int
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Asks for a PONG."""
 
@@ -464,6 +478,7 @@ Message: TypeAlias = (
     | Stages
     | StagedLoad
     | Steps
+    | Keep
     | Ping
     | Pong
     | Error

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
-from kvagent.limits import MAX_RELEASES
+from kvagent.limits import MAX_JOB_BLOCKS, MAX_RELEASES
 from kvagent.packing import Packed
 from kvagent.registration import Registration, parts
 from kvagent.stream import FrameStream
@@ -274,6 +274,14 @@ class Session:
         Needs version 3 and a worker's registration.
         """
         self._send(m.Steps(steps))
+
+    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> None:
+        """Ask to keep blocks for ``pin_ms``, or to drop them after ``ttl_ms`` unless they are used.
+
+        Does not wait. A time of 0 asks for nothing. Needs version 3.
+        """
+        for part in parts(hashes, MAX_JOB_BLOCKS):
+            self._send(m.Keep(group, len(hashes[0]), b"".join(part), pin_ms, ttl_ms))
 
     def quiet(self) -> bool:
         """Return whether poll has nothing to return now."""

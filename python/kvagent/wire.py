@@ -27,6 +27,7 @@ from kvagent.limits import (
     MAX_IDENTITY_BYTES,
     MAX_IDENTITY_PAIRS,
     MAX_JOB_BLOCKS,
+    MAX_KEEP_MS,
     MAX_LOAD_EVENTS,
     MAX_NAME,
     MAX_PATH,
@@ -125,6 +126,10 @@ _RECORDS: dict[int, Record] = {
         m.StagedLoad,
         job=_U64, epoch=_U32, step=_U64, event=_U32, lease=_U64, word=Uint(0, MAX_STAGE_WORDS - 1), sections=_SECTIONS,
     ),
+    29: record(
+        m.Keep, group=_GROUP_INDEX, hash_len=Uint(1, MAX_HASH), hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH),
+        pin_ms=Uint(0, MAX_KEEP_MS), ttl_ms=Uint(0, MAX_KEEP_MS),
+    ),
     30: record(m.Steps, steps=Bin(STEP_BYTES, MAX_STEPS * STEP_BYTES)),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
@@ -132,7 +137,7 @@ _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.it
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
     m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
-    m.Stages: 3, m.StagedLoad: 3, m.Steps: 3,
+    m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3,
 }  # fmt: skip
 _WELCOME = _NUMBERS[m.Welcome]
 _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
@@ -276,6 +281,8 @@ def _check(message: m.Message, version: int) -> None:
             _check_old_shards(message)
     elif isinstance(message, m.Segments) and version > 2 and message.shard >= MAX_SHARDS:
         raise Malformed(f"Segments.shard: {message.shard} is not an integer from 0 to {MAX_SHARDS - 1}")
+    elif isinstance(message, m.Keep):
+        _check_keep(message)
     elif isinstance(message, m.Stages) and len(message.stages) % 2:
         raise Malformed(f"Stages.stages: {len(message.stages)} bytes, no multiple of 2")
     elif isinstance(message, (m.Save, m.Load, m.StagedLoad)):
@@ -284,6 +291,14 @@ def _check(message: m.Message, version: int) -> None:
             raise Malformed("Save.revoke: version 1 has none")
     elif isinstance(message, m.Steps) and len(message.steps) % STEP_BYTES:
         raise Malformed(f"Steps.steps: {len(message.steps)} bytes, no multiple of {STEP_BYTES}")
+
+
+def _check_keep(message: m.Keep) -> None:
+    blocks, odd = divmod(len(message.hashes), message.hash_len)
+    if odd or blocks > MAX_JOB_BLOCKS:
+        raise Malformed(f"Keep.hashes: {len(message.hashes)} bytes do not fit hash_len {message.hash_len}")
+    if not message.pin_ms and not message.ttl_ms:
+        raise Malformed(f"Keep.ttl_ms: 0, allowed with pin_ms 0 is 1 to {MAX_KEEP_MS}")
 
 
 def _check_old_shards(message: m.Register) -> None:

@@ -11,6 +11,7 @@ import pytest
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
 from kvagent.vllm.scheduler.switches import MAX_LOGGED, MAX_TOKENS, Switches
+from tests.agent import eventually
 from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
@@ -75,10 +76,17 @@ def test_switches_are_read_in_both_forms(params: dict[str, Any], expected: tuple
         ({"kvagent.max_load_tokens": True}, "True, allowed is an integer"),
         ({"kvagent.max_load_tokens": 1.5}, "1.5, allowed is an integer"),
         ({"kvagent.max_load_tokens": 1 << 80}, "allowed is an integer"),
-        ({"kvagent.saves": False}, "'saves': no such switch; there are save, load, max_load_tokens"),
+        ({"kvagent.saves": False}, "'saves': no such switch; there are save, load, max_load_tokens, pin, ttl"),
         ({"kvagent": 3}, "'': no such switch"),
         ({"kvagent": {7: False}}, "'7': no such switch"),
         ({"kvagent.x\n" + "y" * 500: 1}, "no such switch"),
+        ({"kvagent.pin": 0}, "kvagent.pin: 0, allowed are more than 0 and at most 86400 seconds"),
+        ({"kvagent.pin": True}, "kvagent.pin: True, allowed"),
+        ({"kvagent.ttl": -1.5}, "kvagent.ttl: -1.5, allowed"),
+        ({"kvagent.ttl": float("nan")}, "kvagent.ttl: nan, allowed"),
+        ({"kvagent.ttl": float("inf")}, "kvagent.ttl: inf, allowed"),
+        ({"kvagent.ttl": 86_401}, "kvagent.ttl: 86401, allowed"),
+        ({"kvagent.ttl": "60"}, "kvagent.ttl: '60', allowed"),
         ({"kvagent.save": False, "do_remote_decode": True}, "kvagent.save: a prompt for a decode engine is saved"),
         ({"kvagent.load": False, "do_remote_prefill": True}, "kvagent.load: a prompt of a prefill engine is loaded"),
         ({"kvagent.max_load_tokens": 1, "do_remote_prefill": True}, "a prompt of a prefill engine is loaded"),
@@ -200,3 +208,73 @@ def test_blocks_of_old_weights_are_known_although_their_request_is_not_saved(
     engine.step((again, again.num_tokens))
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
+
+
+def kept(agent: AgentProcess, name: str = "blocks") -> int:
+    return int(agent.status()["keep"][name])
+
+
+def test_blocks_of_a_request_are_kept_after_its_end(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    engine.save("a", "p", 4, 1)
+    asked = engine.request("b", "p", 6, kv_transfer_params={"kvagent.pin": 1000})
+    assert engine.matched(asked) == 4 * BLOCK
+    engine.admit(asked, 4 * BLOCK)
+    engine.until_received(asked)
+    engine.scheduler.allocated(asked, engine.get_blocks("b"), 0)
+    engine.step((asked, 2 * BLOCK))
+    engine.quiet()
+    assert kept(agent) == 0, "before its end"
+    engine.scheduler.finished(asked, normally=True)
+    engine.quiet()
+    eventually(lambda: kept(agent) == 6, "six kept blocks")
+    assert agent.status()["blocks_stored"] == 6
+    assert engine.scheduler.counts.requests_pinned == 1
+    engine.scheduler.reset()
+    eventually(lambda: kept(agent) == 0, "no kept blocks after a reset")
+
+
+def test_its_last_saves_are_waited_for(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+    engine = engines()
+    request = engine.request("a", "p", 4, kv_transfer_params={"kvagent": {"pin": 1000, "ttl": 1000}})
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 1)
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    engine.scheduler.finished(request, normally=True)
+    assert engine.scheduler.pending(), "its saves are in flight"
+    agent.thaw()
+    engine.quiet()
+    eventually(lambda: kept(agent) == 4, "four kept blocks")
+    assert kept(agent, "brief_blocks") == 4
+
+
+def test_what_a_request_stored_first_is_dropped_after_its_time(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    engines("other").save("plain", "p", 2, 1)
+    engine = engines()
+    engine.save("brief", "p", 5, 1, kv_transfer_params={"kvagent.ttl": 0.5})
+    assert agent.status()["blocks_stored"] == 5
+    eventually(lambda: kept(agent, "brief_dropped") == 3, "three dropped blocks")
+    assert agent.status()["blocks_stored"] == 2
+    assert engine.matched(engine.request("again", "p", 5)) == 2 * BLOCK
+    assert engine.scheduler.counts.requests_brief == 1
+
+
+def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+    """Neither of a request that runs across a reset, nor of one whose saves were in flight."""
+    engine = engines()
+    request = engine.request("a", "p", 4, kv_transfer_params={"kvagent.pin": 1000})
+    engine.matched(request)
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.scheduler.reset()
+    engine.save("b", "p", 4, 2)
+    assert agent.status()["blocks_stored"] == 4
+    engine.scheduler.finished(request, normally=True)
+    engine.quiet()
+    assert kept(agent) == 0

@@ -38,6 +38,8 @@ class Counts:
     """Requests that their own switches kept from being saved, and so on (switches)."""
     requests_unloaded: int = 0
     requests_limited: int = 0
+    requests_pinned: int = 0
+    requests_brief: int = 0
     switches_ignored: int = 0
 
 
@@ -84,6 +86,8 @@ HELP = {
     "requests_unsaved": "Requests that asked not to be saved.",
     "requests_unloaded": "Requests that asked not to be loaded.",
     "requests_limited": "Requests that limited how many tokens are loaded.",
+    "requests_pinned": "Requests that asked for their blocks to be kept for a time.",
+    "requests_brief": "Requests that asked for their blocks to be dropped after a time.",
     "switches_ignored": "Switches of requests that were ignored: unknown, out of range, or against a transfer.",
     "saves_planned": "Blocks offered to the agent.",
     "saves_stored": "Blocks that the agent stored.",

@@ -22,7 +22,13 @@ def counted(engine: Engine, name: str) -> int:
 
 
 def test_switches_pass_through_vllms_api(node: Node) -> None:
-    first, second = node.engines_of({"switched-1": "kv_both", "switched-2": "kv_both"}, min_load_tokens=BLOCK)
+    first, second = node.engines_of(
+        {"switched-1": "kv_both", "switched-2": "kv_both"}, min_load_tokens=BLOCK, save_decode_cache=True,
+        lookup_rpc_port="0",
+    )  # fmt: skip
+    told = first.log.read_text()
+    assert told.count("save_decode_cache: save_decode: true (an option of AscendStore, MooncakeStore)") == 1
+    assert told.count("lookup_rpc_port: needs nothing") == 1
     head = (prompts(70, 4)[3] * LENGTH)[:LENGTH]
     unloaded, limited = [9, *head], [8, *head]
 
@@ -46,4 +52,8 @@ def test_switches_pass_through_vllms_api(node: Node) -> None:
     assert second.complete(limited, kv_transfer_params=switches) == expected[1]
     eventually(lambda: counted(second, "tokens_loaded") == 5 * BLOCK, "a load of five blocks")
     assert counted(second, "switches_ignored") == 1
+    first.complete([7, *head], kv_transfer_params={"kvagent.pin": 600})
+    eventually(lambda: node.agent.status()["keep"]["blocks"] >= LENGTH // BLOCK, "blocks that are kept")
+    first.complete([6, *head], kv_transfer_params={"kvagent.ttl": 0.1})
+    eventually(lambda: node.agent.status()["keep"]["brief_dropped"] >= LENGTH // BLOCK, "blocks that are dropped")
     nothing_left(node.agent)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.agent import eventually
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import clean
 
@@ -30,9 +31,9 @@ def test_each_switch_holds_for_its_request(worlds: Any, agent: AgentProcess, v2:
     second.add("unloaded", [7, *PROMPT], 40, params={"kvagent.load": False})
     second.run()
     assert second.side.counts.lookups == second.side.counts.tokens_loaded == 0
-    for name in ("unsaved", "saved"):
-        assert first.outputs[name] == first.sequences[name].tokens[-40:]
-    assert second.outputs["unloaded"] == second.sequences["unloaded"].tokens[-40:]
+    assert first.outputs["unsaved"] == first.sequences["unsaved"].tokens[100:140]
+    assert first.outputs["saved"] == first.sequences["saved"].tokens[101:141]
+    assert second.outputs["unloaded"] == second.sequences["unloaded"].tokens[101:141]
     clean(first, agent, second)
 
 
@@ -73,6 +74,21 @@ def test_a_transfer_comes_before_the_switches(worlds: Any, agent: AgentProcess) 
     assert decode.outputs["d-0"] == decode.sequences["d-0"].tokens[100:120]
     assert (prefill.side.counts.switches_ignored, decode.side.counts.switches_ignored) == (1, 2)
     clean(prefill, agent, decode)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_blocks_are_kept_and_dropped_after_the_end(worlds: Any, agent: AgentProcess, asynchronous: bool) -> None:
+    world = worlds(asynchronous=asynchronous, depth=2 if asynchronous else 1, extra={"weights_fixed": True})
+    world.add("kept", PROMPT, 28, params={"kvagent.pin": 1000})
+    world.add("brief", [9, *PROMPT], 28, params={"kvagent.ttl": 0.001})
+    world.run()
+    eventually(lambda: agent.status()["keep"]["blocks"] == 127 // BLOCK, "kept blocks")
+    eventually(lambda: agent.status()["keep"]["brief_dropped"] == 128 // BLOCK, "dropped blocks")
+    assert agent.status()["blocks_stored"] == 127 // BLOCK
+    assert world.outputs["kept"] == world.sequences["kept"].tokens[100:128]
+    assert world.scheduler.reset_prefix_cache(reset_connector=True)
+    eventually(lambda: agent.status()["keep"]["blocks"] == 0, "no kept blocks after a reset")
+    clean(world, agent)
 
 
 def test_a_request_that_is_preempted_keeps_its_switches(worlds: Any, agent: AgentProcess) -> None:

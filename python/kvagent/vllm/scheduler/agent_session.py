@@ -17,6 +17,8 @@ from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
 from kvagent.vllm.scheduler.lookups import Lookups
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvagent.session import Session
     from kvagent.vllm.link import Attachment, Link
     from kvagent.vllm.options import Options
@@ -177,6 +179,14 @@ class AgentSession:
         if self._attachment is not None and self.transfers:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.delivered(name)
+
+    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> None:
+        """Ask to keep blocks, or to drop them later. If the message cannot be sent, they are
+        ordinary blocks.
+        """
+        if hashes and self._attachment is not None and self.transfers:
+            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+                self._attachment.session.keep(group, hashes, pin_ms, ttl_ms)
 
     def reset(self) -> bool:
         """Start a new epoch.

@@ -11,9 +11,10 @@ the watermark since the last one, and saves what is noted of them. A block that 
 pinned; afterwards it goes back to the head, since it is the next that may be evicted. At the tail,
 all blocks would be saved one after another without any need.
 
-Saved at once, as without lazy offload, are blocks of offered requests, blocks that vLLM does not
-cache (their eviction is the end of their request), and all blocks while fewer than the watermark
-are free: then those in use may be evicted soon after their request ends.
+Saved at once, as without lazy offload, are blocks of offered requests, and of those whose blocks
+are kept for a time or dropped after one; blocks that vLLM does not cache (their eviction is the end
+of their request); and all blocks while fewer than the watermark are free: then those in use may be
+evicted soon after their request ends.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class LazyBatch(SaveBatch):
 
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Note what the first ``tokens`` of a request leave to be saved, or add it to the batch."""
-        if self.pressing or tracked.offer is not None:
+        if self.pressing or tracked.offer is not None or tracked.pin_ms or tracked.ttl_ms:
             super().add(tracked, tokens)
             return
         request = tracked.request

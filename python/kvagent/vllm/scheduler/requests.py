@@ -88,6 +88,12 @@ class Tracked:
     """Whether its blocks are not saved, by its own switch."""
     max_load_tokens: int = NO_LIMIT
     """The most tokens that it loads, by its own switch."""
+    pin_ms: int = 0
+    """How long its blocks are kept after its end, by its own switch; 0: not."""
+    ttl_ms: int = 0
+    """After which they are dropped unless they were used, by its own switch; 0: not."""
+    stored_first: list[tuple[int, bytes]] = field(default_factory=list)
+    """With ``ttl_ms``: the blocks that it was the first to store, with their groups."""
     offer: Offer | None = None
     """What it promises to a decode engine."""
     wanted: Wanted | None = None

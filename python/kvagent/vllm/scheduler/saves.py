@@ -20,6 +20,7 @@ from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
+from kvagent.vllm.scheduler.keeps import note_stored
 from kvagent.vllm.scheduler.lazy import LazyBatch
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun, Single, single_runs
 
@@ -77,6 +78,8 @@ class Saves:
     """Whether the agent supports revocation words."""
     watermark: int = 0
     """With lazy offload, how many blocks before its eviction a block is saved; 0: at once."""
+    notes: bool = False
+    """Whether some request has to know which blocks it was the first to store."""
     counts: SaveCounts = field(default_factory=SaveCounts)
 
     def __post_init__(self) -> None:
@@ -194,6 +197,8 @@ class Saves:
 
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
+        if self.notes:
+            note_stored(save.runs or single_runs(save.singles), statuses)
         if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
             statuses = self._confirm(save, statuses)
         if save.pinned:

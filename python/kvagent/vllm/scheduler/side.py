@@ -17,6 +17,7 @@ from kvagent.vllm.counters import Counts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
+from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import Promises
@@ -79,6 +80,7 @@ class SchedulerSide:
         self._sync_loads = SyncLoads(options, geometry, token_bytes, preemption, self.counts)
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits, self._sync_loads.asks)
         self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
+        self._keeps = Keeps(self._agent, geometry)
         self._tp_size = tp_size
         self._step_tokens = step_tokens
         self._tracked: dict[str, Tracked] = {}
@@ -191,6 +193,7 @@ class SchedulerSide:
         if self.saves is not None:
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
             self._transfers.settle(self.saves)
+            self._keeps.settle(self.saves)
             plan.released = self._transfers.released()
             for ended in plan.released:
                 self.tables.forget(ended)
@@ -222,6 +225,7 @@ class SchedulerSide:
                 self.tables.forget(tracked.request.request_id)
                 self._lost_blocks(tracked)
         self._transfers.settle(self.saves)
+        self._keeps.settle(self.saves)
 
     def finished(self, request: Any, *, normally: bool) -> bool:
         """Handle a request's end; its blocks are free afterwards, except for pinned ones.
@@ -253,6 +257,9 @@ class SchedulerSide:
             if tokens >= tracked.next_tokens and (self.saves.lazy is not None or self.saves.ready()):
                 self.saves.batch.add(tracked, tokens)
                 self.saves.batch.pin()
+        self._keeps.end(tracked)
+        if self.saves is not None:
+            self._keeps.settle(self.saves)
         if tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None):
             return True
         self.tables.forget(request.request_id)
@@ -310,6 +317,7 @@ class SchedulerSide:
             for tracked in self._tracked.values():
                 if tracked.stale:
                     self._stale_requests.add(tracked)
+            self._keeps.clear()
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
             if self.saves.lazy is not None:
@@ -407,6 +415,8 @@ class SchedulerSide:
             self._tracked[request.request_id] = tracked
             if params := getattr(request, "kv_transfer_params", None):
                 self._switches.apply(tracked, params)
+                if tracked.ttl_ms and self.saves is not None:
+                    self.saves.notes = True
         return tracked
 
     def _begin_transfer(self, tracked: Tracked, params: Any) -> None:

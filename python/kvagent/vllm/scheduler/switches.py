@@ -12,6 +12,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from kvagent.limits import MAX_KEEP_MS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 PREFIX = "kvagent"
 MAX_TOKENS = 1 << 30
+MAX_SECONDS = MAX_KEEP_MS // 1000
 MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
 MAX_SHOWN = 80  # characters of a client's value that are logged
 
@@ -60,6 +63,12 @@ class Switches:
                     _check(not receives, name, "a prompt of a prefill engine is loaded")
                     tracked.max_load_tokens = most
                     self._counts.requests_limited += 1
+                elif name == "pin":
+                    tracked.pin_ms = _milliseconds(name, value)
+                    self._counts.requests_pinned += 1
+                elif name == "ttl":
+                    tracked.ttl_ms = _milliseconds(name, value)
+                    self._counts.requests_brief += 1
                 elif name not in NAMES:
                     raise BadSwitch(f"{_shown(name)}: no such switch; there are {', '.join(NAMES)}")
             except BadSwitch as reason:
@@ -72,7 +81,7 @@ class Switches:
             log.warning("kv_transfer_params: %s.%s; it is ignored", PREFIX, reason)
 
 
-NAMES = ("save", "load", "max_load_tokens")
+NAMES = ("save", "load", "max_load_tokens", "pin", "ttl")
 
 
 def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -100,6 +109,12 @@ def _tokens(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
         raise BadSwitch(f"{name}: {_shown(value)}, allowed is an integer 0 to {MAX_TOKENS}")
     return value
+
+
+def _milliseconds(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
+        raise BadSwitch(f"{name}: {_shown(value)}, allowed are more than 0 and at most {MAX_SECONDS} seconds")
+    return max(1, round(value * 1e3))
 
 
 def _check(allowed: bool, name: str, why: str) -> None:
