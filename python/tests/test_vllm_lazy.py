@@ -275,9 +275,10 @@ def test_a_block_that_was_reused_is_not_saved_under_its_old_key() -> None:
     engine = Engine(16, watermark=4)
     engine.serve("a", "a", 16)
     engine.plan()  # pins 4; the others are not near yet
-    engine.compute("b", "a", 12)  # in the other 12, with the same hashes, and not noted
+    noted = dict(engine.lazy.unsaved)
+    engine.compute("b", "b", 12)  # in the other 12, with the same hashes as before, and not noted
     for block in engine.pool.tables["b"]:
-        block.holds = "of other content"
+        block.block_hash, block.holds = noted[block.block_id].block_hash, "of other content"
     engine.free("b")
     engine.later()
     for _ in range(3):
@@ -335,7 +336,9 @@ def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
     (job,) = engine.plan()
     assert engine.saves.revoke() == [job]
     assert engine.blocks.saving == 0
-    engine.compute("b", "b", 2)  # takes two of them
+    engine.compute("b", "b", 2)  # takes two of them, which get the same hashes with other content
+    for i, block in zip((15, 14), engine.pool.tables["b"], strict=True):
+        block.block_hash, block.holds = engine.key("a", i) + b"\0\0\0\0", "of other content"
     engine.answer(job, BlockStatus.REVOKED)
     assert engine.saves.counts.missed == 2
     for _ in range(3):
@@ -345,6 +348,9 @@ def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
     for _ in range(3):
         engine.step()
     assert sorted(engine.stored) == [engine.key("a", i) for i in range(10, 14)]
+    engine.pool.get_new_blocks(12)  # now the other content is near its eviction
+    engine.step()
+    assert engine.stored[4:] == [engine.key("a", 0), engine.key("a", 1)]
 
 
 def test_a_save_that_takes_too_long_is_revoked_and_repeated() -> None:
