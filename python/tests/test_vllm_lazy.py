@@ -244,19 +244,24 @@ def test_a_block_is_saved_when_its_eviction_comes_near_and_once() -> None:
     assert engine.saves.counts.missed == 0
 
 
-def test_what_was_saved_is_evicted_next() -> None:
-    """At the tail of the queue, all others would come near their eviction."""
+def test_the_order_of_eviction_is_that_without_saves() -> None:
+    """At the tail of the queue, all blocks would come near their eviction; at the head, older ones
+    would never be evicted.
+    """
     engine = Engine(32)
-    table = engine.serve("a", "a", 30)
+    engine.serve("a", "a", 14)
+    engine.serve("b", "b", 16)
+    before = ids(engine.pool.free_block_queue.all())[2:]
     engine.pool.get_new_blocks(2)
-    engine.step()
-    assert ids(engine.pool.free_block_queue.all()) == ids(reversed(table))
     for _ in range(9):
         engine.step()
     assert len(engine.stored) == WATERMARK, "without any eviction more is saved"
-    assert ids(engine.pool.get_new_blocks(3)) == ids(reversed(table[-3:]))
-    engine.step()
-    assert len(engine.stored) == WATERMARK + 3
+    evicted = []
+    for _ in range(10):
+        evicted += ids(engine.pool.get_new_blocks(3))
+        engine.step()
+    assert evicted == before
+    assert len(engine.stored) == 30
 
 
 def test_a_section_has_its_parent_and_begins_at_the_root() -> None:
@@ -276,9 +281,10 @@ def test_a_block_that_was_reused_is_not_saved_under_its_old_key() -> None:
     engine = Engine(16, watermark=4)
     engine.serve("a", "a", 16)
     engine.plan()  # pins 4; the others are not near yet
-    engine.compute("b", "a", 12)  # in the other 12, with the same hashes, and not noted
+    noted = dict(engine.lazy.unsaved)
+    engine.compute("b", "b", 12)  # in the other 12, with the same hashes as before, and not noted
     for block in engine.pool.tables["b"]:
-        block.holds = "of other content"
+        block.block_hash, block.holds = noted[block.block_id].block_hash, "of other content"
     engine.free("b")
     engine.later()
     for _ in range(3):
@@ -336,7 +342,9 @@ def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
     (job,) = engine.plan()
     assert engine.saves.revoke() == [job]
     assert engine.blocks.saving == 0
-    engine.compute("b", "b", 2)  # takes two of them
+    engine.compute("b", "b", 2)  # takes two of them, which get the same hashes with other content
+    for i, block in zip((15, 14), engine.pool.tables["b"], strict=True):
+        block.block_hash, block.holds = engine.key("a", i) + b"\0\0\0\0", "of other content"
     engine.answer(job, BlockStatus.REVOKED)
     assert engine.saves.counts.missed == 2
     for _ in range(3):
@@ -346,6 +354,9 @@ def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
     for _ in range(3):
         engine.step()
     assert sorted(engine.stored) == [engine.key("a", i) for i in range(10, 14)]
+    engine.pool.get_new_blocks(12)  # now the other content is near its eviction
+    engine.step()
+    assert engine.stored[4:] == [engine.key("a", 0), engine.key("a", 1)]
 
 
 def test_a_save_that_takes_too_long_is_revoked_and_repeated() -> None:
@@ -371,6 +382,25 @@ def test_a_block_in_use_again_is_not_saved_before_it_is_free() -> None:
         engine.step()
     assert all(key.startswith(b"pad") for key in engine.stored)
     assert len(engine.stored) == WATERMARK
+
+
+def test_a_block_of_the_cursor_that_was_in_use_is_not_taken_for_it() -> None:
+    """It is at the tail then, and those before it were not looked at."""
+    engine = Engine(64, watermark=4)
+    table = engine.serve("a", "a", 32)
+    engine.serve("b", "b", 32)
+    for _ in range(3):
+        engine.step()
+    assert engine.stored == [engine.key("a", i) for i in range(28, 32)]
+    assert engine.lazy._cursor is table[28]
+    engine.pool.touch([table[28]])
+    engine.step()
+    engine.pool.free_blocks([table[28]])
+    for _ in range(20):
+        engine.pool.get_new_blocks(3)
+        engine.step()
+    assert len(engine.stored) == 64
+    assert engine.saves.counts.missed == 0
 
 
 def test_blocks_that_vllm_does_not_cache_are_saved_at_once() -> None:

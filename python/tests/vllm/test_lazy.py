@@ -92,7 +92,7 @@ def test_the_pool_extends_the_prefix_that_the_engine_still_has(worlds: Any, agen
 
     A load takes all its blocks at once, so the watermark is larger here.
     """
-    world = lazy(worlds, extra={"offload": "lazy", "watermark_percent": 40, "pin_percent": 50})
+    world = lazy(worlds, extra={"offload": "lazy", "watermark_percent": 40, "pin_percent": 25})
     prompt = other(50, 800)
     ask(world, "cold", prompt)
     i = 0
@@ -186,8 +186,8 @@ def test_what_is_computed_for_a_decode_engine_is_saved_at_once(worlds: Any, agen
 def test_with_few_free_blocks_all_is_saved_at_once(worlds: Any, agent: AgentProcess) -> None:
     """Otherwise requests would lose their blocks as soon as they end."""
     world = lazy(worlds, blocks=48, max_batched=256, extra={"pin_percent": 10})  # the watermark is 24
-    world.add("long", other(1, 500), 20)
-    for _ in range(12):
+    world.add("long", other(1, 500), 40)
+    for _ in range(30):
         world.step()
         world.settle()
     assert world.side.saves.lazy.pressing

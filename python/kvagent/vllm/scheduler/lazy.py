@@ -8,8 +8,9 @@ vLLM evicts a block when it takes it from the head of its queue of free blocks:
 What a request computes is noted, by block, with the key under which it would be saved: the request
 is gone by the time that the eviction comes near. Each step looks at those blocks that came within
 the watermark since the last one, and saves what is noted of them. A block that is being saved is
-pinned; afterwards it goes back to the head, since it is the next that may be evicted. At the tail,
-all blocks would be saved one after another without any need.
+pinned; afterwards it goes back to the cursor, where it was. At the tail, where vLLM puts what is
+freed, all blocks would be saved one after another without any need; at the head, those that are
+older would never be evicted.
 
 Saved at once, as without lazy offload, are blocks of offered requests, and of those whose blocks
 are kept for a time or dropped after one; blocks that vLLM does not cache (their eviction is the end
@@ -84,8 +85,9 @@ class LazyBatch(SaveBatch):
 
     def due(self) -> bool:
         """Return whether there may be blocks to look at. Called in every step, before blocks are
-        added.
+        added, so that a block that leaves the queue and comes back is not taken for the cursor.
         """
+        self._check_cursor()
         self.pressing = self._pool.get_num_free_blocks() < self._watermark
         return len(self._covered) < self._watermark or (self.pressing and bool(self.unsaved))
 
@@ -107,12 +109,10 @@ class LazyBatch(SaveBatch):
 
     def collect(self) -> None:
         """Add the blocks whose eviction came near to the batch, and pin them."""
-        if self._cursor is not None and self._cursor.ref_cnt:  # a request uses it again
-            self._cursor = None
         found = self._catch_up() if self.pressing else []
         found += self._look(self.room() - len(found))
         self._taken = 0
-        for run in _runs(found, self.job_blocks):
+        for run in reversed(_runs(found, self.job_blocks)):  # they are released in the opposite order
             unsaved, blocks = zip(*run, strict=True)
             keys = [one.key for one in unsaved]
             data = section(unsaved[0].group, unsaved[0].parent, keys, [block.block_id for block in blocks])
@@ -134,16 +134,22 @@ class LazyBatch(SaveBatch):
 
     def release(self, blocks: Sequence[Any]) -> None:
         """Unpin blocks that were near their eviction."""
-        free = self._blocks.unpin_to_head(blocks)
+        self._check_cursor()
+        free = self._blocks.unpin_behind(blocks, self._cursor)
         if any(block.block_id in self.unsaved for block in free):
             self._begin_again()
         elif free:
             self._covered.update(block.block_id for block in free)
-            self._cursor = self._cursor or free[-1]
+            self._cursor = free[-1]
 
     def clear_unsaved(self) -> None:
         """Save nothing of what was noted: it is no longer cached, or depends on old weights."""
         self.unsaved.clear()
+
+    def _check_cursor(self) -> None:
+        """Begin at the head if the block of the cursor has left the queue."""
+        if self._cursor is not None and self._cursor.ref_cnt:
+            self._cursor = None
 
     def _begin_again(self) -> None:
         """Look at the blocks from the head on: some there are not saved."""
@@ -240,8 +246,7 @@ class LazyBatch(SaveBatch):
             if self.unsaved.pop(block.block_id, None) is not None:
                 self._counts.missed += 1
             self._covered.discard(block.block_id)
-        if self._cursor is not None and self._cursor.ref_cnt:
-            self._cursor = None
+        self._check_cursor()
 
 
 def _runs(found: Sequence[tuple[Unsaved, Any]], most: int) -> list[list[tuple[Unsaved, Any]]]:

@@ -503,7 +503,7 @@ class SchedulerSide:
                 output.num_scheduled_tokens, self._tracked, getattr(output, "total_num_scheduled_tokens", 0)
             )
         self._transfers.step(saves, now)
-        near = saves.lazy is not None and session is not None and saves.lazy.due()
+        near = saves.lazy is not None and saves.lazy.due() and session is not None
         if not (saves.busy() or near or (session is not None and self._schedule.ready())):
             return
         short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())

@@ -1,0 +1,100 @@
+"""The real engine with lazy offload: its answers equal those without the connector, whether its
+blocks are in its own cache, were evicted to the agent, or were lost with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.vllm import agents
+from tests.vllm import engine as real
+from tests.vllm.agents import figures
+from tests.vllm.engine import BLOCK, PROMPTS, WHOLE_BLOCKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.agent import AgentProcess
+
+pytestmark = pytest.mark.engine
+BLOCKS = 96  # of the engine's cache
+OPTIONS = {"weights_fixed": True, "offload": "lazy", "watermark_percent": 25, "pin_percent": 20}
+
+
+@pytest.fixture(scope="module")
+def llm(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator[Any]:
+    made = real.make_engine(
+        opt, str(node.folder), options=OPTIONS, num_gpu_blocks_override=BLOCKS, max_num_batched_tokens=8 * BLOCK
+    )
+    yield made
+    made.llm_engine.engine_core.shutdown()
+
+
+def evict(llm: Any, salt: int) -> None:
+    """Serve other prompts until nothing that was served before is in the engine's own cache."""
+    for i in range(0, BLOCKS, 10):
+        prompt = [(j * 11 + 13 * i + salt) % 450 + 10 for j in range(10 * BLOCK)]
+        real.generate(llm, [prompt], 2)
+    real.settle(llm)
+
+
+def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(
+    llm: Any, reference: list[list[int]], node: AgentProcess
+) -> None:
+    side, worker = real.sides(llm)
+    counts = side.saves.counts
+    agents.joined(side, [worker], node)
+    assert real.generate(llm, PROMPTS) == reference
+    real.settle(llm)
+    assert counts.stored < WHOLE_BLOCKS, "saved at once"
+    assert real.generate(llm, PROMPTS) == reference
+    assert side.counts.loads == 0, "what is in the engine's own cache is loaded"
+    evict(llm, 1)
+    assert counts.stored >= WHOLE_BLOCKS
+    assert counts.missed == 0
+    before = side.counts.tokens_loaded
+    assert real.generate(llm, PROMPTS) == reference
+    loaded = (side.counts.tokens_loaded - before) // BLOCK
+    assert loaded * 2 >= WHOLE_BLOCKS
+    print(f"lazy: {loaded} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(node)}; {side.counted()}")
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_an_agent_that_goes_while_blocks_are_saved(
+    llm: Any, reference: list[list[int]], node: AgentProcess, how: str
+) -> None:
+    side, worker = real.sides(llm)
+    agents.joined(side, [worker], node)
+    end = worker.end
+    gone: list[Any] = []
+
+    def ended(plan: Any) -> None:
+        end(plan)
+        if plan.saves and not gone:
+            gone.append(plan)
+            (node.kill if how == "kill" else node.freeze)()
+
+    worker.end = ended
+    client = side._agent.lookups._client
+    age_s, client.timeout_s = client.timeout_s, 0.5
+    try:
+        evict(llm, 2 if how == "kill" else 3)
+        assert gone, "nothing was saved"
+        assert real.generate(llm, PROMPTS) == reference
+        assert side.blocks.saving == 0
+    finally:
+        del worker.end
+        client.timeout_s = age_s
+        node.start() if how == "kill" else node.thaw()
+    agents.joined(side, [worker], node)
+    assert real.generate(llm, PROMPTS) == reference
+    evict(llm, 4 if how == "kill" else 5)
+    before = side.counts.tokens_loaded
+    assert real.generate(llm, PROMPTS) == reference
+    assert side.counts.tokens_loaded > before
+    pool = side.blocks.pool
+    real.settle(llm)
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
