@@ -65,7 +65,7 @@ type Status struct {
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
 	Orphans    Orphans        `json:"orphans"`
 
-	Paces []PaceStatus `json:"paces"` // of each device, the CPUs' first
+	Paces []PaceStatus `json:"paces"` // of each device
 
 	Keep      KeepStatus      `json:"keep"`      // what single requests asked for
 	Transfers TransfersStatus `json:"transfers"` // between engines

@@ -122,7 +122,7 @@ func TestHarmIsLimited(t *testing.T) {
 	if p99(took) > base*3/2 {
 		t.Errorf("steps of %v take %v (p99) beside saves", base, p99(took))
 	}
-	// Copies that double a step while they run slow it by a fifth when they run a sixth of the time.
+	// Copies that double a step while they run make it a third longer in a third of the time.
 	if share := rate / flooded; share < 0.15 || share > 0.5 {
 		t.Errorf("saves have %.2f of their rate", share)
 	}
@@ -150,11 +150,8 @@ func TestSavesStayAlive(t *testing.T) {
 	w := newWorld(t, 20*time.Millisecond, 50)
 	w.run(30 * time.Second)
 	_, rate := w.run(30 * time.Second)
-	if rate < 0.9*leastRate || w.longest > 2*holdMost {
-		t.Errorf("saves have %.0f MiB/s, and waited up to %v", rate/(1<<20), w.longest)
-	}
-	if r := w.Report(); r.Rate != 0 && r.Rate < leastRate {
-		t.Errorf("reported: %+v", r)
+	if rate < 0.9*floorAt*flooded || w.longest > 2*holdMost {
+		t.Errorf("saves have %.0f MiB/s, and waited up to %v; %+v", rate/(1<<20), w.longest, w.Report())
 	}
 }
 
