@@ -59,6 +59,7 @@ type Agent struct {
 	memory   *memory
 
 	deliveries *delivery.Table
+	raising    chan struct{} // has room for as many calls of Raise as may work
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -113,6 +114,7 @@ func (a *Agent) assemble(share share) (err error) {
 	a.deliveries = delivery.New(delivery.Config{
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
 	})
+	a.raising = make(chan struct{}, maxRaises)
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
 	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{

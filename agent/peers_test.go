@@ -43,8 +43,12 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 	t.Cleanup(func() { check(t, n.peering.Close()) })
 	options = append(options, func(c *rigConfig) {
 		c.peers = func(p arenaPool) Peers {
+			memory := peering.Memory(p)
+			if s, ok := p.(stacked); ok {
+				memory = s.mem
+			}
 			n.peering, err = peering.New(peering.Options{
-				Memory: p, Slots: p, Auth: auth, Timeout: testPeerTimeout,
+				Memory: memory, Slots: p, Auth: auth, Timeout: testPeerTimeout,
 			})
 			check(t, err)
 			return Peers{
@@ -429,4 +433,60 @@ func TestTransferIsNotExpectedOfABrokenTier(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	scheduler.sync()
+}
+
+// Blocks of a prompt that only a tier of the prefill engine's agent has reach the decode engine's:
+// memory has evicted them, and what follows them is stored while the fetch runs, or was before.
+func TestFetchWhatOnlyATierHas(t *testing.T) {
+	for name, late := range map[string]bool{"pull": false, "push": true} {
+		t.Run(name, func(t *testing.T) {
+			disk := tier.Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: tier.OnSave}
+			p, d := newNode(t, "k", withTiers(disk)), newNode(t, "k")
+			x := newPair(t, p.rig, d.rig)
+			x.save(0, 6)
+			p.waitTier(6)
+			p.drop(chain(1, 6))
+			x.say(offer("a", 8))
+			if !late {
+				x.save(6, 8)
+				x.say(offered("a", 8))
+			}
+			q := x.remote(8, "a", p)
+			x.until(q, 6)
+			if late {
+				x.save(6, 8)
+				x.say(offered("a", 8))
+			}
+			if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 8*testBlockTokens {
+				t.Fatalf("%+v, want all blocks", got)
+			}
+			x.loads(q, 8)
+			x.decode.send(delivered("a"))
+			x.decode.sync()
+			nothingFetched(p, d)
+		})
+	}
+}
+
+// A prefill engine's agent whose tier does not answer keeps nothing pinned once the decode engine
+// does not want the blocks any more.
+func TestFetchFromASilentTier(t *testing.T) {
+	f, err := fault.New(pooltest.NewShelf(), fault.Options{Seed: 1, Rates: map[fault.Kind]float64{fault.Hang: 1}})
+	check(t, err)
+	f.Switch(false)
+	disk := tier.Tier{Name: "slow", Store: f, Write: tier.OnSave}
+	p, d := newNode(t, "k", withTiers(disk)), newNode(t, "k")
+	x := newPair(t, p.rig, d.rig)
+	x.save(0, 6)
+	p.waitTier(6)
+	p.drop(chain(1, 6))
+	f.Switch(true)
+	x.save(6, 8)
+	x.say(offer("a", 8), offered("a", 8))
+	q := x.remote(8, "a", p)
+	x.answers(q, ipc.LookupPending, 0)
+	x.decode.send(delivered("a"))
+	x.decode.sync()
+	nothingFetched(p, d)
+	f.Switch(false)
 }

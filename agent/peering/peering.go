@@ -39,6 +39,9 @@ type Agent interface {
 	// Unserved returns nil if all that engines of a space had sent before the call was served,
 	// otherwise a channel that is closed when that may be so.
 	Unserved(s pool.SpaceID) <-chan struct{}
+	// Raise brings what only tiers have of a chain into memory, until nothing more comes or ctx
+	// ends.
+	Raise(ctx context.Context, s pool.SpaceID, group uint8, h pool.Hashes)
 }
 
 // maxTold bounds the deliveries that wait to be told to other agents. One more is not told: that
@@ -84,6 +87,7 @@ func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
 	p.server, err = peer.Serve(l, peer.Config{
 		Index: p.o.Memory, Slots: p.o.Memory, Arena: arena, Resolve: a.OpenSpace,
 		Transfers: func(s pool.SpaceID, name string) (peer.Transfer, <-chan struct{}) { return watch(a, s, name) },
+		Raise:     a.Raise,
 		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
 		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
 		// All that one agent may fetch is served.

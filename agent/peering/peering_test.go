@@ -38,6 +38,8 @@ func (n *node) Unserved(pool.SpaceID) <-chan struct{} {
 	return n.unserved()
 }
 
+func (n *node) Raise(context.Context, pool.SpaceID, uint8, pool.Hashes) {}
+
 func newNode(t *testing.T) *node {
 	t.Helper()
 	check := func(err error) {

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -41,6 +42,9 @@ type Config struct {
 	// Resolve returns the space that is open under a fingerprint. Called for each fetch and batch.
 	Resolve   func(f pool.Fingerprint) (s pool.SpaceID, epoch uint32, ok bool)
 	Transfers Source
+	// Raise brings what only lower tiers have of a chain into memory, as far as there is room. It
+	// returns when nothing more of it comes, or ctx ends. nil: there are no tiers.
+	Raise func(ctx context.Context, s pool.SpaceID, group uint8, h pool.Hashes)
 	// Delivered is called when a peer has a transfer, or no longer wants it. It must not block, and
 	// may be nil.
 	Delivered func(space pool.SpaceID, name string)

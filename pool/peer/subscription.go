@@ -96,6 +96,8 @@ func (v *served) watch(sub *subscription) {
 	seen, waited := false, sub.wait == 0
 	var last time.Time // of the last announce
 	var was Transfer   // then
+	r := v.newRaise(sub)
+	defer r.end()
 	for {
 		var t Transfer
 		var changed <-chan struct{}
@@ -104,7 +106,8 @@ func (v *served) watch(sub *subscription) {
 		}
 		seen = seen || t.State == Open || t.State == Complete
 		// The state is read before the index: what is complete by then is found.
-		ending := waited || t.State == Complete || t.State == Unknown && (seen || !sub.early)
+		raising := r.runs() && !waited
+		ending := !raising && (waited || t.State == Complete || t.State == Unknown && (seen || !sub.early))
 		var paused <-chan time.Time
 		if rest := announcePause - time.Since(last); rest > 0 && t == was && !ending {
 			changed, paused = nil, time.After(rest)
@@ -113,8 +116,11 @@ func (v *served) watch(sub *subscription) {
 			return
 		} else {
 			last, was = time.Now(), t
+			if !raising && sub.left > 0 && (ending && !waited || sub.turn == 1) {
+				raising = r.begin(t.State)
+			}
 		}
-		if end := sub.over(t, seen, waited); end != 0 {
+		if end := sub.over(t, seen, waited); end != 0 && (!raising || sub.left == 0) {
 			v.drop(sub)
 			if v.endSubscription(sub.id, end, t.Tokens) != nil {
 				_ = v.raw.Close()
@@ -124,6 +130,8 @@ func (v *served) watch(sub *subscription) {
 		select {
 		case <-changed:
 		case <-paused:
+		case <-r.done:
+			r.done = nil
 		case <-bound.C:
 			waited = true
 		case <-sub.cancel:
