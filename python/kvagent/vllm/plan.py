@@ -86,11 +86,16 @@ class StepPlan:
     """The weights generation with its serial number, until all workers have reported that number.
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self is NO_PLAN:
+            return "NO_PLAN"
         return StepPlan, (
             self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
             self.generation,
         )  # fmt: skip
+
+
+NO_PLAN = StepPlan()  # of a step without any task; shared, and never modified
 
 
 @dataclass(slots=True)

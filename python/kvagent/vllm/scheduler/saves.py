@@ -20,7 +20,7 @@ from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
-from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun, Single, single_runs
+from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,6 @@ class _Save:
     job: int
     revoke: int
     runs: list[SaveRun]
-    singles: list[Single]
-    """Instead of ``runs``, in a job of single blocks."""
     blocks: list[Any]
     since: float
     outcome: Outcome | None = None
@@ -88,9 +86,9 @@ class Saves:
         """Return whether saves are in flight or wait to be sent."""
         return bool(self._inflight) or not self.batch.empty()
 
-    def begin(self, now: float) -> None:
-        """Begin a step."""
-        self._step += 1
+    def begin(self, now: float, step: int) -> None:
+        """Begin a step, the ``step``th one. Steps may be left out."""
+        self._step = step
         self.now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
         self._last = now
 
@@ -106,15 +104,9 @@ class Saves:
         planned = []
         batch = self.batch
         while self._words and not batch.empty():
-            if batch.open:
-                singles: list[Single] = []
-                runs, blocks = batch.take_job()
-                sections = packed([run.section for run in runs], len(blocks))
-            else:
-                runs, singles = [], batch.take_singles()
-                blocks = [block for _, _, _, block, _ in singles]
-                sections = packed([data for _, _, _, _, data in singles], len(blocks))
-            save = _Save(jobs(), self._words.pop(), runs, singles, blocks, self.now)
+            runs, blocks = batch.take_job()
+            sections = packed([run.section for run in runs], len(blocks))
+            save = _Save(jobs(), self._words.pop(), runs, blocks, self.now)
             self._inflight[save.job] = save
             self.last_job = save.job
             self.counts.planned += len(blocks)
@@ -195,7 +187,7 @@ class Saves:
 
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
-        for run in save.runs or single_runs(save.singles):
+        for run in save.runs:
             recent = self.batch.recent[run.group]
             for i, key in enumerate(run.hashes):
                 status = next(left, BlockStatus.FAILED)
