@@ -209,9 +209,8 @@ MUTANTS = [
         "        if tracked is None or (tracked.admitted and request.num_preemptions):\n            # A hash",
         "not_promised_what_failed and True", "a resumed request counts as one never seen"),
     Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/requests.py",
-        "        if self._manager is not None:\n            blocks: Sequence[Any] = "
-        "self._manager.get_blocks(request).blocks[group][begin:end]\n            return blocks\n",
-        "        if self._manager is not None:\n            now = self._manager.get_blocks(request).blocks[group]\n"
+        "            row: Sequence[Any] = self._rows[group].get(request, ())[begin:end]\n            return row\n",
+        "            now = self._rows[group].get(request, ())\n"
         "            kept = self._seen.setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
         "            return kept[begin:end]\n",
         "new_blocks_hold and False", "a table that was not replaced"),

@@ -208,7 +208,12 @@ class SimulatedEngine:
     def step(self, *computed: tuple[Any, int], preempted: Sequence[str] = ()) -> Step:
         """Run a step that computes that many tokens of those requests."""
         scheduled = {request.request_id: tokens for request, tokens in computed}
-        output = SimpleNamespace(num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted))
+        # 0 means unknown: the scheduler's side then does not measure how fast prompts are computed.
+        total = len(scheduled) if set(scheduled.values()) == {1} else 0
+        output = SimpleNamespace(
+            num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted),
+            total_num_scheduled_tokens=total,
+        )  # fmt: skip
         plan = pickle.loads(pickle.dumps(self.scheduler.plan(output)))  # noqa: S301
         self.worker.begin(plan)
         self.worker.start(plan)

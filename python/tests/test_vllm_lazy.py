@@ -141,6 +141,7 @@ class Engine:
         assert self.saves.lazy is not None
         self.lazy = self.saves.lazy
         self.now = 0.0
+        self.steps = 0
         self.weights = 0
         self.jobs = 0
         self.stored: list[bytes] = []
@@ -183,10 +184,15 @@ class Engine:
         self.free(name)
         return table
 
+    def begin(self) -> None:
+        """Begin a step."""
+        self.steps += 1
+        self.saves.begin(self.now, self.steps)
+
     def plan(self) -> list[int]:
         """Plan the saves of a step. Return their jobs."""
         self.now += 0.001
-        self.saves.begin(self.now)
+        self.begin()
         if self.lazy.due() and self.saves.ready():
             self.lazy.collect()
         jobs = self.saves.finish(self.next_job, b"", 1)
@@ -365,7 +371,7 @@ def test_a_save_that_takes_too_long_is_revoked_and_repeated() -> None:
     (job,) = engine.plan()
     for _ in range(3):
         engine.now += HOLD_S
-        engine.saves.begin(engine.now)
+        engine.begin()
     assert engine.saves.revoke_overdue() == [job]
     engine.answer(job, BlockStatus.REVOKED)
     engine.step()

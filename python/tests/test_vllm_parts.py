@@ -33,7 +33,7 @@ from kvagent.vllm.geometry import (
 )
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
 from kvagent.vllm.scheduler.requests import Blocks, Tables
@@ -119,6 +119,7 @@ def test_plans_are_pickled() -> None:
     for one in (plan, load, Report({1: Outcome(1, b"\0")}, {7})):
         assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
+    assert pickle.loads(pickle.dumps(calm_plan(3))) is calm_plan(3)  # noqa: S301
 
 
 class _Storage:
@@ -429,17 +430,16 @@ def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None
         asked.clear()
         tables = Tables()
         tables.bind(None, manager)
-        assert tables.block("a", 2) is blocks[2]
-        assert tables.block("a", 4) is None
-        assert len(asked) == calls
         assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
+        assert list(tables.slice("a", 0, 4, 5)) == []
+        assert len(asked) == calls
     tables = Tables()  # 0.29: the step's output says the tables
     tables.bind(SimpleNamespace(blocks=blocks))
-    assert tables.block("a", 0) is None
+    assert list(tables.slice("a", 0, 0, 1)) == []
     tables.take(SimpleNamespace(block_ids={"a": ([3, 1],)}))
-    assert tables.block("a", 1) is blocks[1]
+    assert list(tables.slice("a", 0, 1, 2)) == [blocks[1]]
     tables.forget("a")
-    assert tables.block("a", 1) is None
+    assert list(tables.slice("a", 0, 1, 2)) == []
 
 
 @pytest.mark.parametrize("answered_s", [0.0001, 0.0007, 10])

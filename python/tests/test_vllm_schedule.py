@@ -9,6 +9,7 @@ import pytest
 
 from kvagent.vllm.scheduler.requests import Tracked
 from kvagent.vllm.scheduler.save_plan import (
+    CHECKS,
     DECODE_TOKENS,
     GATHER_STEPS,
     MAX_EXPIRED,
@@ -163,3 +164,22 @@ def test_an_idle_engine_waits_longer_and_longer_and_a_busy_one_does_not(monkeypa
     patience.step(idle=False)
     patience.wait([0])
     assert len(waits) == 7
+
+
+def test_requests_that_fill_blocks_at_once_are_checked_over_some_steps() -> None:
+    """The oldest come first, and none waits for long."""
+    schedule, some = SaveSchedule(), [tracked(f"{i}") for i in range(6 * CHECKS)]
+    for one in some:
+        schedule.defer(one, 1)
+    looked: list[Tracked] = []
+    for _ in range(GATHER_STEPS - 1):
+        schedule.step({"1": 1}, {})
+        if schedule.ready():
+            now = schedule.take()
+            assert len(now) <= CHECKS + (len(some) - len(looked) - CHECKS) // 8
+            looked += now
+    assert looked == some[: len(looked)]
+    assert len(some) - CHECKS < len(looked) < len(some), "the last ones wait for others"
+    schedule.step({"1": 1}, {})
+    assert schedule.ready()
+    assert looked + schedule.take() == some

@@ -141,7 +141,7 @@ class Node:
         """Compute, plan saves, and let requests end."""
         self._steps += 1
         self._report()
-        self._saves.begin(self._steps * STEP_S)
+        self._saves.begin(self._steps * STEP_S, self._steps)
         computes = STEP_BLOCKS
         for one in self._running.values():
             more = min(computes, one.lacking, self._cache.get_num_free_blocks())

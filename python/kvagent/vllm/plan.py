@@ -91,10 +91,26 @@ class StepPlan:
     """The number of requests if each of them computes its next token and none is new, else 0."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self is _CALM.get(self.decoding):
+            return calm_plan, (self.decoding,)
         return StepPlan, (
             self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
             self.generation, self.decoding,
         )  # fmt: skip
+
+
+_CALM: dict[int, StepPlan] = {}
+
+
+def calm_plan(requests: int) -> StepPlan:
+    """Return the plan of a decode step of so many requests without any task.
+
+    It is shared, and never modified.
+    """
+    plan = _CALM.get(requests)
+    if plan is None:
+        plan = _CALM[requests] = StepPlan(decoding=requests)
+    return plan
 
 
 @dataclass(slots=True)

@@ -74,7 +74,6 @@ class LazyBatch(SaveBatch):
         """By block, in the order in which they were noted."""
         self.pressing = False
         """Whether so few blocks are free that blocks are saved at once."""
-        self._simple = False  # see add
         self._pool = blocks.pool
         self._watermark = watermark
         self._counts = counts

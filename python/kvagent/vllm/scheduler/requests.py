@@ -158,6 +158,10 @@ class StaleRequests:
                         break
                     firsts[group] += 1
 
+    def busy(self) -> bool:
+        """Return whether requests may get blocks to mark."""
+        return bool(self._next)
+
     def remove(self, tracked: Tracked) -> None:
         """Remove a request that loses its blocks."""
         self._next.pop(tracked, None)
@@ -287,21 +291,21 @@ class Tables:
         self._pool, self._manager = pool, manager
         self._rows = _rows(manager)
 
+    @property
+    def live(self) -> bool:
+        """Whether they are vLLM's own, so that ``take`` has nothing to do."""
+        return self._manager is not None
+
     def take(self, block_state: Any) -> None:
         """Take the tables in a step's output if there is no manager (0.29)."""
         if self._manager is None and block_state is not None:
             self._seen.update(block_state.block_ids)
 
-    def block(self, request: str, i: int) -> Any:
-        """Return block ``i`` of the first group; None if the table is shorter."""
-        if self._rows:
-            table = self._rows[0].get(request, ())
-            return table[i] if i < len(table) else None
-        blocks = self.slice(request, 0, i, i + 1)
-        return blocks[0] if blocks else None
-
     def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
         """Return the blocks from begin to end of a group; fewer if the table is shorter."""
+        if self._rows:
+            row: Sequence[Any] = self._rows[group].get(request, ())[begin:end]
+            return row
         if self._manager is not None:
             blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
             return blocks

@@ -4,8 +4,8 @@ them go into the next jobs.
 A clock advances in every step by the most tokens that any decoding request computes in it: by one
 without draft tokens, by more with them. A request that lacks n tokens of its next block is checked
 n ticks later. It may still lack some then; its block is saved some steps late, which is harmless.
-Checks of decoding requests are gathered over some steps, so that one message carries their blocks
-and wakes the agent once.
+Blocks of decoding requests are gathered over some steps, so that one message carries them and wakes
+the agent once. They are pinned meanwhile.
 
 The blocks are pinned and cut into sections of jobs. Those that were offered recently, and that the
 agent did not report as missing, are skipped.
@@ -13,10 +13,11 @@ agent did not report as missing, are skipped.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
-from kvagent.packing import section, short_section
+from kvagent.packing import section
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -84,18 +85,6 @@ class SaveRun(NamedTuple):
     """With lazy offload, what is known of each block whose eviction came near."""
 
 
-Single = tuple["Tracked", int, bytes, Any, bytes]
-"""A run of one block of the first group: request, first, hash, block, section.
-
-Nearly all runs are of this kind, and a NamedTuple takes five times as long to make.
-"""
-
-
-def single_runs(singles: Iterable[Single]) -> list[SaveRun]:
-    """Return the runs of these blocks."""
-    return [SaveRun(tracked, 0, i, (key,), (block,), data) for tracked, i, key, block, data in singles]
-
-
 class SaveBatch:
     """Blocks that were added but not yet sent.
 
@@ -109,22 +98,33 @@ class SaveBatch:
         """By group."""
         self.open: list[SaveRun] = []
         """The runs that were added and not taken."""
-        self.singles: list[Single] = []
-        """Those of one block, which have jobs of their own."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
             (group, spec.block_tokens, geometry.scale(group), bool(spec.window), self.recent[group])
             for group, spec in enumerate(geometry.groups)
         ]
-        _, self._block_tokens, scale, window, self._first_recent = self._groups[0]
-        self._simple = len(self._groups) == 1 and scale == 1 and not window
+        self._least_size = min(size for _, size, _, _, _ in self._groups)
+        self._stagger = 0
         self._unpinned: list[Any] = []  # blocks added since the last pin
         self._undelivered: list[Any] = []  # those of them that offered requests pin
 
+    def patience(self, *, first: bool) -> int:
+        """Return how many generated tokens beyond its next block a request computes before it is
+        checked. The ``first`` time they differ, so that not all requests are checked in one step.
+        """
+        if not first:
+            return max(RUN_TOKENS - self._least_size, 0)
+        self._stagger = (self._stagger + self._least_size) % max(RUN_TOKENS, self._least_size)
+        return self._stagger
+
     def empty(self) -> bool:
         """Return whether everything that was added was taken."""
-        return not (self.open or self.singles)
+        return not self.open
+
+    def full(self) -> bool:
+        """Return whether there is enough for a message, so that it need not be gathered longer."""
+        return len(self.open) >= GATHER_RUNS
 
     def room(self, tracked: Tracked | None = None) -> int:
         """Return how many more blocks may be added, of this request if one is given."""
@@ -135,44 +135,6 @@ class SaveBatch:
     def _delivers(self, tracked: Tracked) -> bool:
         """Return whether a request's blocks are pinned from the budget of offered requests."""
         return tracked.offer is not None and self._blocks.max_delivering > 0
-
-    def add_filled(
-        self, some: Sequence[Tracked], scheduled: Mapping[str, int], schedule: SaveSchedule
-    ) -> Sequence[Tracked]:
-        """Add the block of each request that filled exactly one, as decoding requests do, and defer
-        its next check. Return the other requests.
-
-        The effect is that of ``add``, in one pass: nearly all checked requests are of this kind.
-        """
-        if not self._simple or self._blocks.has_stale:
-            return some
-        size, room, block_of = self._block_tokens, self.room(), self._tables.block
-        young, old = self._first_recent.young, self._first_recent.old
-        others: list[Tracked] = []
-        for tracked in some:
-            i, request = tracked.cursor[0], tracked.request
-            hashes, begin = request.block_hashes, i * size
-            tokens = scheduled.get(request.request_id, 0)
-            filled = final_tokens(request, tokens) - begin
-            usual = tokens and size <= filled < 2 * size and 0 < i < len(hashes) and tracked.loaded[1] <= begin
-            if not usual or tracked.stale or tracked.no_save or tracked.offer is not None:
-                others.append(tracked)
-                continue
-            key = hashes[i]
-            if key not in young and key not in old:
-                block = block_of(request.request_id, i)
-                if block is None or room <= 0:
-                    others.append(tracked)
-                    continue
-                room -= 1
-                young.add(key)
-                self._unpinned.append(block)
-                data = short_section(hashes[i - 1], key, block.block_id)
-                self.singles.append((tracked, i, key, block, data))
-            tracked.cursor[0] = i + 1
-            tracked.next_tokens = begin + 2 * size
-            schedule.defer(tracked, 2 * size - filled)
-        return others
 
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Add what the first ``tokens`` of a request leave to be saved, as far as there is room."""
@@ -220,17 +182,10 @@ class SaveBatch:
         runs, self.open = self.open[:count], self.open[count:]
         return runs, blocks
 
-    def take_singles(self) -> list[Single]:
-        """Return as many runs of one block as one job holds."""
-        most = min(MAX_SECTIONS, self.job_blocks)
-        taken, self.singles = self.singles[:most], self.singles[most:]
-        return taken
-
     def take_all(self) -> list[SaveRun]:
         """Return all runs, pinned."""
         self.pin()
-        taken, self.open = self.open + single_runs(self.singles), []
-        self.singles = []
+        taken, self.open = self.open, []
         return taken
 
     def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
@@ -275,16 +230,23 @@ class SaveBatch:
 
 
 DECODE_TOKENS = 8  # a request that computes more tokens than this in a step is checked in that step
+RUN_TOKENS = 64  # generated tokens of a request that are saved together
 GATHER_STEPS = 8  # steps over which blocks of decoding requests are gathered
+GATHER_RUNS = MAX_SECTIONS  # runs of blocks that are sent without waiting for more
+CHECKS = 20  # decoding requests checked in a step, and an eighth of those beyond; fewer wait for GATHER_STEPS
 MAX_EXPIRED = 4 * GATHER_STEPS  # expired ticks kept before their requests are sorted
 
 
 class SaveSchedule:
-    """The schedule. Requests are checked in the order in which they become due."""
+    """The schedule. Requests are checked in the order in which they become due.
+
+    If many fill a block in one step, their checks are spread over the next ones.
+    """
 
     def __init__(self) -> None:
         self._ready: dict[Tracked, None] = {}
-        self._expired: list[tuple[int, list[Tracked]]] = []  # expired ticks since the last take
+        self._expired: deque[tuple[int, list[Tracked]]] = deque()  # expired ticks whose requests were not taken
+        self._waiting = 0  # requests in expired ticks
         self._urgent = False  # whether a ready request must not wait for others
         self._steps = 0
         self._tick = 0
@@ -310,16 +272,29 @@ class SaveSchedule:
         else:
             same_tick.append(tracked)
 
+    def sends(self, *, after: int = 0) -> bool:
+        """Return whether what was gathered is to be sent in this step, or some steps ``after``
+        it.
+        """
+        return self._urgent or (self._steps + after) % GATHER_STEPS == 0
+
     def ready(self) -> bool:
-        """Return whether requests are to be checked in this step."""
-        return self._urgent or (self._steps % GATHER_STEPS == 0 and bool(self._ready or self._expired))
+        """Return whether requests are to be checked in this step: not in one that sends what many
+        left, which takes its time too.
+        """
+        if self._urgent:
+            return True
+        many = self._waiting >= CHECKS
+        return not many and bool(self._ready or self._expired) if self._steps % GATHER_STEPS == 0 else many
 
     def take(self) -> list[Tracked]:
         """Return the requests to check now. The caller requeues those that must wait."""
-        self._sort()
-        now, self._ready = list(self._ready), {}
+        now, self._ready = self._ready, {}
         self._urgent = False
-        return now
+        left = CHECKS + max(self._waiting - CHECKS, 0) // 8
+        while self._expired and left > 0:
+            left -= self._sort(now, left)
+        return list(now)
 
     def requeue(self, some: Sequence[Tracked]) -> None:
         """Check these requests again in the next step."""
@@ -344,22 +319,31 @@ class SaveSchedule:
         for tick in range(self._tick + 1, self._tick + most + 1):
             if (some := self._by_tick.pop(tick, None)) is not None:
                 self._expired.append((tick, some))
-        if len(self._expired) > MAX_EXPIRED:  # not taken for long: drop removed requests
-            self._sort()
+                self._waiting += len(some)
+        while len(self._expired) > MAX_EXPIRED:  # not taken for long: drop removed requests
+            self._sort(self._ready, _NEVER)
         self._tick += most
         self._steps += 1
 
-    def _sort(self) -> None:
-        for tick, some in self._expired:
-            for tracked in some:
-                if tracked.due_tick == tick:  # else it was deferred again, or removed
-                    self._ready[tracked] = None
-        self._expired.clear()
+    def _sort(self, ready: dict[Tracked, None], most: int) -> int:
+        """Add at most that many requests of the earliest expired tick. Return how many.
+
+        One that was deferred again meanwhile, or removed, is dropped.
+        """
+        tick, some = self._expired.popleft()
+        due = [tracked for tracked in some if tracked.due_tick == tick]
+        if left := due[most:]:
+            self._expired.appendleft((tick, left))
+            due = due[:most]
+        ready.update(dict.fromkeys(due))
+        self._waiting -= len(some) - len(left)
+        return len(due)
 
     def clear(self) -> None:
         """Remove all requests."""
         self._ready.clear()
         self._expired.clear()
+        self._waiting = 0
         self._by_tick.clear()
         self._urgent = False
 
@@ -373,10 +357,7 @@ def collect_saves(
     generated tokens too. With ``offers_only``, requests that are not offered stay due.
     """
     left: list[Tracked] = []
-    some: Sequence[Tracked] = schedule.take()
-    if decode and not offers_only:
-        some = saves.batch.add_filled(some, scheduled, schedule)
-    for tracked in some:
+    for tracked in schedule.take():
         if tracked.stale or tracked.no_save:
             continue
         request = tracked.request
@@ -389,11 +370,14 @@ def collect_saves(
             tokens = min(tokens, request.num_prompt_tokens)
         if tokens >= tracked.next_tokens:
             saves.batch.add(tracked, tokens)
+        first = tracked.due_tick == 0
         lacking = tracked.next_tokens - tokens
         if lacking <= 0:  # the batch had no room
             left.append(tracked)
-        elif decode or tracked.next_tokens <= request.num_prompt_tokens:
+        elif tracked.next_tokens <= request.num_prompt_tokens:
             schedule.defer(tracked, lacking)
+        elif decode:
+            schedule.defer(tracked, lacking + saves.batch.patience(first=first))
     saves.batch.pin()
     schedule.requeue(left)
 

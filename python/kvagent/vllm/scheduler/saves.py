@@ -22,7 +22,7 @@ from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
 from kvagent.vllm.scheduler.keeps import note_stored
 from kvagent.vllm.scheduler.lazy import LazyBatch
-from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun, Single, single_runs
+from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,8 +45,6 @@ class _Save:
     job: int
     revoke: int
     runs: list[SaveRun]
-    singles: list[Single]
-    """Instead of ``runs``, in a job of single blocks."""
     blocks: list[Any]
     since: float
     outcome: Outcome | None = None
@@ -103,9 +101,9 @@ class Saves:
         """Return whether saves are in flight or wait to be sent."""
         return bool(self._inflight) or not self.batch.empty()
 
-    def begin(self, now: float) -> None:
-        """Begin a step."""
-        self._step += 1
+    def begin(self, now: float, step: int) -> None:
+        """Begin a step, the ``step``th one. Steps may be left out."""
+        self._step = step
         self.now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
         self._last = now
 
@@ -121,15 +119,9 @@ class Saves:
         planned = []
         batch = self.batch
         while self._words and not batch.empty():
-            if batch.open:
-                singles: list[Single] = []
-                runs, blocks = batch.take_job()
-                sections = packed([run.section for run in runs], len(blocks))
-            else:
-                runs, singles = [], batch.take_singles()
-                blocks = [block for _, _, _, block, _ in singles]
-                sections = packed([data for _, _, _, _, data in singles], len(blocks))
-            save = _Save(jobs(), self._words.pop(), runs, singles, blocks, self.now)
+            runs, blocks = batch.take_job()
+            sections = packed([run.section for run in runs], len(blocks))
+            save = _Save(jobs(), self._words.pop(), runs, blocks, self.now)
             self._inflight[save.job] = save
             self.last_job = save.job
             self.counts.planned += len(blocks)
@@ -198,7 +190,7 @@ class Saves:
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
         if self.notes:
-            note_stored(save.runs or single_runs(save.singles), statuses)
+            note_stored(save.runs, statuses)
         if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
             statuses = self._confirm(save, statuses)
         if save.pinned:
@@ -218,7 +210,7 @@ class Saves:
 
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
-        for run in save.runs or single_runs(save.singles):
+        for run in save.runs:
             recent = self.batch.recent[run.group]
             for i, key in enumerate(run.hashes):
                 status = next(left, BlockStatus.FAILED)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.link import LISTEN_STEPS
-from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.plan import StepPlan, calm_plan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
@@ -33,7 +33,7 @@ from kvagent.vllm.scheduler.waits import LookupWaits
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
@@ -88,6 +88,7 @@ class SchedulerSide:
         self._revokes: list[int] = []
         self._steps = 0
         self._stopped = False  # the agent does not respond
+        self._calm = False  # whether saves alone may be in progress, and no call was made since the last plan
         self._jobs = itertools.count(1)
         self.tables = Tables()
         self.blocks: Blocks | None = None
@@ -118,6 +119,7 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Tell the agent which blocks a later look-up will ask for."""
+        self._calm = False
         self._settle_reset()
         tracked = self._track(request)
         self._poll_agent()
@@ -130,6 +132,7 @@ class SchedulerSide:
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
+        self._calm = False
         self._settle_reset()
         tracked = self._track(request)
         if not self._usable(tracked) or (own and not self._whole_failures):
@@ -144,6 +147,7 @@ class SchedulerSide:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """Handle a request's admission, with ``external`` tokens to load or none."""
+        self._calm = False
         self._settle_reset()
         tracked = self._track(request)
         if tracked.wanted is not None:
@@ -167,19 +171,27 @@ class SchedulerSide:
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
-        self._settle_reset()
         self._steps += 1
+        preempted = getattr(output, "preempted_req_ids", None) or ()
+        scheduled = output.num_scheduled_tokens
+        decodes = getattr(output, "total_num_scheduled_tokens", 0) == len(scheduled) > 0 and not preempted
+        if self._calm and decodes and self._collect_calmly(scheduled):
+            return calm_plan(len(scheduled))
+        plan = self._plan(output, scheduled, preempted)
+        self._calm = decodes and self._settled(plan)
+        return plan
+
+    def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
+        self._settle_reset()
         waiting = self._waiting()
         self._poll_agent(listen=waiting or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
-        preempted = getattr(output, "preempted_req_ids", None) or ()
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
-            self._preempted(request, again=request in output.num_scheduled_tokens)
+            self._preempted(request, again=request in scheduled)
         self.tables.take(getattr(output, "kv_connector_block_state", None))
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
         now = time.monotonic()
-        scheduled = output.num_scheduled_tokens
         self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
         self._sync_loads.step(computes=bool(scheduled), now=now)
         plan = StepPlan(idle=not self._tracked or not scheduled, decoding=_decoding(output))
@@ -210,6 +222,7 @@ class SchedulerSide:
             return
         now = time.monotonic()
         if report.moved:
+            self._calm = False
             self._workers_moved(report.moved)
         if report.outcomes:
             self._agent.liveness.heard(now)
@@ -217,6 +230,7 @@ class SchedulerSide:
             self._loads.late(job)
         for job, outcome in report.outcomes.items():
             if not self.saves.report(job, outcome) and (tracked := self._loads.report(job, outcome, now)):
+                self._calm = False
                 self._transfers.deliver(tracked)
         for tracked, good in self._sync_loads.settle(report, self._world, now):
             if good:
@@ -232,6 +246,7 @@ class SchedulerSide:
 
         Return whether vLLM has to keep them until a plan releases the request.
         """
+        self._calm = False
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return False
@@ -308,6 +323,7 @@ class SchedulerSide:
 
     def new_weights(self) -> None:
         """Stop saving what was computed so far, and drop all promises."""
+        self._calm = False
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
             tracked.stale = tracked.stale or tracked.admitted or tracked.load != 0 or tracked.ever_loaded
@@ -369,6 +385,7 @@ class SchedulerSide:
             self._react(change)
 
     def _react(self, change: SessionChange) -> None:
+        self._calm = False
         if change.ended:
             self._schedule.clear()
             self._transfers.drop()
@@ -494,14 +511,46 @@ class SchedulerSide:
         if self._stale_requests is not None:
             self._stale_requests.admit(tracked, tables)
 
+    def _settled(self, plan: StepPlan) -> bool:
+        """Return whether the next step has only saves to plan, if each of its requests computes one
+        token and no other call comes before it.
+        """
+        lookups = self._agent.lookups
+        asks = lookups is not None and (lookups.probing() or lookups.outstanding() or lookups.awaits_leases())
+        return (
+            not (asks or self._stopped or self._agent.pinging() or self._transfers.busy())
+            and plan.generation is None
+            and not (self._loads is None or self._loads.busy())
+            and not (self._stale_requests is None or self._stale_requests.busy())
+            and self.tables.live
+            and not self._sync_loads.possible()
+            and (self.saves is None or self.saves.lazy is None)
+        )
+
+    def _collect_calmly(self, scheduled: Mapping[str, int]) -> bool:
+        """Collect the blocks that such a step fills, to be sent later. Return False if the step has
+        to be planned as a whole, which this does not begin.
+        """
+        saves, schedule = self.saves, self._schedule
+        if saves is None or schedule.sends(after=1) or saves.batch.full() or saves.blocks.scarce():
+            return False
+        if self._steps % LISTEN_STEPS == 0:
+            self._poll_agent()
+            if not self._calm:
+                return False
+        if self._may_save and self._agent.session is not None:
+            schedule.step(scheduled, self._tracked, len(scheduled))
+            if self._collects(saves, short=False):
+                collect_saves(schedule, saves, scheduled, decode=self._options.save_decode)
+        return True
+
     def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
         """Plan the saves of a step. In most steps only the step is counted."""
-        saves.begin(now)
-        session = self._agent.session
+        saves.begin(now, self._steps)
+        session, scheduled = self._agent.session, output.num_scheduled_tokens
         if session is not None and self._may_save:
-            self._schedule.step(
-                output.num_scheduled_tokens, self._tracked, getattr(output, "total_num_scheduled_tokens", 0)
-            )
+            self._schedule.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
+        sends = self._schedule.sends()  # taking the urgent requests changes that
         self._transfers.step(saves, now)
         near = saves.lazy is not None and saves.lazy.due() and session is not None
         if not (saves.busy() or near or (session is not None and self._schedule.ready())):
@@ -512,12 +561,11 @@ class SchedulerSide:
         if session is None:
             saves.drop()
         elif self._collects(saves, short=short):
-            collect_saves(
-                self._schedule, saves, output.num_scheduled_tokens, decode=self._options.save_decode, offers_only=short
-            )
+            collect_saves(self._schedule, saves, scheduled, decode=self._options.save_decode, offers_only=short)
         if near and not short and self._agent.switches.saves == 1 and saves.ready() and saves.lazy is not None:
             saves.lazy.collect()
-        if session is not None:
+        gathers = not (sends or short or near or self._schedule.sends() or saves.batch.full() or self._transfers.busy())
+        if session is not None and not (gathers and scheduled):
             plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
         plan.revokes += saves.revoke_overdue()
 
@@ -540,6 +588,7 @@ class SchedulerSide:
         """Release all pins of saves, since the prefix cache is about to be reset between two
         steps.
         """
+        self._calm = False
         self._was_reset = self._unobserved
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()

@@ -66,6 +66,10 @@ class SyncLoads:
         self._steps = Rate()  # seconds per step
         self._step_began = 0.0  # of the step in flight, if its time says how long steps are
 
+    def possible(self) -> bool:
+        """Return whether any load may be synchronous."""
+        return self._preemption is not None
+
     def asks(self, tracked: Tracked, tokens: int) -> bool:
         """Return whether to ask the agent if a request's blocks are ready, of at most that many
         tokens.
