@@ -22,10 +22,6 @@ _BIN16, _BIN32 = struct.Struct(">BH"), struct.Struct(">BI")
 _ARRAY16 = struct.Struct(">BH")
 _ID = struct.Struct("<I")
 _SECTION = b"\x95"  # an array of 5
-# Most sections of a running engine have one block in group 0 with hashes of 32 bytes: parent, hash
-# and block.
-_SHORT = struct.Struct("<4s32s3s32s2sI")
-_SHORT_HEAD, _SHORT_MIDDLE, _SHORT_TAIL = b"\x95\x00\xc4\x20", b"\x20\xc4\x20", b"\xc4\x04"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +54,6 @@ def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[in
             _BIN8[len(blocks)] if len(blocks) < 256 else _bin(len(blocks)), blocks,
         )
     )  # fmt: skip
-
-
-def short_section(parent: bytes, key: bytes, block: int) -> bytes:
-    """Return the section of one block of group 0 that is not the first of its prompt."""
-    if len(parent) == len(key) == 32:
-        return _SHORT.pack(_SHORT_HEAD, parent, _SHORT_MIDDLE, key, _SHORT_TAIL, block)
-    return section(0, parent, (key,), (block,))
 
 
 def packed(sections: Sequence[bytes], blocks: int) -> Packed:

@@ -9,7 +9,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import Malformed
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
-from kvagent.packing import Packed, packed, section, short_section
+from kvagent.packing import Packed, packed, section
 from kvagent.wire import HEADER_BYTES, decode, encode, frame, load_frame, save_frame
 
 SIZES = (1, 2, 7, 8, 63, 64, 255, 256, 2000)  # around the places where a header grows
@@ -41,12 +41,6 @@ def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
         old = m.Save(a, b, c, d, m.NO_INDEX, sections)
         assert save_frame(a, b, c, d, m.NO_INDEX, one, 1) == frame(encode(old, 1)), f"seed {seed}"
         assert decode(load_frame(a, b, c, d, 5, one)[HEADER_BYTES:]) == load
-
-
-@pytest.mark.parametrize("length", [16, 32])
-def test_the_short_form_is_the_same_section(length: int) -> None:
-    parent, key = b"p" * length, b"k" * length
-    assert short_section(parent, key, 77) == section(0, parent, [key], [77])
 
 
 def test_what_is_out_of_range_is_not_packed() -> None:

@@ -108,6 +108,7 @@ def test_what_is_gathered_is_sent_if_no_step_follows(decoding: Decoding, agent: 
     assert decoding.engine.scheduler.pending()
     for request in decoding.requests:
         decoding.engine.scheduler.finished(request, normally=True)
+    assert decoding.engine.step().plan.saves
     decoding.engine.quiet()
     assert agent.status()["blocks_stored"] - decoding.stored == decoding.filled()
 
