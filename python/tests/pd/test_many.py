@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import mooncake_store
 from tests.agent import eventually
 from tests.pd.conftest import Node
 from tests.pd.processes import Nursery, Proxy, free_port, mooncake_proxy, toy_proxy
@@ -96,9 +96,7 @@ def test_two_nodes_that_read_each_others_memory(node: Node, second: Node, tmp_pa
     key = tmp_path / "key"
     key.write_bytes(os.urandom(32))
     key.chmod(0o600)
-    program = shutil.which("mooncake_master")
-    assert program is not None, "mooncake_master is not in PATH: scripts/env mooncake brings it"
-    engine = f"tcp?host=127.0.0.1&python={Path(program).resolve().parent / 'python'}"
+    engine = f"tcp?host=127.0.0.1&python={mooncake_store.interpreter()}"
     both = [node, second]
     for one in both:
         one.restart_agent("--peer-listen", "127.0.0.1:0", "--peer-key-file", str(key), "--peer-rdma", engine)

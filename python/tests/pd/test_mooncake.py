@@ -5,73 +5,37 @@ store of Mooncake's.
 from __future__ import annotations
 
 import os
-import shutil
-import socket
-import subprocess
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import mooncake_store
 from tests.agent import eventually
-from tests.pd.processes import START_S, Engine, free_port, mooncake_proxy, toy_proxy
+from tests.pd.processes import START_S, Engine, mooncake_proxy, toy_proxy
 from tests.pd.traffic import compare, nothing_left, prompts, tails
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.agent import AgentProcess
     from tests.pd.conftest import Node
 
-PROGRAM = "mooncake_master"
 LONG = pytest.mark.skipif(os.environ.get("KVAGENT_LONG") != "1", reason="KVAGENT_LONG=1 runs it")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a store that has no memory but what its users give."""
-    program = shutil.which(PROGRAM)
-    assert program is not None, f"{PROGRAM} is not in PATH: scripts/env mooncake brings it"
-    python = Path(program).resolve().parent / "python"
-    port = free_port()
-    command = [program, "--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_host=127.0.0.1"]
-    command += [f"--metrics_port={free_port()}", "--rpc_thread_num=2"]
-    with (tmp_path_factory.mktemp("mooncake") / "master.log").open("ab") as log:
-        master = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def listens() -> bool:
-        assert master.poll() is None, "the master ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            return False
-        return True
-
-    try:
-        eventually(listens, "a master that listens", START_S)
-        yield f"mooncake://127.0.0.1:{port}?python={python}"
-    finally:
-        master.kill()
-        master.wait()
-
-
-@pytest.fixture(scope="module")
-def nodes(node: Node, second: Node, store: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+def nodes(node: Node, second: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     """Two nodes whose agents have the store, and do not know each other."""
-    both = [node, second]
-    for one, memory in zip(both, ("&segment=64MiB", ""), strict=True):
-        one.restart_agent("--tier", store + memory, "--tier-state", str(tmp_path_factory.mktemp("state")))
-    for one in both:
-        eventually(partial(connected, one.agent), "an agent whose helper has connected", START_S)
-    yield both
-    for one in both:
-        one.restart_agent()
-
-
-def connected(agent: AgentProcess) -> bool:
-    (tier,) = agent.status()["tiers"]["list"]
-    return bool(tier["store"] == "ok")
+    folder, both = tmp_path_factory.mktemp("mooncake"), [node, second]
+    with mooncake_store.running(folder) as url:
+        for number, one in enumerate(both):
+            one.restart_agent(*mooncake_store.flags(url, number, folder / f"state-{number}"))
+        for one in both:
+            connected = partial(mooncake_store.connected, one.agent)
+            eventually(connected, "an agent whose helper has connected", START_S)
+        yield both
+        for one in both:
+            one.restart_agent()
 
 
 def engines(nodes: list[Node], prefill: dict[str, str], decode: dict[str, str]) -> tuple[list[Engine], list[Engine]]:
