@@ -116,7 +116,7 @@ def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent,
     world = cold(worlds, setting, extra={"load_deadline_ms": 200, "lookup_age_ms": 50})
     computed = middle(world, agent, getattr(agent, how))
     world.add("warm", PROMPT, 10)
-    world.launch()
+    eventually(lambda: computed[1:] or not stepped(world), "a load")
     waits = world.workers[0]._worker._sync_loads
     assert how == "kill" or waits.waited_s >= SYNC["sync_wait_ms"] / 1e3
     assert not waits.waiting
