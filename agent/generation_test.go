@@ -47,7 +47,8 @@ func TestRanksMoveToAnotherIdentityOneByOne(t *testing.T) {
 	asker := r.asker(ipc.LookupSocket)
 	find := func(space [16]byte, session uint64) ipc.LookupReply {
 		return ask(t, asker, ipc.LookupRequest{
-			Space: space, Session: session, Want: ipc.WantReserve, Tokens: 3 * testBlockTokens, HashLen: 32, Hashes: hashes,
+			Space: space, Session: session, Want: ipc.WantReserve, Tokens: 3 * testBlockTokens, HashLen: 32,
+			Hashes: hashes,
 		})
 	}
 	if got := find(was.Space, scheduler.welcome.Session); got.Lease == 0 {

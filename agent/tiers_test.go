@@ -140,8 +140,8 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 		scheduler, workers, answer := r.joinEngine(register(fmt.Sprint("node", i)))
 		w, look := workers[0], r.asker(ipc.LookupSocket)
 		got := askUntil(t, look, ipc.LookupRequest{
-			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: blocks*testBlockTokens + 20,
-			HashLen: 32, Hashes: chain(1, blocks),
+			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve,
+			Tokens: blocks*testBlockTokens + 20, HashLen: 32, Hashes: chain(1, blocks),
 		})
 		asked += blocks
 		found := int(got.Tokens) / testBlockTokens

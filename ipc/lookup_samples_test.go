@@ -15,8 +15,8 @@ func lookupRequests() []namedRequest {
 	return []namedRequest{
 		{"own_probe_v1", LookupRequest{Form: FormOwn, Version: 1, Space: space, Tokens: 64, HBMTokens: 16, HashLen: 16,
 			Hashes: run(0, 32)}},
-		{"own_reserve_v1", LookupRequest{Form: FormOwn, Version: 1, Session: 7, Want: WantReserve, Tokens: 33, HashLen: 32,
-			Hashes: run(0, 64)}},
+		{"own_reserve_v1", LookupRequest{Form: FormOwn, Version: 1, Session: 7, Want: WantReserve, Tokens: 33,
+			HashLen: 32, Hashes: run(0, 64)}},
 		{"own_probe_v2", LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HBMTokens: 16, HashLen: 16,
 			Hashes: run(0, 32)}},
 		{"own_reserve_v2", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: 7, Want: WantReserve,

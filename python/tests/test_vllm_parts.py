@@ -64,6 +64,9 @@ def test_options_are_checked() -> None:
         ({"load_deadline_ms": True}, "load_deadline_ms"),
         ({"save_decode": "yes"}, "true or false"),
         ({"layout": "NHD"}, "one of auto"),
+        ({"load_mode": "both"}, "one of async, sync, auto"),
+        ({"sync_load_bytes": 0}, "sync_load_bytes: 0, allowed is an integer 1 to"),
+        ({"sync_wait_ms": 0}, "sync_wait_ms: 0, allowed is a number 1 to"),
         ({"socket_dir": 3}, "not a string"),
     ):
         with pytest.raises(OptionError, match=said):

@@ -173,11 +173,27 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             generations=generations, unobserved=unobserved,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
-            preemption=_preemption(self._options, self._config),
+            preemption=self._preemption(),
             token_bytes=geo.token_bytes(self._config),
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
+
+    def _preemption(self) -> preemption.Preemption | None:
+        """Return vLLM's scheduler if steps are to wait for loads.
+
+        Raise OptionError where a failed load would not be handled right.
+        """
+        if self._options.load_mode == "async":
+            return None
+        scheduler, name = preemption.found(), self._vllm_config.kv_transfer_config.kv_connector
+        reason = geo.asynchronous_only(self._config) or preemption.unsupported(scheduler, name)
+        if not reason:
+            return preemption.Preemption(scheduler)
+        if self._options.load_mode == "sync":
+            raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
+        log.info("load_mode: auto: every load is asynchronous, since %s", reason)
+        return None
 
     def _make_media(self) -> Media:
         how = self._options.media
@@ -195,23 +211,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             "world": self._ranks.world,
             "shards": self._ranks.shards,
         }
-
-
-def _preemption(options: Options, kv_cache_config: Any) -> preemption.Preemption | None:
-    """Return vLLM's scheduler if steps are to wait for loads.
-
-    Raise OptionError where a failed load would not be handled right.
-    """
-    if options.load_mode == "async":
-        return None
-    scheduler = preemption.found()
-    reason = geo.asynchronous_only(kv_cache_config) or preemption.unsupported(scheduler)
-    if not reason:
-        return preemption.Preemption(scheduler)
-    if options.load_mode == "sync":
-        raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
-    log.info("load_mode: auto: every load is asynchronous, since %s", reason)
-    return None
 
 
 def _check_policy(transfer: Any) -> None:

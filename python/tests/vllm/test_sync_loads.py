@@ -105,6 +105,7 @@ def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: Agent
     between(world, lambda: spoil(world, agent, 40))
     for name in ("warm", "twin"):  # of one schedule()
         world.add(name, PROMPT, 10)
+        promised(world, name)
     world.run()
     right(world)
     counts = world.side.counts
@@ -177,6 +178,12 @@ def launch_load(world: World) -> None:
     world.launch()
     while not world.side.counts.loads_sync:
         one_step(world)
+
+
+def promised(world: World, name: str) -> None:
+    """Wait for the answer to a request's look-up, before a step asks for it."""
+    request = world.scheduler.requests[name]
+    eventually(lambda: world.side.matched(request, 0)[0], "a promise")
 
 
 def one_step(world: World) -> World:
@@ -264,6 +271,29 @@ def test_nothing_is_saved_before_the_outcome_is_known(worlds: Any, agent: AgentP
     clean(world, agent)
 
 
+@pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2-async-deep"])
+def test_nothing_is_hashed_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, setting: str) -> None:
+    world = cold(worlds, setting)
+
+    def hashed() -> list[bool]:
+        blocks = world.scheduler.kv_cache_manager.get_blocks("warm").blocks[0]
+        return [block.block_hash is not None for block in blocks]
+
+    world.add("warm", PROMPT, 30)
+    launch_load(world)
+    for _ in range(world.depth):
+        assert len(hashed()) >= 96 // BLOCK
+        assert not any(hashed()), "blocks are hashed before their load has succeeded"
+        if len(world._flight) < world.depth:
+            world.launch()
+    world.settle()
+    world.launch()
+    assert all(hashed()[: 96 // BLOCK]), "blocks are not hashed after their load"
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
 def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess) -> None:
     world = cold(worlds, "v2-async")
     world.side._promises._asks_ready = lambda *_: False  # as an older agent answers
@@ -315,9 +345,9 @@ def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentPro
     """Beyond the budget of a step, loads are asynchronous."""
     block = 4 * 2 * BLOCK * 8 * 2 * 4  # layers, heads, tokens, K and V of a head, bytes of a float
     world = cold(worlds, "v2-async", extra={"sync_load_bytes": 2 * 6 * block})
-    world.add("a", PROMPT, 10)
-    world.add("b", PROMPT, 10)
-    world.add("c", PROMPT, 10)
+    for name in "abc":
+        world.add(name, PROMPT, 10)
+        promised(world, name)  # so that all of them are admitted in one step
     world.run()
     right(world)
     assert (world.side.counts.loads, world.side.counts.loads_sync) == (3, 2)
@@ -341,14 +371,26 @@ def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: Ag
         world.run()
         right(world)
         assert world.side.counts.loads_sync - before == sync
+        assert side._step_began == 0, "the time without requests would count as a step"
         assert world.scheduler.reset_prefix_cache()
     clean(world, agent)
 
 
-def test_where_no_step_may_wait(worlds: Any) -> None:
+def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
+    sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
+    own = {
+        "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"socket_dir": str(agent.folder)} | SYNC,
+    }  # fmt: skip
+    beside = {
+        "kv_connector": "MultiConnector", "kv_connector_module_path": None,
+        "kv_connector_extra_config": {"connectors": [own, sibling]},
+    }  # fmt: skip
+    with pytest.raises(OptionError, match="where another connector could save"):
+        worlds(transfer=beside)
 
 
 @pytest.mark.parametrize(

@@ -270,8 +270,8 @@ class Promises:
             self.forget(tracked)
         self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
         tokens = most_tokens(tracked) + 1  # the agent answers with at most one token less than asked for
+        ready = self._asks_ready(tracked, most)
         with contextlib.suppress(Busy):
-            ready = self._asks_ready(tracked, most)
             tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted, ready=ready)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:

@@ -35,10 +35,15 @@ def found() -> Any | None:
     return None
 
 
-def unsupported(scheduler: Any | None) -> str:
-    """Return why a scheduler cannot preempt such a request, or an empty string."""
+def unsupported(scheduler: Any | None, connector: str) -> str:
+    """Return why a scheduler cannot preempt such a request, or an empty string.
+
+    ``connector``: the name under which vLLM knows this one.
+    """
     if scheduler is None:
         return "vLLM's scheduler is not accessible"
+    if scheduler.vllm_config.kv_transfer_config.kv_connector != connector:
+        return "another connector could save what is computed before a load has succeeded"
     if "drop_stale_output" not in inspect.signature(scheduler._preempt_request).parameters:
         return "this vLLM cannot drop the output of a preempted request"
     return ""

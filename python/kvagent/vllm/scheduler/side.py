@@ -224,7 +224,9 @@ class SchedulerSide:
             return False
         tracked.over = True
         if not self._tracked:
-            self.waits.end_step(time.monotonic())
+            now = time.monotonic()
+            self.waits.end_step(now)
+            self._sync_loads.step(computes=False, now=now)
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         if self._stale_requests is not None:

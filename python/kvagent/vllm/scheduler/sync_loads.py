@@ -91,6 +91,8 @@ class SyncLoads:
 
     def step(self, *, computes: bool, now: float) -> None:
         """End the last step and begin the next one, which may wait for as many bytes again."""
+        if self._preemption is None:
+            return
         if self._step_began:
             self._steps.add(1, now - self._step_began)
         waits = self._left < self._most
@@ -120,6 +122,7 @@ class SyncLoads:
         """
         if not self._withheld:
             return
+        copied = 0  # bytes; the workers waited once for all loads of a step
         for job in [*report.late, *report.outcomes]:
             withheld = self._withheld.pop(job, None)
             if withheld is None or self._preemption is None:
@@ -129,8 +132,7 @@ class SyncLoads:
             good = job not in report.late and outcome is not None and outcome.ranks == world
             good = good and outcome is not None and not any(outcome.statuses)
             if good:
-                self._copies.add(withheld.bytes, report.waited.get(job, 0.0))
-                self._measured_at = now
+                copied += withheld.bytes
             else:
                 self._counts.loads_sync_failed += 1
             if self._jobs.get(tracked) != job:
@@ -141,6 +143,9 @@ class SyncLoads:
                 yield tracked, True
             elif self._preemption.preempt(name):
                 yield tracked, False
+        if copied:
+            self._copies.add(copied, max(report.waited.values(), default=0.0))
+            self._measured_at = now
 
     def _may(self, tracked: Tracked) -> bool:
         """Return whether a request may load so: not one that another engine is concerned with."""
