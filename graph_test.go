@@ -49,8 +49,8 @@ var mayImport = map[string][]string{
 	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc"},
-	"agent": {"agent/admin", "agent/delivery", "agent/keep", "agent/lease", "agent/registration", "lookup", "transfer", "ipc",
-		"cudaipc", "pool"},
+	"agent": {"agent/admin", "agent/delivery", "agent/keep", "agent/lease", "agent/registration", "lookup", "transfer",
+		"ipc", "cudaipc", "pool"},
 	"agent/admin":        {"agent/delivery", "agent/keep", "transfer", "ipc", "cudaipc", "pool", "pool/peer"},
 	"agent/delivery":     {"pool"},
 	"agent/keep":         {"pool"},
