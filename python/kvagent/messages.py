@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 VERSION = 3
 MIN_VERSION = 1
 TRANSFERS_VERSION = 3  # the first with transfers
+KEEPS_VERSION = 3  # the first with KEEP
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""

@@ -72,7 +72,7 @@ class SchedulerSide:
         self.waits = LookupWaits(options)
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits)
         self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
-        self._keeps = Keeps(self._agent, geometry)
+        self._keeps = Keeps(self._agent, geometry, self.counts)
         self._tp_size = tp_size
         self._tracked: dict[str, Tracked] = {}
         self._schedule = SaveSchedule()
