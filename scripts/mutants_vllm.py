@@ -52,6 +52,7 @@ TRANSFERS = "tests/test_vllm_transfers.py"
 WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
 SWITCHES = "tests/test_vllm_switches.py"
+PEERS = "tests/test_vllm_peer_options.py"
 MUTANTS = [
     Mutant("a cell is known by its position in the stage", "cells.py",
         "Cell(i * self.head_ranges + h,", "Cell((i - self.bounds.index(low)) * self.head_ranges + h,",
@@ -83,6 +84,13 @@ MUTANTS = [
     Mutant("the limit of a load counts what the engine has", "scheduler/lookups.py",
         "min(most, own + tracked.max_load_tokens)", "min(most, tracked.max_load_tokens)",
         "at_most_so_many_tokens and 2-3-2", "assert 0 ==", where=SWITCHES),
+    Mutant("an option that differs is accepted", "peer_options.py",
+        "(result.refused if meaning.refused else result.accepted)[name] = said", "result.accepted[name] = said",
+        "other_meanings_end_the_start", "DID NOT RAISE", where=PEERS),
+    Mutant("an option of another connector overrides ours", "peer_options.py",
+        "if (present := result.options[meaning.option]) != meaning.value:",
+        "if (present := result.options[meaning.option]) is None:",
+        "other_meanings_end_the_start", "DID NOT RAISE", where=PEERS),
     Mutant("blocks are kept before their saves have ended", "scheduler/keeps.py",
         "if ended.through < 0 or not saves.settled(ended.through):", "if False:",
         "last_saves_are_waited_for", "four kept blocks|assert 0 == 4", where=SWITCHES),
