@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 from kvagent.migrate.convert import convert
 from kvagent.migrate.sources import Sources
+from kvagent.vllm import register
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
 
@@ -25,7 +27,8 @@ def test_an_option_of_another_connector_is_logged_once_and_holds(
     worlds: Any, agent: AgentProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = {"consumer_is_to_put": True, "save_decode_cache": False, "lookup_rpc_port": "0"}
-    world = worlds(extra=given, transfer={"kv_role": "kv_consumer"})
+    with caplog.at_level(logging.INFO, "vllm.kvagent"):
+        world = worlds(extra=given, transfer={"kv_role": "kv_consumer"})
     # By record: vLLM 0.29 configures its loggers so that one reaches the fixture twice.
     said = list({id(record): record.getMessage() for record in caplog.records}.values())
     for line in ("consumer_is_to_put: consumer_saves: true", "save_decode_cache: save_decode: false"):
@@ -58,6 +61,7 @@ def test_an_option_that_differs_ends_the_start(model: Path, agent: AgentProcess)
     ],
 )  # fmt: skip
 def test_vllm_takes_what_migrate_makes(given: dict[str, Any]) -> None:
+    register()  # as vLLM does at its start
     made = convert(Sources(dict(given))).transfer
     config = KVTransferConfig(**made)
     assert config.kv_role == given["kv_role"]
