@@ -68,7 +68,8 @@ func (s *session) committed() {
 	}
 }
 
-// expire ends transfers, fetches and kept blocks that have reached their time, until the agent ends.
+// expire ends transfers, fetches and kept blocks that have reached their time, until the agent
+// ends.
 func (a *Agent) expire() {
 	tick := time.NewTicker(a.cfg.Limits.Watch)
 	defer tick.Stop()

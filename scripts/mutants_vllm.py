@@ -55,6 +55,7 @@ LAYERWISE = "tests/vllm/test_layerwise.py"
 SWITCHES = "tests/test_vllm_switches.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
+PEERS = "tests/test_vllm_peer_options.py"
 MUTANTS = [
     Mutant("a layer does not wait for its part of a load", "worker/layer_loads.py",
         "self._stages.needed.get(layer, self._stages.count)", "0",
@@ -143,6 +144,13 @@ MUTANTS = [
         "silent_agent_is_not_waited", "assert", where=SYNC),
     Mutant("a step waits for any number of bytes", "scheduler/sync_loads.py",
         "        self._left -= size\n", "", "bounded_number_of_bytes", "assert", where=SYNC),
+    Mutant("an option that differs is accepted", "peer_options.py",
+        "(result.refused if meaning.refused else result.accepted)[name] = said", "result.accepted[name] = said",
+        "other_meanings_end_the_start", "DID NOT RAISE", where=PEERS),
+    Mutant("an option of another connector overrides ours", "peer_options.py",
+        "if (present := result.options[meaning.option]) != meaning.value:",
+        "if (present := result.options[meaning.option]) is None:",
+        "other_meanings_end_the_start", "DID NOT RAISE", where=PEERS),
     Mutant("blocks are kept before their saves have ended", "scheduler/keeps.py",
         "if ended.through < 0 or not saves.settled(ended.through):", "if False:",
         "last_saves_are_waited_for", "four kept blocks|assert 0 == 4", where=SWITCHES),

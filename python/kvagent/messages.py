@@ -19,6 +19,7 @@ VERSION = 3
 MIN_VERSION = 1
 STAGES_VERSION = 3  # the first version with loads by stages
 TRANSFERS_VERSION = 3  # the first with transfers
+KEEPS_VERSION = 3  # the first with KEEP
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""

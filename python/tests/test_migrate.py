@@ -124,6 +124,7 @@ def test_each_option_is_accounted_for_once(name: str) -> None:
     result = migrated(config(name, **extra))
     assert not set(result.became) & set(result.missing)
     assert set(extra) <= set(result.became) | set(result.missing)
+    assert result.missing["xyz"] == "has no counterpart: it is not known here"
     assert options(result).save_decode is True
 
 

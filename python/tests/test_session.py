@@ -116,6 +116,22 @@ def test_transfers_are_said_in_version_3_only(ends: tuple[Session, Agent]) -> No
         session.delivered(b"r/e/1")
 
 
+def test_what_is_kept_is_said_in_version_3_only(ends: tuple[Session, Agent]) -> None:
+    session, agent = ends
+    hashes = [i.to_bytes(4, "big") for i in range(8193)]
+    session.keep(1, hashes, 60_000, 5)
+    heard = [agent.hear(3) for _ in range(2)]
+    assert heard == [
+        m.Keep(1, 4, b"".join(hashes[:8192]), 60_000, 5), m.Keep(1, 4, hashes[8192], 60_000, 5)
+    ]  # fmt: skip
+    for pin_ms, ttl_ms in ((0, 0), (86_400_001, 0), (0, -1)):
+        with pytest.raises(Malformed):
+            session.keep(0, hashes[:1], pin_ms, ttl_ms)
+    session._stream.version = 2
+    with pytest.raises(Malformed, match="version 2"):
+        session.keep(0, hashes[:1], 1, 0)
+
+
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:
     thread = serve(tmp_path / "s", lambda agent: agent.say(m.Error(m.ErrorCode.PERMISSION, "uid 7")))
     with pytest.raises(SessionEnded, match="uid 7") as caught:

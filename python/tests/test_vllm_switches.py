@@ -10,6 +10,7 @@ import pytest
 
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
+from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.scheduler.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from tests.agent import eventually
 from tests.simulated import BLOCK, SimulatedEngine
@@ -263,6 +264,38 @@ def test_what_a_request_stored_first_is_dropped_after_its_time(
     assert agent.status()["blocks_stored"] == 2
     assert engine.matched(engine.request("again", "p", 5)) == 2 * BLOCK
     assert engine.scheduler.counts.requests_brief == 1
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_an_agent_that_goes_is_not_told(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvagent.vllm.scheduler.keeps.MAX_ENDED", 2)
+    engine = engines()
+    some = [engine.request(f"r{i}", f"p{i}", 4, kv_transfer_params={"kvagent.pin": 1000}) for i in range(4)]
+    for request in some:
+        engine.matched(request)
+        engine.admit(request)
+    engine.step()
+    (agent.kill if how == "kill" else agent.freeze)()
+    engine.step(*((request, request.num_tokens) for request in some))
+    for request in some:
+        engine.scheduler.finished(request, normally=True)
+    if how == "freeze":
+        assert engine.scheduler.counts.keeps_lost == 2, "those that wait are bounded"
+        agent.thaw()
+        engine.quiet()
+        eventually(lambda: kept(agent) == 8, "the blocks of the last two")
+    else:
+        engine.quiet()
+        assert engine.scheduler.counts.keeps_lost == 4
+        agent.start()
+        eventually(lambda: (engine.step(), agent.status()["engine_list"][:1])[1], "an engine")
+        eventually(lambda: (engine.step(), agent.status()["engine_list"][0]["complete"])[1], "a complete engine")
+        for _ in range(RETRY_STEPS):  # after what was refused
+            engine.step()
+        engine.save("again", "q", 4, 1, kv_transfer_params={"kvagent.pin": 1000})
+        eventually(lambda: kept(agent) == 4, "kept blocks")
 
 
 def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:

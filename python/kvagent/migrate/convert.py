@@ -140,7 +140,8 @@ def _convert_one(one: Mapping[str, Any], sources: Sources, ranks: int, options: 
 def _translate(left: Mapping[str, Any], role: str, options: dict[str, Any], result: Result) -> None:
     """Translate options as the connector does, and check them one by one."""
     translated = translation({key: _typed(key, value) for key, value in left.items()}, role)
-    result.missing |= translated.refused
+    unknown = dict.fromkeys(translated.unknown, "has no counterpart: it is not known here")
+    result.missing |= translated.refused | unknown
     result.became |= translated.accepted
     for key, value in translated.options.items():
         origin = translated.origins.get(key, key)

@@ -40,6 +40,8 @@ class Counts:
     requests_limited: int = 0
     requests_pinned: int = 0
     requests_brief: int = 0
+    keeps_lost: int = 0
+    """Requests whose blocks the agent was not told to keep or to drop."""
     switches_ignored: int = 0
 
 
@@ -88,6 +90,7 @@ HELP = {
     "requests_limited": "Requests that limited how many tokens are loaded.",
     "requests_pinned": "Requests that asked for their blocks to be kept for a time.",
     "requests_brief": "Requests that asked for their blocks to be dropped after a time.",
+    "keeps_lost": "Requests that the agent could not be told of, so that their blocks are not kept or dropped.",
     "switches_ignored": "Switches of requests that were ignored: unknown, out of range, or against a transfer.",
     "saves_planned": "Blocks offered to the agent.",
     "saves_stored": "Blocks that the agent stored.",

@@ -27,6 +27,8 @@ class Translation:
     """What each accepted option of another connector became."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why each refused one, or unknown one, is refused."""
+    unknown: list[str] = field(default_factory=list)
+    """Those of the refused ones that no connector has."""
     origins: dict[str, str] = field(default_factory=dict)
     """The option of another connector that set one of our own."""
 
@@ -44,6 +46,7 @@ def translate(given: Mapping[str, Any], role: str, known: frozenset[str]) -> Tra
         peer = PEER_OPTIONS.get(name)
         if peer is None:
             result.refused[name] = _unknown(name, known)
+            result.unknown.append(name)
             continue
         meaning = peer.rule(value, context)
         if not meaning.refused and meaning.option:

@@ -180,13 +180,17 @@ class AgentSession:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.delivered(name)
 
-    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> None:
-        """Ask to keep blocks, or to drop them later. If the message cannot be sent, they are
-        ordinary blocks.
+    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> bool:
+        """Ask to keep blocks, or to drop them later. Return whether the message was sent: else they
+        are ordinary blocks.
         """
-        if hashes and self._attachment is not None and self.transfers:
+        if not hashes:
+            return True
+        if self._attachment is not None and self._attachment.session.version >= m.KEEPS_VERSION:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.keep(group, hashes, pin_ms, ttl_ms)
+                return True
+        return False
 
     def reset(self) -> bool:
         """Start a new epoch.

@@ -15,11 +15,15 @@ from kvagent.messages import BlockStatus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.save_plan import SaveRun
     from kvagent.vllm.scheduler.saves import Saves
+
+
+MAX_ENDED = 1024  # requests that wait for their saves; the oldest is forgotten for one more
 
 
 @dataclass(eq=False, slots=True)
@@ -36,8 +40,9 @@ class _Ended:
 class Keeps:
     """The requests of one engine that have ended and of which the agent is not told yet."""
 
-    def __init__(self, agent: AgentSession, geometry: Geometry) -> None:
+    def __init__(self, agent: AgentSession, geometry: Geometry, counts: Counts) -> None:
         self._agent = agent
+        self._counts = counts
         self._groups = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
         self._ended: list[_Ended] = []
 
@@ -49,6 +54,9 @@ class Keeps:
         tokens = min(request.num_computed_tokens, request.num_tokens)
         hashes = request.block_hashes
         stored = [hashes[scale - 1 : tokens // size * scale : scale] for size, scale in self._groups]
+        if len(self._ended) == MAX_ENDED:
+            del self._ended[0]
+            self._counts.keeps_lost += 1
         self._ended.append(_Ended(tracked, stored))
 
     def settle(self, saves: Saves) -> None:
@@ -67,16 +75,21 @@ class Keeps:
             ended.through = saves.last_job
         if ended.through < 0 or not saves.settled(ended.through):
             return False
-        tracked = ended.tracked
+        self._counts.keeps_lost += not self._tell(ended)
+        return True
+
+    def _tell(self, ended: _Ended) -> bool:
+        """Tell the agent, and return whether it was told all."""
+        tracked, told = ended.tracked, True
         if tracked.pin_ms:
             for group, hashes in enumerate(ended.hashes):
-                self._agent.keep(group, hashes, tracked.pin_ms, 0)
+                told &= self._agent.keep(group, hashes, tracked.pin_ms, 0)
         if tracked.ttl_ms:
             # A pin is a use, and so is told first; the blocks stay at least as long.
             for group in range(len(self._groups)):
                 first = [key for of, key in tracked.stored_first if of == group]
-                self._agent.keep(group, first, 0, max(tracked.ttl_ms, tracked.pin_ms))
-        return True
+                told &= self._agent.keep(group, first, 0, max(tracked.ttl_ms, tracked.pin_ms))
+        return told
 
 
 def note_stored(runs: Sequence[SaveRun], statuses: bytes) -> None:

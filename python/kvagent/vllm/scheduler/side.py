@@ -80,7 +80,7 @@ class SchedulerSide:
         self._sync_loads = SyncLoads(options, geometry, token_bytes, preemption, self.counts)
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits, self._sync_loads.asks)
         self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
-        self._keeps = Keeps(self._agent, geometry)
+        self._keeps = Keeps(self._agent, geometry, self.counts)
         self._tp_size = tp_size
         self._step_tokens = step_tokens
         self._tracked: dict[str, Tracked] = {}
