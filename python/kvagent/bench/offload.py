@@ -125,7 +125,7 @@ class Node:
         request = SimpleNamespace(request_id=name, block_hashes=keys, num_tokens=len(keys) * TOKENS)
         tracked = Tracked(request, False, [0], TOKENS, admitted=True)
         tracked.loaded = (len(own) * TOKENS, (len(own) + found_there) * TOKENS)
-        self._running[name] = _Running(tracked, own)
+        self._running[name] = _Running(tracked, [*own])
         self._fill(self._running[name], found_there)
         self.result.asked += len(keys)
         self.result.own += len(own)
