@@ -25,6 +25,7 @@ var sleepsAllowed = map[string]string{
 	"pool/tier.closes":                       "is called in bubbles, from a table",
 	"transfer.start":                         "a kernel that takes its time",
 	"pool/peer.deliver":                      "a link that takes its time",
+	"pool/peer.TestRequeuePause":             "in a bubble, from a hook",
 	"agent.mark":                             "a hand-over that takes its time",
 	"agent.TestTransfersAtRandom":            "pauses between cuts of the connection",
 	"python/tests/agent.py":                  "polls what has no event",

@@ -10,8 +10,8 @@
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.mu, mappings.mu, a worker's, the pool's,
-//	delivery.Table's
+//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.Counter.mu, mappings.mu,
+//	a worker's, the pool's, delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.Queue.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
@@ -29,6 +29,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
@@ -57,7 +58,7 @@ type Agent struct {
 	switches *switches
 	epochs   *epochs
 	workers  *workers
-	inflight *inflight
+	inflight *inflight.Counter
 	watchdog *watchdog
 	memory   *memory
 
@@ -86,7 +87,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), inflight: &inflight{}, stop: make(chan struct{}),
+		switches: newSwitches(), inflight: &inflight.Counter{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	if m, ok := p.(keep.Memory); ok {

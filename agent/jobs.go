@@ -124,25 +124,25 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 		return pool.Missing
 	}
 	job.Sections = convertSections(sections)
-	inflight.add()
+	inflight.Add()
 	switch err := w.Submit(*job); {
 	case err == nil:
 		return pool.OK
 	case errors.Is(err, transfer.ErrBusy):
-		inflight.done()
+		inflight.Done()
 		return pool.Busy
 	case errors.Is(err, transfer.ErrInvalid):
-		inflight.done()
+		inflight.Done()
 		return pool.Invalid
 	default:
-		inflight.done()
+		inflight.Done()
 		return transfer.Cancelled // the worker is being closed
 	}
 }
 
 // complete reports a finished job. The worker's threads call it; it does not block.
 func (s *session) complete(c transfer.Completion) {
-	defer s.owner.inflight.done()
+	defer s.owner.inflight.Done()
 	s.protect(panicCompletion, func() { s.report(c) })
 }
 

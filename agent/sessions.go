@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
@@ -39,7 +40,7 @@ type sessions struct {
 	epochs   *epochs
 	workers  *workers
 	memory   *memory
-	inflight *inflight
+	inflight *inflight.Counter
 	switches *switches
 	metrics  *admin.Metrics
 

@@ -136,8 +136,9 @@ class Engine:
         self.blocks = Blocks(self.pool, pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
         self.saves = Saves(
-            geometry, 1, self.blocks, self.pool, SaveSchedule(), revoke_now=lambda _: None, watermark=watermark  # type: ignore[arg-type]
-        )  # fmt: skip
+            geometry, 1, self.blocks, self.pool, SaveSchedule(),  # type: ignore[arg-type]
+            revoke_now=lambda _: None, watermark=watermark,
+        )  # fmt: skip  # fmt: skip
         assert self.saves.lazy is not None
         self.lazy = self.saves.lazy
         self.now = 0.0
