@@ -9,8 +9,8 @@ import (
 )
 
 // The time from the last block that a prefill engine has stored to the answer that tells the decode
-// engine of another node that it has the whole prompt: pulled after the prefill has ended, and
-// pushed while it goes on. The decode engine asks without a pause.
+// engine of another node that it has the whole prompt, and to the end of its load: pulled after the
+// prefill has ended, and pushed while it goes on. The decode engine asks without a pause.
 func BenchmarkHandOver(b *testing.B) {
 	const blocks = 48
 	for name, push := range map[string]bool{"pull": false, "push": true} {
@@ -19,7 +19,7 @@ func BenchmarkHandOver(b *testing.B) {
 			x := newPair(b, p.rig, d.rig)
 			q := x.remote(blocks, "", p)
 			q.Want, q.Hashes = ipc.WantProbe, chain(1, blocks)
-			var spent time.Duration
+			var spent, loaded time.Duration
 			for n := 0; b.Loop(); n++ {
 				for i := range blocks {
 					binary.LittleEndian.PutUint32(q.Hashes[i*32+8:], uint32(n))
@@ -43,9 +43,18 @@ func BenchmarkHandOver(b *testing.B) {
 					got = ask(b, x.look, q)
 				}
 				spent += time.Since(start)
+				q.Want = ipc.WantReserve
+				got := ask(b, x.look, q)
+				q.Reserve = false
+				if done := x.loader.load(x.loadEpoch, got.Lease, q.Hashes, 0); !all(done, ipc.BlockOK) {
+					b.Fatalf("load: %v", done)
+				}
+				loaded += time.Since(start)
+				x.decode.send(&ipc.Release{Leases: []uint64{got.Lease}})
 				x.decode.send(&ipc.Delivered{Name: q.Transfer})
 			}
 			b.ReportMetric(float64(spent.Microseconds())/float64(b.N), "us/handover")
+			b.ReportMetric(float64(loaded.Microseconds())/float64(b.N), "us/loaded")
 		})
 	}
 }

@@ -192,3 +192,27 @@ def test_beside_a_connector_that_keeps_finished_requests(worlds: Any, agent: Age
     assert prefill.side.counts.transfers_held > 0
     assert not prefill.scheduler.requests
     clean(prefill, agent)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_an_agent_that_was_stopped_between_both(worlds: Any, agent: AgentProcess, v2: bool) -> None:
+    """It finds the offer and the look-up, over two sockets: the offer was there first. A prompt of
+    one block is not looked up by the prefill engine, which so waits for nothing.
+    """
+    prefill, decode = worlds(transfer=PRODUCER, v2=v2), worlds(transfer=CONSUMER, v2=v2)
+    prompts = {f"p-{i}": [i * 7 + j % 389 + 5 for j in range(BLOCK)] for i in range(20)}
+    for name, prompt in prompts.items():
+        agent.freeze()
+        prefill.add(name, prompt, 1, params=SENDS)
+        while name not in prefill.reasons:
+            prefill.step()
+        decode.add(name, prompt, 2, params=prefill.params[name])
+        decode.step()
+        agent.thaw()
+        while decode.scheduler.requests:
+            prefill.step()
+            decode.step()
+    assert decode.side.counts.tokens_loaded == BLOCK * len(prompts)
+    prefill.run()
+    decode.run()
+    ended(agent, prefill, decode)
