@@ -1,5 +1,5 @@
 """Prefill engines at one agent, decode engines at another, and nothing between the agents but a
-store of Mooncake's.
+store of Mooncake's: for KVAGENT_LONG=1. tests/vllm/test_transfers_mooncake.py has the short form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.pd.conftest import Node
 
-LONG = pytest.mark.skipif(os.environ.get("KVAGENT_LONG") != "1", reason="KVAGENT_LONG=1 runs it")
+pytestmark = pytest.mark.skipif(os.environ.get("KVAGENT_LONG") != "1", reason="KVAGENT_LONG=1 runs it")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,6 @@ def test_the_decode_engine_computes_only_tails(nodes: list[Node], kind: str) -> 
     check(nodes, kind, prefill, decode, prompts(130 + (kind == "toy"), 12))
 
 
-@LONG
 @pytest.mark.parametrize("kind", ["toy", "mooncake"])
 def test_two_prefill_and_two_decode_engines(nodes: list[Node], kind: str) -> None:
     prefill, decode = engines(

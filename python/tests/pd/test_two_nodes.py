@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pd.processes import Engine, Proxy, free_port, mooncake_proxy, push_proxy, toy_proxy
+from tests.pd.conftest import Node
+from tests.pd.processes import Engine, Nursery, Proxy, free_port, mooncake_proxy, push_proxy, toy_proxy
 from tests.pd.traffic import compare, nothing_left, prompts, tails
 from tests.vllm.engine import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.pd.conftest import Node
 
 
 class Two:
@@ -25,17 +26,19 @@ class Two:
 
 
 @pytest.fixture(scope="module")
-def nodes(node: Node, second: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
-    """Both agents restart with a listener."""
-    key = tmp_path_factory.mktemp("peers") / "key"
-    key.write_bytes(os.urandom(32))
-    key.chmod(0o600)
-    peers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    for one, peer in zip((node, second), peers, strict=True):
-        one.restart_agent("--peer-listen", peer, "--peer-key-file", str(key))
-    yield Two(node, second, peers[0])
-    for one in (node, second):
-        one.restart_agent()
+def nodes(node: Node, tiny: Path, nursery: Nursery) -> Iterator[Two]:
+    """The first node's agent restarts with a listener; a second node has one too."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
+        key = Path(folder) / "key"
+        key.write_bytes(os.urandom(32))
+        key.chmod(0o600)
+        peers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        flags = [["--peer-listen", peer, "--peer-key-file", str(key)] for peer in peers]
+        node.restart_agent(*flags[0])
+        second = Node(Path(folder), tiny, nursery, *flags[1])
+        yield Two(node, second, peers[0])
+        second.close()
+        node.restart_agent()
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,6 @@ def engines(nodes: Two) -> tuple[Engine, Engine]:
     prefill = nodes.first.engine("prefill-1", "kv_producer")
     decode = nodes.second.engine("decode-2", "kv_consumer")
     nodes.first.joined("prefill-1")
-    nodes.second.joined("decode-2")
     return prefill, decode
 
 

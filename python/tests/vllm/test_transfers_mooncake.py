@@ -15,8 +15,8 @@ import pytest
 from tests import mooncake_store
 from tests.agent import START_S, AgentProcess, eventually
 from tests.vllm.setting import BLOCK
-from tests.vllm.test_transfers import CONSUMER, PRODUCER, PROMPT, SENDS, ended
-from tests.vllm.world import World
+from tests.vllm.test_transfers import CONSUMER, PRODUCER, PROMPT, SENDS
+from tests.vllm.world import World, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,8 @@ class Nodes:
         self.made: list[tuple[World, AgentProcess]] = []
 
     def engine(self, number: int, **options: Any) -> World:
-        world = World(self._model, str(self._agents[number].folder), **options)
+        extra = {"transfer_ttl_ms": 1000}
+        world = World(self._model, str(self._agents[number].folder), extra=extra, **options)
         self.made.append((world, self._agents[number]))
         return world
 
@@ -65,8 +66,18 @@ class Nodes:
         eventually(over, "the end of all requests", PATIENCE_S)
 
     def ended(self) -> None:
+        """Check that nothing is left over. No agent is told that another's transfer was delivered:
+        it ends at its time.
+        """
         for world, agent in self.made:
-            ended(agent, world)
+            clean(world, agent)
+            assert world.side.blocks.delivering == 0
+            eventually(partial(without_transfers, agent), "an agent without transfers", PATIENCE_S)
+
+
+def without_transfers(agent: AgentProcess) -> bool:
+    told = agent.status()["transfers"]
+    return not any(told[name] for name in ("open", "complete", "waiting"))
 
 
 @pytest.fixture
