@@ -34,8 +34,9 @@ type helper struct {
 	}
 }
 
-// startHelper starts the process. The calling thread must live as long as the process.
-func startHelper(o *Options) (*helper, error) {
+// startHelper starts a Python module as a helper of so many requests at once. The calling thread must
+// live as long as the process.
+func startHelper(python, module string, env []string, requests int) (*helper, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
@@ -49,12 +50,12 @@ func startHelper(o *Options) (*helper, error) {
 	}
 	h := &helper{
 		conn:   conn.(*net.UnixConn),
-		send:   make(chan *request, 2*o.Concurrency),
+		send:   make(chan *request, requests),
 		reaped: make(chan struct{}), replace: make(chan struct{}, 1),
 	}
 	h.mu.pending = map[uint64]*request{}
-	h.cmd = exec.Command(o.Python, "-m", module, "serve", "3")
-	h.cmd.ExtraFiles, h.cmd.Env, h.cmd.Stderr = []*os.File{theirs}, o.environment(), &h.stderr
+	h.cmd = exec.Command(python, "-m", module, "serve", "3")
+	h.cmd.ExtraFiles, h.cmd.Env, h.cmd.Stderr = []*os.File{theirs}, env, &h.stderr
 	h.cmd.WaitDelay = time.Second
 	// Its own process group keeps a terminal's signals from it. Its own session would also be its
 	// own scheduling group (sched_autogroup_enabled): each time one of the client's threads hands
@@ -72,30 +73,38 @@ func startHelper(o *Options) (*helper, error) {
 
 // handshake passes the memory to the helper and waits until its client has connected.
 func (h *helper) handshake(o *Options, host string, bounce *Memory) error {
-	if err := h.conn.SetDeadline(time.Now().Add(o.SetupWithin)); err != nil {
-		return err
-	}
 	fds := []int{bounce.FD}
 	if len(o.Arena.Base) > 0 {
 		fds = append(fds, o.Arena.FD)
 	}
-	hello := encodeHello(o, host)
-	n, _, err := h.conn.WriteMsgUnix(hello, unix.UnixRights(fds...), nil)
-	if err == nil && n < len(hello) {
-		_, err = h.conn.Write(hello[n:])
-	}
+	b, err := h.greet(encodeHello(o, host), fds, o.SetupWithin)
 	if err != nil {
-		return fmt.Errorf("helper: %w %s", err, h.stderr.reason())
-	}
-	b, err := readFrame(h.conn)
-	if err != nil {
-		return fmt.Errorf("helper: no connection within %v: %w %s", o.SetupWithin, err, h.stderr.reason())
+		return err
 	}
 	w, err := decodeWelcome(b)
 	if err == nil && w.reason != "" {
 		err = fmt.Errorf("helper: %s", w.reason)
 	}
-	return errors.Join(err, h.conn.SetDeadline(time.Time{}))
+	return err
+}
+
+// greet sends the first frame with descriptors, and returns the helper's first frame.
+func (h *helper) greet(hello []byte, fds []int, within time.Duration) ([]byte, error) {
+	if err := h.conn.SetDeadline(time.Now().Add(within)); err != nil {
+		return nil, err
+	}
+	n, _, err := h.conn.WriteMsgUnix(hello, unix.UnixRights(fds...), nil)
+	if err == nil && n < len(hello) {
+		_, err = h.conn.Write(hello[n:])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("helper: %w %s", err, h.stderr.reason())
+	}
+	b, err := readFrame(h.conn)
+	if err != nil {
+		return nil, fmt.Errorf("helper: no connection within %v: %w %s", within, err, h.stderr.reason())
+	}
+	return b, h.conn.SetDeadline(time.Time{})
 }
 
 // work starts the goroutines that serve requests.

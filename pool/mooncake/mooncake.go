@@ -148,7 +148,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 		return err
 	}
 	s.count.starts.Add(1)
-	h, err := startHelper(&s.o)
+	h, err := startHelper(s.o.Python, module, s.o.environment(), 2*s.o.Concurrency)
 	if err != nil {
 		return err
 	}

@@ -185,3 +185,10 @@ func (t *tail) reason() string {
 	line, _, _ := bytes.Cut(t.end[at:], []byte("\n"))
 	return string(line)
 }
+
+// last returns the last line, of a helper whose output has no secrets.
+func (t *tail) last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return lastLine(t.end)
+}

@@ -21,9 +21,20 @@ func Mooncake(t testing.TB, args ...string) (master *Server, python string) {
 	}, args...)
 	t.Cleanup(s.Kill)
 	s.start()
+	return s, pythonBeside(t, program)
+}
+
+// MooncakePython returns the Python that has Mooncake's client and its transfer engine.
+func MooncakePython(t testing.TB) string {
+	t.Helper()
+	return pythonBeside(t, find(t, "mooncake_master", `PATH="$(scripts/env mooncake):$PATH"`))
+}
+
+func pythonBeside(t testing.TB, program string) string {
+	t.Helper()
 	real, err := filepath.EvalSymlinks(program)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, filepath.Join(filepath.Dir(real), "python")
+	return filepath.Join(filepath.Dir(real), "python")
 }
