@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// answer sends what GETs ask for, in their order, until the connection ends. After a failed write
+// answer sends what GETs and PINs ask for, in their order, until the connection ends. After a failed write
 // it drops them: the reader waits for room in v.gets, and finds the end only when it reads on.
 func (v *served) answer() {
 	failed := false
@@ -20,7 +20,11 @@ func (v *served) answer() {
 			if failed {
 				continue
 			}
-			if err := v.sendBlocks(&r); err != nil {
+			send := v.sendBlocks
+			if r.pin {
+				send = v.sendPlaces
+			}
+			if err := send(&r); err != nil {
 				_ = v.raw.Close() // its reader counts why
 				failed = true
 			}

@@ -15,6 +15,7 @@ import (
 // conn is a connection of which both sides are authenticated. One goroutine reads; any may write.
 type conn struct {
 	raw     net.Conn
+	version uint16
 	direct  bool          // the kernel reads and writes slots: no TLS between
 	timeout time.Duration // silence after which the other side counts as dead
 	beat    time.Duration // how often this side writes at least

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 // kind is the number of a message.
@@ -24,7 +26,10 @@ const (
 	kindCancel    kind = 11
 	kindDelivered kind = 12
 	kindPing      kind = 13
-	kinds              = 14
+	kindPin       kind = 14
+	kindPlaces    kind = 15
+	kindUnpin     kind = 16
+	kinds              = 17
 )
 
 // A frame is a header and a payload. The header is, little-endian:
@@ -64,6 +69,9 @@ var maxPayload = [kinds]uint32{
 	kindCancel:    0,
 	kindDelivered: 16 + MaxName,
 	kindPing:      0,
+	kindPin:       getBytes + MaxBatch*32,
+	kindPlaces:    placesBytes + pool.MaxTarget + MaxBatch*placeBytes,
+	kindUnpin:     0,
 }
 
 // errMalformed is wrapped by what a peer sent against the protocol.

@@ -85,11 +85,11 @@ func accepted(raw net.Conn, cfg *Config) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.low > version || h.high < version {
-		err = fmt.Errorf("versions %d to %d, this side speaks %d", h.low, h.high, version)
+	if h.low > version || h.high < firstVersion {
+		err = fmt.Errorf("versions %d to %d, this side speaks %d to %d", h.low, h.high, firstVersion, version)
 		return nil, errors.Join(err, sendBare(secured, kindError, []byte(err.Error())))
 	}
-	ch := challenge{version: version, timeout: cfg.Timeout}
+	ch := challenge{version: min(h.high, version), timeout: cfg.Timeout}
 	_, _ = rand.Read(ch.nonce[:])
 	t := transcript{key, b, ch.encode()}
 	copy(ch.proof[:], t.derive(labelServer))
@@ -105,6 +105,7 @@ func accepted(raw net.Conn, cfg *Config) (*conn, error) {
 		return nil, fmt.Errorf("%w: the client has another key", ErrAuth)
 	}
 	c := open(secured, &t, labelToServer, labelToClient, cfg.Timeout, h.timeout)
+	c.version = ch.version
 	return c, c.send(kindWelcome, 0, nil)
 }
 
@@ -120,7 +121,7 @@ func dialled(ctx context.Context, raw net.Conn, addr string, auth *Auth, timeout
 	if err != nil {
 		return nil, err
 	}
-	h := hello{low: version, high: version, timeout: timeout}
+	h := hello{low: firstVersion, high: version, timeout: timeout}
 	_, _ = rand.Read(h.nonce[:])
 	t := transcript{key: key, hello: h.encode()}
 	if err = sendBare(secured, kindHello, t.hello); err != nil {
@@ -133,7 +134,7 @@ func dialled(ctx context.Context, raw net.Conn, addr string, auth *Auth, timeout
 	if err != nil {
 		return nil, err
 	}
-	if ch.version != version {
+	if ch.version < firstVersion || ch.version > version {
 		return nil, malformed("version %d was not offered", ch.version)
 	}
 	if !hmac.Equal(ch.proof[:], t.derive(labelServer)) {
@@ -143,6 +144,7 @@ func dialled(ctx context.Context, raw net.Conn, addr string, auth *Auth, timeout
 		return nil, err
 	}
 	c := open(secured, &t, labelToClient, labelToServer, timeout, ch.timeout)
+	c.version = ch.version
 	w, err := c.next()
 	if err == nil && w.kind != kindWelcome {
 		err = malformed("kind %d instead of WELCOME", w.kind)

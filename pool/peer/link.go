@@ -149,7 +149,7 @@ type stream struct {
 
 func newStream(l *link, c *conn) *stream { return &stream{conn: c, link: l} }
 
-// ask writes the GET of an ask, and queues it. If the stream has ended the ask has been abandoned
+// ask writes the GET, or PIN, of an ask, and queues it. If the stream has ended the ask has been abandoned
 // when ask returns.
 func (s *stream) ask(a *ask) {
 	s.asking.Lock()
@@ -165,7 +165,11 @@ func (s *stream) ask(a *ask) {
 		a.fetch.arrived(a)
 		return
 	}
-	if err := s.send(kindGet, a.id, a.get.encode(nil)); err != nil {
+	k := kindGet
+	if a.pin {
+		k = kindPin
+	}
+	if err := s.send(k, a.id, a.get.encode(nil)); err != nil {
 		s.link.fail(err)
 	}
 }
@@ -196,12 +200,17 @@ func (s *stream) oldest() *ask {
 }
 
 func (s *stream) answered(a *ask) {
+	s.pop(a)
+	a.fetch.arrived(a)
+}
+
+// pop takes the oldest ask off the queue.
+func (s *stream) pop(a *ask) {
 	s.mu.Lock()
 	s.asks = append(s.asks[:0], s.asks[1:]...)
 	s.owed -= a.bytes()
 	s.mu.Unlock()
 	s.taken.Add(1)
-	a.fetch.arrived(a)
 }
 
 // receive reads the stream to its end. All that was asked of it has been answered or abandoned when
@@ -230,6 +239,8 @@ func (s *stream) receiveOne() error {
 	switch h.kind {
 	case kindBlocks:
 		return s.receiveBlocks(h)
+	case kindPlaces:
+		return s.receivePlaces(h)
 	case kindHave, kindEnd, kindPing, kindError:
 	default:
 		return malformed("kind %d from a server", h.kind)

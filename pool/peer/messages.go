@@ -7,8 +7,11 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// version is that of the protocol that this package speaks.
-const version = 1
+// The versions of the protocol that this package speaks. Version 2 has PIN, PLACES and UNPIN.
+const (
+	firstVersion = 1
+	version      = 2
+)
 
 // Sizes of payloads, or of their fixed parts, bytes.
 const (
@@ -25,6 +28,8 @@ const (
 	getBytes       = 24
 	tableBytes     = 4
 	rowBytes       = 8
+	placesBytes    = 8
+	placeBytes     = 16
 )
 
 var le = binary.LittleEndian
@@ -168,17 +173,25 @@ func parseTable(b []byte, rows []row) ([]row, error) {
 	}
 	for b = b[tableBytes:]; len(b) > 0; b = b[rowBytes:] {
 		r := row{pool.Status(b[0]), le.Uint32(b[4:])}
-		switch r.status {
-		case pool.OK, pool.Missing, pool.Invalid, pool.Corrupt:
-		default:
-			return nil, malformed("BLOCKS: status %d", r.status)
-		}
-		if b[1]|b[2]|b[3] != 0 || r.status != pool.OK && r.sum != 0 {
-			return nil, malformed("BLOCKS: row %x", b[:rowBytes])
+		if err := r.check("BLOCKS", b); err != nil {
+			return nil, err
 		}
 		rows = append(rows, r)
 	}
 	return rows, nil
+}
+
+// check checks a row of a message that begins at b.
+func (r *row) check(message string, b []byte) error {
+	switch r.status {
+	case pool.OK, pool.Missing, pool.Invalid, pool.Corrupt:
+	default:
+		return malformed("%s: status %d", message, r.status)
+	}
+	if b[1]|b[2]|b[3] != 0 || r.status != pool.OK && r.sum != 0 {
+		return malformed("%s: row %x", message, b[:rowBytes])
+	}
+	return nil
 }
 
 // delivered says that the peer has a transfer, or does not want it any more: the space's

@@ -19,6 +19,7 @@ type node struct {
 	giveUp  context.CancelFunc // of the attempt to connect; nil: none
 	decided chan struct{}      // closed when that attempt has ended
 	breaker breaker
+	reads   breaker // of one-sided reads
 	count   AddressStats
 }
 

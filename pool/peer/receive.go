@@ -8,12 +8,13 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// ask is one GET: a shard of some blocks of a fetch, for each of which a slot is reserved. The
+// ask is one GET, or PIN: a shard of some blocks of a fetch, for each of which a slot is reserved. The
 // stream's reader alone touches the slots and the results, until it hands the ask back.
 type ask struct {
 	id     uint32
 	fetch  *fetch
 	get    get
+	pin    bool          // a PIN instead of the GET: the blocks are read by one-sided reads
 	parts  []*part       // of each block of the GET
 	result []pool.Status // of each; Cancelled until it has arrived
 }
@@ -26,10 +27,21 @@ const badPage = pool.Status(254)
 
 func (a *ask) bytes() int64 { return int64(len(a.parts)) * int64(a.get.length) }
 
+// slot returns the slot of block i.
+func (a *ask) slot(i int) *pool.Slot { return &a.parts[i].slots[a.get.shard] }
+
+// seed returns what the sum of block i begins with.
+func (a *ask) seed(i int) uint32 {
+	key := pool.Key{
+		Space: a.get.space, Group: a.get.group, Shard: a.get.shard, Hash: pool.MakeHash(a.get.hashes.At(i)),
+	}
+	return key.Seed(a.get.length)
+}
+
 // receiveBlocks reads a BLOCKS, which must answer the oldest ask, straight into the slots.
 func (s *stream) receiveBlocks(h header) error {
 	a := s.oldest()
-	if a == nil || a.id != h.id {
+	if a == nil || a.id != h.id || a.pin {
 		return malformed("BLOCKS %d was not asked for", h.id)
 	}
 	head := tableBytes + len(a.parts)*rowBytes
@@ -74,12 +86,9 @@ func (s *stream) receiveBlocks(h header) error {
 // connection's.
 func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 	cfg := &s.link.client.cfg
-	slot := &a.parts[i].slots[a.get.shard]
+	slot := a.slot(i)
 	mem := cfg.Arena[slot.Off : slot.Off+int64(slot.Len)]
-	key := pool.Key{
-		Space: a.get.space, Group: a.get.group, Shard: a.get.shard, Hash: pool.MakeHash(a.get.hashes.At(i)),
-	}
-	slot.Sum = key.Seed(slot.Len)
+	slot.Sum = a.seed(i)
 	for at := 0; at < len(mem); {
 		n, bad, err := s.into(mem[at:min(at+sumPart, len(mem))], &slot.Sum)
 		at += n

@@ -83,8 +83,9 @@ func (f *fetch) ask(l *link, b stretch) {
 	}
 	f.mu.Unlock()
 	f.settle(done)
+	pin := len(asks) > 0 && l.reads()
 	for _, a := range asks {
-		a.id = l.id()
+		a.id, a.pin = l.id(), pin
 		l.leastLoaded().ask(a)
 	}
 }

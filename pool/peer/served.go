@@ -18,18 +18,21 @@ type served struct {
 	server *Server
 	host   string
 	ended  chan struct{} // closed when the connection has ended
-	gets   chan request  // read and not yet answered
+	gets   chan request  // GETs and PINs, read and not yet answered
 	prober pool.Prober   // nil: the pool has none
 
 	mu            sync.Mutex
 	closed        bool
 	subscriptions map[uint32]*subscription
 	watchers      sync.WaitGroup
+	pins          map[uint32]*pin
+	pinned        int64 // bytes of them
 }
 
-// request is a GET that waits to be answered. Its hashes are its own.
+// request is a GET, or a PIN, that waits to be answered. Its hashes are its own.
 type request struct {
-	id uint32
+	id  uint32
+	pin bool
 	get
 }
 
@@ -40,7 +43,7 @@ const getQueue = 64
 func newServed(s *Server, c *conn) *served {
 	v := &served{
 		conn: c, server: s, host: host(c.raw), ended: make(chan struct{}), gets: make(chan request, getQueue),
-		subscriptions: map[uint32]*subscription{},
+		subscriptions: map[uint32]*subscription{}, pins: map[uint32]*pin{},
 	}
 	v.prober, _ = s.cfg.Slots.(pool.Prober)
 	return v
@@ -72,6 +75,7 @@ func (v *served) run() {
 	v.close()
 	others.Wait()
 	v.watchers.Wait()
+	v.unpinAll()
 	switch {
 	case meant || errors.Is(err, io.EOF):
 	case errors.Is(err, errMalformed):
@@ -94,7 +98,7 @@ func (v *served) receive() error {
 		if err != nil {
 			return err
 		}
-		if !fromClient[h.kind] {
+		if first := fromClient[h.kind]; first == 0 || v.version < first {
 			return malformed("kind %d from a client", h.kind)
 		}
 		p, err := v.rest(int(h.length)) // bounded by maxPayload
@@ -107,9 +111,9 @@ func (v *served) receive() error {
 	}
 }
 
-// fromClient are the kinds that a client sends after the handshake.
-var fromClient = [kinds]bool{
-	kindError: true, kindSubscribe: true, kindGet: true, kindCancel: true, kindDelivered: true, kindPing: true,
+// fromClient has the first version of each kind that a client sends after the handshake.
+var fromClient = [kinds]uint16{
+	kindError: 1, kindSubscribe: 1, kindGet: 1, kindCancel: 1, kindDelivered: 1, kindPing: 1, kindPin: 2, kindUnpin: 2,
 }
 
 // take handles one frame. It does not keep p, unless it takes v.payload away.
@@ -122,17 +126,19 @@ func (v *served) take(h header, p []byte) error {
 			return err
 		}
 		return v.subscribe(h.id, &m)
-	case kindGet:
+	case kindGet, kindPin:
 		m, err := parseGet(slices.Clone(p))
 		if err != nil {
 			return err
 		}
 		select {
-		case v.gets <- request{h.id, m}:
+		case v.gets <- request{h.id, h.kind == kindPin, m}:
 			return nil
 		case <-v.ended:
 			return net.ErrClosed
 		}
+	case kindUnpin:
+		return v.unpin(h.id)
 	case kindCancel:
 		v.cancel(h.id)
 		return nil

@@ -16,6 +16,7 @@ type Server struct {
 	count    serverCounts
 	peers    traffic
 	hashes   atomic.Int64 // of all subscriptions
+	pinned   atomic.Int64 // bytes, for one-sided reads of all connections
 	serving  sync.WaitGroup
 
 	mu      sync.Mutex

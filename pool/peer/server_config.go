@@ -48,6 +48,8 @@ type Config struct {
 	// connection ends; MinTimeout to MaxTimeout; 0 is DefaultTimeout.
 	Timeout time.Duration
 	Limits  Limits
+	// Reader lets other agents' readers read the arena; nil: none does.
+	Reader Reader
 	// NoSums says that slots have no checksums (integrity header): the server then sums what it
 	// sends. Otherwise it sends the sums of the slots.
 	NoSums bool
@@ -61,12 +63,17 @@ type Limits struct {
 	Pending       int // unauthenticated connections at once (32); another one is closed
 	Subscriptions int // of one connection at once (64); another one ends at once, as refused
 	Hashes        int // of the subscriptions of all connections together (4,194,304), as above
+	// PinnedBytes bounds what one connection has pinned for one-sided reads (64 MiB); further blocks
+	// are sent in frames. A single block may be larger. All connections together may pin a quarter
+	// of the arena.
+	PinnedBytes int64
 }
 
 const (
 	maxConnections   = 1 << 14
 	maxSubscriptions = 1 << 10
 	maxTotalHashes   = 1 << 26
+	maxPinnedBytes   = 1 << 40
 )
 
 func (c *Config) complete() error {
@@ -82,6 +89,7 @@ func (c *Config) complete() error {
 	setDefault(&c.Limits.Pending, 32)
 	setDefault(&c.Limits.Subscriptions, 64)
 	setDefault(&c.Limits.Hashes, 1<<22)
+	setDefault(&c.Limits.PinnedBytes, 64<<20)
 	if c.Delivered == nil {
 		c.Delivered = func(pool.SpaceID, string) {}
 	}
@@ -91,6 +99,7 @@ func (c *Config) complete() error {
 		between("Limits.Pending", c.Limits.Pending, 1, maxConnections),
 		between("Limits.Subscriptions", c.Limits.Subscriptions, 1, maxSubscriptions),
 		between("Limits.Hashes", c.Limits.Hashes, MaxHashes, maxTotalHashes),
+		between("Limits.PinnedBytes", c.Limits.PinnedBytes, 1, maxPinnedBytes),
 	)
 }
 

@@ -22,6 +22,8 @@ type ServerStats struct {
 	Lost            uint64 // ended by silence, or by what does not take what is sent to it
 	Malformed       uint64 // ended because the peer broke the protocol
 
+	Pinned        int64           // bytes for one-sided reads, now
+	Placed        uint64          // shards of blocks whose places were told; they are in Blocks, too
 	Subscribed    uint64          // fetches of peers
 	Ended         [ends]uint64    // of those, by how they ended; index is an End
 	Blocks, Bytes uint64          // shards of blocks sent, and their bytes
@@ -45,6 +47,9 @@ type ClientStats struct {
 	Suspended     uint64          // with ErrSuspended
 	Blocks, Bytes uint64          // stored, with all their shards
 	Seconds       float64         // of the fetches together
+	Read          uint64          // shards of blocks that came by one-sided reads
+	ReadBytes     uint64          // of them
+	ReadsFailed   uint64          // one-sided reads that failed; their blocks were asked for in frames
 	Failed        [Reasons]uint64 // blocks, by reason; index is a Reason
 	Peers         []AddressStats  // by address, at most ClientConfig.Peers and "other"
 }
@@ -70,6 +75,7 @@ const other = "other"
 type serverCounts struct {
 	subscriptions                                                                   atomic.Int64
 	accepted, refused, refusedPending, unauthenticated, lost, malformed, subscribed atomic.Uint64
+	placed                                                                          atomic.Uint64
 	ended                                                                           [ends]atomic.Uint64
 	notSent                                                                         [Reasons]atomic.Uint64
 }
@@ -81,7 +87,7 @@ func (s *Server) Stats() ServerStats {
 		Subscriptions: int(c.subscriptions.Load()), Hashes: s.hashes.Load(), Accepted: c.accepted.Load(),
 		Refused: c.refused.Load(), RefusedPending: c.refusedPending.Load(),
 		Unauthenticated: c.unauthenticated.Load(), Lost: c.lost.Load(), Malformed: c.malformed.Load(),
-		Subscribed: c.subscribed.Load(), Peers: s.peers.list(),
+		Subscribed: c.subscribed.Load(), Placed: c.placed.Load(), Pinned: s.pinned.Load(), Peers: s.peers.list(),
 	}
 	for i := range c.ended {
 		out.Ended[i] = c.ended[i].Load()

@@ -111,6 +111,19 @@ func makeVectors(t *testing.T) (v vectors) {
 		{"ping", "client", kindPing, 0, nil, nil, nil},
 		{"ping_back", "server", kindPing, 0, nil, nil, nil},
 		{"error", "server", kindError, 0, []byte("so it is"), nil, map[string]any{"text": "so it is"}},
+		{"pin", "client", kindPin, 3, (&get{space: space, length: uint32(len(data)), group: 2, shard: 1,
+			hashes: hashes.Slice(0, 2)}).encode(nil), nil,
+			map[string]any{"space": hex.EncodeToString(space[:]), "length": len(data), "group": 2, "shard": 1,
+				"hash_len": 32, "hashes": hex.EncodeToString(hashes.Blob[:64])}},
+		{"places", "server", kindPlaces, 3, (&places{protocol: "rdma", target: "10.0.0.7:15002", rows: []placeRow{
+			{row{pool.OK, sum}, 0x7f0000001000}, {row: row{status: pool.Missing}},
+		}}).encode(), nil, map[string]any{"outcome": 0, "protocol": 2, "target": "10.0.0.7:15002", "rows": []any{
+			map[string]any{"status": 0, "sum": sum, "address": int64(0x7f0000001000)},
+			map[string]any{"status": 5, "sum": 0, "address": 0},
+		}}},
+		{"places_full", "server", kindPlaces, 4, (&places{outcome: placedFull}).encode(), nil,
+			map[string]any{"outcome": 2, "protocol": 0, "target": "", "rows": []any{}}},
+		{"unpin", "client", kindUnpin, 3, nil, nil, nil},
 	} {
 		c := sides[f.from]
 		c.seal(f.kind, f.id, uint32(len(f.payload)+len(f.data)), f.payload)
@@ -129,7 +142,7 @@ func malformedVectors(t *testing.T, frames []vector) (out []badVector) {
 	}{
 		{"magic", "ping", func(b []byte) []byte { b[3] = 2; return b }},
 		{"kind_0", "ping", func(b []byte) []byte { b[4] = 0; return b }},
-		{"kind_14", "ping", func(b []byte) []byte { b[4] = 14; return b }},
+		{"kind_17", "ping", func(b []byte) []byte { b[4] = 17; return b }},
 		{"flags", "ping", func(b []byte) []byte { b[5] = 1; return b }},
 		{"ping_with_payload", "ping", func(b []byte) []byte { b[12] = 1; return append(b, 0) }},
 		{"hello_too_long", "hello", func(b []byte) []byte { b[12]++; return append(b, 0) }},
@@ -156,6 +169,12 @@ func malformedVectors(t *testing.T, frames []vector) (out []badVector) {
 		{"blocks_status_1", "blocks", func(b []byte) []byte { b[44] = 1; return b }},
 		{"blocks_sum_of_missing", "blocks", func(b []byte) []byte { b[48] = 1; return b }},
 		{"blocks_rows", "blocks", func(b []byte) []byte { b[32] = 3; return b }},
+		{"places_outcome_3", "places", func(b []byte) []byte { b[32] = 3; return b }},
+		{"places_protocol_3", "places", func(b []byte) []byte { b[33] = 3; return b }},
+		{"places_protocol_without_places", "places_full", func(b []byte) []byte { b[33] = 1; return b }},
+		{"places_no_target", "places", func(b []byte) []byte { b[34] = 0; return b }},
+		{"places_no_rows", "places", func(b []byte) []byte { b[12] = 22; return b[:32+22] }},
+		{"places_address_of_missing", "places", func(b []byte) []byte { b[len(b)-1] = 1; return b }},
 		{"delivered_no_name", "delivered", func(b []byte) []byte { b[12] = 16; return b[:48] }},
 	} {
 		found := false
@@ -216,9 +235,12 @@ func parseFrame(b []byte) (again []byte, err error) {
 	case kindEnd:
 		e, tokens, err := parseEnd(p)
 		return slices.Concat(again, encodeEnd(e, tokens)), err
-	case kindGet:
+	case kindGet, kindPin:
 		m, err := parseGet(p)
 		return m.encode(again), err
+	case kindPlaces:
+		m, err := parsePlaces(p)
+		return slices.Concat(again, m.encode()), err
 	case kindBlocks:
 		if len(p) < tableBytes || len(p) < tableBytes+int(le.Uint16(p))*rowBytes {
 			return nil, malformed("cut off")
