@@ -32,6 +32,16 @@ var (
 	peerStrangersDesc     = desc("kvagent_peer_unauthenticated_total",
 		"Connections to the peer listener that did not authenticate in time.")
 
+	peerReadsUpDesc = desc("kvagent_peer_reads_up",
+		"1 if other agents' memory can be read by one-sided reads (--peer-rdma), else 0.")
+	peerReadsDesc = prometheus.NewDesc("kvagent_peer_reads_blocks_total",
+		"Blocks read from other agents by one-sided reads (in), and read by them (out); each shard counted.",
+		[]string{"op"}, nil)
+	peerReadBytesDesc   = desc("kvagent_peer_reads_bytes_total", "Bytes read from other agents by one-sided reads.")
+	peerReadsFailedDesc = desc("kvagent_peer_reads_failed_total",
+		"One-sided reads that failed: their blocks came in frames.")
+	peerPinnedDesc = desc("kvagent_peer_pinned_bytes", "Bytes pinned for one-sided reads of other agents.")
+
 	peerBlocksDesc = peerDesc("blocks_total", "Blocks fetched from other agents (in), and sent to them (out, each "+
 		"shard counted).")
 	peerBytesDesc   = peerDesc("bytes_total", "Bytes of them.")
@@ -48,7 +58,8 @@ func peerDesc(name, help string) *prometheus.Desc {
 func describeTransfers(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{transfersDesc, transfersTotalDesc, transfersWaitingDesc, transfersWaitedDesc,
 		fetchesDesc, fetchesTotalDesc, peerEndsDesc, peerFailedDesc, peerConnectionsDesc, peerSubscriptionsDesc,
-		peerStrangersDesc, peerBlocksDesc, peerBytesDesc, peerSecondsDesc} {
+		peerStrangersDesc, peerReadsUpDesc, peerReadsDesc, peerReadBytesDesc, peerReadsFailedDesc, peerPinnedDesc,
+		peerBlocksDesc, peerBytesDesc, peerSecondsDesc} {
 		ch <- d
 	}
 }
@@ -93,6 +104,16 @@ func collectPeers(ch chan<- prometheus.Metric, p *Peers) {
 	gauge(ch, peerConnectionsDesc, s.Connections)
 	gauge(ch, peerSubscriptionsDesc, s.Subscriptions)
 	count(ch, peerStrangersDesc, s.Unauthenticated)
+	up := 0
+	if p.Reads.Protocol != "" && p.Reads.Reason == nil {
+		up = 1
+	}
+	gauge(ch, peerReadsUpDesc, up)
+	count(ch, peerReadsDesc, c.Read, "in")
+	count(ch, peerReadsDesc, s.Placed, "out")
+	count(ch, peerReadBytesDesc, c.ReadBytes)
+	count(ch, peerReadsFailedDesc, c.ReadsFailed)
+	ch <- prometheus.MustNewConstMetric(peerPinnedDesc, prometheus.GaugeValue, float64(s.Pinned))
 	traffic(ch, "in", allPeers, c.Blocks, c.Bytes, c.Seconds)
 	for i := range c.Peers {
 		traffic(ch, "in", c.Peers[i].Peer, c.Peers[i].Blocks, c.Peers[i].Bytes, c.Peers[i].Seconds)

@@ -13,6 +13,13 @@ type Peers struct {
 	Address string // where other agents reach this one; empty: they cannot
 	Client  peer.ClientStats
 	Server  peer.ServerStats
+	Reads   Reads
+}
+
+// Reads are one-sided reads of other agents' memory.
+type Reads struct {
+	Protocol string // empty: none were configured
+	Reason   error  // why there are none now; nil: there are
 }
 
 // TransfersStatus is delivery.Report in JSON.
@@ -63,6 +70,20 @@ type PeersStatus struct {
 	BlocksSent      uint64       `json:"blocks_sent"` // each shard counted
 	BytesSent       uint64       `json:"bytes_sent"`
 	Sent            []SentStatus `json:"sent_to"`
+
+	Reads *ReadsStatus `json:"reads,omitempty"` // nil: no --peer-rdma
+}
+
+// ReadsStatus are one-sided reads of other agents' memory.
+type ReadsStatus struct {
+	Protocol string `json:"protocol"`
+	State    string `json:"state"`           // up, down
+	Error    string `json:"error,omitempty"` // why it is down
+	Blocks   uint64 `json:"blocks"`          // that came by them, each shard counted
+	Bytes    uint64 `json:"bytes"`
+	Failed   uint64 `json:"failed"`       // reads whose blocks came in frames
+	Placed   uint64 `json:"placed"`       // shards of blocks that others read
+	Pinned   int64  `json:"pinned_bytes"` // for reads of others, now
 }
 
 // PeerStatus is one agent that blocks are fetched from.
@@ -110,6 +131,20 @@ func peersStatus(p *Peers) PeersStatus {
 	for _, one := range s.Peers {
 		out.Sent = append(out.Sent, SentStatus{Peer: one.Peer, Blocks: one.Blocks, Bytes: one.Bytes,
 			Seconds: one.Seconds})
+	}
+	if p.Reads.Protocol != "" {
+		out.Reads = readsStatus(p)
+	}
+	return out
+}
+
+func readsStatus(p *Peers) *ReadsStatus {
+	out := &ReadsStatus{
+		Protocol: p.Reads.Protocol, State: "up", Blocks: p.Client.Read, Bytes: p.Client.ReadBytes,
+		Failed: p.Client.ReadsFailed, Placed: p.Server.Placed, Pinned: p.Server.Pinned,
+	}
+	if p.Reads.Reason != nil {
+		out.State, out.Error = "down", p.Reads.Reason.Error()
 	}
 	return out
 }

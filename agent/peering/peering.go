@@ -22,6 +22,7 @@ type Options struct {
 	Timeout time.Duration
 	Streams int
 	NoSums  bool
+	Reader  peer.Reader                        // one-sided reads, of both sides; nil: none
 	Log     func(peer, what string, err error) // reports trouble with other agents; nil: nothing does
 }
 
@@ -66,7 +67,7 @@ func New(o Options) (*Peering, error) {
 	arena, _ := o.Memory.Arena()
 	client, err := peer.NewClient(peer.ClientConfig{
 		Slots: o.Slots, Arena: arena, Auth: o.Auth, Timeout: o.Timeout, Streams: o.Streams,
-		Fetches: delivery.MaxFetches, Log: o.Log,
+		Fetches: delivery.MaxFetches, Reader: o.Reader, Log: o.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -85,7 +86,7 @@ func (p *Peering) Serve(l net.Listener, a Agent) (err error) {
 			return peer.Transfer{State: states[t.State], Tokens: t.Tokens}, changed
 		},
 		Delivered: func(s pool.SpaceID, name string) { a.Transfers().Delivered(s, []byte(name)) },
-		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Log: p.o.Log,
+		Auth:      p.o.Auth, Timeout: p.o.Timeout, NoSums: p.o.NoSums, Reader: p.o.Reader, Log: p.o.Log,
 		// All that one agent may fetch is served.
 		Limits: peer.Limits{
 			Subscriptions: delivery.MaxFetches, Hashes: delivery.MaxFetches * peer.MaxHashes,

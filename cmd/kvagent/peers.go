@@ -18,6 +18,7 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/mooncake"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/settings"
 )
@@ -30,6 +31,7 @@ type peerSettings struct {
 	streams           int
 	timeout           time.Duration
 	ttl               time.Duration
+	rdma              rdmaSettings
 }
 
 // maxStreams bounds the connections to one agent.
@@ -48,6 +50,9 @@ func (p *peerSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&p.cert, "peer-tls-cert", "", "certificate of this agent for the others, PEM; instead of a key")
 	f.StringVar(&p.key, "peer-tls-key", "", "private key of that certificate, PEM")
 	f.StringVar(&p.ca, "peer-tls-ca", "", "authorities that sign the certificates of the other agents, PEM")
+	f.Var(&p.rdma, "peer-rdma",
+		"read blocks of other agents by Mooncake's transfer engine: rdma or tcp, with options such as "+
+			"rdma?devices=mlx5_0&python=/opt/venv/bin/python; empty: they are sent over the connection (docs/PD.md)")
 	f.Var(settings.Count(&p.streams, 1, maxStreams), "peer-streams", "connections to each agent of another node")
 	f.Var(settings.Duration(&p.timeout, peer.MinTimeout, peer.MaxTimeout), "peer-timeout",
 		"silence after which an agent of another node counts as dead")
@@ -79,7 +84,7 @@ func (p *peerSettings) check() error {
 	if p.advertise != "" && p.listen == "" {
 		bad = append(bad, errors.New("peer-advertise: given without peer-listen, allowed: with it"))
 	}
-	return errors.Join(bad...)
+	return errors.Join(append(bad, p.checkRDMA())...)
 }
 
 func checkHostPort(text string) error {
@@ -110,6 +115,7 @@ func (p *peerSettings) auth() (a peer.Auth, ok bool, err error) {
 type peers struct {
 	peering  *peering.Peering // nil: the agent is on its own
 	listener net.Listener     // until serve; nil: other agents are not served
+	reads    *mooncake.Reads  // nil: there are no one-sided reads
 }
 
 // openPeers prepares to fetch from other agents and to serve them, and sets cfg.Peers. An agent
@@ -123,26 +129,33 @@ func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Conf
 		return &peers{}, nil
 	}
 	out := &peers{}
-	out.peering, err = peering.New(peering.Options{
-		Memory: p, Slots: pool.Slots(stack), Auth: auth, Timeout: s.peers.timeout, Streams: s.peers.streams,
-		NoSums: s.integrity == settings.IntegrityHeader,
-		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
-	})
-	if err != nil {
-		return nil, settings.Invalid(err)
-	}
 	if s.peers.listen != "" {
 		if out.listener, err = net.Listen("tcp", s.peers.listen); err != nil {
-			return nil, errors.Join(fmt.Errorf("peer-listen: %w", err), out.peering.Close())
+			return nil, fmt.Errorf("peer-listen: %w", err)
 		}
 		cfg.Peers.Address = s.peers.address(out.listener.Addr())
 		log.Info("peers", zap.Stringer("listen", out.listener.Addr()), zap.String("advertised", cfg.Peers.Address),
 			zap.Stringer("auth", auth))
 	}
+	o := peering.Options{
+		Memory: p, Slots: pool.Slots(stack), Auth: auth, Timeout: s.peers.timeout, Streams: s.peers.streams,
+		NoSums: s.integrity == settings.IntegrityHeader,
+		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
+	}
+	if s.peers.rdma.protocol != "" {
+		if out.reads, err = openReads(&s.peers, cfg.Peers.Address, p, log); err != nil {
+			return nil, settings.Invalid(errors.Join(err, out.close()))
+		}
+		o.Reader = out.reads
+	}
+	if out.peering, err = peering.New(o); err != nil {
+		return nil, settings.Invalid(errors.Join(err, out.close()))
+	}
 	cfg.Peers.Fetch, cfg.Peers.Deliver = out.peering.Fetch, out.peering.Deliver
 	cfg.Peers.Stop = out.stop
 	cfg.Peers.Report = func() (r admin.Peers) {
 		r.Client, r.Server = out.peering.Stats()
+		r.Reads = reportReads(&s.peers, out.reads)
 		return r
 	}
 	return out, nil
@@ -186,9 +199,15 @@ func (p *peers) stop() error {
 }
 
 // close ends what stop has not.
-func (p *peers) close() error {
-	if p.peering == nil {
-		return nil
+func (p *peers) close() (err error) {
+	if p.listener != nil || p.peering != nil {
+		err = p.stop()
 	}
-	return errors.Join(p.stop(), p.peering.Close())
+	if p.peering != nil {
+		err = errors.Join(err, p.peering.Close())
+	}
+	if p.reads != nil {
+		err = errors.Join(err, p.reads.Close())
+	}
+	return err
 }

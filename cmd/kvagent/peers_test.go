@@ -42,9 +42,16 @@ func TestPeerSettingsErrors(t *testing.T) {
 		"advertised only": {[]string{"--peer-advertise", "h:1"}, []string{"peer-advertise", "without peer-listen"}},
 		"advertised, long": {[]string{"--peer-key-file", "k", "--peer-listen", ":1", "--peer-advertise", long},
 			[]string{"peer-advertise", "at most 128 bytes"}},
-		"streams": {[]string{"--peer-streams", "17"}, []string{"peer-streams", "allowed: 1 to 16"}},
-		"timeout": {[]string{"--peer-timeout", "1ms"}, []string{"peer-timeout", "allowed: 50ms to 1m0s"}},
-		"ttl":     {[]string{"--transfer-ttl", "11m"}, []string{"transfer-ttl", "allowed: 1ms to 10m0s"}},
+		"streams":     {[]string{"--peer-streams", "17"}, []string{"peer-streams", "allowed: 1 to 16"}},
+		"timeout":     {[]string{"--peer-timeout", "1ms"}, []string{"peer-timeout", "allowed: 50ms to 1m0s"}},
+		"rdma, alone": {[]string{"--peer-rdma", "rdma"}, []string{"peer-rdma", "without peer-key-file"}},
+		"rdma, TLS": {[]string{"--peer-rdma", "rdma", "--peer-tls-cert", "c", "--peer-tls-key", "k", "--peer-tls-ca",
+			"c"}, []string{"peer-rdma", "not encrypted"}},
+		"rdma, protocol": {[]string{"--peer-rdma", "smoke"}, []string{"peer-rdma", "allowed: rdma, tcp"}},
+		"rdma, option":   {[]string{"--peer-rdma", "rdma?device=a"}, []string{"peer-rdma", "allowed: devices, host"}},
+		"rdma, devices":  {[]string{"--peer-rdma", "tcp?devices=a"}, []string{"peer-rdma", "allowed: with rdma"}},
+		"rdma, a device": {[]string{"--peer-rdma", "rdma?devices=a,,b"}, []string{"peer-rdma", "separated by commas"}},
+		"ttl":            {[]string{"--transfer-ttl", "11m"}, []string{"transfer-ttl", "allowed: 1ms to 10m0s"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := readSettings(t, c.args, nil, "")

@@ -114,6 +114,14 @@ func printTransfers(t io.Writer, x *admin.TransfersStatus, p *admin.PeersStatus)
 		fmt.Fprintf(t, "peers\tat %s: %d connections, %d fetches served now, %s sent\n", p.Address, p.Connections,
 			p.Subscriptions, settings.HumanSize(int64(p.BytesSent)))
 	}
+	if r := p.Reads; r != nil {
+		fmt.Fprintf(t, "\tone-sided reads (%s): %s, %d blocks (%s) read, %d reads failed, %d blocks read by others",
+			r.Protocol, r.State, r.Blocks, settings.HumanSize(int64(r.Bytes)), r.Failed, r.Placed)
+		if r.Error != "" {
+			fmt.Fprintf(t, "; %s", r.Error)
+		}
+		fmt.Fprintln(t)
+	}
 	for i := range p.Fetched {
 		one := &p.Fetched[i]
 		fmt.Fprintf(t, "\tfrom %s: %s, %d fetches now, %d blocks (%s)", one.Peer, one.State, one.Fetches, one.Blocks,
