@@ -110,7 +110,8 @@ func helperOf(t *testing.T, agent int) int {
 		text, _ := os.ReadFile(list) // of a thread that has ended: empty
 		for pid := range strings.FieldsSeq(string(text)) {
 			line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-			if number, err := strconv.Atoi(pid); err == nil && strings.Contains(string(line), "kvagent.mooncake_reads") {
+			number, err := strconv.Atoi(pid)
+			if err == nil && strings.Contains(string(line), "kvagent.mooncake_reads") {
 				return number
 			}
 		}

@@ -34,8 +34,8 @@ type helper struct {
 	}
 }
 
-// startHelper starts a Python module as a helper of so many requests at once. The calling thread must
-// live as long as the process.
+// startHelper starts a Python module as a helper of so many requests at once. The calling thread
+// must live as long as the process.
 func startHelper(python, module string, env []string, requests int) (*helper, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

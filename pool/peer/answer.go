@@ -10,8 +10,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// answer sends what GETs and PINs ask for, in their order, until the connection ends. After a failed write
-// it drops them: the reader waits for room in v.gets, and finds the end only when it reads on.
+// answer answers GETs and PINs, in their order, until the connection ends. After a failed write it
+// drops them: the reader waits for room in v.gets, and finds the end only when it reads on.
 func (v *served) answer() {
 	failed := false
 	for {

@@ -16,6 +16,7 @@ type Client struct {
 	cfg      ClientConfig
 	log      *limitedLog
 	reading  sync.WaitGroup // goroutines of links
+	pulling  chan struct{}  // has an element for each one-sided read
 	fetching sync.WaitGroup // calls of Fetch and Delivered
 
 	mu     sync.Mutex
@@ -33,7 +34,9 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	return &Client{cfg: cfg, log: newLimitedLog(cfg.Log), nodes: map[string]*node{}}, nil
+	return &Client{
+		cfg: cfg, log: newLimitedLog(cfg.Log), nodes: map[string]*node{}, pulling: make(chan struct{}, maxPulling),
+	}, nil
 }
 
 // Fetch stores the blocks of a request that the peer at addr has, or gets while the transfer is

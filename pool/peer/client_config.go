@@ -31,7 +31,7 @@ type ClientConfig struct {
 	// BreakFirst and BreakLast bound the pause after a peer was lost, which doubles each time;
 	// 10 ms to 1 h; 0 is 500 ms and 30 s.
 	BreakFirst, BreakLast time.Duration
-	// Reader reads blocks of agents that have one, too, instead of having them sent; nil: none does.
+	// Reader reads blocks of agents that have one, too, not having them sent; nil: they are.
 	Reader Reader
 	// Dial opens a connection; nil is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)

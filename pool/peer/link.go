@@ -149,8 +149,8 @@ type stream struct {
 
 func newStream(l *link, c *conn) *stream { return &stream{conn: c, link: l} }
 
-// ask writes the GET, or PIN, of an ask, and queues it. If the stream has ended the ask has been abandoned
-// when ask returns.
+// ask writes the GET, or PIN, of an ask, and queues it. If the stream has ended the ask has been
+// abandoned when ask returns.
 func (s *stream) ask(a *ask) {
 	s.asking.Lock()
 	defer s.asking.Unlock()

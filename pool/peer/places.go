@@ -8,7 +8,8 @@ type Reader interface {
 	// Exposed returns how other agents read the arena now, or why they cannot. Without an error
 	// Read works, too.
 	Exposed() (pool.Exposed, error)
-	// Read reads pieces of the memory that a target names, at most MaxBatch. When it returns,
+	// Read reads pieces of the memory that a target names, at most MaxBatch. At most maxPulling run
+	// at once. When it returns,
 	// nothing writes to these pieces of the arena for it any more; after an error they may hold
 	// anything. It must return within a bounded time.
 	Read(target string, pulls []pool.Pull) error

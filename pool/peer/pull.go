@@ -67,9 +67,13 @@ func (s *stream) pull(a *ask, m *places) {
 
 // Errors of one-sided reads.
 var (
-	errNoPlaces = errors.New("the peer's memory cannot be read")
-	errFull     = errors.New("the peer has pinned too much")
+	errNoPlaces  = errors.New("the peer's memory cannot be read")
+	errFull      = errors.New("the peer has pinned too much")
+	errSuspended = errors.New("another read has failed")
 )
+
+// maxPulling bounds the one-sided reads at once, of all peers.
+const maxPulling = 8
 
 func (s *stream) pullNow(a *ask, m *places) error {
 	switch m.outcome {
@@ -79,6 +83,15 @@ func (s *stream) pullNow(a *ask, m *places) error {
 		return errFull
 	}
 	cfg := &s.link.client.cfg
+	select {
+	case s.link.client.pulling <- struct{}{}:
+		defer func() { <-s.link.client.pulling }()
+	case <-s.link.dead:
+		return s.link.reason()
+	}
+	if !s.link.reads() { // since it waited: the peer's bound holds for the reads that have begun
+		return errSuspended
+	}
 	own, err := cfg.Reader.Exposed()
 	if err != nil {
 		return err
@@ -139,8 +152,8 @@ func (c *Client) countRead(n *node, blocks int, bytes int64, err error) {
 		return
 	}
 	c.count.ReadsFailed++
-	if errors.Is(err, errFull) {
-		return // the next ones may find room
+	if errors.Is(err, errFull) || errors.Is(err, errSuspended) {
+		return // it says nothing new about the peer
 	}
 	if time.Now().Before(n.reads.until) {
 		return // of the reads that were under way

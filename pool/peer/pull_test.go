@@ -92,7 +92,7 @@ type pulling struct {
 func newPulling(t *testing.T, shards int, change func(*Config, *ClientConfig)) *pulling {
 	t.Helper()
 	spec := specOf(shards, 4096)
-	p := &pulling{from: newAgent(t, 16<<20, spec), to: newAgent(t, 4<<20, spec)}
+	p := &pulling{from: newAgent(t, 16<<20, spec), to: newAgent(t, 16<<20, spec)}
 	net := &network{}
 	p.theirs, p.ours = net.reader(p.from, "server:1", serverBase), net.reader(p.to, "client:1", 1<<41)
 	cfg, clientCfg := p.from.config(), p.to.clientConfig()
@@ -166,6 +166,35 @@ func TestOneSidedReadsThatFail(t *testing.T) {
 				t.Error("reads go on after a failure")
 			}
 		})
+	}
+}
+
+// After a failure the reads that have not begun do not begin, so that a peer that hangs costs the
+// time of one read, however many wait.
+func TestReadsThatWaitDoNotBegin(t *testing.T) {
+	p := newPulling(t, 1, func(_ *Config, k *ClientConfig) { k.BatchBytes = 64 << 10 })
+	hold := make(chan struct{})
+	p.ours.before = func() error {
+		<-hold
+		return errors.New("it took too long")
+	}
+	h := chain("a", 800)
+	p.from.save(h)
+	done := make(chan error)
+	go func() {
+		_, err := p.client.Fetch(context.Background(), p.addr, p.to.request("", h), nil)
+		done <- err
+	}()
+	pooltest.Until(t, "reads at the limit, and blocks pinned for more", func() bool {
+		return p.ours.count() == maxPulling && p.server.Stats().Pinned > maxPulling*64<<10
+	})
+	close(hold)
+	check(t, <-done)
+	if got := p.ours.count(); got != maxPulling {
+		t.Errorf("%d reads began, want %d", got, maxPulling)
+	}
+	if got := p.to.has(h); got != 1600 {
+		t.Errorf("%d blocks are there, want 1600", got)
 	}
 }
 

@@ -8,8 +8,9 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// ask is one GET, or PIN: a shard of some blocks of a fetch, for each of which a slot is reserved. The
-// stream's reader alone touches the slots and the results, until it hands the ask back.
+// ask is one GET, or PIN: a shard of some blocks of a fetch, for each of which a slot is reserved.
+// The stream's reader, or the goroutine of a one-sided read, alone touches the slots and the
+// results, until it hands the ask back.
 type ask struct {
 	id     uint32
 	fetch  *fetch

@@ -63,7 +63,7 @@ type Limits struct {
 	Pending       int // unauthenticated connections at once (32); another one is closed
 	Subscriptions int // of one connection at once (64); another one ends at once, as refused
 	Hashes        int // of the subscriptions of all connections together (4,194,304), as above
-	// PinnedBytes bounds what one connection has pinned for one-sided reads (64 MiB); further blocks
+	// PinnedBytes bounds what one connection has pinned for one-sided reads (64 MiB); more blocks
 	// are sent in frames. A single block may be larger. All connections together may pin a quarter
 	// of the arena.
 	PinnedBytes int64
