@@ -24,6 +24,7 @@ var sleepsAllowed = map[string]string{
 	"pool/tier.mends":                        "is called in bubbles, from a table",
 	"pool/tier.closes":                       "is called in bubbles, from a table",
 	"transfer.start":                         "a kernel that takes its time",
+	"pool/peer.deliver":                      "a link that takes its time",
 	"agent.mark":                             "a hand-over that takes its time",
 	"agent.TestTransfersAtRandom":            "pauses between cuts of the connection",
 	"python/tests/agent.py":                  "polls what has no event",

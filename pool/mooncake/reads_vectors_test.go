@@ -24,7 +24,9 @@ func makeReadsVectors() (v vectors) {
 		value      any
 	}{
 		{"hello", "agent", encodeReadsHello(&o), []any{1, "node-1", "rdma", "mlx5_0,mlx5_1", 8, 1 << 16}},
-		{"read", "agent", encodePulls(300, "node-2:15000", []pool.Pull{{4096, 512, 0x7f0000001000}, {0, 1 << 33, 1}}),
+		{"read", "agent", encodePulls(300, "node-2:15000", []pool.Pull{
+			{Offset: 4096, Length: 512, Address: 0x7f0000001000}, {Length: 1 << 33, Address: 1},
+		}),
 			[]any{300, "node-2:15000", []any{[]any{4096, 0x7f0000001000, 512}, []any{0, 1, 1 << 33}}}},
 		{"welcome", "helper", welcomed(readsWelcome{"", "node-1:15001", 0x7f0000000000}),
 			[]any{1, "", "node-1:15001", 0x7f0000000000}},

@@ -21,13 +21,7 @@ import (
 // closed and started again. No wrong byte becomes visible, every block is counted, and nothing is
 // left pinned, reserved or running.
 func TestStorm(t *testing.T) {
-	seed := rand.Uint64()
-	if text := os.Getenv("KVAGENT_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		check(t, err)
-	}
-	t.Logf("KVAGENT_SEED=%d", seed)
+	seed := testSeed(t)
 	s := &storm{t: t}
 	spec := specOf(2, 8192)
 	for i := range s.sides {
@@ -190,4 +184,17 @@ func (s *storm) fetch(r *rand.Rand, here, there *stormSide, name string, h pool.
 	if got.Failed[Corrupt] != 0 || got.Failed[Invalid] != 0 || got.Failed[BadPage] != 0 {
 		s.t.Errorf("%+v, %v", got, err)
 	}
+}
+
+// testSeed returns a seed, which KVAGENT_SEED repeats.
+func testSeed(t *testing.T) uint64 {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("KVAGENT_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		check(t, err)
+	}
+	t.Logf("KVAGENT_SEED=%d", seed)
+	return seed
 }
