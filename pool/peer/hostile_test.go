@@ -448,9 +448,9 @@ func TestVersions(t *testing.T) {
 	raw, err := net.Dial("tcp", s.Addr().String())
 	check(t, err)
 	defer raw.Close()
-	m := hello{low: 2, high: 9, timeout: time.Second}
+	m := hello{low: version + 1, high: 9, timeout: time.Second}
 	check(t, sendBare(raw, kindHello, m.encode()))
-	if _, err := bare(raw, kindChallenge); err == nil || !strings.Contains(err.Error(), "versions 2 to 9") {
+	if _, err := bare(raw, kindChallenge); err == nil || !strings.Contains(err.Error(), "versions 3 to 9") {
 		t.Error(err)
 	}
 }
