@@ -35,7 +35,7 @@ func (n *twoNodes) up() {
 
 // The decode engine's agent reads the blocks out of the other agent's memory, and both say so.
 func TestFetchByOneSidedReads(t *testing.T) {
-	n := startTwoNodes(t, oneSided(t))
+	n := startTwoPeers(t, oneSided(t))
 	n.up()
 	n.save(8)
 	n.until("all blocks arrive", hitOf(8))
@@ -55,7 +55,7 @@ func TestFetchByOneSidedReads(t *testing.T) {
 
 // An agent whose machine lacks what reads need says why, and fetches as without them.
 func TestOneSidedReadsAreNotThere(t *testing.T) {
-	n := startTwoNodes(t, append(sharedKey(t), "--peer-rdma", "rdma?host=127.0.0.1&python=/nowhere/python3"))
+	n := startTwoPeers(t, append(sharedKey(t), "--peer-rdma", "rdma?host=127.0.0.1&python=/nowhere/python3"))
 	n.save(8)
 	n.until("all blocks arrive", hitOf(8))
 	r := statusOf(t, n.dDir).Peers.Reads
@@ -68,7 +68,7 @@ func TestOneSidedReadsAreNotThere(t *testing.T) {
 // ends within its bound or goes on in frames, and nothing stays pinned or reserved.
 func TestOneSidedReadsFromALostAgent(t *testing.T) {
 	t.Run("killed", func(t *testing.T) {
-		n := startTwoNodes(t, oneSided(t))
+		n := startTwoPeers(t, oneSided(t))
 		n.up()
 		n.save(4)
 		n.until("the blocks that were saved arrive", pendingWith(4))
@@ -81,7 +81,7 @@ func TestOneSidedReadsFromALostAgent(t *testing.T) {
 		}
 	})
 	t.Run("only its helper", func(t *testing.T) {
-		n := startTwoNodes(t, oneSided(t))
+		n := startTwoPeers(t, oneSided(t))
 		n.up()
 		helper := helperOf(t, n.prefill.Process.Pid)
 		if err := syscall.Kill(helper, syscall.SIGSTOP); err != nil {

@@ -112,14 +112,15 @@ func TestPeerKeyFileIsChecked(t *testing.T) {
 	}
 }
 
-// twoNodes are two agents in processes of their own that share a key, with an engine's worker each.
+// twoNodes are two agents in processes of their own, with an engine's worker each.
 type twoNodes struct {
 	t              *testing.T
 	prefill        *exec.Cmd
 	pDir, dDir     string
 	saves, decodes *testWorker
 	look           *zmqclient.Client
-	address        string // of the prefill engine's agent
+	address        string // of the prefill engine's agent; empty: it has none
+	jobs           uint64
 	hashes         []byte
 }
 
@@ -133,14 +134,21 @@ func sharedKey(t *testing.T) []string {
 	return []string{"--peer-key-file", path}
 }
 
-func startTwoNodes(t *testing.T, auth []string) *twoNodes {
+// startTwoPeers starts two agents that know each other.
+func startTwoPeers(t *testing.T, auth []string) *twoNodes {
+	t.Helper()
+	return startTwoNodes(t, slices.Concat(auth, []string{"--peer-listen", "127.0.0.1:0"}),
+		slices.Concat(auth, []string{"--peer-timeout", "500ms"}))
+}
+
+func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	t.Helper()
 	n := &twoNodes{t: t, hashes: make([]byte, 8*32)}
 	for i := range 8 {
 		n.hashes[i*32] = byte(i + 1)
 	}
-	n.prefill, n.pDir, _ = startServe(t, append(auth, "--peer-listen", "127.0.0.1:0")...)
-	_, n.dDir, _ = startServe(t, append(auth, "--peer-timeout", "500ms")...)
+	n.prefill, n.pDir, _ = startServe(t, prefill...)
+	_, n.dDir, _ = startServe(t, decode...)
 	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
 	n.look = zmqclient.Dial(filepath.Join(n.dDir, ipc.LookupSocket))
 	t.Cleanup(func() { _ = n.look.Close() })
@@ -155,9 +163,10 @@ func (n *twoNodes) save(blocks int) {
 	for i := range blocks {
 		ids = binary.LittleEndian.AppendUint32(ids, uint32(i))
 	}
+	n.jobs++
 	for _, m := range []any{
 		&ipc.Offer{Name: []byte("a"), Tokens: 8 * 16, TTLMS: 60_000},
-		&ipc.Save{Job: 1, Epoch: 1, Event: ipc.None, Revoke: ipc.None,
+		&ipc.Save{Job: n.jobs, Epoch: 1, Event: ipc.None, Revoke: ipc.None,
 			Sections: []ipc.Section{{HashLen: 32, Hashes: n.hashes[:blocks*32], Blocks: ids}}},
 	} {
 		if err := n.saves.conn.Send(m); err != nil {
@@ -197,7 +206,7 @@ func TestPrefillAgentIsLost(t *testing.T) {
 		"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP, "ended": syscall.SIGTERM,
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := startTwoNodes(t, sharedKey(t))
+			n := startTwoPeers(t, sharedKey(t))
 			n.save(4)
 			n.until("the blocks that were saved arrive", pendingWith(4))
 			if err := n.prefill.Process.Signal(signal); err != nil {
@@ -226,7 +235,7 @@ func TestFetchOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	servertest.Certificate(t, dir)
 	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	n := startTwoNodes(t, []string{"--peer-tls-cert", cert, "--peer-tls-key", key, "--peer-tls-ca", cert})
+	n := startTwoPeers(t, []string{"--peer-tls-cert", cert, "--peer-tls-key", key, "--peer-tls-ca", cert})
 	n.save(8)
 	n.until("all blocks arrive", hitOf(8))
 	if s := statusOf(t, n.pDir).Peers; s.Unauthenticated != 0 || s.Connections == 0 {
@@ -238,7 +247,7 @@ func TestFetchOverTLS(t *testing.T) {
 // once.
 func TestPeerAddressIsFreeForASuccessor(t *testing.T) {
 	key := sharedKey(t)
-	n := startTwoNodes(t, key)
+	n := startTwoPeers(t, key)
 	n.save(8)
 	n.until("all blocks arrive", hitOf(8))
 	next := kvagentCommand(t, append(key, "--peer-listen", n.address)...)

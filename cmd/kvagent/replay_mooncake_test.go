@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
 	"github.com/kvagent/kvagent/pool/tierspec"
 )
@@ -115,4 +116,21 @@ func TestMooncakeSpecs(t *testing.T) {
 			t.Errorf("%s: %v, want %q", spec, err, want)
 		}
 	}
+}
+
+// A decode engine's look-ups name a transfer whose blocks another node's agent writes to Mooncake,
+// with no other way between the two: they are told to wait, from before the first block is there
+// until the last one is, and what was absent a moment ago is asked for again each time.
+func TestTransferThroughMooncake(t *testing.T) {
+	spec, _ := startMooncake(t)
+	n := startTwoNodes(t, []string{"--tier", spec + "&absent-for=1h", "--tier-state", t.TempDir()},
+		[]string{"--tier", spec + "&absent-for=1h", "--tier-state", t.TempDir()})
+	for _, dir := range []string{n.pDir, n.dDir} {
+		pooltest.Until(t, "Mooncake", func() bool { return statusOf(t, dir).Tiers.List[0].Store == "ok" })
+	}
+	n.until("a look-up waits for what was not begun", pendingWith(0))
+	n.save(4)
+	n.until("a look-up waits for the rest", pendingWith(4))
+	n.save(8)
+	n.until("all blocks arrive", hitOf(8))
 }
