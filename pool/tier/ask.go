@@ -107,7 +107,7 @@ var _ pool.AskedAnew = (*Pool)(nil)
 // Shared implements pool.AskedAnew.
 func (p *Pool) Shared() bool {
 	for _, l := range p.levels {
-		if !l.Local && l.up() {
+		if !l.Local && (l.up() || l.breaker.brief()) {
 			return true
 		}
 	}

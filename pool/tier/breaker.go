@@ -64,6 +64,18 @@ func (b *breaker) try(t *Tier, call func() error) error {
 	return err
 }
 
+// briefPause is the longest pause of a breaker at which its store may be back soon. It doubles with
+// each try that fails: from 500 ms on, it is longer 3.5 s after the breaker has opened.
+const briefPause = 2 * time.Second
+
+// brief reports whether the store may be back soon. Stores that answer late on a busy machine open
+// the breaker, too.
+func (b *breaker) brief() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.pause <= briefPause
+}
+
 // state returns the breaker's state for reports.
 func (b *breaker) state() (name string, opened, tries uint64, pause time.Duration, err error) {
 	b.mu.Lock()
