@@ -52,8 +52,8 @@ type AskedAnew interface {
 	// AskAnew is Tiers.Ask, except that an answer from before the call that a shared tier lacks an
 	// entry does not count.
 	AskAnew(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
-	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one that
-	// has not answered for a moment is worth a short wait.
+	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
+	// that has not answered for a moment is worth a short wait.
 	Shared() bool
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -53,6 +54,9 @@ func (r *rdmaSettings) Set(text string) error {
 	return nil
 }
 
+// pinWithin bounds the start of the helper: RDMA pins all of the pool, some GB in a second.
+const pinWithin = 5 * time.Minute
+
 // openReads starts what reads the memory of other agents. What is missing on the machine is no
 // error: blocks are sent in frames then.
 func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
@@ -67,7 +71,7 @@ func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (
 	base, fd := p.Arena()
 	reads, err := mooncake.OpenReads(mooncake.ReadsOptions{
 		Protocol: r.protocol, Devices: r.devices, Host: host, Python: r.python,
-		Arena: mooncake.Memory{Base: base, FD: fd}, Within: 2 * s.timeout,
+		Arena: mooncake.Memory{Base: base, FD: fd}, Within: 2 * s.timeout, SetupWithin: pinWithin,
 		OnState: func(reason error) {
 			if reason != nil {
 				log.Warn("peer-rdma is not there: blocks of other agents come in frames",

@@ -270,7 +270,8 @@ func TestFetchOverABadLink(t *testing.T) {
 			}
 		}
 		begin := time.Now()
-		_, err := fetchWith(context.Background(), t, f.client, f.addr, f.to.request("", h), func(int, int64) { cut(true) })
+		stored := func(int, int64) { cut(true) }
+		_, err := fetchWith(context.Background(), t, f.client, f.addr, f.to.request("", h), stored)
 		if !errors.Is(err, ErrLost) {
 			t.Errorf("%s: the fetch ended with %v", c.name, err)
 		}
@@ -278,7 +279,7 @@ func TestFetchOverABadLink(t *testing.T) {
 			t.Errorf("%s: the fetch took %v", c.name, took)
 		}
 		f.to.nothingLeft()
-		pooltest.Until(t, "the server's loss of its connections", func() bool { return f.server.Stats().Connections == 0 })
+		pooltest.Until(t, "the server's loss", func() bool { return f.server.Stats().Connections == 0 })
 		f.from.nothingLeft()
 		cut(false)
 		f.fetches(t, c.name, 60)

@@ -3,6 +3,7 @@ package peer
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pagefault"
@@ -13,7 +14,7 @@ import (
 // them, this side's reader works, and none failed a short while ago.
 func (l *link) reads() bool {
 	c := l.client
-	if c.cfg.Reader == nil || l.streams[0].version < 2 {
+	if c.cfg.Reader == nil || slices.ContainsFunc(l.streams, func(s *stream) bool { return s.version < 2 }) {
 		return false
 	}
 	if _, err := c.cfg.Reader.Exposed(); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// A look-up that names a transfer waits for a shared store that has failed a moment ago, as one does
-// on a busy machine, and no longer for one that stays away.
+// A look-up that names a transfer waits for a shared store that has failed a moment ago, as one
+// does on a busy machine, and no longer for one that stays away.
 func TestSharedStoreIsGivenTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &moody{Store: pooltest.NewShelf()}
