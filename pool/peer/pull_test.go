@@ -14,8 +14,8 @@ import (
 
 // network is memory that readers reach by a target's name.
 type network struct {
-	mu     sync.Mutex
-	arenas map[string][]byte
+	mu      sync.Mutex
+	readers map[string]*memReader
 }
 
 // memReader is a Reader within this process.
@@ -35,11 +35,12 @@ type memReader struct {
 func (n *network) reader(a *agent, target string, base uint64) *memReader {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.arenas == nil {
-		n.arenas = map[string][]byte{}
+	if n.readers == nil {
+		n.readers = map[string]*memReader{}
 	}
-	n.arenas[target] = a.arena
-	return &memReader{net: n, target: target, base: base, arena: a.arena}
+	r := &memReader{net: n, target: target, base: base, arena: a.arena}
+	n.readers[target] = r
+	return r
 }
 
 func (r *memReader) Exposed() (pool.Exposed, error) {
@@ -59,11 +60,11 @@ func (r *memReader) Read(target string, pulls []pool.Pull) error {
 		}
 	}
 	r.net.mu.Lock()
-	from := r.net.arenas[target]
+	from := r.net.readers[target]
 	r.net.mu.Unlock()
 	for _, p := range pulls {
-		at := p.Address - serverBase
-		copy(r.arena[p.Offset:p.Offset+p.Length], from[at:at+uint64(p.Length)])
+		at := p.Address - from.base
+		copy(r.arena[p.Offset:p.Offset+p.Length], from.arena[at:at+uint64(p.Length)])
 	}
 	if after != nil {
 		after(pulls, r.arena)

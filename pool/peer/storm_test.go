@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -20,7 +21,46 @@ import (
 // saved, evicted and reset on both sides, transfers open, complete and expire, and servers are
 // closed and started again. No wrong byte becomes visible, every block is counted, and nothing is
 // left pinned, reserved or running.
-func TestStorm(t *testing.T) {
+func TestStorm(t *testing.T) { storms(t, 8<<20, nil) }
+
+// TestStormOfReads is TestStorm with one-sided reads, some of which fail, hang for a moment, or
+// bring other bytes.
+func TestStormOfReads(t *testing.T) {
+	memory := &network{}
+	reads := storms(t, 64<<10, func(a *agent, number int, seed uint64) Reader {
+		r := memory.reader(a, fmt.Sprint("side ", number), uint64(number+1)<<40)
+		dice := rand.New(rand.NewPCG(seed, uint64(200+number)))
+		var mu sync.Mutex
+		roll := func(n int) int {
+			mu.Lock()
+			defer mu.Unlock()
+			return dice.IntN(n)
+		}
+		r.before = func() error {
+			for range roll(50) {
+				runtime.Gosched()
+			}
+			if roll(100) == 0 {
+				return errors.New("it failed")
+			}
+			return nil
+		}
+		r.after = func(pulls []pool.Pull, arena []byte) {
+			if p := pulls[roll(len(pulls))]; roll(100) == 0 {
+				arena[p.Offset+int64(roll(int(p.Length)))] ^= 1
+			}
+		}
+		return r
+	})
+	if reads == 0 {
+		t.Error("nothing was read")
+	}
+}
+
+// storms runs a storm over connections that are cut after some bytes, and returns how many shards
+// of blocks came by one-sided reads.
+func storms(t *testing.T, cut int64, reader func(a *agent, number int, seed uint64) Reader) (reads uint64) {
+	t.Helper()
 	seed := testSeed(t)
 	s := &storm{t: t}
 	spec := specOf(2, 8192)
@@ -31,6 +71,10 @@ func TestStorm(t *testing.T) {
 		ccfg := a.clientConfig()
 		ccfg.Log, ccfg.BreakFirst, ccfg.BreakLast = nil, 10*time.Millisecond, 10*time.Millisecond
 		ccfg.BatchBytes, ccfg.WindowBytes = 64<<10, 1<<20
+		if reader != nil {
+			side.reader = reader(a, i, seed)
+			ccfg.Reader = side.reader
+		}
 		dice := rand.New(rand.NewPCG(seed, uint64(100+i)))
 		var mu sync.Mutex
 		ccfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
@@ -41,7 +85,7 @@ func TestStorm(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			left := &atomic.Int64{}
-			left.Store(dice.Int64N(8 << 20))
+			left.Store(dice.Int64N(cut))
 			return &mortal{c, left}, nil
 		}
 		side.client = newClient(t, ccfg)
@@ -62,6 +106,10 @@ func TestStorm(t *testing.T) {
 		check(t, side.client.Close())
 		check(t, side.server.Close())
 		t.Logf("%+v", side.client.Stats())
+		reads += side.client.Stats().Read
+		if pinned := side.server.Stats().Pinned; pinned != 0 {
+			t.Errorf("%d bytes are pinned for reads", pinned)
+		}
 		// Entries that lack a shard because of a reset or an eviction are reclaimed when their room
 		// is needed.
 		_, err := side.ResetSpace(side.space)
@@ -72,6 +120,7 @@ func TestStorm(t *testing.T) {
 	if s.fetches.Load() == 0 || s.lost.Load() == 0 || s.compared.Load() == 0 {
 		t.Error("the storm proves nothing")
 	}
+	return reads
 }
 
 const stormSteps = 120 // of each worker
@@ -86,6 +135,7 @@ type stormSide struct {
 	*agent
 	number int
 	client *Client
+	reader Reader // nil: none
 
 	mu     sync.Mutex
 	server *Server
@@ -119,7 +169,7 @@ func (s *storm) restart(side *stormSide) {
 		return
 	}
 	cfg := side.config()
-	cfg.Log = nil
+	cfg.Log, cfg.Reader = nil, side.reader
 	server, err := Serve(l, cfg)
 	if err != nil {
 		s.t.Error(err)
