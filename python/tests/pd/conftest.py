@@ -114,7 +114,17 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture(scope="session")
 def node(tiny: Path, nursery: Nursery) -> Iterator[Node]:
     """One agent, and engines that tests start and share."""
+    yield from _started(tiny, nursery)
+
+
+@pytest.fixture(scope="session")
+def second(tiny: Path, nursery: Nursery) -> Iterator[Node]:
+    """Another agent, with engines of its own."""
+    yield from _started(tiny, nursery)
+
+
+def _started(model: Path, nursery: Nursery) -> Iterator[Node]:
     with tempfile.TemporaryDirectory(prefix="kvagent-pd-") as folder:
-        made = Node(Path(folder), tiny, nursery)
+        made = Node(Path(folder), model, nursery)
         yield made
         made.close()

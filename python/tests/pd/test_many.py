@@ -12,18 +12,23 @@ import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import mooncake_store
+from tests.agent import eventually
 from tests.pd.conftest import Node
 from tests.pd.processes import Nursery, Proxy, free_port, mooncake_proxy, toy_proxy
 from tests.pd.traffic import SALT, SEED, compare, nothing_left, prompts, tails
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.agent import AgentProcess
 
 pytestmark = pytest.mark.skipif(os.environ.get("KVAGENT_LONG") != "1", reason="KVAGENT_LONG=1 runs it")
 KILLS = int(os.environ.get("KVAGENT_KILLS", "12"))
@@ -83,6 +88,43 @@ def test_two_nodes_that_share_a_redis(tiny: Path, nursery: Nursery, redis: str, 
         some = prompts(220 + (kind == "toy"), 20)
         assert compare(proxy, [decode], some, 4) == tails(some)
         nothing_left(*(node.agent for node in nodes), patience_s=60)
+
+
+@pytest.mark.parametrize("kind", ["toy", "mooncake"])
+def test_two_nodes_that_read_each_others_memory(node: Node, second: Node, tmp_path: Path, kind: str) -> None:
+    """By Mooncake's transfer engine, over its TCP."""
+    key = tmp_path / "key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    engine = f"tcp?host=127.0.0.1&python={mooncake_store.interpreter()}"
+    both = [node, second]
+    for one in both:
+        one.restart_agent("--peer-listen", "127.0.0.1:0", "--peer-key-file", str(key), "--peer-rdma", engine)
+    for one in both:
+        eventually(partial(reads_others, one.agent), "one-sided reads", 60.0)
+    prefill, decode = node.engine("prefill-1", "kv_producer"), second.engine("decode-2", "kv_consumer")
+    node.joined("prefill-1")
+    second.joined("decode-2")
+    if kind == "toy":
+        proxy = toy_proxy(node.folder, [prefill], [decode])
+    else:
+        proxy = mooncake_proxy(node.folder, [(prefill, node.http_port)], [decode])
+    some = prompts(230 + (kind == "toy"), 20)
+    try:
+        assert compare(proxy, [decode], some, 4) == tails(some)
+    finally:
+        proxy.kill()
+    nothing_left(*(one.agent for one in both))
+    reads = second.agent.status()["peers"]["reads"]
+    assert reads["blocks"] > 0, reads
+    assert reads["failed"] == 0, reads
+    assert node.agent.status()["peers"]["reads"]["pinned_bytes"] == 0
+    for one in both:
+        one.restart_agent()
+
+
+def reads_others(agent: AgentProcess) -> bool:
+    return bool(agent.status()["peers"]["reads"]["state"] == "up")
 
 
 class Cluster:
