@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.options import OptionError
-from kvagent.vllm.worker.sync_loads import SyncLoads
+from kvagent.messages import Group
+from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.options import OptionError, Options
+from kvagent.vllm.scheduler.sync_loads import SyncLoads
+from kvagent.vllm.worker.sync_loads import SyncLoads as WorkerSyncLoads
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
@@ -313,7 +316,7 @@ def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
         sent.append(step)
         open_jobs.update([load.job] if step is not None else [])
 
-    loads = SyncLoads(
+    loads = WorkerSyncLoads(
         0.001, submit=submit, poll=lambda: None, pending=lambda jobs: [job for job in jobs if job in open_jobs],
         give_up=given_up.append, descriptors=list,
     )  # fmt: skip
@@ -374,6 +377,23 @@ def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: Ag
         assert side._step_began == 0, "the time without requests would count as a step"
         assert world.scheduler.reset_prefix_cache()
     clean(world, agent)
+
+
+def test_what_auto_expects_of_a_load() -> None:
+    """Small loads say what messages cost, larger ones what bytes cost, both for 30 s."""
+    counts: Any = None
+    side = SyncLoads(Options(load_mode="auto"), Geometry((Group(16, 64),), 16), 1.0, counts, counts)
+    assert not side._short(1, 0.0), "no step was measured"
+    side._steps.add(1, 0.010)
+    assert side._short(9e6, 0.0)
+    assert not side._short(11e6, 0.0)
+    side._measure(1000, 0.004, 1.0)
+    assert side._short(5e6, 2.0)
+    assert not side._short(7e6, 2.0), "4 ms of the messages"
+    side._measure(2_000_000, 0.008, 3.0)  # 2 ns per byte
+    assert side._short(2.9e6, 4.0)
+    assert not side._short(3.1e6, 4.0)
+    assert side._short(9e6, 34.0), "what was measured too long ago"
 
 
 def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:

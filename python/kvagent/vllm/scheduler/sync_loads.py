@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.requests import Tracked
 
 FIRST_BYTE_S = 1e-9  # assumed time to copy a byte, until one was measured
+SMALL_BYTES = 1 << 20  # the time of a smaller copy is that of its messages, and says nothing of the rate
 MEASURED_S = 30.0  # how long a measurement of the copies counts
 
 
@@ -61,7 +62,8 @@ class SyncLoads:
         self._left = self._most
         self._withheld: dict[int, _Withheld] = {}  # by job
         self._jobs: dict[Tracked, int] = {}
-        self._copies = Rate()  # seconds per byte
+        self._messages = Rate()  # seconds per small load
+        self._copies = Rate()  # seconds per byte of larger ones
         self._measured_at = 0.0
         self._steps = Rate()  # seconds per step
         self._step_began = 0.0  # of the step in flight, if its time says how long steps are
@@ -148,18 +150,28 @@ class SyncLoads:
             elif self._preemption.preempt(name):
                 yield tracked, False
         if copied:
-            self._copies.add(copied, max(report.waited.values(), default=0.0))
-            self._measured_at = now
+            self._measure(copied, max(report.waited.values(), default=0.0), now)
 
     def _may(self, tracked: Tracked) -> bool:
         """Return whether a request may load so: not one that another engine is concerned with."""
         return self._preemption is not None and tracked.wanted is None and tracked.offer is None
 
+    def _measure(self, size: int, seconds: float, now: float) -> None:
+        """Record the time of a step's loads."""
+        if now - self._measured_at > MEASURED_S:
+            self._messages, self._copies = Rate(), Rate()
+        self._measured_at = now
+        if size < SMALL_BYTES:
+            self._messages.add(1, seconds)
+        else:
+            self._copies.add(size, max(seconds - (self._messages.token_s or 0.0), 0.0))
+
     def _short(self, size: float, now: float) -> bool:
-        """Return whether the copy of that many bytes is shorter than a step."""
-        byte_s = self._copies.token_s if now - self._measured_at < MEASURED_S else None
-        step_s = self._steps.token_s
-        return step_s is not None and size * (byte_s or FIRST_BYTE_S) < step_s
+        """Return whether the load of that many bytes is shorter than a step."""
+        messages_s, byte_s, step_s = self._messages.token_s, self._copies.token_s, self._steps.token_s
+        if now - self._measured_at > MEASURED_S:
+            messages_s = byte_s = None
+        return step_s is not None and (messages_s or 0.0) + size * (byte_s or FIRST_BYTE_S) < step_s
 
     def _forget(self, tracked: Tracked) -> _Withheld | None:
         """Take back the request's part in its load, whose outcome then concerns no request."""
