@@ -412,5 +412,6 @@ def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProce
     clean(first, agent, second)
     counts = second.side.counts
     print(setting, mode, {name: value for name, value in second.side.counted().items() if "load" in name})
-    assert counts.loads_sync > 3
-    assert 0 < counts.loads_sync_failed < counts.loads_sync
+    if mode == "sync":  # else it depends on the machine how many there are
+        assert counts.loads_sync > 3
+        assert 0 < counts.loads_sync_failed < counts.loads_sync

@@ -259,6 +259,10 @@ class World:
                 end_step()
         return launch.sampled
 
+    def caught_up(self) -> bool:
+        """Return whether the kernels of all launches have run, except for that in the making."""
+        return all(launch.sampled is not None for launch in self._flight)
+
     def settle(self) -> None:
         """Complete what is in flight."""
         while self._flight:
@@ -371,14 +375,26 @@ class World:
 
 
 class _Clock(HostClock):
-    """Ends steps after the kernels of the current launch."""
+    """Ends steps after the kernels of the current launch.
+
+    vLLM 0.29 and 0.30 end a step without tokens in the next one. If the kernels of all launches
+    before that have run, it ends at once.
+    """
 
     def __init__(self, words: Any, world: World) -> None:
         super().__init__(words)
         self._world = world
+        self._launch = 0
+
+    def begin(self, step: int) -> None:
+        self._launch = self._world.steps
+        super().begin(step)
 
     def end(self, step: int) -> None:
-        self._world.queue.append(lambda: super(_Clock, self).end(step))
+        if self._launch < self._world.steps and self._world.caught_up():
+            super().end(step)
+        else:
+            self._world.queue.append(lambda: super(_Clock, self).end(step))
 
 
 def joined(world: World, agent: AgentProcess) -> None:
