@@ -260,7 +260,7 @@ MUTANTS = [
         'logging.getLogger("vllm.kvagent")', 'logging.getLogger("kvagent.vllm")',
         "log_lines_appear_once", "assert"),
     Mutant("the last token is promised", "scheduler/lookups.py",
-        "tokens = self._whole(min(tokens, most_tokens(tracked)))",
+        "tokens = self._whole(min(tokens, most_tokens(tracked, own)))",
         "tokens = self._whole(min(tokens + self._align, tracked.request.num_tokens))",
         "last_token", "tokens_promised"),
     Mutant("a load's destination is unpinned at the deadline", "scheduler/loads.py",

@@ -21,6 +21,30 @@ def counted(engine: Engine, name: str) -> int:
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:kvagent_{name}_total{{")))
 
 
+def test_vllms_api_takes_them_as_they_are() -> None:
+    """Requests as vLLM's server parses them, without an engine."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.v1.request import Request
+
+    messages = [{"role": "user", "content": "x"}]
+    for params in (
+        {"kvagent.save": False, "kvagent.pin": 1.5},
+        {"kvagent": {"load": False, "max_load_tokens": 3}},
+        {"kvagent.ttl": "no number", "do_remote_decode": True},
+    ):
+        asked = (
+            CompletionRequest(model="tiny", prompt=[5, 6], kv_transfer_params=params),
+            ChatCompletionRequest(model="tiny", messages=messages, kv_transfer_params=params),
+        )
+        for one in asked:
+            sampling = one.to_sampling_params(4, {})
+            request = Request(
+                request_id="r", prompt_token_ids=[5, 6], sampling_params=sampling, pooling_params=None
+            )  # fmt: skip
+            assert request.kv_transfer_params == params
+
+
 def test_switches_pass_through_vllms_api(node: Node) -> None:
     first, second = node.engines_of(
         {"switched-1": "kv_both", "switched-2": "kv_both"}, min_load_tokens=BLOCK, save_decode_cache=True,
