@@ -73,7 +73,7 @@ class LazyBatch(SaveBatch):
         """By block, in the order in which they were noted."""
         self.pressing = False
         """Whether so few blocks are free that blocks are saved at once."""
-        self._simple = False  # see add
+        self._plain, self._simple = self._simple, False  # add_all is not the eager one
         self._pool = blocks.pool
         self._watermark = watermark
         self._counts = counts
@@ -92,8 +92,9 @@ class LazyBatch(SaveBatch):
 
     def add_all(self, some: Sequence[tuple[Tracked, int]]) -> None:
         """Note what the first ``tokens`` of each request leave to be saved."""
+        plain = self._plain and not self.pressing and not self._blocks.has_stale
         for tracked, tokens in some:
-            if tokens >= tracked.next_tokens:
+            if tokens >= tracked.next_tokens and not (plain and self._note_filled(tracked, tokens)):
                 self.add(tracked, tokens)
 
     def add(self, tracked: Tracked, tokens: int) -> None:
@@ -181,6 +182,25 @@ class LazyBatch(SaveBatch):
                 self._covered.discard(block.block_id)
             at += 1
         return at
+
+    def _note_filled(self, tracked: Tracked, tokens: int) -> bool:
+        """Note the block of a request that filled exactly one, as decoding requests do. Return
+        whether it is one.
+
+        The effect is that of ``add``, inlined.
+        """
+        i, request, size = tracked.cursor[0], tracked.request, self._block_tokens
+        hashes = request.block_hashes
+        if tracked.offer is not None or not (0 < i < len(hashes) and size <= tokens - i * size < 2 * size):
+            return False
+        block = self._tables.block(request.request_id, i)
+        if block is None or block.block_hash is None:
+            return False
+        self.unsaved[block.block_id] = Unsaved(block.block_hash, 0, hashes[i], hashes[i - 1])
+        self._covered.discard(block.block_id)
+        tracked.cursor[0] = i + 1
+        tracked.next_tokens = (i + 2) * size
+        return True
 
     def _look(self, room: int) -> list[tuple[Unsaved, Any]]:
         """Return what is noted of the blocks that are within the watermark, at most ``room``."""
