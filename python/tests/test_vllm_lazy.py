@@ -139,8 +139,9 @@ class Engine:
         self.pool = Pool(blocks)
         self.blocks = Blocks(self.pool, pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
+        tables: Any = self.pool
         self.saves = Saves(
-            geometry, 1, self.blocks, self.pool, SaveSchedule(), revoke_now=lambda _: None, watermark=watermark  # type: ignore[arg-type]
+            geometry, 1, self.blocks, tables, SaveSchedule(), revoke_now=lambda _: None, watermark=watermark
         )  # fmt: skip
         assert self.saves.lazy is not None
         self.lazy = self.saves.lazy
