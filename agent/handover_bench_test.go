@@ -45,7 +45,7 @@ func BenchmarkHandOver(b *testing.B) {
 				spent += time.Since(start)
 				q.Want = ipc.WantReserve
 				got := ask(b, x.look, q)
-				q.Reserve = false
+				q.Want = ipc.WantProbe
 				if done := x.loader.load(x.loadEpoch, got.Lease, q.Hashes, 0); !all(done, ipc.BlockOK) {
 					b.Fatalf("load: %v", done)
 				}

@@ -180,7 +180,7 @@ MUTANTS = [
         "    for run in runs:\n        run.reverse()\n", "",
         "begins_at_the_root", "assert", where=LAZY),
     Mutant("blocks for a decode engine wait for their eviction", "scheduler/lazy.py",
-        "        if self.pressing or tracked.offer is not None:\n", "        if self.pressing:\n",
+        "self.pressing or tracked.offer is not None or", "self.pressing or",
         "offered_requests", "assert", where=LAZY),
     Mutant("requests keep their blocks unsaved though few are free", "scheduler/lazy.py",
         "self._catch_up() if self.pressing else []\n", "[]\n",

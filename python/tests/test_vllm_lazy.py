@@ -124,6 +124,10 @@ class Pool:
             block.block_hash = None
         return True
 
+    def block(self, request: str, i: int) -> Block | None:
+        table = self.tables[request]
+        return table[i] if i < len(table) else None
+
     def slice(self, request: str, _group: int, begin: int, end: int) -> list[Block]:
         return self.tables[request][begin:end]
 
@@ -135,10 +139,10 @@ class Engine:
         self.pool = Pool(blocks)
         self.blocks = Blocks(self.pool, pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
+        tables: Any = self.pool
         self.saves = Saves(
-            geometry, 1, self.blocks, self.pool, SaveSchedule(),  # type: ignore[arg-type]
-            revoke_now=lambda _: None, watermark=watermark,
-        )  # fmt: skip  # fmt: skip
+            geometry, 1, self.blocks, tables, SaveSchedule(), revoke_now=lambda _: None, watermark=watermark
+        )  # fmt: skip
         assert self.saves.lazy is not None
         self.lazy = self.saves.lazy
         self.now = 0.0
@@ -419,6 +423,21 @@ def test_blocks_that_vllm_does_not_cache_are_saved_at_once() -> None:
     engine.step()
     assert engine.stored == [engine.key("a", 2), engine.key("a", 3)]
     assert tracked.cursor == [6]
+
+
+def test_blocks_that_are_filled_one_by_one_are_noted_like_others() -> None:
+    whole, single = Engine(64), Engine(64)
+    whole.note(whole.compute("a", "a", 20))
+    tracked = single.compute("a", "a", 20)
+    tracked.request.block_hashes, hashes = [], tracked.request.block_hashes
+    for tokens in range(1, 20 * BLOCK + 1):
+        tracked.request.block_hashes = hashes[: tokens // BLOCK]
+        if tokens >= tracked.next_tokens:
+            single.lazy.add(tracked, tokens)
+        assert tracked.cursor == [tokens // BLOCK]
+        assert tracked.next_tokens == (tokens // BLOCK + 1) * BLOCK
+    assert single.lazy.unsaved == whole.lazy.unsaved
+    assert len(whole.lazy.unsaved) == 20
 
 
 def test_offered_requests_are_saved_at_once() -> None:

@@ -62,6 +62,7 @@ def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(
     print(f"lazy: {loaded} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(node)}; {side.counted()}")
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_an_agent_that_goes_while_blocks_are_saved(
     llm: Any, reference: list[list[int]], node: AgentProcess, how: str

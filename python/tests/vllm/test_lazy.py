@@ -205,6 +205,7 @@ def test_with_few_free_blocks_all_is_saved_at_once(worlds: Any, agent: AgentProc
     clean(world, agent)
 
 
+@pytest.mark.stops
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_agent_that_goes_while_blocks_are_saved(
