@@ -97,7 +97,8 @@ MUTANTS = [
         " or tracked.stale or tracked.no_save)", " or tracked.stale)",
         "not_to_be_saved_is_loaded", "assert 4 == 0", where=SWITCHES),
     Mutant("old blocks of a request that is not saved are forgotten", "scheduler/side.py",
-        "if not tracked.bypass and self._may_save:", "if not (tracked.bypass or tracked.no_save) and self._may_save:",
+        "if not tracked.bypass and self._may_save:\n            self._check_stale",
+        "if not (tracked.bypass or tracked.no_save) and self._may_save:\n            self._check_stale",
         "although_their_request_is_not_saved", "assert 3 == 0", where=SWITCHES),
     Mutant("the limit of a load counts what the engine has", "scheduler/lookups.py",
         "min(most, own + tracked.max_load_tokens)", "min(most, tracked.max_load_tokens)",
@@ -535,4 +536,5 @@ def main() -> None:
         sys.exit(1)
 
 
-main()
+if __name__ == "__main__":
+    main()
