@@ -11,6 +11,9 @@ import (
 const (
 	maxRaises  = 4        // at a time, each of one group of one fetch
 	raiseBytes = 64 << 20 // that one of them pins at a time, while they come and until they are announced
+	// raiseAsk is how long one question to the tiers waits: longer than for look-ups, which a
+	// scheduler waits for, and short beside the time that the end of a fetch may take.
+	raiseAsk = 100 * time.Millisecond
 )
 
 // Raise brings what only the tiers below memory have of a chain into memory, for another agent that
@@ -26,8 +29,8 @@ func (a *Agent) Raise(ctx context.Context, s pool.SpaceID, group uint8, h pool.H
 	case <-ctx.Done():
 		return
 	}
-	asked := []pool.Asked{{Group: group, Hashes: h, Sparse: true}}
-	for a.tiers.Ask(s, asked, time.Now().Add(a.cfg.Limits.AskWait)) {
+	asked := []pool.Asked{{Group: group, Hashes: h, Sparse: a.registry.windowed(s, group)}}
+	for a.tiers.Ask(s, asked, time.Now().Add(raiseAsk)) {
 		if ctx.Err() != nil {
 			return
 		}
@@ -64,4 +67,15 @@ func (a *Agent) raise(ctx context.Context, s pool.SpaceID, group uint8, h pool.H
 		forget()
 	}
 	return n
+}
+
+// windowed reports whether a group of a space has a sliding window, of which blocks after a gap
+// count, too.
+func (r *registry) windowed(s pool.SpaceID, group uint8) bool {
+	for _, sp := range r.view.Load().spaces {
+		if rules := sp.open.Load(); rules != nil && rules.ID == s && int(group) < len(rules.Groups) {
+			return rules.Groups[group].Window != 0
+		}
+	}
+	return false
 }
