@@ -5,9 +5,7 @@ everything, whatever happens to a block or to the agent between the promise and 
 from __future__ import annotations
 
 import re
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from tests.agent import AgentProcess
 from tests.vllm import agents
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
-from tests.vllm.engine import BLOCK, PROMPTS, WHOLE_BLOCKS
+from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
 from tests.vllm.test_engine import Alive
 
 if TYPE_CHECKING:
@@ -113,53 +111,3 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
     if how != "kill":
         assert alive.side.counts.tokens_loaded > loaded
     print(f"{how}: steps waited {[round(one * 1e3) for one in waits]} ms; {alive.side.counted()}")
-
-
-@pytest.mark.parametrize("mode", ["async", "sync", "auto"])
-def test_time_to_first_token(alive: Alive, reference: list[list[int]], mode: str) -> None:
-    """Print the time to the first token of a prompt of which all but a few tokens are loaded, in an
-    engine that decodes another one.
-    """
-    alive.fill(reference)
-    loads, core = alive.side._sync_loads, alive.llm.llm_engine
-    preemption, auto = loads._preemption, loads._auto
-    loads._preemption, loads._auto = (None if mode == "async" else preemption), mode == "auto"
-    try:
-        for blocks in (4, 8, 16, 30):
-            prompt = [(i * 31 + blocks) % 450 + 10 for i in range(blocks * BLOCK + 5)]
-            for running in (0, 1):
-                times, kept = [], loads._counts.loads_sync
-                for nth in range(6):
-                    alive.forget()
-                    times.append(first_token_s(core, prompt, running, nth))
-                    real.settle(alive.llm)
-                times.sort()
-                print(
-                    f"{mode}: {blocks * BLOCK} tokens, {running} running: first token after "
-                    f"{statistics.median(times[:-1]) * 1e3:.2f} ms (best {times[0] * 1e3:.2f}), "
-                    f"{loads._counts.loads_sync - kept} synchronous of {6}"
-                )
-    finally:
-        loads._preemption, loads._auto = preemption, auto
-
-
-def first_token_s(engine: Any, prompt: list[int], running: int, nth: int) -> float:
-    """Return the time from a request to its first token, beside ``running`` others that decode."""
-    from vllm import SamplingParams
-
-    def request(name: str, tokens: list[int], most: int) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, detokenize=False)
-        engine.add_request(name, {"prompt_token_ids": tokens}, params)
-
-    for i in range(running):
-        request(f"beside-{nth}-{i}", [7 + i + nth] * 40, 200)
-    for _ in range(5 * running):
-        engine.step()
-    begin = time.monotonic()
-    request(f"timed-{nth}", prompt, 1)
-    while not any(out.request_id.startswith("timed") and out.finished for out in engine.step()):
-        pass
-    took = time.monotonic() - begin
-    while engine.has_unfinished_requests():
-        engine.step()
-    return took
