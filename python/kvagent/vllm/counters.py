@@ -44,7 +44,7 @@ class SaveCounts:
     refused: int = 0
     revoked: int = 0
     missed: int = 0
-    """With lazy offload, blocks that vLLM evicted before they were saved."""
+    """With lazy offload, blocks that vLLM evicted before they were offered."""
 
 
 @dataclass(slots=True)
