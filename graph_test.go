@@ -59,7 +59,7 @@ var mayImport = map[string][]string{
 	"agent/registration": {"transfer", "ipc", "cudaipc"},
 	"agent/adminclient":  {},
 	"mockengine":         {"ipc", "ipc/zmqclient", "cudaipc", "cudaipc/engine", "trace"},
-	"proof":              {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer"},
+	"proof":              {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer", "transfer/pace"},
 	"takeover":           {"agent", "agent/admin", "ipc", "pool/dram"},
 	"lab":                {"lab/...", "settings"},
 	"lab/...":            {"..."},
