@@ -18,6 +18,7 @@ type paceReport struct {
 	WeightsBytes int64 `json:"weights_bytes"` // that a step reads
 	Steps        int   `json:"steps"`         // of one phase
 	Rounds       int   `json:"rounds"`
+	CPUTime      bool  `json:"cpu_time"` // of the slowest thread, in place of the time that passed
 
 	AloneP50US float64   `json:"alone_p50_us"`
 	AloneP99US float64   `json:"alone_p99_us"`
@@ -57,7 +58,7 @@ const (
 )
 
 type paceSettings struct {
-	json                   bool
+	json, cpuTime          bool
 	threads, steps, rounds int
 	weights, memory        int64
 	settle                 int // steps before the first round, for the pacer to learn
@@ -82,6 +83,8 @@ pacer as an engine's are. Before the first round the pacer has --settle steps to
 	}
 	f := cmd.Flags()
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
+	f.BoolVar(&s.cpuTime, "cpu-time", false,
+		"a step's time is the processor time of its slowest thread, for machines whose processors others use too")
 	f.Var(settings.Count(&s.threads, 1, max(runtime.NumCPU(), 1)), "threads", "threads of the loop")
 	f.Var(settings.Count(&s.steps, minPaceSteps, maxPaceSteps), "steps", "steps of one phase")
 	f.Var(settings.Count(&s.rounds, 1, maxPaceRounds), "rounds", "rounds, of which the median counts")

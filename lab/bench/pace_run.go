@@ -27,7 +27,7 @@ const (
 func measurePace(s *paceSettings) (r *paceReport, err error) {
 	// The loop's threads are an engine's: the kernel decides who runs, not Go's scheduler.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + s.threads))
-	loop, err := newComputeLoop(s.threads, s.weights)
+	loop, err := newComputeLoop(s.threads, s.weights, s.cpuTime)
 	if err != nil {
 		return nil, err
 	}
@@ -58,6 +58,7 @@ func measurePace(s *paceSettings) (r *paceReport, err error) {
 	}
 	r = m.report()
 	r.Threads, r.WeightsBytes, r.Steps, r.Rounds = s.threads, s.weights, s.steps, s.rounds
+	r.CPUTime = s.cpuTime
 	n := pacer.Report().Counts
 	r.Cuts, r.Raises, r.Holds = n.Cuts, n.Raises, n.Holds
 	return r, nil
@@ -165,12 +166,19 @@ func (f *flood) beside(run func() []float64) (took []float64, rate float64, err 
 // computeLoop reads its weights again and again, with threads of its own.
 type computeLoop struct {
 	weights []byte
+	cpuTime bool            // a step's time is the processor time of its slowest thread
 	begin   []chan struct{} // of each thread
-	done    chan uint64
+	done    chan share
 	sum     uint64 // so that reading is not left out
 }
 
-func newComputeLoop(threads int, bytes int64) (*computeLoop, error) {
+// share is what a thread has done of a step.
+type share struct {
+	sum uint64
+	cpu time.Duration
+}
+
+func newComputeLoop(threads int, bytes int64, cpuTime bool) (*computeLoop, error) {
 	mem, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
@@ -179,17 +187,19 @@ func newComputeLoop(threads int, bytes int64) (*computeLoop, error) {
 	for i := range mem {
 		mem[i] = byte(i * 7)
 	}
-	l := &computeLoop{weights: mem, done: make(chan uint64)}
+	l := &computeLoop{weights: mem, cpuTime: cpuTime, done: make(chan share)}
 	words := unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), len(mem)/8)
 	for i := range threads {
-		begin, share := make(chan struct{}), words[i*len(words)/threads:(i+1)*len(words)/threads]
+		begin, own := make(chan struct{}), words[i*len(words)/threads:(i+1)*len(words)/threads]
 		l.begin = append(l.begin, begin)
 		go func() {
 			runtime.LockOSThread()
 			for range begin {
-				l.done <- sumOf(share)
+				before := threadTime()
+				sum := sumOf(own)
+				l.done <- share{sum, threadTime() - before}
 			}
-			l.done <- 0
+			l.done <- share{}
 		}()
 	}
 	return l, nil
@@ -201,6 +211,15 @@ func (l *computeLoop) close() error {
 		<-l.done
 	}
 	return unix.Munmap(l.weights)
+}
+
+// threadTime returns the processor time of this thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		panic(err) // every Linux has this clock
+	}
+	return time.Duration(t.Nano())
 }
 
 // sumOf reads all words.
@@ -223,10 +242,15 @@ func (l *computeLoop) run(steps int, engine *pace.Engine) (took []float64) {
 		for _, thread := range l.begin {
 			thread <- struct{}{}
 		}
+		var slowest time.Duration
 		for range l.begin {
-			l.sum += <-l.done
+			one := <-l.done
+			l.sum, slowest = l.sum+one.sum, max(slowest, one.cpu)
 		}
 		end := time.Now()
+		if l.cpuTime {
+			begin = end.Add(-slowest)
+		}
 		took = append(took, float64(end.Sub(begin))/float64(time.Microsecond))
 		if ended = append(ended, pace.Step{Begin: begin, End: end, Requests: paceBatch}); len(ended) == paceReports {
 			if engine != nil {
