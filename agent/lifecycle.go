@@ -73,7 +73,7 @@ func (a *Agent) Start() (err error) {
 // waits for its pace any more.
 func (a *Agent) Drain(ctx context.Context) error {
 	a.switches.drained.Store(true)
-	a.workers.pacers.end()
+	a.workers.pacers.End()
 	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
 	if err := a.inflight.wait(ctx); err != nil {
 		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
@@ -97,7 +97,7 @@ var errShutdown = errors.New("the agent is shutting down")
 func (a *Agent) Close() {
 	a.closing.Do(func() {
 		a.switches.drained.Store(true)
-		a.workers.pacers.end()
+		a.workers.pacers.End()
 		a.ready.Store(false)
 		if a.listener != nil {
 			a.closed("session socket", a.listener.Close())

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,8 +76,11 @@ func TestStepsReachThePacer(t *testing.T) {
 func TestStepsAreOfTheirTime(t *testing.T) {
 	now := time.Unix(1000, 0)
 	got := decodeSteps(append(step(time.Second, 10*time.Millisecond, 7), step(0, time.Millisecond, 8)...), now)
-	if len(got) != 2 || !got[0].End.Equal(now.Add(-time.Second)) || got[0].End.Sub(got[0].Begin) != 10*time.Millisecond ||
-		got[0].Requests != 7 || !got[1].End.Equal(now) || got[1].Requests != 8 {
+	want := []pace.Step{
+		{Begin: now.Add(-1010 * time.Millisecond), End: now.Add(-time.Second), Requests: 7},
+		{Begin: now.Add(-time.Millisecond), End: now, Requests: 8},
+	}
+	if !slices.Equal(got, want) {
 		t.Errorf("%+v", got)
 	}
 }
@@ -119,13 +123,13 @@ func TestDrainWithoutPace(t *testing.T) {
 	if got := w[0].done(1); !all(got, ipc.BlockOK) {
 		t.Errorf("the save: %v", got)
 	}
-	late := r.agent.workers.pacers.of(cudaipc.UUID{1})
+	late := r.agent.workers.pacers.Of(deviceName(cudaipc.UUID{1}))
 	late.Begin(pace.Save, 100*pace.MinRate)
 	late.Ended(pace.Save)
 	if !late.May() {
 		t.Error("a pacer that was made after the drain has a limit")
 	}
-	if p := r.agent.Status().Paces; len(p) != 2 || p[1].Device != (cudaipc.UUID{1}).String() {
+	if p := r.agent.Status().Paces; len(p) != 2 || p[0].Device != (cudaipc.UUID{1}).String() {
 		t.Errorf("paces: %+v", p)
 	}
 }

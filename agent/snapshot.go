@@ -43,7 +43,7 @@ func (a *Agent) snapshot() admin.Snapshot {
 		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
-	s.Paces = a.workers.pacers.report()
+	s.Paces = a.workers.pacers.Report()
 	s.Leases, s.LeaseBytes, s.LeasesRevoked = a.ledger.Totals()
 	if a.tiers != nil {
 		report := a.tiers.Report()

@@ -79,10 +79,10 @@ func (s *space) unitBytes() (n int64) {
 	return n
 }
 
-// computeSpeed estimates from a worker's saves how fast it computes. A step's blocks are saved with its
-// number once it has been launched, and the next step is launched when there is room for it. So the
-// time between the first saves of two consecutive steps is the time of the second. The session's
-// reader owns it.
+// computeSpeed estimates from a worker's saves how fast it computes. A step's blocks are saved with
+// its number once it has been launched, and the next step is launched when there is room for it. So
+// the time between the first saves of two consecutive steps is the time of the second. The
+// session's reader owns it.
 type computeSpeed struct {
 	step   uint64 // the latest with a save
 	at     time.Time

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // workers starts the transfers of registered workers.
@@ -24,7 +25,7 @@ type workers struct {
 	limits    transfer.Limits
 	perGPU    int                              // copies that run at once on a GPU, and on CPUs
 	lanes     map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
-	pacers    *pacers
+	pacers    *pace.Devices
 	awaited   func(pool.SpaceID) bool // whether an engine waits for blocks of a space
 	log       *zap.Logger
 
@@ -39,7 +40,8 @@ func newWorkers(
 ) (*workers, error) {
 	w := &workers{
 		device: device, pool: p, integrity: cfg.Integrity, limits: cfg.Limits.Transfer, perGPU: cfg.Lanes,
-		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: newPacers(cfg.Pace, cfg.CPUPacer), awaited: awaited, log: log,
+		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(cfg.Pace, cfg.CPUPacer), awaited: awaited,
+		log:   log,
 		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
 	}
 	if p, ok := p.(pool.Mapped); ok {
@@ -53,7 +55,7 @@ func newWorkers(
 
 // start starts the transfers of a registered worker whose space is open. registry.mu is held.
 func (w *workers) start(st *seat) error {
-	space, pacer := st.space.open.Load().ID, w.pacers.of(st.gpu)
+	space, pacer := st.space.open.Load().ID, w.pacers.Of(deviceName(st.gpu))
 	started, err := transfer.Start(transfer.Config{
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
@@ -69,6 +71,14 @@ func (w *workers) start(st *seat) error {
 	st.steps.Store(pacer.Engine())
 	st.worker.Store(started)
 	return nil
+}
+
+// deviceName returns the name of a GPU, or that of the CPUs.
+func deviceName(gpu cudaipc.UUID) string {
+	if gpu == (cudaipc.UUID{}) {
+		return pace.CPU
+	}
+	return gpu.String()
 }
 
 // lanesLocked returns the lanes of a GPU, or those shared by all copies on the CPU, so that copies

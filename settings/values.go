@@ -105,8 +105,9 @@ func (r *rateValue) Set(text string) error {
 	size, timed := strings.CutSuffix(text, perSecond)
 	n, err := ParseSize(size)
 	if err != nil || !timed || n < r.low || n > r.high {
-		return fmt.Errorf("allowed: %s, or %s%s to %s%s, such as 2GiB/s", strings.Join(slices.Sorted(maps.Keys(r.words)), ", "),
-			FormatSize(r.low), perSecond, FormatSize(r.high), perSecond)
+		words := strings.Join(slices.Sorted(maps.Keys(r.words)), ", ")
+		return fmt.Errorf("allowed: %s, or %s%s to %s%s, such as 2GiB/s", words, FormatSize(r.low), perSecond,
+			FormatSize(r.high), perSecond)
 	}
 	*r.v = n
 	return nil

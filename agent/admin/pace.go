@@ -6,15 +6,9 @@ import (
 	"github.com/kvagent/kvagent/transfer/pace"
 )
 
-// Pace is the state of one device's pacer.
-type Pace struct {
-	Device string // cpu, or the GPU's name
-	pace.Report
-}
-
-// PaceStatus is Pace in JSON.
+// PaceStatus is the state of one device's pacer in JSON.
 type PaceStatus struct {
-	Device   string  `json:"device"`
+	Device   string  `json:"device"`         // cpu, or the GPU's name
 	Setting  string  `json:"setting"`        // off, auto or fixed
 	Rate     int64   `json:"rate_bytes_s"`   // that copies may take now; 0: any
 	Slowdown float64 `json:"slowdown_ratio"` // decode steps beside copies, in those without, as last compared; 0: never
@@ -31,7 +25,7 @@ type PaceStatus struct {
 	WriteWaitS float64 `json:"write_wait_s"`
 }
 
-func paceStatus(paces []Pace) []PaceStatus {
+func paceStatus(paces []pace.DeviceReport) []PaceStatus {
 	out := []PaceStatus{}
 	for i := range paces {
 		p := &paces[i]
@@ -60,18 +54,18 @@ func paceSetting(s int64) string {
 var paceSeries = []struct {
 	desc *prometheus.Desc
 	kind prometheus.ValueType
-	get  func(*Pace) float64
+	get  func(*pace.DeviceReport) float64
 }{
 	{paceDesc("rate_bytes_per_second", "Rate that copies that can wait may take now; 0: any."), prometheus.GaugeValue,
-		func(p *Pace) float64 { return float64(p.Rate) }},
+		func(p *pace.DeviceReport) float64 { return float64(p.Rate) }},
 	{paceDesc("slowdown_ratio", "Decode steps beside such copies, in steps without, as last compared; 0: never."),
-		prometheus.GaugeValue, func(p *Pace) float64 { return p.Slowdown }},
+		prometheus.GaugeValue, func(p *pace.DeviceReport) float64 { return p.Slowdown }},
 	{paceDesc("cuts_total", "Cuts of the rate."), prometheus.CounterValue,
-		func(p *Pace) float64 { return float64(p.Counts.Cuts) }},
+		func(p *pace.DeviceReport) float64 { return float64(p.Counts.Cuts) }},
 	{paceDesc("raises_total", "Raises of the rate."), prometheus.CounterValue,
-		func(p *Pace) float64 { return float64(p.Counts.Raises) }},
+		func(p *pace.DeviceReport) float64 { return float64(p.Counts.Raises) }},
 	{paceDesc("holds_total", "Pauses of such copies to measure decode steps without them."), prometheus.CounterValue,
-		func(p *Pace) float64 { return float64(p.Counts.Holds) }},
+		func(p *pace.DeviceReport) float64 { return float64(p.Counts.Holds) }},
 }
 
 var (
@@ -97,13 +91,14 @@ func describePaces(ch chan<- *prometheus.Desc) {
 	}
 }
 
-func collectPaces(ch chan<- prometheus.Metric, paces []Pace) {
+func collectPaces(ch chan<- prometheus.Metric, paces []pace.DeviceReport) {
 	for i := range paces {
 		p := &paces[i]
 		for _, s := range paceSeries {
 			ch <- prometheus.MustNewConstMetric(s.desc, s.kind, s.get(p), p.Device)
 		}
-		for beside, n := range map[string]uint64{"none": p.Counts.Alone, "waiting": p.Counts.Beside, "other": p.Counts.Other} {
+		n := &p.Counts
+		for beside, n := range map[string]uint64{"none": n.Alone, "waiting": n.Beside, "other": n.Other} {
 			ch <- prometheus.MustNewConstMetric(paceStepsDesc, prometheus.CounterValue, float64(n), p.Device, beside)
 		}
 		for u, op := range paceOps {

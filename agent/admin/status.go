@@ -65,7 +65,7 @@ type Status struct {
 	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
 	Orphans    Orphans        `json:"orphans"`
 
-	Paces []PaceStatus `json:"paces"` // of each device, the CPUs' first
+	Paces []PaceStatus `json:"paces"` // of each device
 
 	Transfers TransfersStatus `json:"transfers"` // between engines
 	Peers     PeersStatus     `json:"peers"`     // agents of other nodes

@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Source is the agent as package admin reads it. Its functions may be called from any goroutine
@@ -55,7 +56,7 @@ type Snapshot struct {
 	Movers  []cudaipc.MoverState
 	Orphans Orphans
 
-	Paces []Pace // of each device, the CPUs' first
+	Paces []pace.DeviceReport // of each device
 
 	Transfers delivery.Report
 	Peers     Peers

@@ -140,8 +140,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Count(&s.copyLanes, 0, 256), "copy-lanes",
 		"copies that run at once on one GPU, and on CPUs; 0 is as many as there are processors")
 	f.Var(settings.Rate(&s.pace, paceWords, pace.MinRate, pace.MaxRate), "pace",
-		"how saves and writes to tiers give way to decode, on each GPU and on the CPUs: auto slows them while they are "+
-			"seen to slow decode steps, a rate is their limit at all times; loads never wait")
+		"how saves and writes to tiers give way to decode, on each GPU and on the CPUs: auto slows them while they "+
+			"are seen to slow decode steps, a rate is their limit at all times; loads never wait")
 	f.Var(settings.Count(&s.queue, 1, 1<<16), "queue",
 		"jobs that may wait for one engine worker in each direction; a further one is answered busy")
 	f.Var(settings.Duration(&s.eventWait, time.Millisecond, time.Hour), "event-wait",

@@ -100,7 +100,8 @@ func (m *paceRounds) round(s *paceSettings, loop *computeLoop, free, paced *floo
 func (m *paceRounds) report() *paceReport {
 	return &paceReport{
 		AloneP50US: rounded(middle(m.alone50)), AloneP99US: rounded(middle(m.alone99)),
-		Noise: ratioOf(m.again99, m.alone99), FreeP50: ratioOf(m.free50, m.alone50), FreeP99: ratioOf(m.free99, m.alone99),
+		Noise:   ratioOf(m.again99, m.alone99),
+		FreeP50: ratioOf(m.free50, m.alone50), FreeP99: ratioOf(m.free99, m.alone99),
 		PacedP50: ratioOf(m.paced50, m.alone50), PacedP99: ratioOf(m.paced99, m.alone99),
 		FreeGBps: rounded(middle(m.freeRate)), PacedGBps: rounded(middle(m.pacedRate)),
 		Share: ratioOf(m.pacedRate, m.freeRate),

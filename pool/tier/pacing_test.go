@@ -41,8 +41,8 @@ func (g *gatekeeper) await(t *testing.T) int64 {
 	}
 }
 
-// TestWritersWaitForTheirPace expects a writer to wait before it copies blocks out of memory, without
-// staging, while fetches go on; and to write them afterwards.
+// TestWritersWaitForTheirPace expects a writer to wait before it copies blocks out of memory,
+// without staging, while fetches go on; and to write them afterwards.
 func TestWritersWaitForTheirPace(t *testing.T) {
 	store, gate := pooltest.NewShelf(), newGatekeeper()
 	n := newNode(t, 400, 1, Options{Pace: gate.pace}, Tier{Name: "shared", Store: store, Write: OnSave, Workers: 2})
@@ -51,8 +51,8 @@ func TestWritersWaitForTheirPace(t *testing.T) {
 	if bytes := gate.await(t); bytes < shardBytes {
 		t.Errorf("%d bytes are to be copied", bytes)
 	}
-	if r := n.Report(); r.Tiers[0].Stored != 0 || n.o.Staging.Lent() != 0 {
-		t.Errorf("%d blocks written, %d bytes of staging lent, while the writer waits", r.Tiers[0].Stored, n.o.Staging.Lent())
+	if stored, lent := n.Report().Tiers[0].Stored, n.o.Staging.Lent(); stored != 0 || lent != 0 {
+		t.Errorf("%d blocks written, %d bytes of staging lent, while the writer waits", stored, lent)
 	}
 	gate.letGo <- struct{}{}
 	n.waitFor("written to the tier", func(r *pool.TierReport) bool {

@@ -122,7 +122,7 @@ func TestHarmIsLimited(t *testing.T) {
 	if p99(took) > base*3/2 {
 		t.Errorf("steps of %v take %v (p99) beside saves", base, p99(took))
 	}
-	// Copies that double a step while they run slow it by a fifth when they run a sixth of the time.
+	// Copies that double a step while they run make it a third longer in a third of the time.
 	if share := rate / flooded; share < 0.15 || share > 0.5 {
 		t.Errorf("saves have %.2f of their rate", share)
 	}
