@@ -44,7 +44,8 @@ func readSettings(t *testing.T, args []string, env map[string]string, file strin
 func TestSettingsPrecedence(t *testing.T) {
 	const file = "pool: 3GiB\nevent-wait: 3s\nqueue: 3\nlog-level: warn\nallow-uid: [3, 4]\nhttp-any: " +
 		"true\nverify-sample: 7\n"
-	env := map[string]string{"KVAGENT_POOL": "2GiB", "KVAGENT_EVENT_WAIT": "2s", "KVAGENT_ALLOW_GID": "5,6"}
+	env := map[string]string{"KVAGENT_POOL": "2GiB", "KVAGENT_EVENT_WAIT": "2s", "KVAGENT_ALLOW_GID": "5,6",
+		"KVAGENT_PACE": "1.5GiB/s"}
 	s, err := readSettings(t, []string{"--pool", "1.5GiB", "--lookup", "a=" + strings.Repeat("0a", 16), "--lookup",
 		"b=" + strings.Repeat("0b", 16)}, env, file)
 	if err != nil {
@@ -53,6 +54,7 @@ func TestSettingsPrecedence(t *testing.T) {
 	for what, ok := range map[string]bool{
 		"pool of the flag":          s.pool == 3<<29,
 		"event-wait of the env":     s.eventWait == 2*time.Second,
+		"pace of the env":           s.pace == 3<<29,
 		"queue of the file":         s.queue == 3,
 		"log-level of the file":     s.logLevel == "warn",
 		"allow-uid of the file":     slices.Equal(s.allowUIDs, []uint32{3, 4}),
@@ -112,6 +114,7 @@ func TestSettingsErrors(t *testing.T) {
 		"config inside": {nil, nil, "config: x\n", []string{"config", "unknown"}},
 		"choice": {[]string{"--integrity", "some"}, nil, "",
 			[]string{"integrity", `"some"`, "allowed: full, header"}},
+		"pace": {nil, nil, "pace: 3GiB\n", []string{"pace", `"3GiB"`, "allowed: auto, off, or 1MiB/s to 4TiB/s"}},
 		"verify-sample": {[]string{"--verify-sample", "-1"}, nil, "",
 			[]string{"verify-sample", `"-1"`, "allowed: 0 to 1000000000"}},
 		"verify env": {nil, map[string]string{"KVAGENT_VERIFY_SAMPLE": "2000000000"}, "",

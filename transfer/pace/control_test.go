@@ -115,8 +115,8 @@ func TestHarmIsLimited(t *testing.T) {
 	w.quiet = true
 	w.run(time.Second)
 	w.quiet = false
-	w.run(10 * time.Second)
-	took, rate := w.run(30 * time.Second)
+	w.run(6 * time.Second)
+	took, rate := w.run(15 * time.Second)
 	r := w.Report()
 	t.Logf("p99 %v, %.0f %% of the rate without a limit; %+v", p99(took), 100*rate/flooded, r)
 	if p99(took) > base*3/2 {
@@ -136,7 +136,7 @@ func TestHarmIsLimited(t *testing.T) {
 func TestNoHarmNoLimit(t *testing.T) {
 	w := newWorld(t, 10*time.Millisecond, 1)
 	w.jitter = func(step int) float64 { return 1 + float64(step*7919%10)/100 }
-	if _, rate := w.run(60 * time.Second); rate < 0.95*flooded {
+	if _, rate := w.run(30 * time.Second); rate < 0.95*flooded {
 		t.Errorf("saves have %.2f of their rate; %+v", rate/flooded, w.Report())
 	}
 	if r := w.Report(); r.Counts.Cuts > 0 || r.Rate > 0 || r.Counts.Holds == 0 || r.Counts.Holds > 4 {
@@ -148,8 +148,8 @@ func TestNoHarmNoLimit(t *testing.T) {
 // copies, and no save to wait without end.
 func TestSavesStayAlive(t *testing.T) {
 	w := newWorld(t, 20*time.Millisecond, 50)
-	w.run(30 * time.Second)
-	_, rate := w.run(30 * time.Second)
+	w.run(20 * time.Second)
+	_, rate := w.run(10 * time.Second)
 	if rate < 0.9*floorAt*flooded || w.longest > 2*holdMost {
 		t.Errorf("saves have %.0f MiB/s, and waited up to %v; %+v", rate/(1<<20), w.longest, w.Report())
 	}
@@ -159,7 +159,7 @@ func TestSavesStayAlive(t *testing.T) {
 // raised when copies do no harm any more.
 func TestLimitEndsWithItsReason(t *testing.T) {
 	w := newWorld(t, 20*time.Millisecond, 3)
-	w.run(20 * time.Second)
+	w.run(10 * time.Second)
 	if w.Report().Rate == 0 {
 		t.Fatal("harm without a limit")
 	}
@@ -169,8 +169,8 @@ func TestLimitEndsWithItsReason(t *testing.T) {
 		t.Errorf("saves have %.2f of their rate while no engine decodes", rate/flooded)
 	}
 	w.idle, w.slow = false, 1
-	w.run(30 * time.Second)
-	if _, rate := w.run(10 * time.Second); rate < 0.9*flooded {
+	w.run(15 * time.Second)
+	if _, rate := w.run(5 * time.Second); rate < 0.9*flooded {
 		t.Errorf("saves have %.2f of their rate after they do no harm; %+v", rate/flooded, w.Report())
 	}
 }
