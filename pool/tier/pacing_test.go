@@ -84,7 +84,9 @@ func TestTheOnlyWorkerDoesNotWait(t *testing.T) {
 	store, gate := pooltest.NewShelf(), newGatekeeper()
 	n := newNode(t, 400, 1, Options{Pace: gate.pace}, Tier{Name: "shared", Store: store, Write: OnSave, Workers: 1})
 	n.save(chain("a", 8))
-	n.stored(0, 8)
+	n.waitFor("a write, or a wait", func(r *pool.TierReport) bool {
+		return r.Tiers[0].Stored >= 8 || len(gate.arrived) > 0
+	})
 	if len(gate.arrived) > 0 {
 		t.Error("the only worker waited")
 	}
