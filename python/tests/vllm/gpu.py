@@ -94,10 +94,11 @@ class Gpu:
         tokens = sequence.tokens[known : known + accepted + 1] if part.samples else []
         return tokens if all(right) and not part.early else [WRONG for _ in tokens]
 
-    def reads(self, part: Part, rank: int, layer: str) -> None:
+    def reads(self, part: Part, rank: int, layer: str, step: list[Part]) -> None:
         """Let a layer of the only group read what it computes from, before the steps' kernels run.
 
-        What it reads too early taints the part.
+        What it reads too early taints the part. A layer writes what the ``step``'s parts compute
+        before any of them reads it.
         """
         sequence = self.sequences[part.name]
         begin = part.begin if part.fresh else self._at[part.name]
@@ -109,7 +110,19 @@ class Gpu:
         hashes = torch.tensor(sequence.hashes[:begin], dtype=torch.int64)
         want = ((hashes * 7 + number * 13 + self.weights * 1009 + rank * 29) % PRIME).to(torch.float32)
         got = view[table[positions // size], :, positions % size]
-        part.early |= bool((got != want[:, None, None]).any())
+        wrong = (got != want[:, None, None]).flatten(1).any(1)
+        slots = table[positions // size] * size + positions % size
+        part.early |= bool((wrong & ~torch.isin(slots, self._written(step, size))).any())
+
+    def _written(self, step: list[Part], size: int) -> torch.Tensor:
+        """Return the slots of the only group that a step writes."""
+        written = [torch.empty(0, dtype=torch.int64)]
+        for part in step:
+            begin = part.begin if part.fresh else self._at[part.name]
+            positions = torch.arange(begin, begin + part.scheduled)
+            table = torch.tensor(part.tables[0], dtype=torch.int64)
+            written.append(table[positions // size] * size + positions % size)
+        return torch.cat(written)
 
     def _compute(self, part: Part, sequence: Sequence, begin: int, end: int, rank: int) -> bool:
         """Write what one rank computes. Return whether it was right."""

@@ -365,7 +365,7 @@ class World:
             if layer not in self._silent:
                 self.workers[rank].wait_for_layer_load(layer)
             for part in self._reading:
-                self.gpu.reads(part, rank, layer)
+                self.gpu.reads(part, rank, layer, self._reading)
 
     def _listen(self, rank: int, output: Any) -> None:
         if output is not None:
