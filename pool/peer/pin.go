@@ -31,7 +31,7 @@ func (v *served) pin(r *request) (places, error) {
 	}
 	at, err := reader.Exposed()
 	if err != nil {
-		return places{outcome: placedNone}, nil
+		return places{outcome: placedNone}, nil //nolint:nilerr // the blocks come in frames
 	}
 	a := v.acquire(r)
 	if ok, err := v.keep(r.id, a); !ok {

@@ -279,7 +279,7 @@ func TestPinsAreBounded(t *testing.T) {
 }
 
 // held is a fetch whose first read is held up.
-func (p *pulling) held(t *testing.T, ctx context.Context) (release chan<- error, done <-chan error) {
+func (p *pulling) held(ctx context.Context, t *testing.T) (release chan<- error, done <-chan error) {
 	t.Helper()
 	hold, began, ended := make(chan error), make(chan struct{}), make(chan error, 1)
 	p.ours.before = func() error {
@@ -302,7 +302,7 @@ func (p *pulling) held(t *testing.T, ctx context.Context) (release chan<- error,
 // the read has returned, although the connection is gone: Fetch does not return before.
 func TestServerEndsDuringARead(t *testing.T) {
 	p := newPulling(t, 1, nil)
-	release, done := p.held(t, context.Background())
+	release, done := p.held(context.Background(), t)
 	if s := p.server.Stats(); s.Pinned == 0 {
 		t.Error("nothing is pinned during a read")
 	}
@@ -331,7 +331,7 @@ func TestServerEndsDuringARead(t *testing.T) {
 func TestCallerLeavesDuringARead(t *testing.T) {
 	p := newPulling(t, 1, nil)
 	ctx, leave := context.WithCancel(context.Background())
-	release, done := p.held(t, ctx)
+	release, done := p.held(ctx, t)
 	leave()
 	if s := p.to.Stats(); s.Partial == 0 {
 		t.Error("the slot is free during the read")
@@ -349,7 +349,7 @@ func TestCallerLeavesDuringARead(t *testing.T) {
 // The client's Close waits for a read, too.
 func TestClientClosesDuringARead(t *testing.T) {
 	p := newPulling(t, 1, nil)
-	release, done := p.held(t, context.Background())
+	release, done := p.held(context.Background(), t)
 	closed := make(chan error)
 	go func() { closed <- p.client.Close() }()
 	release <- nil
