@@ -63,9 +63,8 @@ def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(
 
 
 @pytest.mark.stops
-@pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_an_agent_that_goes_while_blocks_are_saved(
-    llm: Any, reference: list[list[int]], node: AgentProcess, how: str
+def test_an_agent_that_is_killed_while_blocks_are_saved(
+    llm: Any, reference: list[list[int]], node: AgentProcess
 ) -> None:
     side, worker = real.sides(llm)
     agents.joined(side, [worker], node)
@@ -76,23 +75,23 @@ def test_an_agent_that_goes_while_blocks_are_saved(
         end(plan)
         if plan.saves and not gone:
             gone.append(plan)
-            (node.kill if how == "kill" else node.freeze)()
+            node.kill()
 
     worker.end = ended
     client = side._agent.lookups._client
     age_s, client.timeout_s = client.timeout_s, 0.5
     try:
-        evict(llm, 2 if how == "kill" else 3)
+        evict(llm, 2)
         assert gone, "nothing was saved"
         assert real.generate(llm, PROMPTS) == reference
         assert side.blocks.saving == 0
     finally:
         del worker.end
         client.timeout_s = age_s
-        node.start() if how == "kill" else node.thaw()
+        node.start()
     agents.joined(side, [worker], node)
     assert real.generate(llm, PROMPTS) == reference
-    evict(llm, 4 if how == "kill" else 5)
+    evict(llm, 4)
     before = side.counts.tokens_loaded
     assert real.generate(llm, PROMPTS) == reference
     assert side.counts.tokens_loaded > before
