@@ -257,12 +257,12 @@ class SchedulerSide:
             self._sync_loads.step(computes=False, now=now)
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
+        complete = self._sync_loads.ended(tracked, normally=normally)  # this may hash its blocks
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
             self._stale_requests.remove(tracked)
         self._transfers.deliver(tracked)
         tokens = 0
-        complete = self._sync_loads.ended(tracked, normally=normally)
         if tracked.load and not complete and self._loads is not None:
             self._loads.cancel(tracked)
         elif normally and self.saves is not None and self._saving(tracked):
