@@ -373,6 +373,23 @@ def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(
     assert heard.finds("pb", OLD), "of weights that cannot change unobserved the blocks are as good as before"
 
 
+def test_a_reset_belongs_to_the_step_before_it(engines: Callable[..., ChangingEngine]) -> None:
+    """A reset that failed, since requests were running, is followed by a step at once."""
+    engine = engines("a", unobserved=True)
+    generations = engine.scheduler.generations
+    engine.step()
+    engine.scheduler.before_weights_call("update_weights")
+    changed = generations.serial
+    engine.pool.reset_prefix_cache()
+    engine.step()
+    assert generations.serial == changed, "nothing was computed between the change and the reset"
+    engine.pool.reset_prefix_cache()
+    engine.step()
+    assert generations.serial == changed + 1
+    engine.scheduler.before_weights_call("update_weights")
+    assert generations.serial == changed + 2, "a step was computed since the reset"
+
+
 def test_on_two_nodes_that_share_a_store(
     engines: Callable[..., ChangingEngine], nodes: list[AgentProcess], tmp_path: Path
 ) -> None:

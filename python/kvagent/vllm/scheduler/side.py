@@ -171,6 +171,7 @@ class SchedulerSide:
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
+        self._settle_reset()  # it precedes this step
         self._steps += 1
         preempted = getattr(output, "preempted_req_ids", None) or ()
         scheduled = output.num_scheduled_tokens
@@ -182,7 +183,6 @@ class SchedulerSide:
         return plan
 
     def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
-        self._settle_reset()
         waiting = self._waiting()
         self._poll_agent(listen=waiting or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
         for request in preempted:
