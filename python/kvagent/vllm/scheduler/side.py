@@ -542,6 +542,8 @@ class SchedulerSide:
             schedule.step(scheduled, self._tracked, len(scheduled))
             if self._collects(saves, short=False):
                 collect_saves(schedule, saves, scheduled, decode=self._options.save_decode)
+        else:
+            schedule.skip()
         return True
 
     def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
@@ -550,6 +552,8 @@ class SchedulerSide:
         session, scheduled = self._agent.session, output.num_scheduled_tokens
         if session is not None and self._may_save:
             self._schedule.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
+        else:
+            self._schedule.skip()
         sends = self._schedule.sends()  # taking the urgent requests changes that
         self._transfers.step(saves, now)
         near = saves.lazy is not None and saves.lazy.due() and session is not None
