@@ -185,6 +185,8 @@ class SchedulerSide:
     def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
         waiting = self._waiting()
         self._poll_agent(listen=waiting or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
+        if preempted and self._stale_requests is not None:
+            self._stale_requests.mark_lost()
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
             self._preempted(request, again=request in scheduled)
@@ -333,6 +335,7 @@ class SchedulerSide:
             for tracked in self._tracked.values():
                 if tracked.stale:
                     self._stale_requests.add(tracked)
+            self._stale_requests.mark_blocks()  # so that mark_lost knows the others
             self._keeps.clear()
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
@@ -594,6 +597,8 @@ class SchedulerSide:
         """
         self._calm = False
         self._was_reset = self._unobserved
+        if self._stale_requests is not None:
+            self._stale_requests.mark_lost()  # vLLM has preempted requests, and the reset may fail
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
             self._transfers.save_no_more()
