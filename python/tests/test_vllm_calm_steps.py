@@ -164,7 +164,8 @@ def test_saves_in_flight_are_revoked_in_time_without_the_schedulers_session(
     decoding.until_calm()
     agent.freeze()
     job = eventually(lambda: decoding.step().plan.saves, "saves")[0].job
-    assert (attachment := engine.link.renew(hold=True)) is not None
+    attachment = engine.link.renew(hold=True)
+    assert attachment is not None
     attachment.session.close()
     eventually(lambda: (decoding.step(), engine.scheduler._agent.session is None)[1], "the end of the session")
     revokes = []
