@@ -116,6 +116,11 @@ MUTANTS = [
     Mutant("the blocks of a synchronous load are never hashed", "scheduler/preemption.py",
         "            self._manager.num_cached_block[request] = own\n", "            pass\n",
         "step_that_computes and v2", "not in the engine's own cache", where=SYNC),
+    Mutant("blocks that are hashed at the end of a request are not of old weights", "scheduler/side.py",
+        "            self._stale_requests.mark_blocks()\n            self._stale_requests.remove(tracked)\n"
+        "        self._transfers.deliver(tracked)\n",
+        "            self._stale_requests.remove(tracked)\n        self._transfers.deliver(tracked)\n",
+        "before_the_end_of_a_request_of_one_token and v2", "blocks of old weights count as new ones", where=SYNC),
     Mutant("a step that waits saves what it computes", "scheduler/side.py",
         "                self._sync_loads.begin(job, tracked, external)\n",
         "                self._sync_loads.begin(job, tracked, external)\n                self._admit(tracked)\n",

@@ -8,8 +8,9 @@ import pytest
 
 from kvagent.vllm.plan import calm_plan
 from kvagent.vllm.scheduler.save_plan import GATHER_STEPS, RUN_TOKENS
+from kvagent.vllm.scheduler.saves import HOLD_S
 from tests.agent import AgentProcess, eventually
-from tests.simulated import BLOCK, SimulatedEngine, Step
+from tests.simulated import BLOCK, Clock, SimulatedEngine, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +22,8 @@ REQUESTS = 12
 class Decoding:
     """An engine with requests that have computed prompts of different lengths, each its own."""
 
-    def __init__(self, agent: AgentProcess) -> None:
-        self.engine = SimulatedEngine(agent, "decoding", blocks=1024, pin_percent=20.0)
+    def __init__(self, agent: AgentProcess, *, saves: bool = True) -> None:
+        self.engine = SimulatedEngine(agent, "decoding", blocks=1024, pin_percent=20.0, saves=saves)
         self.engine.save("saved", "stored", 4, 7)
         self.stored = agent.status()["blocks_stored"]
         self.requests = [self._start(i) for i in range(REQUESTS)]
@@ -153,3 +154,32 @@ def test_gathered_blocks_that_are_refused_are_offered_again(decoding: Decoding, 
     for _ in range(2 * GATHER_STEPS + RUN_TOKENS):
         decoding.step()
     eventually(lambda: agent.status()["blocks_stored"] - decoding.stored >= filled, "the refused blocks")
+
+
+def test_saves_in_flight_are_revoked_in_time_without_the_schedulers_session(
+    decoding: Decoding, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's session may stay, and its pins with it."""
+    engine, clock = decoding.engine, Clock(monkeypatch)
+    decoding.until_calm()
+    agent.freeze()
+    job = eventually(lambda: decoding.step().plan.saves, "saves")[0].job
+    attachment = engine.link.renew(hold=True)
+    assert attachment is not None
+    attachment.session.close()
+    eventually(lambda: (decoding.step(), engine.scheduler._agent.session is None)[1], "the end of the session")
+    revokes = []
+    for _ in range(4 * GATHER_STEPS):
+        clock.now += HOLD_S / 2
+        revokes += decoding.step().plan.revokes
+    assert job in revokes, "its pins outlive HOLD_S"
+    assert {step.plan is calm_plan(REQUESTS) for step in decoding.steps[-GATHER_STEPS:]} == {True, False}
+
+
+def test_some_steps_are_planned_as_a_whole_where_nothing_is_saved(agent: AgentProcess) -> None:
+    decoding = Decoding(agent, saves=False)
+    try:
+        calm = [decoding.step().plan is calm_plan(REQUESTS) for _ in range(4 * GATHER_STEPS)][-2 * GATHER_STEPS :]
+        assert calm.count(False) == 2, "one step in GATHER_STEPS"
+    finally:
+        decoding.engine.close()

@@ -373,6 +373,48 @@ def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(
     assert heard.finds("pb", OLD), "of weights that cannot change unobserved the blocks are as good as before"
 
 
+def test_a_reset_belongs_to_the_step_before_it(engines: Callable[..., ChangingEngine]) -> None:
+    """A reset that failed, since requests were running, is followed by a step at once."""
+    engine = engines("a", unobserved=True)
+    generations = engine.scheduler.generations
+    engine.step()
+    engine.scheduler.before_weights_call("update_weights")
+    changed = generations.serial
+    engine.pool.reset_prefix_cache()
+    engine.step()
+    assert generations.serial == changed, "nothing was computed between the change and the reset"
+    engine.pool.reset_prefix_cache()
+    engine.step()
+    assert generations.serial == changed + 1
+    engine.scheduler.before_weights_call("update_weights")
+    assert generations.serial == changed + 2, "a step was computed since the reset"
+
+
+@pytest.mark.parametrize("by", ["a step", "the first step", "a reset"])
+def test_a_block_that_is_hashed_right_before_its_request_loses_it(
+    engines: Callable[..., ChangingEngine], by: str
+) -> None:
+    """vLLM hashes it at the output of a step, and the next step preempts the request."""
+    engine = engines("a")
+    request = engine.request("R", "p", BLOCKS)
+    assert not engine.matched(request)
+    table = engine.admit(request)
+    table[0].block_hash = request.block_hashes[0]
+    engine.step((request, 2 * BLOCK - 1))
+    engine.scheduler.before_weights_call("update_weights")
+    if by != "the first step":
+        engine.step((request, 1))
+    table[1].block_hash = request.block_hashes[1]
+    engine.tables["R"] = []
+    if by == "a reset":
+        engine.pool.reset_prefix_cache()  # which fails
+        engine.tables["R"] = table[:2]  # it finds them in vLLM's own cache
+        engine.scheduler.allocated(request, engine.get_blocks("R"), 0)
+    engine.step(preempted=["R"])
+    assert engine.scheduler.blocks is not None
+    assert [engine.scheduler.blocks.is_stale(block) for block in table[:3]] == [True, True, False]
+
+
 def test_on_two_nodes_that_share_a_store(
     engines: Callable[..., ChangingEngine], nodes: list[AgentProcess], tmp_path: Path
 ) -> None:

@@ -237,6 +237,26 @@ def test_a_request_of_one_token(worlds: Any, agent: AgentProcess, setting: str, 
     clean(world, agent)
 
 
+@pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2-async-deep"])
+def test_weights_that_change_before_the_end_of_a_request_of_one_token(
+    worlds: Any, agent: AgentProcess, setting: str
+) -> None:
+    """Its blocks are hashed at its end, and belong to the old weights."""
+    world = cold(worlds, setting, extra={"weights_fixed": False})
+    world.add("one", PROMPT[:96] + [i % 300 + 7 for i in range(70)], 1)
+    launch_load(world)
+    blocks = list(world.scheduler.kv_cache_manager.get_blocks("one").blocks[0])
+    world.side.before_weights_call("update_weights")
+    world.settle()
+    assert world.outputs["one"], "it has not ended"
+    hashed = [block for block in blocks if block.block_hash is not None]
+    assert len(hashed) >= 96 // BLOCK
+    assert all(world.side.blocks.is_stale(block) for block in hashed), "blocks of old weights count as new ones"
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
 @everywhere
 def test_an_abort_before_the_outcome_is_known(worlds: Any, agent: AgentProcess, setting: str) -> None:
     world = cold(worlds, setting)

@@ -74,7 +74,9 @@ class Tracked:
     sync: bool = False
     """Whether the step that admits it waits for what was promised last."""
     load: int = 0
-    """The job that loads its blocks while vLLM waits for it, else 0."""
+    """The job that loads its blocks, until its outcome is known, else 0. Meanwhile the request waits
+    in vLLM, or computes if the load is synchronous.
+    """
     loaded: tuple[int, int] = (0, 0)
     """The range of tokens that came from the agent and are not saved again."""
     ever_loaded: bool = False
@@ -129,6 +131,7 @@ class StaleRequests:
         self._tables = tables
         self._groups = groups
         self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not marked
+        self._unmarked: dict[Tracked, list[Any]] = {}  # blocks from there on, as ``mark_blocks`` found them
 
     def add(self, tracked: Tracked) -> None:
         """Add a request whose blocks are all stale, or will be."""
@@ -149,14 +152,30 @@ class StaleRequests:
 
     def mark_blocks(self) -> None:
         """Mark the blocks to which vLLM has given hashes by now."""
+        self._unmarked.clear()
         for tracked, firsts in self._next.items():
             for group, first in enumerate(firsts):
-                for block in self._tables.slice(tracked.request.request_id, group, first, _ALL):
+                table = self._tables.slice(tracked.request.request_id, group, first, _ALL)
+                for block in table:
                     if block.block_hash is not None:
                         self._blocks.mark_stale(block)
                     elif not block.is_null:
                         break
                     firsts[group] += 1
+                if rest := table[firsts[group] - first :]:
+                    self._unmarked.setdefault(tracked, []).extend(rest)
+
+    def mark_lost(self) -> None:
+        """Mark those that got hashes since ``mark_blocks``, although requests may have lost them.
+
+        A block that another request took meanwhile is marked too, if it has a hash already: it is
+        not saved, which is harmless.
+        """
+        for blocks in self._unmarked.values():
+            for block in blocks:
+                if block.block_hash is not None:
+                    self._blocks.mark_stale(block)
+        self._unmarked.clear()
 
     def busy(self) -> bool:
         """Return whether requests may get blocks to mark."""
@@ -165,10 +184,12 @@ class StaleRequests:
     def remove(self, tracked: Tracked) -> None:
         """Remove a request that loses its blocks."""
         self._next.pop(tracked, None)
+        self._unmarked.pop(tracked, None)
 
     def clear(self) -> None:
         """Remove all requests."""
         self._next.clear()
+        self._unmarked.clear()
 
 
 class Blocks:

@@ -325,6 +325,10 @@ class SaveSchedule:
         self._tick += most
         self._steps += 1
 
+    def skip(self) -> None:
+        """Count a step in which nothing can be saved, so that ``sends`` goes on as in others."""
+        self._steps += 1
+
     def _sort(self, ready: dict[Tracked, None], most: int) -> int:
         """Add at most that many requests of the earliest expired tick. Return how many.
 

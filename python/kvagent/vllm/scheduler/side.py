@@ -1,8 +1,8 @@
 """The scheduler's side: what the agent has of a prompt, which blocks a step saves and loads, what
 is pinned.
 
-vLLM's scheduler calls it from one thread. It blocks for nothing except, briefly, the answer to a
-look-up (lookups). It uses only attributes of vLLM's objects and imports no vllm.
+vLLM's scheduler calls it from one thread. It blocks only, and briefly, for the answers to look-ups
+(lookups) and to resets. It uses only attributes of vLLM's objects and imports no vllm.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ class SchedulerSide:
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
+        self._settle_reset()  # it precedes this step
         self._steps += 1
         preempted = getattr(output, "preempted_req_ids", None) or ()
         scheduled = output.num_scheduled_tokens
@@ -182,9 +183,10 @@ class SchedulerSide:
         return plan
 
     def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
-        self._settle_reset()
         waiting = self._waiting()
         self._poll_agent(listen=waiting or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
+        if preempted and self._stale_requests is not None:
+            self._stale_requests.mark_lost()
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
             self._preempted(request, again=request in scheduled)
@@ -257,12 +259,12 @@ class SchedulerSide:
             self._sync_loads.step(computes=False, now=now)
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
+        complete = self._sync_loads.ended(tracked, normally=normally)  # this may hash its blocks
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
             self._stale_requests.remove(tracked)
         self._transfers.deliver(tracked)
         tokens = 0
-        complete = self._sync_loads.ended(tracked, normally=normally)
         if tracked.load and not complete and self._loads is not None:
             self._loads.cancel(tracked)
         elif normally and self.saves is not None and self._saving(tracked):
@@ -305,7 +307,7 @@ class SchedulerSide:
         old ones.
         """
         if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
-            return  # nothing was computed since the last change: an update takes many calls
+            return  # no step was planned since the last change: an update takes many calls
         if self.generations.after_call(call):
             self._move()
 
@@ -333,6 +335,7 @@ class SchedulerSide:
             for tracked in self._tracked.values():
                 if tracked.stale:
                     self._stale_requests.add(tracked)
+            self._stale_requests.mark_blocks()  # so that mark_lost knows the others
             self._keeps.clear()
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
@@ -542,6 +545,8 @@ class SchedulerSide:
             schedule.step(scheduled, self._tracked, len(scheduled))
             if self._collects(saves, short=False):
                 collect_saves(schedule, saves, scheduled, decode=self._options.save_decode)
+        else:
+            schedule.skip()
         return True
 
     def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
@@ -550,6 +555,8 @@ class SchedulerSide:
         session, scheduled = self._agent.session, output.num_scheduled_tokens
         if session is not None and self._may_save:
             self._schedule.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
+        else:
+            self._schedule.skip()
         sends = self._schedule.sends()  # taking the urgent requests changes that
         self._transfers.step(saves, now)
         near = saves.lazy is not None and saves.lazy.due() and session is not None
@@ -590,6 +597,8 @@ class SchedulerSide:
         """
         self._calm = False
         self._was_reset = self._unobserved
+        if self._stale_requests is not None:
+            self._stale_requests.mark_lost()  # vLLM has preempted requests, and the reset may fail
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
             self._transfers.save_no_more()
