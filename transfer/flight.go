@@ -91,6 +91,7 @@ func (th *thread) spare() *flight {
 func (th *thread) recycle(f *flight) {
 	if f.lane != nil {
 		th.w.cfg.Lanes.leave(f.lane)
+		f.lane = nil
 	}
 	th.spares = append(th.spares, f)
 }

@@ -174,3 +174,17 @@ func TestOneMoreLane(t *testing.T) {
 		t.Errorf("%d lanes are free, want 3", l.mu.free)
 	}
 }
+
+// TestFlightLeavesItsLaneOnce expects a flight that is used again without a lane, as by a staged
+// load, to leave none.
+func TestFlightLeavesItsLaneOnce(t *testing.T) {
+	l := newLaneTest(t, 1)
+	th := &thread{w: &Worker{cfg: Config{Lanes: l.Lanes}}}
+	f := th.spare()
+	f.lane = l.enter(Load)
+	th.recycle(f)
+	if again := th.spare(); again != f || again.lane != nil {
+		t.Fatalf("a recycled flight has lane %v, want none", again.lane)
+	}
+	l.want(l.enter(Load))
+}

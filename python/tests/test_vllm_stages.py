@@ -83,6 +83,27 @@ def test_which_layers_call() -> None:
     assert calling_layers(SimpleNamespace()) == frozenset()
 
 
+@pytest.mark.parametrize(
+    ("method", "waiting"), [(None, 2), ("ngram", 2), ("draft_model", 2), ("a method with layers of its own", 0)]
+)
+def test_the_layers_of_a_draft_model_are_loaded_before_the_forward_pass(method: str | None, waiting: int) -> None:
+    """VLLM runs a draft model after it has taken the step's results."""
+
+    class Attention: ...
+
+    layers = outermost(range(2))
+    if method == "draft_model":  # in the same group
+        layers["draft_model.model.layers.0.attn"] = [Extent(0, 5000, 10, 10)]
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={name: Attention() for name in layers}),
+        speculative_config=SimpleNamespace(method=method),
+    )
+    found, stages = stages_of(layers, calling_layers(config))
+    assert set(stages.needed) == {layer(i) for i in range(waiting)}
+    assert of_segments(stages) == {None: [0, 1], "ngram": [0, 1], "draft_model": [1, 2, 0]}.get(method, [0, 0])
+    assert (len(found), stages.first) == (len(layers), int(len(layers) > waiting))
+
+
 @pytest.mark.parametrize(("layerwise", "wanted"), [(False, "BLHNC"), (True, "LBHNC")])
 def test_the_layout_to_ask_for(wanted: str, *, layerwise: bool) -> None:
     config = SimpleNamespace(device_config=SimpleNamespace(device_type="cuda"))

@@ -3,17 +3,19 @@ the other.
 
 Each layer that calls the connector before its attention (vLLM's attention layers do) is a stage of
 its own, in the order of the layers' numbers. All others, such as the indexers of sparse attention,
-are in the first stage, which the forward pass waits for.
+are in the first stage, which the forward pass waits for. So are the layers of a draft model: vLLM
+runs it after it has asked the connector for the step's results, or not at all.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SEGMENTS, MAX_STAGES
-from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from kvagent.vllm.worker.extents import Extent
 
 _CALLING = ("Attention", "MLAAttention")  # vLLM's classes whose forward calls wait_for_layer_load
+_DRAFT_MODEL = "draft_model"  # the speculation method, and the first part of its layers' names
+
+log = logging.getLogger("vllm.kvagent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,22 @@ class Stages:
 
 
 def calling_layers(vllm_config: Any) -> frozenset[str]:
-    """Return the names of the layers of this process that call wait_for_layer_load."""
+    """Return the names of the layers of this process that call wait_for_layer_load in the forward
+    pass of a step: none, with a draft model whose layers are named like the model's own.
+    """
+    method = str(getattr(getattr(vllm_config, "speculative_config", None), "method", None) or "")
+    if method and method not in (*WITHOUT_DRAFTS, _DRAFT_MODEL):
+        log.warning(
+            "layerwise: has no effect with speculative_config.method %s, whose layers cannot be told from the model's: "
+            "steps wait for whole loads",
+            method,
+        )
+        return frozenset()
     layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
     return frozenset(
-        name for name, layer in layers.items() if any(cls.__name__ in _CALLING for cls in type(layer).__mro__)
+        name
+        for name, layer in layers.items()
+        if any(cls.__name__ in _CALLING for cls in type(layer).__mro__) and name.split(".")[0] != _DRAFT_MODEL
     )
 
 
