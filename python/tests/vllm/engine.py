@@ -172,8 +172,16 @@ ELSEWHERE_S = 600.0  # for what takes half a minute on an idle machine
 
 
 def print_answers(model: str, socket_dir: str, options: str) -> None:
-    """Print the answers to PROMPTS, as JSON in the last line; ``options`` are make_engine's."""
+    """Print the answers to PROMPTS, as JSON in the last line; ``options`` are make_engine's.
+
+    Several workers are forked, so that vLLM is imported once.
+    """
+    from tests.pd import nursery
+    from tests.vllm import kernels
+
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    nursery.install()
+    kernels.let_stages_receive()
     llm = make_engine(Path(model), socket_dir, **json.loads(options))
     said = generate(llm, PROMPTS)
     settle(llm)
@@ -185,7 +193,6 @@ if __name__ == "__mp_main__":  # a worker that such a process spawned
     from tests.vllm import kernels
 
     kernels.install()
-    kernels.let_stages_receive()
 
 if __name__ == "__main__":
     if len(sys.argv) == 3:
