@@ -1,14 +1,18 @@
-"""Loads that a step waits for, without vllm: where they are possible."""
+"""Loads that a step waits for, without vllm: where they are possible, and their deadline."""
 
 from __future__ import annotations
 
+import struct
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvagent.vllm.plan import LoadJob
 from kvagent.vllm.scheduler import preemption
+from kvagent.vllm.worker.side import InflightJob, WorkerSide
+from kvagent.vllm.worker.sync import make_sync
 
 CLASSES = {name: members for _, name, members in preemption._OF_OTHERS}
 USED = [f"Scheduler.{name}" for name in preemption._OF_THE_SCHEDULER]
@@ -53,3 +57,16 @@ def test_a_scheduler_that_lacks_something(monkeypatch: pytest.MonkeyPatch, missi
     why = preemption.unsupported(scheduler(monkeypatch, missing), "own")
     assert why.startswith("this vLLM has no ")
     assert why.endswith(missing)
+
+
+@pytest.mark.parametrize("waited_for", [True, False])
+def test_the_deadline_of_a_load_that_a_step_waits_for(*, waited_for: bool) -> None:
+    """VLLM expects no end of it, and would stop if one was reported."""
+    sync, link = make_sync(None), SimpleNamespace(current=lambda: None)
+    side = WorkerSide(link, sync.words, per_block=True, whole_failures=True)  # type: ignore[arg-type]
+    load = LoadJob(1, b"", 0, "warm", 0, 1.0, (), struct.pack("<2I", 3, 4), sync=waited_for)
+    side._jobs[1] = InflightJob(load, None, [None])
+    side._expire_loads(2.0)
+    assert side._results.received == (set() if waited_for else {"warm"})
+    assert side.counts.loads_late == int(not waited_for)
+    sync.close()
