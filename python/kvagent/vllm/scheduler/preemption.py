@@ -10,6 +10,8 @@ vLLM then drops the output in flight and computes the request anew, in all versi
 
 from __future__ import annotations
 
+import dis
+import importlib
 import inspect
 import sys
 import time
@@ -19,6 +21,25 @@ if TYPE_CHECKING:
     from types import FrameType
 
 WITHHELD = 1 << 40  # more blocks than a request has: vLLM takes all of them as hashed
+
+# What Preemption uses. The connector exists before the scheduler has these objects: their classes
+# are looked at.
+_OF_THE_SCHEDULER = (
+    "_preempt_request", "vllm_config", "requests", "running", "prev_step_scheduled_req_ids", "kv_cache_manager",
+)  # fmt: skip
+_OF_OTHERS = (
+    ("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("block_pool", "coordinator", "cache_blocks")),
+    ("vllm.v1.core.block_pool", "BlockPool", ("evict_blocks",)),
+    ("vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator", ("single_type_managers",)),
+    (
+        "vllm.v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager",
+        ("req_to_blocks", "num_cached_block"),
+    ),
+    (
+        "vllm.v1.request", "Request",
+        ("num_computed_tokens", "num_in_flight_tokens", "num_stale_output_tokens", "drop_stale_output"),
+    ),
+)  # fmt: skip
 
 
 def found() -> Any | None:
@@ -42,11 +63,34 @@ def unsupported(scheduler: Any | None, connector: str) -> str:
     """
     if scheduler is None:
         return "vLLM's scheduler is not accessible"
+    if missing := _missing(type(scheduler)):
+        return f"this vLLM has no {', '.join(missing)}"
     if scheduler.vllm_config.kv_transfer_config.kv_connector != connector:
         return "another connector could save what is computed before a load has succeeded"
     if "drop_stale_output" not in inspect.signature(scheduler._preempt_request).parameters:
         return "this vLLM cannot drop the output of a preempted request"
     return ""
+
+
+def _missing(scheduler: type) -> list[str]:
+    """Return what Preemption uses and a scheduler, or what it consists of, does not have."""
+    missing = [f"{scheduler.__name__}.{name}" for name in _OF_THE_SCHEDULER if name not in _members(scheduler)]
+    for module, name, used in _OF_OTHERS:
+        try:
+            members = _members(getattr(importlib.import_module(module), name))
+        except (ImportError, AttributeError):
+            missing.append(f"{module}.{name}")
+            continue
+        missing += [f"{name}.{one}" for one in used if one not in members]
+    return missing
+
+
+def _members(cls: type) -> set[str]:
+    """Return the members of a class's objects: its own, and those that its constructors set."""
+    made = [vars(one).get("__init__") for one in cls.__mro__]
+    code = [one for init in made if inspect.isfunction(init) for one in dis.get_instructions(inspect.unwrap(init))]
+    stored = {str(one.argval) for one in code if one.opname == "STORE_ATTR"}
+    return stored | set(dir(cls))
 
 
 class Preemption:

@@ -113,7 +113,7 @@ class WorkerCalls:
             self._worker.begin(_plan(connector_metadata))
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Send the loads, which run between steps."""
+        """Send the loads, and wait for those that this step computes from."""
         if self._worker is not None and (plan := _plan(self._connector_metadata)).loads:
             self._worker.start(plan)
 

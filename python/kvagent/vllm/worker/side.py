@@ -1,12 +1,15 @@
 """A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
 
-It never waits.
+It waits only for the loads that a step computes from (sync_loads), for a bounded time, and at its
+end (leave).
 
-In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (after the
-forward pass was launched), end (the pass's kernels are launched; on a CPU they have ended), results
-and report. Every promised load is among the results exactly once: when the agent has reported it,
-when its deadline has passed, when the agent does not respond, or when there is no agent. Only an
-outcome in the report means that the job's blocks are no longer accessed.
+In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (before the
+forward pass if the step computes from a load, else maybe after it was launched), wait_layer (in
+each attention layer), end (the pass's kernels are launched; on a CPU they have ended), results and
+report. Every promised asynchronous load is among the results exactly once: when the agent has
+reported it, when its deadline has passed, when the agent does not respond, or when there is no
+agent. A load that a step waits for is among them only if it failed. Only an outcome in the report
+means that the job's blocks are no longer accessed.
 """
 
 from __future__ import annotations
@@ -509,10 +512,13 @@ class WorkerSide:
             self._results.failed.add(plan.request)
 
     def _expire_loads(self, now: float) -> None:
-        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence."""
+        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence.
+
+        Not those that a step waits for: vLLM expects no end of them, and their wait is limited.
+        """
         for inflight in self._jobs.values():
             plan = inflight.plan
-            if not isinstance(plan, LoadJob) or inflight.reported or now < inflight.deadline:
+            if not isinstance(plan, LoadJob) or plan.sync or inflight.reported or now < inflight.deadline:
                 continue
             inflight.reported = True
             self.counts.loads_late += 1
