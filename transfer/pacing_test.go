@@ -217,3 +217,56 @@ func TestPacerSeesCopies(t *testing.T) {
 		t.Errorf("steps: %+v", n)
 	}
 }
+
+// TestPacerSeesStagedLoads expects the pacer to know when the copies of a staged load ran, of one
+// that arrives, one whose copy the device refuses, and one that is cancelled: steps beside them are
+// neither alone nor beside saves, and those afterwards are alone.
+func TestPacerSeesStagedLoads(t *testing.T) {
+	clock := &still{now: time.Unix(1000, 0)}
+	p := pace.New(pace.Auto, clock.Now)
+	engine := p.Engine()
+	step := func() {
+		begin := clock.Now()
+		clock.pass(20 * time.Millisecond)
+		engine.Steps([]pace.Step{{Begin: begin, End: clock.Now(), Requests: 1}})
+		clock.pass(10 * time.Millisecond)
+	}
+	n := newNode(t, 64, false)
+	g := &stageGate{Device: n.host, before: func(int, *cudaipc.Copy) { step() }}
+	s := n.join(t, func(c *Config) {
+		c.Device, c.Pacer, c.Limits = g, p, DefaultLimits
+		c.Limits.Batches = 1
+	})
+	s.fill(0, 4)
+	clock.pass(10 * time.Millisecond)
+	loads := func(what string, want pool.Status, copies uint64) {
+		t.Helper()
+		before := p.Report().Counts
+		g.copies = 0
+		s.submit(s.staged(2, stageOrder, section(0, 4, 100)))
+		if c := s.completion(); !slices.Contains(c.Status, want) {
+			t.Errorf("%s: statuses %v, want %d among them", what, c.Status, want)
+		}
+		clock.pass(10 * time.Millisecond)
+		step()
+		now := p.Report().Counts
+		alone, beside, other := now.Alone-before.Alone, now.Beside-before.Beside, now.Other-before.Other
+		if alone != 1 || beside != 0 || other != copies {
+			t.Errorf("%s: %d steps alone, %d beside saves, %d beside loads, want 1, 0, %d", what, alone, beside,
+				other, copies)
+		}
+	}
+	loads("a load", pool.OK, stageCount)
+	g.before = func(_ int, c *cudaipc.Copy) {
+		step()
+		c.Runs[0].Region = 9 // which is not there
+	}
+	loads("a load that fails", Failed, 1)
+	g.before = func(n int, _ *cudaipc.Copy) {
+		step()
+		if n == 1 {
+			s.worker.Cancel(2)
+		}
+	}
+	loads("a load that is cancelled", Cancelled, 2)
+}

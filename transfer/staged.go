@@ -3,6 +3,7 @@ package transfer
 import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // A staged load pins all of its blocks, waits for the step in flight, and copies stage by stage:
@@ -181,6 +182,8 @@ func (th *thread) launchStage(l *staged, c *stageCursor, lane *ticket) {
 		c.rng++
 	}
 	f.landed = c.stage
+	f.pace = pace.Urgent
+	th.w.cfg.Pacer.Begin(f.pace, 0)
 	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
 	th.begun = append(th.begun, f)
 }
@@ -192,6 +195,7 @@ func (th *thread) finishStage(l *staged) pool.Status {
 	th.begun = append(th.begun[:0], th.begun[1:]...)
 	defer th.recycle(f)
 	d, err := th.outcome(f.ticket, f.err)
+	th.w.cfg.Pacer.Ended(f.pace)
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks)
 	result := pool.OK
 	for i, block := range f.number {

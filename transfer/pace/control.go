@@ -27,9 +27,11 @@ const (
 	holdSteps = 32          // longest pause, in steps
 	holdMost  = time.Second // longest pause
 
-	quietLeast = time.Second          // an engine that has reported no step for so long does not decode,
-	quietSteps = 4                    // or for so many steps of the last length
-	edge       = 2 * time.Millisecond // by which the time of a step may be wrong
+	quietLeast  = time.Second          // an engine that has reported no step for so long does not decode,
+	quietSteps  = 4                    // or for so many steps of the last length,
+	quietMost   = 10 * time.Second     // but at most for so long
+	longestStep = 10 * time.Second     // of a step; what took longer was no decoding: the engine was stopped
+	edge        = 2 * time.Millisecond // by which the time of a step may be wrong
 
 	meterEvery = 50 * time.Millisecond // least time over which a rate is measured
 	classes    = 17                    // of steps: by the number of bits of the number of requests
@@ -88,7 +90,8 @@ type sample struct {
 // Engine returns a new source of decode steps.
 func (p *Pacer) Engine() *Engine { return &Engine{pacer: p} }
 
-// Steps reports decode steps that have ended, the oldest first.
+// Steps reports decode steps that have ended, the oldest first. It ignores what took too long for
+// one.
 func (e *Engine) Steps(steps []Step) {
 	p := e.pacer
 	p.mu.Lock()
@@ -98,14 +101,14 @@ func (e *Engine) Steps(steps []Step) {
 	for i := range steps {
 		s := &steps[i]
 		took := s.End.Sub(s.Begin)
-		if s.Requests == 0 || took <= 0 {
+		if s.Requests == 0 || took <= 0 || took > longestStep {
 			continue
 		}
 		e.steps++
 		if s.End.After(c.decoded) {
 			c.decoded = s.End
+			c.quiet = min(max(quietLeast, quietSteps*took), quietMost)
 		}
-		c.quiet = max(quietLeast, quietSteps*took)
 		e.sortLocked(s, took, now)
 	}
 }

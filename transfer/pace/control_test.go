@@ -209,6 +209,37 @@ func (c *clocked) beside(e *Engine, u Urgency, n int, took time.Duration, reques
 	c.now = c.now.Add(10 * time.Millisecond)
 }
 
+// TestLimitOutlivesNoLongStep expects a limit not to hold for long after a long step, nor at all
+// because of one that no decoding takes, nor longer because of an older one of another engine.
+func TestLimitOutlivesNoLongStep(t *testing.T) {
+	const step = 20 * time.Millisecond
+	p := newClocked(t, Auto)
+	e, other := p.Engine(), p.Engine()
+	p.steps(e, minAlone, step, 4)
+	p.beside(e, Save, proofs*besideSteps, 3*step, 4)
+	limited := func(want bool, what string) {
+		t.Helper()
+		if r := p.Report(); (r.Rate > 0) != want {
+			t.Errorf("%s: the limit is %d bytes per second", what, r.Rate)
+		}
+	}
+	limited(true, "harm")
+	before := p.Report().Counts
+	p.steps(e, 1, 20*time.Minute, 4)
+	limited(false, "a step of 20 minutes")
+	if p.Report().Counts != before {
+		t.Errorf("a step of 20 minutes is counted: %+v", p.Report().Counts)
+	}
+	p.steps(e, 1, longestStep, 4)
+	limited(true, "the longest step")
+	p.now = p.now.Add(quietMost)
+	limited(false, "long after the longest step")
+	p.steps(e, 1, step, 4)
+	other.Steps([]Step{{p.now.Add(-longestStep), p.now.Add(-step), 4}})
+	p.now = p.now.Add(quietLeast)
+	limited(false, "an older step of another engine")
+}
+
 // TestOnlyLikeStepsAreCompared expects no cut because steps of more requests take longer, nor
 // because steps are slow beside loads, nor because an old comparison no longer holds.
 func TestOnlyLikeStepsAreCompared(t *testing.T) {
