@@ -414,6 +414,26 @@ def test_a_block_of_the_cursor_that_was_in_use_is_not_taken_for_it() -> None:
     assert engine.saves.counts.missed == 0
 
 
+def test_what_a_request_used_that_saves_nothing_was_not_looked_at() -> None:
+    """Its blocks are at the tail afterwards, and others near their eviction."""
+    engine = Engine(64, watermark=4)
+    engine.serve("a", "a", 32)
+    engine.serve("b", "b", 32)
+    for _ in range(6):
+        engine.step()
+    head = engine.pool.free_block_queue.all()[:4]
+    assert len(engine.stored) == len(engine.lazy._covered) == 4
+    engine.pool.touch(head)
+    engine.step()
+    engine.pool.free_blocks(head)
+    engine.step()
+    for _ in range(16):
+        engine.pool.get_new_blocks(2)
+        engine.step()
+    assert engine.saves.counts.missed == 0
+    assert len(engine.stored) == 40  # 32 are taken, 4 were saved before, and 4 are next
+
+
 def test_blocks_that_vllm_does_not_cache_are_saved_at_once() -> None:
     engine = Engine(64)
     tracked = engine.compute("a", "a", 6)

@@ -222,13 +222,20 @@ class LazyBatch(SaveBatch):
         return None
 
     def _watch(self, pool: Any) -> None:
-        """Learn which blocks vLLM takes from the queue, and when it empties its cache."""
-        get_new_blocks, reset_prefix_cache = pool.get_new_blocks, pool.reset_prefix_cache
+        """Learn which blocks vLLM takes from the queue, which of them for what they hold, and when
+        it empties its cache.
+        """
+        get_new_blocks, touch, reset_prefix_cache = pool.get_new_blocks, pool.touch, pool.reset_prefix_cache
 
         def taken(*args: Any, **kwargs: Any) -> Any:
             blocks = get_new_blocks(*args, **kwargs)
             self._take_out(blocks)
             return blocks
+
+        def used(blocks: Sequence[Any]) -> None:
+            touch(blocks)
+            self._covered.difference_update(block.block_id for block in blocks)
+            self._check_cursor()
 
         def reset() -> Any:
             done = reset_prefix_cache()
@@ -236,7 +243,7 @@ class LazyBatch(SaveBatch):
                 self.clear_unsaved()
             return done
 
-        pool.get_new_blocks, pool.reset_prefix_cache = taken, reset
+        pool.get_new_blocks, pool.touch, pool.reset_prefix_cache = taken, used, reset
 
     def _take_out(self, blocks: Sequence[Any]) -> None:
         """Handle that vLLM took blocks: what they held is evicted."""
