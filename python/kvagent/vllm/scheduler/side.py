@@ -1,8 +1,8 @@
 """The scheduler's side: what the agent has of a prompt, which blocks a step saves and loads, what
 is pinned.
 
-vLLM's scheduler calls it from one thread. It blocks for nothing except, briefly, the answer to a
-look-up (lookups). It uses only attributes of vLLM's objects and imports no vllm.
+vLLM's scheduler calls it from one thread. It blocks only, and briefly, for the answers to look-ups
+(lookups) and to resets. It uses only attributes of vLLM's objects and imports no vllm.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class SchedulerSide:
         old ones.
         """
         if self._moved_at == self._steps and self.generations.now.startswith(PRIVATE):
-            return  # nothing was computed since the last change: an update takes many calls
+            return  # no step was planned since the last change: an update takes many calls
         if self.generations.after_call(call):
             self._move()
 

@@ -117,8 +117,9 @@ class SyncLoads:
         ends by its output has all of them.
         """
         withheld = self._forget(tracked)
-        if withheld is None or self._preemption is None or not normally:
+        if withheld is None or not normally:
             return False
+        assert self._preemption is not None
         self._preemption.publish_now(tracked.request.request_id, withheld.own)
         return True
 
@@ -128,10 +129,11 @@ class SyncLoads:
         """
         if not self._withheld:
             return
+        assert self._preemption is not None
         copied = 0  # bytes; the workers waited once for all loads of a step
         for job in [*report.late, *report.outcomes]:
             withheld = self._withheld.pop(job, None)
-            if withheld is None or self._preemption is None:
+            if withheld is None:
                 continue
             name, tracked = withheld.tracked.request.request_id, withheld.tracked
             outcome = report.outcomes.get(job)
