@@ -74,9 +74,8 @@ class Tracked:
     sync: bool = False
     """Whether the step that admits it waits for what was promised last."""
     load: int = 0
-    """The job that loads its blocks, until its outcome is known, else 0.
-
-    Meanwhile the request waits in vLLM, or computes if the load is synchronous.
+    """The job that loads its blocks, else 0. Until the outcome is known, the request waits in vLLM,
+    or computes if the load is synchronous.
     """
     loaded: tuple[int, int] = (0, 0)
     """The range of tokens that came from the agent and are not saved again."""
