@@ -32,6 +32,7 @@ OWN = frozenset(field.name for field in fields(Options))
         ({"lmcache.min_retrieve_tokens": 0}, "kv_both", {"min_load_tokens": 1}),
         ({"lmcache.lookup_timeout_ms": 900}, "kv_both", {"lookup_age_ms": 900}),
         ({"save_decode_cache": True, "save_decode": True}, "kv_both", {}),  # both say the same
+        ({"use_layerwise": True, "load_async": False}, "kv_both", {"layerwise": True, "load_mode": "sync"}),
     ],
 )
 def test_same_meanings_are_understood(given: dict[str, Any], role: str, becomes: dict[str, Any]) -> None:
@@ -52,6 +53,9 @@ def test_same_meanings_are_understood(given: dict[str, Any], role: str, becomes:
         ({"lmcache.mp.port": 5555}, "kv_both", "set socket_dir"),
         ({"save_decode_cache": False, "save_decode": True}, "kv_both", "means save_decode: false, but save_decode is"),
         ({"save_decode_cache": False, "offload_prompt_only": False}, "kv_both", "offload_prompt_only: means"),
+        ({"use_layerwise": True}, "kv_both", "^use_layerwise: layerwise: true, allowed only where load_mode is sync"),
+        ({"use_layerwise": True, "load_async": True}, "kv_both", "^use_layerwise, load_async: layerwise: true"),
+        ({"lazy_offload": True, "pin_percent": 0}, "kv_both", "^lazy_offload: offload: lazy, allowed only where"),
         ({"pin_procent": 3}, "kv_both", "pin_procent: no such option; did you mean pin_percent?"),
         ({"consumer_is_to_store": 3}, "kv_both", "did you mean consumer_saves or consumer_is_to_put"),
         ({"xyzzy": 1}, "kv_both", "xyzzy: no such option; there are consumer_saves, "),

@@ -26,7 +26,14 @@ ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 class OptionError(ValueError):
-    """An unknown option, or a value out of range. The text names the option and what is allowed."""
+    """An unknown option, a value out of range, or options that exclude each other. The text names
+    the option and what is allowed.
+    """
+
+    def __init__(self, text: str, *options: str) -> None:
+        super().__init__(text)
+        self.options = options
+        """The options that it concerns, the refused one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
 }  # fmt: skip
+_DEFAULTS = {field.name: field.default for field in fields(Options)}
 
 
 def parse(given: Mapping[str, Any], role: str = "") -> Options:
@@ -151,23 +159,20 @@ def parse(given: Mapping[str, Any], role: str = "") -> Options:
     translated = translation(given, role)
     if translated.refused:
         raise OptionError("; ".join(f"{name}: {why}" for name, why in translated.refused.items()))
-    defaults = {field.name: field.default for field in fields(Options)}
-    checked = {}
-    for name, value in translated.options.items():
-        try:
-            checked[name] = _checked(name, value, defaults[name])
-        except OptionError as error:
-            origin = translated.origins.get(name)
-            raise OptionError(f"{origin}: {error}") if origin else error from None
-    options = Options(**checked)
-    _check_weights(options)
-    _check_layerwise(options)
+    try:
+        options = Options(**{name: checked(name, value) for name, value in translated.options.items()})
+        _check_weights(options)
+        _check_layerwise(options)
+        _check_lazy(options)
+    except OptionError as error:
+        origins = [translated.origins[name] for name in error.options if name in translated.origins]
+        raise OptionError(f"{', '.join(origins)}: {error}", *error.options) if origins else error from None
     return options
 
 
 def translation(given: Mapping[str, Any], role: str = "") -> Translation:
     """Return a ``kv_connector_extra_config`` with the options of other connectors translated."""
-    return translate(given, role, frozenset(field.name for field in fields(Options)))
+    return translate(given, role, frozenset(_DEFAULTS))
 
 
 def saves(role: str, options: Options) -> bool:
@@ -181,33 +186,56 @@ def loads(role: str, options: Options) -> bool:
 
 
 def _check_weights(options: Options) -> None:
+    version, file = "weights_version", "weights_version_file"
     if options.weights_version and not is_version(options.weights_version):
-        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}")
+        raise OptionError(f"{version}: {options.weights_version!r}, allowed is {ALLOWED}", version)
     if options.weights_version_file and not Path(options.weights_version_file).is_absolute():
-        raise OptionError(f"weights_version_file: {options.weights_version_file!r}, allowed is an absolute path")
+        raise OptionError(f"{file}: {options.weights_version_file!r}, allowed is an absolute path", file)
     if options.weights_version_file and options.weights_fixed:
-        raise OptionError("weights_version_file: allowed only where weights_fixed is false: it names new weights")
+        text = f"{file}: allowed only where weights_fixed is false: it names new weights"
+        raise OptionError(text, file, "weights_fixed")
 
 
 def _check_layerwise(options: Options) -> None:
     if options.layerwise and options.load_mode == "async":
-        raise OptionError("layerwise: true, allowed only where load_mode is sync or auto")
+        text = "layerwise: true, allowed only where load_mode is sync or auto"
+        raise OptionError(text, "layerwise", "load_mode")
     if options.layerwise and (options.share_tp or options.share_pp):
-        raise OptionError("layerwise: true, allowed only where share_tp and share_pp are 0")
+        text = "layerwise: true, allowed only where share_tp and share_pp are 0"
+        raise OptionError(text, "layerwise", "share_tp", "share_pp")
 
 
-def _checked(name: str, value: Any, default: Any) -> Any:
+def _check_lazy(options: Options) -> None:
+    """Check that saves have room: with fewer free blocks than pin_percent nothing is saved, and
+    the time to save those in use is between that and the watermark.
+    """
+    if options.offload != LAZY:
+        return
+    pins, near = options.pin_percent, options.watermark_percent
+    if not pins:
+        raise OptionError("offload: lazy, allowed only where pin_percent is more than 0", "offload", "pin_percent")
+    if near <= pins:
+        text = f"watermark_percent: {near}, allowed with offload lazy is more than pin_percent, which is {pins}"
+        raise OptionError(text, "watermark_percent", "pin_percent", "offload")
+
+
+def checked(name: str, value: Any) -> Any:
+    """Return the value of one of our options, or raise OptionError if it is not allowed, whatever
+    the others are.
+    """
+    default = _DEFAULTS[name]
     if isinstance(default, bool):
         if not isinstance(value, bool):
-            raise OptionError(f"{name}: {value!r}, allowed is true or false")
+            raise OptionError(f"{name}: {value!r}, allowed is true or false", name)
     elif isinstance(default, str):
         if not isinstance(value, str):
-            raise OptionError(f"{name}: {value!r} is not a string")
+            raise OptionError(f"{name}: {value!r} is not a string", name)
         if value not in _CHOICES.get(name, (value,)):
-            raise OptionError(f"{name}: {value!r}, allowed is one of {', '.join(_CHOICES[name])}")
+            raise OptionError(f"{name}: {value!r}, allowed is one of {', '.join(_CHOICES[name])}", name)
     else:
         low, high = _RANGES[name]
         whole = isinstance(default, int)
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
-            raise OptionError(f"{name}: {value!r}, allowed is {'an integer' if whole else 'a number'} {low} to {high}")
+            kind = "an integer" if whole else "a number"
+            raise OptionError(f"{name}: {value!r}, allowed is {kind} {low} to {high}", name)
     return value

@@ -30,7 +30,7 @@ WAYS: list[dict[str, Any]] = [
 
 def lazy(worlds: Any, **more: Any) -> World:
     """Return an engine with lazy offload."""
-    extra = {"offload": "lazy", "watermark_percent": 10, "pin_percent": 20} | more.pop("extra", {})
+    extra = {"offload": "lazy", "watermark_percent": 10, "pin_percent": 9} | more.pop("extra", {})
     world: World = worlds(extra=extra, **({"blocks": BLOCKS, "max_batched": STEP} | more))
     return world
 
@@ -118,7 +118,7 @@ def test_the_pool_extends_the_prefix_that_the_engine_still_has(worlds: Any, agen
 def test_groups_and_hashes_of_half_a_block(
     worlds: Any, agent: AgentProcess, ranks: int, window: int, scale: int
 ) -> None:
-    world = lazy(worlds, ranks=ranks, window=window, scale=scale, extra={"pin_percent": 40})
+    world = lazy(worlds, ranks=ranks, window=window, scale=scale, extra={"watermark_percent": 50, "pin_percent": 40})
     if not world.side._whole_failures:
         pytest.skip("vLLM 0.29 cannot be told that a load of several groups failed: such models save, and do not load")
     ask(world, "cold", tokens=40)
@@ -195,7 +195,7 @@ def test_what_is_computed_for_a_decode_engine_is_saved_at_once(worlds: Any, agen
 
 def test_with_few_free_blocks_all_is_saved_at_once(worlds: Any, agent: AgentProcess) -> None:
     """Otherwise requests would lose their blocks as soon as they end."""
-    world = lazy(worlds, blocks=48, max_batched=256, extra={"pin_percent": 10})  # the watermark is 24
+    world = lazy(worlds, blocks=48, max_batched=256, extra={"pin_percent": 9})  # the watermark is 24
     world.add("long", other(1, 500), 40)
     for _ in range(30):
         world.step()
