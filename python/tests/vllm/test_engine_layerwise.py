@@ -121,7 +121,7 @@ def test_the_first_layer_computes_before_the_last_has_arrived(
     assert alive.side.counts.loads_sync_failed == failed
 
 
-@pytest.mark.parametrize("how", ["spoil", "freeze", "kill"])
+@pytest.mark.parametrize("how", ["freeze", "kill", "spoil"])
 def test_what_happens_between_two_layers(
     alive: Alive, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
