@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.migrate.__main__ import main
-from kvagent.migrate.convert import CONNECTORS, ConfigError, Result, convert
+from kvagent.migrate.connectors import CONNECTORS, ConfigError
+from kvagent.migrate.convert import Result, convert
 from kvagent.migrate.serve import disk_tier, formatted, remote_tier, size_of
 from kvagent.migrate.sources import SourceError, Sources, read
 from kvagent.vllm.options import Options, parse
@@ -104,12 +105,69 @@ def test_several_connectors_become_one_and_others_stay() -> None:
     result = migrated(given | {"engine_id": "e", "kv_port": 5})
     children = result.transfer["kv_connector_extra_config"]["connectors"]
     assert [one["kv_connector"] for one in children] == ["FlexKVConnectorV1", "KVAgentConnector"]
-    assert (children[0], children[1]["engine_id"]) == (foreign, "e")
+    assert children[0] == foreign
     assert result.transfer["kv_load_failure_policy"] == "recompute"
     assert list(result.missing) == ["backends"]
     assert "kv_port" in result.became
     alone = migrated(config("MultiConnector", connectors=[config("NixlConnector")]))
     assert alone.transfer["kv_connector"] == "KVAgentConnector"
+
+
+def test_an_engine_id_stays_with_the_engine() -> None:
+    """MultiConnector gives its own to each connector, and vLLM ends where one has another."""
+    foreign = config("FlexKVConnectorV1")
+    nixl = config("NixlConnector") | {"engine_id": "own", "kv_ip": "10.0.0.1"}
+    given = config("MultiConnector", connectors=[nixl, foreign], backends=["UCX"], xyz=3) | {"engine_id": "e"}
+    result = migrated(given)
+    assert result.transfer["engine_id"] == "e"
+    assert all("engine_id" not in one for one in result.transfer["kv_connector_extra_config"]["connectors"])
+    assert result.became == {
+        "MultiConnector's backends": "dropped: MultiConnector reads connectors alone",
+        "MultiConnector's xyz": "dropped: MultiConnector reads connectors alone",
+        "NixlConnector's kv_ip": "needs nothing: the connector does not read it",
+        "NixlConnector's engine_id": "dropped: vLLM refuses it; MultiConnector's is for all",
+    }
+    assert not result.missing
+    alone = migrated(config("MultiConnector", connectors=[nixl]) | {"engine_id": "e"})
+    assert (alone.transfer["kv_connector"], alone.transfer["engine_id"]) == ("KVAgentConnector", "e")
+
+
+def test_options_are_checked_together() -> None:
+    layers = migrated(config("AscendStoreConnector", use_layerwise=True, load_async=False))
+    assert options(layers) == Options(layerwise=True, load_mode="sync")
+    assert list(layers.missing) == ["AscendStoreConnector's store"]
+    assert layers.became["use_layerwise"].startswith("layerwise: true")
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "refused"),
+    [
+        ({"use_layerwise": True}, {}, {"use_layerwise": "layerwise: true, allowed only where load_mode is sync"}),
+        (
+            {"use_layerwise": True, "load_async": False, "store_tp_size": 2},
+            {"load_mode": "sync", "share_tp": 2},
+            {"use_layerwise": "layerwise: true, allowed only where share_tp"},
+        ),
+        (
+            {"weights_version_file": "/v", "weights_fixed": True},
+            {"weights_fixed": True},
+            {"weights_version_file": "weights_version_file: allowed only where weights_fixed is false"},
+        ),
+        (
+            {"lazy_offload": True, "pin_percent": 20},
+            {"offload": "lazy"},
+            {"pin_percent": "watermark_percent: 10.0, allowed"},
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_reported(
+    given: dict[str, Any], left: dict[str, Any], refused: dict[str, str]
+) -> None:
+    result = migrated(config("NixlConnector", **given))
+    assert options(result) == Options(**left)
+    assert list(result.missing) == list(refused)
+    assert all(result.missing[name].startswith(text) for name, text in refused.items())
+    assert not set(result.became) & set(result.missing)
 
 
 @pytest.mark.parametrize("name", CONNECTORS)

@@ -18,7 +18,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvagent.limits import MAX_WORLD
-from kvagent.migrate.convert import ConfigError, Result, convert
+from kvagent.migrate.connectors import ConfigError
+from kvagent.migrate.convert import Result, convert
 from kvagent.migrate.sources import SourceError, read
 
 if TYPE_CHECKING:

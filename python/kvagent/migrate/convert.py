@@ -7,36 +7,30 @@ as the connector itself does it (kvagent.vllm.peer_options).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvagent.migrate.connectors import (
+    ASCEND,
+    CONNECTORS,
+    LMCACHE_OF_VLLM,
+    OFFLOADING,
+    OURS,
+    PROMPTS_ONLY,
+    STORES,
+    TRANSFERS,
+    ConfigError,
+    beside_others,
+    connectors_of,
+    dropped,
+    role_of,
+)
 from kvagent.migrate.serve import GIB, Serve, Untranslatable, disk_tier, mooncake_tier, remote_tier, size_of
-from kvagent.vllm.options import ROLES, OptionError, parse, translation
+from kvagent.vllm.options import OptionError, checked, parse, translation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvagent.migrate.sources import Sources
-
-OURS = "KVAgentConnector"
-LMCACHE_OF_VLLM = "LMCacheConnectorV1"
-ASCEND = ("AscendStoreConnector", "MooncakeConnectorStoreV1")
-STORES = (*ASCEND, "MooncakeStoreConnector")
-OFFLOADING = ("OffloadingConnector", "SimpleCPUOffloadConnector")
-TRANSFERS = (
-    "MooncakeConnector", "MooncakeConnectorV1", "MooncakeHybridConnector", "MooncakeLayerwiseConnector",
-    "NixlConnector", "NixlPullConnector", "NixlPushConnector",
-)  # fmt: skip
-CONNECTORS = (OURS, LMCACHE_OF_VLLM, "LMCacheMPConnector", *STORES, *OFFLOADING, *TRANSFERS)
-"""The connectors that kvagent replaces."""
-
-PROMPTS_ONLY = {"OffloadingConnector": "offload_prompt_only", **dict.fromkeys(STORES, "save_decode_cache")}
-"""The connectors that save only prompts by default, and the option that changes it."""
-
-_KEPT = ("kv_connector", "kv_role", "engine_id", "kv_connector_extra_config", "kv_load_failure_policy")
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be translated at all."""
 
 
 @dataclass(slots=True)
@@ -53,28 +47,35 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
 
+class Chosen(NamedTuple):
+    """The value of one of our options, and the given options that set it."""
+
+    value: Any
+    origins: list[str]
+
+
 def convert(sources: Sources, ranks: int = 1) -> Result:
     """Return our configuration. ``ranks`` is how many ranks of engines the node has. Raise
     ConfigError.
     """
     transfer = sources.transfer or _implied(sources)
-    connectors = _connectors(transfer)
-    result = Result({"kv_connector": OURS, "kv_role": _role(transfer, connectors)}, Serve())
-    if transfer.get("engine_id"):
-        result.transfer["engine_id"] = transfer["engine_id"]
+    connectors = connectors_of(transfer)
+    result = Result({"kv_connector": OURS, "kv_role": role_of(transfer, connectors)}, Serve())
     result.transfer["kv_load_failure_policy"] = "recompute"
     if transfer.get("kv_load_failure_policy") != "recompute":
         result.notes.append("kv_load_failure_policy is recompute: vLLM's default fails requests whose blocks are lost")
-    for name in transfer:
-        if name not in _KEPT:
-            result.became[name] = "needs nothing: the connector does not read it"
-    options: dict[str, Any] = {}
+    result.became |= dropped(transfer, connectors)
+    options: dict[str, Chosen] = {}
     for one in connectors:
         if one["kv_connector"] in CONNECTORS:
             _convert_one(one, sources, ranks, options, result)
-    if options:
-        result.transfer["kv_connector_extra_config"] = options
-    _keep_others(connectors, result)
+    if values := _agreed(options, result):
+        result.transfer["kv_connector_extra_config"] = values
+    result.transfer, others = beside_others(result.transfer, connectors)
+    if transfer.get("engine_id"):
+        result.transfer["engine_id"] = transfer["engine_id"]
+    if others:
+        result.notes.append(f"left as they are: {', '.join(others)}")
     if sources.lmcache is not None and all(one["kv_connector"] != LMCACHE_OF_VLLM for one in connectors):
         raise ConfigError(f"a configuration of LMCache was given, but no {LMCACHE_OF_VLLM}")
     if not result.serve.pool:
@@ -90,30 +91,9 @@ def _implied(sources: Sources) -> dict[str, Any]:
     raise ConfigError("nothing to migrate: give a kv_transfer_config, or a configuration of LMCache")
 
 
-def _connectors(transfer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the connectors of a configuration, those of MultiConnector one by one."""
-    name = transfer.get("kv_connector")
-    if name != "MultiConnector":
-        if name not in CONNECTORS:
-            raise ConfigError(f"kv_connector: {name!r}, allowed are MultiConnector, {', '.join(CONNECTORS)}")
-        return [dict(transfer)]
-    children = (transfer.get("kv_connector_extra_config") or {}).get("connectors")
-    if not isinstance(children, list) or not all(isinstance(one, dict) and "kv_connector" in one for one in children):
-        raise ConfigError("connectors: allowed is a list of kv_transfer_config")
-    if not any(one["kv_connector"] in CONNECTORS for one in children):
-        raise ConfigError(f"connectors: none of them is {', '.join(CONNECTORS)}")
-    return [dict(one) for one in children]
-
-
-def _role(transfer: Mapping[str, Any], connectors: list[dict[str, Any]]) -> str:
-    roles = {one.get("kv_role") for one in connectors if one["kv_connector"] in CONNECTORS}
-    role = roles.pop() if len(roles) == 1 else transfer.get("kv_role")
-    if role not in ROLES:
-        raise ConfigError(f"kv_role: {role!r}, allowed are {', '.join(ROLES)}")
-    return str(role)
-
-
-def _convert_one(one: Mapping[str, Any], sources: Sources, ranks: int, options: dict[str, Any], result: Result) -> None:
+def _convert_one(
+    one: Mapping[str, Any], sources: Sources, ranks: int, options: dict[str, Chosen], result: Result
+) -> None:
     """Convert one connector: the agent's settings, then the options."""
     name, given = str(one["kv_connector"]), one.get("kv_connector_extra_config") or {}
     if not isinstance(given, dict):
@@ -137,8 +117,8 @@ def _convert_one(one: Mapping[str, Any], sources: Sources, ranks: int, options: 
     _note_defaults(name, role, given, left, result)
 
 
-def _translate(left: Mapping[str, Any], role: str, options: dict[str, Any], result: Result) -> None:
-    """Translate options as the connector does, and check them one by one."""
+def _translate(left: Mapping[str, Any], role: str, options: dict[str, Chosen], result: Result) -> None:
+    """Translate options as the connector does, and check the range of each."""
     translated = translation({key: _typed(key, value) for key, value in left.items()}, role)
     unknown = dict.fromkeys(translated.unknown, "has no counterpart: it is not known here")
     result.missing |= translated.refused | unknown
@@ -146,13 +126,32 @@ def _translate(left: Mapping[str, Any], role: str, options: dict[str, Any], resu
     for key, value in translated.options.items():
         origin = translated.origins.get(key, key)
         try:
-            parse({key: value})
+            checked(key, value)
         except OptionError as error:
             result.became.pop(origin, None)
             result.missing[origin] = str(error)
             continue
-        if options.setdefault(key, value) != value:
-            raise ConfigError(f"{origin}: {key} would be both {options[key]!r} and {value!r}")
+        present = options.setdefault(key, Chosen(value, []))
+        if present.value != value:
+            raise ConfigError(f"{origin}: {key} would be both {present.value!r} and {value!r}")
+        present.origins.append(origin)
+
+
+def _agreed(options: dict[str, Chosen], result: Result) -> dict[str, Any]:
+    """Return the options without those that the connector refuses beside the others."""
+    while True:
+        values = {key: one.value for key, one in options.items()}
+        try:
+            parse(values)
+        except OptionError as error:
+            refused = next((key for key in error.options if key in options), None)
+            if refused is None:
+                raise ConfigError(str(error)) from None
+            for origin in options.pop(refused).origins:
+                result.became.pop(origin, None)
+                result.missing[origin] = str(error)
+        else:
+            return values
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -236,19 +235,3 @@ def _note_defaults(name: str, role: str, given: Mapping[str, Any], left: Mapping
         result.notes.append(f"generated tokens are saved too, unlike with {name}: save_decode false saves only prompts")
     if name in ASCEND and role == "kv_consumer" and "consumer_is_to_load" not in given:
         result.notes.append(f"kv_consumer loads, unlike with {name}")
-
-
-def _keep_others(connectors: list[dict[str, Any]], result: Result) -> None:
-    """Put ours beside the connectors that it does not replace, in the place of the first that it
-    does.
-    """
-    others = [one for one in connectors if one["kv_connector"] not in CONNECTORS]
-    if not others:
-        return
-    ours = result.transfer
-    place = next(i for i, one in enumerate(connectors) if one["kv_connector"] in CONNECTORS)
-    children = [*connectors[:place], ours, *(one for one in connectors[place:] if one in others)]
-    outer = {key: ours[key] for key in ("kv_role", "kv_load_failure_policy")}
-    result.transfer = {"kv_connector": "MultiConnector", **outer, "kv_connector_extra_config": {"connectors": children}}
-    names = ", ".join(str(one["kv_connector"]) for one in others)
-    result.notes.append(f"left as they are: {names}")
