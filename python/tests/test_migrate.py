@@ -119,7 +119,7 @@ def test_an_engine_id_stays_with_the_engine() -> None:
     nixl = config("NixlConnector") | {"engine_id": "own", "kv_ip": "10.0.0.1"}
     given = config("MultiConnector", connectors=[nixl, foreign], backends=["UCX"], xyz=3) | {"engine_id": "e"}
     result = migrated(given)
-    assert result.transfer["engine_id"] == "e"
+    assert (result.transfer["engine_id"], result.transfer["kv_role"]) == ("e", "kv_both")
     assert all("engine_id" not in one for one in result.transfer["kv_connector_extra_config"]["connectors"])
     assert result.became == {
         "MultiConnector's backends": "dropped: MultiConnector reads connectors alone",

@@ -31,6 +31,7 @@ OWN = frozenset(field.name for field in fields(Options))
         ({"offload_prompt_only": True}, "kv_both", {"save_decode": False}),
         ({"lmcache.min_retrieve_tokens": 0}, "kv_both", {"min_load_tokens": 1}),
         ({"lmcache.lookup_timeout_ms": 900}, "kv_both", {"lookup_age_ms": 900}),
+        ({"sync_load_budget_bytes": 0, "load_async": True, "lazy_offload": False}, "kv_both", {}),
         ({"save_decode_cache": True, "save_decode": True}, "kv_both", {}),  # both say the same
         ({"use_layerwise": True, "load_async": False}, "kv_both", {"layerwise": True, "load_mode": "sync"}),
     ],
@@ -49,6 +50,10 @@ def test_same_meanings_are_understood(given: dict[str, Any], role: str, becomes:
         ({"enable_store_tp_lcm": True}, "kv_both", "needs prefill_tp_sizes"),
         ({"enable_lookup": False}, "kv_both", "enable_lookup: false differs"),
         ({"cpu_bytes_to_use": 1 << 30}, "kv_both", "setting of the agent: kvagent serve --pool"),
+        ({"cpu_bytes_to_use_per_rank": 1 << 30}, "kv_both", "kvagent serve --pool SIZE, of all ranks of the node"),
+        ({"sync_load_budget_bytes": 1}, "kv_both", "differs: set load_mode: sync, and sync_load_bytes"),
+        ({"sync_load_budget_bytes": 0, "load_mode": "sync"}, "kv_both", "means load_mode: async, but load_mode is"),
+        ({"use_layerwise": False, "layerwise": True}, "kv_both", "means layerwise: false, but layerwise is True"),
         ({"backend": "mooncake"}, "kv_both", "kvagent serve --tier"),
         ({"lmcache.mp.port": 5555}, "kv_both", "set socket_dir"),
         ({"save_decode_cache": False, "save_decode": True}, "kv_both", "means save_decode: false, but save_decode is"),

@@ -66,11 +66,9 @@ def switch(true: Rule, false: Rule) -> Rule:
     return rule
 
 
-def becomes(option: str, value: Any, otherwise: Rule | None = None) -> Rule:
-    """Return the rule that sets an option to ``value``, or ``otherwise`` if we lack the option."""
-    return lambda _, given: (
-        otherwise(_, given) if otherwise is not None and option not in given.known else set_to(option, value, given)
-    )
+def becomes(option: str, value: Any) -> Rule:
+    """Return the rule that sets an option to ``value``."""
+    return lambda _, given: set_to(option, value, given)
 
 
 def said(text: str) -> Rule:

@@ -36,6 +36,12 @@ def _no_lookups(_: Any, given: Given) -> Meaning:
     return Meaning("false differs: only kv_producer can be kept from loading (producer_loads: false)", refused=True)
 
 
+def _sync_budget(value: Any, given: Given) -> Meaning:
+    if value in (0, "0"):
+        return set_to("load_mode", "async", given)
+    return Meaning("differs: set load_mode: sync, and sync_load_bytes, which is for each rank", refused=True)
+
+
 def _common_tp(_: Any, given: Given) -> Meaning:
     sizes = given.options.get("prefill_tp_sizes")
     if not (isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes)):
@@ -47,12 +53,13 @@ ASCEND, STORE, MOONCAKE, NIXL = "AscendStore", "MooncakeStore", "MooncakeConnect
 OFFLOADING, SIMPLE, LMCACHE, LMCACHE_MP = "Offloading", "SimpleCPUOffload", "LMCache", "LMCache MP"
 
 _POOL = "--pool SIZE: the memory is the node's, and all its engines share it"
+_RANK = "--pool SIZE, of all ranks of the node together: the memory is the node's, and no rank has a share"
 _CHUNKS = "a block is the engine's own (--block-size); adjacent blocks travel together"
 _NO_PORT = "the agent names the look-up socket of each engine"
 _TRANSPORT = "how the agent reaches a Mooncake store is in the URL of its tier (docs/TIERS.md)"
 _FULL_BLOCKS = as_here("only full blocks are saved")
 _NO_PARTIAL = said("only full blocks are saved all the same; the tokens after them are computed again")
-_LAYERWISE = switch(sets("layerwise"), as_here("a block is loaded with all its layers"))
+_LAYERWISE = switch(sets("layerwise"), sets("layerwise"))
 
 PEER_OPTIONS: dict[str, PeerOption] = {
     # AscendStore and MooncakeStore
@@ -61,8 +68,8 @@ PEER_OPTIONS: dict[str, PeerOption] = {
     "load_async": PeerOption(
         f"{ASCEND}, {STORE}",
         switch(
-            becomes("load_mode", "async", as_here("loads are asynchronous")),
-            becomes("load_mode", "sync", none("loads are always asynchronous")),
+            becomes("load_mode", "async"),
+            becomes("load_mode", "sync"),
         ),
     ),
     "discard_partial_chunks": PeerOption(f"{ASCEND}, {LMCACHE}", switch(_FULL_BLOCKS, _NO_PARTIAL)),
@@ -119,11 +126,11 @@ PEER_OPTIONS: dict[str, PeerOption] = {
     ),
     # offloading to host memory and disk
     "cpu_bytes_to_use": PeerOption(f"{OFFLOADING}, {SIMPLE}", agent(_POOL)),
-    "cpu_bytes_to_use_per_rank": PeerOption(SIMPLE, agent(_POOL)),
+    "cpu_bytes_to_use_per_rank": PeerOption(SIMPLE, agent(_RANK)),
     "num_cpu_blocks": PeerOption(f"{OFFLOADING}, {SIMPLE}", agent(_POOL)),
     "lazy_offload": PeerOption(
         SIMPLE,
-        switch(becomes("offload", "lazy"), becomes("offload", "eager", as_here("a block is saved when it is full"))),
+        switch(becomes("offload", "lazy"), becomes("offload", "eager")),
     ),
     "kv_offload_backend": PeerOption(SIMPLE, only("cpu", agent("--tier disk:/PATH?capacity=SIZE"), "it is memory")),
     "disk_path": PeerOption(SIMPLE, agent("--tier disk:/PATH?capacity=SIZE")),
@@ -147,7 +154,7 @@ PEER_OPTIONS: dict[str, PeerOption] = {
     "secondary_tiers": PeerOption(OFFLOADING, agent("--tier URL, once for each, nearest first")),
     "tier_poll_interval_s": PeerOption(OFFLOADING, none("the agent does not poll its tiers")),
     "backpressure": PeerOption(OFFLOADING, none("the agent's tiers have limits of their own (docs/TIERS.md)")),
-    "sync_load_budget_bytes": PeerOption(OFFLOADING, only_zero(none("see load_mode"), "loads are asynchronous")),
+    "sync_load_budget_bytes": PeerOption(OFFLOADING, _sync_budget),
     # LMCache
     "use_native": PeerOption(LMCACHE, as_here("there is one implementation")),
     "skip_last_n_tokens": PeerOption(LMCACHE, only_zero(none("all full blocks are saved"), "none are skipped")),
