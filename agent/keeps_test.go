@@ -91,7 +91,7 @@ func TestBriefBlocksAreDropped(t *testing.T) {
 			if r.agent.tiers != nil {
 				r.waitTier(8)
 			}
-			scheduler.send(keepOf(chain(1, 8)[:5*32], 0, time.Millisecond))
+			scheduler.send(keepOf(chain(1, 8)[3*32:], 0, time.Millisecond))
 			r.waitFor("dropped blocks", func(s admin.Status) bool { return s.Keep.Dropped == 5 && s.Keep.Brief == 0 })
 			if got := r.pool.Stats().Entries; got != 3 {
 				t.Errorf("%d blocks are in memory, want the 3 that were not to be dropped", got)

@@ -143,7 +143,8 @@ type Keeper interface {
 	// look-up that finds it, a pin, or a save of the same block.
 	MarkBrief(s SpaceID, group uint8, h Hashes)
 	// DropBrief drops those of the hashes that are still marked and not pinned, except by
-	// WriteBack.ReadWithoutTouch, and returns their number.
+	// WriteBack.ReadWithoutTouch. An entry that others follow stays until a later call has dropped
+	// them. It returns the number of those dropped, of earlier calls' hashes, too.
 	DropBrief(s SpaceID, group uint8, h Hashes) int
 }
 

@@ -71,14 +71,14 @@ func (s *station) arrived(block uint32, seed uint64) (stages [stageCount]bool) {
 type stageGate struct {
 	cudaipc.Device
 	before func(n int, c *cudaipc.Copy)
-	copies int
+	copies atomic.Int32
 	words  []uint64
 }
 
 func (g *stageGate) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 	if c.Dir == cudaipc.Scatter {
-		g.before(g.copies, c)
-		g.copies++
+		g.before(int(g.copies.Load()), c)
+		g.copies.Add(1)
 	}
 	return g.Device.Copy(c)
 }
@@ -186,8 +186,8 @@ func TestStagesAfterAFailedOne(t *testing.T) {
 	})
 	s.fill(0, 2)
 	s.submit(s.staged(2, stageOrder, section(0, 2, 100)))
-	if c := s.completion(); c.Status[0] != Failed || c.Status[1] != Cancelled || g.copies < 2 || len(g.words) > 0 {
-		t.Errorf("statuses %v, %d copies, the words written were %v, want none", c.Status, g.copies, g.words)
+	if c := s.completion(); c.Status[0] != Failed || c.Status[1] != Cancelled || g.copies.Load() < 2 || len(g.words) > 0 {
+		t.Errorf("statuses %v, %d copies, the words written were %v, want none", c.Status, g.copies.Load(), g.words)
 	}
 }
 
@@ -200,8 +200,8 @@ func TestStagedLoadCancelledInTheMiddle(t *testing.T) {
 		}
 	})
 	s.finish(s.staged(2, stageOrder, section(0, 4, 100)), Cancelled)
-	if g.copies != 2 || s.word() > 2 {
-		t.Errorf("%d copies, the word is %d, want 2 and at most 2", g.copies, s.word())
+	if g.copies.Load() != 2 || s.word() > 2 {
+		t.Errorf("%d copies, the word is %d, want 2 and at most 2", g.copies.Load(), s.word())
 	}
 	s.finish(s.staged(3, stageOrder, section(0, 4, 100)), pool.OK)
 }
@@ -211,8 +211,8 @@ func TestStagedLoadOfAMissingBlock(t *testing.T) {
 	s, g := withGate(t, 3, func(*station, int, *cudaipc.Copy) {})
 	s.submit(s.staged(2, stageOrder, section(0, 4, 100)))
 	want := []pool.Status{Cancelled, Cancelled, Cancelled, pool.Missing}
-	if c := s.completion(); !slices.Equal(c.Status, want) || g.copies > 0 || s.word() != 0 {
-		t.Errorf("statuses %v, %d copies, want %v and none", c.Status, g.copies, want)
+	if c := s.completion(); !slices.Equal(c.Status, want) || g.copies.Load() > 0 || s.word() != 0 {
+		t.Errorf("statuses %v, %d copies, want %v and none", c.Status, g.copies.Load(), want)
 	}
 }
 
@@ -222,8 +222,8 @@ func TestStagedLoadOfAnOldEpoch(t *testing.T) {
 	j := s.staged(2, stageOrder, section(0, 4, 100))
 	j.Epoch = 0
 	s.finish(j, pool.Stale)
-	if g.copies > 0 {
-		t.Errorf("%d copies, want none", g.copies)
+	if g.copies.Load() > 0 {
+		t.Errorf("%d copies, want none", g.copies.Load())
 	}
 }
 
@@ -236,8 +236,8 @@ func TestStagedLoadAwaitsTheStep(t *testing.T) {
 	j.Event = 0
 	s.submit(j)
 	s.reaches(Load, WaitingEvent, "the load did not wait for the step")
-	if g.copies > 0 || s.word() != 0 {
-		t.Errorf("%d copies before the step has ended", g.copies)
+	if g.copies.Load() > 0 || s.word() != 0 {
+		t.Errorf("%d copies before the step has ended", g.copies.Load())
 	}
 	letGo()
 	s.ends(2, pool.OK)

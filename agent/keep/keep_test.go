@@ -29,7 +29,12 @@ type world struct {
 
 func newWorld(t testing.TB, budget int64) *world {
 	t.Helper()
-	p, err := dram.Open(dram.Options{Bytes: poolBytes, SlabBytes: 64 << 10, HugePages: dram.Off})
+	return newWorldOf(t, poolBytes, budget)
+}
+
+func newWorldOf(t testing.TB, bytes, budget int64) *world {
+	t.Helper()
+	p, err := dram.Open(dram.Options{Bytes: bytes, SlabBytes: 64 << 10, HugePages: dram.Off})
 	check(t, err)
 	w := &world{t: t, pool: p, now: time.Unix(1_000, 0)}
 	w.space, err = p.OpenSpace(pool.Spec{
@@ -287,6 +292,76 @@ func TestBlocksInUseAreNotDropped(t *testing.T) {
 	w.pass(time.Second)
 	w.want("while a load reads them", a, 4)
 	w.pool.Unpin(refs)
+}
+
+// Blocks that other blocks follow are dropped with the last of these, and not before: else nobody
+// would find those.
+func TestChainsAreDroppedFromTheirEnd(t *testing.T) {
+	w := newWorld(t, 0)
+	a := chain("a", 20)
+	w.save(a)
+	w.keep(a.Slice(0, 10), 0, time.Second) // what follows is another request's
+	w.pass(time.Second)
+	w.want("followed by others", a, 20)
+	w.keep(a.Slice(10, 20), 0, time.Second)
+	w.pass(time.Second)
+	w.want("followed by others that were dropped", a, 0)
+
+	w.save(a)
+	w.keep(a.Slice(0, 10), 0, time.Second)
+	w.pass(time.Second)
+	w.keep(a, 0, time.Second) // anew: all wait for this one's time
+	w.keep(a.Slice(10, 20), 0, time.Nanosecond)
+	w.pass(0)
+	w.pass(time.Millisecond)
+	w.want("marked anew", a.Slice(0, 10), 10)
+	w.want("followed by none", a.Slice(10, 20), 0)
+	w.pass(time.Second)
+	w.want("at their time", a, 0)
+
+	w.save(a)
+	w.keep(a.Slice(0, 10), 0, time.Second)
+	w.pass(time.Second)
+	w.pool.Prefix(w.space, 0, a.Slice(0, 10))
+	w.keep(a.Slice(10, 20), 0, time.Second)
+	w.pass(time.Second)
+	w.want("used after their time", a.Slice(0, 10), 10)
+}
+
+// Blocks are dropped in whichever order KEEP names them, and however many there are.
+func TestDroppedInAnyOrder(t *testing.T) {
+	const blocks = 700
+	w := newWorldOf(t, 16<<20, 0)
+	a := chain("a", blocks)
+	for name, order := range map[string]func(n int) []int{
+		"in a random order": func(n int) []int { return rand.New(rand.NewPCG(1, 1)).Perm(n) },
+		"from the last to the first": func(n int) (all []int) {
+			for i := range n {
+				all = append(all, n-1-i)
+			}
+			return all
+		},
+		"in two parts, the first one first": nil,
+	} {
+		w.save(a)
+		if order == nil {
+			w.keep(a.Slice(0, blocks/2), 0, time.Second)
+			w.keep(a.Slice(blocks/2, blocks), 0, 2*time.Second)
+			w.pass(time.Second)
+			w.want("the first part, followed by the second", a, blocks)
+		} else {
+			var blob []byte
+			for _, i := range order(blocks) {
+				blob = append(blob, a.At(i)...)
+			}
+			w.keep(pool.Chain(blob, a.Len), 0, time.Second)
+		}
+		w.pass(time.Second)
+		w.want(name, a, 0)
+	}
+	if r := w.ledger.Report(); r.Dropped != 3*blocks || r.Brief != 0 {
+		t.Errorf("%+v, want %d dropped", r, 3*blocks)
+	}
 }
 
 func TestNothingIsDroppedBeforeItsPinEnds(t *testing.T) {

@@ -202,20 +202,21 @@ const (
 	none   = 0
 	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
 
-	pinShift = 10
+	pinShift = 11
 	onePin   = 1 << pinShift
-	maxPins  = 1<<22 - 1
+	maxPins  = 1<<21 - 1
 
-	flagLive      = 1 << 0 // the record is an entry
-	flagVisible   = 1 << 1 // all shards are committed
-	flagDropped   = 1 << 2 // no longer findable; freed once it is not held
-	flagRecent    = 1 << 3 // in the list of visible entries without pins
-	flagYoung     = 1 << 4 // in partialYoung
-	flagOld       = 1 << 5 // in partialOld
-	flagWide      = 1 << 6 // it has more than inlineShards shards
-	flagLifted    = 1 << 7 // placed above its children by lift, and not moved since
-	flagUntouched = 1 << 8 // pinned by ReadWithoutTouch, and not used since
-	flagBrief     = 1 << 9 // marked by MarkBrief, and not used since
+	flagLive      = 1 << 0  // the record is an entry
+	flagVisible   = 1 << 1  // all shards are committed
+	flagDropped   = 1 << 2  // no longer findable; freed once it is not held
+	flagRecent    = 1 << 3  // in the list of visible entries without pins
+	flagYoung     = 1 << 4  // in partialYoung
+	flagOld       = 1 << 5  // in partialOld
+	flagWide      = 1 << 6  // it has more than inlineShards shards
+	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
+	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch, and not used since
+	flagBrief     = 1 << 9  // marked by MarkBrief, and not used since
+	flagDue       = 1 << 10 // of those: its time is over, and it is dropped once it has no children
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

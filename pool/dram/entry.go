@@ -187,7 +187,7 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold = r.hold&^(flagUntouched|flagBrief) + onePin
+	r.hold = r.hold&^(flagUntouched|flagBrief|flagDue) + onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {

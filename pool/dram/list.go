@@ -70,7 +70,7 @@ type cursor struct{ entry, generation uint32 }
 func (c *core) touch(e uint32, at *cursor) {
 	recs := c.recs.All
 	if recs[e].is(flagUntouched | flagBrief) {
-		recs[e].hold &^= flagUntouched | flagBrief
+		recs[e].hold &^= flagUntouched | flagBrief | flagDue
 	}
 	if !recs[e].is(flagRecent) {
 		return

@@ -98,7 +98,7 @@ func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot)
 		return pool.Missing, pool.Slot{}, spot{}
 	}
 	var was spot
-	alone, brief := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&flagBrief
+	alone, brief := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&(flagBrief|flagDue)
 	if alone {
 		was = c.spotOf(e)
 	}

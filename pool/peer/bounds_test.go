@@ -668,3 +668,6 @@ func TestSharedPrefix(t *testing.T) {
 		w.d.Commit(b.Slots, b.Epoch, b.Status)
 	})
 }
+
+// largestSubscription is what the largest subscription holds, bytes.
+const largestSubscription = subscriptionBytes + subscribeBytes + MaxName + 256*groupBytes + MaxHashes*(32+1)

@@ -46,6 +46,3 @@ func (b *budget) taken() int64 {
 // subscriptionBytes is what a subscription holds besides its message and a byte for each of its
 // blocks: a goroutine and a timer, about.
 const subscriptionBytes = 8 << 10
-
-// largestSubscription is what the largest subscription holds, bytes.
-const largestSubscription = subscriptionBytes + subscribeBytes + MaxName + 256*groupBytes + MaxHashes*(32+1)

@@ -1,6 +1,10 @@
 package peer
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"math"
+
+	"github.com/kvagent/kvagent/pool"
+)
 
 // Reader reads memory of other agents into the arena by one-sided reads, and lets theirs read it.
 // All its methods may run concurrently.
@@ -8,10 +12,10 @@ type Reader interface {
 	// Exposed returns how other agents read the arena now, or why they cannot. Without an error
 	// Read works, too.
 	Exposed() (pool.Exposed, error)
-	// Read reads pieces of the memory that a target names, at most MaxBatch. At most maxPulling run
-	// at once. When it returns,
-	// nothing writes to these pieces of the arena for it any more; after an error they may hold
-	// anything. It must return within a bounded time.
+	// Read reads pieces of the memory that a target names, at most MaxBatch. Their addresses are
+	// below 2^63. At most maxPulling run at once. When it returns, nothing writes to these pieces of
+	// the arena for it any more; after an error they may hold anything. It must return within a
+	// bounded time.
 	Read(target string, pulls []pool.Pull) error
 }
 
@@ -35,7 +39,7 @@ var protocols = [...]string{1: "tcp", 2: "rdma"}
 //	1  1  1: tcp, 2: rdma; 0 without places
 //	2  2  bytes of the target, 1 to 256; 0 without places
 //	4  4  zero
-//	8     target; for each block of the PIN: status (1), zero (3), sum (4), address (8)
+//	8     target; for each block of the PIN: status (1), zero (3), sum (4), address (8, below 2^63)
 type places struct {
 	outcome  placed
 	protocol string
@@ -89,7 +93,7 @@ func parsePlaces(b []byte) (m places, err error) {
 		if err = r.check("PLACES", rest); err != nil {
 			return m, err
 		}
-		if r.status != pool.OK && r.address != 0 {
+		if r.address > math.MaxInt64 || r.status != pool.OK && r.address != 0 {
 			return m, malformed("PLACES: row %x", rest[:placeBytes])
 		}
 		m.rows = append(m.rows, r)

@@ -80,7 +80,7 @@ type Limits struct {
 const (
 	maxConnections   = 1 << 14
 	maxSubscriptions = 1 << 10
-	minPeerBytes     = 4 << 20 // more than largestSubscription
+	minPeerBytes     = 4 << 20 // more than the largest subscription
 	maxBytes         = 16 << 30
 	maxPinnedBytes   = 1 << 40
 )

@@ -175,6 +175,7 @@ func malformedVectors(t *testing.T, frames []vector) (out []badVector) {
 		{"places_no_target", "places", func(b []byte) []byte { b[34] = 0; return b }},
 		{"places_no_rows", "places", func(b []byte) []byte { b[12] = 22; return b[:32+22] }},
 		{"places_address_of_missing", "places", func(b []byte) []byte { b[len(b)-1] = 1; return b }},
+		{"places_address_2_63", "places", func(b []byte) []byte { b[len(b)-17] = 0x80; return b }},
 		{"delivered_no_name", "delivered", func(b []byte) []byte { b[12] = 16; return b[:48] }},
 	} {
 		found := false
