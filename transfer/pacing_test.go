@@ -242,7 +242,7 @@ func TestPacerSeesStagedLoads(t *testing.T) {
 	loads := func(what string, want pool.Status, copies uint64) {
 		t.Helper()
 		before := p.Report().Counts
-		g.copies = 0
+		g.copies.Store(0)
 		s.submit(s.staged(2, stageOrder, section(0, 4, 100)))
 		if c := s.completion(); !slices.Contains(c.Status, want) {
 			t.Errorf("%s: statuses %v, want %d among them", what, c.Status, want)

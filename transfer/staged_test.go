@@ -186,7 +186,8 @@ func TestStagesAfterAFailedOne(t *testing.T) {
 	})
 	s.fill(0, 2)
 	s.submit(s.staged(2, stageOrder, section(0, 2, 100)))
-	if c := s.completion(); c.Status[0] != Failed || c.Status[1] != Cancelled || g.copies.Load() < 2 || len(g.words) > 0 {
+	c := s.completion()
+	if c.Status[0] != Failed || c.Status[1] != Cancelled || g.copies.Load() < 2 || len(g.words) > 0 {
 		t.Errorf("statuses %v, %d copies, the words written were %v, want none", c.Status, g.copies.Load(), g.words)
 	}
 }

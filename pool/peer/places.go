@@ -13,8 +13,8 @@ type Reader interface {
 	// Read works, too.
 	Exposed() (pool.Exposed, error)
 	// Read reads pieces of the memory that a target names, at most MaxBatch. Their addresses are
-	// below 2^63. At most maxPulling run at once. When it returns, nothing writes to these pieces of
-	// the arena for it any more; after an error they may hold anything. It must return within a
+	// below 2^63. At most maxPulling run at once. When it returns, nothing writes to these pieces
+	// of the arena for it any more; after an error they may hold anything. It must return within a
 	// bounded time.
 	Read(target string, pulls []pool.Pull) error
 }
@@ -39,7 +39,8 @@ var protocols = [...]string{1: "tcp", 2: "rdma"}
 //	1  1  1: tcp, 2: rdma; 0 without places
 //	2  2  bytes of the target, 1 to 256; 0 without places
 //	4  4  zero
-//	8     target; for each block of the PIN: status (1), zero (3), sum (4), address (8, below 2^63)
+//	8     target; for each block of the PIN: status (1), zero (3), sum (4), address (8), which is
+//	      below 2^63
 type places struct {
 	outcome  placed
 	protocol string
