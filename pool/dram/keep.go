@@ -5,9 +5,7 @@ import "github.com/kvagent/kvagent/pool"
 var _ pool.Keeper = (*Pool)(nil)
 
 // PinEach implements pool.Keeper.
-func (p *Pool) PinEach(
-	s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref,
-) (all []pool.Ref, bytes int64) {
+func (p *Pool) PinEach(s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref) (all []pool.Ref, bytes int64) {
 	p.eachVisible(s, group, &h, func(c *core, e uint32, each int64) {
 		if c.recs.All[e].pins() < maxPins {
 			c.pinEntry(e, each)
@@ -20,8 +18,7 @@ func (p *Pool) PinEach(
 // MarkBrief implements pool.Keeper.
 func (p *Pool) MarkBrief(s pool.SpaceID, group uint8, h pool.Hashes) {
 	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
-		r := &c.recs.All[e]
-		r.hold = r.hold&^flagDue | flagBrief
+		c.recs.All[e].hold = c.recs.All[e].hold&^flagDue | flagBrief
 	})
 }
 
@@ -70,25 +67,19 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 
 // eachVisible calls do for each of the hashes that is stored, with the bytes of one. The lock is
 // held during a call, and released now and then between two.
-func (p *Pool) eachVisible(
-	s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64),
-) {
+func (p *Pool) eachVisible(s pool.SpaceID, group uint8, h *pool.Hashes, do func(c *core, e uint32, bytes int64)) {
 	for from := 0; from < h.N; from += lockStride {
 		p.visible(s, group, h, from, min(from+lockStride, h.N), do)
 	}
 }
 
-func (p *Pool) visible(
-	s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, do func(c *core, e uint32, bytes int64),
-) {
+func (p *Pool) visible(s pool.SpaceID, group uint8, h *pool.Hashes, from, to int,
+	do func(c *core, e uint32, bytes int64)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
 	id, sp, ok := c.identOf(s, group, h.Len)
-	if !ok {
-		return
-	}
-	for i := from; i < to; i++ {
+	for i := from; ok && i < to; i++ {
 		if e := c.find(id, h.At(i)); e != none && c.recs.All[e].is(flagVisible) {
 			do(c, e, sp.groups[group].bytes)
 		}
