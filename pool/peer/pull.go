@@ -58,7 +58,6 @@ func (s *stream) pull(a *ask, m *places) {
 		a.fetch.arrived(a)
 		return
 	}
-	s.link.client.countRead(s.link.node, 0, 0, err)
 	for i := range a.result {
 		a.result[i] = cancelled
 	}
@@ -76,7 +75,17 @@ var (
 // maxPulling bounds the one-sided reads at once, of all peers.
 const maxPulling = 8
 
-func (s *stream) pullNow(a *ask, m *places) error {
+// pullNow reads the blocks of a PIN. An error is counted before another read may begin.
+func (s *stream) pullNow(a *ask, m *places) (err error) {
+	reading := false
+	defer func() {
+		if err != nil {
+			s.link.client.countRead(s.link.node, 0, 0, err)
+		}
+		if reading {
+			<-s.link.client.pulling
+		}
+	}()
 	switch m.outcome {
 	case placedNone:
 		return errNoPlaces
@@ -86,7 +95,7 @@ func (s *stream) pullNow(a *ask, m *places) error {
 	cfg := &s.link.client.cfg
 	select {
 	case s.link.client.pulling <- struct{}{}:
-		defer func() { <-s.link.client.pulling }()
+		reading = true
 	case <-s.link.dead:
 		return s.link.reason()
 	}

@@ -160,7 +160,10 @@ func TestOneSidedReadsThatFail(t *testing.T) {
 			p := newPulling(t, 1, nil)
 			breaks(p.ours)
 			p.fetches(t, "a", 1)
-			p.expect(t, 0, 2, 2)
+			// The second shard may be asked for before the first has failed, or after it.
+			if c := p.client.Stats(); c.Read != 0 || c.ReadsFailed < 1 || c.ReadsFailed > 2 {
+				t.Errorf("%d shards read, %d reads failed, want none and 1 or 2", c.Read, c.ReadsFailed)
+			}
 			reads := p.ours.count()
 			p.fetches(t, "b", 20)
 			if p.ours.count() != reads {
