@@ -109,7 +109,7 @@ class SaveBatch:
         self._unpinned: list[Any] = []  # blocks added since the last pin
         self._undelivered: list[Any] = []  # those of them that offered requests pin
 
-    def patience(self, *, first: bool) -> int:
+    def spare_tokens(self, *, first: bool) -> int:
         """Return how many generated tokens beyond its next block a request computes before it is
         checked. The ``first`` time they differ, so that not all requests are checked in one step.
         """
@@ -381,7 +381,7 @@ def collect_saves(
         elif tracked.next_tokens <= request.num_prompt_tokens:
             schedule.defer(tracked, lacking)
         elif decode:
-            schedule.defer(tracked, lacking + saves.batch.patience(first=first))
+            schedule.defer(tracked, lacking + saves.batch.spare_tokens(first=first))
     saves.batch.pin()
     schedule.requeue(left)
 
