@@ -485,7 +485,7 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	o := Options{
 		State:      filepath.Join(dir, "resets"),
 		Clock:      func() time.Time { return time.Now().Add(time.Duration(later.Load())) },
-		EpochEvery: 50 * time.Millisecond, CollectAfter: 200 * time.Millisecond, CollectRate: 300,
+		EpochEvery: 50 * time.Millisecond, CollectAfter: 200 * time.Millisecond, CollectRate: 100,
 		CollectUnused: time.Hour,
 	}
 	one := open()
@@ -508,9 +508,11 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	}
 	b.leave()
 	later.Add(int64(3 * time.Hour))
-	marks := func() int { return countIn(one.(pool.Lister), pool.UseMarks) }
-	before := marks()
-	a.waitFor("its mark is put", func(*pool.TierReport) bool { return marks() > before })
+	a.waitFor("its mark is put", func(*pool.TierReport) bool {
+		mark, status := catalog.UseKeys(fp, o.CollectUnused, o.Clock().Unix())[:1], []pool.Status{0}
+		check(t, one.Exists(t.Context(), mark, status))
+		return status[0] == pool.OK
+	})
 	b.waitFor("it is used elsewhere", func(r *pool.TierReport) bool { return r.UsedElsewhere > 0 && r.Names == 0 })
 	if got := countIn(one.(pool.Lister), fp); got != 2*blocks {
 		t.Errorf("%d shards of what one node uses are left, want %d", got, 2*blocks)
