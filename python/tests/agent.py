@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
+
 from kvagent import messages as m
 from kvagent.errors import KVAgentError
 from kvagent.identity import identity_pairs
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 BINARY = Path(os.environ.get("KVAGENT_BINARY") or Path(__file__).resolve().parents[2] / "bin" / "kvagent")
 KVBENCH = BINARY.with_name("kvbench")  # plays engines
+REQUIRE = "KVAGENT_REQUIRE_AGENT"  # set by make: the tests with the real agent may not be left out
 PATIENCE_S = 20.0  # for what takes milliseconds on a machine with nothing else to do
 START_S = 60.0  # for an agent to start, beside engines that take all processors
 BLOCK_TOKENS = 16
@@ -32,6 +35,13 @@ LAYERS = 2
 IDENTITY = identity_pairs({"model": "test/model", "dtype": "bfloat16", "tenant": ""})
 
 _T = TypeVar("_T")
+
+
+def need_agent() -> None:
+    """Leave the test out, aloud, if the agent was not built."""
+    if not BINARY.exists():
+        message = f"{BINARY} is not there: run `make build`; tests with the real agent are LEFT OUT"
+        pytest.fail(message) if os.environ.get(REQUIRE) else pytest.skip(message)
 
 
 def eventually(check: Callable[[], _T | None], what: str, patience_s: float = PATIENCE_S) -> _T:
@@ -48,6 +58,7 @@ class AgentProcess:
     """`kvagent serve` in a folder."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
+        need_agent()
         self.folder = folder
         self._command = [str(BINARY), "serve", "--socket-dir", str(folder), "--pool", "64MiB", *flags]
         self._log = (folder.parent / f"{folder.name}.log").open("ab")

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import BINARY, PATIENCE_S, AgentProcess
+from tests.agent import PATIENCE_S, AgentProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +17,6 @@ LIMITS = (
     "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
     "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
 )  # fmt: skip
-REQUIRE = "KVAGENT_REQUIRE_AGENT"  # set by make: the tests with the real agent may not be left out
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,9 +37,6 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def agent() -> Iterator[AgentProcess]:
     """A fresh agent."""
-    if not BINARY.exists():
-        message = f"{BINARY} is not there: run `make build`; tests with the real agent are LEFT OUT"
-        pytest.fail(message) if os.environ.get(REQUIRE) else pytest.skip(message)
     # Not tmp_path: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
         path = Path(folder) / "run"

@@ -17,7 +17,7 @@ from kvagent.migrate.convert import Result, convert
 from kvagent.migrate.serve import disk_tier, formatted, remote_tier, size_of
 from kvagent.migrate.sources import SourceError, Sources, read
 from kvagent.vllm.options import Options, parse
-from tests.agent import BINARY, AgentProcess
+from tests.agent import BINARY, AgentProcess, need_agent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -276,6 +276,7 @@ def test_the_real_agent_takes_the_command_line(tmp_path: Path) -> None:
 )
 def test_the_real_agent_reads_the_url_of_a_mooncake_tier(given: dict[str, Any], tmp_path: Path) -> None:
     """The option after it is wrong on purpose: the agent reports all that it does not accept."""
+    need_agent()
     preferred = given.pop("preferred", None)
     extra: dict[str, Any] = {"preferred_segment": preferred} if preferred else {}
     transfer = config("MooncakeStoreConnector", **extra)

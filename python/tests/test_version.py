@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent import BINARY
+from tests.agent import BINARY, REQUIRE, need_agent
 
 PROJECT = Path(__file__).resolve().parents[1]
 SPEC = importlib.util.spec_from_file_location("version", PROJECT / "version.py")
@@ -58,12 +58,11 @@ def test_the_wheel_takes_the_version_that_make_gives(tmp_path: Path) -> None:
 
 def test_the_wheel_and_the_binary_agree(tmp_path: Path) -> None:
     """Fail under make, which builds the binary first; elsewhere skip an older binary."""
-    give_up = pytest.fail if os.environ.get("KVAGENT_REQUIRE_AGENT") else pytest.skip
-    if not BINARY.exists():
-        give_up(f"{BINARY} is not there: run `make build`")
+    need_agent()
     said = subprocess.run([BINARY, "version", "--json"], check=True, capture_output=True, text=True, timeout=60)
     binary = version.pep440(json.loads(said.stdout)["version"])
     # The tree may have become dirty since the binary was built.
     clean = [each.removesuffix(".dirty").removesuffix("+dirty") for each in (wheel_version(tmp_path, {}), binary)]
     if clean[0] != clean[1]:
+        give_up = pytest.fail if os.environ.get(REQUIRE) else pytest.skip
         give_up(f"the wheel is {clean[0]}, bin/kvagent {clean[1]}: run `make build`")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.weight_changes import LOADED, NAMED, PRIVATE
-from tests.agent import AgentProcess, eventually
-from tests.conftest import REQUIRE
+from tests.agent import REQUIRE, AgentProcess, eventually
 from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
