@@ -11,9 +11,8 @@ import (
 )
 
 // sleepsAllowed has the functions of tests, and of packages for tests, that may sleep in real time,
-// with the reason. What is waited for is waited for by an event, such as a channel, a pidfd or a
-// line of a log, or by one of the helpers here that poll. One that does not sleep any more is an
-// error.
+// with the reason. A test waits by an event, such as a channel, a pidfd or a line of a log, or by
+// one of the helpers here that poll. One that does not sleep any more is an error.
 var sleepsAllowed = map[string]string{
 	"pool/pooltest.Until":                    "polls what has no event",
 	"cudaipc/devicetest.Until":               "polls what has no event, without pools",

@@ -58,7 +58,8 @@ func TestKeptBlocks(t *testing.T) {
 	}
 }
 
-// What a request wanted kept outlives its engine, and ends with the agent (checkNothingLeft).
+// Blocks that a request wanted kept outlive its engine; keeping ends with the agent
+// (checkNothingLeft).
 func TestKeptBlocksOutliveTheirEngine(t *testing.T) {
 	r := newRig(t, withDRAM(4<<20), withConfig(keeping))
 	scheduler, workers, answer := r.joinEngine(register("a"))

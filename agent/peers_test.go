@@ -339,7 +339,8 @@ func TestAgentsEndWhileFetching(t *testing.T) {
 	}
 }
 
-// Whoever wanted the blocks is gone, or no longer wants them: the fetch ends at both agents.
+// The engines that wanted the blocks are gone, or no longer want them: the fetch ends at both
+// agents.
 func TestFetchNobodyWants(t *testing.T) {
 	for name, leave := range map[string]func(x *pair){
 		"delivered": func(x *pair) { x.decode.send(delivered("a")) },

@@ -268,7 +268,7 @@ func TestTransferCompleteWhileAsked(t *testing.T) {
 	}
 }
 
-// What was promised bounds the wait, as do the engine's own blocks.
+// The wait is bounded by the promised blocks, as it is by the engine's own.
 func TestLookupWaitsForNoMoreThanWasPromised(t *testing.T) {
 	r := newRig(t)
 	x := newPair(t, r, r)

@@ -14,7 +14,7 @@ func ended(c <-chan struct{}) bool {
 	}
 }
 
-// What the peer has sent is unserved from the moment that its Send has returned until the reader
+// A frame of the peer is unserved from the moment that its Send has returned until the reader
 // says that it was served, or asks for more; half a frame is, too.
 func TestUnserved(t *testing.T) {
 	agent, client := sessionPair(t, Version)

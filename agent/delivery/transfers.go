@@ -200,7 +200,7 @@ func (t *Table) Awaited(s pool.SpaceID) bool {
 }
 
 // Watch returns what is known of a transfer, and a channel that is closed at the next change of any
-// transfer of its space, or the next commit there. What happens after the state was read closes the
+// transfer of its space, or the next commit there. A change after the state was read closes the
 // channel.
 func (t *Table) Watch(s pool.SpaceID, name string) (Transfer, <-chan struct{}) {
 	t.mu.Lock()

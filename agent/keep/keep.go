@@ -11,7 +11,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of a ledger. What goes beyond them is refused and counted.
+// Limits of a ledger. A wish beyond them is refused and counted.
 const (
 	MaxPinned = 1 << 18        // blocks
 	MaxBrief  = 1 << 18        // blocks that wait to be dropped

@@ -57,8 +57,8 @@ func (r *rdmaSettings) Set(text string) error {
 // pinWithin bounds the start of the helper: RDMA pins all of the pool, some GB in a second.
 const pinWithin = 5 * time.Minute
 
-// openReads starts what reads the memory of other agents. What is missing on the machine is no
-// error: blocks are sent in frames then.
+// openReads starts the helper that reads the memory of other agents. A library or device that the
+// machine lacks is no error: blocks are sent in frames then.
 func openReads(s *peerSettings, address string, p *dram.Pool, log *zap.Logger) (*mooncake.Reads, error) {
 	r := &s.rdma
 	host := r.host

@@ -68,8 +68,8 @@ func TestPeerSettingsErrors(t *testing.T) {
 	}
 }
 
-// What other agents are told is what was configured, else where the agent listens, by the host's
-// name if that is everywhere.
+// Other agents are told the configured address, else the one at which the agent listens, with the
+// host's name if that is every address.
 func TestPeerAddress(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {

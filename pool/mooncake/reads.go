@@ -85,8 +85,8 @@ type Reads struct {
 	why     error // why there is none
 }
 
-// OpenReads returns Reads that start a helper in the background. What is missing on the machine
-// makes no error: Exposed and OnState report it. The error is about options.
+// OpenReads returns Reads that start a helper in the background. A library or device that
+// the machine lacks is no error: Exposed and OnState report it. The error is about options.
 func OpenReads(o ReadsOptions) (*Reads, error) {
 	if err := o.complete(); err != nil {
 		return nil, err

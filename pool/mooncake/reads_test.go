@@ -154,7 +154,7 @@ func TestReadsFromAFrozenNode(t *testing.T) {
 	}
 }
 
-// What is missing on the machine is told, once, and read from nowhere.
+// A library or device that the machine lacks is reported, once, and nothing is read.
 func TestReadsThatCannotBe(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*ReadsOptions)

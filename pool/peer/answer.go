@@ -189,8 +189,8 @@ func (v *served) writeDirect(a *answer) error {
 // copyPart is what is copied at once where the kernel does not read slots itself, bytes.
 const copyPart = 64 << 10
 
-// writeCopied writes memory of slot k of an answer through a copy. What cannot be read becomes
-// zeros. k is -1 for memory that is no slot's.
+// writeCopied writes memory of slot k of an answer through a copy. Bytes that cannot be read
+// become zeros. k is -1 for memory that is no slot's.
 func (v *served) writeCopied(a *answer, k int, mem []byte) error {
 	if v.copied == nil {
 		v.copied = make([]byte, copyPart)

@@ -56,8 +56,8 @@ func (x *countedIndex) Exists(s pool.SpaceID, group uint8, h pool.Hashes, presen
 	x.Index.Exists(s, group, h, present)
 }
 
-// TestCommitsOfOthers: many commits in a moment cost a subscription at most one look-up. What they
-// stored is announced after the pause, and the end of the transfer does not wait for it.
+// TestCommitsOfOthers: many commits in a moment cost a subscription at most one look-up. Their
+// blocks are announced after the pause, and the end of the transfer does not wait for it.
 func TestCommitsOfOthers(t *testing.T) {
 	index := &countedIndex{}
 	counted := func(c *Config, _ *ClientConfig) { index.Index, c.Index = c.Index, index }
@@ -403,7 +403,7 @@ func TestBreaker(t *testing.T) {
 			st.Done[EndLost] != 6 || st.Done[EndComplete] != 1 {
 			t.Errorf("%+v", st)
 		}
-		// What the caller ends says nothing about the peer.
+		// A read that the caller ends says nothing about the peer.
 		ctx, cancel := context.WithCancel(t.Context())
 		w.client.cfg.Dial = func(ctx context.Context, _ string) (net.Conn, error) {
 			cancel()

@@ -84,8 +84,8 @@ type Request struct {
 	Epoch  uint32       // of the space in the local pool; blocks are not stored after a reset of it
 	Shards int          // of the space
 	Groups []Group      // with ascending numbers and together at most MaxHashes blocks
-	// Wait bounds how long the peer waits for the transfer to grow, 0 to MaxWait. What it has
-	// announced by then is still fetched.
+	// Wait bounds how long the peer waits for the transfer to grow, 0 to MaxWait. Blocks
+	// that it has announced by then are still fetched.
 	Wait  time.Duration
 	Early bool // the peer may not have heard of the transfer yet: it is waited for, too
 }

@@ -254,8 +254,8 @@ func (r rdma) Exposed() (pool.Exposed, error) {
 	return e, err
 }
 
-// What a connection may pin is bounded; what is beyond it comes in frames, and no read is suspended
-// because of it.
+// A connection may pin a bounded number of bytes; blocks beyond them come in frames, and no read is
+// suspended because of them.
 func TestPinsAreBounded(t *testing.T) {
 	p := newPulling(t, 1, func(c *Config, k *ClientConfig) {
 		c.Limits.PinnedBytes = 1

@@ -196,7 +196,8 @@ func (d deaf) Get(ctx context.Context, items []pool.Item) error {
 }
 
 // TestPromisesOfADeafStoreEnd checks that a store that ignores its context keeps no promise open,
-// and that Close settles them without it. What it delivers later is not installed.
+// and that Close settles them without it. A block that it delivers later is not
+// installed.
 func TestPromisesOfADeafStoreEnd(t *testing.T) {
 	h := chain("a", 8)
 	store := shelved(t, h)

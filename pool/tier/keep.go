@@ -28,7 +28,7 @@ func (p *Pool) MarkBrief(s pool.SpaceID, group uint8, h pool.Hashes) {
 	}
 }
 
-// DropBrief implements pool.Keeper for memory. What a tier has stays there.
+// DropBrief implements pool.Keeper for memory. A tier keeps its copies.
 func (p *Pool) DropBrief(s pool.SpaceID, group uint8, h pool.Hashes) int {
 	if k, ok := p.memory.(pool.Keeper); ok {
 		return k.DropBrief(s, group, h)

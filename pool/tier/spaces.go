@@ -106,8 +106,8 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	return epoch, errors.Join(err, p.endReset(sp.spec.Fingerprint), unsaved)
 }
 
-// CloseSpace implements pool.Spaces. What the tiers have of the space stays and is found when it is
-// opened again.
+// CloseSpace implements pool.Spaces. The tiers keep the space's entries, which are found when it
+// is opened again.
 func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()

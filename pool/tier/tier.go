@@ -44,8 +44,8 @@ type Memory interface {
 //	mu              promises, queues
 //	a level's exists.mu, breaker.mu, speed.mu; staging.mu
 //
-// An era takes its name under spaces.mu, by names.Use. Whatever changes the name afterwards tells
-// so by Changed, which takes spaces.mu and asks again: so the last era has the last name, though
+// An era takes its name under spaces.mu, by names.Use. A later change of the name is reported
+// by Changed, which takes spaces.mu and asks again: so the last era has the last name, though
 // names.mu is not held when it begins.
 type Pool struct {
 	memory    Memory

@@ -529,7 +529,7 @@ def test_a_decode_request_that_is_never_scheduled_ends_the_transfer(pairs: Calla
 
 
 def test_waiting_for_a_transfer_is_bounded(pairs: Callable[..., Pair]) -> None:
-    """What there is after that time is taken."""
+    """The blocks that are there after that time are taken."""
     pair = pairs(remote_wait_ms=1.0)
     request = pair.offer("cmpl-a-0", "p", 4)
     pair.prefill.admit(request)

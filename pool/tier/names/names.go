@@ -1,8 +1,8 @@
 // Package names decides under which name each space is stored in tiers.
 //
 // A reset gives a space a new name, so that nothing stored before is found, however late it was
-// written. Nodes agree on the names by markers in the shared tiers. What tiers hold under names
-// that no node uses any more is deleted.
+// written. Nodes agree on the names by markers in the shared tiers. Entries that tiers hold under
+// names that no node uses any more are deleted.
 //
 //	Reset ──▶ next epoch, next name ──▶ catalog on disk ──▶ marker in each shared tier
 //	                  │                                              │

@@ -80,7 +80,7 @@ func (n *Names) NotInUse(fp pool.Fingerprint) {
 }
 
 // abandonPrivate takes private spaces whose engines disconnected CollectAfter ago out of the tiers
-// and makes their names orphans. What memory still has of them is not written to tiers.
+// and makes their names orphans. Blocks of them that memory still has are not written to tiers.
 func (n *Names) abandonPrivate() {
 	for _, fp := range n.privateToAbandon() {
 		n.o.Changed(fp)
@@ -108,7 +108,8 @@ func (n *Names) privateToAbandon() (all []pool.Fingerprint) {
 }
 
 // abandonUnused records which named spaces are in use, once a period, and abandons those that this
-// node has not used for CollectUnused. What memory still has of them is not written to tiers.
+// node has not used for CollectUnused. Blocks of them that memory still has are not written to
+// tiers.
 func (n *Names) abandonUnused() {
 	if n.o.CollectUnused == 0 {
 		return

@@ -1,7 +1,7 @@
 """A prefill engine and a decode engine at one agent, behind vLLM's proxies, at default options.
 
-What the decode engine computes is read from its metrics: the usage that it reports has the prefill
-engine's figure.
+The number of tokens that the decode engine computes is read from its metrics: the usage that it
+reports has the prefill engine's figure.
 """
 
 from __future__ import annotations

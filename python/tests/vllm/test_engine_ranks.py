@@ -54,7 +54,7 @@ def run(model: Path, socket_dir: str | None, **more: Any) -> tuple[list[list[int
 
 @pytest.mark.parametrize("first", [True, False], ids=["two ranks save", "one rank saves"])
 def test_ranks_share(opt: Path, agent: AgentProcess, reference: list[list[int]], *, first: bool) -> None:
-    """What one rank loads of two is what it computes itself, head by head and layer by layer."""
+    """One rank loads of two the bytes that it computes itself, head by head and layer by layer."""
     folder = str(agent.folder)
     _, own = run(opt, None)
     if first:

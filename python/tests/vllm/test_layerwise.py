@@ -148,7 +148,7 @@ def stepped(world: World) -> World:
 
 @everywhere
 def test_a_stage_that_changes_after_the_first_layer(worlds: Any, agent: HoldingAgent, setting: str) -> None:
-    """What the agent copies is compared with what it verified, stage by stage."""
+    """The agent compares the bytes that it copies with those that it verified, stage by stage."""
     world = cold(worlds, setting)
 
     def change() -> None:
@@ -182,7 +182,7 @@ def test_layers_that_do_not_wait_are_loaded_before_the_forward_pass(worlds: Any,
 
 
 def test_a_layer_that_was_expected_to_wait(worlds: Any, agent: HoldingAgent, caplog: pytest.LogCaptureFixture) -> None:
-    """What it read may not have arrived: the load counts as failed, and later ones are whole."""
+    """Bytes that it read may not have arrived: the load has failed, and later ones are whole."""
     world = cold(worlds, "v2-async")
     world.layers.remove(LAYER.format(2))
     middle(world, agent, lambda: release_when_it_waits(world, agent))  # else all may arrive before the first layer

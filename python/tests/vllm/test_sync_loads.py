@@ -220,7 +220,7 @@ def test_a_preemption_before_the_outcome_is_known(
 @pytest.mark.parametrize("setting", ["v1-async", "v2-async", "v2"])
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_request_of_one_token(worlds: Any, agent: AgentProcess, setting: str, *, fails: bool) -> None:
-    """It ends in the pass that reports its load. What it computed is saved, and hashed."""
+    """It ends in the pass that reports its load. Its computed blocks are saved, and hashed."""
     world = cold(worlds, setting)
     if fails:
         between(world, lambda: spoil(world, agent))

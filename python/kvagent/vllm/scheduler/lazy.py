@@ -5,7 +5,7 @@ vLLM evicts a block when it takes it from the head of its queue of free blocks:
     head  ── saved or without content ──│── not looked at yet ──────────────  tail
           the watermark's blocks        └ cursor                    just freed
 
-What a request computes is noted, by block, with the key under which it would be saved: the request
+Each block that a request computes is noted with the key under which it would be saved: the request
 is gone by the time that the eviction comes near. Each step looks at those blocks that came within
 the watermark since the last one, and saves what is noted of them. A block that is being saved is
 pinned; afterwards it goes back to the cursor, where it was. At the tail, where vLLM puts what is
@@ -42,8 +42,8 @@ def watermark(options: Options, geometry: Geometry, step_tokens: int, blocks: in
     """Return how many blocks before its eviction a block is saved, in an engine of so many blocks;
     0: at once.
 
-    ``step_tokens``: the most tokens that a step computes. What two steps may take counts as near,
-    unless that is more than half of all blocks.
+    ``step_tokens``: the most tokens that a step computes. As many blocks as two steps may take
+    count as near, unless they are more than half of all blocks.
     """
     if options.offload != LAZY:
         return 0

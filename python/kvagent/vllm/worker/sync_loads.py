@@ -2,8 +2,8 @@
 
 They are sent before the step's kernels are launched and name the step before it, whose kernels may
 still write to their destination. The worker waits until they are over, or layer by layer until
-their stages have arrived (layer_loads), at most sync_wait_ms for all of a step. What has not
-arrived by then is reported in the same pass as blocks that failed to load, so that vLLM discards
+their stages have arrived (layer_loads), at most sync_wait_ms for all of a step. Blocks that
+have not arrived by then are reported in the same pass as failed to load, so that vLLM discards
 what the step computes from them (scheduler.sync_loads).
 
 An agent that let a step wait in vain is not waited for again until it has sent something.
