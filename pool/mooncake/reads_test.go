@@ -135,6 +135,7 @@ func TestReadsFromAFrozenNode(t *testing.T) {
 	check(t, to.Read(at.Target, pull))
 	before := to.pid()
 	check(t, syscall.Kill(from.pid(), syscall.SIGSTOP))
+	servertest.AwaitStop(t, from.pid())
 	results := make(chan error)
 	for range 3 {
 		go func() { results <- to.Read(at.Target, pull) }()
