@@ -218,13 +218,24 @@ class SimulatedEngine:
         self.worker.begin(plan)
         self.worker.start(plan)
         self.worker.end(plan)
+        results, report = self._report()
+        for request, tokens in computed:
+            request.num_computed_tokens += tokens
+        return Step(plan, results, report, scheduled)
+
+    def _report(self) -> tuple[Results, Any]:
+        """Bring the worker's report to the scheduler."""
         results = self.worker.results()
         report = pickle.loads(pickle.dumps(self.worker.report()))  # noqa: S301
         if report is not None:
             self.scheduler.report(report)
-        for request, tokens in computed:
-            request.num_computed_tokens += tokens
-        return Step(plan, results, report, scheduled)
+        return results, report
+
+    def until_saved(self) -> None:
+        """Wait, without a step, until no save that was sent is in flight."""
+        saves = self.scheduler.saves
+        assert saves is not None
+        eventually(lambda: (self._report(), not saves._inflight)[1], "the end of the saves")
 
     def save(self, name: str, prompt: str, blocks: int, salt: int, **more: Any) -> Any:
         """Run a request that arrives, is computed, saved, and ends."""

@@ -27,6 +27,7 @@ class Decoding:
         self.engine.save("saved", "stored", 4, 7)
         self.stored = agent.status()["blocks_stored"]
         self.requests = [self._start(i) for i in range(REQUESTS)]
+        self.engine.quiet()
         self.steps: list[Step] = []
 
     def _start(self, i: int) -> Any:
@@ -55,6 +56,7 @@ class Decoding:
         """
         scheduler = self.engine.scheduler
         for _ in range(20 * GATHER_STEPS):
+            self.engine.until_saved()
             calm = (
                 self.step().plan is calm_plan(REQUESTS) and scheduler._calm and not scheduler._schedule.sends(after=1)
             )
@@ -79,6 +81,7 @@ def decoding(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[D
 def test_most_steps_plan_nothing_and_every_block_is_saved(decoding: Decoding, agent: AgentProcess) -> None:
     for _ in range(8 * GATHER_STEPS):
         decoding.step()
+        decoding.engine.until_saved()
     planned = [len(step.plan.saves) for step in decoding.steps]
     assert sum(step.plan is calm_plan(REQUESTS) for step in decoding.steps) >= 6 * GATHER_STEPS
     assert 2 <= sum(map(bool, planned)) <= 9, "one step in GATHER_STEPS sends"
