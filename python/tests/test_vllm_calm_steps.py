@@ -27,7 +27,7 @@ class Decoding:
         self.engine.save("saved", "stored", 4, 7)
         self.stored = agent.status()["blocks_stored"]
         self.requests = [self._start(i) for i in range(REQUESTS)]
-        self.engine.quiet()
+        eventually(self._answered, "the agent's answers to all that was asked")
         self.steps: list[Step] = []
 
     def _start(self, i: int) -> Any:
@@ -41,6 +41,13 @@ class Decoding:
         self.engine.admit(request)
         self.engine.step((request, request.num_tokens))
         return request
+
+    def _answered(self) -> bool:
+        self.engine.quiet()
+        agent = self.engine.scheduler._agent
+        lookups = agent.lookups
+        assert lookups is not None
+        return not (agent.awaited() or lookups.probing() or lookups.awaits_leases())
 
     def step(self) -> Step:
         """Run a step that computes the last sampled token of each request."""
