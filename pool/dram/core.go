@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
@@ -51,9 +52,9 @@ type core struct {
 	moving   []move // entries being copied to other slots
 	now      func() time.Time
 
-	advisor *advisor  // nil: none
-	kinds   [][]int32 // classes of the slots of each kind of entries
-	shown   []uint32  // entries that became visible and are not yet passed to the policy
+	advisor *advisor.Advisor // nil: none
+	kinds   [][]int32        // classes of the slots of each kind of entries
+	shown   []uint32         // entries that became visible and are not yet passed to the policy
 
 	pressure func(need int64) bool
 	stats    pool.Stats

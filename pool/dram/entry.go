@@ -151,7 +151,7 @@ func (c *core) drop(e uint32) {
 	c.unlink(e)
 	c.orphan(e)
 	if r.is(flagVisible) {
-		c.advisor.remove(e)
+		c.advisor.Remove(e)
 		c.stats.Entries--
 	} else {
 		c.stats.Partial--

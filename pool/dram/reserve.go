@@ -7,7 +7,7 @@ import (
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.advisor.catchUp()
+	p.advisor.CatchUp()
 	need := p.reserve(b, false)
 	if need == 0 {
 		return

@@ -248,7 +248,7 @@ func (p *Pool) SetPressure(f func(need int64) bool) {
 // Stats implements pool.Spaces.
 func (p *Pool) Stats() pool.Stats {
 	s := p.stats()
-	s.Policy = p.advisor.report()
+	s.Policy = p.advisor.Report()
 	return s
 }
 
