@@ -29,6 +29,7 @@ var mayImport = map[string][]string{
 	"pool/dram/advisor":   {"pool"},
 	"pool/dram/arena":     {"pool", "pagefault"},
 	"pool/dram/slab":      {"pool", "pool/dram/arena", "pool/dram/offheap"},
+	"pool/dram/owner":     {"pool", "pool/dram/offheap"},
 	"pool/dram/offheap":   {},
 	"pool/pooltest":       {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},

@@ -267,13 +267,14 @@ func (p *Pool) stats() pool.Stats {
 		s.IndexBytes = c.resident()
 	}
 	s.Classes = c.slabs.Stats()
+	s.Owners = c.owners.Stats()
 	return s
 }
 
 // resident returns the touched memory of hash table, headers and slot table.
 func (c *core) resident() int64 {
 	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-		c.wide.Resident(int(c.widest)) + c.slabs.Resident()
+		c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 }
 
 var _ pool.SpaceCounter = (*Pool)(nil)
