@@ -219,7 +219,9 @@ def _offloading_settings(left: dict[str, Any], ranks: int, result: Result) -> No
         result.became[total] = f"needs nothing: {rank} is given"
         del left[total]
     _setting(left, result, (total,), lambda: serve.add_pool(size_of(left[total])))
-    _setting(left, result, (rank,), lambda: serve.add_pool(size_of(left[rank]) * ranks))
+    if rank in left:  # also an option of ours, so that engines do not take each other's part
+        result.became[rank] = f"{serve.add_pool(size_of(left[rank]) * ranks)}; {rank}: {size_of(left[rank])}"
+        left[rank] = size_of(left[rank])
     if left.get("kv_offload_backend") == "disk":
         names = ("kv_offload_backend", "disk_path", "disk_capacity_bytes")
         _setting(left, result, names, lambda: serve.add_tier(
