@@ -23,7 +23,7 @@ func (s *session) setBudget(m *ipc.Budget) error {
 	}
 	if err := s.owner.registry.own(st, int64(m.Bytes)); err != nil {
 		s.terminate(endLimit, ipc.ErrCodeLimit, fmt.Errorf("budget: %w", err))
-		return nil
+		return ipc.ErrClosed // nothing is served after it
 	}
 	s.log.Info("budget", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
 		zap.Uint64("bytes", m.Bytes))

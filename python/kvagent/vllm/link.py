@@ -47,9 +47,7 @@ class Attachment:
 class Link:
     """A session with the agent that is re-established when lost."""
 
-    def __init__(
-        self, socket_dir: str, owner: str, registration: Callable[[], Registration], budget: int = 0
-    ) -> None:
+    def __init__(self, socket_dir: str, owner: str, registration: Callable[[], Registration], budget: int = 0) -> None:
         """``budget``: the bytes of the pool that this worker may hold; 0: any number."""
         self._path = Path(socket_dir) / "session.sock"
         self._owner = owner
@@ -183,6 +181,7 @@ class Link:
             raise Refused("cpu_bytes_to_use_per_rank", 1, "the agent is too old for budgets")
         session.budget(self._budget)
         session.ping(REGISTER_S)
+        self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 
     def _log_once(self, level: int, text: str) -> None:
         """Log a change of state once."""
