@@ -10,7 +10,7 @@
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
-//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.Counter.mu, mappings.mu,
+//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.Counter.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.Queue.mu, and while no other lock is held. A
@@ -33,6 +33,7 @@ import (
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
+	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -97,16 +98,16 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
 	}
-	files, err := openFiles()
+	files, err := share.OpenFiles()
 	if err != nil {
 		return nil, fmt.Errorf("limit of open files: %w", err)
 	}
-	share := shareDescriptors(files, a.cfg.Limits.Sessions)
-	if share.sessions < a.cfg.Limits.Sessions {
+	limits := share.Descriptors(files, a.cfg.Limits.Sessions)
+	if limits.Sessions < a.cfg.Limits.Sessions {
 		log.Warn("session limit lowered: the limit of open files is too low", zap.Uint64("files", files),
-			zap.Int("sessions", share.sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
+			zap.Int("sessions", limits.Sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
-	if err := a.assemble(share); err != nil {
+	if err := a.assemble(limits); err != nil {
 		return nil, err
 	}
 	a.view = admin.NewView(a.source(), a.metrics)
@@ -117,7 +118,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 }
 
 // assemble makes the agent's parts and gives each its dependencies.
-func (a *Agent) assemble(share share) (err error) {
+func (a *Agent) assemble(limits share.Share) (err error) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.deliveries = delivery.New(delivery.Config{
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
@@ -125,7 +126,7 @@ func (a *Agent) assemble(share share) (err error) {
 	a.raising = make(chan struct{}, maxRaises)
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
-	a.sockets = newLookupSockets(&a.cfg, share.peers, &answers{
+	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
 		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
 		deliveries: a.deliveries, peer: a.cfg.Peers.Address, fetches: a.cfg.Peers.Fetch != nil, epochOf: a.pool.Epoch,
@@ -138,10 +139,10 @@ func (a *Agent) assemble(share share) (err error) {
 		return err
 	}
 	a.memory = &memory{
-		device: a.device, mappings: newMappings(), peers: newPeerNumbers(), maxPending: share.pending, log: a.log,
+		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending, log: a.log,
 	}
 	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: share.sessions, leaseBytes: a.cfg.LeaseBytes,
+		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: limits.Sessions, leaseBytes: a.cfg.LeaseBytes,
 		log:      a.log,
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers,

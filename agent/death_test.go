@@ -59,6 +59,8 @@ func victim(phase, dir string) {
 		if phase == "forked" {
 			child = leaveChild(workers[0])
 		}
+	case "at its budget":
+		savesAtItsBudget(r)
 	case "saving", "loading":
 		m := register(victimName)
 		scheduler, workers, _ := r.joinEngine(m)

@@ -45,6 +45,10 @@ type seat struct {
 
 	stages *registration.Stages // a worker's; the session's reader sets them; nil: none were declared
 
+	// Who owns what the worker stores; 0: nobody. registry.mu is held when it changes.
+	owner  atomic.Uint32
+	budget int64 // bytes of it that the worker may hold; under registry.mu
+
 	// Under registry.mu.
 	claimed    bool
 	registered bool

@@ -8,16 +8,17 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // memory opens and closes the engines' memory in the device.
 type memory struct {
 	device     cudaipc.Device
-	mappings   *mappings    // the regions
-	peers      *peerNumbers // the workers that own them
-	pendingFDs atomic.Int64 // descriptors of registrations that are not complete
-	maxPending int64        // such descriptors at once
+	mappings   *share.Mappings // the regions
+	peers      *peerNumbers    // the workers that own them
+	pendingFDs atomic.Int64    // descriptors of registrations that are not complete
+	maxPending int64           // such descriptors at once
 	log        *zap.Logger
 }
 
@@ -43,7 +44,7 @@ func (m *memory) close(st *seat) {
 		}
 		<-pause.C
 	}
-	m.mappings.give(st.regions, st.bytes)
+	m.mappings.Give(st.regions, st.bytes)
 	m.peers.give(st.peer)
 }
 

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -49,30 +48,6 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// A low limit of open files leaves some to everybody.
-func TestShareOfDescriptors(t *testing.T) {
-	for _, c := range []struct {
-		files    uint64
-		sessions int
-		want     share
-	}{
-		{1 << 20, 1024, share{1024, maxPendingFDs, maxLookupPeers}},
-		{1<<64 - 1, 2048, share{2048, maxPendingFDs, maxLookupPeers}}, // no limit
-		{1024, 1024, share{140, 224, 112}},
-		{256, 1024, share{20, 32, 16}},
-		{0, 1024, share{1, 1, 1}},
-	} {
-		got := shareDescriptors(c.files, c.sessions)
-		if got != c.want {
-			t.Errorf("%d files: %+v, want %+v", c.files, got, c.want)
-		}
-		if need := int64(got.sessions)*sessionDescriptors + got.pending + got.peers +
-			ownDescriptors; c.files > ownDescriptors && uint64(need) > c.files {
-			t.Errorf("%d files: %+v may take %d", c.files, got, need)
-		}
-	}
-}
-
 // Engines that open more regions, or more bytes, than a process can have mapped are refused, and
 // harm no one else; their share is free for others when they leave.
 func TestRegionsOfAllAreBounded(t *testing.T) {
@@ -80,17 +55,14 @@ func TestRegionsOfAllAreBounded(t *testing.T) {
 	m := r.agent.memory.mappings
 	a, b, c := r.dial(), r.dial(), r.dial()
 	a.registered(a.registerWorker(register("a")))
-	m.mu.Lock()
-	m.regions, m.bytes = 5, 3*m.mu.bytes-1
-	m.mu.Unlock()
+	used := m.Bytes()
+	m.Bound(5, 3*used-1)
 	b.registered(b.registerWorker(register("b")))
 	if got := c.registerWorker(register("c")); got.Status != ipc.RegRefused ||
 		!strings.Contains(got.Text, "the 1 that are left of 5") {
 		t.Errorf("too many regions: %+v", got)
 	}
-	m.mu.Lock()
-	m.regions = 6
-	m.mu.Unlock()
+	m.Bound(6, 3*used-1)
 	if got := c.again(register("c")); got.Status != ipc.RegRefused || !strings.Contains(got.Text, "bytes, allowed") {
 		t.Errorf("too many bytes: %+v", got)
 	}
@@ -98,17 +70,5 @@ func TestRegionsOfAllAreBounded(t *testing.T) {
 	c.registered(c.again(register("c")))
 	if n := r.agent.Status().Regions; n != 4 {
 		t.Errorf("%d regions are open, want 4", n)
-	}
-}
-
-func TestMapCount(t *testing.T) {
-	for text, want := range map[string]int{"262144\n": 262144, "": usualMapCount, "x": usualMapCount,
-		"-1\n": usualMapCount} {
-		if got := mapCount([]byte(text), nil); got != want {
-			t.Errorf("%q: %d, want %d", text, got, want)
-		}
-	}
-	if got := mapCount(nil, os.ErrNotExist); got != usualMapCount {
-		t.Errorf("no file: %d", got)
 	}
 }

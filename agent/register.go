@@ -147,11 +147,11 @@ func (s *session) install(reg *registering) (path string, err error) {
 func (s *session) open(reg *registering) error {
 	st := reg.seat
 	count, bytes := reg.Pieces(), reg.Bytes()
-	if err := s.owner.memory.mappings.take(count, bytes); err != nil {
+	if err := s.owner.memory.mappings.Take(count, bytes); err != nil {
 		return fmt.Errorf("regions: %w", err)
 	}
 	if err := s.importRegions(reg); err != nil {
-		s.owner.memory.mappings.give(count, bytes)
+		s.owner.memory.mappings.Give(count, bytes)
 		return fmt.Errorf("regions: %w", err)
 	}
 	st.regions, st.bytes = count, bytes

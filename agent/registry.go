@@ -17,6 +17,7 @@ import (
 // immutable view for look-ups, so that the hot path takes no lock.
 type registry struct {
 	pool       Pool
+	budgets    pool.Budgets // the same pool; nil: it has none
 	limits     *Limits
 	leaseBytes int64
 	swept      chan struct{} // cap 1: a space was reset or closed, and the pool has memory to reclaim
@@ -43,6 +44,7 @@ func newRegistry(p Pool, limits *Limits, leaseBytes int64) *registry {
 		pool: p, limits: limits, leaseBytes: leaseBytes, swept: make(chan struct{}, 1),
 		engines: make(map[string]*engine), spaces: make(map[pool.Fingerprint]*space), changed: make(chan struct{}),
 	}
+	r.budgets, _ = p.(pool.Budgets)
 	r.view.Store(&view{})
 	return r
 }
@@ -156,6 +158,9 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 			return err
 		}
 	}
+	for other := range st.space.seats { // some may have told their budgets while sizes were not known
+		r.limitLocked(other.engine)
+	}
 	return nil
 }
 
@@ -177,6 +182,7 @@ func (r *registry) vacate(st *seat) {
 		st.claimed = false
 		sp.disclaimLocked(st.shards)
 	}
+	r.disownLocked(st)
 	delete(sp.seats, st)
 	*e.place(st.role, st.rank) = nil
 	if e.emptyLocked() {

@@ -206,6 +206,8 @@ func (s *session) serve(msg any, fds []int) error {
 		s.steps(m)
 	case *ipc.Keep:
 		s.keep(m)
+	case *ipc.Budget:
+		return s.setBudget(m)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:

@@ -36,7 +36,7 @@ func (a *Agent) snapshot() admin.Snapshot {
 	s := admin.Snapshot{
 		Version: a.cfg.Version, Boot: a.boot, Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.open(), Jobs: a.inflight.Count(),
+		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.Count(),
 		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
 		Pool: a.pool.Stats(), Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},

@@ -67,6 +67,7 @@ func (w *workers) start(st *seat) error {
 		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
 		Integrity: w.integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
+		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Limits: w.limits, Complete: st.session.complete,
 	})
 	if err != nil {

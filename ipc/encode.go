@@ -16,7 +16,7 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE",
 	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
 	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeKeep: "KEEP",
-	TypeSteps: "STEPS"}
+	TypeSteps: "STEPS", TypeBudget: "BUDGET"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -49,7 +49,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	msg := newMessage(typ)
 	if msg == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeSteps)
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeBudget)
 		return nil, w.err
 	}
 	if w.err == nil {
@@ -94,7 +94,7 @@ var makers = map[uint8]func() any{
 	TypeOffer:      func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
 	TypeDelivered: func() any { return new(Delivered) }, TypeStages: func() any { return new(Stages) },
 	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeKeep: func() any { return new(Keep) },
-	TypeSteps: func() any { return new(Steps) },
+	TypeSteps: func() any { return new(Steps) }, TypeBudget: func() any { return new(Budget) },
 }
 
 func (w *wire) walk(msg any) {
@@ -158,6 +158,8 @@ func (w *wire) walk(msg any) {
 	case *Steps:
 		m.walk(w)
 	case *Keep:
+		m.walk(w)
+	case *Budget:
 		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))

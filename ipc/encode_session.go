@@ -120,6 +120,12 @@ func (m *Steps) walk(w *wire) {
 	}
 }
 
+func (m *Budget) walk(w *wire) {
+	w.begin(TypeBudget, 2)
+	w.since(3)
+	num(w, "bytes", &m.Bytes, 0, MaxBudget)
+}
+
 func (w *wire) since(version uint32) {
 	if w.version < version {
 		w.fail(ReasonVersion, "type", "not in version %d, allowed from version %d on", w.version, version)

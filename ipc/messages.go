@@ -44,6 +44,7 @@ const (
 	MaxKeepMS                 = 86400000  // for which a request's blocks are kept, or after which they are dropped
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
 	MaxSteps                  = 64        // decode steps in one STEPS
+	MaxBudget                 = 1 << 46   // bytes of a BUDGET
 	StepBytes                 = 12        // of one of them
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
@@ -80,6 +81,7 @@ const (
 	TypeStagedLoad   = 28
 	TypeSteps        = 30
 	TypeKeep         = 29
+	TypeBudget       = 31
 )
 
 // Roles of a session.
@@ -350,6 +352,10 @@ type (
 		Hashes  []byte // joined
 		PinMS   uint32 // 0: they are not kept
 		TTLMS   uint32 // 0: they are not dropped
+	}
+	// Budget limits what the blocks that a worker's engine stores may take of the pool.
+	Budget struct {
+		Bytes uint64 // of them, that this worker holds; 0: any number
 	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }

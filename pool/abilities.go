@@ -148,6 +148,26 @@ type Keeper interface {
 	DropBrief(s SpaceID, group uint8, h Hashes) int
 }
 
+// Budgets is a memory that limits how much of it the entries of one owner take. An entry belongs to
+// the Owner of the Batch that made it, as long as it is in memory, whoever stores it again. What a
+// tier or another node brings belongs to nobody, as does what an earlier process stored.
+//
+// Implemented by pool/dram and pool/tier (for its memory). Without it, a worker that asks for a
+// budget is refused.
+type Budgets interface {
+	// OpenOwner returns the owner with a name of 1 to MaxOwnerName bytes. It stays that name's until
+	// as many calls of CloseOwner. Afterwards it does too, with its entries, as long as there are
+	// fewer than MaxOwners others.
+	OpenOwner(name string) (Owner, error)
+	// CloseOwner ends one OpenOwner.
+	CloseOwner(o Owner)
+	// SetBudget limits the bytes of an owner's entries; 0: no limit. At the limit, Reserve evicts
+	// the owner's least recently used entries, a suffix before its prefix. If those are held or
+	// have children of other owners, or if it would take too long to find one, the status is Busy,
+	// and nothing else is evicted for it.
+	SetBudget(o Owner, bytes int64)
+}
+
 // Prober is a memory (Slots) that retires pages that cannot be read.
 //
 // Implemented by pool/dram and pool/tier (which forwards it to its memory). Without it, a bad page

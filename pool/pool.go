@@ -15,10 +15,16 @@ const (
 	MaxGroups  = 16      // KV cache groups of one space
 	MaxShards  = 256     // shards of one space: ranks' parts or cells
 	MaxSpaces  = 1 << 16 // spaces open at once
+
+	MaxOwners    = 255 // owners of entries that a pool distinguishes
+	MaxOwnerName = 128 // bytes of an owner's name
 )
 
 // Fingerprint names a space: the first 16 bytes of the SHA-256 of its canonical identity.
 type Fingerprint [16]byte
+
+// Owner is the number of an owner of entries in a pool, 1 to MaxOwners; 0: nobody.
+type Owner uint16
 
 // SpaceID names a space opened in this process. IDs count up from 0 and are never reused.
 type SpaceID uint32
@@ -173,6 +179,7 @@ type Batch struct {
 	Shard  uint8
 	Epoch  uint32 // Reserve: the weights epoch in which the bytes were computed
 	Parent []byte // Reserve: hash of the block before the first; empty at the start of a prompt
+	Owner  Owner  // Reserve: to whom entries belong that it makes; see Budgets
 	Hashes Hashes
 	Status []Status
 	Slots  []Slot
@@ -237,6 +244,22 @@ type Stats struct {
 	Bad                             BadMemory
 	Classes                         []ClassStats
 	Policy                          PolicyReport
+	Owners                          OwnersStats
+}
+
+// OwnersStats are those of all owners. The totals include owners that are no longer in the table.
+type OwnersStats struct {
+	Evicted uint64       // entries evicted because of a budget; also in Stats.Evicted
+	Refused uint64       // reservations refused because of a budget; not in Stats.Busy
+	Each    []OwnerStats // those that are open or have entries
+}
+
+// OwnerStats are the state and counters of one owner.
+type OwnerStats struct {
+	Name                           string
+	Open                           bool
+	Bytes, Budget                  int64 // of its entries' slots; their limit, 0: none
+	Evicted, EvictedBytes, Refused uint64
 }
 
 // ClassStats is the use of one slot size.

@@ -50,6 +50,9 @@ func (th *thread) beginSave(t *task, f *flight, parts []part) pool.Status {
 			continue
 		}
 		b := th.batch(t, &p)
+		if th.w.cfg.Owner != nil {
+			b.Owner = th.w.cfg.Owner()
+		}
 		th.w.cfg.Slots.Reserve(&b)
 		th.add(f, &p, &b)
 	}

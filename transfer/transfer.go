@@ -108,7 +108,9 @@ type Config struct {
 	Pacer *pace.Pacer
 	// Awaited reports whether somebody waits for the worker's saves, which are then not limited;
 	// nil: nobody does.
-	Awaited  func() bool
+	Awaited func() bool
+	// Owner returns to whom blocks belong that the worker stores; nil: to nobody.
+	Owner    func() pool.Owner
 	Limits   Limits
 	Complete func(Completion) // called from the worker's threads, never under a lock; must not block
 }

@@ -1,6 +1,8 @@
 package admin
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvagent/kvagent/ipc"
@@ -155,7 +157,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describePaces(ch)
 	describeLeft(ch)
 	describeTransfers(ch)
-	for _, d := range keepDescs {
+	for _, d := range slices.Concat(keepDescs, ownersDescs) {
 		ch <- d
 	}
 }
@@ -176,6 +178,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectOrphans(ch, now.Orphans)
 	collectTransfers(ch, &now.Transfers)
 	collectKeep(ch, &now.Keep)
+	collectOwners(ch, &now.Pool.Owners)
 	collectPeers(ch, &now.Peers)
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(now.Leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(now.LeaseBytes))

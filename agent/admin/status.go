@@ -95,6 +95,7 @@ type PoolStatus struct {
 	BadDropped    uint64        `json:"bad_dropped"` // blocks
 	FileFaults    uint64        `json:"file_faults"`
 	Classes       []ClassStatus `json:"classes"`
+	Owners        OwnersStatus  `json:"owners"`
 }
 
 // ClassStatus is one slot size of the pool.
@@ -113,7 +114,7 @@ func poolStatus(s *pool.Stats) PoolStatus {
 		EvictedBytes: s.EvictedBytes, MovedBytes: s.MovedBytes, Dropped: s.Dropped, Reassigned: s.Reassigned,
 		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
 		BadBytesLimit: s.Bad.MaxBytes, BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults,
-		Classes: make([]ClassStatus, len(s.Classes)),
+		Classes: make([]ClassStatus, len(s.Classes)), Owners: ownersStatus(&s.Owners),
 	}
 	for i, c := range s.Classes {
 		out.Classes[i] = ClassStatus{SlotBytes: c.SlotBytes, Slabs: c.Slabs, Slots: c.Slots, Used: c.Used}

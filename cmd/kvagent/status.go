@@ -68,6 +68,10 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
 		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned),
 		st.BlocksStored, st.Pool.Evicted)
+	for _, o := range st.Pool.Owners.List {
+		fmt.Fprintf(t, "\t%s of %s belong to %s, %d evicted and %d refused for it\n", settings.HumanSize(o.Bytes),
+			settings.HumanSize(o.Budget), o.Name, o.Evicted, o.Refused)
+	}
 	if b := &st.Pool; b.BadPages > 0 {
 		fmt.Fprintf(t, "\t%d BAD PAGES (limit %d), %s of the pool not used (limit %s), %d blocks dropped\n",
 			b.BadPages, b.BadPagesLimit, settings.HumanSize(b.BadBytes), settings.HumanSize(b.BadBytesLimit),

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
 )
 
 // Child implements pool.View.
@@ -41,7 +42,7 @@ func (c *core) advised(class int32) uint32 {
 	if c.advisor == nil {
 		return none
 	}
-	e := c.advisor.victim(c.kindsWith(class), c)
+	e := c.advisor.Victim(c.kindsWith(class), c)
 	if e != none && !c.evictable(e) {
 		panic("dram: the policy evicts an entry that is held or has children")
 	}
@@ -50,22 +51,21 @@ func (c *core) advised(class int32) uint32 {
 
 // announce passes the entries that became visible to the policy.
 func (c *core) announce() {
-	a := c.advisor
-	if a == nil || len(c.shown) == 0 {
+	if c.advisor == nil || len(c.shown) == 0 {
 		return
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.in.Now = a.time()
-	for from := 0; from < len(c.shown); {
-		from = c.announceRun(from)
-	}
+	from := 0
+	c.advisor.Insert(func(in *pool.Insertion) (more bool) {
+		from = c.announceRun(in, from)
+		return from < len(c.shown)
+	})
 	c.shown = c.shown[:0]
 }
 
-// announceRun passes the entries of one group from index from on, and returns the index after them.
-func (c *core) announceRun(from int) int {
-	in, id := &c.advisor.in, c.recs.All[c.shown[from]].ident
+// announceRun describes the entries of one group from index from on, and returns the index after
+// them.
+func (c *core) announceRun(in *pool.Insertion, from int) int {
+	id := c.recs.All[c.shown[from]].ident
 	g := c.group(id)
 	in.Kind, in.BlockTokens = g.kind, g.tokens
 	in.Entries, in.Prints, in.Parent = in.Entries[:0], in.Prints[:0], c.parent(c.shown[from])
@@ -79,6 +79,36 @@ func (c *core) announceRun(from int) int {
 		}
 		in.Entries, in.Prints = append(in.Entries, c.shown[from]), append(in.Prints, c.seed.hash(id, r.hash))
 	}
-	c.advisor.policy.Insert(in)
 	return from
+}
+
+// describe sets what the blocks of a note are.
+func describe(n *advisor.Note, id ident, g *group) {
+	if n != nil {
+		n.ID, n.Use.BlockTokens = uint32(id), g.tokens
+	}
+}
+
+// addFound adds a group of blocks that were looked up, up to the first that is not stored.
+func addFound(n *advisor.Note, s *seed, pr *probe, looked, stored int) {
+	if n == nil || len(n.Use.Prints) >= advisor.MaxNoteBlocks {
+		return
+	}
+	n.Use.Entries = append(n.Use.Entries, pr.entry[:stored]...)
+	for i := range stored {
+		n.Use.Prints = append(n.Use.Prints, s.hash(ident(n.ID), pr.key[i]))
+	}
+	n.Missed = stored < looked && pr.entry[stored] == none
+}
+
+// addRest adds the blocks from index from on, if the one there was missed. It does not need the
+// pool's lock.
+func addRest(n *advisor.Note, s *seed, h *pool.Hashes, from int) {
+	if n == nil || !n.Missed {
+		return
+	}
+	v := viewOf(h)
+	for i := from; i < h.N && len(n.Use.Prints) < advisor.MaxNoteBlocks; i++ {
+		n.Use.Prints = append(n.Use.Prints, s.hash(ident(n.ID), v.words(i)))
+	}
 }

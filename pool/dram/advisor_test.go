@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
 )
 
 // recorder is a policy that records its calls and evicts the entry inserted first, if it can be
@@ -123,7 +124,7 @@ func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 	r := &recorder{block: make(chan struct{})}
 	p := recorded(t, r)
 	h := randomChain(nil, 1, 8)
-	const lookups = 10 * maxNotes
+	const lookups = 10 * advisor.MaxNotes
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -137,9 +138,9 @@ func TestLookupsDoNotWaitForThePolicy(t *testing.T) {
 		t.Fatal("look-ups wait for the policy")
 	}
 	close(r.block)
-	p.advisor.catchUp()
-	if lost := p.Stats().Policy.LookupsDropped; lost < lookups-2*maxNotes || lost >= lookups {
-		t.Errorf("%d of %d look-ups were not told, %d may wait", lost, lookups, maxNotes)
+	p.advisor.CatchUp()
+	if lost := p.Stats().Policy.LookupsDropped; lost < lookups-2*advisor.MaxNotes || lost >= lookups {
+		t.Errorf("%d of %d look-ups were not told, %d may wait", lost, lookups, advisor.MaxNotes)
 	}
 }
 

@@ -104,6 +104,44 @@ func BenchmarkPin(b *testing.B) {
 	}
 }
 
+// BenchmarkStore stores chains in a full pool of 289,000 blocks, so that each evicts as many: for
+// nobody, for an owner without a budget, and for one at its budget of half the pool.
+func BenchmarkStore(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		owner  string
+		budget int64
+	}{{"nobody", "", 0}, {"an owner", "one", 0}, {"at its budget", "one", 50_000 << 10}} {
+		b.Run(c.name, func(b *testing.B) {
+			p := filled(b, 200_000)
+			var o pool.Owner
+			if c.owner != "" {
+				o = openOwner(b, p, c.owner, int(c.budget>>10))
+			}
+			status, slots := make([]pool.Status, benchChainLen), make([]pool.Slot, benchChainLen)
+			blob := make([]byte, 0, benchChainLen*pool.MaxHashLen)
+			store := func(i int) {
+				h := randomChain(blob, 1_000_000+i, benchChainLen)
+				batch := pool.Batch{Epoch: 1, Owner: o, Hashes: h, Status: status, Slots: slots}
+				p.Reserve(&batch)
+				p.Commit(slots, 1, status)
+				if status[benchChainLen-1] != pool.OK {
+					b.Fatal(status)
+				}
+			}
+			const fill = 4000
+			for i := range fill { // until the pool, or the owner, is full
+				store(i)
+			}
+			report := reportCPU(b, benchChainLen)
+			for i := fill; b.Loop(); i++ {
+				store(i)
+			}
+			report()
+		})
+	}
+}
+
 // drawChains returns stored chains in random order, contiguous in memory.
 func drawChains(stored, n int) (queries []pool.Hashes) {
 	r := rand.New(rand.NewPCG(1, 1))

@@ -14,7 +14,7 @@ func (p *Pool) Check() error {
 	if p.closed {
 		return pool.ErrClosed
 	}
-	a := audit{core: p.core, slots: map[uint32]uint32{}, realms: map[uint32]int{}}
+	a := audit{core: p.core, slots: map[uint32]uint32{}, realms: map[uint32]int{}, owned: map[uint32]int64{}}
 	for i := range p.core.moving {
 		to := p.core.moving[i].to
 		a.slots[to] = none
@@ -28,7 +28,7 @@ func (p *Pool) Check() error {
 			return fmt.Errorf("dram: entry %d: %w", e, err)
 		}
 	}
-	for _, check := range []func() error{a.lists, a.counts, a.checkSlabs, a.found} {
+	for _, check := range []func() error{a.lists, a.counts, a.checkSlabs, a.found, a.checkOwners} {
 		if err := check(); err != nil {
 			return fmt.Errorf("dram: %w", err)
 		}
@@ -43,6 +43,7 @@ type audit struct {
 	realms                     map[uint32]int
 	stats                      pool.Stats
 	recent, young, old, stored int
+	owned                      map[uint32]int64 // bytes of the entries that have an owner
 }
 
 func (a *audit) entry(e uint32) error {
@@ -71,17 +72,20 @@ func (a *audit) entry(e uint32) error {
 	if err := a.chain(e); err != nil {
 		return err
 	}
-	a.add(r, g)
+	a.add(e, r, g)
 	return a.chainOfSlots(e, r.head, len(g.classes))
 }
 
-func (a *audit) add(r *record, g *group) {
+func (a *audit) add(e uint32, r *record, g *group) {
 	a.realms[r.ident.realm()]++
 	if r.pins() > 0 {
 		a.stats.PinnedEntries++
 		a.stats.Pinned += g.bytes
 	}
 	a.stats.Used += g.bytes
+	if r.is(flagOwned) {
+		a.owned[e] = g.bytes
+	}
 	for flag, n := range map[uint32]*int{flagRecent: &a.recent, flagYoung: &a.young, flagOld: &a.old} {
 		if r.is(flag) {
 			*n++
@@ -186,6 +190,10 @@ func (a *audit) counts() error {
 		}
 	}
 	return nil
+}
+
+func (a *audit) checkOwners() error {
+	return a.owners.Check(a.owned, func(e uint32) bool { return !a.recs.All[e].is(flagDropped) })
 }
 
 func (a *audit) checkSlabs() error { return a.core.slabs.Check(a.slots) }

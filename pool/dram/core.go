@@ -5,8 +5,10 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/offheap"
+	"github.com/kvagent/kvagent/pool/dram/owner"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -51,9 +53,11 @@ type core struct {
 	moving   []move // entries being copied to other slots
 	now      func() time.Time
 
-	advisor *advisor  // nil: none
-	kinds   [][]int32 // classes of the slots of each kind of entries
-	shown   []uint32  // entries that became visible and are not yet passed to the policy
+	advisor *advisor.Advisor // nil: none
+	kinds   [][]int32        // classes of the slots of each kind of entries
+	shown   []uint32         // entries that became visible and are not yet passed to the policy
+
+	owners owner.Table
 
 	pressure func(need int64) bool
 	stats    pool.Stats
@@ -84,6 +88,9 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 	if c.wide, err = offheap.Reserve[wideShards](most); err != nil {
 		return c, err
 	}
+	if c.owners, err = owner.New(most); err != nil {
+		return c, err
+	}
 	if c.table, err = offheap.OpenTable(); err != nil {
 		return c, err
 	}
@@ -99,7 +106,8 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 // close releases the memory. Afterwards nothing is found and no ref is valid.
 func (c *core) close() error {
 	c.spaces, c.realms, c.byPrint, c.unopened, c.ended, c.high = nil, nil, nil, nil, nil, 0
-	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.wide.Close(), c.slabs.Close())
+	return errors.Join(c.table.Close(), c.recs.Close(), c.states.Close(), c.wide.Close(), c.owners.Unmap(),
+		c.slabs.Close())
 }
 
 // hashes computes the hashes of entries, for a table that moves them.
@@ -202,9 +210,9 @@ const (
 	none   = 0
 	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
 
-	pinShift = 11
+	pinShift = 12
 	onePin   = 1 << pinShift
-	maxPins  = 1<<21 - 1
+	maxPins  = 1<<20 - 1
 
 	flagLive      = 1 << 0  // the record is an entry
 	flagVisible   = 1 << 1  // all shards are committed
@@ -217,6 +225,7 @@ const (
 	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch, and not used since
 	flagBrief     = 1 << 9  // marked by MarkBrief, and not used since
 	flagDue       = 1 << 10 // of those: its time is over, and it is dropped once it has no children
+	flagOwned     = 1 << 11 // it is in core.owners
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 )
 
@@ -94,7 +95,7 @@ type Pool struct {
 	base  []byte // of the arena
 	fd    int    // of the arena; -1: address space only
 
-	advisor   *advisor
+	advisor   *advisor.Advisor
 	noter     *fileNoter
 	onBadPage func(BadPage)
 	onNotKept func(pool.Fingerprint)
@@ -132,7 +133,7 @@ func Open(o Options) (*Pool, error) {
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}
-	c.advisor = newAdvisor(o.Policy, o.Clock)
+	c.advisor = advisor.New(o.Policy, o.Clock)
 	return start(&o, a, c), nil
 }
 
@@ -230,6 +231,6 @@ func (p *Pool) Close() error {
 	p.moves.Lock() // no copy in the arena is running, and none begins after this
 	defer p.moves.Unlock()
 	p.arena.StopPopulating()
-	p.advisor.close()
+	p.advisor.Close()
 	return errors.Join(err, p.noter.close(), p.arena.Close())
 }

@@ -148,10 +148,13 @@ func (c *core) drop(e uint32) {
 	c.clearHeaders(e)
 	c.table.Remove(c.seed.hash(r.ident, r.hash), e)
 	c.leaveLists(e)
+	if r.is(flagOwned) {
+		c.owners.Leave(e)
+	}
 	c.unlink(e)
 	c.orphan(e)
 	if r.is(flagVisible) {
-		c.advisor.remove(e)
+		c.advisor.Remove(e)
 		c.stats.Entries--
 	} else {
 		c.stats.Partial--
@@ -172,6 +175,9 @@ func (c *core) leaveLists(e uint32) {
 
 func (c *core) free(e uint32) {
 	r := &c.recs.All[e]
+	if r.is(flagOwned) {
+		c.owners.Free(e, c.group(r.ident).bytes)
+	}
 	c.giveAll(r.head, len(c.group(r.ident).classes))
 	c.leaveRealm(r.ident.realm())
 	c.freeRecord(e)
@@ -193,6 +199,9 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 func (c *core) unpinEntry(e uint32, at *cursor) {
 	if c.recs.All[e].pins() > 0 && c.unhold(e) {
 		c.persistUse(e)
+		if r := &c.recs.All[e]; r.is(flagOwned) {
+			c.owners.Use(e, c.above(at))
+		}
 		c.settle(e, at)
 	}
 }

@@ -13,17 +13,23 @@ const (
 	maxPartials = 64       // partial entries looked at
 	nearOldest  = 64       // oldest entries among which one with the wanted class is searched first
 	farOldest   = 4 << 10  // ... and if no slab could be taken
+	maxOwned    = 4 << 10  // entries of an owner at its budget that are moved in their order
+	// entries evicted because of a budget; more than a part of a batch needs, so that an owner
+	// whose budget was lowered gets there
+	maxOwnedOut = 2 * lockStride
 )
 
 // work is what is left of those limits.
 type work struct {
 	repairs, partials int
+	owned, ownedOut   int    // see maxOwned
 	steps             int    // see maxSteps
 	sink              uint64 // keeps loads alive that only warm the caches
 }
 
 func (w *work) refill() {
 	w.repairs, w.partials, w.steps = maxRepairs, maxPartials, maxSteps
+	w.owned, w.ownedOut = maxOwned, maxOwnedOut
 }
 
 // makeRoom evicts until there is a slot of each of these classes, or a free slab to cut. It returns

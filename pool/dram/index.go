@@ -1,10 +1,13 @@
 package dram
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
+)
 
 // Prefix implements pool.Index.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
-	at := trail{note: p.advisor.begin()}
+	at := trail{note: p.advisor.Begin()}
 	n := 0
 	for n < h.N {
 		to := min(n+lockStride, h.N)
@@ -14,8 +17,8 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 			break
 		}
 	}
-	at.note.addRest(&p.core.seed, &h, n)
-	p.advisor.end(at.note)
+	addRest(at.note, &p.core.seed, &h, n)
+	p.advisor.End(at.note)
 	return n
 }
 
@@ -23,7 +26,7 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 type trail struct {
 	before pool.Ref // the entry before the next one
 	recent cursor
-	note   *note // nil without a policy
+	note   *advisor.Note // nil without a policy
 }
 
 func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int) int {
@@ -34,7 +37,7 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 	if !ok {
 		return 0
 	}
-	at.note.describe(id, &sp.groups[group])
+	describe(at.note, id, &sp.groups[group])
 	c.work.steps = maxSteps
 	v := c.walk(h)
 	before := c.lookupRef(at.before)
@@ -43,7 +46,7 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 		c.look(id, &v, i, n)
 		for j, e := range c.probe.entry[:n] {
 			if e == none {
-				at.note.addFound(&c.seed, &c.probe, n, j)
+				addFound(at.note, &c.seed, &c.probe, n, j)
 				return i - from
 			}
 			c.relink(e, before)
@@ -51,7 +54,7 @@ func (p *Pool) prefix(at *trail, s pool.SpaceID, group uint8, h *pool.Hashes, fr
 			before = e
 			i++
 		}
-		at.note.addFound(&c.seed, &c.probe, n, n)
+		addFound(at.note, &c.seed, &c.probe, n, n)
 	}
 	at.before = c.ref(before)
 	return to - from
@@ -95,7 +98,7 @@ func (p *Pool) Pin(
 	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
 ) (int, []pool.Ref, int64) {
 	n, bytes := 0, int64(0)
-	note := p.advisor.begin()
+	note := p.advisor.Begin()
 	for n < h.N {
 		to := min(n+lockStride, h.N)
 		found, each := p.pin(note, s, group, &h, n, to, maxBytes-bytes, &refs)
@@ -105,14 +108,14 @@ func (p *Pool) Pin(
 			break
 		}
 	}
-	note.addRest(&p.core.seed, &h, n)
-	p.advisor.end(note)
+	addRest(note, &p.core.seed, &h, n)
+	p.advisor.End(note)
 	return n, refs, bytes
 }
 
 // pin pins a part of a chain, and returns the number pinned and the bytes of each.
 func (p *Pool) pin(
-	note *note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref,
+	note *advisor.Note, s pool.SpaceID, group uint8, h *pool.Hashes, from, to int, maxBytes int64, refs *[]pool.Ref,
 ) (n int, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +124,7 @@ func (p *Pool) pin(
 	if !ok {
 		return 0, 0
 	}
-	note.describe(id, &sp.groups[group])
+	describe(note, id, &sp.groups[group])
 	bytes = sp.groups[group].bytes
 	if room := maxBytes / bytes; room < int64(to-from) {
 		to = from + int(max(room, 0))
@@ -137,7 +140,7 @@ func (p *Pool) pin(
 		c.look(id, &v, i, k)
 		for j, e := range c.probe.entry[:k] {
 			if e == none || c.recs.All[e].pins() == maxPins {
-				note.addFound(&c.seed, &c.probe, k, j)
+				addFound(note, &c.seed, &c.probe, k, j)
 				return i - from, bytes
 			}
 			c.relink(e, before)
@@ -146,7 +149,7 @@ func (p *Pool) pin(
 			before = e
 			i++
 		}
-		note.addFound(&c.seed, &c.probe, k, k)
+		addFound(note, &c.seed, &c.probe, k, k)
 	}
 	return to - from, bytes
 }

@@ -76,6 +76,9 @@ func (c *core) touch(e uint32, at *cursor) {
 		return
 	}
 	above := c.above(at)
+	if recs[e].is(flagOwned) {
+		c.owners.Use(e, above)
+	}
 	if above == e || (above != none && recs[above].older == e) {
 		at.entry, at.generation = e, c.states.All[e].generation
 		return

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
@@ -50,7 +50,7 @@ func openFile(o *Options) (*Pool, error) {
 	r := &Recovery{Path: o.Path}
 	r.New, r.Cold = f.State()
 	page, _ := a.Page()
-	adv := newAdvisor(o.Policy, o.Clock)
+	adv := advisor.New(o.Policy, o.Clock)
 	c, err := o.core(f, page, adv, r)
 	if errors.Is(err, slab.ErrClash) || errors.Is(err, errLost) {
 		r.Cold = err.Error()
@@ -58,7 +58,7 @@ func openFile(o *Options) (*Pool, error) {
 		c, err = o.core(f, page, adv, r)
 	}
 	if err != nil {
-		adv.close()
+		adv.Close()
 		return nil, errors.Join(err, f.Unmap(), a.Close())
 	}
 	p := start(o, a, c)
@@ -69,7 +69,7 @@ func openFile(o *Options) (*Pool, error) {
 }
 
 // core builds the index of a file's content, empty if that cannot be used.
-func (o *Options) core(f *arena.File, page int64, a *advisor, r *Recovery) (*core, error) {
+func (o *Options) core(f *arena.File, page int64, a *advisor.Advisor, r *Recovery) (*core, error) {
 	c, err := newCore(o, page, f.Seed(), f)
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (o *Options) core(f *arena.File, page int64, a *advisor, r *Recovery) (*cor
 	if r.New || r.Cold != "" {
 		return c, nil
 	}
-	if err := a.learn(f); err != nil {
+	if err := a.Learn(f.SavedLearned); err != nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("what the eviction had learned is not used: %v", err))
 	}
 	if !f.Touch(func() { err = c.restore(f, o.SlabBytes, r) }) {
@@ -102,14 +102,14 @@ const noteInterval = 10 * time.Second
 // file.
 type fileNoter struct {
 	file     *arena.File
-	advisor  *advisor
+	advisor  *advisor.Advisor
 	tell     func(faults uint64) // may be nil
 	reported uint64
 	ending   chan struct{}
 	done     sync.WaitGroup
 }
 
-func startNoter(f *arena.File, a *advisor, tell func(faults uint64)) *fileNoter {
+func startNoter(f *arena.File, a *advisor.Advisor, tell func(faults uint64)) *fileNoter {
 	k := &fileNoter{file: f, advisor: a, tell: tell, ending: make(chan struct{})}
 	k.done.Go(k.run)
 	return k
@@ -130,7 +130,7 @@ func (k *fileNoter) run() {
 }
 
 func (k *fileNoter) note() {
-	if b := k.advisor.learned(); b != nil {
+	if b := k.advisor.Learned(); b != nil {
 		k.file.SaveLearned(b)
 	}
 	k.file.NoteAlive()
@@ -149,34 +149,4 @@ func (k *fileNoter) close() error {
 	close(k.ending)
 	k.done.Wait()
 	return k.file.Close()
-}
-
-// learned returns what the policy learned; nil if there is nothing to save.
-func (a *advisor) learned() []byte {
-	if a == nil {
-		return nil
-	}
-	learner, ok := a.policy.(pool.Learner)
-	if !ok {
-		return nil
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return learner.Learned()
-}
-
-// learn passes what was saved to the policy, which is not shared yet.
-func (a *advisor) learn(f *arena.File) error {
-	if a == nil {
-		return nil
-	}
-	learner, ok := a.policy.(pool.Learner)
-	if !ok {
-		return nil
-	}
-	b := f.SavedLearned()
-	if b == nil {
-		return nil
-	}
-	return learner.Learn(b)
 }

@@ -7,22 +7,21 @@ import (
 
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
-	p.advisor.catchUp()
-	need := p.reserve(b, false)
-	if need == 0 {
-		return
-	}
-	if f := p.pressureFunc(); f != nil && f(need) {
-		need = p.reserve(b, true)
-	}
+	p.advisor.CatchUp()
+	need, over := p.reserve(b, false)
 	if need > 0 {
-		p.countBusy(b.Status[:b.Hashes.N])
+		if f := p.pressureFunc(); f != nil && f(need) {
+			need, over = p.reserve(b, true)
+		}
+	}
+	if need > 0 || over > 0 {
+		p.countBusy(b, over)
 	}
 }
 
 // reserve decides a batch, or on a retry what was Busy in it, and returns the bytes that found no
-// room.
-func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
+// room, and the blocks for which the owner's budget has none.
+func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64, over int) {
 	g := progress{retry: retry, want: wanted{class: slab.NoClass, sources: bySpare | byEviction}}
 	for g.at < b.Hashes.N {
 		p.reservePart(b, min(g.at+lockStride, b.Hashes.N), &g)
@@ -33,7 +32,7 @@ func (p *Pool) reserve(b *pool.Batch, retry bool) (need int64) {
 			g.want.sources &^= g.want.source
 		}
 	}
-	return g.need
+	return g.need, g.over
 }
 
 // progress is the state of a batch while the lock is released.
@@ -42,6 +41,7 @@ type progress struct {
 	need  int64 // bytes that found no room
 	retry bool
 	full  bool // nothing more can be evicted
+	over  int  // blocks that the owner's budget has no room for; none of its entries can be evicted
 
 	want    wanted
 	classes []int32  // of the entry of the next hash, if a slab is wanted for it
@@ -56,7 +56,7 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.core
-	r := reservation{core: c, batch: b, full: g.full}
+	r := reservation{core: c, batch: b, full: g.full, over: g.over > 0}
 	refusal := r.open()
 	if refusal != pool.OK {
 		for ; g.at < to; g.at++ {
@@ -82,7 +82,11 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 			break
 		}
 		g.gathers = 0
-		if b.Status[g.at] == pool.Busy {
+		switch {
+		case b.Status[g.at] != pool.Busy:
+		case r.over:
+			g.over++
+		default:
 			g.need += r.bytes
 		}
 	}
@@ -97,7 +101,9 @@ type reservation struct {
 	bytes  int64  // of an entry
 	before uint32 // the entry before the next hash; none if it is not stored
 	at     cursor
-	full   bool // nothing more can be evicted
+	full   bool   // nothing more can be evicted
+	over   bool   // the owner's budget has no room, and none of its entries can be evicted
+	own    uint32 // the last entry made, which the next one of the owner is older than
 }
 
 // open returns why nothing of the batch can be reserved, or OK.
@@ -127,9 +133,12 @@ func (r *reservation) predecessor(i int) uint32 {
 func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 	c := r.core
 	e := c.find(r.id, hash)
-	if e == none && !r.full {
-		e = c.create(r.id, hash, r.before)
-		r.full = e == none && c.wanted.class == slab.NoClass
+	if e == none && !r.full && !r.over {
+		if r.over = !c.afford(r.batch.Owner, r.bytes, r.before); !r.over {
+			e = c.create(r.id, hash, r.before)
+			r.full = e == none && c.wanted.class == slab.NoClass
+			r.own = c.give(e, r.batch.Owner, r.bytes, r.own)
+		}
 	}
 	if e == none {
 		r.before = none
@@ -167,14 +176,19 @@ func (p *Pool) pressureFunc() func(int64) bool {
 	return p.core.pressure
 }
 
-func (p *Pool) countBusy(status []pool.Status) {
+// countBusy counts the blocks of a batch that were refused, of which over because of the owner's
+// budget.
+func (p *Pool) countBusy(b *pool.Batch, over int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, s := range status {
+	busy := 0
+	for _, s := range b.Status[:b.Hashes.N] {
 		if s == pool.Busy {
-			p.core.stats.Busy++
+			busy++
 		}
 	}
+	p.core.stats.Busy += uint64(busy - over)
+	p.core.owners.Refused(b.Owner, over)
 }
 
 // Peek implements pool.Slots.

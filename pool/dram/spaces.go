@@ -248,7 +248,7 @@ func (p *Pool) SetPressure(f func(need int64) bool) {
 // Stats implements pool.Spaces.
 func (p *Pool) Stats() pool.Stats {
 	s := p.stats()
-	s.Policy = p.advisor.report()
+	s.Policy = p.advisor.Report()
 	return s
 }
 
@@ -267,13 +267,14 @@ func (p *Pool) stats() pool.Stats {
 		s.IndexBytes = c.resident()
 	}
 	s.Classes = c.slabs.Stats()
+	s.Owners = c.owners.Stats()
 	return s
 }
 
 // resident returns the touched memory of hash table, headers and slot table.
 func (c *core) resident() int64 {
 	return c.table.Resident() + c.recs.Resident(int(c.high)) + c.states.Resident(int(c.high)) +
-		c.wide.Resident(int(c.widest)) + c.slabs.Resident()
+		c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 }
 
 var _ pool.SpaceCounter = (*Pool)(nil)

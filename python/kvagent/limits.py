@@ -30,5 +30,6 @@ MAX_STAGES = 4096  # of a worker
 MAX_STAGE_WORDS = 1024  # of a worker, and so the most staged loads in flight
 MAX_STEPS = 64  # decode steps in one STEPS
 STEP_BYTES = 12  # of one of them
+MAX_BUDGET = 1 << 46  # bytes of a worker's budget
 MAX_KEEP_MS = 86_400_000  # for which a request's blocks are kept, or after which they are dropped
 MAX_PEER_ADDRESS = 128  # bytes of the address of an agent's peer listener

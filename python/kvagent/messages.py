@@ -20,6 +20,7 @@ MIN_VERSION = 1
 STAGES_VERSION = 3  # the first version with loads by stages
 TRANSFERS_VERSION = 3  # the first with transfers
 KEEPS_VERSION = 3  # the first with KEEP
+BUDGETS_VERSION = 3  # the first with BUDGET
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""
@@ -386,6 +387,15 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits what the blocks that a worker's engine stores may take of the pool: ``bytes`` of what
+    this worker holds of them, 0 for any number.
+    """
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Keep:
     """Asks to keep blocks for a time, or to drop them after a time unless they are used.
 
@@ -480,6 +490,7 @@ Message: TypeAlias = (
     | StagedLoad
     | Steps
     | Keep
+    | Budget
     | Ping
     | Pong
     | Error

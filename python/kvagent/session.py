@@ -275,6 +275,13 @@ class Session:
         """
         self._send(m.Steps(steps))
 
+    def budget(self, limit: int) -> None:
+        """Limit the bytes that this worker may hold of what its engine stores, without waiting.
+
+        Allowed once after a worker's registration. Needs version 3.
+        """
+        self._send(m.Budget(limit))
+
     def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> None:
         """Ask to keep blocks for ``pin_ms``, or to drop them after ``ttl_ms`` unless they are used.
 

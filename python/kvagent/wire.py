@@ -19,6 +19,7 @@ from kvagent.errors import Malformed
 from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
 from kvagent.limits import (
     EVENT_HANDLE,
+    MAX_BUDGET,
     MAX_EVENTS,
     MAX_FRAME,
     MAX_GROUPS,
@@ -131,13 +132,14 @@ _RECORDS: dict[int, Record] = {
         pin_ms=Uint(0, MAX_KEEP_MS), ttl_ms=Uint(0, MAX_KEEP_MS),
     ),
     30: record(m.Steps, steps=Bin(STEP_BYTES, MAX_STEPS * STEP_BYTES)),
+    31: record(m.Budget, bytes=Uint(0, MAX_BUDGET)),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
     m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
-    m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3,
+    m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3, m.Budget: 3,
 }  # fmt: skip
 _WELCOME = _NUMBERS[m.Welcome]
 _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version

@@ -85,7 +85,13 @@ def test_ascend_store_becomes_a_mooncake_tier() -> None:
 
 def test_offloading_becomes_a_pool() -> None:
     simple = config("SimpleCPUOffloadConnector", cpu_bytes_to_use_per_rank=GIB, cpu_bytes_to_use=9, lazy_offload=False)
-    assert migrated(simple, ranks=4).serve.command() == ["kvagent", "serve", "--pool", "4GiB"]
+    result = migrated(simple, ranks=4)
+    assert result.serve.command() == ["kvagent", "serve", "--pool", "4GiB"]
+    assert options(result) == Options(cpu_bytes_to_use_per_rank=GIB)
+    assert result.became["cpu_bytes_to_use_per_rank"] == "--pool 4GiB, and cpu_bytes_to_use_per_rank"
+    assert any(note.startswith("cpu_bytes_to_use_per_rank: leave it out") for note in result.notes)
+    broken = migrated(config("SimpleCPUOffloadConnector", cpu_bytes_to_use_per_rank="many"))
+    assert (list(broken.missing), options(broken)) == (["cpu_bytes_to_use_per_rank"], Options())
     disk = config("SimpleCPUOffloadConnector", kv_offload_backend="disk", disk_path="/d", disk_capacity_bytes=GIB)
     assert migrated(disk).serve.tiers == ["disk:/d?capacity=1GiB"]
     native = config("OffloadingConnector", cpu_bytes_to_use=3 * MIB, offload_prompt_only=True, eviction_policy="arc")

@@ -66,6 +66,8 @@ def test_options_are_checked() -> None:
         ({"layout": "NHD"}, "one of auto"),
         ({"load_mode": "both"}, "one of async, sync, auto"),
         ({"sync_load_bytes": 0}, "sync_load_bytes: 0, allowed is an integer 1 to"),
+        ({"cpu_bytes_to_use_per_rank": -1}, "cpu_bytes_to_use_per_rank: -1, allowed is an integer 0 to 70368744177664"),
+        ({"cpu_bytes_to_use_per_rank": "1GiB"}, "cpu_bytes_to_use_per_rank: '1GiB', allowed is an integer"),
         ({"sync_wait_ms": 0}, "sync_wait_ms: 0, allowed is a number 1 to"),
         ({"socket_dir": 3}, "not a string"),
     ):

@@ -50,7 +50,6 @@ def test_same_meanings_are_understood(given: dict[str, Any], role: str, becomes:
         ({"enable_store_tp_lcm": True}, "kv_both", "needs prefill_tp_sizes"),
         ({"enable_lookup": False}, "kv_both", "enable_lookup: false differs"),
         ({"cpu_bytes_to_use": 1 << 30}, "kv_both", "setting of the agent: kvagent serve --pool"),
-        ({"cpu_bytes_to_use_per_rank": 1 << 30}, "kv_both", "kvagent serve --pool SIZE, of all ranks of the node"),
         ({"sync_load_budget_bytes": 1}, "kv_both", "differs: set load_mode: sync, and sync_load_bytes"),
         ({"sync_load_budget_bytes": 0, "load_mode": "sync"}, "kv_both", "means load_mode: async, but load_mode is"),
         ({"use_layerwise": False, "layerwise": True}, "kv_both", "means layerwise: false, but layerwise is True"),
@@ -96,5 +95,5 @@ def test_every_option_has_a_meaning_for_every_value(name: str) -> None:
 
 def test_no_name_of_ours_is_also_taken_from_others() -> None:
     """A name of both would be read as ours: the table would never be asked."""
-    assert not OWN & (set(PEER_OPTIONS) - {"cpu_bytes_to_use_per_rank"})
+    assert not OWN & set(PEER_OPTIONS)
     assert all(f"lmcache.{name}" in PEER_OPTIONS for name in LMCACHE_OPTIONS)

@@ -219,7 +219,11 @@ def _offloading_settings(left: dict[str, Any], ranks: int, result: Result) -> No
         result.became[total] = f"needs nothing: {rank} is given"
         del left[total]
     _setting(left, result, (total,), lambda: serve.add_pool(size_of(left[total])))
-    _setting(left, result, (rank,), lambda: serve.add_pool(size_of(left[rank]) * ranks))
+    share = left.get(rank)
+    _setting(left, result, (rank,), lambda: f"{serve.add_pool(size_of(left[rank]) * ranks)}, and {rank}")
+    if rank in result.became and share is not None:  # also an option of ours, by which engines leave others their part
+        left[rank] = size_of(share)
+        result.notes.append(f"{rank}: leave it out where the node has one engine, which --pool limits already")
     if left.get("kv_offload_backend") == "disk":
         names = ("kv_offload_backend", "disk_path", "disk_capacity_bytes")
         _setting(left, result, names, lambda: serve.add_tier(

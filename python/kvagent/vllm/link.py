@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvagent.errors import KVAgentError, Refused
+from kvagent.messages import BUDGETS_VERSION
 from kvagent.session import Session
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ class Attachment:
 class Link:
     """A session with the agent that is re-established when lost."""
 
-    def __init__(self, socket_dir: str, owner: str, registration: Callable[[], Registration]) -> None:
+    def __init__(self, socket_dir: str, owner: str, registration: Callable[[], Registration], budget: int = 0) -> None:
+        """``budget``: the bytes of the pool that this worker may hold; 0: any number."""
         self._path = Path(socket_dir) / "session.sock"
         self._owner = owner
         self._registration = registration
+        self._budget = budget
         self._current: Attachment | None = None
         self._wanted = threading.Event()
         self._ready = threading.Event()
@@ -148,6 +151,8 @@ class Link:
         try:
             session = Session.connect(self._path, CONNECT_S)
             registered = session.register(self._registration(), REGISTER_S)
+            if self._budget:
+                self._limit(session)
         except (OSError, KVAgentError) as error:
             if session is not None:
                 session.close()
@@ -167,6 +172,16 @@ class Link:
         self._ready.set()
         self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
+
+    def _limit(self, session: Session) -> None:
+        """Tell the agent the budget before anything is saved; an agent that cannot keep to it is
+        not used.
+        """
+        if session.version < BUDGETS_VERSION:
+            raise Refused("cpu_bytes_to_use_per_rank", 1, "the agent is too old for budgets")
+        session.budget(self._budget)
+        session.ping(REGISTER_S)
+        self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 
     def _log_once(self, level: int, text: str) -> None:
         """Log a change of state once."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvagent.limits import MAX_BUDGET
 from kvagent.vllm.peer_options import translate
 from kvagent.vllm.weight_changes import ALLOWED, is_version
 
@@ -80,6 +81,10 @@ class Options:
     """With lazy offload, how near that is: so many of the GPU's blocks are evicted before, in
     percent.
     """
+    cpu_bytes_to_use_per_rank: int = 0
+    """The most bytes that each rank of this engine may have in the agent's memory, of blocks that
+    this engine stored; 0: any number.
+    """
     pin_percent: float = 5.0
     """The largest share of the GPU's blocks that saves may pin, in percent."""
     deliver_percent: float = 20.0
@@ -137,6 +142,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "sync_wait_ms": (1, 10_000),
     "min_load_tokens": (1, 1 << 20),
     "watermark_percent": (1, 50),
+    "cpu_bytes_to_use_per_rank": (0, MAX_BUDGET),
     "pin_percent": (0, 50),
     "share_tp": (0, 256),
     "share_pp": (0, 256),

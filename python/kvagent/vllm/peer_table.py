@@ -53,7 +53,6 @@ ASCEND, STORE, MOONCAKE, NIXL = "AscendStore", "MooncakeStore", "MooncakeConnect
 OFFLOADING, SIMPLE, LMCACHE, LMCACHE_MP = "Offloading", "SimpleCPUOffload", "LMCache", "LMCache MP"
 
 _POOL = "--pool SIZE: the memory is the node's, and all its engines share it"
-_RANK = "--pool SIZE, of all ranks of the node together: the memory is the node's, and no rank has a share"
 _CHUNKS = "a block is the engine's own (--block-size); adjacent blocks travel together"
 _NO_PORT = "the agent names the look-up socket of each engine"
 _TRANSPORT = "how the agent reaches a Mooncake store is in the URL of its tier (docs/TIERS.md)"
@@ -126,7 +125,6 @@ PEER_OPTIONS: dict[str, PeerOption] = {
     ),
     # offloading to host memory and disk
     "cpu_bytes_to_use": PeerOption(f"{OFFLOADING}, {SIMPLE}", agent(_POOL)),
-    "cpu_bytes_to_use_per_rank": PeerOption(SIMPLE, agent(_RANK)),
     "num_cpu_blocks": PeerOption(f"{OFFLOADING}, {SIMPLE}", agent(_POOL)),
     "lazy_offload": PeerOption(
         SIMPLE,

@@ -68,7 +68,8 @@ class WorkerCalls:
         self._sync = self._sync or make_sync(self._memory.device)
         if backends := used_backends(self._vllm_config, self._config):
             self._identity = with_resolved(self._identity, backends)
-        link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker)
+        budget = self._options.cpu_bytes_to_use_per_rank
+        link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget)
         if self._worker is None:
             per_block = len(self._config.kv_cache_groups) == 1
             self._worker = WorkerSide(

@@ -1,4 +1,6 @@
-package agent
+// Package share divides what the kernel allows this process, mappings and open files, among the
+// clients and the process itself.
+package share
 
 import (
 	"fmt"
@@ -10,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mappings counts the open engine memory of all sessions. The kernel limits a process's mappings
+// Mappings counts the open engine memory of all sessions. The kernel limits a process's mappings
 // and address space: a process that exhausts one of them cannot grow its heap, and ends.
-type mappings struct {
+type Mappings struct {
 	regions int   // most at once
 	bytes   int64 // most at once
 
@@ -29,9 +31,9 @@ const (
 	maxMappedBytes  = 1 << 46 // half of a process's address space
 )
 
-// newMappings reserves half of the mappings for the process itself.
-func newMappings() *mappings {
-	return &mappings{regions: mapCount(os.ReadFile(maxMapCountFile)) / 2, bytes: maxMappedBytes}
+// NewMappings reserves half of the mappings for the process itself.
+func NewMappings() *Mappings {
+	return &Mappings{regions: mapCount(os.ReadFile(maxMapCountFile)) / 2, bytes: maxMappedBytes}
 }
 
 func mapCount(text []byte, err error) int {
@@ -41,8 +43,8 @@ func mapCount(text []byte, err error) int {
 	return usualMapCount
 }
 
-// take counts regions that are to be opened, or returns an error if a limit forbids them.
-func (m *mappings) take(regions int, bytes int64) error {
+// Take counts regions that are to be opened, or returns an error if a limit forbids them.
+func (m *Mappings) Take(regions int, bytes int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if left := m.regions - m.mu.regions; regions > left {
@@ -58,18 +60,33 @@ func (m *mappings) take(regions int, bytes int64) error {
 	return nil
 }
 
-func (m *mappings) give(regions int, bytes int64) {
+// Give ends the count of regions that were closed.
+func (m *Mappings) Give(regions int, bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.mu.regions -= regions
 	m.mu.bytes -= bytes
 }
 
-// open returns the number of open regions.
-func (m *mappings) open() int {
+// Open returns the number of open regions.
+func (m *Mappings) Open() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.mu.regions
+}
+
+// Bound replaces both limits. Regions beyond them that are open stay.
+func (m *Mappings) Bound(regions int, bytes int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.regions, m.bytes = regions, bytes
+}
+
+// Bytes returns the bytes of the open regions.
+func (m *Mappings) Bytes() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.mu.bytes
 }
 
 // Shares of the limit of open files. Without them, clients that only connect could take all
@@ -81,24 +98,24 @@ const (
 	maxLookupPeers     = 16384
 )
 
-// share bounds the descriptors that clients may make this process open.
-type share struct {
-	sessions int   // at once
-	pending  int64 // descriptors of registrations that are not complete, all sessions together
-	peers    int64 // connections to look-up sockets, all sockets together
+// Share bounds the descriptors that clients may make this process open.
+type Share struct {
+	Sessions int   // at once
+	Pending  int64 // descriptors of registrations that are not complete, all sessions together
+	Peers    int64 // connections to look-up sockets, all sockets together
 }
 
-// shareDescriptors divides the descriptors: of those that the agent does not need itself, a quarter
+// Descriptors divides the descriptors: of those that the agent does not need itself, a quarter
 // is for incomplete registrations, an eighth for connections to look-up sockets.
-func shareDescriptors(files uint64, sessions int) share {
+func Descriptors(files uint64, sessions int) Share {
 	left := int64(min(files, 1<<30)) - ownDescriptors
 	pending, peers := max(min(left/4, maxPendingFDs), 1), max(min(left/8, maxLookupPeers), 1)
-	return share{sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), pending: pending,
-		peers: peers}
+	return Share{Sessions: int(max(min((left-pending-peers)/sessionDescriptors, int64(sessions)), 1)), Pending: pending,
+		Peers: peers}
 }
 
-// openFiles returns this process's limit of open files.
-func openFiles() (uint64, error) {
+// OpenFiles returns this process's limit of open files.
+func OpenFiles() (uint64, error) {
 	var r unix.Rlimit
 	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r)
 	return r.Cur, err

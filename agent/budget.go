@@ -1,0 +1,76 @@
+package agent
+
+import (
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/agent/registration"
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// setBudget serves BUDGET, which a registered worker may send once. An agent that cannot keep to it
+// ends the session: the engine computes instead.
+func (s *session) setBudget(m *ipc.Budget) error {
+	st := s.seat.Load()
+	if st == nil || st.role != ipc.RoleWorker || st.owner.Load() != 0 {
+		return unexpected("BUDGET", "bytes", "no worker is registered, or its budget is set already: allowed once "+
+			"after its registration")
+	}
+	if m.Bytes == 0 {
+		return nil
+	}
+	if err := s.owner.registry.own(st, int64(m.Bytes)); err != nil {
+		s.terminate(endLimit, ipc.ErrCodeLimit, fmt.Errorf("budget: %w", err))
+		return ipc.ErrClosed // nothing is served after it
+	}
+	s.log.Info("budget", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),
+		zap.Uint64("bytes", m.Bytes))
+	return nil
+}
+
+// own makes the engine of a worker the owner of what the worker stores from now on.
+func (r *registry) own(st *seat, bytes int64) error {
+	if r.budgets == nil {
+		return fmt.Errorf("%d, allowed: 0: the pool has no budgets", bytes)
+	}
+	if least := registration.LargestBlock(st.sizes); bytes < least {
+		return fmt.Errorf("%d bytes, allowed: 0, or at least %d, which one block of this rank has", bytes, least)
+	}
+	owner, err := r.budgets.OpenOwner(st.engine.instance)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	st.budget = bytes
+	st.owner.Store(uint32(owner))
+	r.limitLocked(st.engine)
+	return nil
+}
+
+// limitLocked sets an engine's budget in the pool, by whole blocks: what lets no rank hold more
+// than its own. Nothing is stored before the sizes of all shards are known.
+func (r *registry) limitLocked(e *engine) {
+	var limit int64
+	var owner uint32
+	for _, st := range e.ranks {
+		if st == nil || st.owner.Load() == 0 || e.space.open.Load() == nil {
+			continue
+		}
+		if share := registration.WholeBlocks(st.budget, &e.space.spec, st.shards); limit == 0 || share < limit {
+			limit, owner = share, st.owner.Load()
+		}
+	}
+	if owner != 0 {
+		r.budgets.SetBudget(pool.Owner(owner), limit)
+	}
+}
+
+// disownLocked ends a worker's part in its engine's budget. What it stored stays the engine's.
+func (r *registry) disownLocked(st *seat) {
+	if owner := st.owner.Load(); owner != 0 {
+		r.budgets.CloseOwner(pool.Owner(owner))
+	}
+}

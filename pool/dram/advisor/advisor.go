@@ -1,0 +1,260 @@
+// Package advisor keeps an eviction policy beside a pool: look-ups queue notes for it and do not
+// wait, and reservations ask it for victims.
+package advisor
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits of what is passed to a policy about look-ups.
+const (
+	MaxNotes      = 64       // queued look-ups; a further one is dropped and counted
+	wakeNotes     = 8        // queued look-ups from which they are delivered without waiting for a reservation
+	MaxNoteBlocks = 8 << 10  // leading blocks of one look-up that are delivered, exceeded by a group at most
+	catchUpBlocks = 16 << 10 // blocks that a reservation delivers before it goes on
+)
+
+// The goroutine uses at most a quarter of one core, whatever the rate of look-ups: it rests after
+// every stint.
+const (
+	deliverStint = time.Millisecond
+	deliverRest  = 3 * deliverStint
+)
+
+// Advisor owns the policy. Look-ups queue a note and do not wait; a goroutine or the next
+// reservation delivers the notes to the policy. A nil Advisor has no policy: entries are evicted in
+// the order of their last use.
+type Advisor struct {
+	now     func() time.Time
+	start   time.Time
+	notes   chan *Note // received only with mu held, so an empty queue under mu means that all are delivered
+	spare   chan *Note
+	wake    chan struct{}
+	dropped atomic.Uint64 // look-ups not passed to the policy
+
+	ending, ended chan struct{}
+
+	mu     sync.Mutex // guards policy and the fields below; taken after the pool's lock, or without it
+	policy pool.Policy
+	in     pool.Insertion
+	one    [1]uint32
+}
+
+// Note is one queued look-up. Its owner is the look-up between Begin and End, then the advisor.
+type Note struct {
+	Use    pool.Use
+	ID     uint32 // of what the blocks have in common; the look-up's own
+	Missed bool   // it ended at a block that is not stored
+}
+
+// New starts an advisor of a policy; nil without one. Close ends it.
+func New(policy pool.Policy, now func() time.Time) *Advisor {
+	if policy == nil {
+		return nil
+	}
+	a := &Advisor{
+		now: now, start: now(), policy: policy, notes: make(chan *Note, MaxNotes), spare: make(chan *Note, MaxNotes),
+		wake: make(chan struct{}, 1), ending: make(chan struct{}), ended: make(chan struct{}),
+	}
+	go a.run()
+	return a
+}
+
+// run delivers notes until Close.
+func (a *Advisor) run() {
+	defer close(a.ended)
+	for {
+		select {
+		case <-a.wake:
+			for a.stint() {
+				rest := time.NewTimer(deliverRest)
+				select {
+				case <-rest.C:
+				case <-a.ending:
+					rest.Stop()
+					return
+				}
+			}
+		case <-a.ending:
+			return
+		}
+	}
+}
+
+// stint delivers notes for deliverStint, and reports whether there may be more.
+func (a *Advisor) stint() bool {
+	for began := time.Now(); time.Since(began) < deliverStint; {
+		if a.deliver() == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Close ends run and waits for it. Nothing may be noted afterwards.
+func (a *Advisor) Close() {
+	if a != nil {
+		close(a.ending)
+		<-a.ended
+	}
+}
+
+// deliver passes one look-up to the policy and returns its number of blocks, 0 if none is queued.
+func (a *Advisor) deliver() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	select {
+	case n := <-a.notes:
+		a.policy.Access(&n.Use)
+		blocks := len(n.Use.Prints)
+		a.recycle(n)
+		return blocks
+	default:
+		return 0
+	}
+}
+
+// CatchUp delivers queued notes, within limits, so that a reservation right after a look-up takes
+// it into account.
+func (a *Advisor) CatchUp() {
+	if a == nil {
+		return
+	}
+	for left := catchUpBlocks; left > 0; {
+		n := a.deliver()
+		if n == 0 {
+			return
+		}
+		left -= n
+	}
+}
+
+// Begin returns an empty note; nil without a policy.
+func (a *Advisor) Begin() *Note {
+	if a == nil {
+		return nil
+	}
+	var n *Note
+	select {
+	case n = <-a.spare:
+	default:
+		n = &Note{}
+	}
+	n.Use.Now, n.Missed = a.time(), false
+	n.Use.Entries, n.Use.Prints = n.Use.Entries[:0], n.Use.Prints[:0]
+	return n
+}
+
+// time returns the pool's clock in ns.
+func (a *Advisor) time() int64 { return int64(a.now().Sub(a.start)) }
+
+func (a *Advisor) recycle(n *Note) {
+	select {
+	case a.spare <- n:
+	default:
+	}
+}
+
+// End queues a note.
+func (a *Advisor) End(n *Note) {
+	if n == nil {
+		return
+	}
+	if len(n.Use.Prints) == 0 {
+		a.recycle(n)
+		return
+	}
+	select {
+	case a.notes <- n:
+	default:
+		a.dropped.Add(1)
+		a.recycle(n)
+		return
+	}
+	if len(a.notes) < wakeNotes {
+		return
+	}
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Remove removes an entry from the policy.
+func (a *Advisor) Remove(e uint32) {
+	if a == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.one[0] = e
+	a.policy.Remove(a.one[:])
+}
+
+// Victim returns an entry of one of the kinds that the policy evicts, or none.
+func (a *Advisor) Victim(kinds uint64, v pool.View) uint32 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.policy.Victim(a.time(), kinds, v)
+}
+
+// Report returns the policy's report.
+func (a *Advisor) Report() pool.PolicyReport {
+	if a == nil {
+		return pool.PolicyReport{Name: "lru"}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	r := a.policy.Report()
+	r.LookupsDropped = a.dropped.Load()
+	return r
+}
+
+// Insert passes runs of entries that became visible to the policy: fill describes the next run, all
+// but its time, and reports whether more follow.
+func (a *Advisor) Insert(fill func(in *pool.Insertion) (more bool)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.in.Now = a.time()
+	for more := true; more; {
+		more = fill(&a.in)
+		a.policy.Insert(&a.in)
+	}
+}
+
+// Learned returns what the policy learned; nil if there is nothing to save.
+func (a *Advisor) Learned() []byte {
+	learner := a.learner()
+	if learner == nil {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return learner.Learned()
+}
+
+// Learn passes what was saved to the policy, which is not shared yet; saved returns it, nil if
+// there is none.
+func (a *Advisor) Learn(saved func() []byte) error {
+	learner := a.learner()
+	if learner == nil {
+		return nil
+	}
+	b := saved()
+	if b == nil {
+		return nil
+	}
+	return learner.Learn(b)
+}
+
+func (a *Advisor) learner() pool.Learner {
+	if a == nil {
+		return nil
+	}
+	learner, _ := a.policy.(pool.Learner)
+	return learner
+}

@@ -1,0 +1,145 @@
+package owner
+
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Victim returns the least recently used of the owner's entries that is neither held nor has
+// children; 0 if there is none, or if the steps do not suffice, of which it takes those that it
+// needs. The entries that it passes over are moved up, so a later call continues.
+func (t *Table) Victim(o pool.Owner, v pool.View, steps *int) uint32 {
+	at := &t.owners[o]
+	for *steps > 0 {
+		e := at.oldest
+		if e == 0 || v.Child(e) == 0 && !v.Held(e) {
+			return e
+		}
+		*steps -= t.lift(e, v)
+	}
+	return 0
+}
+
+// maxPath bounds the entries that one lift moves.
+const maxPath = 1 << 10
+
+// lift moves an entry with children just above one of them, that one above one of its own, and so
+// on down to one that was lifted before, so each chain that was stored in parts from its beginning
+// is put in order once. An entry that is held, or whose child is held or another owner's, is in
+// use, and becomes the most recent. It returns the number of entries looked at.
+func (t *Table) lift(e uint32, v pool.View) int {
+	path := append(t.path[:0], e)
+	for end := e; !v.Held(e) && len(path) < maxPath; {
+		if end = v.Child(end); !t.together(e, end) || v.Held(end) {
+			break
+		}
+		if path = append(path, end); t.links.All[end].lifted {
+			break
+		}
+	}
+	t.path = path[:0]
+	if len(path) == 1 {
+		t.Use(e, 0)
+		return 1
+	}
+	for i := len(path) - 2; i >= 0; i-- {
+		t.remove(path[i])
+		t.insertAbove(path[i], path[i+1])
+		t.links.All[path[i]].lifted = true
+	}
+	return len(path)
+}
+
+// together reports whether an entry is in the order of the same owner as another one.
+func (t *Table) together(e, other uint32) bool {
+	if other == 0 || int(other) >= t.high {
+		return false
+	}
+	a, b := &t.links.All[e], &t.links.All[other]
+	return b.listed && a.owner == b.owner && a.term == b.term
+}
+
+// insert makes an entry the newest, or the one just older than above, if that is in the same order.
+func (t *Table) insert(e, above uint32) {
+	if above != e && t.together(e, above) {
+		t.insertBelow(e, above)
+		return
+	}
+	l := &t.links.All[e]
+	at := &t.owners[l.owner]
+	l.newer, l.older, l.listed = 0, at.newest, true
+	if at.newest != 0 {
+		t.links.All[at.newest].newer = e
+	} else {
+		at.oldest = e
+	}
+	at.newest = e
+}
+
+func (t *Table) insertBelow(e, above uint32) {
+	l, a := &t.links.All[e], &t.links.All[above]
+	l.newer, l.older, l.listed = above, a.older, true
+	if a.older != 0 {
+		t.links.All[a.older].newer = e
+	} else {
+		t.owners[l.owner].oldest = e
+	}
+	a.older = e
+}
+
+func (t *Table) insertAbove(e, below uint32) {
+	t.insert(e, t.links.All[below].newer)
+}
+
+func (t *Table) remove(e uint32) {
+	l := &t.links.All[e]
+	at := &t.owners[l.owner]
+	if l.newer != 0 {
+		t.links.All[l.newer].older = l.older
+	} else {
+		at.newest = l.older
+	}
+	if l.older != 0 {
+		t.links.All[l.older].newer = l.newer
+	} else {
+		at.oldest = l.newer
+	}
+	l.newer, l.older, l.listed, l.lifted = 0, 0, false, false
+}
+
+// Check compares the table with what the pool has: owned returns the bytes of an entry and whether
+// it is stored, for each of the entries in the pool that are marked as owned. It is for tests.
+func (t *Table) Check(owned map[uint32]int64, stored func(e uint32) bool) error {
+	bytes, listed := map[pool.Owner]int64{}, map[pool.Owner]int{}
+	for e, n := range owned {
+		o := t.OwnerOf(e)
+		if o == 0 {
+			continue
+		}
+		bytes[o] += n
+		if l := &t.links.All[e]; l.listed != stored(e) {
+			return fmt.Errorf("entry %d: stored %v, in the order of owner %d: %v", e, stored(e), o, l.listed)
+		} else if l.listed {
+			listed[o]++
+		}
+	}
+	for i := range t.owners {
+		at, o := &t.owners[i], pool.Owner(i)
+		if at.bytes != bytes[o] {
+			return fmt.Errorf("owner %d has %d bytes, counted are %d", o, bytes[o], at.bytes)
+		}
+		n, newer := 0, uint32(0)
+		for e := at.newest; e != 0 && n <= listed[o]; e = t.links.All[e].older {
+			if l := &t.links.All[e]; l.newer != newer || t.OwnerOf(e) != o {
+				return fmt.Errorf("entry %d in the order of owner %d: after %d, not %d; of owner %d", e, o, l.newer, newer,
+					t.OwnerOf(e))
+			}
+			n, newer = n+1, e
+		}
+		if n != listed[o] || at.oldest != newer {
+			return fmt.Errorf("owner %d: %d entries in its order to %d, want %d to %d", o, n, newer, listed[o], at.oldest)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+// Package owner keeps which entries of a pool belong to whom, how many bytes each owner has, and in
+// which order its entries were used, so that an owner at its budget makes room among its own.
+package owner
+
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
+)
+
+// Table is all owners and their entries. The pool's lock guards it. Entries are the pool's numbers,
+// 0 is none. Nothing is kept of an entry without an owner.
+type Table struct {
+	links  offheap.Region[link] // of owned entries, by their numbers
+	high   int                  // elements of links from here on were never used
+	owners [pool.MaxOwners + 1]owner
+	byName map[string]pool.Owner
+
+	path []uint32 // of lift
+
+	evicted, refused uint64 // of all owners, also of those that are no longer in the table
+}
+
+// owner is one owner. Number 0 is none and not used.
+type owner struct {
+	name           string // empty: the number is free
+	users          int    // Opens without a Close
+	budget         int64  // bytes; 0: none
+	bytes          int64
+	newest, oldest uint32
+	term           uint32 // of the number: entries of an earlier term belong to nobody
+
+	evicted, evictedBytes, refused uint64
+}
+
+// link is what is kept of an owned entry: its place among its owner's.
+type link struct {
+	newer, older uint32
+	term         uint32 // of the owner's number
+	owner        pool.Owner
+	listed       bool
+	lifted       bool // placed above its children by lift, and not moved since
+}
+
+// New returns the table of a pool that has at most this many entries.
+func New(most int) (t Table, err error) {
+	t.links, err = offheap.Reserve[link](most)
+	t.byName = map[string]pool.Owner{}
+	return t, err
+}
+
+// Unmap releases the memory.
+func (t *Table) Unmap() error { return t.links.Close() }
+
+// Resident returns the touched memory.
+func (t *Table) Resident() int64 { return t.links.Resident(t.high) }
+
+// Open returns the number of the owner with a name, which it keeps for that name until as many
+// calls of Close. Afterwards it stays the name's as long as its place is not needed; then the
+// entries of the closed owner with the fewest bytes belong to nobody from that moment on.
+func (t *Table) Open(name string) (pool.Owner, error) {
+	if name == "" || len(name) > pool.MaxOwnerName {
+		return 0, fmt.Errorf("dram: owner: a name of %d bytes, allowed: 1 to %d", len(name), pool.MaxOwnerName)
+	}
+	if o, ok := t.byName[name]; ok {
+		t.owners[o].users++
+		return o, nil
+	}
+	place := t.place()
+	if place == 0 {
+		return 0, fmt.Errorf("dram: owner: %d owners are open: %w", pool.MaxOwners, pool.ErrTooLarge)
+	}
+	o := &t.owners[place]
+	delete(t.byName, o.name)
+	*o = owner{name: name, users: 1, term: o.term + 1}
+	t.byName[name] = place
+	return place, nil
+}
+
+// place returns a free number, or that of the closed owner with the fewest bytes; 0 if all are
+// open.
+func (t *Table) place() (best pool.Owner) {
+	for i := 1; i < len(t.owners); i++ {
+		o := &t.owners[i]
+		switch {
+		case o.name == "":
+			return pool.Owner(i)
+		case o.users == 0 && (best == 0 || o.bytes < t.owners[best].bytes):
+			best = pool.Owner(i)
+		}
+	}
+	return best
+}
+
+// Close ends one Open. The owner's entries and its budget stay.
+func (t *Table) Close(o pool.Owner) {
+	if t.is(o) && t.owners[o].users > 0 {
+		t.owners[o].users--
+	}
+}
+
+// SetBudget sets how many bytes the owner's entries may have; 0: any number. One that has more
+// loses them when it next stores something.
+func (t *Table) SetBudget(o pool.Owner, bytes int64) {
+	if t.is(o) {
+		t.owners[o].budget = bytes
+	}
+}
+
+func (t *Table) is(o pool.Owner) bool {
+	return o != 0 && int(o) < len(t.owners) && t.owners[o].name != ""
+}
+
+// Fits reports whether the owner may have so many bytes more.
+func (t *Table) Fits(o pool.Owner, bytes int64) bool {
+	if !t.is(o) {
+		return true
+	}
+	at := &t.owners[o]
+	return at.budget == 0 || at.bytes+bytes <= at.budget
+}
+
+// Own makes an entry of this many bytes the owner's. It becomes the owner's most recent but for
+// above, if that is the owner's too. It returns false, and the entry is nobody's, if there is no
+// such owner or no memory.
+func (t *Table) Own(e uint32, o pool.Owner, bytes int64, above uint32) bool {
+	if !t.is(o) || !t.links.Grow(int(e)+1) {
+		return false
+	}
+	t.high = max(t.high, int(e)+1)
+	at := &t.owners[o]
+	at.bytes += bytes
+	t.links.All[e] = link{term: at.term, owner: o}
+	t.insert(e, above)
+	return true
+}
+
+// Free ends the ownership of an entry of this many bytes, which has left the pool.
+func (t *Table) Free(e uint32, bytes int64) {
+	t.Leave(e)
+	if at := t.ownerOf(e); at != nil {
+		at.bytes -= bytes
+	}
+	t.links.All[e] = link{}
+}
+
+// Leave removes an entry from the order of its owner's: it can no longer be evicted. It still
+// counts until Free.
+func (t *Table) Leave(e uint32) {
+	if l := &t.links.All[e]; l.listed && t.ownerOf(e) != nil {
+		t.remove(e)
+	}
+}
+
+// Use makes an entry the most recent of its owner's but for above, if that has the same owner.
+func (t *Table) Use(e, above uint32) {
+	if l := &t.links.All[e]; l.listed && t.ownerOf(e) != nil {
+		t.remove(e)
+		t.insert(e, above)
+	}
+}
+
+// OwnerOf returns the owner of an owned entry; 0 if its owner's place was given away.
+func (t *Table) OwnerOf(e uint32) pool.Owner {
+	if t.ownerOf(e) == nil {
+		return 0
+	}
+	return t.links.All[e].owner
+}
+
+// ownerOf returns the owner of an entry; nil if its place was given away.
+func (t *Table) ownerOf(e uint32) *owner {
+	l := &t.links.All[e]
+	if at := &t.owners[l.owner]; l.owner != 0 && at.term == l.term {
+		return at
+	}
+	return nil
+}
+
+// Evicted counts an entry that was evicted for the owner's budget.
+func (t *Table) Evicted(o pool.Owner, bytes int64) {
+	t.evicted++
+	t.owners[o].evicted++
+	t.owners[o].evictedBytes += uint64(bytes)
+}
+
+// Refused counts blocks that the owner's budget had no room for.
+func (t *Table) Refused(o pool.Owner, blocks int) {
+	if !t.is(o) {
+		return
+	}
+	t.refused += uint64(blocks)
+	t.owners[o].refused += uint64(blocks)
+}
+
+// Stats returns the owners that are open or have entries, by their numbers, and the totals.
+func (t *Table) Stats() (s pool.OwnersStats) {
+	s.Evicted, s.Refused = t.evicted, t.refused
+	for i := range t.owners {
+		if o := &t.owners[i]; o.name != "" && (o.users > 0 || o.bytes > 0) {
+			s.Each = append(s.Each, pool.OwnerStats{
+				Name: o.name, Open: o.users > 0, Bytes: o.bytes, Budget: o.budget,
+				Evicted: o.evicted, EvictedBytes: o.evictedBytes, Refused: o.refused,
+			})
+		}
+	}
+	return s
+}
