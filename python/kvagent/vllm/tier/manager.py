@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm.v1.kv_offload.base import LookupResult, OffloadingCounterMetadata, OffloadingGaugeMetadata
-from vllm.v1.kv_offload.tiering.base import JobResult, RequestOffloadingContext, SecondaryTierManager
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.tier import identity
 from kvagent.vllm.tier.construction import under_construction
