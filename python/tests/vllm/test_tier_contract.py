@@ -306,7 +306,14 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
         def before_weights_call(self, call: str) -> None:
             seen.append(call)
 
-        weights_named = before_request = look_at_weights = before_weights_call
+        def weights_named(self, version: str) -> None:
+            seen.append(version)
+
+        def before_request(self) -> None:
+            seen.append("request")
+
+        def look_at_weights(self) -> None:
+            seen.append("reset")
 
     registry: dict[str, Callable[[], Any]] = {"OffloadingConnector": lambda: Connector}
     making.observe(registry)
@@ -314,5 +321,6 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
     made = registry["OffloadingConnector"]()("config", "role", kv_cache_config="kv")
     assert seen == [("config", "kv")]
     made.before_weights_call("sleep")
-    assert seen[1:] == ["sleep"]
+    made.look_at_weights()
+    assert seen[1:] == ["sleep", "reset"]
     assert making.under_construction() is None
