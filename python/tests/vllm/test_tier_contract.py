@@ -5,6 +5,7 @@ played here, call by call.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import mmap
 import os
 import time
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tests.agent import AgentProcess
 
 ROWS = 32
+NUMBERS = itertools.count()
 TRANSFER = {
     "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "engine_id": "e",
     "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20},
@@ -40,8 +42,9 @@ class Played:
     """A manager with one tier and rows of one page each, and how the engine is configured."""
 
     def __init__(self, model: Path, folder: Path, *, whole: bool = True, lora: bool = False, **options: Any) -> None:
+        transfer = TRANSFER | {"engine_id": f"engine {next(NUMBERS)}"}
         config = vllm_config(
-            model, TRANSFER, layout="LBHNC", asynchronous=False, max_batched=64, ranks=1, drafts=0
+            model, transfer, layout="LBHNC", asynchronous=False, max_batched=64, ranks=1, drafts=0
         )  # fmt: skip
         if lora:
             config.lora_config = SimpleNamespace()
@@ -263,6 +266,25 @@ def test_lora_is_served_uncached_and_the_log_says_so(
     one.job([key], [0], load=False)
     assert not one.result().success
     assert one.tier.lookup(key, one.request) is LookupResult.MISS
+
+
+def test_an_engine_whose_ranks_may_be_on_other_nodes_is_not_served(model: Path) -> None:
+    config = vllm_config(
+        model, TRANSFER, layout="LBHNC", asynchronous=False, max_batched=64, ranks=2, drafts=0
+    )  # fmt: skip
+    kv = kv_cache_config(config, 16, 0, 1)
+    offloading = build_offloading_config(config, kv)
+
+    def refused(construction: Any) -> str:
+        return identities.refusal(construction, offloading, 8192, ROWS)
+
+    assert not refused(making.Construction(config, kv))
+    assert "other nodes" in refused(None)
+    config.parallel_config.distributed_executor_backend = "ray"
+    assert "other nodes" in refused(making.Construction(config, kv))
+    config.parallel_config.distributed_executor_backend = "mp"
+    config.parallel_config.nnodes = 2
+    assert "other nodes" in refused(making.Construction(config, kv))
 
 
 def test_what_is_counted_has_a_definition(played: Callable[..., Played]) -> None:
