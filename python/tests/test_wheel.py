@@ -9,7 +9,9 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes, or call torch: imported in an engine alone.
-OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "worker.calls")}
+OF_VLLM = {
+    f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
+}
 OF_VLLM |= {"kvagent.bench.noop", "kvagent.bench.offload", "kvagent.bench.real", "kvagent.cuda.torchgpu"}
 
 

@@ -1,8 +1,8 @@
 """The vLLM connector: saves KV blocks to an agent and loads them from it (docs/VLLM.md in the
 repository).
 
-``KVAgentConnector`` is imported on first use. Only the connector class, ``metadata`` and the two
-``calls`` modules import vllm; no module imports torch at import time.
+``KVAgentConnector`` is imported on first use. Only the connector class, ``metadata``, the two
+``calls`` modules and the tier's ``manager`` import vllm; no module imports torch at import time.
 
 All modules log to ``vllm.kvagent``. vLLM configures the logger ``vllm`` alone, in each of its
 processes, so that a line of any other logger below WARNING is dropped; this one gets the level,
@@ -36,12 +36,16 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Register ``"kv_connector": "KVAgentConnector"`` with vLLM.
+    """Register ``"kv_connector": "KVAgentConnector"`` with vLLM, and have its OffloadingConnector
+    keep its configuration at hand for KVAgentTier.
 
     This is the entry point ``vllm.general_plugins``, which every vLLM process runs. Repeated calls
     do nothing.
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+    from kvagent.vllm.tier.construction import observe
+
+    observe(KVConnectorFactory._registry)
     if "KVAgentConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector("KVAgentConnector", "kvagent.vllm", "KVAgentConnector")

@@ -29,12 +29,9 @@ from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
-    LiveWeights,
-    Unreachable,
     initial_generation,
-    observe,
-    under_construction,
     unobserved_changes,
+    watch,
     with_generation,
 )
 from kvagent.vllm.worker.calls import WorkerCalls
@@ -148,16 +145,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Start observing changes of the weights. Return the reasons why some may go unobserved."""
         from vllm.v1.engine import core  # this module exists only in the process of the scheduler
 
-        if not observe(core.EngineCore):
-            return [f"vLLM {vllm.__version__} does not expose its calls that change weights"]
-        engine = under_construction(core.EngineCore)
-        if engine is None or isinstance(engine, core.EngineCoreProc):
-            return []
-        try:
-            self._live = LiveWeights(engine)
-        except Unreachable as error:
-            return [f"the model is in the calling program's process but cannot be sampled: {error}"]
-        return []
+        reasons, self._live = watch(core, vllm.__version__)
+        return reasons
 
     def _make_scheduler(self, kv_role: str, *, unobserved: bool) -> SchedulerSide:
         generations = Generations(self._generation, self._options)

@@ -266,6 +266,23 @@ def under_construction(core: type) -> Any | None:
     return None
 
 
+def watch(core: Any, version: str) -> tuple[list[str], LiveWeights | None]:
+    """Start observing changes of the weights of the engine that is being made in this process.
+
+    ``core`` is vLLM's module of the engine core, ``version`` vLLM's. Return the reasons why some
+    may go unobserved, and the samples if the model is in the calling program's process.
+    """
+    if not observe(core.EngineCore):
+        return [f"vLLM {version} does not expose its calls that change weights"], None
+    engine = under_construction(core.EngineCore)
+    if engine is None or isinstance(engine, core.EngineCoreProc):
+        return [], None
+    try:
+        return [], LiveWeights(engine)
+    except Unreachable as error:
+        return [f"the model is in the calling program's process but cannot be sampled: {error}"], None
+
+
 def sample(model: Any) -> bytes:
     """Return a digest of SAMPLED elements of every parameter and buffer of a torch module, and of
     their names.

@@ -172,14 +172,14 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
 def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
     size = int(storage.nbytes())
     if kind == "peer":
-        _allow_ptrace()
+        allow_ptrace()
         return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
     storage.share_memory_()  # moves the storage, and all its views
     fd, _ = storage._share_fd_cpu_()
     return Region(number, RegionKind.FD, size), fd
 
 
-def _allow_ptrace() -> None:
+def allow_ptrace() -> None:
     """Allow any process to access this one's memory under Yama, since the agent's is not known
     yet.
     """

@@ -1,0 +1,105 @@
+"""The configuration of the engine whose OffloadingConnector is being constructed.
+
+vLLM hands a tier no VllmConfig. Its connector has it, and makes its tiers in its own ``__init__``;
+so the plugin keeps it at hand while that runs. Afterwards the connector passes on to its tiers what
+the engine core says of the weights (weight_changes).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping
+
+OFFLOADING = "OffloadingConnector"
+_MARK = "_kvagent_keeps_config"
+
+
+class WeightsListener(Protocol):
+    """Takes what vLLM's engine core says of the weights; see the connector's methods."""
+
+    def before_weights_call(self, call: str) -> None:
+        """Handle a call that may change the weights."""
+
+    def weights_named(self, version: str) -> None:
+        """Handle the version of the current weights."""
+
+    def before_request(self) -> None:
+        """Handle the arrival of a request."""
+
+    def look_at_weights(self) -> None:
+        """Detect writes to a model in this process."""
+
+
+@dataclass(slots=True)
+class Construction:
+    """A connector under construction."""
+
+    vllm_config: Any
+    kv_cache_config: Any
+    listeners: list[WeightsListener] = field(default_factory=list)
+    """The tiers that it has made."""
+
+
+_now: ContextVar[Construction | None] = ContextVar("kvagent_construction", default=None)
+
+
+def under_construction() -> Construction | None:
+    """Return the connector that is being constructed; None without the plugin."""
+    return _now.get()
+
+
+def observe(registry: MutableMapping[str, Callable[[], Any]]) -> None:
+    """Have vLLM's factory load an OffloadingConnector that keeps its configuration at hand.
+
+    Repeated calls do nothing.
+    """
+    load = registry.get(OFFLOADING)
+    if load is None or hasattr(load, _MARK):
+        return
+
+    @functools.wraps(load)
+    def loading() -> Any:
+        return observed(load())
+
+    setattr(loading, _MARK, True)
+    registry[OFFLOADING] = loading
+
+
+def observed(connector: Any) -> Any:
+    """Return the class, whose ``__init__`` keeps its arguments at hand while it runs."""
+    if hasattr(connector.__init__, _MARK):
+        return connector
+    construct = connector.__init__
+
+    @functools.wraps(construct)
+    def constructing(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(construct).bind(self, *args, **kwargs).arguments
+        construction = Construction(given["vllm_config"], given["kv_cache_config"])
+        token = _now.set(construction)
+        try:
+            construct(self, *args, **kwargs)
+        finally:
+            _now.reset(token)
+        if construction.listeners:
+            _forward(self, construction.listeners)
+
+    setattr(constructing, _MARK, True)
+    connector.__init__ = constructing
+    return connector
+
+
+def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
+    """Give a connector the methods by which weight_changes notifies, for its tiers."""
+    for name in ("before_weights_call", "weights_named", "before_request", "look_at_weights"):
+
+        def notify(*args: Any, _name: str = name) -> None:
+            for listener in listeners:
+                getattr(listener, _name)(*args)
+
+        setattr(connector, name, notify)

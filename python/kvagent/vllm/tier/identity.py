@@ -1,0 +1,180 @@
+"""The identity of the tier's space: what the connector's is made of, and the layout of the chunks.
+
+vLLM gives a tier neither its model's configuration nor its hash algorithm, so both come from the
+construction of vLLM's connector (construction). Without them, and wherever the identity does not
+determine the bytes of a chunk, the engine shares with no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvagent.identity import identity_pairs
+from kvagent.limits import MAX_GROUPS
+from kvagent.vllm.geometry import Ranks
+from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.weight_changes import LOADED, PRIVATE, initial_generation, unobserved_changes
+
+if TYPE_CHECKING:
+    from kvagent.vllm.tier.construction import Construction
+    from kvagent.vllm.tier.options import TierOptions
+
+MAX_TOKENS = 1 << 16  # of a chunk as the agent sees it, so that those of a question fit 32 bits
+MAX_ROW = 1 << 30  # bytes
+PLUGIN = (
+    "vLLM did not load the plugin kvagent: install the package in vLLM's environment, and do not disable its "
+    "plugins (VLLM_PLUGINS)"
+)
+
+log = logging.getLogger("vllm.kvagent")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The space of an engine that starts."""
+
+    identity: tuple[tuple[str, str], ...]
+    generation: str
+    groups: int
+    tokens: int
+    """Of a chunk of any group, as registered: the agent only counts in them."""
+    reasons: tuple[str, ...]
+    """Why it is shared with no other engine; empty if it is."""
+
+
+def refusal(construction: Construction | None, config: Any, row_bytes: int, rows: int) -> str:
+    """Return why the tier cannot serve this engine; empty if it can."""
+    if construction is not None and getattr(construction.vllm_config, "lora_config", None) is not None:
+        return "LoRA is enabled: vLLM keys chunks by the adapter's name, which says nothing of its content"
+    if not _on_one_node(construction, config):
+        return "its ranks may be on other nodes, whose part of vLLM's host region cannot be reached"
+    if len(config.groups) > MAX_GROUPS or _groups(config) > MAX_GROUPS:
+        return f"the model has {len(config.groups)} KV cache groups, allowed is at most {MAX_GROUPS}"
+    if row_bytes > MAX_ROW:
+        return f"a chunk has {row_bytes} bytes, allowed is at most {MAX_ROW}: choose fewer blocks_per_chunk"
+    return "" if rows else "vLLM's host region has no rows"
+
+
+def _on_one_node(construction: Construction | None, config: Any) -> bool:
+    """Return whether all ranks map this process's region; each node has one of its own."""
+    if config.parallel.world_size == 1:
+        return True
+    if construction is None:
+        return False
+    parallel = construction.vllm_config.parallel_config
+    executor = getattr(parallel, "distributed_executor_backend", None)
+    return int(getattr(parallel, "nnodes", 1)) == 1 and executor in (None, "mp", "uni")
+
+
+def space(
+    construction: Construction | None, config: Any, options: TierOptions, row_bytes: int, version: str,
+    unobserved: list[str],
+) -> Space:  # fmt: skip
+    """Return the space. ``config`` is vLLM's OffloadingConfig.
+
+    ``unobserved``: why changes of the weights at run time may go unnoticed.
+    """
+    layout = {"chunk": _layout(config, row_bytes), "tenant": options.tenant}
+    tokens = min(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk, MAX_TOKENS)
+    reasons = [] if construction is not None else [PLUGIN]
+    pairs: dict[str, str] = {}
+    if construction is not None:
+        try:
+            pairs = _connector_pairs(construction, options, version)
+        except (AttributeError, KeyError, TypeError) as error:
+            reasons.append(f"vLLM's configuration cannot be read: {error}")
+    if reasons:
+        pairs = {"model": str(config.model.name), "dtype": str(config.model.dtype)}
+        generation = PRIVATE + secrets.token_hex(16)
+        return Space(identity_pairs(pairs | layout), generation, _groups(config), tokens, tuple(reasons))
+    assert construction is not None
+    identified = identity_pairs(pairs | layout)
+    unknown = ["the model's weight files are not in a local folder"] if unknown_weights(identified) else []
+    media = _media(construction, options)
+    generation = initial_generation(construction.vllm_config, options.weights_version, [*unobserved, *unknown, *media])
+    if media:  # a name of the weights says nothing of them
+        generation = PRIVATE + secrets.token_hex(16)
+    why = (*unobserved, *unknown, *media) if generation.startswith(PRIVATE) else ()
+    return Space(identified, generation, _groups(config), tokens, why)
+
+
+def unobserved(construction: Construction | None, options: TierOptions) -> list[str]:
+    """Return how weights may change unnoticed, by configuration."""
+    if construction is None or options.weights_fixed:
+        return []
+    return [*unobserved_changes(construction.vllm_config)]
+
+
+def explain(found: Space) -> None:
+    """Log who shares the space, once."""
+    if found.reasons:
+        log.warning(
+            "tier: this engine shares chunks with no other engine, and does not find them after a restart: %s. See "
+            "docs/VLLM.md", "; ".join(found.reasons),
+        )  # fmt: skip
+    elif found.generation != LOADED:
+        log.info("tier: the weights count as %s", found.generation)
+
+
+def _connector_pairs(construction: Construction, options: TierOptions, version: str) -> dict[str, str]:
+    vllm_config = construction.vllm_config
+    world = int(vllm_config.parallel_config.world_size)
+    pairs = dict(identity(vllm_config, construction.kv_cache_config, options.tenant, Ranks(world, 1), version))
+    return pairs | {"hardware": _hardware()}
+
+
+def _hardware() -> str:
+    """Return the model of the GPUs: on equal ones vLLM resolves the same backends, which no worker
+    reports here. Where it is not known, only engines of this host share.
+    """
+    try:
+        from vllm.platforms import current_platform
+    except ImportError:
+        return ""
+    try:
+        return str(current_platform.get_device_name())
+    except (NotImplementedError, RuntimeError, AttributeError) as error:
+        log.info("tier: the GPUs' model cannot be determined: %s", error)
+        return f"of host {platform.node()}"
+
+
+def _media(construction: Construction, options: TierOptions) -> list[str]:
+    model = construction.vllm_config.model_config
+    if options.trust_media or getattr(model, "multimodal_config", None) is None:
+        return []
+    return ["vLLM keys images, audio and video by identifiers that clients may choose (trust_media)"]
+
+
+def _groups(config: Any) -> int:
+    """Return how many groups the keys' numbers need."""
+    return max((int(getattr(group, "group_id", i)) + 1 for i, group in enumerate(config.groups)), default=0)
+
+
+def _layout(config: Any, row_bytes: int) -> str:
+    """Return what determines the place of every byte in a chunk, besides the connector's pairs."""
+    parallel = config.parallel
+    layers = [[int(getattr(g, "group_id", i)), *g.layer_names] for i, g in enumerate(config.groups)]
+    return json.dumps(
+        {
+            "bytes": row_bytes,
+            "worker_bytes": config.worker_kv_bytes_per_block,
+            "tokens": [group.tokens_per_block for group in config.groups],
+            "blocks": config.cache.blocks_per_chunk,
+            "hash_tokens": config.cache.tokens_per_hash,
+            "ranks": [
+                parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
+            ],
+            "canonical": config.canonical_layout,
+            "replicated": config.replicated_layout,
+            "layout": str(config.kv_cache_layout),
+            "dtype": str(config.model.dtype),
+            "layers": hashlib.sha256(json.dumps(layers).encode()).hexdigest()[:32],
+        },
+        sort_keys=True,
+    )  # fmt: skip

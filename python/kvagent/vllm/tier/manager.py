@@ -1,0 +1,395 @@
+"""``KVAgentTier``: the tier as vLLM's tiering manager sees it.
+
+All its methods run in the scheduler's process under the manager's lock. None of them speaks with
+the agent or copies; they exchange orders and results with the tier's thread (courier). A look-up is
+answered ``RETRY`` once at least, and by the next step if the agent is quick.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from kvagent.vllm.tier import identity
+from kvagent.vllm.tier.construction import under_construction
+from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
+from kvagent.vllm.tier.courier import Courier
+from kvagent.vllm.tier.options import connector_options, parse
+from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of
+from kvagent.vllm.tier.rows import Rows
+from kvagent.vllm.weight_changes import Generations, LiveWeights, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvagent.vllm.tier.orders import Key
+
+MAX_KEYS = 4096  # of one question
+MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all that it asked for counts as missing
+MARGIN_S = 1.0  # beyond the bounds of the tier's thread, before a look-up counts as unanswered here too
+FAILED_S = 10.0  # for which a key that did not arrive counts as not stored
+MAX_FAILED = 65_536
+_RESULT = frozenset(field.name for field in fields(JobResult))
+
+log = logging.getLogger("vllm.kvagent")
+
+
+@dataclass(slots=True)
+class Asked:
+    """What one request has asked."""
+
+    verdicts: dict[Key, bool | None] = field(default_factory=dict)
+    """Whether a chunk is stored; None until the answer comes."""
+    fresh: list[Key] = field(default_factory=list)
+    """Asked since the last step's end."""
+    since: float = 0.0
+    """When the oldest open question was sent."""
+    vain: int = 0
+    """Answers in a row by which nothing is stored: each settles one key of a window's look-up."""
+    tails: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """By group, the end and the hash of the last chunk that was saved."""
+
+
+class KVAgentTier(SecondaryTierManager):
+    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md."""
+
+    def __init__(
+        self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
+        **config: Any,
+    ) -> None:  # fmt: skip
+        given = [offloading_spec, primary_kv_view, tier_type]
+        if "backpressure_detector" in inspect.signature(SecondaryTierManager.__init__).parameters:
+            given.append(backpressure_detector)  # from 0.31 on
+        super().__init__(*given)
+        self._options = parse(config)
+        self._requests: dict[str, Asked] = {}
+        self._fresh: dict[str, Asked] = {}
+        self._jobs: dict[int, Store | Load] = {}
+        self._finished: list[Finished] = []
+        self._failed: dict[Key, float] = {}
+        self._serial = 1
+        self._counts, self._reported = TierCounts(), TierCounts()
+        self._connected = False
+        self._live: LiveWeights | None = None
+        self._unobserved = False  # whether weights may change without notice
+        self._courier: Courier | None = None
+        self._patience_s = (self._options.lookup_age_ms + self._options.tier_wait_ms) / 1e3 + MARGIN_S
+        self._generations = self._start(offloading_spec, primary_kv_view)
+
+    def _start(self, spec: Any, view: memoryview) -> Generations:
+        """Join the agent, unless this engine cannot be served."""
+        construction = under_construction()
+        config = spec.config
+        mmap = getattr(spec, "_scheduler_mmap", None)
+        rows = Rows(view, getattr(mmap, "fd", None))
+        if reason := identity.refusal(construction, config, rows.bytes, rows.count):
+            rows.close()
+            log.warning("tier: it stores and finds nothing: %s", reason)
+            return Generations("", connector_options(self._options))
+        unobserved = identity.unobserved(construction, self._options)
+        if construction is not None:
+            construction.listeners.append(self)
+            if not self._options.weights_fixed:
+                unobserved += self._watch()
+        self._unobserved = bool(unobserved)
+        space = identity.space(construction, config, self._options, rows.bytes, vllm.__version__, unobserved)
+        identity.explain(space)
+        self._courier = Courier(self._options, rows, space, str(config.engine_id))
+        return Generations(space.generation, connector_options(self._options))
+
+    def _watch(self) -> list[str]:
+        from vllm.v1.engine import core  # in the scheduler's process it is there
+
+        reasons, self._live = watch(core, vllm.__version__)
+        return reasons
+
+    # ---- look-ups
+
+    def on_new_request(self, req_context: Any) -> Any:  # noqa: ARG002
+        """Return that chunks are offloaded as they are computed."""
+        return RequestOffloadingContext()
+
+    def lookup(self, key: Key, req_context: Any) -> Any:
+        """Return whether a chunk is stored; RETRY until it is known, for a bounded time."""
+        courier = self._courier
+        if courier is None:
+            return LookupResult.MISS
+        if not courier.results.empty():
+            self._collect(courier)
+        if not courier.loading:
+            return LookupResult.MISS
+        asked = self._requests.get(req_context.req_id)
+        if asked is None:
+            asked = self._requests[req_context.req_id] = Asked()
+        verdict = asked.verdicts.get(key, self)
+        if verdict is self:
+            return self._first(key, asked, req_context.req_id)
+        if verdict is None:
+            late = asked.since and time.monotonic() > asked.since + self._patience_s
+            return LookupResult.MISS if late else LookupResult.RETRY
+        return LookupResult.HIT if verdict else LookupResult.MISS
+
+    def _first(self, key: Key, asked: Asked, request: str) -> Any:
+        """Note a key that a request asks for the first time."""
+        if self._failed and self._failed.get(key, 0.0) > time.monotonic():
+            return LookupResult.MISS
+        asked.verdicts[key] = None
+        asked.fresh.append(key)
+        self._fresh[request] = asked
+        return LookupResult.RETRY
+
+    def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
+        """Send the questions of the step: one for each request and group."""
+        if self._courier is None or not self._fresh:
+            return
+        now = time.monotonic()
+        for request, asked in self._fresh.items():
+            asked.since = now
+            self._counts.lookups += len(asked.fresh)
+            keys = sorted(asked.fresh, key=_kind)  # stable: within a group in the order of asking
+            for _, some in groupby(keys, _kind):
+                alike = tuple(some)
+                for start in range(0, len(alike), MAX_KEYS):
+                    self._courier.post(Ask(request, self._serial, alike[start : start + MAX_KEYS]))
+            asked.fresh = []
+        self._fresh.clear()
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """Drop what a request has asked."""
+        asked = self._requests.pop(req_context.req_id, None)
+        self._fresh.pop(req_context.req_id, None)
+        if asked is not None and asked.verdicts and self._courier is not None:
+            self._courier.post(Forget(req_context.req_id))
+
+    def _answered(self, answered: Answered) -> None:
+        ask = answered.ask
+        asked = self._requests.get(ask.request)
+        if asked is None or ask.serial != self._serial:
+            return
+        self._counts.hits += answered.found
+        self._counts.unanswered += answered.known if answered.late else 0
+        asked.vain = 0 if answered.found else asked.vain + 1
+        for i, key in enumerate(ask.keys):
+            if i >= answered.known and asked.vain < MAX_VAIN:
+                asked.verdicts.pop(key, None)  # beyond the first that is missing: asked again if it matters
+            elif asked.verdicts.get(key, True) is None:
+                asked.verdicts[key] = i < answered.found
+
+    # ---- jobs
+
+    def submit_store(self, job_metadata: Any) -> None:
+        """Have rows saved."""
+        keys, rows = _chunks(job_metadata)
+        self._submit(Store(int(job_metadata.job_id), keys, rows, self._parents(keys, job_metadata.req_context)))
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Have chunks loaded into rows."""
+        keys, rows = _chunks(job_metadata)
+        self._submit(Load(int(job_metadata.job_id), job_metadata.req_context.req_id, keys, rows))
+
+    def get_finished_jobs(self) -> Iterable[Any]:
+        """Return the jobs that have ended since the last call."""
+        if self._courier is not None:
+            self._collect(self._courier)
+        finished, self._finished = self._finished, []
+        return [self._result(one) for one in finished]
+
+    def has_pending_work(self) -> bool:
+        """Return whether results are to come."""
+        return bool(self._jobs)
+
+    def drain_jobs(self) -> None:
+        """End all jobs, within drain_wait_ms, before a reset of vLLM's cache.
+
+        A reset may mean other weights, as it does for the connector.
+        """
+        if self._courier is not None:
+            self._courier.drain(self._options.drain_wait_ms / 1e3)
+            self._collect(self._courier)
+            if self._live is not None:
+                self._live.changed()  # the reset applies to the current weights
+            if self._generations.after_reset():
+                self._move()
+
+    def shutdown(self) -> None:
+        """Leave the agent; vLLM's memory is not referred to any more."""
+        courier, self._courier = self._courier, None
+        if courier is not None:
+            courier.drain(self._options.drain_wait_ms / 1e3)
+            courier.close()
+        self._requests.clear()
+        self._fresh.clear()
+
+    def _submit(self, order: Store | Load) -> None:
+        if self._courier is None:
+            self._finished.append(Finished(order.job, (), 0.0))
+        else:
+            self._courier.post(order)
+        self._jobs[order.job] = order
+
+    def _collect(self, courier: Courier) -> None:
+        """Take the results of the tier's thread. Without the thread all jobs have failed."""
+        alive = courier.alive  # before the last results are taken
+        while True:
+            try:
+                result = courier.results.get_nowait()
+            except Empty:
+                break
+            if isinstance(result, Answered):
+                self._answered(result)
+            else:
+                self._finished.append(result)
+        if not alive:
+            known = {one.job for one in self._finished}
+            self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
+
+    def _result(self, finished: Finished) -> Any:
+        order = self._jobs.pop(finished.job)
+        count, done = len(order.keys), len(finished.done)
+        if isinstance(order, Store):
+            self._counts.stored += done
+            self._counts.stores_failed += count - done
+            for key in finished.done if self._failed else ():
+                self._failed.pop(key, None)
+        else:
+            self._counts.loaded += done
+            self._counts.loads_failed += count - done
+            if done < count:
+                self._missing(order, frozenset(finished.done))
+        given = {
+            "job_id": finished.job,
+            "success": done == count,
+            "successful_keys": finished.done if isinstance(order, Load) and 0 < done < count else None,
+            "transfer_time": finished.seconds,
+            "transfer_bytes": done * self._primary_kv_view.strides[0],
+        }
+        return JobResult(**{name: value for name, value in given.items() if name in _RESULT})
+
+    def _missing(self, load: Load, arrived: frozenset[Key]) -> None:
+        """Remember the keys of a load that did not arrive, so that they are not tried at once
+        again.
+        """
+        now = time.monotonic()
+        if len(self._failed) + len(load.keys) > MAX_FAILED:
+            self._failed = {key: until for key, until in self._failed.items() if until > now}
+        asked = self._requests.get(load.request)
+        for key in load.keys:
+            if key in arrived:
+                continue
+            if len(self._failed) < MAX_FAILED:
+                self._failed[key] = now + FAILED_S
+            if asked is not None:
+                asked.verdicts[key] = False
+
+    def _parents(self, keys: tuple[Key, ...], req_context: Any) -> tuple[bytes, ...]:
+        """Return the hash before each chunk where it is known, for the agent's eviction."""
+        position = getattr(req_context, "get_offload_key_position", None)
+        request = self._requests.get(req_context.req_id)
+        tails = request.tails if request is not None else {}
+        parents = []
+        for key in keys:
+            group, end = group_of(key), position(key) if position is not None else None
+            last = tails.get(group)
+            follows = last is not None and (end is None or end == last[0] + self._tokens(group))
+            parents.append(last[1] if last is not None and follows else b"")
+            tails[group] = (end or 0, hash_of(key))
+        return tuple(parents)
+
+    def _tokens(self, group: int) -> int:
+        """Return the tokens of a chunk of a group."""
+        config = self._offloading_spec.config
+        for i, one in enumerate(config.groups):
+            if int(getattr(one, "group_id", i)) == group:
+                return int(one.tokens_per_block * config.cache.blocks_per_chunk)
+        return 0
+
+    # ---- weights
+
+    def before_weights_call(self, call: str) -> None:
+        """Handle a call of vLLM's engine core that may change the weights, before it is made."""
+        if self._courier is not None and self._generations.after_call(call):
+            self._move()
+
+    def weights_named(self, version: str) -> None:
+        """Handle the version of the weights that was passed to vLLM's engine core."""
+        if self._live is not None:
+            self._live.changed()
+        if self._courier is not None and self._generations.after_name(version):
+            self._move()
+
+    def before_request(self) -> None:
+        """Sample the weights before vLLM's engine core takes a request while it has none."""
+        if self._live is not None and not self._requests:
+            self._sample()
+
+    def look_at_weights(self) -> None:
+        """Handle a reset of vLLM's own cache: it may follow a write to the model that nothing
+        told of.
+        """
+        self._sample()
+        if self._unobserved and self._courier is not None and self._generations.after_reset():
+            self._move()
+
+    def _sample(self) -> None:
+        """Detect writes to a model that is in the calling program's process."""
+        if self._live is not None and self._live.changed():
+            self.before_weights_call("a write to the model")
+
+    def _move(self) -> None:
+        """Continue in the space of the present weights. Nothing of the others counts."""
+        self._serial += 1
+        for asked in self._requests.values():
+            asked.verdicts.clear()
+            asked.fresh.clear()
+            asked.tails.clear()
+        self._fresh.clear()
+        if self._courier is not None:
+            self._courier.loading = False
+            self._courier.post(Move(self._generations.now))
+
+    # ---- metrics
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """Return the definitions of what get_stats counts."""
+        counters = {PREFIX + name: OffloadingCounterMetadata(documentation=text) for name, text in HELP.items()}
+        return counters | {PREFIX + CONNECTED[0]: OffloadingGaugeMetadata(documentation=CONNECTED[1])}
+
+    def get_stats(self) -> Any:
+        """Return what was counted since the last call, or None."""
+        grown = self._counts.since(self._reported)
+        connected = self._courier is not None and self._courier.loading and self._courier.saving
+        if not grown and connected == self._connected:
+            return None
+        stats = OffloadingConnectorStats()
+        for name, value in grown.items():
+            stats.increase_counter(PREFIX + name, value)
+        stats.set_gauge(PREFIX + CONNECTED[0], int(connected))
+        self._connected = connected
+        return stats
+
+
+def _kind(key: Key) -> tuple[int, int]:
+    """Return what the keys of one question have in common."""
+    return group_of(key), len(key)
+
+
+def _chunks(job: Any) -> tuple[tuple[Key, ...], tuple[int, ...]]:
+    """Return the keys and rows of one of vLLM's jobs."""
+    rows = job.block_ids if hasattr(job, "block_ids") else job.chunk_ids  # 0.29 has another name
+    return tuple(bytes(key) for key in job.keys), tuple(int(row) for row in rows)

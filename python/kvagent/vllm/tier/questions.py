@@ -1,0 +1,197 @@
+"""The tier's look-ups: which chunks the agent has, and the leases that keep them until their load.
+
+A question is a list of keys in the order in which vLLM asked; its answer says how many of them are
+stored, from the first one on. The chunks need not follow each other in a prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
+from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
+from kvagent.vllm.tier.orders import Answered, Ask, Key, group_of, hash_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import zmq
+
+    from kvagent.vllm.link import Attachment
+
+AGAIN_S = 0.002  # from the answer that more may come to the next question
+LEASE_S = 10.0  # a lease that no load has named by then is released
+_STORED = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.NO_SESSION, LookupStatus.LEASE_CAP)
+"""With the last two, what is stored is not pinned: a load may find it gone."""
+
+
+@dataclass(eq=False, slots=True)
+class Question:
+    """A question that is not answered."""
+
+    ask: Ask
+    deadline: float
+    ticket: Ticket | None = None
+    pending_until: float = 0.0
+    """The end of waiting for lower tiers, once the agent has said that more may come."""
+    again: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Lease:
+    """A lease and what it pins."""
+
+    number: int
+    keys: frozenset[Key]
+    until: float
+
+
+class Questions:
+    """The questions and leases of one session at a time. Used by one thread."""
+
+    def __init__(self, age_s: float, tiers_s: float, tokens: int, answer: Callable[[Answered], None]) -> None:
+        """``tokens`` of a chunk, as registered."""
+        self._age_s, self._tiers_s, self._tokens = age_s, tiers_s, tokens
+        self._answer = answer
+        self._attachment: Attachment | None = None
+        self._client: LookupClient | None = None
+        self._open: deque[Question] = deque()
+        self._leases: dict[str, list[Lease]] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether the agent has questions that it has not answered."""
+        return bool(self._open)
+
+    def sockets(self) -> Iterator[zmq.Socket[bytes]]:
+        """Yield the sockets at which answers are awaited."""
+        for question in self._open:
+            if question.ticket is not None and question.ticket.socket is not None:
+                yield question.ticket.socket
+
+    def attach(self, attachment: Attachment) -> None:
+        """Ask this session's agent from now on."""
+        self.detach()
+        self._attachment = attachment
+        self._client = LookupClient(attachment.registered.lookup_path, self._age_s)
+
+    def detach(self) -> None:
+        """End the session's questions: nothing counts as stored."""
+        self.abandon()
+        self._leases.clear()
+        if self._client is not None:
+            self._client.close()
+        self._client = self._attachment = None
+
+    def add(self, ask: Ask, now: float) -> None:
+        """Take a question."""
+        question = Question(ask, now + self._age_s)
+        self._open.append(question)
+        if self._client is None:
+            self._end(question, 0, late=True)
+
+    def forget(self, request: str) -> None:
+        """Drop the questions and leases of a request."""
+        for question in [one for one in self._open if one.ask.request == request]:
+            self._abandon(question)
+            self._open.remove(question)
+        self.release(one.number for one in self._leases.pop(request, ()))
+
+    def abandon(self) -> None:
+        """Answer all questions, since the agent does not: nothing counts as stored."""
+        for question in list(self._open):
+            self._abandon(question)
+            self._end(question, 0, late=True)
+
+    def take_lease(self, request: str, keys: Iterable[Key]) -> dict[Key, int]:
+        """Return the lease of each key that one pins, and pass these leases to the caller."""
+        wanted = set(keys)
+        found: dict[Key, int] = {}
+        kept = []
+        for lease in self._leases.pop(request, []):
+            mine = wanted & lease.keys
+            if mine:
+                found.update(dict.fromkeys(mine, lease.number))
+            else:
+                kept.append(lease)
+        if kept:
+            self._leases[request] = kept
+        return found
+
+    def release(self, leases: Iterable[int]) -> None:
+        """Release leases. If the message cannot be sent, they end with the session."""
+        numbers = [lease for lease in leases if lease]
+        if numbers and self._attachment is not None:
+            try:
+                self._attachment.session.release(numbers)
+            except (Busy, SessionEnded, SessionBroken):
+                return
+
+    def turn(self, now: float) -> None:
+        """Send what can be sent, read answers, and end what has waited for too long."""
+        client = self._client
+        if client is None:
+            return
+        self.release(answer.lease for answer in client.late_answers())
+        for question in list(self._open):
+            try:
+                self._advance(client, question, now)
+            except (TimedOut, Malformed):
+                self._abandon(question)
+                self._end(question, 0, late=True)
+        for request, leases in list(self._leases.items()):
+            if over := [one for one in leases if one.until < now]:
+                self.release(one.number for one in over)
+                self._leases[request] = [one for one in leases if one.until >= now]
+
+    def _advance(self, client: LookupClient, question: Question, now: float) -> None:
+        if question.ticket is None and now >= question.again:
+            try:
+                question.ticket = client.submit(self._request(question.ask), math.inf)
+            except Busy:
+                question.ticket = None  # a later turn tries again
+        answer = client.poll(question.ticket) if question.ticket is not None else None
+        if answer is None:
+            if now >= max(question.deadline, question.pending_until):
+                raise TimedOut("no answer in time")
+            return
+        question.ticket = None
+        attachment = self._attachment
+        if attachment is None or answer.boot != attachment.session.boot or answer.status == LookupStatus.OVERLOADED:
+            raise TimedOut("another agent's answer, or none")
+        if answer.status == LookupStatus.PENDING:
+            question.pending_until = question.pending_until or now + self._tiers_s
+            if now < question.pending_until:
+                self.release([answer.lease])
+                question.again = now + AGAIN_S
+                return
+        stored = answer.status in _STORED or (answer.status == LookupStatus.PENDING and answer.lease != 0)
+        found = min(answer.tokens // self._tokens, len(question.ask.keys)) if stored else 0
+        if answer.lease:
+            held = frozenset(question.ask.keys[:found])
+            self._leases.setdefault(question.ask.request, []).append(Lease(answer.lease, held, now + LEASE_S))
+        self._end(question, found)
+
+    def _request(self, ask: Ask) -> Request:
+        assert self._attachment is not None
+        session = self._attachment.session
+        hashes = [hash_of(key) for key in ask.keys]
+        return Request(
+            version=session.version, space=self._attachment.registered.space, session=session.number,
+            want=Want.RESERVE, tokens=len(hashes) * self._tokens + 1,  # at most one token less is answered
+            deadline_us=int(self._age_s * 1e6), groups=bytes([group_of(ask.keys[0])]), hash_len=len(hashes[0]),
+            hashes=b"".join(hashes),
+        )  # fmt: skip
+
+    def _end(self, question: Question, found: int, *, late: bool = False) -> None:
+        self._open.remove(question)
+        count = len(question.ask.keys)
+        self._answer(Answered(question.ask, found, count if late else min(found + 1, count), late))
+
+    def _abandon(self, question: Question) -> None:
+        if question.ticket is not None and self._client is not None:
+            self._client.abandon(question.ticket)
+        question.ticket = None
