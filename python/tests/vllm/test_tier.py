@@ -15,7 +15,7 @@ import pytest
 from tests.vllm.tiered import SLOWLY, TieredWorld, clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 REQUESTS = 40  # of a run
@@ -29,20 +29,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "v2-ranks": {"v2": True, "asynchronous": False, "blocks": 40, "rows": 30, "ranks": 2},
     "v2-window": {"v2": True, "asynchronous": True, "depth": 2, "blocks": 44, "rows": 30, "window": 40},
 }
-
-
-@pytest.fixture
-def tiered(model: Path) -> Iterator[Callable[..., TieredWorld]]:
-    """Creates engines with a secondary tier and closes them."""
-    made: list[TieredWorld] = []
-
-    def make(tier: dict[str, Any], **options: Any) -> TieredWorld:
-        made.append(TieredWorld(model, [dict(tier)], **options))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
 
 
 def live(world: TieredWorld, seed: int, name: str, happen: Callable[[random.Random], None] = lambda _: None) -> None:

@@ -11,7 +11,7 @@ import copy
 import pickle
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -23,6 +23,7 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.request import RequestStatus
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
+from kvagent.vllm import register
 from tests.vllm.setting import BLOCK, HEAD, HEADS, LAYERS
 from tests.vllm.world import World, _Launch
 
@@ -163,9 +164,13 @@ class TieredWorld(World):
         self, model: Path, tiers: list[dict[str, Any]], *, rows: int = 24, chunk: int = 1, seed: int = 0,
         pace: float = SLOWLY, name: str = "", **options: Any,
     ) -> None:  # fmt: skip
+        register()
         self._dice, self._pace = random.Random(seed), pace
+        self.windowed = bool(options.get("window"))
         self.played: list[PlayedWorker] = []
         self.resets = 0
+        self.computed = Counter[str]()
+        """Tokens, by request."""
         ranks = options.get("ranks", 1)
         extra = {
             "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": rows * chunk * ranks * BLOCK_BYTES,
@@ -207,6 +212,7 @@ class TieredWorld(World):
         self.steps += 1
         self.preempted += len(output.preempted_req_ids or ())
         work = self._work(output)
+        self.computed.update(output.num_scheduled_tokens)
         launch = _Launch(output, work, [], [])
         self._launched = launch
         for rank in range(self.ranks):
@@ -262,13 +268,14 @@ class TieredWorld(World):
         }  # fmt: skip
         return {name: one for name, one in held.items() if one}
 
-    def prompt(self, name: str, prompt: list[int], tokens: int = 1) -> int:
-        """Serve a request alone. Return how many of its prompt's tokens came from a cache."""
-        self.add(name, prompt, tokens)
-        request = self.scheduler.requests[name]
+    def prompt(self, name: str, prompt: list[int]) -> int:
+        """Serve a request for one token, alone. Return how many of its prompt's tokens came from a
+        cache.
+        """
+        self.add(name, prompt, 1)
         self.rest()
-        assert len(self.outputs[name]) == tokens, f"{name} did not finish"
-        return max(0, int(request.prefill_stats.num_cached_tokens))
+        assert len(self.outputs[name]) == 1, f"{name} did not finish"
+        return len(prompt) - self.computed[name]
 
     def _make_worker(self, rank: int) -> None:
         config = copy.deepcopy(self.config)
