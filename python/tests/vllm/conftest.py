@@ -74,9 +74,13 @@ def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
 
 
 @pytest.fixture
-def tiered(model: Path) -> Iterator[Callable[..., TieredWorld]]:
-    """Creates engines with vLLM's own offloading and closes them."""
+def tiered(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TieredWorld]]:
+    """Creates engines with vLLM's own offloading and closes them. All are on the same hardware."""
+    from vllm.platforms.interface import Platform
+
     from tests.vllm.tiered import TieredWorld
+
+    monkeypatch.setattr(Platform, "get_device_name", classmethod(lambda *_: "the test's"))
 
     made: list[TieredWorld] = []
 
