@@ -66,7 +66,7 @@ def test_no_byte_is_wrong_over_vllms_own_tier(tiered: Callable[..., TieredWorld]
     clean(world)
     print(f"{world.steps} steps, {world.gpu.checked} positions checked, {world.preempted} preemptions, "
           f"{world.resets} resets, {world.loaded} blocks loaded, {vars(world.heard)}")  # fmt: skip
-    assert world.preempted and world.heard.loaded and world.resets
+    assert min(world.preempted, world.heard.loaded, world.resets) > 0
 
 
 PROMPT = [i % 400 + 5 for i in range(100)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import struct
 import tempfile
 from pathlib import Path
@@ -22,10 +21,13 @@ from tests.vllm.test_tier import KINDS, PROMPT, SEED, live
 from tests.vllm.tiered import TieredWorld, clean
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator
 
 LIVES = 3
-ENDS, FREEZES, SPOILS = 0.01, 0.01, 0.02  # how often, of all steps
+ENDS, FREEZES, SPOILS = 0.005, 0.005, 0.02  # how often, of all steps
+POOL = "pool-of-the-test"
+STORMS = ("v2-async", "v2-chunk2", "v2-window")
 SOON = {"lookup_age_ms": 100, "load_deadline_ms": 300, "drain_wait_ms": 100}  # where an agent stands still
 ROUNDS = int(os.environ.get("KVAGENT_ORACLE_ROUNDS", "1"))
 
@@ -39,7 +41,7 @@ def kept() -> Iterator[AgentProcess]:
     ):
         path = Path(folder) / "run"
         path.mkdir(mode=0o700)
-        process = AgentProcess(path, *(["--dram-path", str(Path(memory) / "pool")] if keeps_its_pool() else []))
+        process = AgentProcess(path, *(["--dram-path", str(Path(memory) / POOL)] if keeps_its_pool() else []))
         yield process
         process.close()
 
@@ -88,7 +90,7 @@ class Weather:
             sequence = dice.choice(list(self._world.sequences.values()))
             value = (dice.choice(sequence.hashes[: len(sequence.prompt)]) * 7 + 13 * dice.randrange(4)) % PRIME
             with contextlib.suppress(AssertionError):  # it is not there
-                flip(self._agent.process.pid, struct.pack("<f", value))
+                flip(self._agent.process.pid, struct.pack("<f", value), POOL)
                 self.spoiled += 1
 
     def calm(self) -> None:
@@ -116,7 +118,7 @@ def test_no_byte_is_wrong_cold_or_warm(
 
 
 @pytest.mark.parametrize("nth", range(ROUNDS))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STORMS)
 def test_no_byte_is_wrong_whatever_happens_to_the_agent(
     tiered: Callable[..., TieredWorld], kept: AgentProcess, kind: str, nth: int
 ) -> None:
@@ -132,11 +134,13 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agent(
     clean(world)
     told(world, kept)
     print(vars(weather))
-    assert weather.ends and weather.freezes and weather.spoiled
+    assert min(weather.ends, weather.freezes, weather.spoiled) > 0
     eventually(lambda: kept.status()["leases"] == 0, "all leases given back")
 
 
-def test_a_value_that_is_wrong_in_the_pool_is_not_loaded(tiered: Callable[..., TieredWorld], agent: AgentProcess) -> None:
+def test_a_value_that_is_wrong_in_the_pool_is_not_loaded(
+    tiered: Callable[..., TieredWorld], agent: AgentProcess
+) -> None:
     world = tiered(tier(agent.folder))
     world.prompt("cold", PROMPT)
     world.forget()

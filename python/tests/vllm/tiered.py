@@ -1,5 +1,5 @@
-"""An engine with vLLM's own offloading: the real scheduler, OffloadingConnector and tiering manager,
-and a worker that plays the GPU's copies between KV cache and offload region.
+"""An engine with vLLM's own offloading: the real scheduler, OffloadingConnector and tiering
+manager, and a worker that plays the GPU's copies between KV cache and offload region.
 
 A copy runs when the dice say so, after all kernels that were launched before it and perhaps long
 after later ones, as a GPU's copy stream may.
@@ -12,7 +12,6 @@ import pickle
 import random
 import time
 from collections import Counter, deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -29,6 +28,7 @@ from tests.vllm.world import World, _Launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
 BLOCK_BYTES = LAYERS * 2 * HEADS * HEAD * BLOCK * 4  # of one rank
 IDLE_S = 0.0005  # that a step without tokens takes
@@ -109,7 +109,7 @@ class PlayedWorker(OffloadingWorker):
             for ref in refs:
                 place = ([int(row) for row, _ in slots], [sub for _, sub in slots])
                 yield self._gpu[ref.tensor_idx], self._rows[ref.tensor_idx], [int(b) for b in mine], place
-        assert not blocks and not rows, "the job names blocks that no group has"
+        assert not blocks + rows, "the job names blocks that no group has"
 
 
 class Heard:
