@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import struct
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +20,15 @@ from tests.vllm.agents import figures, flip
 from tests.vllm.engine import keeps_its_pool
 from tests.vllm.gpu import PRIME
 from tests.vllm.test_tier import KINDS, PROMPT, SEED, live
-from tests.vllm.tiered import TieredWorld, clean
+from tests.vllm.tiered import UNDEFINED, TieredWorld, clean
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-LIVES = 3
-ENDS, FREEZES, SPOILS = 0.005, 0.005, 0.02  # how often, of all steps
+LIVES = 2
+OTHER = [i % 300 + 7 for i in range(140)]
+SPOILS = 0.03  # how often, of all steps
+STORM = 150  # steps of a life, in which it happens
 POOL = "pool-of-the-test"
 STORMS = ("v2-async", "v2-chunk2", "v2-window")
 SOON = {"lookup_age_ms": 100, "load_deadline_ms": 300, "drain_wait_ms": 100}  # where an agent stands still
@@ -66,37 +69,54 @@ def told(world: TieredWorld, agent: AgentProcess) -> None:
 
 
 class Weather:
-    """What happens to an agent by chance."""
+    """What happens to an agent: in each life of the engine it ends once, freezes twice, and values
+    of its pool change by chance.
+    """
 
     def __init__(self, world: TieredWorld, agent: AgentProcess) -> None:
         self._world, self._agent = world, agent
         self._frozen = False
+        self._steps, self._plan = 0, dict[int, Callable[[], None]]()
         self.ends = self.freezes = self.spoiled = 0
 
+    def begin(self, dice: random.Random) -> None:
+        """Plan a life."""
+        self.calm()
+        first, second, end = sorted(dice.sample(range(5, STORM), 3))
+        self._steps = 0
+        self._plan = {first: self._freeze, first + dice.randrange(1, 60): self.calm, end: self._end}
+        self._plan |= {second: self._freeze, second + dice.randrange(1, 60): self.calm}
+
     def __call__(self, dice: random.Random) -> None:
-        one = dice.random()
-        if self._frozen:
-            if dice.random() < 0.1:
-                self.calm()
-        elif one < ENDS:
-            self._agent.kill()
-            self._agent.start()
-            self.ends += 1
-        elif one < ENDS + FREEZES:
-            self._agent.freeze()
-            self._frozen = True
-            self.freezes += 1
-        elif one < ENDS + FREEZES + SPOILS and self._world.sequences:
-            sequence = dice.choice(list(self._world.sequences.values()))
-            value = (dice.choice(sequence.hashes[: len(sequence.prompt)]) * 7 + 13 * dice.randrange(4)) % PRIME
-            with contextlib.suppress(AssertionError):  # it is not there
-                flip(self._agent.process.pid, struct.pack("<f", value), POOL)
-                self.spoiled += 1
+        self._steps += 1
+        if happens := self._plan.pop(self._steps, None):
+            happens()
+        if not self._frozen and self._world.sequences and dice.random() < SPOILS:
+            self._spoil(dice)
 
     def calm(self) -> None:
         if self._frozen:
             self._agent.thaw()
             self._frozen = False
+
+    def _freeze(self) -> None:
+        if not self._frozen:
+            self._agent.freeze()
+            self._frozen = True
+            self.freezes += 1
+
+    def _end(self) -> None:
+        self._agent.kill()  # frozen or not
+        self._frozen = False
+        self._agent.start()
+        self.ends += 1
+
+    def _spoil(self, dice: random.Random) -> None:
+        sequence = dice.choice(list(self._world.sequences.values()))
+        value = (dice.choice(sequence.hashes[: len(sequence.prompt)]) * 7 + 13 * dice.randrange(4)) % PRIME
+        with contextlib.suppress(AssertionError):  # it is not there
+            flip(self._agent.process.pid, struct.pack("<f", value), POOL)
+            self.spoiled += 1
 
 
 @pytest.mark.parametrize("nth", range(ROUNDS))
@@ -108,8 +128,8 @@ def test_no_byte_is_wrong_cold_or_warm(
     print(kind, KINDS[kind], "KVAGENT_SEED", seed)
     first, second = (tiered(tier(agent.folder), seed=seed, **KINDS[kind]) for _ in range(2))
     for i in range(LIVES):
-        live(first, seed + i % 2, f"first{i}-")
-        live(second, seed + i % 2, f"second{i}-")
+        live(first, seed + i, f"first{i}-")
+        live(second, seed + i, f"second{i}-")
     clean(first, second)
     told(first, agent)
     told(second, agent)
@@ -127,13 +147,14 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agent(
     world = tiered(tier(kept.folder, **SOON), seed=seed, **KINDS[kind])
     weather = Weather(world, kept)
     for i in range(LIVES):
+        weather.begin(random.Random(seed + i))
         live(world, seed + i % 2, f"life{i}-", weather)
         weather.calm()
         eventually(lambda: there(world), "the tier at an agent")
     world.rest()
     clean(world)
     told(world, kept)
-    print(vars(weather))
+    print(f"{weather.ends} ends, {weather.freezes} freezes, {weather.spoiled} values changed")
     assert min(weather.ends, weather.freezes, weather.spoiled) > 0
     eventually(lambda: kept.status()["leases"] == 0, "all leases given back")
 
@@ -182,6 +203,66 @@ def test_all_requests_finish_while_the_agent_stands_still(
     live(world, SEED, "after-")
     clean(world)
     told(world, agent)
+
+
+def region(world: TieredWorld) -> bytes:
+    """Return what vLLM's host region holds."""
+    return bytes(world.manager.primary_tier.get_kv_memoryview())
+
+
+def frozen_at(world: TieredWorld, agent: AgentProcess, call: str) -> None:
+    """Freeze the agent when the tier is given its next job."""
+    submit = getattr(world.tier, call)
+
+    def freeze(job: Any) -> None:
+        setattr(world.tier, call, submit)
+        agent.freeze()
+        submit(job)
+
+    setattr(world.tier, call, freeze)
+
+
+def test_a_load_that_was_given_up_reaches_no_row_when_the_agent_wakes(
+    tiered: Callable[..., TieredWorld], agent: AgentProcess
+) -> None:
+    world = tiered(tier(agent.folder, **SOON | {"lookup_age_ms": 10_000}), rows=8)
+    world.prompt("cold", PROMPT)
+    world.forget()
+    frozen_at(world, agent, "submit_load")
+    assert world.prompt("warm", PROMPT) == 0
+    assert world.heard.failed == 6
+    world.prompt("other", OTHER)  # uses the rows
+    before = region(world)
+    agent.thaw()
+    eventually(lambda: not world.tier._courier._loads._flying, "the end of the agent's load")
+    assert region(world) == before, "a row was written after it had been given back"
+    assert agent.status()["blocks_loaded"] == 6, "the agent did not load, so this shows nothing"
+    clean(world)
+
+
+@pytest.mark.parametrize("way", ["deadline", "drain"])
+def test_a_save_that_was_given_up_stores_nothing_when_the_agent_wakes(
+    tiered: Callable[..., TieredWorld], agent: AgentProcess, way: str
+) -> None:
+    more = {"load_deadline_ms": 60_000, "drain_wait_ms": 50} if way == "drain" else {"load_deadline_ms": 100}
+    world = tiered(tier(agent.folder, **more), rows=8)
+    frozen_at(world, agent, "submit_store")
+    world.add("cold", PROMPT, 1)
+    while not world.heard.open:
+        world.step()
+    if way == "drain":
+        world.settle()
+        assert world.scheduler.reset_prefix_cache(reset_connector=True)
+    world.rest()
+    assert not world.heard.stored
+    for row in world.played[0]._rows:  # as if vLLM used them for something else
+        row.fill_(UNDEFINED)
+    agent.thaw()
+    eventually(lambda: not world.tier._courier._saves._flying, "the end of the agent's save")
+    assert agent.status()["blocks_saved"] == 0
+    world.forget()
+    assert world.prompt("warm", PROMPT) == 0
+    clean(world)
 
 
 @pytest.mark.parametrize("end", ["kill", "close"])

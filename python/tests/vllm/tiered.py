@@ -120,7 +120,8 @@ class Heard:
     def __init__(self, tier: Any) -> None:
         self.stored = self.loaded = self.failed = 0
         """Chunks whose store or load succeeded; loads of chunks that failed."""
-        self._open: dict[int, Any] = {}
+        self.open: dict[int, Any] = {}
+        """Jobs, by number."""
         self._finished = tier.get_finished_jobs
         self._drain = tier.drain_jobs
         for name in ("submit_load", "submit_store"):
@@ -131,7 +132,7 @@ class Heard:
 
     def _submitted(self, submit: Any) -> Any:
         def hear(job: Any) -> None:
-            self._open[job.job_id] = job
+            self.open[job.job_id] = job
             submit(job)
 
         return hear
@@ -139,7 +140,7 @@ class Heard:
     def _report(self) -> list[Any]:
         reported, self._kept = [*self._kept, *self._finished()], []
         for one in reported:
-            job = self._open.pop(one.job_id)
+            job = self.open.pop(one.job_id)
             if job.is_promotion:
                 came = job.keys if one.success else one.successful_keys or ()
                 assert set(came) <= set(job.keys)
@@ -152,7 +153,7 @@ class Heard:
     def _drained(self) -> None:
         self._drain()
         self._kept = list(self._finished())
-        assert {one.job_id for one in self._kept} == set(self._open), "a job is open after the tier was drained"
+        assert {one.job_id for one in self._kept} == set(self.open), "a job is open after the tier was drained"
 
 
 class TieredWorld(World):
