@@ -12,7 +12,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 OF_VLLM = {
     f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
 }
-OF_VLLM |= {"kvagent.bench.noop", "kvagent.bench.offload", "kvagent.bench.real", "kvagent.cuda.torchgpu"}
+OF_VLLM |= {f"kvagent.bench.{name}" for name in ("noop", "offload", "real", "tier")} | {"kvagent.cuda.torchgpu"}
 
 
 def test_the_wheel_is_pure_and_imports_alone(tmp_path: Path) -> None:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from tests.agent import AgentProcess
 
 
-def flip(pid: int, value: bytes) -> None:
+def flip(pid: int, value: bytes, pool: str = "/memfd:kvagent-pool") -> None:
     """Change a slot's content in the agent's memory: the first place with 8 such consecutive
-    values.
+    values. ``pool``: part of the name of its mapping.
 
     It searches the pool, not the mapped memory of an engine, which may hold the same values.
     """
     with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         for line in maps:
             begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s") or "/memfd:kvagent-pool" not in line:
+            if not mode.startswith("rw-s") or pool not in line:
                 continue
             low = int(begin, 16)
             memory.seek(low)

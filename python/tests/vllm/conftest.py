@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.agent import AgentProcess
+    from tests.vllm.tiered import TieredWorld
 
 collect_ignore_glob: list[str] = []
 if importlib.util.find_spec("vllm") is None:
@@ -65,6 +66,26 @@ def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
 
     def make(**options: Any) -> World:
         made.append(World(model, str(agent.folder), **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def tiered(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TieredWorld]]:
+    """Creates engines with vLLM's own offloading and closes them. All are on the same hardware."""
+    from vllm.platforms.interface import Platform
+
+    from tests.vllm.tiered import TieredWorld
+
+    monkeypatch.setattr(Platform, "get_device_name", classmethod(lambda *_: "the test's"))
+
+    made: list[TieredWorld] = []
+
+    def make(tier: dict[str, Any], **options: Any) -> TieredWorld:
+        made.append(TieredWorld(model, [dict(tier)], **options))
         return made[-1]
 
     yield make
