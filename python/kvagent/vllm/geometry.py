@@ -29,10 +29,11 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The groups, and the number of tokens per block hash."""
+    """The groups, the number of tokens per block hash, and which groups hold states."""
 
     groups: tuple[Group, ...]
     hash_tokens: int
+    states: frozenset[int] = frozenset()
 
     @property
     def align(self) -> int:
@@ -62,7 +63,8 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
     for i, group in enumerate(groups):
         if group.block_tokens % tokens:
             raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {tokens}")
-    return Geometry(tuple(groups), int(tokens))
+    states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if specs.is_state(one.kv_cache_spec)]
+    return Geometry(tuple(groups), int(tokens), frozenset(states))
 
 
 def token_bytes(kv_cache_config: Any) -> float:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.identity import identity_pairs
 from kvagent.vllm.cells import whole_spec
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported, replicated
-from kvagent.vllm.specs import WINDOW, group_spec
+from kvagent.vllm.specs import STATE, WINDOW, group_spec
 from kvagent.vllm.weight_changes import LOADED
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
 
@@ -51,6 +51,9 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
     for group in kv_cache_config.kv_cache_groups:
         spec = group_spec(group.kv_cache_spec)
         kind = type(spec).__name__
+        if kind == STATE:
+            names.append("")  # the layers tell
+            continue
         try:
             with set_current_vllm_config(vllm_config):
                 backend = get_attn_backend(

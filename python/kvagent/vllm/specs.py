@@ -15,7 +15,9 @@ MLA = "MLAAttentionSpec"
 FULL = ("FullAttentionSpec", MLA, "SinkFullAttentionSpec")
 WINDOW = ("SlidingWindowSpec", "SlidingWindowMLASpec")
 CHUNKED = "ChunkedLocalAttentionSpec"
-SERVED = (*FULL, *WINDOW, CHUNKED)
+STATE = "MambaSpec"
+SERVED = (*FULL, *WINDOW, CHUNKED, STATE)
+_STATE_WINDOW = 2  # tokens: the next token needs the one before it, so that a hit needs the last block
 _UNIFORM = "UniformTypeKVCacheSpecs"
 
 
@@ -46,13 +48,22 @@ def window(spec: Any) -> int:
     """Return the tokens of a group's window, 0 for full attention.
 
     A chunk is a window of its size: the blocks of the chunk before a hit's end are among those of
-    the window, which the agent requires.
+    the window, which the agent requires. A state is the last block of what it stands for.
     """
     one = group_spec(spec)
     name = type(one).__name__
     if name in WINDOW:
         return int(one.sliding_window)
+    if name == STATE:
+        return _STATE_WINDOW
     return int(one.attention_chunk_size) if name == CHUNKED else 0
+
+
+def is_state(spec: Any) -> bool:
+    """Return whether the blocks of a group are states: each stands for all tokens before its
+    end.
+    """
+    return kind(spec) == STATE
 
 
 def replicated(spec: Any) -> bool:
@@ -83,17 +94,26 @@ def refusal(group: Any) -> str:
 
 def _refusal(spec: Any) -> str:
     name = type(spec).__name__
-    if name == "MambaSpec":
-        return (
-            f"is of {name}: a state depends on all tokens before it, vLLM keeps only some, and its tables do not give "
-            "their positions. Such models are not supported"
-        )
+    if name == STATE:
+        return _state_refusal(spec)
     if name not in SERVED:
         return f"is of {name}; served are {', '.join(SERVED)}"
     if getattr(spec, "non_causal", False):
         return "has layers that attend to later tokens (non_causal), which its block hashes do not cover"
     if getattr(spec, "bounded_replay", False):
         return "is computed again after each hit (bounded_replay), which the connector cannot ask vLLM for"
+    return ""
+
+
+def _state_refusal(spec: Any) -> str:
+    mode = getattr(spec, "mamba_cache_mode", "none")
+    if mode != "align":
+        return (
+            f"has states of mamba_cache_mode {mode}, allowed is align: vLLM keeps none otherwise; start it with prefix "
+            "caching"
+        )
+    if drafts := int(getattr(spec, "num_speculative_blocks", 0)):
+        return f"has {drafts} blocks of states for draft tokens, allowed are 0: start vLLM without speculative_config"
     return ""
 
 
