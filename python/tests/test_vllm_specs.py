@@ -65,7 +65,7 @@ def _config(*specs: Any, **more: Any) -> Any:
 def test_groups_of_other_kinds() -> None:
     kinds = (SinkFullAttentionSpec(), SlidingWindowMLASpec(), ChunkedLocalAttentionSpec(), MambaSpec())
     found = geometry(_config(*kinds), None)
-    assert [(g.block_tokens, g.window) for g in found.groups] == [(32, 0), (16, 100), (32, 64), (32, 2)]
+    assert [(g.block_tokens, g.window) for g in found.groups] == [(32, 0), (16, 100), (32, (1 << 31) + 64), (32, 2)]
     assert found.states == {3}
     assert not geometry(_config(FullAttentionSpec(), SlidingWindowSpec()), None).states
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvagent.limits import CHUNKED
+
 MLA = "MLAAttentionSpec"
 FULL = ("FullAttentionSpec", MLA, "SinkFullAttentionSpec")
 WINDOW = ("SlidingWindowSpec", "SlidingWindowMLASpec")
-CHUNKED = "ChunkedLocalAttentionSpec"
+CHUNKED_LOCAL = "ChunkedLocalAttentionSpec"
 STATE = "MambaSpec"
-SERVED = (*FULL, *WINDOW, CHUNKED, STATE)
+SERVED = (*FULL, *WINDOW, CHUNKED_LOCAL, STATE)
 _STATE_WINDOW = 2  # tokens: the next token needs the one before it, so that a hit needs the last block
 _UNIFORM = "UniformTypeKVCacheSpecs"
 
@@ -45,10 +47,9 @@ def kind(spec: Any) -> str:
 
 
 def window(spec: Any) -> int:
-    """Return the tokens of a group's window, 0 for full attention.
+    """Return a group's window as the agent is told of it (messages.Group).
 
-    A chunk is a window of its size: the blocks of the chunk before a hit's end are among those of
-    the window, which the agent requires. A state is the last block of what it stands for.
+    A state is the last block of what it stands for.
     """
     one = group_spec(spec)
     name = type(one).__name__
@@ -56,7 +57,7 @@ def window(spec: Any) -> int:
         return int(one.sliding_window)
     if name == STATE:
         return _STATE_WINDOW
-    return int(one.attention_chunk_size) if name == CHUNKED else 0
+    return CHUNKED + int(one.attention_chunk_size) if name == CHUNKED_LOCAL else 0
 
 
 def is_state(spec: Any) -> bool:
