@@ -56,7 +56,29 @@ SWITCHES = "tests/test_vllm_switches.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
 PEERS = "tests/test_vllm_peer_options.py"
+SPECS = "tests/test_vllm_specs.py"
+STATES = "tests/vllm/test_states.py"
+PLANNED_STATES = "tests/test_vllm_states.py"
 MUTANTS = [
+    Mutant("a state is saved as that of another boundary", "scheduler/states.py",
+        "key = hashes[at - 1]", "key = hashes[at - 2]",
+        "a_hit_ends_where", "state after 80 tokens", where=STATES),
+    Mutant("a state is loaded at the wrong boundary", "scheduler/loads.py",
+        "run.hashes.append(hashes[(i + 1) * scale - 1])",
+        "run.hashes.append(hashes[(i + 1 - (group in self._geometry.states)) * scale - 1])",
+        "states_after_generated_tokens", "state after", where=STATES),
+    Mutant("a hit needs no state", "specs.py",
+        "_STATE_WINDOW = 2 ", "_STATE_WINDOW = 1 ",
+        "a_hit_ends_where", "assert", where=STATES),
+    Mutant("the window of a group is ignored", "specs.py",
+        "return int(one.sliding_window)", "return 1",
+        "groups_of_other_kinds", "assert", where=SPECS),
+    Mutant("a load without a block for its state counts", "scheduler/loads.py",
+        " or table[last - 1].is_null:", ":",
+        "without_a_block_for_its_state", "assert", where=PLANNED_STATES),
+    Mutant("states of a request with old weights are saved", "scheduler/states.py",
+        " or tracked.stale or tracked.no_save", " or tracked.no_save",
+        "saves_no_states", "assert", where=PLANNED_STATES),
     Mutant("a layer does not wait for its part of a load", "worker/layer_loads.py",
         "self._stages.needed.get(layer, self._stages.count)", "0",
         "the_first_layer_computes and v2-async", "AssertionError: warm", where=LAYERWISE),
