@@ -78,9 +78,13 @@ class World:
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         kind: str = "sliding", extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None,
-        max_batched: int = 256, split: bool = False, silent: Container[str] = (),
+        max_batched: int = 256, dense: bool = False, split: bool = False, silent: Container[str] = (),
     ) -> None:  # fmt: skip
-        """``silent``: layers that do not wait for their part of a load, such as indexers."""
+        """``silent``: layers that do not wait for their part of a load, such as indexers.
+
+        ``dense``: vLLM keeps all states and blocks of windows, not only those at the ends of
+        prompts.
+        """
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
@@ -101,6 +105,8 @@ class World:
             drafts=drafts,
         )  # fmt: skip
         self.config.cache_config.num_gpu_blocks = blocks
+        if dense:
+            self.config.cache_config.prefix_cache_retention_interval = None
         self.kv = kv_cache_config(self.config, blocks, window, scale, HEADS // ranks if split else HEADS, kind)
         self.kv.kv_cache_layout = layout
         merged = generate_scheduler_kv_cache_config([self.kv])
