@@ -7,8 +7,13 @@ import "github.com/kvagent/kvagent/pool"
 // Group describes a KV cache group to the rules.
 type Group struct {
 	BlockTokens uint32 // a multiple of Space.HashTokens
-	Window      uint32 // tokens of a sliding window, 0 for full attention
+	Window      uint32 // tokens of a sliding window, 0 for full attention; above Chunked, a chunk's
 }
+
+// Chunked is added to the tokens of a chunk in Group.Window: with chunked local attention, a token
+// attends to those from the last whole number of chunks on. A peer that does not know it takes it
+// for a window longer than any prompt, which needs all blocks.
+const Chunked = 1 << 31
 
 // Space describes a space to the rules.
 type Space struct {

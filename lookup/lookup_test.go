@@ -115,6 +115,15 @@ func hasAll(x *setIndex, s *Space, q *Query, groups []uint8, own, end uint64) bo
 		if s.Groups[g].Window == 1 {
 			first = end
 		}
+		if w := uint64(s.Groups[g].Window); w > Chunked {
+			chunk := w - Chunked
+			for first = 0; first < end && first/chunk != end/chunk; {
+				first++
+			}
+			if first < end {
+				first = first / block * block
+			}
+		}
 		for t := max(first, own); t < end; t += block {
 			if !x.stored[name(g, q.Hashes.At(int((t+block)/uint64(s.HashTokens))-1))] {
 				return false
@@ -146,6 +155,9 @@ func randomCase(r *rand.Rand) (*setIndex, *Space, *Query) {
 		g := Group{BlockTokens: 4 << r.Intn(3)}
 		if r.Intn(3) == 0 {
 			g.Window = uint32(1 + r.Intn(40))
+		}
+		if r.Intn(5) == 0 {
+			g.Window = uint32(Chunked + 1 + r.Intn(40))
 		}
 		s.Groups = append(s.Groups, g)
 	}

@@ -57,8 +57,12 @@ func (p *plan) windowEnd(s *stored, end uint64) uint64 {
 }
 
 // windowBlocks returns how many blocks before end the next token attends to: those that hold the
-// Window-1 tokens before it (as vLLM's SlidingWindowManager counts), or all of them.
+// Window-1 tokens before it (as vLLM's SlidingWindowManager counts), or all of them; of a chunk,
+// those that hold its tokens before end (as its ChunkedLocalAttentionManager counts).
 func (p *plan) windowBlocks(g uint8, end uint64) uint64 {
 	block, w := uint64(p.s.Groups[g].BlockTokens), uint64(p.s.Groups[g].Window)
+	if w > Chunked {
+		return end/block - (end-end%(w-Chunked))/block
+	}
 	return min((w-1+block-1)/block, end/block)
 }

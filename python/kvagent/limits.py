@@ -13,6 +13,7 @@ EVENT_HANDLE = 64  # bytes of the IPC handle of a CUDA event
 MAX_IDENTITY_PAIRS = 64
 MAX_IDENTITY_BYTES = 16 << 10
 MAX_GROUPS = 16
+CHUNKED = 1 << 31  # added to the tokens of a chunk in the window of a group
 MAX_WORLD = 64  # ranks
 MAX_SHARDS = 256
 MAX_SHARDS_2 = 16  # in versions 1 and 2

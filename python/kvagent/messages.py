@@ -113,7 +113,9 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One KV cache group. ``window`` in tokens, 0 for full attention."""
+    """One KV cache group. ``window`` in tokens, 0 for full attention; CHUNKED and the tokens of a
+    chunk for chunked local attention.
+    """
 
     block_tokens: int
     num_blocks: int

@@ -201,7 +201,7 @@ class SlidingWindowSpec(FullAttentionSpec):
     sliding_window = 100
 
 
-class MambaSpec(FullAttentionSpec):
+class RSWASpec(FullAttentionSpec):
     pass
 
 
@@ -215,7 +215,7 @@ def test_groups() -> None:
     assert [(g.block_tokens, g.window) for g in both.groups] == [(32, 0), (16, 100)]
     assert (both.hash_tokens, both.align, both.scale(0), both.scale(1)) == (16, 32, 2, 1)
     for config, said in (
-        (_config(MambaSpec), "MambaSpec"),
+        (_config(RSWASpec), "is of RSWASpec; served are FullAttentionSpec, "),
         (_config(FullAttentionSpec, is_eagle_group=True), "draft"),
         (_config(), "no KV cache"),
     ):

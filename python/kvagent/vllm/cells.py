@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SHARDS
-from kvagent.vllm.geometry import MLA, WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.specs import MLA, group_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -109,6 +110,7 @@ def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) 
 
 def whole_spec(spec: Any, heads: int) -> str:
     """Return the text of a group's specification with the KV heads of the whole model."""
+    spec = group_spec(spec)
     if type(spec).__name__ == MLA or not dataclasses.is_dataclass(spec) or isinstance(spec, type):
         return repr(spec)
     return repr(dataclasses.replace(spec, num_kv_heads=heads))

@@ -26,6 +26,7 @@ from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.state_rules import check_states
 from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
@@ -52,6 +53,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         check(vllm.__version__, KVConnectorBase_V1)
         check_drafts(getattr(vllm_config, "speculative_config", None))
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
+        check_states(vllm_config, self._geometry, self._options)
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._cells = cells(vllm_config, kv_cache_config, self._options.share_tp, self._options.share_pp)
         if self._cells is not None:

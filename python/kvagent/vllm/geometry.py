@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_WORLD
 from kvagent.messages import Group
+from kvagent.vllm import specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-MLA = "MLAAttentionSpec"
-_FULL = ("FullAttentionSpec", MLA)
-_WINDOW = "SlidingWindowSpec"
 
 
 class Unsupported(ValueError):
@@ -32,10 +29,11 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The groups, and the number of tokens per block hash."""
+    """The groups, the number of tokens per block hash, and which groups hold states."""
 
     groups: tuple[Group, ...]
     hash_tokens: int
+    states: frozenset[int] = frozenset()
 
     @property
     def align(self) -> int:
@@ -54,21 +52,10 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
     """
     groups = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
-        spec = group.kv_cache_spec
-        kind = type(spec).__name__
-        if kind == "MambaSpec":
-            raise Unsupported(
-                f"KV cache group {i} is of {kind}: a state depends on all tokens before it, vLLM keeps only some, "
-                "and its tables do not give their positions. Such models are not supported"
-            )
-        if kind not in (*_FULL, _WINDOW):
-            raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
-        if getattr(group, "is_eagle_group", False):
-            raise Unsupported(
-                f"KV cache group {i} holds layers of a draft model, whose KV its block hashes do not cover"
-            )
-        window = int(spec.sliding_window) if kind == _WINDOW else 0
-        groups.append(Group(int(spec.block_size), int(kv_cache_config.num_blocks), window))
+        if reason := specs.refusal(group):
+            raise Unsupported(f"KV cache group {i} {reason}")
+        block_size = int(group.kv_cache_spec.block_size)
+        groups.append(Group(block_size, int(kv_cache_config.num_blocks), specs.window(group.kv_cache_spec)))
     if not groups:
         raise Unsupported("the model has no KV cache")
     tokens = hash_tokens or getattr(kv_cache_config, "hash_block_size", None)
@@ -76,15 +63,16 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
     for i, group in enumerate(groups):
         if group.block_tokens % tokens:
             raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {tokens}")
-    return Geometry(tuple(groups), int(tokens))
+    states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if specs.is_state(one.kv_cache_spec)]
+    return Geometry(tuple(groups), int(tokens), frozenset(states))
 
 
 def token_bytes(kv_cache_config: Any) -> float:
-    """Return the bytes that a rank has of a token, in all groups."""
-    return sum(
-        len(group.layer_names) * int(group.kv_cache_spec.page_size_bytes) / int(group.kv_cache_spec.block_size)
-        for group in kv_cache_config.kv_cache_groups
-    )
+    """Return the bytes that a rank has of a token, in all groups, as the scheduler counts them."""
+    found = [
+        (specs.group_spec(group.kv_cache_spec), len(group.layer_names)) for group in kv_cache_config.kv_cache_groups
+    ]
+    return sum(layers * int(spec.page_size_bytes) / int(spec.block_size) for spec, layers in found)
 
 
 def asynchronous_only(kv_cache_config: Any) -> str:
@@ -92,7 +80,7 @@ def asynchronous_only(kv_cache_config: Any) -> str:
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
-    if type(groups[0].kv_cache_spec).__name__ not in _FULL:
+    if specs.window(groups[0].kv_cache_spec):
         return "the model's attention has a window"
     if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
         return "vLLM zeroes new blocks in the step that would wait for their load"
@@ -114,10 +102,8 @@ class Ranks:
 
 def replicated(kv_cache_config: Any) -> bool:
     """Return whether all tensor-parallel ranks hold the same KV, however many there are."""
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
-    return bool(specs) and all(
-        type(spec).__name__ == MLA or getattr(spec, "max_tp_shards", None) == 1 for spec in specs
-    )
+    groups = kv_cache_config.kv_cache_groups
+    return bool(groups) and all(specs.replicated(group.kv_cache_spec) for group in groups)
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:

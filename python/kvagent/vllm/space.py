@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
 from kvagent.vllm.cells import whole_spec
-from kvagent.vllm.geometry import MLA, WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.specs import STATE, WINDOW, group_spec
 from kvagent.vllm.weight_changes import LOADED
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.cells import Cells
     from kvagent.vllm.geometry import Ranks
-
-_WINDOW = "SlidingWindowSpec"
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -50,13 +49,16 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     names = []
     for group in kv_cache_config.kv_cache_groups:
-        spec = group.kv_cache_spec
+        spec = group_spec(group.kv_cache_spec)
         kind = type(spec).__name__
+        if kind == STATE:
+            names.append("")  # the layers tell
+            continue
         try:
             with set_current_vllm_config(vllm_config):
                 backend = get_attn_backend(
-                    spec.head_size, model.dtype, cache.cache_dtype, use_mla=kind == MLA,
-                    has_sliding_window=kind == _WINDOW,
+                    spec.head_size, model.dtype, cache.cache_dtype, use_mla="MLA" in kind,
+                    has_sliding_window=kind in WINDOW,
                 )  # fmt: skip
             names.append(_backend_name(backend, vllm_config, spec))
         except Exception as error:  # noqa: BLE001  vLLM's internals, which may raise anything
@@ -79,7 +81,8 @@ def used_backends(vllm_config: Any, kv_cache_config: Any) -> str:
             for name in group.layer_names
             if hasattr(layers.get(name), "get_attn_backend")
         ]
-        found.append(", ".join(sorted({_backend_name(one, vllm_config, group.kv_cache_spec) for one in backends})))
+        spec = group_spec(group.kv_cache_spec)
+        found.append(", ".join(sorted({_backend_name(one, vllm_config, spec) for one in backends})))
     if not any(found):
         return ""
     others = expected_backends(vllm_config, kv_cache_config).split("; ")
@@ -157,7 +160,7 @@ def identity(
 
 def _distribution(parallel: Any, kv_cache_config: Any, plan: Cells | None) -> dict[str, str]:
     """Return what determines which part of a block is in which shard."""
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    specs = [group_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
     if plan is not None:
         return {
             "groups": _digest(whole_spec(spec, plan.heads) for spec in specs),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from vllm.v1.kv_cache_interface import MambaSpec
 
 PRIME = 16_777_213  # the greatest below 2**24: a float32 holds every number below it
 SPARE = 64  # tokens after a request's last: steps in flight compute them before its end is known
@@ -130,8 +131,10 @@ class Gpu:
         far = begin + part.scheduled
         hashes = torch.tensor(sequence.hashes[:far], dtype=torch.int64)
         for group, spec in enumerate(self.kv.kv_cache_groups):
-            window = getattr(spec.kv_cache_spec, "sliding_window", None) or far
-            low = max(0, begin - window + 1)
+            if isinstance(spec.kv_cache_spec, MambaSpec):
+                right &= self._compute_states(part, sequence, begin, rank, group)
+                continue
+            low = _first_needed(spec.kv_cache_spec, begin)
             size = spec.kv_cache_spec.block_size
             positions = torch.arange(low, far)
             table = torch.tensor(part.tables[group], dtype=torch.int64)
@@ -156,3 +159,31 @@ class Gpu:
                 want[end - low :] = REJECTED
                 view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, :, None]
         return right
+
+    def _compute_states(self, part: Part, sequence: Sequence, begin: int, rank: int, group: int) -> bool:
+        """Compute on from the state after ``begin`` tokens, which is in the block of the last of
+        them, and leave the next one in the block of the step's last token, as vLLM's workers do.
+        """
+        spec, end, table = self.kv.kv_cache_groups[group], begin + part.scheduled, part.tables[group]
+        size = spec.kv_cache_spec.block_size
+        for number, layer in enumerate(spec.layer_names):
+            view = self.caches[rank][layer].view(torch.float32)
+
+            def value(tokens: int, of: int = number) -> float:
+                return float((sequence.hashes[tokens - 1] * 7 + (of + 8 * group) * 13 + rank * 29) % PRIME)
+
+            if begin:
+                self.checked += 1
+                got = view[table[(begin - 1) // size]].flatten()
+                if bool((got != value(begin) + self.weights * 1009 % PRIME).any()):
+                    self.bad.append(f"{part.name} rank {rank} {layer} state after {begin} tokens")
+            view[table[(end - 1) // size]] = value(end) + self.weights * 1009 % PRIME
+        return True
+
+
+def _first_needed(spec: Any, begin: int) -> int:
+    """Return the first position that the tokens from ``begin`` on attend to."""
+    if window := getattr(spec, "sliding_window", None):
+        return max(0, begin - int(window) + 1)
+    chunk = int(getattr(spec, "attention_chunk_size", None) or begin + 1)
+    return begin // chunk * chunk

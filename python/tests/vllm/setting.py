@@ -14,7 +14,14 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )  # fmt: skip
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
+)
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -41,6 +48,7 @@ def vllm_config(
     )  # fmt: skip
     cache = CacheConfig(block_size=BLOCK, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True)
     cache.kv_cache_layout = layout
+    cache.mamba_cache_mode = "align"
     config = VllmConfig(
         model_config=model_config, scheduler_config=scheduler, cache_config=cache, device_config=DeviceConfig("cpu"),
         kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
@@ -56,19 +64,40 @@ def vllm_config(
     return config
 
 
-def kv_cache_config(config: VllmConfig, blocks: int, window: int, scale: int, heads: int = HEADS) -> Any:
-    """Return the configuration. With a window, every second layer has it.
+def kv_cache_config(
+    config: VllmConfig, blocks: int, window: int, scale: int, heads: int = HEADS, kind: str = "sliding"
+) -> Any:  # fmt: skip
+    """Return the configuration as workers see it. With a window, every second layer has it.
 
-    Blocks of the other layers have ``scale`` times as many tokens. ``heads``: of one rank.
+    Blocks of the other layers have ``scale`` times as many tokens. ``heads``: of one rank. The
+    ``kind`` of a window is sliding, chunked, mla or states; of models without one, indexer has
+    layers of two sizes in one group.
     """
-    full = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=heads, head_size=HEAD, dtype=torch.float32)
+    common: dict[str, Any] = {"head_size": HEAD, "dtype": torch.float32}
+    full: Any = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=heads, **common)
+    if kind in ("mla", "indexer"):
+        full = MLAAttentionSpec(block_size=BLOCK * scale, num_kv_heads=1, **common)
     specs: dict[str, Any] = {f"model.layers.{i}.attn": full for i in range(LAYERS)}
-    if window:
-        sliding = SlidingWindowSpec(
-            block_size=BLOCK, num_kv_heads=heads * scale, head_size=HEAD, dtype=torch.float32, sliding_window=window
-        )
-        specs = {name: sliding if i % 2 else full for i, name in enumerate(specs)}
+    other = {"block_size": BLOCK, "num_kv_heads": heads * scale} | common
+    if kind == "indexer":
+        small = MLAAttentionSpec(block_size=BLOCK * scale, num_kv_heads=1, **common | {"head_size": HEAD // 2})
+        specs |= {f"model.layers.{i}.indexer.k_cache": small for i in range(LAYERS)}
+    elif window:
+        narrow: Any = {
+            "sliding": lambda: SlidingWindowSpec(sliding_window=window, **other),
+            "chunked": lambda: ChunkedLocalAttentionSpec(attention_chunk_size=window, **other),
+            "states": lambda: MambaSpec(
+                block_size=BLOCK * scale,
+                shapes=((3, 8), (5, 16)),
+                dtypes=(torch.float32, torch.float32),
+                page_size_padded=full.page_size_bytes,
+                mamba_cache_mode="align",
+            ),
+            "mla": lambda: SlidingWindowMLASpec(sliding_window=window, **other | {"num_kv_heads": scale}),
+        }[kind]()
+        specs = {name: narrow if i % 2 else full for i, name in enumerate(specs)}
     groups = planning.get_kv_cache_groups(config, specs)
     assert len(groups) == (2 if window else 1), "the hybrid manager is off"
     layers = max(len(group.layer_names) for group in groups)
-    return planning.get_kv_cache_config_from_groups(config, groups, blocks * full.page_size_bytes * layers)
+    size = sum(spec.page_size_bytes for spec in specs.values()) if kind == "indexer" else full.page_size_bytes * layers
+    return planning.get_kv_cache_config_from_groups(config, groups, blocks * size)

@@ -37,6 +37,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "v2": True, "asynchronous": True, "depth": 2, "blocks": 38, "window": 40, "ranks": 2, "drafts": 3,
     },
     "LBNHC": {"v2": True, "asynchronous": True, "depth": 3, "blocks": 26, "window": 40, "scale": 2},
+    "an indexer": {"asynchronous": True, "depth": 2, "blocks": 34, "kind": "indexer"},
+    "MLA with a window": {"asynchronous": True, "blocks": 36, "window": 40, "kind": "mla", "layout": "BLNHC"},
+    "chunks": {"asynchronous": True, "depth": 2, "blocks": 34, "window": 64, "kind": "chunked"},
+    "states": {"asynchronous": True, "depth": 2, "blocks": 30, "window": 1, "kind": "states"},
+    "states in two ranks": {"v2": False, "blocks": 34, "window": 1, "kind": "states", "ranks": 2, "max_batched": 40},
 }  # fmt: skip
 
 
@@ -73,11 +78,12 @@ def live(world: World, seed: int, name: str, *, retrain: bool = False) -> int:
 
 
 @pytest.mark.parametrize("nth", range(ROUNDS))
-@pytest.mark.parametrize("layout", KINDS)
-def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, layout: str, nth: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, kind: str, nth: int) -> None:
     seed = random.randrange(1 << 30) if nth else int(os.environ.get("KVAGENT_SEED", SEED))
-    print(layout, KINDS[layout], "KVAGENT_SEED", seed)
-    first, second = worlds(layout=layout, **KINDS[layout]), worlds(layout=layout, **KINDS[layout])
+    print(kind, KINDS[kind], "KVAGENT_SEED", seed)
+    options = ({"layout": kind} if kind.isupper() else {}) | KINDS[kind]
+    first, second = worlds(**options), worlds(**options)
     trained = lives = 0
     while not (lives and met(first, second)):
         assert lives < LIVES, "no preemption, or no load, in all of them"

@@ -22,7 +22,12 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, resolve_kv_cache_block_sizes
+from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
+    get_request_block_hasher,
+    init_none_hash,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -72,10 +77,14 @@ class World:
     def __init__(
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
-        extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None, max_batched: int = 256,
-        split: bool = False, silent: Container[str] = (),
+        kind: str = "sliding", extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None,
+        max_batched: int = 256, dense: bool = False, split: bool = False, silent: Container[str] = (),
     ) -> None:  # fmt: skip
-        """``silent``: layers that do not wait for their part of a load, such as indexers."""
+        """``silent``: layers that do not wait for their part of a load, such as indexers.
+
+        ``dense``: vLLM keeps all states and blocks of windows, not only those at the ends of
+        prompts.
+        """
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
@@ -96,10 +105,13 @@ class World:
             drafts=drafts,
         )  # fmt: skip
         self.config.cache_config.num_gpu_blocks = blocks
-        self.kv = kv_cache_config(self.config, blocks, window, scale, HEADS // ranks if split else HEADS)
+        if dense:
+            self.config.cache_config.prefix_cache_retention_interval = None
+        self.kv = kv_cache_config(self.config, blocks, window, scale, HEADS // ranks if split else HEADS, kind)
         self.kv.kv_cache_layout = layout
+        merged = generate_scheduler_kv_cache_config([self.kv])
         init_none_hash(sha256)
-        block, hashed = resolve_kv_cache_block_sizes(self.kv, self.config)
+        block, hashed = resolve_kv_cache_block_sizes(merged, self.config)
         assert (block, hashed) == (BLOCK * scale, BLOCK)
         self._hasher = get_request_block_hasher(hashed, sha256)
         # The workers are there before the scheduler is.
@@ -118,7 +130,7 @@ class World:
         for rank in range(ranks):
             self._make_worker(rank)
         self.scheduler = (AsyncScheduler if asynchronous else Scheduler)(
-            vllm_config=self.config, kv_cache_config=self.kv, block_size=block, hash_block_size=hashed,
+            vllm_config=self.config, kv_cache_config=merged, block_size=block, hash_block_size=hashed,
             structured_output_manager=StructuredOutputManager(self.config), log_stats=False,
         )  # fmt: skip
         self.scheduler.use_v2_model_runner = v2

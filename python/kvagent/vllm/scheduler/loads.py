@@ -91,7 +91,7 @@ class Loads:
         runs = list(self._runs(tracked, tables, own, own + external))
         blocks = [block for run in runs for block in run.blocks]
         session = self._agent.session
-        boot = session.boot if session else b""
+        boot = session.boot if session and self._complete(tables, own + external) else b""
         lease = promise.lease if promise else 0
         self._blocks.pin(blocks, load=True)
         keys = [key for run in runs for key in run.hashes]
@@ -150,6 +150,17 @@ class Loads:
             self._counts.tokens_loaded += load.tokens
             self._loaded.add(load.tokens, now - load.begin)
 
+    def _complete(self, tables: Sequence[Sequence[Any]], end: int) -> bool:
+        """Return whether the states at ``end`` have blocks to be loaded into. Without one of them
+        the load has to fail: the rest would be taken for all that the request needs.
+        """
+        for group in self._geometry.states:
+            last, rest = divmod(end, self._geometry.groups[group].block_tokens)
+            table = tables[group]
+            if rest or not 0 < last <= len(table) or table[last - 1].is_null:
+                return False
+        return True
+
     def _runs(self, tracked: Tracked, tables: Sequence[Sequence[Any]], begin: int, end: int) -> Iterator[_Run]:
         """Yield the destination blocks of the tokens from begin to end, by group, without null
         blocks.
@@ -159,6 +170,8 @@ class Loads:
             scale = self._geometry.scale(group)
             run: _Run | None = None
             first, last = begin // spec.block_tokens, min(end // spec.block_tokens, len(tables[group]))
+            if group in self._geometry.states:
+                first = end // spec.block_tokens - 1  # the state at the end is all that is needed
             for i in range(first, last):
                 block = tables[group][i]
                 if block.is_null or (run is not None and len(run.blocks) >= self.job_blocks):

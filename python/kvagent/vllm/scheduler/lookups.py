@@ -192,6 +192,7 @@ class Promises:
         self._agent = agent
         self._hash_tokens = geometry.hash_tokens
         self._align = geometry.align
+        self._states = bool(geometry.states)
         self._least = options.min_load_tokens
         self._counts = counts
         self._waits = waits
@@ -316,7 +317,7 @@ class Promises:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
             for i in range(own // size, tokens // size):
                 if tracked.failing(hashes[i], now):
-                    tokens = self._whole(i * size)
+                    tokens = 0 if self._states else self._whole(i * size)  # a shorter prefix has another state
                     break
         return tokens - own if tokens - own >= self._least_of(tracked) else 0
 

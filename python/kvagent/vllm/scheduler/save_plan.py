@@ -104,7 +104,8 @@ class SaveBatch:
             (group, spec.block_tokens, geometry.scale(group), bool(spec.window), self.recent[group])
             for group, spec in enumerate(geometry.groups)
         ]
-        self._least_size = min(size for _, size, _, _, _ in self._groups)
+        self._positional = [one for one in self._groups if one[0] not in geometry.states]
+        self._least_size = min(size for _, size, _, _, _ in self._positional)
         self._stagger = 0
         self._unpinned: list[Any] = []  # blocks added since the last pin
         self._undelivered: list[Any] = []  # those of them that offered requests pin
@@ -137,11 +138,14 @@ class SaveBatch:
         return tracked.offer is not None and self._blocks.max_delivering > 0
 
     def add(self, tracked: Tracked, tokens: int) -> None:
-        """Add what the first ``tokens`` of a request leave to be saved, as far as there is room."""
+        """Add what the first ``tokens`` of a request leave to be saved, as far as there is room.
+
+        States are added by themselves (states).
+        """
         request = tracked.request
         hashes, cursor = request.block_hashes, tracked.cursor
         least = _NEVER
-        for group, size, scale, window, recent in self._groups:
+        for group, size, scale, window, recent in self._positional:
             begin, end = cursor[group], min(tokens // size, len(hashes) // scale)
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
@@ -150,7 +154,7 @@ class SaveBatch:
                 if loaded or window or len(keys) > self.room(tracked) or not recent.disjoint(keys):
                     begin = self._pick(tracked, group, begin, keys, table)
                 elif keys:
-                    self._take(tracked, group, begin, keys, table)
+                    self.take(tracked, group, begin, keys, table)
                     begin += len(keys)
                 cursor[group] = begin
             least = min(least, (begin + 1) * size)
@@ -188,8 +192,8 @@ class SaveBatch:
         taken, self.open = self.open, []
         return taken
 
-    def _take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
-        """Add a run of blocks as it is."""
+    def take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
+        """Add a run of blocks as it is, for which there is room."""
         _, _, scale, _, recent = self._groups[group]
         hashes = tracked.request.block_hashes
         recent.young.update(keys)
@@ -217,7 +221,7 @@ class SaveBatch:
         for i, (key, block) in enumerate(zip(keys, table, strict=True)):
             if block.is_null or begin + i in loaded or key in recent or self._blocks.is_stale(block):
                 if first < i:
-                    self._take(tracked, group, begin + first, keys[first:i], table[first:i])
+                    self.take(tracked, group, begin + first, keys[first:i], table[first:i])
                 first = i + 1
             elif room <= 0:
                 keys = keys[:i]
@@ -225,7 +229,7 @@ class SaveBatch:
             else:
                 room -= 1
         if first < len(keys):
-            self._take(tracked, group, begin + first, keys[first:], table[first : len(keys)])
+            self.take(tracked, group, begin + first, keys[first:], table[first : len(keys)])
         return begin + len(keys)
 
 

@@ -25,6 +25,7 @@ from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
+from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.switches import Switches
 from kvagent.vllm.scheduler.sync_loads import SyncLoads
 from kvagent.vllm.scheduler.transfer_names import wanted
@@ -94,6 +95,7 @@ class SchedulerSide:
         self.blocks: Blocks | None = None
         self.saves: Saves | None = None
         self._loads: Loads | None = None
+        self._states: States | None = None
         self._stale_requests: StaleRequests | None = None
 
     def bind(self, pool: Any, manager: Any = None) -> None:
@@ -108,6 +110,7 @@ class SchedulerSide:
             self._loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
             )
+            self._states = States(self._geometry, self.blocks) if self._geometry.states else None
             self._stale_requests = StaleRequests(self.blocks, self.tables, len(self._geometry.groups))
             self.blocks.before_reset(self._before_reset)
         self.tables.bind(pool, manager)
@@ -528,6 +531,7 @@ class SchedulerSide:
             and self.tables.live
             and not self._sync_loads.possible()
             and (self.saves is None or self.saves.lazy is None)
+            and self._states is None
         )
 
     def _collect_calmly(self, scheduled: Mapping[str, int]) -> bool:
@@ -560,6 +564,8 @@ class SchedulerSide:
         sends = self._schedule.sends()  # taking the urgent requests changes that
         self._transfers.step(saves, now)
         near = saves.lazy is not None and saves.lazy.due() and session is not None
+        if self._states is not None and session is not None and not preempted:
+            self._add_states(self._states, saves, output)
         if not (saves.busy() or near or (session is not None and self._schedule.ready())):
             return
         short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
@@ -576,12 +582,21 @@ class SchedulerSide:
             plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
         plan.revokes += saves.revoke_overdue()
 
+    def _add_states(self, states: States, saves: Saves, output: Any) -> None:
+        """Add the states that vLLM hands over in a step, unless blocks are scarce."""
+        if not (self._stopped or saves.blocks.scarce()) and self._may_collect(saves):
+            handed = getattr(output, "kv_connector_block_state", None)
+            states.add(saves.batch, handed, self._tracked, decode=self._options.save_decode)
+
     def _collects(self, saves: Saves, *, short: bool) -> bool:
         """Return whether blocks are added to the next saves; if they are ``short``, only those of
         offered requests are.
         """
-        allowed = self._may_save and self._agent.switches.saves == 1 and (not short or saves.blocks.max_delivering > 0)
-        return allowed and self._schedule.ready() and saves.ready()
+        return (not short or saves.blocks.max_delivering > 0) and self._schedule.ready() and self._may_collect(saves)
+
+    def _may_collect(self, saves: Saves) -> bool:
+        """Return whether the agent takes blocks, and there is room for some."""
+        return self._may_save and self._agent.switches.saves == 1 and saves.ready()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with

@@ -61,7 +61,7 @@ class Transfers:
     ) -> None:  # fmt: skip
         self._agent = agent
         self._align = geometry.align
-        self._sizes = [spec.block_tokens for spec in geometry.groups]
+        self._sizes = [(i, spec.block_tokens) for i, spec in enumerate(geometry.groups) if i not in geometry.states]
         self._ttl_ms = int(options.transfer_ttl_ms)
         self._engine_id = engine_id
         self._counts = counts
@@ -185,7 +185,7 @@ class Transfers:
             offer.through = saves.last_job
         if offer.through < 0 or not saves.settled(offer.through):
             return False
-        stored = min(i * size for i, size in zip(tracked.cursor, self._sizes, strict=True))
+        stored = min(tracked.cursor[group] * size for group, size in self._sizes)
         if not self._agent.offered(offer.name, min(offer.tokens, stored)):
             return False
         self._release(tracked)

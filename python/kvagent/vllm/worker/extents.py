@@ -37,7 +37,13 @@ class Extent:
 
 
 def extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
-    """Yield a layer's runs of bytes, as long as possible, in memory order."""
+    """Yield a layer's runs of bytes, as long as possible, in memory order; of a layer with states,
+    those of each of its tensors.
+    """
+    if isinstance(tensor, (list, tuple)):
+        for one in tensor:
+            yield from extents(name, one, num_blocks, storages)
+        return
     if not hasattr(tensor, "untyped_storage"):
         raise Unsupported(f"layer {name}: its KV cache is not a single tensor")
     if tensor.device.type not in ("cpu", "cuda"):

@@ -163,7 +163,10 @@ def _segments(
 
 def _device(kv_caches: Mapping[str, Any]) -> Any:
     """Return the GPU that all layers are on; None for host memory."""
-    devices = {str(tensor.device): tensor.device for tensor in kv_caches.values() if hasattr(tensor, "device")}
+    tensors = [
+        tensor for layer in kv_caches.values() for tensor in (layer if isinstance(layer, (list, tuple)) else [layer])
+    ]
+    devices = {str(tensor.device): tensor.device for tensor in tensors if hasattr(tensor, "device")}
     if len(devices) > 1:
         raise Unsupported(f"the KV cache is on several devices: {', '.join(sorted(devices))}")
     return next((device for device in devices.values() if device.type == "cuda"), None)

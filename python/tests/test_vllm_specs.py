@@ -1,0 +1,135 @@
+"""Which KV cache specifications are served, as groups of which windows, and what states require."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvagent.vllm.geometry import Unsupported, asynchronous_only, geometry, replicated
+from kvagent.vllm.options import LAZY, OptionError, Options
+from kvagent.vllm.state_rules import check_states
+
+
+class FullAttentionSpec:
+    block_size = 32
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+class MLAAttentionSpec(FullAttentionSpec):
+    pass
+
+
+class SlidingWindowSpec(FullAttentionSpec):
+    block_size = 16
+    sliding_window = 100
+
+
+class SlidingWindowMLASpec(SlidingWindowSpec):
+    max_tp_shards = 1
+
+
+class ChunkedLocalAttentionSpec(FullAttentionSpec):
+    attention_chunk_size = 64
+
+
+class SinkFullAttentionSpec(FullAttentionSpec):
+    pass
+
+
+class RSWASpec(FullAttentionSpec):
+    pass
+
+
+class MambaSpec(FullAttentionSpec):
+    mamba_cache_mode = "align"
+    num_speculative_blocks = 0
+
+
+class UniformTypeKVCacheSpecs:
+    """A group whose layers differ, as workers see it."""
+
+    def __init__(self, *specs: Any) -> None:
+        self.kv_cache_specs = {f"layer {i}": spec for i, spec in enumerate(specs)}
+        self.block_size = specs[0].block_size
+
+
+def _config(*specs: Any, **more: Any) -> Any:
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["a"], **more) for spec in specs]
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=9)
+
+
+def test_groups_of_other_kinds() -> None:
+    kinds = (SinkFullAttentionSpec(), SlidingWindowMLASpec(), ChunkedLocalAttentionSpec(), MambaSpec())
+    found = geometry(_config(*kinds), None)
+    assert [(g.block_tokens, g.window) for g in found.groups] == [(32, 0), (16, 100), (32, (1 << 31) + 64), (32, 2)]
+    assert found.states == {3}
+    assert not geometry(_config(FullAttentionSpec(), SlidingWindowSpec()), None).states
+
+
+def test_a_group_of_several_specifications_is_that_of_its_first() -> None:
+    """The scheduler has the first one alone."""
+    mla, indexer = MLAAttentionSpec(), MLAAttentionSpec(head_size=4)
+    worker, scheduler = _config(UniformTypeKVCacheSpecs(mla, indexer)), _config(mla)
+    assert geometry(worker, None) == geometry(scheduler, None)
+    assert replicated(worker)
+    assert asynchronous_only(worker) == asynchronous_only(scheduler) == ""
+    windows = SlidingWindowSpec(), SlidingWindowSpec(head_size=4)
+    assert geometry(_config(UniformTypeKVCacheSpecs(*windows)), None).groups[0].window == 100
+    for other in (FullAttentionSpec(), MLAAttentionSpec(block_size=64)):
+        with pytest.raises(Unsupported, match=r"group 0 has layers of MLAAttentionSpec and .* that differ in window"):
+            geometry(_config(UniformTypeKVCacheSpecs(mla, other)), None)
+    with pytest.raises(Unsupported, match="is of RSWASpec"):
+        geometry(_config(UniformTypeKVCacheSpecs(FullAttentionSpec(), RSWASpec())), None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields", "said"),
+    [
+        (MambaSpec, {"mamba_cache_mode": "none"}, "mamba_cache_mode none, allowed is align.* prefix caching"),
+        (MambaSpec, {"num_speculative_blocks": 2}, "2 blocks of states for draft tokens, allowed are 0"),
+        (FullAttentionSpec, {"non_causal": True}, "later tokens"),
+        (SlidingWindowMLASpec, {"bounded_replay": True}, "bounded_replay"),
+    ],
+)
+def test_blocks_that_hashes_do_not_cover_are_refused(spec: Any, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(Unsupported, match=f"KV cache group 0 .*{said}"):
+        geometry(_config(spec(**fields)), None)
+
+
+@pytest.mark.parametrize("field", [{"enable_kv_transfer": False}, {"host_resident": True}])
+def test_a_group_that_vllm_keeps_from_connectors_is_refused(field: dict[str, bool]) -> None:
+    with pytest.raises(Unsupported, match="keeps from connectors"):
+        geometry(_config(FullAttentionSpec(), **field), None)
+
+
+def _limits(**limits: Any) -> Any:
+    scheduler = {"max_num_batched_tokens": 64, "max_num_scheduled_tokens": None, "long_prefill_token_threshold": 0}
+    cache = {"use_replayssm": limits.pop("use_replayssm", False)}
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(**scheduler | limits), cache_config=SimpleNamespace(**cache)
+    )
+
+
+def test_a_step_has_room_for_a_block_of_states() -> None:
+    states, plain = geometry(_config(MambaSpec()), None), geometry(_config(FullAttentionSpec()), None)
+    check_states(_limits(max_num_batched_tokens=32), states, Options())
+    for name, argument in (
+        ("max_num_batched_tokens", "--max-num-batched-tokens"),
+        ("max_num_scheduled_tokens", "--max-num-batched-tokens"),
+        ("long_prefill_token_threshold", "--long-prefill-token-threshold"),
+    ):
+        with pytest.raises(Unsupported, match=f"{name} 31, allowed is at least 32.* start vLLM with {argument} 32"):
+            check_states(_limits(**{name: 31}), states, Options())
+        check_states(_limits(**{name: 31}), plain, Options())
+
+
+def test_what_states_exclude() -> None:
+    states = geometry(_config(MambaSpec()), None)
+    with pytest.raises(Unsupported, match="use_replayssm"):
+        check_states(_limits(use_replayssm=True), states, Options())
+    with pytest.raises(OptionError, match="offload: lazy, allowed is eager"):
+        check_states(_limits(), states, Options(offload=LAZY))

@@ -1,0 +1,93 @@
+"""Which states of a step are saved, and loads of states, without vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvagent.messages import Group
+from kvagent.vllm.counters import Counts
+from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.options import Options
+from kvagent.vllm.scheduler.loads import Loads
+from kvagent.vllm.scheduler.requests import Blocks, Promise, Tables, Tracked
+from kvagent.vllm.scheduler.save_plan import SaveBatch
+from kvagent.vllm.scheduler.states import States
+from kvagent.vllm.scheduler.waits import Rate
+from tests.agent import chain
+from tests.simulated import BLOCK, Block, Pool
+
+GEOMETRY = Geometry((Group(BLOCK, 64), Group(BLOCK, 64, 2)), BLOCK, frozenset({1}))
+NULL = Block(0, is_null=True)
+
+
+def request(tokens: int = 10 * BLOCK, prompt: int = 5 * BLOCK) -> Tracked:
+    asked = SimpleNamespace(
+        request_id="one", block_hashes=chain("one", tokens // BLOCK), num_tokens=tokens, num_prompt_tokens=prompt
+    )
+    return Tracked(asked, False, [0, 0], BLOCK, admitted=True)
+
+
+def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool = True) -> list[tuple[int, bytes]]:
+    """Return the blocks and keys of the states that a step saves of those that vLLM hands over."""
+    pool = Pool(64)
+    for block in pool.blocks:
+        block.block_hash = b"hashed"
+    blocks = Blocks(pool, 0.5)
+    batch = SaveBatch(GEOMETRY, blocks, Tables())
+    state = SimpleNamespace(boundary_state_offloads={"one": handed, "another": [(1, 9, BLOCK)]})
+    States(GEOMETRY, blocks).add(batch, state, {"one": tracked}, decode=decode)
+    runs = batch.take_all()
+    assert all(run.group == 1 and pool.blocks[run.blocks[0].block_id].ref_cnt == 2 for run in runs)
+    return [(run.blocks[0].block_id, run.hashes[0]) for run in runs]
+
+
+def test_a_state_is_saved_under_its_boundary() -> None:
+    tracked = request()
+    keys = tracked.request.block_hashes
+    assert added(tracked, [(1, 7, 3 * BLOCK), (1, 8, 6 * BLOCK)]) == [(7, keys[2]), (8, keys[5])]
+    assert added(tracked, [(1, 7, 3 * BLOCK), (1, 8, 6 * BLOCK)], decode=False) == [(7, keys[2])]
+
+
+@pytest.mark.parametrize(
+    "handed", [(0, 7, 3 * BLOCK), (1, 7, 3 * BLOCK + 1), (1, 7, 0), (1, 7, 11 * BLOCK), (1, 7, 2 * BLOCK)]
+)
+def test_what_is_no_new_state_is_not_saved(handed: tuple[int, int, int]) -> None:
+    """Of another group, inside a block, of no tokens, beyond the hashes, or loaded."""
+    tracked = request()
+    tracked.loaded = (0, 2 * BLOCK)
+    assert added(tracked, [handed]) == []
+
+
+@pytest.mark.parametrize("field", ["stale", "no_save", "bypass"])
+def test_a_request_that_is_not_saved_saves_no_states(field: str) -> None:
+    tracked = request()
+    setattr(tracked, field, True)
+    tracked.admitted = field != "bypass"
+    assert added(tracked, [(1, 7, 3 * BLOCK)]) == []
+
+
+def planned(table: list[Block], tokens: int) -> Any:
+    """Return the job that loads so many tokens of a request with this table of states."""
+    session = SimpleNamespace(boot=b"b" * 16, epoch=1)
+    agent: Any = SimpleNamespace(session=session, space=b"s" * 16)
+    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate())
+    full = [Block(i) for i in range(1, 11)]
+    loads.plan(1, request(), [full, table], tokens, Promise(0, tokens, 7, 0.0))
+    ((job,), _) = loads.take()
+    return job
+
+
+def test_only_the_state_at_the_end_is_loaded() -> None:
+    job = planned([Block(40), Block(41), NULL, Block(42)], 4 * BLOCK)
+    assert job.boot == b"b" * 16
+    ids = memoryview(job.ids).cast("I").tolist()
+    assert ids == [1, 2, 3, 4, 42]
+
+
+@pytest.mark.parametrize("table", [[NULL, NULL, NULL, NULL], [NULL, NULL, NULL], []])
+def test_a_load_without_a_block_for_its_state_fails(table: list[Block]) -> None:
+    """It is planned for no agent, so that the workers report it as failed."""
+    assert planned(table, 4 * BLOCK).boot == b""
