@@ -362,7 +362,7 @@ def collect_saves(
     """
     left: list[Tracked] = []
     for tracked in schedule.take():
-        if tracked.stale or tracked.no_save:
+        if tracked.stale or tracked.no_save or tracked.unkeyed:
             continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)

@@ -16,6 +16,7 @@ from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan, calm_plan
+from kvagent.vllm.scheduler.adapters import Adapters, unkey
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
-    from kvagent.vllm.plan import Report
+    from kvagent.vllm.plan import LoadedAdapter, Report
     from kvagent.vllm.scheduler.preemption import Preemption
 
 
@@ -73,6 +74,7 @@ class SchedulerSide:
         self._may_save = saves
         self._may_load = loads
         self._whole_failures = whole_failures
+        self._adapters = Adapters(world)
         self._media = media or Media(options.media, geometry.hash_tokens)
         self._switches = Switches(self.counts, transfers=options.transfers)
         self._agent = AgentSession(link, options)
@@ -104,6 +106,7 @@ class SchedulerSide:
             self.saves = Saves(
                 self._geometry, self._world, self.blocks, self.tables, self._schedule,
                 watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
+                adapters=self._adapters,
             )  # fmt: skip
             self._loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
@@ -226,6 +229,8 @@ class SchedulerSide:
         if report.moved:
             self._calm = False
             self._workers_moved(report.moved)
+        if report.adapters:
+            self._adapters_reported(report.adapters)
         if report.outcomes:
             self._agent.liveness.heard(now)
         for job in report.late:
@@ -275,6 +280,8 @@ class SchedulerSide:
                 self.saves.batch.add(tracked, tokens)
                 self.saves.batch.pin()
         self._keeps.end(tracked)
+        if getattr(request, "lora_request", None) is not None and self._adapters.remove(tracked):
+            self.new_weights()
         if self.saves is not None:
             self._keeps.settle(self.saves)
         if tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None):
@@ -423,15 +430,17 @@ class SchedulerSide:
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            # A hash covers only the name of a LoRA adapter, not its content.
-            bypass = getattr(request, "lora_request", None) is not None
             keyed = self._media.request(request)
             self.counts.media_bypassed += keyed is None
             if self._media.newly_ambiguous:
                 self._bypass_names(self._media.newly_ambiguous)
+            lora = getattr(request, "lora_request", None) is not None
             tracked = Tracked(
-                keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
-            )
+                request if lora else keyed or request, keyed is None and not lora, [0] * len(self._geometry.groups),
+                self._geometry.hash_tokens,
+            )  # fmt: skip
+            if lora:
+                self._add_adapted(tracked)
             self._tracked[request.request_id] = tracked
             if params := getattr(request, "kv_transfer_params", None):
                 self._switches.apply(tracked, params)
@@ -439,11 +448,45 @@ class SchedulerSide:
                     self.saves.notes = True
         return tracked
 
+    def _add_adapted(self, tracked: Tracked) -> None:
+        """Key a request with a LoRA adapter that has arrived, if the adapter's content is known."""
+        request = tracked.request
+        tracked.unkeyed = True
+        # The encoder may have an adapter too, and a session's later turns replace hashes.
+        tracked.never_keyed = bool(getattr(request, "mm_features", None) or getattr(request, "resumable", False))
+        if self._adapters.add(tracked):
+            self.new_weights()
+        if self._adapters.mixed(tracked):
+            name = request.lora_request.lora_name
+            for other in (tracked, *self._tracked.values()):
+                lora = getattr(other.request, "lora_request", None)
+                if lora is not None and lora.lora_name == name:
+                    self._promises.forget(other)
+                    unkey(other)
+                    other.never_keyed = True
+        self._adapters.key(tracked)
+        self.counts.adapters_unknown += tracked.unkeyed
+
+    def _adapters_reported(self, some: Sequence[LoadedAdapter]) -> None:
+        """Key the requests whose adapters have become known, after the others were unkeyed."""
+        self._calm = False
+        changed, known, stale = self._adapters.report(some)
+        if stale:
+            self.new_weights()
+        for tracked in self._tracked.values():
+            lora = getattr(tracked.request, "lora_request", None)
+            if lora is None:
+                continue
+            if lora.lora_int_id in changed:
+                unkey(tracked)
+            if lora.lora_int_id in known and tracked.unkeyed and self._adapters.key(tracked) and tracked.admitted:
+                self._schedule.add(tracked)
+
     def _begin_transfer(self, tracked: Tracked, params: Any) -> None:
         """Open the transfer of a request that has arrived, or note the one that it is to
         receive.
         """
-        if params.get("do_remote_decode") is True and self._may_save and not tracked.bypass:
+        if params.get("do_remote_decode") is True and self._may_save and not (tracked.bypass or tracked.unkeyed):
             self._transfers.offer(tracked, params, time.monotonic())
         elif params.get("do_remote_prefill") is True and self._may_load:
             tracked.wanted = wanted(params, tracked.request.request_id)
@@ -474,14 +517,15 @@ class SchedulerSide:
             self._may_load
             and self._agent.switches.loads == 1
             and (not self._stopped or tracked.wanted is not None)
-            and not (tracked.bypass or tracked.no_load or tracked.load)
+            and not (tracked.bypass or tracked.unkeyed or tracked.no_load or tracked.load)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
         )
 
     def _saving(self, tracked: Tracked) -> bool:
         present = self._agent.session is not None and self._agent.switches.saves == 1
         awaited = not self._stopped or tracked.offer is not None
-        return self._may_save and present and awaited and not (tracked.bypass or tracked.stale or tracked.no_save)
+        barred = tracked.bypass or tracked.unkeyed or tracked.stale or tracked.no_save
+        return self._may_save and present and awaited and not barred
 
     def _limit(self, request: Any) -> int:
         """Return how many tokens of a request may be saved at all."""
