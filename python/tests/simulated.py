@@ -98,7 +98,8 @@ class SimulatedEngine:
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
         loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
-        unobserved: bool = False, adapters: LoadedAdapters | None = None, **options: Any,
+        unobserved: bool = False, adapters: LoadedAdapters | None = None, following: int = 0,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
         self._identity = {"model": "simulated", "dtype": "none", "tenant": ""} | (identity or {})
@@ -118,7 +119,7 @@ class SimulatedEngine:
         self.link.wait(20)
         self.scheduler = SchedulerSide(
             settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
-            generations=self.generations, unobserved=unobserved, engine_id=name,
+            generations=self.generations, unobserved=unobserved, engine_id=name, following=following,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(

@@ -63,10 +63,6 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
             )
         if kind not in (*_FULL, _WINDOW):
             raise Unsupported(f"KV cache group {i} is of {kind}; served are {', '.join((*_FULL, _WINDOW))}")
-        if getattr(group, "is_eagle_group", False):
-            raise Unsupported(
-                f"KV cache group {i} holds layers of a draft model, whose KV its block hashes do not cover"
-            )
         window = int(spec.sliding_window) if kind == _WINDOW else 0
         groups.append(Group(int(spec.block_size), int(kv_cache_config.num_blocks), window))
     if not groups:
@@ -197,7 +193,6 @@ OLDEST, NEWEST = (0, 29), (0, 33)  # the range that the tests cover
 TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
 
-_OF_NEXT_TOKENS = ("eagle", "eagle3", "mtp")  # speculation methods
 WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculation methods that use no model weights
 
 
@@ -216,19 +211,6 @@ def check(version: str, base: Any) -> None:
     missing = [name for name in NEEDED if not hasattr(base, name)]
     if missing:
         raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
-
-
-def check_drafts(speculative: Any) -> None:
-    """Raise Unsupported for a draft model whose KV depends on the next token.
-
-    Not every vLLM version marks the groups of such models.
-    """
-    method = str(getattr(speculative, "method", None) or "")
-    if method in _OF_NEXT_TOKENS:
-        raise Unsupported(
-            f"speculative_config.method {method}: its draft model's KV is in the cache and depends on tokens that a "
-            "block's hash does not cover. Such models are not supported"
-        )
 
 
 def whole_failures(base: Any) -> bool:

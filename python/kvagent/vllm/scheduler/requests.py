@@ -60,6 +60,9 @@ class Tracked:
     """The tick at which it is checked again (save_plan)."""
     own: int = 0
     """Tokens that the engine had itself at the last look-up."""
+    found: int = 0
+    """Tokens that it found in the engine's own cache and whose blocks it must not save (following).
+    """
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0

@@ -142,7 +142,7 @@ class SaveBatch:
         hashes, cursor = request.block_hashes, tracked.cursor
         least = _NEVER
         for group, size, scale, window, recent in self._groups:
-            begin, end = cursor[group], min(tokens // size, len(hashes) // scale)
+            begin, end = max(cursor[group], tracked.found // size), min(tokens // size, len(hashes) // scale)
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
                 keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
@@ -152,7 +152,7 @@ class SaveBatch:
                 elif keys:
                     self._take(tracked, group, begin, keys, table)
                     begin += len(keys)
-                cursor[group] = begin
+            cursor[group] = begin
             least = min(least, (begin + 1) * size)
         tracked.next_tokens = least
 
@@ -369,7 +369,7 @@ def collect_saves(
         if tokens is None or (offers_only and tracked.offer is None):  # not scheduled, or not now
             left.append(tracked)
             continue
-        tokens = final_tokens(request, tokens)
+        tokens = final_tokens(request, tokens, saves.following)
         if not decode:
             tokens = min(tokens, request.num_prompt_tokens)
         if tokens >= tracked.next_tokens:
@@ -386,13 +386,13 @@ def collect_saves(
     schedule.requeue(left)
 
 
-def final_tokens(request: Any, scheduled: int) -> int:
+def final_tokens(request: Any, scheduled: int, following: int = 0) -> int:
     """Return how many tokens have final KV once the step that computes ``scheduled`` more has
-    ended.
+    ended, and are followed by so many whose value is known.
 
     Placeholders of async scheduling and draft tokens do not count: tokens past the certain ones may
     be discarded.
     """
     tokens: int = request.num_computed_tokens + scheduled - request.num_output_placeholders
-    certain: int = request.num_tokens
+    certain: int = request.num_tokens - following
     return certain if certain < tokens else tokens  # noqa: FURB136  min() takes three times as long

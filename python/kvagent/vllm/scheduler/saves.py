@@ -82,6 +82,8 @@ class Saves:
     counts: SaveCounts = field(default_factory=SaveCounts)
     adapters: Adapters | None = None
     """The engine's LoRA adapters."""
+    following: int = 0
+    """How many tokens after a block its bytes depend on."""
 
     def __post_init__(self) -> None:
         self.lazy = None

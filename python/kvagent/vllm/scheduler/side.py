@@ -18,6 +18,7 @@ from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan, calm_plan
 from kvagent.vllm.scheduler.adapters import Adapters, unkey
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
+from kvagent.vllm.scheduler.following import Followed, keyable
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.loads import Loads
@@ -53,12 +54,13 @@ class SchedulerSide:
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
         unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
-        token_bytes: float = 0.0, step_tokens: int = 0,
+        token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
         ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
 
-        ``step_tokens``: the most tokens that a step computes.
+        ``step_tokens``: the most tokens that a step computes. ``following``: how many tokens after
+        a block its bytes depend on.
 
         ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
@@ -75,6 +77,7 @@ class SchedulerSide:
         self._may_load = loads
         self._whole_failures = whole_failures
         self._adapters = Adapters(world)
+        self._following = following
         self._media = media or Media(options.media, geometry.hash_tokens)
         self._switches = Switches(self.counts, transfers=options.transfers)
         self._agent = AgentSession(link, options)
@@ -106,7 +109,7 @@ class SchedulerSide:
             self.saves = Saves(
                 self._geometry, self._world, self.blocks, self.tables, self._schedule,
                 watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
-                adapters=self._adapters,
+                adapters=self._adapters, following=self._following,
             )  # fmt: skip
             self._loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
@@ -138,6 +141,8 @@ class SchedulerSide:
         self._calm = False
         self._settle_reset()
         tracked = self._track(request)
+        if self._following:
+            tracked.found = own
         if not self._usable(tracked) or (own and not self._whole_failures):
             if self._stopped:
                 self._promises.give_up(tracked)
@@ -441,6 +446,10 @@ class SchedulerSide:
             )  # fmt: skip
             if lora:
                 self._add_adapted(tracked)
+            if self._following and not tracked.bypass and keyable(request):
+                tracked.request = Followed(tracked.request, self._geometry.hash_tokens)
+            elif self._following:
+                tracked.bypass = True
             self._tracked[request.request_id] = tracked
             if params := getattr(request, "kv_transfer_params", None):
                 self._switches.apply(tracked, params)
@@ -453,7 +462,9 @@ class SchedulerSide:
         request = tracked.request
         tracked.unkeyed = True
         # The encoder may have an adapter too, and a session's later turns replace hashes.
-        tracked.never_keyed = bool(getattr(request, "mm_features", None) or getattr(request, "resumable", False))
+        tracked.never_keyed = bool(
+            self._following or getattr(request, "mm_features", None) or getattr(request, "resumable", False)
+        )
         if self._adapters.add(tracked):
             self.new_weights()
         if self._adapters.mixed(tracked):
