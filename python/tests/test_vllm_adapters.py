@@ -31,14 +31,21 @@ class Engine(SimulatedEngine):
 
     def __init__(self, agent: AgentProcess, name: str, **more: Any) -> None:
         self.adapters = LoadedAdapters(CONFIG)
+        self.kept: set[int] = set()
+        """The adapters that the worker keeps loaded."""
         super().__init__(agent, name, adapters=self.adapters, **more)
 
     def load_adapter(self, lora: Any, *, digested: bool = True) -> None:
         """Load an adapter as vLLM does; wait for its digest, which the next step reports."""
         before, begun = self.adapters.states(lora), time.time_ns()
-        self.adapters.loaded(lora, before, begun)
+        self.adapters.loaded(self, lora, before, begun)
+        self.kept.add(lora.lora_int_id)
         if digested:
             self.adapters._thread.submit(int).result()
+
+    def list_adapters(self) -> set[int]:
+        """Return the loaded adapters, like vLLM's manager."""
+        return self.kept
 
     def close(self) -> None:
         super().close()
@@ -160,12 +167,12 @@ def test_an_adapter_replaced_under_its_name(
     write(tmp_path / "x", "new")
     engine.load_adapter(lora)
     engine.step((running, BLOCK))
+    for _ in range(RETRY_STEPS):  # after a save that its worker refused
+        engine.step()
     engine.step((running, 3 * BLOCK))
     engine.quiet()
     engine.scheduler.finished(running, normally=True)
     assert agent.status()["blocks_stored"] == stored, "a request of two contents was saved"
-    for _ in range(RETRY_STEPS):  # after a save that its worker refused
-        engine.step()
     engine.save("new", "p", 4, 2, lora_request=lora)
     assert engine.scheduler.counts.tokens_promised == 0, "blocks of the old content are found"
     other = engines("other")
@@ -259,13 +266,62 @@ def test_files_that_change_during_or_just_before_a_load(
     engine, folder = engines(), write(tmp_path / "x", "one")
     before, begun = engine.adapters.states(adapter(folder)), time.time_ns()
     change(folder)
-    engine.adapters.loaded(adapter(folder), before, begun)  # during
+    engine.adapters.loaded(engine, adapter(folder), before, begun)  # during
     engine.load_adapter(adapter(folder))  # before
     assert [one.digest for one in engine.adapters.take()] == [b"", b""]
     if change is touched:
         settle(folder)
         engine.load_adapter(adapter(folder))
         assert [bool(one.digest) for one in engine.adapters.take()] == [False, True]
+
+
+def test_a_folder_that_is_another_during_the_load_only(engines: Callable[..., Engine], tmp_path: Path) -> None:
+    engine, link = engines(), tmp_path / "link"
+    folders = [write(tmp_path / content, content) for content in ("one", "two")]
+    blocked = SimpleNamespace(over=False)
+    engine.adapters._thread.submit(eventually, lambda: blocked.over, "the end of the load")
+    link.symlink_to(folders[0])
+    before, begun = engine.adapters.states(adapter(link)), time.time_ns()
+    link.unlink()
+    link.symlink_to(folders[1])
+    engine.adapters.loaded(engine, adapter(link), before, begun)
+    link.unlink()
+    link.symlink_to(folders[0])
+    blocked.over = True
+    engine.adapters._thread.submit(int).result()
+    assert [one.digest for one in engine.adapters.take()] == [b""]
+
+
+def test_an_adapter_that_was_dropped_and_replaced(engines: Callable[..., Engine], tmp_path: Path) -> None:
+    """vLLM loads it when it computes, after the blocks have come."""
+    engine, lora = engines(), adapter(write(tmp_path / "x", "old"))
+    engine.load_adapter(lora)
+    engine.step()
+    engine.save("old", "p", 4, 1, lora_request=lora)
+    engine.kept.clear()
+    request = engine.request("dropped", "p", 4, lora_request=lora)
+    engine.admit(request, engine.matched(request))
+    assert not engine.until_received(request).bad_blocks
+    engine.scheduler.finished(request, normally=False)
+    write(tmp_path / "x", "new")
+    request = engine.request("replaced", "p", 4, lora_request=lora)
+    engine.admit(request, engine.matched(request))
+    bad = {block.block_id for block in engine.tables["replaced"][:4]}
+    assert engine.until_received(request).bad_blocks == bad
+
+
+def test_a_request_that_loads_its_adapter_again_is_uncached(
+    engines: Callable[..., Engine], agent: AgentProcess, tmp_path: Path
+) -> None:
+    """vLLM does so in the request's own steps, after it was looked up."""
+    engine, lora = engines(), adapter(write(tmp_path / "x", "old"))
+    engine.load_adapter(lora)
+    engine.step()
+    engine.save("old", "p", 4, 1, lora_request=lora)
+    lora.load_inplace = True
+    engine.save("again", "p", 4, 1, lora_request=lora)
+    assert engine.scheduler.counts.lookups == 1
+    assert agent.status()["blocks_stored"] == 4
 
 
 def test_an_adapter_that_is_loaded_again_unchanged_stays_known(

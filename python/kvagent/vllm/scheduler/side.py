@@ -461,10 +461,12 @@ class SchedulerSide:
         """Key a request with a LoRA adapter that has arrived, if the adapter's content is known."""
         request = tracked.request
         tracked.unkeyed = True
-        # The encoder may have an adapter too, and a session's later turns replace hashes.
+        # The encoder may have an adapter too, a session's later turns replace hashes, and a request
+        # may tell vLLM to load its adapter again in each of its steps.
         tracked.never_keyed = bool(
             self._following or getattr(request, "mm_features", None) or getattr(request, "resumable", False)
-        )
+            or getattr(request.lora_request, "load_inplace", False)
+        )  # fmt: skip
         if self._adapters.add(tracked):
             self.new_weights()
         if self._adapters.mixed(tracked):

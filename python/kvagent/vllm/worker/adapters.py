@@ -52,6 +52,8 @@ class LoadedAdapters:
         self._loads = 0
         self._serials: OrderedDict[int, int] = OrderedDict()
         self._states: dict[int, tuple[tuple[str, State], ...]] = {}
+        self._requests: dict[int, Any] = {}  # the LoRARequests with which they were loaded
+        self._manager: Any = None  # a weak reference to vLLM's manager
         self._lock = threading.Lock()
         self._news: list[LoadedAdapter] = []  # guarded by the lock, as the thread adds to it
         self._thread = ThreadPoolExecutor(1, "adapters")
@@ -59,6 +61,18 @@ class LoadedAdapters:
     def current(self, adapters: tuple[tuple[int, int], ...]) -> bool:
         """Return whether the adapters with these numbers are still loaded as of these serials."""
         return all(self._serials.get(number) == serial for number, serial in adapters)
+
+    def stays(self, adapters: tuple[tuple[int, int], ...]) -> bool:
+        """Return whether these adapters are loaded as of these serials, or will be again: vLLM may
+        have dropped one, and then loads whatever its files hold by the time it is needed.
+        """
+        manager = None if self._manager is None else self._manager()
+        if not self.current(adapters) or manager is None:
+            return False
+        kept = manager.list_adapters()
+        return all(
+            number in kept or self.states(self._requests[number]) == self._states[number] for number, _ in adapters
+        )
 
     def take(self) -> tuple[LoadedAdapter, ...]:
         """Return what has become known since the last call."""
@@ -84,9 +98,12 @@ class LoadedAdapters:
         except OSError:
             return ()
 
-    def loaded(self, request: Any, before: tuple[tuple[str, State], ...], begun: int) -> None:
-        """Record that vLLM has loaded an adapter, whose files were in these states ``before``."""
+    def loaded(self, manager: Any, request: Any, before: tuple[tuple[str, State], ...], begun: int) -> None:
+        """Record that vLLM's manager has loaded an adapter, whose files were in these states
+        ``before``.
+        """
         number = int(request.lora_int_id)
+        self._manager, self._requests[number] = weakref.ref(manager), request
         self._loads += 1
         settled = all(state.changed + SETTLED_NS < begun for _, state in before)
         stable = bool(before) and settled and self.states(request) == before
@@ -96,7 +113,8 @@ class LoadedAdapters:
         serial = self._serials[number] = self._loads
         self._serials.move_to_end(number)
         if len(self._serials) > MAX_ADAPTERS:
-            del self._states[self._serials.popitem(last=False)[0]]
+            oldest, _ = self._serials.popitem(last=False)
+            del self._states[oldest], self._requests[oldest]
         self._add(LoadedAdapter(number, serial))
         if stable:
             self._thread.submit(self._digest, request, before, number, serial)
@@ -152,7 +170,7 @@ def _observed(load: Any) -> Any:
         begun, before = now_ns(), [one.states(lora_request) for one in listeners]
         loaded = load(self, lora_request)
         for one, states in zip(listeners, before, strict=True):
-            one.loaded(lora_request, states, begun)
+            one.loaded(self, lora_request, states, begun)
         return loaded
 
     setattr(observed, _MARK, True)

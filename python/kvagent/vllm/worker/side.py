@@ -389,8 +389,13 @@ class WorkerSide:
         self._jobs[plan.job] = inflight
 
     def _same_adapters(self, plan: SaveJob | LoadJob) -> bool:
-        """Return whether the LoRA adapters that a job is for are still loaded as planned."""
-        return not plan.adapters or (self._adapters is not None and self._adapters.current(plan.adapters))
+        """Return whether the LoRA adapters that a job is for are those that computed its blocks, or
+        will compute what follows them.
+        """
+        if not plan.adapters or self._adapters is None:
+            return not plan.adapters
+        check = self._adapters.stays if isinstance(plan, LoadJob) else self._adapters.current
+        return check(plan.adapters)
 
     def _check_agent(self, attachment: Attachment) -> None:
         """Join the agent that the scheduler plans for, if it has done so for a while: plans in
