@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from kvagent.vllm.worker.adapters import LoadedAdapters
+
 BLOCK = 16  # tokens
 BLOCK_BYTES = 64
 # Resets are plain, unless a test is about new weights.
@@ -96,7 +98,8 @@ class SimulatedEngine:
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
         loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
-        unobserved: bool = False, **options: Any,
+        unobserved: bool = False, adapters: LoadedAdapters | None = None, following: int = 0,
+        **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
         self._identity = {"model": "simulated", "dtype": "none", "tenant": ""} | (identity or {})
@@ -116,12 +119,12 @@ class SimulatedEngine:
         self.link.wait(20)
         self.scheduler = SchedulerSide(
             settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
-            generations=self.generations, unobserved=unobserved, engine_id=name,
+            generations=self.generations, unobserved=unobserved, engine_id=name, following=following,
         )  # fmt: skip
         self.scheduler.bind(self.pool, self)
         self.worker = WorkerSide(
             self.worker_link, self.sync.words, per_block=not window, whole_failures=True, clock=self.sync.clock,
-            generation=generation, use_generation=self._use_generation,
+            generation=generation, use_generation=self._use_generation, adapters=adapters,
         )  # fmt: skip
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:
@@ -162,6 +165,7 @@ class SimulatedEngine:
             request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, num_computed_tokens=0,
             num_output_placeholders=0, block_hashes=chain(prompt, blocks), lora_request=None,
             skip_reading_prefix_cache=False,
+            _block_hasher=lambda one: chain(prompt, blocks)[len(one.block_hashes) :],
         )  # fmt: skip
         request.__dict__.update(more)
         return request

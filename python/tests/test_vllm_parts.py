@@ -25,7 +25,6 @@ from kvagent.vllm.geometry import (
     Ranks,
     Unsupported,
     check,
-    check_drafts,
     geometry,
     preferred_layout,
     ranks,
@@ -216,7 +215,6 @@ def test_groups() -> None:
     assert (both.hash_tokens, both.align, both.scale(0), both.scale(1)) == (16, 32, 2, 1)
     for config, said in (
         (_config(RSWASpec), "is of RSWASpec; served are FullAttentionSpec, "),
-        (_config(FullAttentionSpec, is_eagle_group=True), "draft"),
         (_config(), "no KV cache"),
     ):
         with pytest.raises(Unsupported, match=said):
@@ -543,15 +541,6 @@ def test_hashes_that_can_be_forged_are_refused_where_tenants_share(
         _identity("t", model__model="nowhere", cache__prefix_caching_hash_algo=algorithm)
     monkeypatch.delenv("PYTHONHASHSEED")
     _identity("t", model__model="nowhere", cache__prefix_caching_hash_algo=algorithm)  # of a random seed
-
-
-def test_drafts_whose_kv_is_of_later_tokens_are_refused() -> None:
-    for method in (None, "ngram", "draft_model", "custom_class"):
-        check_drafts(SimpleNamespace(method=method))
-    check_drafts(None)
-    for method in ("eagle", "eagle3", "mtp"):
-        with pytest.raises(Unsupported, match=f"speculative_config.method {method}"):
-            check_drafts(SimpleNamespace(method=method))
 
 
 def test_the_backends_that_layers_use() -> None:

@@ -147,19 +147,6 @@ def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
     engine.quiet()
 
 
-def test_an_adapters_requests_are_neither_saved_nor_loaded(
-    engines: Callable[..., SimulatedEngine], agent: AgentProcess
-) -> None:
-    engine = engines()
-    engine.save("plain", "p", 4, 1)
-    engine.save("with", "q", 4, 1, lora_request=SimpleNamespace(name="x"))
-    assert agent.status()["blocks_stored"] == 4
-    request = engine.request("again", "p", 4, lora_request=SimpleNamespace(name="x"))
-    asked = engine.scheduler.counts.lookups
-    assert engine.matched(request) == 0
-    assert engine.scheduler.counts.lookups == asked
-
-
 def test_a_request_that_must_not_read_the_cache_is_saved(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess
 ) -> None:

@@ -17,7 +17,8 @@ from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.geometry import check, check_drafts, hash_tokens, preferred_layout, whole_failures
+from kvagent.vllm.drafts import following_tokens
+from kvagent.vllm.geometry import check, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.options import LAZY, OptionError, Options, loads, parse, saves, translation
@@ -51,7 +52,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._options: Options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
         self._config = kv_cache_config
         check(vllm.__version__, KVConnectorBase_V1)
-        check_drafts(getattr(vllm_config, "speculative_config", None))
+        following = following_tokens(vllm_config, kv_cache_config)
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         check_states(vllm_config, self._geometry, self._options)
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
@@ -74,7 +75,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             reasons = [*unobserved, *reasons]
             self._generation = initial_generation(vllm_config, self._options.weights_version, reasons)
             _log_generation(self._generation, reasons)
-            self._scheduler = self._make_scheduler(transfer.kv_role, unobserved=bool(unobserved))
+            self._scheduler = self._make_scheduler(transfer.kv_role, unobserved=bool(unobserved), following=following)
         else:
             unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
             self._generation = initial_generation(vllm_config, self._options.weights_version, [*unobserved, *reasons])
@@ -150,7 +151,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         reasons, self._live = watch(core, vllm.__version__)
         return reasons
 
-    def _make_scheduler(self, kv_role: str, *, unobserved: bool) -> SchedulerSide:
+    def _make_scheduler(self, kv_role: str, *, unobserved: bool, following: int) -> SchedulerSide:
         generations = Generations(self._generation, self._options)
 
         def registration() -> Registration:
@@ -169,7 +170,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
             preemption=self._preemption(),
             token_bytes=geo.token_bytes(self._config),
-            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens),
+            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens), following=following,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side

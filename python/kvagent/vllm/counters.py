@@ -34,6 +34,8 @@ class Counts:
     """Requests with images, audio or video that were neither saved nor loaded, or no longer from
     some point on (media).
     """
+    adapters_unknown: int = 0
+    """Requests with a LoRA adapter whose content was not known when they arrived (adapters)."""
     requests_unsaved: int = 0
     """Requests that their own switches kept from being saved, and so on (switches)."""
     requests_unloaded: int = 0
@@ -85,6 +87,7 @@ HELP = {
     "transfers_wanted": "Requests whose prompt a prefill engine computes.",
     "transfers_overdue": "Requests whose prompt was not complete when remote_wait_ms had passed.",
     "media_bypassed": "Requests with images, audio or video that were neither saved nor loaded.",
+    "adapters_unknown": "Requests with a LoRA adapter whose content was not known when they arrived.",
     "requests_unsaved": "Requests that asked not to be saved.",
     "requests_unloaded": "Requests that asked not to be loaded.",
     "requests_limited": "Requests that limited how many tokens are loaded.",

@@ -183,7 +183,6 @@ OLDEST, NEWEST = (0, 29), (0, 33)  # the range that the tests cover
 TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
 
-_OF_NEXT_TOKENS = ("eagle", "eagle3", "mtp")  # speculation methods
 WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculation methods that use no model weights
 
 
@@ -202,19 +201,6 @@ def check(version: str, base: Any) -> None:
     missing = [name for name in NEEDED if not hasattr(base, name)]
     if missing:
         raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
-
-
-def check_drafts(speculative: Any) -> None:
-    """Raise Unsupported for a draft model whose KV depends on the next token.
-
-    Not every vLLM version marks the groups of such models.
-    """
-    method = str(getattr(speculative, "method", None) or "")
-    if method in _OF_NEXT_TOKENS:
-        raise Unsupported(
-            f"speculative_config.method {method}: its draft model's KV is in the cache and depends on tokens that a "
-            "block's hash does not cover. Such models are not supported"
-        )
 
 
 def whole_failures(base: Any) -> bool:

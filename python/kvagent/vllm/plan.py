@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from kvagent.packing import Packed
 
+Adapters = tuple[tuple[int, int], ...]
+"""LoRA adapters: vLLM's number of each, and the serial of what was loaded under that."""
 REVOKES = 256  # revocation words, and so the maximum of saves in flight
 
 
@@ -31,6 +33,8 @@ class SaveJob:
     sections: Packed
     space: bytes = b""
     """The space at planning time; the job must not go to another one."""
+    adapters: Adapters = ()
+    """The LoRA adapters that computed the blocks; the job must not be sent if one has changed."""
 
     @property
     def blocks(self) -> int:
@@ -38,7 +42,7 @@ class SaveJob:
         return self.sections.blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SaveJob, (self.job, self.boot, self.epoch, self.revoke, self.sections, self.space)
+        return SaveJob, (self.job, self.boot, self.epoch, self.revoke, self.sections, self.space, self.adapters)
 
 
 @dataclass(slots=True)
@@ -61,6 +65,8 @@ class LoadJob:
     """The space at planning time; the job must not go to another one."""
     sync: bool = False
     """Whether the step waits for it, because the request computes in the same step."""
+    adapters: Adapters = ()
+    """The request's LoRA adapter; the load fails if it has changed by its end."""
 
     @property
     def blocks(self) -> int:
@@ -130,6 +136,19 @@ class Outcome:
 
 
 @dataclass(slots=True)
+class LoadedAdapter:
+    """A LoRA adapter that a worker has loaded: other content than before, if any, under this
+    number.
+    """
+
+    number: int
+    serial: int
+    """Greater for later content."""
+    digest: bytes = b""
+    """Of the content; empty at first, and for good if it cannot be determined."""
+
+
+@dataclass(slots=True)
 class Report:
     """The outcomes of jobs in one or more workers.
 
@@ -145,6 +164,8 @@ class Report:
     """Serial numbers of the weights generations that workers have switched to, one per worker."""
     waited: dict[int, float] = field(default_factory=dict)
     """The time in seconds of each load that a step waited for, in the slowest worker."""
+    adapters: tuple[LoadedAdapter, ...] = ()
+    """What has become known of LoRA adapters, in each worker."""
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
@@ -155,11 +176,12 @@ class Report:
         for job, seconds in other.waited.items():
             waited[job] = max(seconds, waited.get(job, 0.0))
         return Report(
-            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited
+            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
+            self.adapters + other.adapters,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.workers, self.moved, self.waited)
+        return Report, (self.outcomes, self.late, self.workers, self.moved, self.waited, self.adapters)
 
 
 @dataclass(slots=True)

@@ -88,8 +88,6 @@ def refusal(group: Any) -> str:
             )
     if not getattr(group, "enable_kv_transfer", True) or getattr(group, "host_resident", False):
         return "is one that vLLM keeps from connectors (enable_kv_transfer, host_resident)"
-    if getattr(group, "is_eagle_group", False):
-        return "holds layers of a draft model, whose KV its block hashes do not cover"
     return ""
 
 

@@ -77,6 +77,8 @@ class Gpu:
         """Whether what is computed from wrong values is wrong too, as on a real one, instead of an
         error: where an engine may compute from bytes that did not come, if it discards the result.
         """
+        self.draft = ""
+        """A layer whose KV depends on the next token too."""
         self.sequences: dict[str, Sequence] = {}
         self.bad: list[str] = []
         self.checked = 0
@@ -129,7 +131,7 @@ class Gpu:
         """Write what one rank computes. Return whether it was right."""
         right = True
         far = begin + part.scheduled
-        hashes = torch.tensor(sequence.hashes[:far], dtype=torch.int64)
+        every = torch.tensor(sequence.hashes[: far + 1], dtype=torch.int64)
         for group, spec in enumerate(self.kv.kv_cache_groups):
             if isinstance(spec.kv_cache_spec, MambaSpec):
                 right &= self._compute_states(part, sequence, begin, rank, group)
@@ -144,6 +146,7 @@ class Gpu:
                 view = self.caches[rank][layer]
                 heads = view.shape[1]
                 part_of = torch.arange(rank * heads, rank * heads + heads) if self.split else torch.full((heads,), rank)
+                hashes = every[1:] if layer == self.draft else every[:-1]
                 want = ((hashes[low:, None] * 7 + seed + part_of * 29) % PRIME).to(torch.float32)
                 got = view[blocks[: begin - low], :, slots[: begin - low]]
                 wrong = (got != want[: begin - low, :, None]).flatten(1).any(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,15 @@ def vllm_config(
             target_model_config=model_config, target_parallel_config=config.parallel_config,
         )  # fmt: skip
     return config
+
+
+def speculate_like_eagle(config: VllmConfig, method: str = "eagle") -> None:
+    """Let vLLM treat the drafts as those of a draft model whose one layer is in the cache."""
+    draft = copy.copy(config.model_config)
+    draft.hf_config = copy.copy(draft.hf_config)
+    draft.hf_config.num_hidden_layers = 1
+    config.speculative_config.method = method
+    config.speculative_config.draft_model_config = draft
 
 
 def kv_cache_config(

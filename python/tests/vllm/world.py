@@ -42,7 +42,7 @@ from kvagent.vllm.worker.sync import HostClock
 from tests.agent import eventually
 from tests.vllm import agents
 from tests.vllm.gpu import Gpu, Part, Sequence
-from tests.vllm.setting import BLOCK, HEADS, kv_cache_config, vllm_config
+from tests.vllm.setting import BLOCK, HEADS, LAYERS, kv_cache_config, speculate_like_eagle, vllm_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -79,11 +79,12 @@ class World:
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         kind: str = "sliding", extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None,
         max_batched: int = 256, dense: bool = False, split: bool = False, silent: Container[str] = (),
+        eagle: bool = False,
     ) -> None:  # fmt: skip
         """``silent``: layers that do not wait for their part of a load, such as indexers.
 
         ``dense``: vLLM keeps all states and blocks of windows, not only those at the ends of
-        prompts.
+        prompts. ``eagle``: the last layer is a draft model's, whose KV depends on the next token.
         """
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
@@ -104,6 +105,8 @@ class World:
             model, settings, layout=layout, asynchronous=asynchronous, max_batched=max_batched, ranks=ranks,
             drafts=drafts,
         )  # fmt: skip
+        if eagle:
+            speculate_like_eagle(self.config)
         self.config.cache_config.num_gpu_blocks = blocks
         if dense:
             self.config.cache_config.prefix_cache_retention_interval = None
@@ -118,6 +121,10 @@ class World:
         self.queue: list[Callable[[], None]] = []
         caches = [allocate_kv_cache(self.kv, torch.device("cpu"), KVCacheLayout[layout]) for _ in range(ranks)]
         self.gpu = Gpu(self.kv, caches, split=split)
+        if eagle:
+            (self.gpu.draft,) = (
+                name for group in self.kv.kv_cache_groups for name in group.layer_names if f".{LAYERS - 1}." in name
+            )
         names = self.kv.kv_cache_groups[0].layer_names if options.get("layerwise") else []
         self.layers = [name for name in names if name not in silent]
         """Those that wait for their part of a load."""

@@ -48,7 +48,7 @@ class Keeps:
 
     def end(self, tracked: Tracked) -> None:
         """Handle the end of a request, whose last blocks were added to the next saves."""
-        if tracked.stale or tracked.bypass or not (tracked.pin_ms or tracked.ttl_ms):
+        if tracked.stale or tracked.bypass or tracked.unkeyed or not (tracked.pin_ms or tracked.ttl_ms):
             return
         request = tracked.request
         tokens = min(request.num_computed_tokens, request.num_tokens)

@@ -98,7 +98,8 @@ class LazyBatch(SaveBatch):
         request = tracked.request
         hashes = request.block_hashes
         for group, size, scale, _, _ in self._groups:
-            begin, end = tracked.cursor[group], min(tokens // size, len(hashes) // scale)
+            begin = tracked.cursor[group] = max(tracked.cursor[group], tracked.found // size)
+            end = min(tokens // size, len(hashes) // scale)
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
                 tracked.cursor[group] = self._note(tracked, group, begin, table)

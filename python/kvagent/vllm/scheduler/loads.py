@@ -105,7 +105,9 @@ class Loads:
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
         name, space = tracked.request.request_id, self._agent.space
-        self._planned.append(LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync))
+        of = tracked.adapters
+        load = LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync, of)
+        self._planned.append(load)
 
     def cancel(self, tracked: Tracked) -> None:
         """Cancel the load of a request that has ended; the load ends with the workers' report."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Ticket
+    from kvagent.vllm.plan import Adapters
     from kvagent.vllm.scheduler.transfer_names import Wanted
     from kvagent.vllm.scheduler.transfers import Offer
 
@@ -59,6 +60,9 @@ class Tracked:
     """The tick at which it is checked again (save_plan)."""
     own: int = 0
     """Tokens that the engine had itself at the last look-up."""
+    found: int = 0
+    """Tokens that it found in the engine's own cache and whose blocks it must not save (following).
+    """
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
@@ -102,6 +106,14 @@ class Tracked:
     """The transfer that it is to receive, until it has."""
     overdue: bool = False
     """Whether it has waited for that transfer for as long as it may."""
+    unkeyed: bool = False
+    """Whether the content of its LoRA adapter is not known, so that it is neither saved nor loaded
+    for now.
+    """
+    never_keyed: bool = False
+    """Whether that stays so, whatever becomes known."""
+    adapters: Adapters = ()
+    """Its LoRA adapter, once the content is known."""
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys whose load failed, and until when they are not promised."""
 

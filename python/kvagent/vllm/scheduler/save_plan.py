@@ -146,7 +146,7 @@ class SaveBatch:
         hashes, cursor = request.block_hashes, tracked.cursor
         least = _NEVER
         for group, size, scale, window, recent in self._positional:
-            begin, end = cursor[group], min(tokens // size, len(hashes) // scale)
+            begin, end = max(cursor[group], tracked.found // size), min(tokens // size, len(hashes) // scale)
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
                 keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
@@ -156,7 +156,7 @@ class SaveBatch:
                 elif keys:
                     self.take(tracked, group, begin, keys, table)
                     begin += len(keys)
-                cursor[group] = begin
+            cursor[group] = begin
             least = min(least, (begin + 1) * size)
         tracked.next_tokens = least
 
@@ -366,14 +366,14 @@ def collect_saves(
     """
     left: list[Tracked] = []
     for tracked in schedule.take():
-        if tracked.stale or tracked.no_save:
+        if tracked.stale or tracked.no_save or tracked.unkeyed:
             continue
         request = tracked.request
         tokens = scheduled.get(request.request_id)
         if tokens is None or (offers_only and tracked.offer is None):  # not scheduled, or not now
             left.append(tracked)
             continue
-        tokens = final_tokens(request, tokens)
+        tokens = final_tokens(request, tokens, saves.following)
         if not decode:
             tokens = min(tokens, request.num_prompt_tokens)
         if tokens >= tracked.next_tokens:
@@ -390,13 +390,13 @@ def collect_saves(
     schedule.requeue(left)
 
 
-def final_tokens(request: Any, scheduled: int) -> int:
+def final_tokens(request: Any, scheduled: int, following: int = 0) -> int:
     """Return how many tokens have final KV once the step that computes ``scheduled`` more has
-    ended.
+    ended, and are followed by so many whose value is known.
 
     Placeholders of async scheduling and draft tokens do not count: tokens past the certain ones may
     be discarded.
     """
     tokens: int = request.num_computed_tokens + scheduled - request.num_output_placeholders
-    certain: int = request.num_tokens
+    certain: int = request.num_tokens - following
     return certain if certain < tokens else tokens  # noqa: FURB136  min() takes three times as long

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.plan import WorkerInfo
+    from kvagent.vllm.scheduler.adapters import Adapters
     from kvagent.vllm.scheduler.requests import Blocks, Tables
     from kvagent.vllm.scheduler.save_plan import SaveSchedule
 
@@ -79,6 +80,10 @@ class Saves:
     notes: bool = False
     """Whether some request has to know which blocks it was the first to store."""
     counts: SaveCounts = field(default_factory=SaveCounts)
+    adapters: Adapters | None = None
+    """The engine's LoRA adapters."""
+    following: int = 0
+    """How many tokens after a block its bytes depend on."""
 
     def __post_init__(self) -> None:
         self.lazy = None
@@ -125,10 +130,18 @@ class Saves:
             self._inflight[save.job] = save
             self.last_job = save.job
             self.counts.planned += len(blocks)
-            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space))
+            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space, self._adapters_of(runs)))
         if not batch.empty():
             self.drop()  # no free revocation word
         return planned
+
+    def _adapters_of(self, runs: Sequence[SaveRun]) -> tuple[tuple[int, int], ...]:
+        """Return the LoRA adapters that may have computed the blocks of a job."""
+        if self.adapters is None or not self.adapters.known:
+            return ()
+        if any(run.tracked is None for run in runs):
+            return self.adapters.all()
+        return tuple({one for run in runs if run.tracked is not None for one in run.tracked.adapters})
 
     def drop(self) -> None:
         """Discard what was added and not sent."""

@@ -16,7 +16,9 @@ from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan, calm_plan
+from kvagent.vllm.scheduler.adapters import Adapters, unkey
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
+from kvagent.vllm.scheduler.following import Followed, keyable
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.loads import Loads
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
-    from kvagent.vllm.plan import Report
+    from kvagent.vllm.plan import LoadedAdapter, Report
     from kvagent.vllm.scheduler.preemption import Preemption
 
 
@@ -53,12 +55,13 @@ class SchedulerSide:
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
         unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
-        token_bytes: float = 0.0, step_tokens: int = 0,
+        token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
         ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
 
-        ``step_tokens``: the most tokens that a step computes.
+        ``step_tokens``: the most tokens that a step computes. ``following``: how many tokens after
+        a block its bytes depend on.
 
         ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
@@ -74,6 +77,8 @@ class SchedulerSide:
         self._may_save = saves
         self._may_load = loads
         self._whole_failures = whole_failures
+        self._adapters = Adapters(world)
+        self._following = following
         self._media = media or Media(options.media, geometry.hash_tokens)
         self._switches = Switches(self.counts, transfers=options.transfers)
         self._agent = AgentSession(link, options)
@@ -106,6 +111,7 @@ class SchedulerSide:
             self.saves = Saves(
                 self._geometry, self._world, self.blocks, self.tables, self._schedule,
                 watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
+                adapters=self._adapters, following=self._following,
             )  # fmt: skip
             self._loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
@@ -138,6 +144,8 @@ class SchedulerSide:
         self._calm = False
         self._settle_reset()
         tracked = self._track(request)
+        if self._following:
+            tracked.found = own
         if not self._usable(tracked) or (own and not self._whole_failures):
             if self._stopped:
                 self._promises.give_up(tracked)
@@ -229,6 +237,8 @@ class SchedulerSide:
         if report.moved:
             self._calm = False
             self._workers_moved(report.moved)
+        if report.adapters:
+            self._adapters_reported(report.adapters)
         if report.outcomes:
             self._agent.liveness.heard(now)
         for job in report.late:
@@ -278,6 +288,8 @@ class SchedulerSide:
                 self.saves.batch.add(tracked, tokens)
                 self.saves.batch.pin()
         self._keeps.end(tracked)
+        if getattr(request, "lora_request", None) is not None and self._adapters.remove(tracked):
+            self.new_weights()
         if self.saves is not None:
             self._keeps.settle(self.saves)
         if tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None):
@@ -426,15 +438,21 @@ class SchedulerSide:
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
-            # A hash covers only the name of a LoRA adapter, not its content.
-            bypass = getattr(request, "lora_request", None) is not None
             keyed = self._media.request(request)
             self.counts.media_bypassed += keyed is None
             if self._media.newly_ambiguous:
                 self._bypass_names(self._media.newly_ambiguous)
+            lora = getattr(request, "lora_request", None) is not None
             tracked = Tracked(
-                keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
-            )
+                request if lora else keyed or request, keyed is None and not lora, [0] * len(self._geometry.groups),
+                self._geometry.hash_tokens,
+            )  # fmt: skip
+            if lora:
+                self._add_adapted(tracked)
+            if self._following and not tracked.bypass and keyable(request):
+                tracked.request = Followed(tracked.request, self._geometry.hash_tokens)
+            elif self._following:
+                tracked.bypass = True
             self._tracked[request.request_id] = tracked
             if params := getattr(request, "kv_transfer_params", None):
                 self._switches.apply(tracked, params)
@@ -442,11 +460,49 @@ class SchedulerSide:
                     self.saves.notes = True
         return tracked
 
+    def _add_adapted(self, tracked: Tracked) -> None:
+        """Key a request with a LoRA adapter that has arrived, if the adapter's content is known."""
+        request = tracked.request
+        tracked.unkeyed = True
+        # The encoder may have an adapter too, a session's later turns replace hashes, and a request
+        # may tell vLLM to load its adapter again in each of its steps.
+        tracked.never_keyed = bool(
+            self._following or getattr(request, "mm_features", None) or getattr(request, "resumable", False)
+            or getattr(request.lora_request, "load_inplace", False)
+        )  # fmt: skip
+        if self._adapters.add(tracked):
+            self.new_weights()
+        if self._adapters.mixed(tracked):
+            name = request.lora_request.lora_name
+            for other in (tracked, *self._tracked.values()):
+                lora = getattr(other.request, "lora_request", None)
+                if lora is not None and lora.lora_name == name:
+                    self._promises.forget(other)
+                    unkey(other)
+                    other.never_keyed = True
+        self._adapters.key(tracked)
+        self.counts.adapters_unknown += tracked.unkeyed
+
+    def _adapters_reported(self, some: Sequence[LoadedAdapter]) -> None:
+        """Key the requests whose adapters have become known, after the others were unkeyed."""
+        self._calm = False
+        changed, known, stale = self._adapters.report(some)
+        if stale:
+            self.new_weights()
+        for tracked in self._tracked.values():
+            lora = getattr(tracked.request, "lora_request", None)
+            if lora is None:
+                continue
+            if lora.lora_int_id in changed:
+                unkey(tracked)
+            if lora.lora_int_id in known and tracked.unkeyed and self._adapters.key(tracked) and tracked.admitted:
+                self._schedule.add(tracked)
+
     def _begin_transfer(self, tracked: Tracked, params: Any) -> None:
         """Open the transfer of a request that has arrived, or note the one that it is to
         receive.
         """
-        if params.get("do_remote_decode") is True and self._may_save and not tracked.bypass:
+        if params.get("do_remote_decode") is True and self._may_save and not (tracked.bypass or tracked.unkeyed):
             self._transfers.offer(tracked, params, time.monotonic())
         elif params.get("do_remote_prefill") is True and self._may_load:
             tracked.wanted = wanted(params, tracked.request.request_id)
@@ -477,14 +533,15 @@ class SchedulerSide:
             self._may_load
             and self._agent.switches.loads == 1
             and (not self._stopped or tracked.wanted is not None)
-            and not (tracked.bypass or tracked.no_load or tracked.load)
+            and not (tracked.bypass or tracked.unkeyed or tracked.no_load or tracked.load)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
         )
 
     def _saving(self, tracked: Tracked) -> bool:
         present = self._agent.session is not None and self._agent.switches.saves == 1
         awaited = not self._stopped or tracked.offer is not None
-        return self._may_save and present and awaited and not (tracked.bypass or tracked.stale or tracked.no_save)
+        barred = tracked.bypass or tracked.unkeyed or tracked.stale or tracked.no_save
+        return self._may_save and present and awaited and not barred
 
     def _limit(self, request: Any) -> int:
         """Return how many tokens of a request may be saved at all."""

@@ -15,6 +15,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
+from kvagent.vllm.worker.adapters import LoadedAdapters, listen
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
 from kvagent.vllm.worker.stages import calling_layers
@@ -41,6 +42,7 @@ class WorkerCalls:
     _worker: WorkerSide | None = None
     _sync: Sync | None = None
     _memory: Memory | None = None
+    _adapters: LoadedAdapters | None = None
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
@@ -66,6 +68,8 @@ class WorkerCalls:
             calling=calling_layers(self._vllm_config) if self._layerwise else None,
         )
         self._sync = self._sync or make_sync(self._memory.device)
+        if self._adapters is None and (lora := getattr(self._vllm_config, "lora_config", None)) is not None:
+            self._adapters = listen(lora)
         if backends := used_backends(self._vllm_config, self._config):
             self._identity = with_resolved(self._identity, backends)
         budget = self._options.cpu_bytes_to_use_per_rank
@@ -76,7 +80,7 @@ class WorkerCalls:
                 link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
                 resolved=backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
-                stages=self._memory.stages,
+                stages=self._memory.stages, adapters=self._adapters,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
@@ -164,6 +168,9 @@ class WorkerCalls:
 
     def _leave_worker(self) -> None:
         worker, self._worker = self._worker, None
+        if self._adapters is not None:
+            self._adapters.close()
+            self._adapters = None
         if worker is not None and not worker.close():
             self._retain(worker, lambda: False)
             self._sync = None

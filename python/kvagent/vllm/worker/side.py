@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.worker.adapters import LoadedAdapters
     from kvagent.vllm.worker.stages import Stages
     from kvagent.vllm.worker.sync import Clock
 
@@ -120,11 +121,13 @@ class WorkerSide:
     def __init__(
         self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
-        sync_wait_s: float = 0.25, stages: Stages | None = None,
+        sync_wait_s: float = 0.25, stages: Stages | None = None, adapters: LoadedAdapters | None = None,
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
         ``generation``. ``stages``: those of the memory, if steps wait layer by layer.
+        ``adapters``: the LoRA adapters that vLLM loads.
         """
+        self._adapters = adapters
         self.counts = WorkerCounts()
         self._generation = generation
         self._use_generation = use_generation
@@ -244,7 +247,9 @@ class WorkerSide:
     def report(self) -> Report | None:
         """Return what the scheduler's side has to learn since the last call, or None."""
         report = self._report
-        if not (report.outcomes or report.late or report.workers or report.moved):
+        if self._adapters is not None:
+            report.adapters = self._adapters.take()
+        if not (report.outcomes or report.late or report.workers or report.moved or report.adapters):
             return None
         self._report = Report()
         return report
@@ -365,7 +370,7 @@ class WorkerSide:
             attachment = None
         elif attachment is not None:
             self._mismatch = None
-            if attachment.registered.space != plan.space:
+            if attachment.registered.space != plan.space or not self._same_adapters(plan):
                 attachment = None
         inflight = InflightJob(plan, attachment)
         for part, sections in enumerate(parts):
@@ -382,6 +387,15 @@ class WorkerSide:
         if isinstance(plan, LoadJob):
             inflight.deadline = time.monotonic() + plan.deadline_s
         self._jobs[plan.job] = inflight
+
+    def _same_adapters(self, plan: SaveJob | LoadJob) -> bool:
+        """Return whether the LoRA adapters that a job is for are those that computed its blocks, or
+        will compute what follows them.
+        """
+        if not plan.adapters or self._adapters is None:
+            return not plan.adapters
+        check = self._adapters.stays if isinstance(plan, LoadJob) else self._adapters.current
+        return check(plan.adapters)
 
     def _check_agent(self, attachment: Attachment) -> None:
         """Join the agent that the scheduler plans for, if it has done so for a while: plans in
@@ -489,6 +503,8 @@ class WorkerSide:
     def _finish(self, inflight: InflightJob) -> None:
         """Record a job's outcome; its blocks are free."""
         plan, statuses = inflight.plan, inflight.statuses
+        if isinstance(plan, LoadJob) and not self._same_adapters(plan):
+            statuses = bytes([BlockStatus.FAILED]) * plan.blocks  # another adapter's than will compute the rest
         self._report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
             self._words.clear_revoke(plan.revoke)

@@ -1,0 +1,182 @@
+"""Requests with LoRA adapters: their blocks are keyed by the adapter's content, not by its name.
+
+vLLM's block hash covers the name (and since 0.31 the path) that a request gives, while the content
+is what the workers have loaded under vLLM's number of the adapter. So the keys of such a request
+are hashes of the hashes that it would have without an adapter and of the digest of the content.
+Until all workers have reported the same digest, its requests are uncached.
+
+The engine's own cache goes by vLLM's hashes. Under one name it may have blocks of several contents
+if the content changed, or if the name's requests had several numbers. A request that finds such
+blocks must not be saved: the caller is told to treat all blocks as stale (``new_weights``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvagent.vllm.plan import LoadedAdapter
+    from kvagent.vllm.scheduler.requests import Tracked
+
+MAX_KNOWN = 4096  # adapters, and names
+
+
+@dataclass(slots=True)
+class Content:
+    """What the workers have loaded under a number."""
+
+    serial: int
+    digests: list[bytes] = field(default_factory=list)
+    """One of each worker that has reported it."""
+    digest: bytes = b""
+    """Empty unless all workers have reported the same."""
+    leftover: bool = False
+    """Whether the engine's own cache may have blocks of unknown content under the number."""
+
+
+class Adapters:
+    """The adapters of one engine, and the names under which its requests use them."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._contents: OrderedDict[int, Content] = OrderedDict()
+        self._alive: dict[str, Counter[int]] = {}  # by name: the numbers of its requests
+        self._last: OrderedDict[str, int] = OrderedDict()  # by name: the number of its last request
+        self._forgot = False  # whether a name was dropped from it
+        self._mixed: set[str] = set()  # names whose requests have, or had at once, several numbers
+
+    def add(self, tracked: Tracked) -> bool:
+        """Add a request that has arrived, with a LoRARequest.
+
+        Return whether the engine's own cache may have blocks of another adapter under its name.
+        """
+        lora = tracked.request.lora_request
+        name, number = str(lora.lora_name), int(lora.lora_int_id)
+        alive = self._alive.setdefault(name, Counter())
+        alive[number] += 1
+        if len(alive) > 1:
+            self._mixed.add(name)
+        before = self._last.pop(name, None)
+        self._last[name] = number
+        if len(self._last) > MAX_KNOWN:
+            self._last.popitem(last=False)
+            self._forgot = True
+        return len(alive) == 1 and (before != number if before is not None else self._forgot)
+
+    def remove(self, tracked: Tracked) -> bool:
+        """Remove a request. Return whether its name has only one adapter again, so that the blocks
+        in the engine's own cache have to be treated as stale.
+        """
+        lora = tracked.request.lora_request
+        name, number = str(lora.lora_name), int(lora.lora_int_id)
+        alive = self._alive[name]
+        alive[number] -= 1
+        if not alive[number]:
+            del alive[number]
+        if not alive:
+            del self._alive[name]
+        if name not in self._mixed or len(alive) > 1:
+            return False
+        self._mixed.discard(name)
+        return True
+
+    def mixed(self, tracked: Tracked) -> bool:
+        """Return whether requests of a request's name have several adapters."""
+        return str(tracked.request.lora_request.lora_name) in self._mixed
+
+    def key(self, tracked: Tracked) -> bool:
+        """Key a request by the content of its adapter. Return False if that is not known."""
+        lora = tracked.request.lora_request
+        content = self._contents.get(int(lora.lora_int_id))
+        hasher = getattr(tracked.request, "_block_hasher", None)
+        if content is None or not content.digest or hasher is None or tracked.never_keyed:
+            return False
+        tracked.request = Adapted(tracked.request, hasher, content.digest)
+        tracked.unkeyed = False
+        tracked.adapters = ((int(lora.lora_int_id), content.serial),)
+        return True
+
+    @property
+    def known(self) -> bool:
+        """Whether any adapter was loaded."""
+        return bool(self._contents)
+
+    def all(self) -> tuple[tuple[int, int], ...]:
+        """Return all adapters whose content is known."""
+        return tuple((number, one.serial) for number, one in self._contents.items() if one.digest)
+
+    def report(self, some: Iterable[LoadedAdapter]) -> tuple[set[int], set[int], bool]:
+        """Handle what workers have reported.
+
+        Return the numbers whose content has changed, those whose content has become known, and
+        whether the blocks in the engine's own cache have to be treated as stale.
+        """
+        changed: set[int] = set()
+        became: set[int] = set()
+        stale = False
+        for one in some:
+            content = self._contents.get(one.number)
+            if content is None or one.serial > content.serial:
+                changed.add(one.number)
+                stale |= content is not None and bool(content.digest)
+                leftover = content is not None and not content.digest
+                self._contents[one.number] = content = Content(one.serial, leftover=leftover)
+                self._contents.move_to_end(one.number)
+                if len(self._contents) > MAX_KNOWN:
+                    self._contents.popitem(last=False)
+            if one.serial == content.serial and one.digest:
+                content.digests.append(one.digest)
+                if content.digests == [one.digest] * self._world:
+                    content.digest = one.digest
+                    became.add(one.number)
+                    stale |= content.leftover
+        return changed, became, stale
+
+
+def unkey(tracked: Tracked) -> None:
+    """Stop saving and loading a request, since its adapter is not what it was."""
+    if isinstance(tracked.request, Adapted):
+        tracked.request = tracked.request.plain
+    tracked.unkeyed = True
+
+
+class _Plain:
+    """A request of vLLM as one without an adapter, with the hashes that it has then."""
+
+    lora_request = None
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self.block_hashes: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+class Adapted:
+    """A request of vLLM whose block hashes depend on its adapter's content, whatever its name."""
+
+    def __init__(self, request: Any, hasher: Any, digest: bytes) -> None:
+        """``hasher``: vLLM's function that returns a request's further block hashes."""
+        self.plain = request
+        self._unadapted = _Plain(request)
+        self._hasher = hasher
+        self._digest = digest
+        self._keys: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+    @property
+    def block_hashes(self) -> list[bytes]:
+        """Return keys in place of vLLM's hashes, as many as there are by now."""
+        if len(self._keys) < len(self.plain.block_hashes):
+            hashes = self._unadapted.block_hashes
+            hashes += self._hasher(self._unadapted)
+            self._keys += [hashlib.sha256(self._digest + one).digest() for one in hashes[len(self._keys) :]]
+        return self._keys

@@ -1,0 +1,196 @@
+"""Which LoRA adapters a worker has loaded: the content of each, by vLLM's adapter number.
+
+vLLM names an adapter by its number and keeps what it loaded under that, whatever a request's name
+and path say, and whatever has become of the files since. So the content is learned where vLLM loads
+it: its files are stated before and after, and digested later by a thread of its own. The digest
+counts only if the files are still as they were, and had not changed shortly before the load.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from kvagent.vllm.plan import LoadedAdapter
+from kvagent.weights import files
+from kvagent.weights.digest_cache import State, now_ns
+from kvagent.weights.samples import Unreadable
+
+READ = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt",
+        "new_embeddings.safetensors", "new_embeddings.bin")  # fmt: skip
+"""The files of an adapter that vLLM may read."""
+SETTLED_NS = 50_000_000
+"""A file that changed less than this before a load may change again under the same time stamp: a
+few ticks of the clock that stamps files.
+"""
+MAX_ADAPTERS = 4096  # whose content is known; vLLM keeps fewer loaded
+_CONFIGURED = ("lora_dtype", "target_modules", "enable_mixed_moe_lora_format", "enable_moe_shared_loras")
+"""The options of vLLM's LoRAConfig that change what an adapter computes."""
+_MARK = "_kvagent_listens"
+
+log = logging.getLogger("vllm.kvagent")
+
+
+class LoadedAdapters:
+    """The adapters that one worker has loaded. ``close`` waits for its thread.
+
+    The serial of a content is the count of loads, of whatever adapter, when it was first loaded. So
+    it never comes back, ranks agree on it, and the scheduler's plans can name what they are for.
+    """
+
+    def __init__(self, config: Any) -> None:
+        """``config``: vLLM's LoRAConfig, the very object that the worker's manager has."""
+        self.config = config
+        self._loads = 0
+        self._serials: OrderedDict[int, int] = OrderedDict()
+        self._states: dict[int, tuple[tuple[str, State], ...]] = {}
+        self._requests: dict[int, Any] = {}  # the LoRARequests with which they were loaded
+        self._manager: Any = None  # a weak reference to vLLM's manager
+        self._lock = threading.Lock()
+        self._news: list[LoadedAdapter] = []  # guarded by the lock, as the thread adds to it
+        self._thread = ThreadPoolExecutor(1, "adapters")
+
+    def current(self, adapters: tuple[tuple[int, int], ...]) -> bool:
+        """Return whether the adapters with these numbers are still loaded as of these serials."""
+        return all(self._serials.get(number) == serial for number, serial in adapters)
+
+    def stays(self, adapters: tuple[tuple[int, int], ...]) -> bool:
+        """Return whether these adapters are loaded as of these serials, or will be again: vLLM may
+        have dropped one, and then loads whatever its files hold by the time it is needed.
+        """
+        manager = None if self._manager is None else self._manager()
+        if not self.current(adapters) or manager is None:
+            return False
+        kept = manager.list_adapters()
+        return all(
+            number in kept or self.states(self._requests[number]) == self._states[number] for number, _ in adapters
+        )
+
+    def take(self) -> tuple[LoadedAdapter, ...]:
+        """Return what has become known since the last call."""
+        if not self._news:  # the usual case
+            return ()
+        with self._lock:
+            news, self._news = tuple(self._news), []
+        return news
+
+    def close(self) -> None:
+        """Wait for the digest in progress, and begin no other."""
+        _listening.discard(self)
+        self._thread.shutdown(cancel_futures=True)
+
+    def states(self, request: Any) -> tuple[tuple[str, State], ...]:
+        """Return the states of the files that vLLM reads for a LoRARequest; none if they
+        are not here.
+        """
+        if getattr(request, "tensorizer_config_dict", None):
+            return ()  # vLLM reads another folder
+        try:
+            return _states(_folder(request))
+        except OSError:
+            return ()
+
+    def loaded(self, manager: Any, request: Any, before: tuple[tuple[str, State], ...], begun: int) -> None:
+        """Record that vLLM's manager has loaded an adapter, whose files were in these states
+        ``before``.
+        """
+        number = int(request.lora_int_id)
+        self._manager, self._requests[number] = weakref.ref(manager), request
+        self._loads += 1
+        settled = all(state.changed + SETTLED_NS < begun for _, state in before)
+        stable = bool(before) and settled and self.states(request) == before
+        if stable and self._states.get(number) == before:
+            return  # vLLM had dropped it, or was told to load it again
+        self._states[number] = before if stable else ()
+        serial = self._serials[number] = self._loads
+        self._serials.move_to_end(number)
+        if len(self._serials) > MAX_ADAPTERS:
+            oldest, _ = self._serials.popitem(last=False)
+            del self._states[oldest], self._requests[oldest]
+        self._add(LoadedAdapter(number, serial))
+        if stable:
+            self._thread.submit(self._digest, request, before, number, serial)
+        else:
+            log.info("LoRA adapter %s: its files are not here, or just changed: it is not cached", request.lora_name)
+
+    def _digest(self, request: Any, states: tuple[tuple[str, State], ...], number: int, serial: int) -> None:
+        folder = _folder(request)
+        about = [f"LoRA {getattr(request, 'is_3d_lora_weight', False)}"]
+        about += [f"{name} {getattr(self.config, name, None)}" for name in _CONFIGURED]
+        try:
+            found = {name: files.files(folder / name)[name] for name, _ in states}
+            digest = files.digest(found, about, None)
+            unchanged = _states(folder) == states
+        except (Unreadable, OSError) as error:
+            log.warning("LoRA adapter %s: %s: it is not cached", request.lora_name, error)
+            return
+        if unchanged:
+            self._add(LoadedAdapter(number, serial, hashlib.sha256(digest.encode()).digest()))
+        else:
+            log.info("LoRA adapter %s: its files changed after it was loaded: it is not cached", request.lora_name)
+
+    def _add(self, one: LoadedAdapter) -> None:
+        with self._lock:
+            self._news.append(one)
+
+
+_listening: weakref.WeakSet[LoadedAdapters] = weakref.WeakSet()
+
+
+def listen(config: Any) -> LoadedAdapters | None:
+    """Return the adapters of a worker from now on. None: this vLLM does not let them be seen."""
+    from vllm.lora import worker_manager
+
+    manager = worker_manager.WorkerLoRAManager
+    load = getattr(manager, "_load_adapter", None)
+    if load is None or any("_load_adapter" in vars(cls) for cls in manager.__subclasses__()):
+        log.warning("LoRA: this vLLM loads adapters in another way: their requests are not cached")
+        return None
+    if not hasattr(load, _MARK):
+        manager._load_adapter = _observed(load)
+    adapters = LoadedAdapters(config)
+    _listening.add(adapters)
+    return adapters
+
+
+def _observed(load: Any) -> Any:
+    """Return vLLM's method that loads an adapter, with a record of each load."""
+
+    @functools.wraps(load)
+    def observed(self: Any, lora_request: Any) -> Any:
+        listeners = [one for one in _listening if one.config is self.lora_config]
+        begun, before = now_ns(), [one.states(lora_request) for one in listeners]
+        loaded = load(self, lora_request)
+        for one, states in zip(listeners, before, strict=True):
+            one.loaded(self, lora_request, states, begun)
+        return loaded
+
+    setattr(observed, _MARK, True)
+    return observed
+
+
+def _folder(request: Any) -> Path:
+    """Return the folder that vLLM reads a path as; one of the hub is not found."""
+    return Path(str(request.lora_path)).expanduser().absolute()
+
+
+def _states(folder: Path) -> tuple[tuple[str, State], ...]:
+    """Return the states of the files that are there. Each is opened: a network's file system may
+    answer from memory else.
+    """
+    found = []
+    for name in READ:
+        try:
+            with (folder / name).open("rb") as file:
+                found.append((name, State.of(os.fstat(file.fileno()))))
+        except FileNotFoundError:
+            continue
+    return tuple(found)
