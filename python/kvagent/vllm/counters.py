@@ -68,6 +68,10 @@ class WorkerCounts:
     loads_late: int = 0
 
 
+GAUGES = {
+    "uncached": "1 if the engine cannot be served and runs without the agent; its log says why.",
+}
+
 HELP = {
     "lookups": "Look-ups that reserve.",
     "lookups_unanswered": "Look-ups that the agent did not answer in time.",

@@ -89,8 +89,12 @@ class StepPlan:
     """
     decoding: int = 0
     """The number of requests if each of them computes its next token and none is new, else 0."""
+    uncached: bool = False
+    """Whether the engine is served without the agent, for good."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.uncached:
+            return uncached_plan, ()
         if self is _CALM.get(self.decoding):
             return calm_plan, (self.decoding,)
         return StepPlan, (
@@ -111,6 +115,14 @@ def calm_plan(requests: int) -> StepPlan:
     if plan is None:
         plan = _CALM[requests] = StepPlan(decoding=requests)
     return plan
+
+
+def uncached_plan() -> StepPlan:
+    """Return the plan of every step of an engine that is served without the agent."""
+    return _UNCACHED
+
+
+_UNCACHED = StepPlan(uncached=True)
 
 
 @dataclass(slots=True)
@@ -145,6 +157,8 @@ class Report:
     """Serial numbers of the weights generations that workers have switched to, one per worker."""
     waited: dict[int, float] = field(default_factory=dict)
     """The time in seconds of each load that a step waited for, in the slowest worker."""
+    unsupported: str = ""
+    """Why a worker cannot be served: the engine is to be served without the agent."""
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
@@ -155,11 +169,12 @@ class Report:
         for job, seconds in other.waited.items():
             waited[job] = max(seconds, waited.get(job, 0.0))
         return Report(
-            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited
+            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
+            self.unsupported or other.unsupported,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.workers, self.moved, self.waited)
+        return Report, (self.outcomes, self.late, self.workers, self.moved, self.waited, self.unsupported)
 
 
 @dataclass(slots=True)

@@ -360,6 +360,22 @@ class SchedulerSide:
             counted |= {f"saves_{field.name}": getattr(counts, field.name) for field in fields(counts)}
         return counted
 
+    def retire(self) -> None:
+        """Leave the agent for good: nothing is saved or loaded any more. What is in flight ends as
+        if the agent had gone, except that ranks which it serves still read: their saves are
+        revoked.
+        """
+        self._may_save = self._may_load = False
+        self._agent.close()
+        self._react(SessionChange(ended=True))
+        if self.saves is not None:
+            self.saves.drop()
+            self._revokes += self.saves.revoke(offers=True)
+
+    def retired(self) -> bool:
+        """Return whether nothing is in flight after ``retire``."""
+        return not (self._waiting() or self._revokes or self._transfers.busy())
+
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
         self._agent.close()
