@@ -56,7 +56,41 @@ SWITCHES = "tests/test_vllm_switches.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
 PEERS = "tests/test_vllm_peer_options.py"
+TAILS = "tests/test_vllm_tails.py"
+TURNS = "tests/vllm/test_tails.py"
+UNCACHED = "tests/vllm/test_uncached.py"
 MUTANTS = [
+    Mutant("the tail of a prompt is dropped", "scheduler/saves.py",
+        "            self.batch.keep_rest(tracked, tokens)\n", "            pass\n",
+        "saved_to_their_end and fit", "assert \\d+ == 960", where=TURNS),
+    Mutant("a block is saved in its turn though it was evicted", "scheduler/tails.py",
+        "if unsaved.block_hash != block.block_hash or self._blocks.is_stale(block):",
+        "if self._blocks.is_stale(block):",
+        "served_right and 128", "Error", where=TURNS),
+    Mutant("a preemption revokes the saves of all", "scheduler/side.py",
+        "saves.revoke(in_use=self._stopped or saves.blocks.withheld())", "saves.revoke()",
+        "preemption_revokes", "assert 2 == 1", where=TAILS),
+    Mutant("what is revoked after the end of its request is lost", "scheduler/saves.py",
+        "            if run.unsaved or _over(run):\n                self._again(run, 0)",
+        "            if run.unsaved:\n                self._again(run, 0)",
+        "revoked_are_made_again", "assert 4 == 8", where=TAILS),
+    Mutant("an idle engine offers for ever", "scheduler/tails.py",
+        "if unsaved.tries + 1 < MAX_TRIES:", "if unsaved.tries >= 0:",
+        "never_takes", "assert", where=TAILS),
+    Mutant("a rank keeps to itself that it cannot be served", "worker/calls.py",
+        '        self._worker.refuse(f"rank', '        str(f"rank',
+        "rank_that_alone", "assert", where=UNCACHED),
+    Mutant("workers stay with the agent in an uncached engine", "worker/calls.py",
+        "if (plan := _plan(connector_metadata)).uncached:", "if not (plan := _plan(connector_metadata)):",
+        "scheduler_that_alone", "assert", where=UNCACHED),
+    Mutant("an uncached engine does not tell the agent", "scheduler/calls.py",
+        "        self._scheduler = UncachedScheduler()\n        self._say_uncached()\n",
+        "        self._scheduler = UncachedScheduler()\n",
+        "computes_everything and False-False", "the reason in the agent's list", where=UNCACHED),
+    Mutant("a mistake in the options is served uncached", "connector.py",
+        "        except Unsupported as error:\n            if self._options",
+        "        except ValueError as error:\n            if self._options",
+        "mistake_in_the_options", "DID NOT RAISE", where=UNCACHED),
     Mutant("a layer does not wait for its part of a load", "worker/layer_loads.py",
         "self._stages.needed.get(layer, self._stages.count)", "0",
         "the_first_layer_computes and v2-async", "AssertionError: warm", where=LAYERWISE),
