@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvagent.vllm.geometry import Unsupported, ranks, replicated
+from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import _distribution
 from kvagent.vllm.worker.memory import memory
 from tests.cells import (
@@ -67,12 +68,7 @@ def test_replicated_heads_are_one_range_for_any_size() -> None:
 @pytest.mark.parametrize(
     ("config", "shared", "said"),
     [
-        (config_of(2, 1, 8), (3, 1), "share_tp: 3, allowed is a multiple of this engine's own size, 2"),
-        (config_of(1, 2, 8), (1, 3), "share_pp: 3, allowed is a multiple of this engine's own size, 2"),
         (config_of(1, 1, 6), (4, 1), "4, and 6 KV heads"),
-        (config_of(1, 2, 8, layers=9), (1, 4), "and this engine's at 5 too"),
-        (config_of(1, 1, 64, layers=64), (64, 64), "make 4096 cells, allowed is 1 to 256"),
-        (config_of(1, 1, 8), (1, 8), "8 pipeline stages of 4 layers"),
         (config_of(1, 1, 8, MambaSpec), (2, 1), "is of MambaSpec"),
         (config_of(1, 1, 8, page_size_padded=512), (2, 1), "page_size_padded 512"),
         (config_of(1, 1, 8, num_head_slots=16), (2, 1), "num_head_slots 16"),
@@ -82,6 +78,24 @@ def test_replicated_heads_are_one_range_for_any_size() -> None:
 )
 def test_what_cannot_be_split_is_refused(config: Any, shared: tuple[int, int], said: str) -> None:
     with pytest.raises(Unsupported, match=said):
+        cells_of(config, *shared)
+
+
+@pytest.mark.parametrize(
+    ("config", "shared", "said"),
+    [
+        (config_of(2, 1, 8), (3, 1), "share_tp: 3, allowed is a multiple of this engine's own size, 2"),
+        (config_of(1, 2, 8), (1, 3), "share_pp: 3, allowed is a multiple of this engine's own size, 2"),
+        (config_of(1, 2, 8, layers=9), (1, 4), "and this engine's at 5 too"),
+        (config_of(1, 1, 64, layers=64), (64, 64), "make 4096 cells, allowed is 1 to 256"),
+        (config_of(1, 1, 8), (1, 8), "8 pipeline stages of 4 layers"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_engine_are_a_mistake_in_the_options(
+    config: Any, shared: tuple[int, int], said: str
+) -> None:
+    """They end the start; a model that cannot be split does so only on request."""
+    with pytest.raises(OptionError, match=said):
         cells_of(config, *shared)
 
 
@@ -101,7 +115,7 @@ def test_stages_of_other_sizes_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     plain = cells_of(config_of(1, 1, 8, layers=8), 1, 2)
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "3,5")
     for shared in ((1, 2), (1, 4), (2, 0)):
-        with pytest.raises(Unsupported, match=r"this engine's at 3 too \(VLLM_PP_LAYER_PARTITION 3,5\)"):
+        with pytest.raises(OptionError, match=r"this engine's at 3 too \(VLLM_PP_LAYER_PARTITION 3,5\)"):
             cells_of(config_of(1, 2, 8, layers=8), *shared)
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "2,6")
     assert cells_of(config_of(1, 2, 8, layers=8), 0, 4)

@@ -233,6 +233,10 @@ def test_ranks() -> None:
     assert [shard(rank, 4, replicas) for rank in range(8)] == [0] * 4 + [1] * 4
     with pytest.raises(Unsupported, match="nodes"):
         ranks(SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=2), _config(FullAttentionSpec))
+    for name in ("decode", "prefill"):
+        both = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, **{f"{name}_context_parallel_size": 2})
+        with pytest.raises(Unsupported, match=f"{name}_context_parallel_size 2: .*; start it without --{name}-context"):
+            ranks(both, _config(MLAAttentionSpec))
     with pytest.raises(Unsupported, match="128 ranks, allowed is 1 to 64"):
         ranks(SimpleNamespace(tensor_parallel_size=128, pipeline_parallel_size=1), _config(FullAttentionSpec))
 
@@ -537,7 +541,7 @@ def test_hashes_that_can_be_forged_are_refused_where_tenants_share(
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     for tenant, fine in (("", algorithm), ("t", "sha256"), ("t", "sha256_cbor")):
         _identity(tenant, model__model="nowhere", cache__prefix_caching_hash_algo=fine)
-    with pytest.raises(Unsupported, match=f"prefix_caching_hash_algo {algorithm}.* sha256 or sha256_cbor"):
+    with pytest.raises(OptionError, match=f"prefix_caching_hash_algo {algorithm}.* sha256 or sha256_cbor"):
         _identity("t", model__model="nowhere", cache__prefix_caching_hash_algo=algorithm)
     monkeypatch.delenv("PYTHONHASHSEED")
     _identity("t", model__model="nowhere", cache__prefix_caching_hash_algo=algorithm)  # of a random seed

@@ -48,7 +48,8 @@ def export(driver: Driver, number: int, address: int, size: int) -> Exported:
         return _pieces(driver, number, address, size)
     raise NotExportable(
         "the KV cache lies in GPU memory that was made without a handle for other processes. vLLM's sleep mode "
-        "allocates so: start it without --enable-sleep-mode. So do torch's cudaMallocAsync backend and, in some "
+        "(--enable-sleep-mode, --enable-cumem-allocator) allocates so, except on GPUs where vLLM 0.33 and newer ask "
+        "for one: start it without --enable-sleep-mode. So do torch's cudaMallocAsync backend and, in some "
         "versions, its expandable segments: remove backend:cudaMallocAsync and expandable_segments:True "
         "from PYTORCH_CUDA_ALLOC_CONF (PYTORCH_ALLOC_CONF)"
     )

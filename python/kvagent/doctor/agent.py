@@ -8,6 +8,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from kvagent.doctor.finding import Finding
+from kvagent.vllm.uncached import PAIR as UNCACHED
 from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
             'an engine that runs with the connector logs why, in lines with "kvagent:": look there',
         )
     for engine in listed:
+        if reason := _uncached(engine):
+            yield Finding(
+                f"engine {engine.get('instance')} is served UNCACHED, so every prompt is computed: {reason}",
+                'change what the reason names (docs/VLLM.md, "What is not supported"), or let such a start fail with '
+                '"on_unsupported": "fail" in kv_connector_extra_config',
+            )
+            continue
         ranks = sum(1 for one in engine.get("sessions", []) if one.get("role") == "worker" and one.get("registered"))
         scheduler = any(one.get("role") == "scheduler" for one in engine.get("sessions", []))
         text = f"engine {engine.get('instance')}: space {engine.get('space')}, {ranks} of {engine.get('world')} ranks"
@@ -82,6 +90,12 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield from _generation(engine)
     if listed:
         yield _hits(status)
+
+
+def _uncached(engine: Mapping[str, Any]) -> str:
+    """Return why an engine is served without the agent, or an empty string."""
+    identity = engine.get("identity")
+    return str(identity.get(UNCACHED, "")) if isinstance(identity, dict) else ""
 
 
 def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
@@ -106,10 +120,11 @@ def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
 def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield which keys of the engines' identities differ."""
     spaces: dict[str, Mapping[str, Any]] = {}
-    for engine in _engines(status):
+    served = [engine for engine in _engines(status) if not _uncached(engine)]
+    for engine in served:
         spaces.setdefault(str(engine.get("space")), engine)
-    if len(spaces) == 1 and len(_engines(status)) > 1:
-        yield Finding(f"all {len(_engines(status))} engines share one space")
+    if len(spaces) == 1 and len(served) > 1:
+        yield Finding(f"all {len(served)} engines share one space")
     for one, other in itertools.islice(itertools.combinations(spaces.values(), 2), MAX_PAIRS):
         yield _difference(one, other)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SHARDS
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.options import OptionError
 from kvagent.vllm.specs import MLA, group_spec
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Cell:
 def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) -> Cells | None:
     """Return the model's cells, or None if neither size is given (0).
 
-    Unsupported says what cannot be split.
+    Unsupported says what cannot be split, OptionError which size does not fit the engine's own.
     """
     if not share_tp and not share_pp:
         return None
@@ -92,19 +93,19 @@ def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) 
     share_tp, share_pp = share_tp or tp, share_pp or pp
     for name, own, shared in (("share_tp", tp, share_tp), ("share_pp", pp, share_pp)):
         if shared % own:
-            raise Unsupported(f"{name}: {shared}, allowed is a multiple of this engine's own size, {own}")
+            raise OptionError(f"{name}: {shared}, allowed is a multiple of this engine's own size, {own}")
     layers = int(model.get_total_num_hidden_layers())
     given = os.environ.get("VLLM_PP_LAYER_PARTITION")
     bounds, stages = _partition(layers, share_pp), _partition(layers, pp, given)
     if missing := sorted(set(stages) - set(bounds)):
-        raise Unsupported(
+        raise OptionError(
             f"share_pp: {share_pp} stages begin at layers {bounds[:-1]}, and this engine's at {missing[0]} too"
             + (f" (VLLM_PP_LAYER_PARTITION {given})" if given else "")
         )
     heads, ranges = _heads(vllm_config, kv_cache_config, tp, share_tp)
     found = Cells(bounds, ranges, heads, stages, tp)
     if found.count > MAX_SHARDS:
-        raise Unsupported(f"share_tp and share_pp make {found.count} cells, allowed is 1 to {MAX_SHARDS}")
+        raise OptionError(f"share_tp and share_pp make {found.count} cells, allowed is 1 to {MAX_SHARDS}")
     return found
 
 
@@ -144,7 +145,7 @@ def _partition(layers: int, stages: int, given: str | None = None) -> tuple[int,
             sizes[-i] += 1
     bounds = (0, *itertools.accumulate(sizes))
     if len(sizes) != stages or bounds[-1] != layers or min(sizes) < 1:
-        raise Unsupported(f"{stages} pipeline stages of {layers} layers: {sizes}")
+        raise OptionError(f"{stages} pipeline stages of {layers} layers: {sizes}")
     return bounds
 
 

@@ -18,16 +18,17 @@ from kvagent.vllm import geometry as geo
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import following_tokens
-from kvagent.vllm.geometry import check, hash_tokens, preferred_layout, whole_failures
+from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import LAZY, OptionError, Options, loads, parse, saves, translation
+from kvagent.vllm.options import FAIL, LAZY, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.state_rules import check_states
+from kvagent.vllm.uncached import MAX_REASON, Notice, notice, warn
 from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
@@ -51,6 +52,26 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         transfer = vllm_config.kv_transfer_config
         self._options: Options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
         self._config = kv_cache_config
+        self._deltas: list[CounterDeltas] = []
+        self._next_stats = 0.0
+        self._told_uncached = False
+        self._notice: Notice | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            _check_policy(transfer)
+            _log_translation(transfer)
+        try:
+            self._begin(vllm_config, role, kv_cache_config)
+        except Unsupported as error:
+            if self._options.on_unsupported == FAIL:
+                raise
+            self._uncached = str(error)
+            if role == KVConnectorRole.SCHEDULER:
+                warn(self._uncached)
+                self._end_scheduler()
+
+    def _begin(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        """Determine what is registered, and create the scheduler's part. Raise Unsupported."""
+        transfer = vllm_config.kv_transfer_config
         check(vllm.__version__, KVConnectorBase_V1)
         following = following_tokens(vllm_config, kv_cache_config)
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
@@ -63,11 +84,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__, self._cells
         )
         reasons = _reasons(vllm_config, self._options, self._identity)
-        self._deltas: list[CounterDeltas] = []
-        self._next_stats = 0.0
         if role == KVConnectorRole.SCHEDULER:
-            _check_policy(transfer)
-            _log_translation(transfer)
             _check_offload(self._options, vllm_config)
             unobserved = (
                 [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
@@ -86,7 +103,18 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
         A prefill engine has nothing but its blocks to deliver; other engines keep the output.
         """
-        return bool(self._vllm_config.kv_transfer_config.kv_role == "kv_producer" and self._options.transfers)
+        producer = self._vllm_config.kv_transfer_config.kv_role == "kv_producer"
+        return bool(producer and self._options.transfers and not self._uncached)
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:  # noqa: ARG003
+        """Return whether an engine with the connector may sleep.
+
+        It may: the connector withdraws the KV caches before and registers them again after it. KV
+        caches that vLLM's allocator made so that no other process can open them are refused when
+        they are registered, as all memory of that kind is.
+        """
+        return True
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
@@ -128,17 +156,32 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         grown: dict[str, int] = {}
         for delta in self._all_deltas():
             grown |= delta.take()
+        if self._uncached and not self._told_uncached:
+            self._told_uncached = True
+            grown["uncached"] = 1
         return Stats(data=grown) if grown else None
 
     def shutdown(self) -> None:
         """Leave the agent."""
         self._leave_scheduler()
         self._leave_worker()
+        if self._notice is not None:
+            self._notice.close()
+            self._notice = None
+
+    def _say_uncached(self) -> None:
+        """Tell the agent why the engine is served without it, now and after each of its starts."""
+        model = self._vllm_config.model_config
+        identity = {
+            "model": str(model.model)[:MAX_REASON], "dtype": str(model.dtype), "tenant": self._options.tenant,
+        }  # fmt: skip
+        registration = notice(str(self._vllm_config.kv_transfer_config.engine_id), identity, self._uncached)
+        self._notice = Notice(self._options.socket_dir, registration)
 
     def _all_deltas(self) -> list[CounterDeltas]:
         if not self._deltas:
             side = self._scheduler
-            if side is not None and side.saves is not None:
+            if isinstance(side, SchedulerSide) and side.saves is not None:
                 self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
             elif self._worker_deltas is not None:
                 self._deltas = [self._worker_deltas]

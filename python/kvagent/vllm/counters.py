@@ -57,7 +57,9 @@ class SaveCounts:
     refused: int = 0
     revoked: int = 0
     missed: int = 0
-    """With lazy offload, blocks that vLLM evicted before they were offered."""
+    """Blocks that vLLM evicted before they were offered: with lazy offload, or of ended requests
+    that waited for their turn.
+    """
 
 
 @dataclass(slots=True)
@@ -69,6 +71,10 @@ class WorkerCounts:
     loads_failed: int = 0
     loads_late: int = 0
 
+
+GAUGES = {
+    "uncached": "1 if the engine cannot be served and runs without the agent; its log says why.",
+}
 
 HELP = {
     "lookups": "Look-ups that reserve.",
@@ -100,7 +106,7 @@ HELP = {
     "saves_existed": "Blocks that the agent already had.",
     "saves_refused": "Blocks that the agent did not store.",
     "saves_revoked": "Blocks whose save was revoked: for lack of free blocks, or because it took too long.",
-    "saves_missed": "Blocks that the engine evicted before they were offered, with lazy offload.",
+    "saves_missed": "Blocks that the engine evicted before they were offered, as they waited for their turn.",
     "worker_saved": "Blocks stored, counted by every rank.",
     "worker_loaded": "Blocks loaded, counted by every rank.",
     "worker_loads_failed": "Failed loads, counted by every rank.",

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 class Unsupported(ValueError):
-    """A model or configuration that this connector does not support. The text says why."""
+    """A model, feature, memory or vLLM that this connector does not support. The text says why.
+
+    The engine starts and is served uncached, unless on_unsupported says otherwise. A mistake in the
+    options is an OptionError, which always ends the start.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,11 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
         raise Unsupported("an engine over several nodes: an agent serves the engines of its own node")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name, 1)) > 1:
-            raise Unsupported(f"{name} {getattr(parallel, name)}: only 1 is served")
+            raise Unsupported(
+                f"{name} {getattr(parallel, name)}: each rank has only some tokens of a block, interleaved, and a "
+                "shard is a range of heads and layers of all its tokens; start it without "
+                f"--{name.replace('_', '-')} (docs/decisions/2026-11-23-context-parallel.md)"
+            )
     tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
     replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
     if replicated(kv_cache_config):

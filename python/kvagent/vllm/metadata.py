@@ -8,7 +8,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvagent.vllm.counters import HELP
+from kvagent.vllm.counters import GAUGES, HELP
 from kvagent.vllm.plan import Report, StepPlan
 
 
@@ -54,7 +54,9 @@ class Stats(KVConnectorStats):
 
 
 class PromMetrics(KVConnectorPromMetrics):
-    """One counter ``vllm:kvagent_..._total`` per name, present at zero from the start."""
+    """One counter ``vllm:kvagent_..._total`` per name of HELP, and one gauge ``vllm:kvagent_...``
+    per name of GAUGES, present at zero from the start.
+    """
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -64,12 +66,18 @@ class PromMetrics(KVConnectorPromMetrics):
             self._counters[name] = {
                 engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()
             }
+        self._gauges: dict[str, dict[int, Any]] = {}
+        for name, text in GAUGES.items():
+            gauge = self._gauge_cls(name=f"vllm:kvagent_{name}", documentation=text, labelnames=labelnames)
+            self._gauges[name] = {engine: gauge.labels(*values) for engine, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add the counters of a report."""
+        """Add the counters of a report; a gauge in it is 1, however many processes report it."""
         for name, value in transfer_stats_data.items():
             if name in self._counters and value > 0:
                 self._counters[name][engine_idx].inc(value)
+            elif name in self._gauges and value > 0:
+                self._gauges[name][engine_idx].set(1)
 
 
 def make_prom(vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> PromMetrics:

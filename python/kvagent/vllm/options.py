@@ -23,6 +23,7 @@ CPU_MEMORY = ("fd", "peer")
 MEDIA = ("content", "trust", "bypass")
 LOAD_MODES = ("async", "sync", "auto")
 EAGER, LAZY = "eager", "lazy"
+UNCACHED, FAIL = "uncached", "fail"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -130,6 +131,10 @@ class Options:
     """The least common multiple of the pipeline parallel sizes that share; 0: this engine's own."""
     start_wait_ms: float = 2_000.0
     """The longest that the engine's start waits for a running agent to accept its registration."""
+    on_unsupported: str = UNCACHED
+    """What an engine does that cannot be served. uncached: it starts, and computes every prompt.
+    fail: its start ends with an error.
+    """
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -153,6 +158,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
+    "on_unsupported": (UNCACHED, FAIL),
 }  # fmt: skip
 _DEFAULTS = {field.name: field.default for field in fields(Options)}
 

@@ -95,8 +95,12 @@ class StepPlan:
     """
     decoding: int = 0
     """The number of requests if each of them computes its next token and none is new, else 0."""
+    uncached: bool = False
+    """Whether the engine is served without the agent, for good."""
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.uncached:
+            return uncached_plan, ()
         if self is _CALM.get(self.decoding):
             return calm_plan, (self.decoding,)
         return StepPlan, (
@@ -117,6 +121,14 @@ def calm_plan(requests: int) -> StepPlan:
     if plan is None:
         plan = _CALM[requests] = StepPlan(decoding=requests)
     return plan
+
+
+def uncached_plan() -> StepPlan:
+    """Return the plan of every step of an engine that is served without the agent."""
+    return _UNCACHED
+
+
+_UNCACHED = StepPlan(uncached=True)
 
 
 @dataclass(slots=True)
@@ -166,6 +178,8 @@ class Report:
     """The time in seconds of each load that a step waited for, in the slowest worker."""
     adapters: tuple[LoadedAdapter, ...] = ()
     """What has become known of LoRA adapters, in each worker."""
+    unsupported: str = ""
+    """Why a worker cannot be served: the engine is to be served without the agent."""
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
@@ -177,11 +191,13 @@ class Report:
             waited[job] = max(seconds, waited.get(job, 0.0))
         return Report(
             outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
-            self.adapters + other.adapters,
+            self.adapters + other.adapters, self.unsupported or other.unsupported,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (self.outcomes, self.late, self.workers, self.moved, self.waited, self.adapters)
+        return Report, (
+            self.outcomes, self.late, self.workers, self.moved, self.waited, self.adapters, self.unsupported,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
 from kvagent.vllm.cells import whole_spec
-from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, replicated
+from kvagent.vllm.options import OptionError
 from kvagent.vllm.specs import STATE, WINDOW, group_spec
 from kvagent.vllm.weight_changes import LOADED
 from kvagent.vllm.weights import DUMMY, load_format, weights_digest
@@ -187,7 +188,7 @@ def with_resolved(pairs: tuple[tuple[str, str], ...], names: str) -> tuple[tuple
 
 
 def _check_hash(algorithm: str, tenant: str) -> None:
-    """Raise Unsupported if a client of one tenant could construct a prompt with another prompt's
+    """Raise OptionError if a client of one tenant could construct a prompt with another prompt's
     block hashes.
     """
     if tenant and algorithm in _WEAK_HASHES and os.environ.get("PYTHONHASHSEED") is not None:
@@ -195,7 +196,9 @@ def _check_hash(algorithm: str, tenant: str) -> None:
             f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant {tenant!r})"
         )
         hint = "start vLLM with --prefix-caching-hash-algo sha256 or sha256_cbor"
-        raise Unsupported(f"{given}: prompts can be constructed that have another tenant's block hashes; {hint}")
+        raise OptionError(
+            f"{given}: prompts can be constructed that have another tenant's block hashes; {hint}", "tenant"
+        )
 
 
 def _config(model: Any) -> str:

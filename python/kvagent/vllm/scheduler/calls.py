@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.scheduler.saves import WorkerRevocation
+from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import with_resolved
+from kvagent.vllm.uncached import UncachedScheduler, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.plan import WorkerInfo
-    from kvagent.vllm.scheduler.side import SchedulerSide
     from kvagent.vllm.weight_changes import LiveWeights
 
 log = logging.getLogger("vllm.kvagent")
@@ -23,11 +24,13 @@ log = logging.getLogger("vllm.kvagent")
 class SchedulerCalls:
     """A part of KVAgentConnector."""
 
-    _scheduler: SchedulerSide | None = None
+    _scheduler: SchedulerSide | UncachedScheduler | None = None
     _revocation: WorkerRevocation | None = None
     _workers: tuple[WorkerInfo, ...] = ()
     _ranks: Ranks
     _identity: tuple[tuple[str, str], ...]
+    _uncached: str = ""
+    """Why the engine is served without the agent; empty if it is not."""
     _live: LiveWeights | None = None
     """Samples of the weights, if the model is in the process of the program that uses the engine.
     """
@@ -65,14 +68,21 @@ class SchedulerCalls:
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
         """Return the plan of a step."""
-        return Metadata(self._side.plan(scheduler_output))
+        metadata = Metadata(self._side.plan(scheduler_output))
+        if self._uncached and isinstance(self._side, SchedulerSide) and self._side.retired():
+            self._end_scheduler()
+        return metadata
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Handle the workers' reports."""
         meta = connector_output.kv_connector_worker_meta
-        if isinstance(meta, WorkerMetadata):
+        if isinstance(meta, WorkerMetadata) and isinstance(self._side, SchedulerSide):
             self._side.report(meta.report)
-            if meta.report.workers:
+            if meta.report.unsupported and not self._uncached:
+                self._uncached = meta.report.unsupported
+                warn(self._uncached)
+                self._side.retire()
+            elif meta.report.workers and not self._uncached:
                 self._add_workers(meta.report.workers)
 
     def request_finished(
@@ -138,6 +148,16 @@ class SchedulerCalls:
         if self._scheduler is not None:
             self._scheduler.weights_named(version)
 
+    def _say_uncached(self) -> None:
+        """Tell the agent why the engine is served without it."""
+        raise NotImplementedError
+
+    def _end_scheduler(self) -> None:
+        """Plan no more: the workers leave the agent with the next step."""
+        self._leave_scheduler()
+        self._scheduler = UncachedScheduler()
+        self._say_uncached()
+
     def _leave_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
@@ -147,12 +167,13 @@ class SchedulerCalls:
             self._revocation = None
 
     @property
-    def _side(self) -> SchedulerSide:
+    def _side(self) -> SchedulerSide | UncachedScheduler:
         assert self._scheduler is not None, "a worker's connector, or one that was shut down"
         return self._scheduler
 
     def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
         """Record workers that reported for the first time."""
+        assert isinstance(self._side, SchedulerSide)
         for one in workers:
             if one.resolved and one.resolved != dict(self._identity)["resolved"]:
                 log.info("the workers use the attention backends %s: registering again", one.resolved)

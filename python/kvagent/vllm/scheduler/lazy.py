@@ -60,6 +60,8 @@ class Unsaved(NamedTuple):
     key: bytes
     parent: bytes
     """The key of the block before it, or empty."""
+    tries: int = 0
+    """How often it was offered in vain, if its request has ended (tails)."""
 
 
 class LazyBatch(SaveBatch):
@@ -95,17 +97,15 @@ class LazyBatch(SaveBatch):
         if self.pressing or tracked.offer is not None or tracked.pin_ms or tracked.ttl_ms:
             super().add(tracked, tokens)
             return
-        request = tracked.request
-        hashes = request.block_hashes
-        for group, size, scale, _, _ in self._groups:
-            begin = tracked.cursor[group] = max(tracked.cursor[group], tracked.found // size)
-            end = min(tokens // size, len(hashes) // scale)
-            if begin < end:
-                table = self._tables.slice(request.request_id, group, begin, end)
-                tracked.cursor[group] = self._note(tracked, group, begin, table)
+        self._note_all(tracked, tokens)
         tracked.next_tokens = min(
             (cursor + 1) * size for cursor, (_, size, *_) in zip(tracked.cursor, self._groups, strict=True)
         )
+
+    def keep_rest(self, tracked: Tracked, tokens: int) -> None:
+        """Note what was to be saved at once, and found no room, of a request that ends now."""
+        if tracked.offer is None and not tracked.ttl_ms:
+            self._note_all(tracked, tokens)
 
     def collect(self) -> None:
         """Add the blocks whose eviction came near to the batch, and pin them."""
@@ -155,6 +155,17 @@ class LazyBatch(SaveBatch):
         """Look at the blocks from the head on: some there are not saved."""
         self._covered.clear()
         self._cursor = None
+
+    def _note_all(self, tracked: Tracked, tokens: int) -> None:
+        """Note what the first ``tokens`` of a request leave to be saved."""
+        request = tracked.request
+        hashes = request.block_hashes
+        for group, size, scale, _, _ in self._groups:
+            begin = tracked.cursor[group] = max(tracked.cursor[group], tracked.found // size)
+            end = min(tokens // size, len(hashes) // scale)
+            if begin < end:
+                table = self._tables.slice(request.request_id, group, begin, end)
+                tracked.cursor[group] = self._note(tracked, group, begin, table)
 
     def _note(self, tracked: Tracked, group: int, begin: int, table: Sequence[Any]) -> int:
         """Note the blocks of a request from its block ``begin`` on. Those that vLLM does not cache

@@ -235,6 +235,12 @@ class Blocks:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
         return bool(self._pool.get_num_free_blocks() < self.max_saving)
 
+    def withheld(self) -> bool:
+        """Return whether fewer blocks are free than saves could withhold from the engine if all
+        requests ended now.
+        """
+        return bool(self._pool.get_num_free_blocks() < self.saving)
+
     def cached(self, hashes: Sequence[bytes], group: int) -> int:
         """Return how many of a prompt's first blocks are in the engine's own cache."""
         for i, key in enumerate(hashes):

@@ -22,7 +22,7 @@ from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
 from kvagent.vllm.scheduler.keeps import note_stored
 from kvagent.vllm.scheduler.lazy import LazyBatch
-from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
+from kvagent.vllm.scheduler.tails import EagerBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.scheduler.adapters import Adapters
-    from kvagent.vllm.scheduler.requests import Blocks, Tables
-    from kvagent.vllm.scheduler.save_plan import SaveSchedule
+    from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
+    from kvagent.vllm.scheduler.save_plan import SaveRun, SaveSchedule
 
 HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
 RETRY_STEPS = 16  # steps before blocks that the agent refused are offered again
@@ -90,8 +90,10 @@ class Saves:
         """The batch, if it is a lazy one."""
         if self.watermark:
             self.lazy = LazyBatch(self.geometry, self.blocks, self.tables, self.watermark, self.counts)
-        self.batch = self.lazy or SaveBatch(self.geometry, self.blocks, self.tables)
+        self.batch = self.lazy or EagerBatch(self.geometry, self.blocks, self.tables, self.counts)
         """The contents of the next jobs. Callers that add to it also pin."""
+        self.tails = self.batch if isinstance(self.batch, EagerBatch) else None
+        """The batch, if it notes what is left of ended requests."""
         self.last_job = 0
         """The job that was sent last."""
         self.now = 0.0
@@ -101,6 +103,10 @@ class Saves:
         self._step = 0
         self._last = 0.0
         self._not_before = 0
+
+    def waits(self) -> bool:
+        """Return whether blocks of ended requests wait for their turn."""
+        return self.tails is not None and bool(self.tails.left)
 
     def busy(self) -> bool:
         """Return whether saves are in flight or wait to be sent."""
@@ -165,8 +171,30 @@ class Saves:
         """Return whether all saves up to this job have been reported."""
         return next(iter(self._inflight), job + 1) > job
 
-    def revoke(self, *, offers: bool = False) -> list[int]:
-        """Revoke all saves, those of offered requests only with ``offers``.
+    def end(self, tracked: Tracked, tokens: int) -> None:
+        """Save the first ``tokens`` of a request that ends now: at once what there is room for, the
+        rest in its turn.
+        """
+        if self.lazy is not None or self.ready():
+            self.batch.add(tracked, tokens)
+            self.batch.pin()
+        if tokens >= tracked.next_tokens:
+            self.batch.keep_rest(tracked, tokens)
+        for save in self._inflight.values() if self.tails is not None else ():
+            for run in save.runs if not save.pinned else ():
+                if run.tracked is tracked and self.tails is not None:
+                    self.tails.keep_run(run, 0)  # revoked, so it would be offered again
+
+    def clear_left(self) -> None:
+        """Save nothing of what is noted of ended requests: it depends on old weights."""
+        if self.lazy is not None:
+            self.lazy.clear_unsaved()
+        if self.tails is not None:
+            self.tails.left.clear()
+
+    def revoke(self, *, offers: bool = False, in_use: bool = True) -> list[int]:
+        """Revoke all saves, those of offered requests only with ``offers``, and only with
+        ``in_use`` those all of whose blocks requests use: these would not be free.
 
         Return their jobs; their blocks are free from the next step on.
         """
@@ -174,7 +202,7 @@ class Saves:
         if not self.revocable:
             return revoked
         for save in self._inflight.values():
-            if save.pinned and (offers or not save.deliver):
+            if save.pinned and (offers or not save.deliver) and (in_use or _holds(save.blocks)):
                 revoked.append(save.job)
                 self._revoke_save(save)
         return revoked
@@ -224,13 +252,14 @@ class Saves:
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
         for run in save.runs:
-            recent = self.batch.recent[run.group]
+            recent, again = self.batch.recent[run.group], False
             for i, key in enumerate(run.hashes):
                 status = next(left, BlockStatus.FAILED)
                 self._count(status)
                 if status not in _STORED:
                     recent.discard((key,))
-                if status in _LATER and (save.pinned or not run.unsaved):
+                if not again and status in _LATER and (save.pinned or not (run.unsaved or _over(run))):
+                    again = True
                     self._again(run, i)
         if any(status in statuses for status in _PAUSE):
             self._not_before = self._step + RETRY_STEPS
@@ -264,17 +293,20 @@ class Saves:
             self.revoke_now(save.revoke)
         save.pinned = False
         self.counts.revoked += len(save.blocks)
-        for run in save.runs if save.near_eviction else ():
-            self._again(run, 0)  # now: once they are free, their contents may change before the report
+        for run in save.runs:
+            if run.unsaved or _over(run):
+                self._again(run, 0)  # now: once they are free, their contents may change before the report
         self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
 
     def _again(self, run: SaveRun, i: int) -> None:
         """Offer the blocks of a run from the i-th on again."""
         tracked = run.tracked
         if tracked is None:
-            if self.lazy is not None:
-                self.lazy.restore(run, i)
+            if isinstance(self.batch, (LazyBatch, EagerBatch)):
+                self.batch.restore(run, i)
             return
+        if tracked.over and self.tails is not None:
+            self.tails.keep_run(run, i)
         tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
         tracked.next_tokens = 0
         if tracked.admitted and not tracked.over:
@@ -287,6 +319,16 @@ class Saves:
             self.counts.existed += 1
         elif status != BlockStatus.REVOKED:
             self.counts.refused += 1
+
+
+def _over(run: SaveRun) -> bool:
+    """Return whether the request of a run has ended."""
+    return run.tracked is not None and run.tracked.over
+
+
+def _holds(blocks: Sequence[Any]) -> bool:
+    """Return whether nothing but a pin keeps some of these blocks from being free."""
+    return any(block.ref_cnt == 1 for block in blocks)
 
 
 class WorkerRevocation:

@@ -284,9 +284,8 @@ class SchedulerSide:
             # The last token was not computed, and async scheduling may have an extra step in
             # flight.
             tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
-            if tokens >= tracked.next_tokens and (self.saves.lazy is not None or self.saves.ready()):
-                self.saves.batch.add(tracked, tokens)
-                self.saves.batch.pin()
+            if tokens >= tracked.next_tokens or self.saves.busy():
+                self.saves.end(tracked, tokens)
         self._keeps.end(tracked)
         if getattr(request, "lora_request", None) is not None and self._adapters.remove(tracked):
             self.new_weights()
@@ -354,8 +353,7 @@ class SchedulerSide:
             self._keeps.clear()
             self.saves.drop()  # else it would be sent under the new epoch
             self.saves.forget()
-            if self.saves.lazy is not None:
-                self.saves.lazy.clear_unsaved()
+            self.saves.clear_left()
             self._transfers.save_no_more()
 
     def idle(self) -> bool:
@@ -365,7 +363,8 @@ class SchedulerSide:
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
         lookups = self._agent.lookups
-        return self._waiting() or self._transfers.busy() or (lookups is not None and lookups.awaits_leases())
+        left = self.saves is not None and self.saves.waits() and self._saves_now() and not self._stopped
+        return self._waiting() or left or self._transfers.busy() or (lookups is not None and lookups.awaits_leases())
 
     def counted(self) -> dict[str, int]:
         """Return all counters by name."""
@@ -374,6 +373,22 @@ class SchedulerSide:
             counts = self.saves.counts
             counted |= {f"saves_{field.name}": getattr(counts, field.name) for field in fields(counts)}
         return counted
+
+    def retire(self) -> None:
+        """Leave the agent for good: nothing is saved or loaded any more. What is in flight ends as
+        if the agent had gone, except that ranks which it serves still read: their saves are
+        revoked.
+        """
+        self._may_save = self._may_load = False
+        self._agent.close()
+        self._react(SessionChange(ended=True))
+        if self.saves is not None:
+            self.saves.drop()
+            self._revokes += self.saves.revoke(offers=True)
+
+    def retired(self) -> bool:
+        """Return whether nothing is in flight after ``retire``."""
+        return not (self._waiting() or self._revokes or self._transfers.busy())
 
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
@@ -537,11 +552,14 @@ class SchedulerSide:
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
         )
 
+    def _saves_now(self) -> bool:
+        """Return whether there is an agent that takes saves from this engine."""
+        return self._may_save and self._agent.session is not None and self._agent.switches.saves == 1
+
     def _saving(self, tracked: Tracked) -> bool:
-        present = self._agent.session is not None and self._agent.switches.saves == 1
         awaited = not self._stopped or tracked.offer is not None
         barred = tracked.bypass or tracked.unkeyed or tracked.stale or tracked.no_save
-        return self._may_save and present and awaited and not barred
+        return self._saves_now() and awaited and not barred
 
     def _limit(self, request: Any) -> int:
         """Return how many tokens of a request may be saved at all."""
@@ -587,7 +605,7 @@ class SchedulerSide:
             and not (self._stale_requests is None or self._stale_requests.busy())
             and self.tables.live
             and not self._sync_loads.possible()
-            and (self.saves is None or self.saves.lazy is None)
+            and (self.saves is None or (self.saves.lazy is None and not self.saves.waits()))
             and self._states is None
         )
 
@@ -623,18 +641,22 @@ class SchedulerSide:
         near = saves.lazy is not None and saves.lazy.due() and session is not None
         if self._states is not None and session is not None and not preempted:
             self._add_states(self._states, saves, output)
-        if not (saves.busy() or near or (session is not None and self._schedule.ready())):
+        left = saves.waits() and self._saves_now()
+        if not (saves.busy() or near or left or (session is not None and self._schedule.ready())):
             return
         short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
         if short:
-            plan.revokes += saves.revoke()
+            plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
+        if left and not short and saves.ready() and saves.tails is not None:
+            saves.tails.collect()  # first: vLLM may evict these blocks
         if session is None:
             saves.drop()
         elif self._collects(saves, short=short):
             collect_saves(self._schedule, saves, scheduled, decode=self._options.save_decode, offers_only=short)
         if near and not short and self._agent.switches.saves == 1 and saves.ready() and saves.lazy is not None:
             saves.lazy.collect()
-        gathers = not (sends or short or near or self._schedule.sends() or saves.batch.full() or self._transfers.busy())
+        at_once = sends or short or near or left or self._schedule.sends()
+        gathers = not (at_once or saves.batch.full() or self._transfers.busy())
         if session is not None and not (gathers and scheduled):
             plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
         plan.revokes += saves.revoke_overdue()

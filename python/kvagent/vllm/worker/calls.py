@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -10,11 +11,13 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.geometry import whole_failures
+from kvagent.vllm.geometry import Unsupported, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.options import FAIL
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
+from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.adapters import LoadedAdapters, listen
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
@@ -29,12 +32,16 @@ if TYPE_CHECKING:
     from kvagent.vllm.worker.side import Results
 
 
+log = logging.getLogger("vllm.kvagent")
+
+
 class WorkerCalls:
     """A part of KVAgentConnector."""
 
     _vllm_config: Any
     _config: Any
     _options: Options
+    _uncached: str
     _identity: tuple[tuple[str, str], ...]
     _ranks: geo.Ranks
     _replicas: int
@@ -54,8 +61,40 @@ class WorkerCalls:
         raise NotImplementedError
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Register the KV caches with the agent; wait briefly for one that is running."""
+        """Register the KV caches with the agent; wait briefly for one that is running.
+
+        Where that is not supported, the scheduler's side is told, unless the start is to end.
+        """
         release_fenced()
+        try:
+            if self._uncached:
+                raise Unsupported(self._uncached)
+            self._register(kv_caches)
+        except Unsupported as error:
+            if self._options.on_unsupported == FAIL:
+                raise
+            self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> None:
+        """Join no agent, and report the reason with the next step. Jobs that the scheduler's side
+        has planned until it knows fail at once.
+        """
+        if not self._uncached:
+            log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
+        self._uncached = reason
+        self._close_memory()
+        self._sync = self._sync or make_sync(None)
+        if self._worker is None:
+            per_block = len(self._config.kv_cache_groups) == 1
+            self._worker = WorkerSide(
+                NoLink(), self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
+                clock=self._sync.clock,
+            )  # fmt: skip
+        else:
+            self._worker.rejoin(NoLink())
+        self._worker.refuse(f"rank {int(self._vllm_config.parallel_config.rank)}: {reason}")
+
+    def _register(self, kv_caches: dict[str, Any]) -> None:
         self._kv_caches = kv_caches
         names = [list(group.layer_names) for group in self._config.kv_cache_groups]
         self._memory = memory(
@@ -97,7 +136,7 @@ class WorkerCalls:
 
     def restore_kv_caches(self) -> None:
         """Register the KV caches again, after the engine slept."""
-        if self._kv_caches:
+        if self._kv_caches and self._worker is not None:
             self.register_kv_caches(dict(self._kv_caches))
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -115,7 +154,10 @@ class WorkerCalls:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
         self._connector_metadata = connector_metadata
         if self._worker is not None:
-            self._worker.begin(_plan(connector_metadata))
+            if (plan := _plan(connector_metadata)).uncached:
+                self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
+                return
+            self._worker.begin(plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Send the loads, and wait for those that this step computes from."""
@@ -166,7 +208,7 @@ class WorkerCalls:
     def _use_generation(self, generation: str) -> None:
         self._generation = generation
 
-    def _leave_worker(self) -> None:
+    def _leave_agent(self) -> None:
         worker, self._worker = self._worker, None
         if self._adapters is not None:
             self._adapters.close()
@@ -175,6 +217,9 @@ class WorkerCalls:
             self._retain(worker, lambda: False)
             self._sync = None
         self._close_memory()
+
+    def _leave_worker(self) -> None:
+        self._leave_agent()
         if self._sync is not None:
             self._sync.close()
             self._sync = None

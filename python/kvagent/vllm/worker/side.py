@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.uncached import NoLink
     from kvagent.vllm.worker.adapters import LoadedAdapters
     from kvagent.vllm.worker.stages import Stages
     from kvagent.vllm.worker.sync import Clock
@@ -119,9 +120,10 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, whole_failures: bool, clock: Clock | None = None,
-        generation: str = "", use_generation: Callable[[str], None] | None = None, resolved: str = "",
-        sync_wait_s: float = 0.25, stages: Stages | None = None, adapters: LoadedAdapters | None = None,
+        self, link: Link | NoLink, words: SyncWords, *, per_block: bool, whole_failures: bool,
+        clock: Clock | None = None, generation: str = "", use_generation: Callable[[str], None] | None = None,
+        resolved: str = "", sync_wait_s: float = 0.25, stages: Stages | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
         ``generation``. ``stages``: those of the memory, if steps wait layer by layer.
@@ -249,10 +251,15 @@ class WorkerSide:
         report = self._report
         if self._adapters is not None:
             report.adapters = self._adapters.take()
-        if not (report.outcomes or report.late or report.workers or report.moved or report.adapters):
+        news = report.outcomes or report.late or report.workers or report.moved or report.adapters
+        if not (news or report.unsupported):
             return None
         self._report = Report()
         return report
+
+    def refuse(self, reason: str) -> None:
+        """Report why this worker cannot be served."""
+        self._report.unsupported = reason
 
     def busy(self) -> bool:
         """Return whether the agent has jobs of this worker."""
@@ -294,7 +301,7 @@ class WorkerSide:
                 self._fenced(attachment)
         return all(fenced) and not link_busy
 
-    def rejoin(self, link: Link, clock: Clock | None = None) -> None:
+    def rejoin(self, link: Link | NoLink, clock: Clock | None = None) -> None:
         """Continue with another link, after ``leave``."""
         self._link = link
         self._clock = clock or self._clock

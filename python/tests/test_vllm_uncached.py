@@ -1,0 +1,146 @@
+"""Engines that cannot be served: what is told to the agent, and the retirement of the scheduler's
+side when a worker finds the reason.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.doctor.agent import engines as engine_findings
+from kvagent.doctor.agent import sharing
+from kvagent.vllm.options import OptionError, parse
+from kvagent.vllm.plan import Report, uncached_plan
+from kvagent.vllm.uncached import MAX_REASON, NoLink, Notice, UncachedScheduler, notice
+from tests.agent import AgentProcess, eventually
+from tests.simulated import SimulatedEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
+    made: list[SimulatedEngine] = []
+
+    def make(name: str = "one", **more: Any) -> SimulatedEngine:
+        made.append(SimulatedEngine(agent, name, **more))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+IDENTITY = {"model": "m", "dtype": "float16", "tenant": ""}
+REASON = "KV cache group 0 is of OtherSpec"
+
+
+def listed(agent: AgentProcess) -> dict[str, Any]:
+    return {one["instance"]: one for one in agent.status()["engine_list"]}
+
+
+def test_the_agent_lists_an_uncached_engine_with_the_reason_until_it_ends(agent: AgentProcess) -> None:
+    told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+    try:
+        engine = eventually(lambda: listed(agent).get("lonely"), "the engine in the agent's list")
+        assert engine["identity"]["uncached"] == REASON
+        assert not engine["complete"]
+        status = agent.status()
+        found = [finding for finding in engine_findings(status) if "lonely" in finding.text]
+        assert [REASON in one.text and "on_unsupported" in one.hint for one in found] == [True]
+        assert not [one for one in sharing(status) if "lonely" in one.text]
+    finally:
+        told.close()
+    eventually(lambda: "lonely" not in listed(agent), "the end of the engine")
+
+
+def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvagent.vllm.uncached.PAUSE_REFUSED_S", 0.01)
+    told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+    try:
+        eventually(lambda: "lonely" in listed(agent), "the engine in the agent's list")
+        agent.kill()
+        agent.start()
+        eventually(lambda: "lonely" in listed(agent), "the engine in the new agent's list")
+    finally:
+        told.close()
+
+
+def test_a_long_reason_is_cut_and_has_one_line() -> None:
+    told = dict(notice("e" * 200, IDENTITY, "a\nb " * MAX_REASON).identity)["uncached"]
+    assert len(told) == MAX_REASON
+    assert told.startswith("a b a b")
+
+
+def test_an_uncached_engine_plans_one_object_and_waits_for_nothing() -> None:
+    side = UncachedScheduler()
+    assert side.matched(None, 0) == (0, False)
+    assert side.plan(None) is uncached_plan()
+    assert pickle.loads(pickle.dumps(side.plan(None))) is uncached_plan()  # noqa: S301
+    assert not side.finished(None, normally=True)
+    assert not side.pending()
+
+
+def test_reports_of_ranks_keep_the_reason() -> None:
+    for joined in (Report().join(Report(unsupported="why")), Report(unsupported="why").join(Report())):
+        assert pickle.loads(pickle.dumps(joined)).unsupported == "why"  # noqa: S301
+
+
+def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """A rank that the agent serves may still read the blocks, so its saves are revoked, and nothing
+    is freed for good before it has reported them.
+    """
+    engine = engines()
+    agent.freeze()
+    request = engine.request("a", "p", 4)
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.scheduler.finished(request, normally=True)
+    engine.step()
+    assert engine.worker.busy(), "nothing is in flight"
+    engine.scheduler.retire()
+    assert not engine.scheduler.retired()
+    assert engine.scheduler.pending()
+    agent.thaw()
+    engine.quiet()
+    engine.step()
+    assert engine.scheduler.retired()
+    assert not engine.scheduler.pending()
+    assert {block.ref_cnt for block in engine.pool.blocks} == {1}
+    again = engine.request("b", "p", 4)
+    assert engine.matched(again) == 0
+    engine.admit(again)
+    planned = engine.scheduler.saves.counts.planned  # type: ignore[union-attr]
+    engine.step((again, again.num_tokens))
+    engine.scheduler.finished(again, normally=True)
+    engine.step()
+    assert engine.scheduler.saves.counts.planned == planned  # type: ignore[union-attr]
+
+
+def test_a_worker_without_a_link_fails_its_jobs_at_once(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    engine = engines()
+    assert engine.worker.leave()
+    engine.worker.rejoin(NoLink())
+    engine.worker.refuse("why")
+    request = engine.request("a", "p", 4)
+    engine.admit(request)
+    engine.step((request, request.num_tokens))
+    engine.scheduler.finished(request, normally=True)
+    engine.quiet()
+    assert not engine.worker.busy()
+    assert {block.ref_cnt for block in engine.pool.blocks} == {1}
+    assert agent.status()["blocks_stored"] == 0
+
+
+def test_on_unsupported_has_two_values() -> None:
+    assert parse({}).on_unsupported == "uncached"
+    assert parse({"on_unsupported": "fail"}).on_unsupported == "fail"
+    with pytest.raises(OptionError, match=r"^on_unsupported: 'ignore', allowed is one of uncached, fail$"):
+        parse({"on_unsupported": "ignore"})

@@ -1,0 +1,206 @@
+"""Models that the connector cannot serve, in the real schedulers and drivers, and in a real engine:
+they are served uncached, or their start ends on request.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from kvagent.vllm import KVAgentConnector
+from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.options import OptionError
+from kvagent.vllm.plan import uncached_plan
+from kvagent.vllm.uncached import UncachedScheduler
+from kvagent.vllm.worker.memory import memory as plain
+from tests.agent import eventually
+from tests.vllm import engine as real
+from tests.vllm.engine import PROMPTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.agent import AgentProcess
+
+PROMPT = [i % 400 + 5 for i in range(100)]
+THREE_HEADS = {"share_tp": 3}  # of which the model has two, so it cannot be split
+WHY = "share_tp: 3, and 2 KV heads: one must divide the other"
+
+
+def uncached(agent: AgentProcess) -> list[str]:
+    """Return the reasons of the engines that the agent lists as uncached."""
+    return [
+        one["identity"]["uncached"] for one in agent.status()["engine_list"] if "uncached" in (one["identity"] or {})
+    ]
+
+
+def stats_of(connector: Any) -> dict[str, Any]:
+    connector._next_stats = 0.0
+    stats = connector.get_kv_connector_stats()
+    return {} if stats is None else stats.data
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("v2", [False, True])
+def test_an_engine_that_cannot_be_served_computes_everything(
+    worlds: Any, agent: AgentProcess, caplog: pytest.LogCaptureFixture, v2: bool, asynchronous: bool
+) -> None:
+    with caplog.at_level(logging.WARNING, "vllm.kvagent"):
+        world = worlds(v2=v2, asynchronous=asynchronous, depth=2 if asynchronous else 1, extra=THREE_HEADS)
+        world.add("cold", PROMPT, 40)
+        world.run()
+        assert world.scheduler.reset_prefix_cache(reset_connector=True)
+        world.add("warm", PROMPT, 40)
+        world.run()
+    assert world.outputs["warm"] == world.outputs["cold"] == world.sequences["cold"].tokens[100:140]
+    said = [one.getMessage() for one in caplog.records if "UNCACHED" in one.getMessage()]
+    assert len(said) == 1, said
+    assert WHY in said[0]
+    assert '"on_unsupported": "fail"' in said[0]
+    assert isinstance(world.side, UncachedScheduler)
+    assert [worker._worker for worker in world.workers] == [None]
+    assert not world.scheduler.has_requests()
+    eventually(lambda: uncached(agent) == [WHY], "the reason in the agent's list")
+    status = agent.status()
+    assert (status["blocks_stored"], status["lookups"], status["regions"]) == (0, 0, 0)
+    for connector in (world.scheduler.connector, *world.workers):
+        assert stats_of(connector) in ({"uncached": 1}, {})  # vLLM's worker driver may have asked
+        assert stats_of(connector) == {}, "it is said once"
+        assert connector._told_uncached
+
+
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+def test_the_start_ends_on_request(worlds: Any, role: KVConnectorRole) -> None:
+    with pytest.raises(Unsupported, match=WHY):
+        worlds(extra=THREE_HEADS | {"on_unsupported": "fail"})
+    world = worlds()
+    extra = world.config.kv_transfer_config.kv_connector_extra_config
+    extra |= THREE_HEADS | {"on_unsupported": "fail"}
+    with pytest.raises(Unsupported, match=WHY):
+        KVAgentConnector(world.config, role, world.kv)
+
+
+@pytest.mark.parametrize("extra", [{"share_pp": 400}, {"share_tq": 3}, {"pin_percent": 90}, {"load_mode": "slow"}])
+def test_a_mistake_in_the_options_ends_the_start(worlds: Any, extra: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        worlds(extra=extra)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rank_that_alone_finds_the_reason_stops_all(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    asynchronous: bool,
+) -> None:  # fmt: skip
+    """The scheduler and rank 0 see nothing amiss: they have begun to save when rank 1 reports."""
+    ranks: list[int] = []
+
+    def memory(*args: Any, **more: Any) -> Any:
+        ranks.append(len(ranks))
+        if len(ranks) == 2:
+            raise Unsupported("layer x: its KV cache is not a single tensor")
+        return plain(*args, **more)
+
+    monkeypatch.setattr("kvagent.vllm.worker.calls.memory", memory)
+    with caplog.at_level(logging.WARNING, "vllm.kvagent"):
+        world = worlds(ranks=2, asynchronous=asynchronous, depth=2 if asynchronous else 1)
+        free = world.free_blocks()
+        for i in range(4):
+            world.add(f"r{i}", [i + 5, *PROMPT], 40)
+        world.run()
+        world.add("again", [5, *PROMPT], 40)
+        world.run()
+    assert world.outputs["again"] == world.outputs["r0"]
+    assert world.free_blocks() == free
+    assert isinstance(world.side, UncachedScheduler)
+    assert [worker._worker for worker in world.workers] == [None, None]
+    said = [one.getMessage() for one in caplog.records if "UNCACHED" in one.getMessage()]
+    assert ["rank 1: layer x" in one for one in said] == [True]
+    assert not world.scheduler.has_requests()
+    eventually(lambda: uncached(agent) == ["rank 1: layer x: its KV cache is not a single tensor"], "the reason")
+    assert agent.status()["regions"] == 0
+
+
+def test_a_scheduler_that_alone_finds_the_reason_stops_its_workers(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = KVAgentConnector._begin
+
+    def only_the_scheduler(self: Any, config: Any, role: KVConnectorRole, kv: Any) -> None:
+        if role == KVConnectorRole.SCHEDULER:
+            raise Unsupported("a reason")
+        begin(self, config, role, kv)
+
+    monkeypatch.setattr(KVAgentConnector, "_begin", only_the_scheduler)
+    world = worlds(ranks=2)
+    assert agent.status()["regions"] == 4
+    world.add("cold", PROMPT, 40)
+    world.run()
+    assert [worker._worker for worker in world.workers] == [None, None]
+    assert agent.status()["regions"] == 0
+    eventually(lambda: uncached(agent) == ["a reason"], "the reason in the agent's list")
+
+
+def test_a_decode_engine_that_cannot_be_served_computes_the_prompt(worlds: Any) -> None:
+    world = worlds(extra=THREE_HEADS)
+    asked = {"do_remote_prefill": True, "kvagent": {"name": "x"}, "remote_engine_id": "p"}
+    world.add("wanted", PROMPT, 10, params=asked)
+    world.add("offered", [7, *PROMPT], 1, params={"do_remote_decode": True})
+    world.run()
+    assert world.outputs["wanted"] == world.sequences["wanted"].tokens[100:110]
+    assert world.params["offered"] is None
+
+
+def test_steps_of_an_uncached_engine_share_one_plan(worlds: Any) -> None:
+    world = worlds(extra=THREE_HEADS)
+    world.add("one", PROMPT, 4)
+    output = world.scheduler.schedule()
+    assert output.kv_connector_metadata.plan is uncached_plan()
+
+
+def test_sleep_mode_and_the_source_of_hits_are_what_vllm_is_told(worlds: Any) -> None:
+    """Which of the agent's tiers had a block is not known to the engine."""
+    base = pytest.importorskip("vllm.v1.metrics.cache_hit_source")
+    world = worlds()
+    connector = world.scheduler.connector
+    assert connector.supports_sleep_mode(world.config.kv_transfer_config)
+    assert connector.get_external_cache_hit_sources(None, 32) == {base.CacheHitSource.EXTERNAL_UNSPECIFIED: 32}
+
+
+def test_the_gauge_is_there_from_the_start_and_rises(worlds: Any) -> None:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+    registry = CollectorRegistry()
+
+    def kind(cls: Any) -> Any:
+        return lambda **given: cls(**given, registry=registry)
+
+    world = worlds(extra=THREE_HEADS)
+    prom = KVAgentConnector.build_prom_metrics(
+        world.config, {one: kind(one) for one in (Counter, Gauge, Histogram)}, ["engine"], {0: ["0"]}
+    )
+    assert 'vllm:kvagent_uncached{engine="0"} 0.0' in generate_latest(registry).decode()
+    prom.observe(stats_of(world.scheduler.connector))
+    assert 'vllm:kvagent_uncached{engine="0"} 1.0' in generate_latest(registry).decode()
+
+
+@pytest.mark.engine
+def test_a_real_engine_is_served_uncached_or_its_start_ends(
+    opt: Path, node: AgentProcess, reference: list[list[int]]
+) -> None:
+    before = node.status()["blocks_stored"]
+    llm = real.make_engine(opt, str(node.folder), options={"weights_fixed": True} | THREE_HEADS)
+    try:
+        assert isinstance(real.sides(llm)[0], UncachedScheduler)
+        assert real.generate(llm, PROMPTS) == reference
+        llm.reset_prefix_cache(reset_connector=True)
+        assert real.generate(llm, PROMPTS) == reference
+        assert real.sides(llm)[1] is None
+        assert WHY in uncached(node)
+        assert node.status()["blocks_stored"] == before
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    with pytest.raises(Unsupported, match=WHY):
+        real.make_engine(opt, str(node.folder), options=THREE_HEADS | {"on_unsupported": "fail"})
