@@ -4,7 +4,6 @@ everything, whatever happens to a block or to the agent between the promise and 
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,23 +55,6 @@ def before_load(alive: Alive, act: Callable[[], object]) -> list[float]:
     return waits
 
 
-def spoil(alive: Alive) -> None:
-    """Change a byte of every page of the agent's pool that is in use."""
-    pid = alive.agent.process.pid
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for line in maps:
-            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s") or "/memfd:kvagent-pool" not in line:
-                continue
-            low = int(begin, 16)
-            memory.seek(low)
-            content = memory.read(int(end, 16) - low)
-            for at in range(0, len(content), 4096):
-                if content[at]:
-                    memory.seek(low + at)
-                    memory.write(bytes([content[at] ^ 1]))
-
-
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
     before, count = alive.side.counted(), alive.agent.status()["blocks_loaded"]
@@ -91,7 +73,7 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
     alive.fill(reference)
     before = alive.side.counts.loads_sync_failed
     run = alive.worker._sync_loads.run
-    waits = before_load(alive, {"spoil": lambda: spoil(alive), "freeze": alive.agent.freeze,
+    waits = before_load(alive, {"spoil": lambda: agents.spoil(alive.agent.process.pid), "freeze": alive.agent.freeze,
                                 "kill": alive.agent.kill}[how])  # fmt: skip
     try:
         assert alive.says() == reference

@@ -192,9 +192,7 @@ class World:
         ``named``. vLLM preempts running requests, but not one that waits for its load or for more
         blocks after it.
         """
-        table = self.scheduler.kv_cache_manager.get_block_ids
-        waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
-        if self.side.blocks.loading or any(any(table(name)) for name in waiting):
+        if not self._may_forget():
             return False
         self.settle()
         self.gpu.weights += 1
@@ -202,6 +200,24 @@ class World:
             self._version.write_text(f"{self.gpu.weights}\n")
         assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         return True
+
+    def forget(self) -> bool:
+        """Reset the engine's own cache; running requests restart. Return whether that was
+        possible.
+        """
+        if not self._may_forget():
+            return False
+        self.settle()
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        return True
+
+    def _may_forget(self) -> bool:
+        """Return whether vLLM can reset its cache: not while a request that does not run has
+        blocks.
+        """
+        table = self.scheduler.kv_cache_manager.get_block_ids
+        waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
+        return not (self.side.blocks.loading or any(any(table(name)) for name in waiting))
 
     def step(self) -> None:
         """Launch a step and complete those beyond the pipeline's depth."""
