@@ -1,40 +1,70 @@
-"""Operations on agents: read their figures, change a byte of a pool, wait for an engine that
+"""Operations on agents: read their figures, change bytes of a pool, wait for an engine that
 reconnects.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from tests.agent import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import random
+    from collections.abc import Iterator, Sequence
 
     from tests.agent import AgentProcess
 
 
-def flip(pid: int, value: bytes, pool: str = "/memfd:kvagent-pool") -> None:
+PAGE = 4096  # bytes
+POOL = "/memfd:kvagent-pool"  # part of the name of its mapping
+
+
+def flip(pid: int, value: bytes, pool: str = POOL) -> None:
     """Change a slot's content in the agent's memory: the first place with 8 such consecutive
     values. ``pool``: part of the name of its mapping.
 
     It searches the pool, not the mapped memory of an engine, which may hold the same values.
     """
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for line in maps:
-            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s") or pool not in line:
-                continue
-            low = int(begin, 16)
-            memory.seek(low)
-            at = memory.read(int(end, 16) - low).find(value * 8)
+    with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        for low, content in _pool(pid, memory, pool):
+            at = content.find(value * 8)
             if at >= 0:
                 memory.seek(low + at)
                 memory.write(b"\xff\xff\x01\x42")
                 return
     raise AssertionError("the pool does not hold what was saved")
+
+
+def spoil(pid: int, dice: random.Random | None = None, share: float = 1.0) -> int:
+    """Change a byte of every page of the agent's pool that is in use, or of a ``share`` of them.
+
+    Return how many were changed.
+    """
+    spoiled = 0
+    with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+        for low, content in _pool(pid, memory):
+            for at in range(0, len(content), PAGE):
+                if content[at] and (dice is None or dice.random() < share):
+                    memory.seek(low + at)
+                    memory.write(bytes([content[at] ^ 1]))
+                    spoiled += 1
+    return spoiled
+
+
+def _pool(pid: int, memory: IO[bytes], pool: str = POOL) -> Iterator[tuple[int, bytes]]:
+    """Yield the address and content of each part of an agent's pool, once: a device may have mapped
+    the same memory again.
+    """
+    seen: set[tuple[str, str]] = set()
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        addresses, mode, offset, _, inode, *_ = line.split()
+        if not mode.startswith("rw-s") or pool not in line or (inode, offset) in seen:
+            continue
+        seen.add((inode, offset))
+        low, end = (int(address, 16) for address in addresses.split("-"))
+        memory.seek(low)
+        yield low, memory.read(end - low)
 
 
 def figures(agent: AgentProcess) -> str:
@@ -44,14 +74,21 @@ def figures(agent: AgentProcess) -> str:
     return f"agent: {saved} blocks saved, {loaded} loaded, {status['lookup_hits']} hits in {status['lookups']} look-ups"
 
 
+def boot(agent: AgentProcess) -> bytes:
+    """Return what tells this run of the agent from others."""
+    session = agent.connect()
+    session.close()
+    return session.boot
+
+
+def at(links: Sequence[Any], boot: bytes) -> bool:
+    """Return whether all of an engine's links are at one run of an agent."""
+    current = [link.current() for link in links]
+    return all(one is not None and one.session.boot == boot for one in current)
+
+
 def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:
     """Wait until all parts of an engine, which lost the last agent, are at the running one."""
-    session = agent.connect()
-    boot = session.boot
-    session.close()
+    now = boot(agent)
     links = [side._agent._link, *(worker._link for worker in workers)]
-
-    def there() -> bool:
-        return all(link.current() is not None and link.current().session.boot == boot for link in links)
-
-    eventually(there, "the engine at the new agent")
+    eventually(lambda: at(links, now), "the engine at the new agent")

@@ -4,7 +4,6 @@ it computes everything, whatever happens to a layer's part, or to the agent, bet
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,24 +75,6 @@ def says(alive: Alive, reference: list[list[int]]) -> None:
     assert real.generate(alive.llm, PROMPTS[5:6]) == reference[5:6]
 
 
-def spoil(alive: Alive) -> None:
-    """Change a byte of every page of the agent's pool that is in use."""
-    pid = alive.agent.process.pid
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for line in maps:
-            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s") or "/memfd:kvagent-pool" not in line:
-                continue
-            low = int(begin, 16)
-            memory.seek(low)
-            content = memory.read(int(end, 16) - low)
-            for at in range(0, len(content), 4096):
-                if content[at]:
-                    memory.seek(low + at)
-                    memory.write(bytes([content[at] ^ 1]))
-            return  # the device has mapped the same memory again
-
-
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
     stages = alive.worker._layers
@@ -131,7 +112,7 @@ def test_what_happens_between_two_layers(
     failed = alive.side.counts.loads_sync_failed
 
     def spoiled() -> None:
-        spoil(alive)
+        agents.spoil(alive.agent.process.pid)
         holding.release()
 
     middle = Middle(alive, monkeypatch, {"spoil": spoiled, "freeze": holding.freeze, "kill": holding.kill}[how])

@@ -4,7 +4,6 @@ everything, whatever happens to a block or to the agent between the promise and 
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess
-from tests.vllm import agents
+from tests.vllm import agents, stages
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
 from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
@@ -56,23 +55,6 @@ def before_load(alive: Alive, act: Callable[[], object]) -> list[float]:
     return waits
 
 
-def spoil(alive: Alive) -> None:
-    """Change a byte of every page of the agent's pool that is in use."""
-    pid = alive.agent.process.pid
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-        for line in maps:
-            begin, end, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]
-            if not mode.startswith("rw-s") or "/memfd:kvagent-pool" not in line:
-                continue
-            low = int(begin, 16)
-            memory.seek(low)
-            content = memory.read(int(end, 16) - low)
-            for at in range(0, len(content), 4096):
-                if content[at]:
-                    memory.seek(low + at)
-                    memory.write(bytes([content[at] ^ 1]))
-
-
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
     before, count = alive.side.counted(), alive.agent.status()["blocks_loaded"]
@@ -91,7 +73,7 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
     alive.fill(reference)
     before = alive.side.counts.loads_sync_failed
     run = alive.worker._sync_loads.run
-    waits = before_load(alive, {"spoil": lambda: spoil(alive), "freeze": alive.agent.freeze,
+    waits = before_load(alive, {"spoil": lambda: agents.spoil(alive.agent.process.pid), "freeze": alive.agent.freeze,
                                 "kill": alive.agent.kill}[how])  # fmt: skip
     try:
         assert alive.says() == reference
@@ -111,3 +93,20 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
     if how != "kill":
         assert alive.side.counts.tokens_loaded > loaded
     print(f"{how}: steps waited {[round(one * 1e3) for one in waits]} ms; {alive.side.counted()}")
+
+
+def test_loads_that_fail_in_one_pipeline_stage_alone(
+    opt: Path, agent: AgentProcess, reference: list[list[int]]
+) -> None:
+    """Two stages have two steps in flight; the other stage, which has all of a load, computes its
+    request anew too.
+    """
+    told = real.told_elsewhere("tests.vllm.stages", str(opt), str(agent.folder))
+    assert told["said"] == [reference] * stages.TIMES
+    assert told["in_flight"] == stages.STAGES
+    assert told["pinned"] == 0
+    counted = told["counted"]
+    warm = (stages.TIMES - 1) * (len(PROMPTS) - 1)
+    assert counted["loads_sync"] >= warm
+    assert 2 <= counted["loads_sync_failed"] < counted["loads_sync"]
+    print(f"two stages: {counted}")

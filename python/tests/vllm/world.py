@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import os
 import pickle
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -79,13 +80,15 @@ class World:
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         kind: str = "sliding", extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None,
         max_batched: int = 256, dense: bool = False, split: bool = False, silent: Container[str] = (),
-        eagle: bool = False,
+        eagle: bool = False, stages: int = 1,
     ) -> None:  # fmt: skip
         """``silent``: layers that do not wait for their part of a load, such as indexers.
+        ``stages``: of the pipeline, which divide its ranks among them.
 
         ``dense``: vLLM keeps all states and blocks of windows, not only those at the ends of
         prompts. ``eagle``: the last layer is a draft model's, whose KV depends on the next token.
         """
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))  # as the configuration says
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
@@ -103,7 +106,7 @@ class World:
         } | (transfer or {})  # fmt: skip
         self.config = vllm_config(
             model, settings, layout=layout, asynchronous=asynchronous, max_batched=max_batched, ranks=ranks,
-            drafts=drafts,
+            drafts=drafts, stages=stages,
         )  # fmt: skip
         if eagle:
             speculate_like_eagle(self.config)
@@ -211,9 +214,7 @@ class World:
         ``named``. vLLM preempts running requests, but not one that waits for its load or for more
         blocks after it.
         """
-        table = self.scheduler.kv_cache_manager.get_block_ids
-        waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
-        if self.side.blocks.loading or any(any(table(name)) for name in waiting):
+        if not self._may_forget():
             return False
         self.settle()
         self.gpu.weights += 1
@@ -221,6 +222,24 @@ class World:
             self._version.write_text(f"{self.gpu.weights}\n")
         assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
         return True
+
+    def forget(self) -> bool:
+        """Reset the engine's own cache; running requests restart. Return whether that was
+        possible.
+        """
+        if not self._may_forget():
+            return False
+        self.settle()
+        assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
+        return True
+
+    def _may_forget(self) -> bool:
+        """Return whether vLLM can reset its cache: not while a request that does not run has
+        blocks.
+        """
+        table = self.scheduler.kv_cache_manager.get_block_ids
+        waiting = [name for name, one in self.scheduler.requests.items() if one.status != RequestStatus.RUNNING]
+        return not (self.side.blocks.loading or any(any(table(name)) for name in waiting))
 
     def step(self) -> None:
         """Launch a step and complete those beyond the pipeline's depth."""

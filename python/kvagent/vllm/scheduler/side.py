@@ -114,8 +114,9 @@ class SchedulerSide:
                 adapters=self._adapters, following=self._following,
             )  # fmt: skip
             self._loads = Loads(
-                self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
-            )
+                self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded,
+                self.saves.forget_keys,
+            )  # fmt: skip
             self._states = States(self._geometry, self.blocks) if self._geometry.states else None
             self._stale_requests = StaleRequests(self.blocks, self.tables, len(self._geometry.groups))
             self.blocks.before_reset(self._before_reset)
