@@ -61,7 +61,7 @@ def test_what_is_no_new_state_is_not_saved(handed: tuple[int, int, int]) -> None
     assert added(tracked, [handed]) == []
 
 
-@pytest.mark.parametrize("field", ["stale", "no_save", "bypass"])
+@pytest.mark.parametrize("field", ["stale", "no_save", "unkeyed", "bypass"])
 def test_a_request_that_is_not_saved_saves_no_states(field: str) -> None:
     tracked = request()
     setattr(tracked, field, True)
@@ -73,7 +73,7 @@ def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16)
-    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate())
+    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate(), lambda _: None)
     full = [Block(i) for i in range(1, 11)]
     loads.plan(1, request(), [full, table], tokens, Promise(0, tokens, 7, 0.0))
     ((job,), _) = loads.take()

@@ -240,11 +240,12 @@ class TieredWorld(World):
         self.resets += 1
         return True
 
-    def forget(self) -> None:
+    def forget(self) -> bool:
         """Forget the KV cache and the offload region, with nothing left to do."""
         self.rest()
         assert self.reset()
         self.rest()
+        return True
 
     def rest(self, limit: int = 20_000) -> None:
         """Step until nothing is left to do, in the tiers neither."""

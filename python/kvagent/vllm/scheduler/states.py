@@ -36,7 +36,7 @@ class States:
         handed = getattr(block_state, "boundary_state_offloads", None) or {}
         for request, states in handed.items():
             tracked = tracked_of.get(request)
-            if tracked is None or not tracked.admitted or tracked.stale or tracked.no_save:
+            if tracked is None or not tracked.admitted or tracked.stale or tracked.no_save or tracked.unkeyed:
                 continue
             most = tracked.request.num_tokens if decode else tracked.request.num_prompt_tokens
             for group, block_id, tokens in states:
