@@ -17,7 +17,7 @@ from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.drafts import following_tokens
+from kvagent.vllm.drafts import check_options, following_tokens
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
@@ -76,6 +76,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         following = following_tokens(vllm_config, kv_cache_config)
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         check_states(vllm_config, self._geometry, self._options)
+        check_options(following, self._options)
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._cells = cells(vllm_config, kv_cache_config, self._options.share_tp, self._options.share_pp)
         if self._cells is not None:

@@ -8,9 +8,13 @@ on has to be excluded here: docs/decisions/2026-11-23-adapters-and-drafts.md.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.options import LAZY, OptionError
+
+if TYPE_CHECKING:
+    from kvagent.vllm.options import Options
 
 _OF_NEXT_TOKENS = ("eagle", "eagle3", "mtp")  # speculation methods
 _LAYERS = {"mtp": ("n_predict", "num_nextn_predict_layers")}
@@ -32,6 +36,12 @@ def following_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
     for reason in _reasons(vllm_config, speculative, method):
         raise Unsupported(f"speculative_config.method {method}: {reason}. Such draft models are not supported")
     return 1
+
+
+def check_options(following: int, options: Options) -> None:
+    """Raise OptionError if blocks were saved by vLLM's hash alone, which tells too little."""
+    if following and options.offload == LAZY:
+        raise OptionError("offload: lazy, allowed is eager for draft models whose KV depends on the next token")
 
 
 def _reasons(vllm_config: Any, speculative: Any, method: str) -> Any:

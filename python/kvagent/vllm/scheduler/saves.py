@@ -22,6 +22,7 @@ from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
 from kvagent.vllm.scheduler.keeps import note_stored
 from kvagent.vllm.scheduler.lazy import LazyBatch
+from kvagent.vllm.scheduler.save_plan import SaveBatch
 from kvagent.vllm.scheduler.tails import EagerBatch
 
 if TYPE_CHECKING:
@@ -90,10 +91,14 @@ class Saves:
         """The batch, if it is a lazy one."""
         if self.watermark:
             self.lazy = LazyBatch(self.geometry, self.blocks, self.tables, self.watermark, self.counts)
-        self.batch = self.lazy or EagerBatch(self.geometry, self.blocks, self.tables, self.counts)
+        self.tails = None
+        """The batch, if it notes what is left of ended requests. A note goes by vLLM's hash, which
+        does not cover the next token.
+        """
+        if not (self.watermark or self.following):
+            self.tails = EagerBatch(self.geometry, self.blocks, self.tables, self.counts)
+        self.batch: SaveBatch = self.lazy or self.tails or SaveBatch(self.geometry, self.blocks, self.tables)
         """The contents of the next jobs. Callers that add to it also pin."""
-        self.tails = self.batch if isinstance(self.batch, EagerBatch) else None
-        """The batch, if it notes what is left of ended requests."""
         self.last_job = 0
         """The job that was sent last."""
         self.now = 0.0
@@ -178,8 +183,8 @@ class Saves:
         if self.lazy is not None or self.ready():
             self.batch.add(tracked, tokens)
             self.batch.pin()
-        if tokens >= tracked.next_tokens:
-            self.batch.keep_rest(tracked, tokens)
+        if (noting := self.lazy or self.tails) is not None and tokens >= tracked.next_tokens:
+            noting.keep_rest(tracked, tokens)
         for save in self._inflight.values() if self.tails is not None else ():
             for run in save.runs if not save.pinned else ():
                 if run.tracked is tracked and self.tails is not None:

@@ -41,7 +41,7 @@ class EagerBatch(SaveBatch):
         if not _keeps_turn(tracked):
             return
         hashes = tracked.request.block_hashes
-        for group, size, scale, _, recent in self._groups:
+        for group, size, scale, _, recent in self._positional:
             begin, end = tracked.cursor[group], min(tokens // size, len(hashes) // scale)
             loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
             table = self._tables.slice(tracked.request.request_id, group, begin, end) if begin < end else ()
@@ -119,7 +119,9 @@ def _keeps_turn(tracked: Tracked) -> bool:
     """Return whether a request's blocks are ordinary ones: not offered to a decode engine, which
     has pins of its own, not to be dropped after a time, and not of old weights.
     """
-    return tracked.offer is None and not (tracked.ttl_ms or tracked.stale or tracked.bypass or tracked.no_save)
+    return tracked.offer is None and not (
+        tracked.ttl_ms or tracked.stale or tracked.bypass or tracked.unkeyed or tracked.no_save
+    )
 
 
 def _chains(found: Iterable[tuple[Unsaved, Any]], most: int) -> list[list[tuple[Unsaved, Any]]]:
