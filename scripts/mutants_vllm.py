@@ -59,6 +59,15 @@ MODES = "tests/vllm/test_modes.py"
 PEERS = "tests/test_vllm_peer_options.py"
 TIER = "tests/test_tier.py"
 CONTRACT = "tests/vllm/test_tier_contract.py"
+SPECS = "tests/test_vllm_specs.py"
+STATES = "tests/vllm/test_states.py"
+PLANNED_STATES = "tests/test_vllm_states.py"
+ADAPTERS = "tests/test_vllm_adapters.py"
+FOLLOWING = "tests/test_vllm_following.py"
+DRAFTS = "tests/vllm/test_drafts.py"
+TAILS = "tests/test_vllm_tails.py"
+TURNS = "tests/vllm/test_tails.py"
+UNCACHED = "tests/vllm/test_uncached.py"
 MUTANTS = [
     Mutant("the tier gives a save up without revoking it", "tier/saves.py",
         "                memory.revoke(job.word)\n", "                pass\n",
@@ -89,10 +98,6 @@ MUTANTS = [
     Mutant("the tier shares without vLLM's configuration", "tier/identity.py",
         "generation = PRIVATE + secrets.token_hex(16)\n        return", "generation = LOADED\n        return",
         "without_vllms_configuration", "assert", where=CONTRACT),
-SPECS = "tests/test_vllm_specs.py"
-STATES = "tests/vllm/test_states.py"
-PLANNED_STATES = "tests/test_vllm_states.py"
-MUTANTS = [
     Mutant("a state is saved as that of another boundary", "scheduler/states.py",
         "key = hashes[at - 1]", "key = hashes[at - 2]",
         "a_hit_ends_where", "state after 80 tokens", where=STATES),
@@ -112,10 +117,6 @@ MUTANTS = [
     Mutant("states of a request with old weights are saved", "scheduler/states.py",
         " or tracked.stale or tracked.no_save", " or tracked.no_save",
         "saves_no_states", "assert", where=PLANNED_STATES),
-ADAPTERS = "tests/test_vllm_adapters.py"
-FOLLOWING = "tests/test_vllm_following.py"
-DRAFTS = "tests/vllm/test_drafts.py"
-MUTANTS = [
     Mutant("an adapter is known by its name", "scheduler/adapters.py",
         "hasher, content.digest)", "hasher, str(lora.lora_name).encode())",
         "different_adapters_never_share", "assert", where=ADAPTERS),
@@ -157,12 +158,8 @@ MUTANTS = [
     Mutant("with drafts, blocks found in the engine's own cache are saved", "scheduler/save_plan.py",
         "begin, end = max(cursor[group], tracked.found // size),", "begin, end = cursor[group],",
         "found_in_the_engines_own_cache", "assert", where=FOLLOWING),
-TAILS = "tests/test_vllm_tails.py"
-TURNS = "tests/vllm/test_tails.py"
-UNCACHED = "tests/vllm/test_uncached.py"
-MUTANTS = [
     Mutant("the tail of a prompt is dropped", "scheduler/saves.py",
-        "            self.batch.keep_rest(tracked, tokens)\n", "            pass\n",
+        "            noting.keep_rest(tracked, tokens)\n", "            pass\n",
         "saved_to_their_end and fit", "assert \\d+ == 960", where=TURNS),
     Mutant("a block is saved in its turn though it was evicted", "scheduler/tails.py",
         "if unsaved.block_hash != block.block_hash or self._blocks.is_stale(block):",
