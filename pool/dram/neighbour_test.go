@@ -120,8 +120,8 @@ func TestNeighbourWithABudget(t *testing.T) {
 	}
 	free, flooded, kept := share["alone"], share["beside a flood"], share["beside a flood with a budget of a tenth"]
 	if kept-flooded < (free-flooded)/2 {
-		t.Errorf("found alone %.4f, beside a flood %.4f, with a budget for that %.4f: want at least half of the loss back",
-			free, flooded, kept)
+		t.Errorf("found alone %.4f, beside a flood %.4f, with a budget for that %.4f: want half of the loss back, "+
+			"or more", free, flooded, kept)
 	}
 }
 
