@@ -139,7 +139,8 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		return err
 	}
 	a.memory = &memory{
-		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending, log: a.log,
+		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
+		log: a.log,
 	}
 	a.sessions = &sessions{
 		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: limits.Sessions, leaseBytes: a.cfg.LeaseBytes,

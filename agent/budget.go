@@ -59,7 +59,7 @@ func (r *registry) limitLocked(e *engine) {
 		if st == nil || st.owner.Load() == 0 || e.space.open.Load() == nil {
 			continue
 		}
-		if share := registration.WholeBlocks(st.budget, &e.space.spec, st.shards); limit == 0 || share < limit {
+		if share := registration.WholeBlocks(st.budget, e.space.sizes, st.shards); limit == 0 || share < limit {
 			limit, owner = share, st.owner.Load()
 		}
 	}

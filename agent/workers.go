@@ -63,11 +63,11 @@ func arenaOf(p Pool) (arena []byte) {
 func (w *workers) start(st *seat) error {
 	space, pacer := st.space.open.Load().ID, w.pacers.Of(deviceName(st.gpu))
 	started, err := transfer.Start(transfer.Config{
+		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Device: w.device, Peer: st.peer, Slots: w.pool, Space: space, Spec: st.space.spec,
 		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
 		Integrity: w.integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
-		Owner:  func() pool.Owner { return pool.Owner(st.owner.Load()) },
 		Limits: w.limits, Complete: st.session.complete,
 	})
 	if err != nil {

@@ -155,9 +155,9 @@ type Keeper interface {
 // Implemented by pool/dram and pool/tier (for its memory). Without it, a worker that asks for a
 // budget is refused.
 type Budgets interface {
-	// OpenOwner returns the owner with a name of 1 to MaxOwnerName bytes. It stays that name's until
-	// as many calls of CloseOwner. Afterwards it does too, with its entries, as long as there are
-	// fewer than MaxOwners others.
+	// OpenOwner returns the owner with a name of 1 to MaxOwnerName bytes. It stays that name's
+	// until as many calls of CloseOwner. Afterwards it does too, with its entries, as long as there
+	// are fewer than MaxOwners others.
 	OpenOwner(name string) (Owner, error)
 	// CloseOwner ends one OpenOwner.
 	CloseOwner(o Owner)

@@ -3,21 +3,20 @@ package registration
 import (
 	"math"
 	"math/bits"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
-// WholeBlocks returns how many bytes whole blocks of a space may have, so that the shards held of
-// them have at most this many, whichever groups they are of. It is at least 1.
-func WholeBlocks(bytes int64, spec *pool.Spec, held []uint32) int64 {
+// WholeBlocks returns how many bytes whole blocks may have, so that the shards held of them have at
+// most this many, whichever groups they are of. sizes are the bytes of one block, by shard, then
+// group. It is at least 1.
+func WholeBlocks(bytes int64, sizes [][]uint32, held []uint32) int64 {
 	least := int64(math.MaxInt64)
-	for g := range spec.Groups {
+	for g := range sizes[0] {
 		var whole, part uint64
-		for _, n := range spec.Groups[g].ShardBytes {
-			whole += uint64(n)
+		for shard := range sizes {
+			whole += uint64(sizes[shard][g])
 		}
 		for _, shard := range held {
-			part += uint64(spec.Groups[g].ShardBytes[shard])
+			part += uint64(sizes[shard][g])
 		}
 		hi, lo := bits.Mul64(uint64(bytes), whole)
 		if hi >= part {

@@ -3,21 +3,21 @@ package registration
 import (
 	"math"
 	"testing"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
 func TestWholeBlocks(t *testing.T) {
-	spec := func(sizes ...[]uint32) *pool.Spec {
-		s := &pool.Spec{Shards: len(sizes[0])}
-		for _, one := range sizes {
-			s.Groups = append(s.Groups, pool.Group{ShardBytes: one})
+	spec := func(groups ...[]uint32) [][]uint32 { // by shard
+		sizes := make([][]uint32, len(groups[0]))
+		for _, group := range groups {
+			for shard, n := range group {
+				sizes[shard] = append(sizes[shard], n)
+			}
 		}
-		return s
+		return sizes
 	}
 	for name, c := range map[string]struct {
 		bytes int64
-		spec  *pool.Spec
+		sizes [][]uint32
 		held  []uint32
 		want  int64
 	}{
@@ -30,7 +30,7 @@ func TestWholeBlocks(t *testing.T) {
 		"nearly none":                {0, spec([]uint32{64}), []uint32{0}, 1},
 		"more than bytes can number": {math.MaxInt64, spec([]uint32{1, 1 << 30}), []uint32{0}, math.MaxInt64},
 	} {
-		if got := WholeBlocks(c.bytes, c.spec, c.held); got != c.want {
+		if got := WholeBlocks(c.bytes, c.sizes, c.held); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}

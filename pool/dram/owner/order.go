@@ -132,13 +132,14 @@ func (t *Table) Check(owned map[uint32]int64, stored func(e uint32) bool) error 
 		n, newer := 0, uint32(0)
 		for e := at.newest; e != 0 && n <= listed[o]; e = t.links.All[e].older {
 			if l := &t.links.All[e]; l.newer != newer || t.OwnerOf(e) != o {
-				return fmt.Errorf("entry %d in the order of owner %d: after %d, not %d; of owner %d", e, o, l.newer, newer,
-					t.OwnerOf(e))
+				return fmt.Errorf("entry %d in the order of owner %d: after %d, not %d; it is owner %d's", e, o,
+					l.newer, newer, t.OwnerOf(e))
 			}
 			n, newer = n+1, e
 		}
 		if n != listed[o] || at.oldest != newer {
-			return fmt.Errorf("owner %d: %d entries in its order to %d, want %d to %d", o, n, newer, listed[o], at.oldest)
+			return fmt.Errorf("owner %d: %d entries in its order to %d, want %d to %d", o, n, newer, listed[o],
+				at.oldest)
 		}
 	}
 	return nil
