@@ -219,6 +219,20 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
     assert one.look_up(key) is LookupResult.MISS
 
 
+def test_weights_that_get_a_name_at_run_time_are_private(played: Callable[..., Played]) -> None:
+    """Others of that name must not find what vLLM's region and running requests still hold of the
+    weights before.
+    """
+    one, two = played().ready(), played().ready()
+    for each in (one, two):
+        (listener,) = each.construction.listeners
+        listener.weights_named("v2")
+    (key,) = keys("p", 1)
+    one.ready().job([key], [0], load=False)
+    one.result()
+    assert two.ready().look_up(key) is LookupResult.MISS
+
+
 def test_without_vllms_configuration_an_engine_shares_with_no_other(
     played: Callable[..., Played], caplog: pytest.LogCaptureFixture
 ) -> None:

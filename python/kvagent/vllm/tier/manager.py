@@ -326,11 +326,14 @@ class KVAgentTier(SecondaryTierManager):
             self._move()
 
     def weights_named(self, version: str) -> None:
-        """Handle the version of the weights that was passed to vLLM's engine core."""
+        """Handle the version of the weights that was passed to vLLM's engine core.
+
+        They are private all the same: chunks of others may still be in vLLM's region, and running
+        requests hold KV of others.
+        """
         if self._live is not None:
             self._live.changed()
-        if self._courier is not None and self._generations.after_name(version):
-            self._move()
+        self.before_weights_call(f"version {version}")
 
     def before_request(self) -> None:
         """Sample the weights before vLLM's engine core takes a request while it has none."""
