@@ -96,12 +96,12 @@ class KVAgentTier(SecondaryTierManager):
         construction = under_construction()
         config = spec.config
         mmap = getattr(spec, "_scheduler_mmap", None)
+        unobserved = identity.unobserved(construction, self._options)
         rows = Rows(view, getattr(mmap, "fd", None))
         if reason := identity.refusal(construction, config, rows.bytes, rows.count):
             rows.close()
             log.warning("tier: it stores and finds nothing: %s", reason)
             return Generations("", connector_options(self._options))
-        unobserved = identity.unobserved(construction, self._options)
         if construction is not None:
             construction.listeners.append(self)
             if not self._options.weights_fixed:
