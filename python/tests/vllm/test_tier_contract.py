@@ -8,7 +8,9 @@ import dataclasses
 import itertools
 import mmap
 import os
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,12 @@ from kvagent.vllm.options import OptionError
 from kvagent.vllm.tier import KVAgentTier
 from kvagent.vllm.tier import construction as making
 from kvagent.vllm.tier import identity as identities
+from kvagent.vllm.tier.options import parse
 from tests.agent import eventually
 from tests.vllm.setting import kv_cache_config, vllm_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.agent import AgentProcess
 
@@ -206,6 +208,23 @@ def test_a_reset_means_other_weights_unless_they_are_fixed(played: Callable[...,
     assert (moving.look_up(key), fixed.look_up(key)) == (LookupResult.MISS, LookupResult.HIT)
 
 
+def test_rows_are_not_filled_while_the_gpus_copies_from_before_a_reset_run(
+    played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where vLLM does not see to it, before 0.33."""
+    monkeypatch.setattr("kvagent.vllm.tier.manager.FENCED", False)
+    one = played(weights_fixed=True).ready()
+    (key,) = keys("p", 1)
+    one.job([key], [0], load=False)
+    one.result()
+    one.tier.drain_jobs()
+    for _ in range(4):
+        assert one.tier.lookup(key, one.request) is LookupResult.RETRY
+        assert not one.tier._fresh, "it was asked for in a step in which copies may run"
+        one.tier.on_schedule_end(None)
+    assert one.look_up(key) is LookupResult.HIT
+
+
 def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable[..., Played]) -> None:
     one = played().ready()
     (key,) = keys("p", 1)
@@ -219,16 +238,34 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
     assert one.look_up(key) is LookupResult.MISS
 
 
+def test_weights_that_get_a_name_at_run_time_are_private(played: Callable[..., Played]) -> None:
+    """Others of that name must not find what vLLM's region and running requests still hold of the
+    weights before.
+    """
+    one, two = played().ready(), played().ready()
+    for each in (one, two):
+        (listener,) = each.construction.listeners
+        listener.weights_named("v2")
+    (key,) = keys("p", 1)
+    one.ready().job([key], [0], load=False)
+    one.result()
+    assert two.ready().look_up(key) is LookupResult.MISS
+
+
 def test_without_vllms_configuration_an_engine_shares_with_no_other(
     played: Callable[..., Played], caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, other, half = played().ready(), played().ready(), played(whole=False).ready()
+    whole, other = played().ready(), played().ready()
+    half, twin = played(whole=False).ready(), played(whole=False).ready()
     assert "shares chunks with no other engine" in caplog.text
     assert "VLLM_PLUGINS" in caplog.text, "no word of the cure"
     (key,) = keys("p", 1)
     whole.job([key], [0], load=False)
     whole.result()
     assert (other.look_up(key), half.look_up(key)) == (LookupResult.HIT, LookupResult.MISS)
+    half.job([key], [0], load=False)
+    half.result()
+    assert twin.look_up(key) is LookupResult.MISS
 
 
 def test_chunks_of_another_layout_are_not_shared(model: Path) -> None:
@@ -241,8 +278,8 @@ def test_chunks_of_another_layout_are_not_shared(model: Path) -> None:
 
     def space(**changed: Any) -> Any:
         one = dataclasses.replace(offloading, **changed)
-        found = identities.space(making.Construction(config, kv), one, options, 8192, "0.33.0", [])  # type: ignore[arg-type]
-        return found.identity
+        given: Any = making.Construction(config, kv), one, options, 8192, "0.33.0", []
+        return identities.space(*given).identity
 
     cache = offloading.cache
     assert space() == space(engine_id="another")
@@ -287,16 +324,20 @@ def test_an_engine_whose_ranks_may_be_on_other_nodes_is_not_served(model: Path) 
     assert "other nodes" in refused(making.Construction(config, kv))
 
 
-def test_what_is_counted_has_a_definition(played: Callable[..., Played]) -> None:
+def test_what_is_counted_has_a_definition_and_is_in_the_documents(played: Callable[..., Played]) -> None:
     one = played().ready()
     one.job(keys("p", 2), [0, 1], load=False)
     one.result()
     one.look_up(keys("p", 1)[0])
     stats = one.tier.get_stats().data
     types, values = stats["types"], stats["data"]
-    assert set(types) <= set(KVAgentTier.build_metric_definitions({}))
+    definitions = set(KVAgentTier.build_metric_definitions({}))
+    assert set(types) <= definitions
     assert values["vllm:kvagent_tier_stored"] == {(): 2}
     assert one.tier.get_stats() is None
+    docs = Path(os.environ.get("KVAGENT_DOCS") or Path(__file__).resolve().parents[3] / "docs")
+    named = re.findall(r"`(vllm:kvagent_tier_\w+)`", (docs / "VLLM.md").read_text())
+    assert {name.removesuffix("_total") for name in named} == definitions
 
 
 def test_an_engine_starts_without_an_agent(model: Path, tmp_path: Path) -> None:
@@ -312,6 +353,12 @@ def test_an_engine_starts_without_an_agent(model: Path, tmp_path: Path) -> None:
 def test_an_unknown_option_ends_the_start(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="did you mean tenant"):
         Played(model, tmp_path, tennant="x")
+
+
+def test_weights_that_are_transferred_are_not_fixed(model: Path) -> None:
+    config: Any = SimpleNamespace(weight_transfer_config=SimpleNamespace())
+    with pytest.raises(OptionError, match="weights_fixed: true, allowed is false"):
+        identities.unobserved(making.Construction(config, None), parse({"weights_fixed": True}))
 
 
 def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None:

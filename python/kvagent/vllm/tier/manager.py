@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingManager,
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -44,6 +45,10 @@ MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all th
 MARGIN_S = 1.0  # beyond the bounds of the tier's thread, before a look-up counts as unanswered here too
 FAILED_S = 10.0  # for which a key that did not arrive counts as not stored
 MAX_FAILED = 65_536
+FENCED = hasattr(OffloadingManager, "on_reset_flushed")
+"""Whether vLLM itself waits, after a reset, for the GPU's copies to and from freed rows before it
+fills them from a tier; from 0.33 on.
+"""
 _RESULT = frozenset(field.name for field in fields(JobResult))
 
 log = logging.getLogger("vllm.kvagent")
@@ -83,6 +88,7 @@ class KVAgentTier(SecondaryTierManager):
         self._finished: list[Finished] = []
         self._failed: dict[Key, float] = {}
         self._serial = 1
+        self._held_steps = 0  # for which look-ups wait after a reset
         self._counts, self._reported = TierCounts(), TierCounts()
         self._connected = False
         self._live: LiveWeights | None = None
@@ -96,12 +102,12 @@ class KVAgentTier(SecondaryTierManager):
         construction = under_construction()
         config = spec.config
         mmap = getattr(spec, "_scheduler_mmap", None)
+        unobserved = identity.unobserved(construction, self._options)
         rows = Rows(view, getattr(mmap, "fd", None))
         if reason := identity.refusal(construction, config, rows.bytes, rows.count):
             rows.close()
             log.warning("tier: it stores and finds nothing: %s", reason)
             return Generations("", connector_options(self._options))
-        unobserved = identity.unobserved(construction, self._options)
         if construction is not None:
             construction.listeners.append(self)
             if not self._options.weights_fixed:
@@ -133,6 +139,8 @@ class KVAgentTier(SecondaryTierManager):
             self._collect(courier)
         if not courier.loading:
             return LookupResult.MISS
+        if self._held_steps:
+            return LookupResult.RETRY
         asked = self._requests.get(req_context.req_id)
         if asked is None:
             asked = self._requests[req_context.req_id] = Asked()
@@ -155,6 +163,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Send the questions of the step: one for each request and group."""
+        self._held_steps = max(0, self._held_steps - 1)
         if self._courier is None or not self._fresh:
             return
         now = time.monotonic()
@@ -223,8 +232,17 @@ class KVAgentTier(SecondaryTierManager):
             self._collect(self._courier)
             if self._live is not None:
                 self._live.changed()  # the reset applies to the current weights
+            self._held_steps = 0 if FENCED else self._flushing_steps()
             if self._generations.after_reset():
                 self._move()
+
+    def _flushing_steps(self) -> int:
+        """Return after how many steps the copies that were under way at a reset have ended.
+
+        The first plan after the reset has the workers wait for them, and vLLM plans no further
+        ahead than the steps that it has in flight: one for each pipeline stage, or two.
+        """
+        return max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
 
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
@@ -326,11 +344,14 @@ class KVAgentTier(SecondaryTierManager):
             self._move()
 
     def weights_named(self, version: str) -> None:
-        """Handle the version of the weights that was passed to vLLM's engine core."""
+        """Handle the version of the weights that was passed to vLLM's engine core.
+
+        They are private all the same: chunks of others may still be in vLLM's region, and running
+        requests hold KV of others.
+        """
         if self._live is not None:
             self._live.changed()
-        if self._courier is not None and self._generations.after_name(version):
-            self._move()
+        self.before_weights_call(f"version {version}")
 
     def before_request(self) -> None:
         """Sample the weights before vLLM's engine core takes a request while it has none."""
