@@ -433,8 +433,9 @@ class SchedulerSide:
             if self._media.newly_ambiguous:
                 self._bypass_names(self._media.newly_ambiguous)
             tracked = Tracked(
-                keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens
-            )
+                keyed or request, bypass or keyed is None, [0] * len(self._geometry.groups), self._geometry.hash_tokens,
+                has_states=bool(self._geometry.states),
+            )  # fmt: skip
             self._tracked[request.request_id] = tracked
             if params := getattr(request, "kv_transfer_params", None):
                 self._switches.apply(tracked, params)
