@@ -12,12 +12,16 @@ from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.loads import Loads
+from kvagent.vllm.scheduler.lookups import most_tokens
 from kvagent.vllm.scheduler.requests import Blocks, Promise, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveBatch
 from kvagent.vllm.scheduler.states import States
+from kvagent.vllm.scheduler.transfer_names import Wanted
 from kvagent.vllm.scheduler.waits import Rate
+from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.simulated import BLOCK, Block, Pool
+from tests.test_vllm_parts import _Tensor
 
 GEOMETRY = Geometry((Group(BLOCK, 64), Group(BLOCK, 64, 2)), BLOCK, frozenset({1}))
 NULL = Block(0, is_null=True)
@@ -91,3 +95,18 @@ def test_only_the_state_at_the_end_is_loaded() -> None:
 def test_a_load_without_a_block_for_its_state_fails(table: list[Block]) -> None:
     """It is planned for no agent, so that the workers report it as failed."""
     assert planned(table, 4 * BLOCK).boot == b""
+
+
+def test_the_last_token_is_computed_even_of_a_prompt_that_is_received() -> None:
+    tracked = request()
+    tracked.wanted = Wanted(b"name", "", early=False)
+    assert most_tokens(tracked, 0) == 10 * BLOCK
+    tracked.has_states = True
+    assert most_tokens(tracked, 0) == 10 * BLOCK - 1
+
+
+def test_a_layer_with_several_tensors_has_the_bytes_of_all() -> None:
+    """vLLM may pass the states of a layer as a list, such as that of a convolution first."""
+    caches = {"a": [_Tensor((9, 3), (16, 1)), _Tensor((9, 2, 4), (16, 4, 1), start=4)]}
+    (segments,) = memory(caches, [["a"]], 9, "peer").segments.values()
+    assert [(one.offset, one.stride, one.bytes) for one in segments] == [(0, 64, 12), (16, 64, 32)]

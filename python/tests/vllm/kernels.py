@@ -26,7 +26,6 @@ def install() -> None:
     for function in (
         init_cpu_memory_env, get_scheduler_metadata, compute_slot_mapping_kernel_impl, cpu_attn_reshape_and_cache,
         cpu_attention_with_kv_cache, greedy_argmax, fused_gumbel_argmax, rejection_greedy_sample_kernel_impl,
-        causal_conv1d_update_cpu_vec,
     ):  # fmt: skip
         setattr(ops, function.__name__, function)
 
@@ -81,7 +80,7 @@ def cpu_attn_reshape_and_cache(
 
 def cpu_attention_with_kv_cache(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, starts: torch.Tensor,
-    lengths: torch.Tensor, scale: float, causal: bool, alibi: Any, window: int, tables: torch.Tensor, *_: Any,
+    lengths: torch.Tensor, scale: float, causal: bool, alibi: Any, window: Any, tables: torch.Tensor, *_: Any,
 ) -> None:  # fmt: skip
     bounds, block = starts.tolist(), keys.shape[2]
     heads, size = query.shape[1], query.shape[2]
@@ -98,23 +97,7 @@ def cpu_attention_with_kv_cache(
         if causal:
             rows = torch.arange(length - (end - begin), length)[:, None]
             scores = scores.masked_fill(torch.arange(length)[None] > rows, -math.inf)
-            if window > 0:
-                scores = scores.masked_fill(torch.arange(length)[None] <= rows - window, -math.inf)
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(out.dtype)
-
-
-def causal_conv1d_update_cpu_vec(
-    x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
-    indices: torch.Tensor, *_: Any,
-) -> torch.Tensor:  # fmt: skip
-    """Move each row's state on by one token, in place, and return the convolution's output."""
-    assert activation is None
-    out = torch.empty_like(x)
-    for row, at in enumerate(indices.tolist()):
-        seen = torch.cat([states[at], x[row][:, None].to(states.dtype)], 1)
-        out[row] = (seen * weight).sum(1) + (0 if bias is None else bias)
-        states[at] = seen[:, 1:]
-    return out
 
 
 def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:

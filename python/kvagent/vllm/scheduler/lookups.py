@@ -334,9 +334,10 @@ def most_tokens(tracked: Tracked, own: int) -> int:
     """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
 
     vLLM computes the last token again if all are loaded, but only of a prompt that was computed for
-    it elsewhere is the last block worth that.
+    it elsewhere is the last block worth that. A state that has the last token must not take it
+    again.
     """
-    most: int = tracked.request.num_tokens - (tracked.wanted is None)
+    most: int = tracked.request.num_tokens - (tracked.wanted is None or tracked.has_states)
     return min(most, own + tracked.max_load_tokens)
 
 

@@ -104,6 +104,8 @@ class Tracked:
     """What it promises to a decode engine."""
     wanted: Wanted | None = None
     """The transfer that it is to receive, until it has."""
+    has_states: bool = False
+    """Whether some of its blocks are states."""
     overdue: bool = False
     """Whether it has waited for that transfer for as long as it may."""
     unkeyed: bool = False

@@ -461,7 +461,7 @@ class SchedulerSide:
             lora = getattr(request, "lora_request", None) is not None
             tracked = Tracked(
                 request if lora else keyed or request, keyed is None and not lora, [0] * len(self._geometry.groups),
-                self._geometry.hash_tokens,
+                self._geometry.hash_tokens, has_states=bool(self._geometry.states),
             )  # fmt: skip
             if lora:
                 self._add_adapted(tracked)
