@@ -120,5 +120,8 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
         assert saved.stored == 0, "equal adapters do not share"
         print(f"second engine: {side.counted()}")
         node.kill()
-        assert ask(llm, LoRARequest("other a", 7, str(contents["a"]))) == right["a"]
-        assert ask(llm, None) == right["none"]
+        try:
+            assert ask(llm, LoRARequest("other a", 7, str(contents["a"]))) == right["a"]
+            assert ask(llm, None) == right["none"]
+        finally:
+            node.start()

@@ -31,7 +31,7 @@ class Followed:
         if len(keys) < most:
             tokens = self._request.all_token_ids
             for i in range(len(keys), most):
-                following = struct.pack("<Q", tokens[(i + 1) * size])
+                following = struct.pack("<q", tokens[(i + 1) * size])
                 keys.append(hashlib.sha256(hashes[i] + following).digest())
         return keys
 
