@@ -85,9 +85,11 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
     assert all(len(invalid) <= (not window) for invalid in world.invalid)
     clean(world, agent)
     assert world.scheduler.reset_prefix_cache()
-    world.add("again", PROMPT, 10)  # blocks computed anew were saved anew
+    before = world.side.counts.tokens_loaded
+    world.add("again", PROMPT, 10)
     world.run()
     assert world.side.counts.loads_failed == 1
+    assert world.side.counts.tokens_loaded - before == 96, "blocks computed anew were not saved anew"
     assert world.outputs["again"] == world.outputs["cold"]
     clean(world, agent)
 

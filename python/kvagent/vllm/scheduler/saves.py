@@ -187,6 +187,13 @@ class Saves:
         for recent in self.batch.recent:
             recent.clear()
 
+    def forget_keys(self, keys: Sequence[bytes]) -> None:
+        """Offer these blocks again although they were offered recently, since a load of them
+        failed: the agent dropped those that were not as they were saved.
+        """
+        for recent in self.batch.recent:
+            recent.discard(keys)
+
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
         if self.notes:

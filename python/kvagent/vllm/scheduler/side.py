@@ -106,8 +106,9 @@ class SchedulerSide:
                 watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
             )  # fmt: skip
             self._loads = Loads(
-                self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded
-            )
+                self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded,
+                self.saves.forget_keys,
+            )  # fmt: skip
             self._stale_requests = StaleRequests(self.blocks, self.tables, len(self._geometry.groups))
             self.blocks.before_reset(self._before_reset)
         self.tables.bind(pool, manager)
