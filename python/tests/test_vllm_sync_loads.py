@@ -35,7 +35,11 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, missing: str) -> Any:
         namespace = {} if name == missing else {name: of(name, members, missing)}
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**namespace))
     one = of("Scheduler", preemption._OF_THE_SCHEDULER, missing)()
-    one.vllm_config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="own"))
+    one.vllm_config = SimpleNamespace(
+        kv_transfer_config=SimpleNamespace(kv_connector="own"),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(async_scheduling=True), use_v2_model_runner=False,
+    )  # fmt: skip
 
     def preempt(request: Any, timestamp: float, drop_stale_output: bool = False) -> None: ...
 
@@ -49,6 +53,19 @@ def test_a_scheduler_that_has_all_that_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert "another connector" in preemption.unsupported(one, "other")
     one._preempt_request = lambda _request, _timestamp: None
     assert "cannot drop the output" in preemption.unsupported(one, "own")
+
+
+@pytest.mark.parametrize("v2", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_pipeline_stages_of_the_first_runner(
+    monkeypatch: pytest.MonkeyPatch, *, stages: int, asynchronous: bool, v2: bool
+) -> None:
+    one = scheduler(monkeypatch, "")
+    one.vllm_config.parallel_config.pipeline_parallel_size = stages
+    one.vllm_config.scheduler_config.async_scheduling = asynchronous
+    one.vllm_config.use_v2_model_runner = v2
+    assert bool(preemption.unsupported(one, "own")) == (stages > 1 and asynchronous and not v2)
 
 
 @pytest.mark.parametrize("missing", [*USED, *CLASSES])

@@ -159,13 +159,20 @@ def print_metrics(model: str, socket_dir: str) -> None:
 
 def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]:
     """Return the answers to PROMPTS of an engine in another process, whose saves have ended."""
-    command = [sys.executable, "-m", "tests.vllm.engine", str(model), str(socket_dir), json.dumps(more)]
-    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several workers on one NUMA node
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=ELSEWHERE_S, env=env)
-    assert done.returncode == 0, done.stderr[-4000:]
-    line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith("[["))  # logs follow
-    answers: list[list[int]] = json.loads(line)
+    answers: list[list[int]] = told_elsewhere("tests.vllm.engine", str(model), str(socket_dir), json.dumps(more))
     return answers
+
+
+def told_elsewhere(module: str, *arguments: str) -> Any:
+    """Run a module that starts an engine. Return the JSON that it printed last."""
+    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several workers on one NUMA node
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], check=False, capture_output=True, text=True, timeout=ELSEWHERE_S,
+        env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith(("[[", '{"')))  # logs follow
+    return json.loads(line)
 
 
 ELSEWHERE_S = 600.0  # for what takes half a minute on an idle machine

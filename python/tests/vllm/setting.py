@@ -32,8 +32,9 @@ HEAD = 8
 
 def vllm_config(
     model: Path, transfer: dict[str, Any] | None, *, layout: str, asynchronous: bool, max_batched: int, ranks: int,
-    drafts: int,
+    drafts: int, stages: int = 1,
 ) -> VllmConfig:  # fmt: skip
+    """``ranks``: of all pipeline ``stages`` together."""
     model_config = ModelConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", max_model_len=4096)
     scheduler = SchedulerConfig(
         max_num_seqs=16, max_num_batched_tokens=max_batched, max_model_len=4096, enable_chunked_prefill=True,
@@ -46,7 +47,8 @@ def vllm_config(
         kv_transfer_config=KVTransferConfig(**transfer) if transfer else None,
     )  # fmt: skip
     config.scheduler_config.disable_hybrid_kv_cache_manager = False
-    config.parallel_config.tensor_parallel_size = ranks
+    config.parallel_config.tensor_parallel_size = ranks // stages
+    config.parallel_config.pipeline_parallel_size = stages
     config.parallel_config.world_size = ranks
     if drafts:  # after the other checks: async scheduling wants a drafter on the GPU
         config.speculative_config = SpeculativeConfig(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess
-from tests.vllm import agents
+from tests.vllm import agents, stages
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
 from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
@@ -93,3 +93,20 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
     if how != "kill":
         assert alive.side.counts.tokens_loaded > loaded
     print(f"{how}: steps waited {[round(one * 1e3) for one in waits]} ms; {alive.side.counted()}")
+
+
+def test_loads_that_fail_in_one_pipeline_stage_alone(
+    opt: Path, agent: AgentProcess, reference: list[list[int]]
+) -> None:
+    """Two stages have two steps in flight; the other stage, which has all of a load, computes its
+    request anew too.
+    """
+    told = real.told_elsewhere("tests.vllm.stages", str(opt), str(agent.folder))
+    assert told["said"] == [reference] * stages.TIMES
+    assert told["in_flight"] == stages.STAGES
+    assert told["pinned"] == 0
+    counted = told["counted"]
+    warm = (stages.TIMES - 1) * (len(PROMPTS) - 1)
+    assert counted["loads_sync"] >= warm
+    assert 2 <= counted["loads_sync_failed"] < counted["loads_sync"]
+    print(f"two stages: {counted}")

@@ -42,12 +42,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "v1-async-drafts": {"v2": False, "asynchronous": True, "depth": 2, "drafts": 2},
     "v2-async-drafts": {"v2": True, "asynchronous": True, "depth": 2, "drafts": 2},
 }
+STAGES: dict[str, dict[str, Any]] = {
+    "v1-stages": {"v2": False, "depth": 2, "ranks": 2, "stages": 2},
+    "v2-async-stages": {"v2": True, "asynchronous": True, "depth": 3, "ranks": 2, "stages": 2},
+}
 everywhere = pytest.mark.parametrize("setting", SETTINGS)
 
 
 def cold(worlds: Any, setting: str = "v2", *, extra: dict[str, Any] | None = None, **more: Any) -> World:
     """Return a world whose engine has reset its cache after saving; from then on its GPU taints."""
-    world: World = worlds(extra={"pin_percent": 40} | SYNC | (extra or {}), **(SETTINGS[setting] | more))
+    world: World = worlds(extra={"pin_percent": 40} | SYNC | (extra or {}), **((SETTINGS | STAGES)[setting] | more))
     world.add("cold", PROMPT, 10)
     world.run()
     assert world.scheduler.reset_prefix_cache()
@@ -118,6 +122,32 @@ def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: Agent
     world.run()
     assert world.scheduler.reset_prefix_cache()
     world.add("anew", PROMPT, 10)  # from what the others saved
+    world.run()
+    right(world)
+    clean(world, agent)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("setting", ["v2-async-ranks", *STAGES])
+def test_a_load_that_fails_in_one_rank_alone(worlds: Any, agent: AgentProcess, setting: str, rank: int) -> None:
+    """The other rank, which has all of it, computes the request anew too."""
+    world = cold(worlds, setting)
+    waits = world.workers[rank]._worker._sync_loads
+    submit, failed = waits._submit, list[int]()
+
+    def fails_once(load: Any, step: int | None) -> None:
+        submit(load, step if failed else None)
+        failed.append(load.job)
+
+    waits._submit = fails_once
+    for name in ("warm", "twin"):  # of one schedule()
+        world.add(name, PROMPT, 10)
+        promised(world, name)
+    world.run()
+    right(world)
+    assert (world.side.counts.loads_sync_failed, world.side.counts.loads_failed) == (1, 1)
+    assert [bool(invalid) for invalid in world.invalid] == [rank == 0, rank == 1]
+    world.add("after", PROMPT, 10)
     world.run()
     right(world)
     clean(world, agent)
@@ -420,6 +450,8 @@ def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
+    with pytest.raises(OptionError, match="vLLM's first runner has pipeline stages with async scheduling"):
+        worlds(extra=SYNC, v2=False, asynchronous=True, ranks=2, stages=2)
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     own = {
         "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import os
 import pickle
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -73,9 +74,12 @@ class World:
         self, model: Path, socket_dir: str, *, blocks: int = 64, asynchronous: bool = False, v2: bool = True,
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None, max_batched: int = 256,
-        split: bool = False, silent: Container[str] = (),
+        split: bool = False, silent: Container[str] = (), stages: int = 1,
     ) -> None:  # fmt: skip
-        """``silent``: layers that do not wait for their part of a load, such as indexers."""
+        """``silent``: layers that do not wait for their part of a load, such as indexers.
+        ``stages``: of the pipeline, which divide its ranks among them.
+        """
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))  # as the configuration says
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
@@ -93,7 +97,7 @@ class World:
         } | (transfer or {})  # fmt: skip
         self.config = vllm_config(
             model, settings, layout=layout, asynchronous=asynchronous, max_batched=max_batched, ranks=ranks,
-            drafts=drafts,
+            drafts=drafts, stages=stages,
         )  # fmt: skip
         self.config.cache_config.num_gpu_blocks = blocks
         self.kv = kv_cache_config(self.config, blocks, window, scale, HEADS // ranks if split else HEADS)
