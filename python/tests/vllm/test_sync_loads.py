@@ -44,12 +44,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "v1-async-drafts": {"v2": False, "asynchronous": True, "depth": 2, "drafts": 2},
     "v2-async-drafts": {"v2": True, "asynchronous": True, "depth": 2, "drafts": 2},
 }
+STAGES: dict[str, dict[str, Any]] = {
+    "v1-stages": {"v2": False, "depth": 2, "ranks": 2, "stages": 2},
+    "v2-async-stages": {"v2": True, "asynchronous": True, "depth": 3, "ranks": 2, "stages": 2},
+}
 everywhere = pytest.mark.parametrize("setting", SETTINGS)
 
 
 def cold(worlds: Any, setting: str = "v2", *, extra: dict[str, Any] | None = None, **more: Any) -> World:
     """Return a world whose engine has reset its cache after saving; from then on its GPU taints."""
-    world: World = worlds(extra={"pin_percent": 40} | SYNC | (extra or {}), **(SETTINGS[setting] | more))
+    world: World = worlds(extra={"pin_percent": 40} | SYNC | (extra or {}), **((SETTINGS | STAGES)[setting] | more))
     world.add("cold", PROMPT, 10)
     world.run()
     assert world.scheduler.reset_prefix_cache()
@@ -126,7 +130,7 @@ def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: Agent
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("setting", ["v2-async-ranks", "v1-stages", "v2-async-stages"])
+@pytest.mark.parametrize("setting", ["v2-async-ranks", *STAGES])
 def test_a_load_that_fails_in_one_rank_alone(worlds: Any, agent: AgentProcess, setting: str, rank: int) -> None:
     """The other rank, which has all of it, computes the request anew too."""
     world = cold(worlds, setting)
