@@ -56,7 +56,38 @@ SWITCHES = "tests/test_vllm_switches.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
 PEERS = "tests/test_vllm_peer_options.py"
+TIER = "tests/test_tier.py"
+CONTRACT = "tests/vllm/test_tier_contract.py"
 MUTANTS = [
+    Mutant("the tier gives a save up without revoking it", "tier/saves.py",
+        "                memory.revoke(job.word)\n", "                pass\n",
+        "neither_holds_rows", "with the bytes of another chunk", where=TIER),
+    Mutant("the tier copies on what did not verify", "tier/loads.py",
+        "if status == BlockStatus.OK:", "if status >= BlockStatus.OK:",
+        "is_not_stored_does_not_arrive", "assert", where=TIER),
+    Mutant("the tier does not notice a stopped agent", "tier/courier.py",
+        "        if self._load_port.stopped:\n            self._loads.abandon()\n",
+        "        if self._load_port.stopped:\n",
+        "neither_holds_rows", "did not come about", where=TIER),
+    Mutant("the tier asks with one group for all", "tier/questions.py",
+        "groups=bytes([group_of(ask.keys[0])])", "groups=bytes([0])",
+        "several_groups", "assert", where=TIER),
+    Mutant("a drain of the tier waits for a stopped agent", "tier/courier.py",
+        "        if any(now >= one.deadline for one in self._drains):", "        if False:",
+        "though_the_agent_is_stopped", "assert|did not come about", where=CONTRACT),
+    Mutant("the tier tries again what did not arrive", "tier/manager.py",
+        "                asked.verdicts[key] = False\n", "                del asked.verdicts[key]\n",
+        "is_a_miss_from_then_on", "RETRY|KeyError", where=CONTRACT),
+    Mutant("the tier's space leaves the layout of chunks out", "tier/identity.py",
+        "identified = identity_pairs(pairs | layout)", "identified = identity_pairs(pairs)",
+        "chunks_of_another_layout", "assert", where=CONTRACT),
+    Mutant("a reset leaves the tier in the space of the old weights", "tier/manager.py",
+        "            if self._generations.after_reset():\n                self._move()\n",
+        "            self._generations.after_reset()\n",
+        "means_other_weights", "assert", where=CONTRACT),
+    Mutant("the tier shares without vLLM's configuration", "tier/identity.py",
+        "generation = PRIVATE + secrets.token_hex(16)\n        return", "generation = LOADED\n        return",
+        "without_vllms_configuration", "assert", where=CONTRACT),
     Mutant("a layer does not wait for its part of a load", "worker/layer_loads.py",
         "self._stages.needed.get(layer, self._stages.count)", "0",
         "the_first_layer_computes and v2-async", "AssertionError: warm", where=LAYERWISE),

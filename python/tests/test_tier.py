@@ -119,7 +119,7 @@ def test_the_death_of_the_agent_ends_all_jobs(rigs: Callable[..., Rig], agent: A
 def test_a_frozen_agent_neither_holds_rows_nor_writes_to_them_when_it_wakes(
     rigs: Callable[..., Rig], agent: AgentProcess
 ) -> None:
-    rig = rigs()
+    rig = rigs(load_deadline_ms=600_000)
     chunks = keys("p", 16)
     for i in range(16):
         rig.fill(i, f"p{i}")
@@ -147,12 +147,13 @@ def test_a_reset_does_not_wait_for_a_frozen_agent(rigs: Callable[..., Rig], agen
 
 
 def test_an_option_out_of_range_is_named_with_its_range() -> None:
-    for given, text in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"staging_bytes": 1}, "staging_bytes: 1, allowed is an integer 1048576 to"),
         ({"socket_dri": ""}, "socket_dri: no such option of KVAgentTier; did you mean socket_dir?"),
         ({"lookup_age_ms": -1}, "lookup_age_ms: -1, allowed is a number 0 to 60000"),
         ({"trust_media": 1}, "trust_media: 1, allowed is true or false"),
         ({"weights_fixed": True, "weights_version_file": "/v"}, "weights_version_file: allowed only where"),
-    ]:
+    ]
+    for given, text in cases:
         with pytest.raises(OptionError, match=text.replace("?", r"\?")):
             parse(given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kvagent.identity import identity_pairs
 from kvagent.vllm.tier.courier import Courier
@@ -16,7 +16,7 @@ from kvagent.vllm.tier.rows import Rows
 from tests.agent import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from kvagent.vllm.tier.orders import Result
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 ROWS = 64
 ROW_BYTES = 8192
 TOKENS = 16
+
+_Result = TypeVar("_Result", Answered, Finished)
 
 
 class Rig:
@@ -74,19 +76,18 @@ class Rig:
     def ask(self, keys: Sequence[Key], request: str = "r") -> Answered:
         ask = Ask(request, 1, tuple(keys))
         self.courier.post(ask)
-        return eventually(lambda: self._result(Answered, ask), "an answer")
+        return eventually(lambda: self._result(Answered, lambda one: one.ask is ask), "an answer")
 
     def finished(self, job: int) -> Finished:
-        return eventually(lambda: self._result(Finished, job), f"the end of job {job}")
+        return eventually(lambda: self._result(Finished, lambda one: one.job == job), f"the end of job {job}")
 
-    def _result(self, kind: type, which: object) -> object:
+    def _result(self, kind: type[_Result], wanted: Callable[[_Result], bool]) -> _Result | None:
         while not self.courier.results.empty():
             self.results.append(self.courier.results.get_nowait())
-        for result in self.results:
-            if isinstance(result, kind) and which in (getattr(result, "ask", None), getattr(result, "job", None)):
-                self.results.remove(result)
-                return result
-        return None
+        found = next((one for one in self.results if isinstance(one, kind) and wanted(one)), None)
+        if found is not None:
+            self.results.remove(found)
+        return found
 
     def close(self) -> None:
         self.courier.close()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BUSY_MS = 5  # between two turns while something is awaited
 SEEK_MS = 50  # while there is no session
 IDLE_MS = 1_000
-JOIN_S = 10.0  # for the thread to end, in close
+JOIN_S = 30.0  # for the thread to end, in close, with both links
 
 log = logging.getLogger("vllm.kvagent")
 

@@ -52,11 +52,24 @@ def refusal(construction: Construction | None, config: Any, row_bytes: int, rows
     """Return why the tier cannot serve this engine; empty if it can."""
     if construction is not None and getattr(construction.vllm_config, "lora_config", None) is not None:
         return "LoRA is enabled: vLLM keys chunks by the adapter's name, which says nothing of its content"
+    if not _on_one_node(construction, config):
+        return "its ranks may be on other nodes, whose part of vLLM's host region cannot be reached"
     if len(config.groups) > MAX_GROUPS or _groups(config) > MAX_GROUPS:
         return f"the model has {len(config.groups)} KV cache groups, allowed is at most {MAX_GROUPS}"
     if row_bytes > MAX_ROW:
         return f"a chunk has {row_bytes} bytes, allowed is at most {MAX_ROW}: choose fewer blocks_per_chunk"
     return "" if rows else "vLLM's host region has no rows"
+
+
+def _on_one_node(construction: Construction | None, config: Any) -> bool:
+    """Return whether all ranks map this process's region; each node has one of its own."""
+    if config.parallel.world_size == 1:
+        return True
+    if construction is None:
+        return False
+    parallel = construction.vllm_config.parallel_config
+    executor = getattr(parallel, "distributed_executor_backend", None)
+    return int(getattr(parallel, "nnodes", 1)) == 1 and executor in (None, "mp", "uni")
 
 
 def space(

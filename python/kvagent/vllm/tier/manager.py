@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm.v1.kv_offload.base import LookupResult, OffloadingCounterMetadata, OffloadingGaugeMetadata
-from vllm.v1.kv_offload.tiering.base import JobResult, RequestOffloadingContext, SecondaryTierManager
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.tier import identity
 from kvagent.vllm.tier.construction import under_construction
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.tier.orders import Key
 
 MAX_KEYS = 4096  # of one question
+MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all that it asked for counts as missing
 MARGIN_S = 1.0  # beyond the bounds of the tier's thread, before a look-up counts as unanswered here too
 FAILED_S = 10.0  # for which a key that did not arrive counts as not stored
 MAX_FAILED = 65_536
@@ -53,6 +59,8 @@ class Asked:
     """Asked since the last step's end."""
     since: float = 0.0
     """When the oldest open question was sent."""
+    vain: int = 0
+    """Answers in a row by which nothing is stored: each settles one key of a window's look-up."""
     tails: dict[int, tuple[int, bytes]] = field(default_factory=dict)
     """By group, the end and the hash of the last chunk that was saved."""
 
@@ -78,6 +86,7 @@ class KVAgentTier(SecondaryTierManager):
         self._counts, self._reported = TierCounts(), TierCounts()
         self._connected = False
         self._live: LiveWeights | None = None
+        self._unobserved = False  # whether weights may change without notice
         self._courier: Courier | None = None
         self._patience_s = (self._options.lookup_age_ms + self._options.tier_wait_ms) / 1e3 + MARGIN_S
         self._generations = self._start(offloading_spec, primary_kv_view)
@@ -97,6 +106,7 @@ class KVAgentTier(SecondaryTierManager):
             construction.listeners.append(self)
             if not self._options.weights_fixed:
                 unobserved += self._watch()
+        self._unobserved = bool(unobserved)
         space = identity.space(construction, config, self._options, rows.bytes, vllm.__version__, unobserved)
         identity.explain(space)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
@@ -173,8 +183,9 @@ class KVAgentTier(SecondaryTierManager):
             return
         self._counts.hits += answered.found
         self._counts.unanswered += answered.known if answered.late else 0
+        asked.vain = 0 if answered.found else asked.vain + 1
         for i, key in enumerate(ask.keys):
-            if i >= answered.known:
+            if i >= answered.known and asked.vain < MAX_VAIN:
                 asked.verdicts.pop(key, None)  # beyond the first that is missing: asked again if it matters
             elif asked.verdicts.get(key, True) is None:
                 asked.verdicts[key] = i < answered.found
@@ -324,9 +335,17 @@ class KVAgentTier(SecondaryTierManager):
     def before_request(self) -> None:
         """Sample the weights before vLLM's engine core takes a request while it has none."""
         if self._live is not None and not self._requests:
-            self.look_at_weights()
+            self._sample()
 
     def look_at_weights(self) -> None:
+        """Handle a reset of vLLM's own cache: it may follow a write to the model that nothing
+        told of.
+        """
+        self._sample()
+        if self._unobserved and self._courier is not None and self._generations.after_reset():
+            self._move()
+
+    def _sample(self) -> None:
         """Detect writes to a model that is in the calling program's process."""
         if self._live is not None and self._live.changed():
             self.before_weights_call("a write to the model")
