@@ -222,13 +222,17 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
 def test_without_vllms_configuration_an_engine_shares_with_no_other(
     played: Callable[..., Played], caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole, other, half = played().ready(), played().ready(), played(whole=False).ready()
+    whole, other = played().ready(), played().ready()
+    half, twin = played(whole=False).ready(), played(whole=False).ready()
     assert "shares chunks with no other engine" in caplog.text
     assert "VLLM_PLUGINS" in caplog.text, "no word of the cure"
     (key,) = keys("p", 1)
     whole.job([key], [0], load=False)
     whole.result()
     assert (other.look_up(key), half.look_up(key)) == (LookupResult.HIT, LookupResult.MISS)
+    half.job([key], [0], load=False)
+    half.result()
+    assert twin.look_up(key) is LookupResult.MISS
 
 
 def test_chunks_of_another_layout_are_not_shared(model: Path) -> None:
