@@ -11,6 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from vllm.v1.kv_offload.base import OffloadingManager
 
 from tests.vllm.tiered import SLOWLY, TieredWorld, clean
 
@@ -22,6 +23,10 @@ REQUESTS = 40  # of a run
 LIVES = 6  # at most
 SEED = 1  # unless KVAGENT_SEED is set
 ABORTED, RESET, FORGOTTEN = 0.02, 0.01, 0.0  # how often, of all steps
+FLUSHES = hasattr(OffloadingManager, "on_reset_flushed")
+"""Whether a reset fences copies that the GPU has not ended: without it, in vLLM 0.29 to 0.32, and
+with windows in 0.33 too, bytes are wrong after a reset in the midst of copies whatever the tier.
+"""
 KINDS: dict[str, dict[str, Any]] = {
     "v2-async": {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "rows": 30, "max_batched": 40},
     "v1": {"v2": False, "asynchronous": False, "blocks": 36, "rows": 24, "max_batched": 64},
@@ -44,7 +49,9 @@ def live(world: TieredWorld, seed: int, name: str, happen: Callable[[random.Rand
             world.abort(dice.choice(list(world.scheduler.requests)))
         if dice.random() < RESET:
             world.reset()
-        if dice.random() < FORGOTTEN and not world.windowed:  # resets the region though requests wait for their loads
+        if (
+            dice.random() < FORGOTTEN and FLUSHES and not world.windowed
+        ):  # resets the region though requests wait for their loads
             world.scheduler.reset_prefix_cache(reset_connector=True)
         happen(dice)
         world.step()
