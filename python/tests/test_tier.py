@@ -159,7 +159,7 @@ def test_an_option_out_of_range_is_named_with_its_range() -> None:
         ({"socket_dri": ""}, "socket_dri: no such option of KVAgentTier; did you mean socket_dir?"),
         ({"lookup_age_ms": -1}, "lookup_age_ms: -1, allowed is a number 0 to 60000"),
         ({"trust_media": 1}, "trust_media: 1, allowed is true or false"),
-        ({"weights_fixed": True, "weights_version_file": "/v"}, "weights_version_file: allowed only where"),
+        ({"weights_version": "a b"}, "weights_version: 'a b', allowed is 1 to 128 letters"),
     ]
     for given, text in cases:
         with pytest.raises(OptionError, match=text.replace("?", r"\?")):

@@ -21,6 +21,7 @@ from kvagent.vllm.options import OptionError
 from kvagent.vllm.tier import KVAgentTier
 from kvagent.vllm.tier import construction as making
 from kvagent.vllm.tier import identity as identities
+from kvagent.vllm.tier.options import parse
 from tests.agent import eventually
 from tests.vllm.setting import kv_cache_config, vllm_config
 
@@ -219,6 +220,20 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
     assert one.look_up(key) is LookupResult.MISS
 
 
+def test_weights_that_get_a_name_at_run_time_are_private(played: Callable[..., Played]) -> None:
+    """Others of that name must not find what vLLM's region and running requests still hold of the
+    weights before.
+    """
+    one, two = played().ready(), played().ready()
+    for each in (one, two):
+        (listener,) = each.construction.listeners
+        listener.weights_named("v2")
+    (key,) = keys("p", 1)
+    one.ready().job([key], [0], load=False)
+    one.result()
+    assert two.ready().look_up(key) is LookupResult.MISS
+
+
 def test_without_vllms_configuration_an_engine_shares_with_no_other(
     played: Callable[..., Played], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,8 +260,8 @@ def test_chunks_of_another_layout_are_not_shared(model: Path) -> None:
 
     def space(**changed: Any) -> Any:
         one = dataclasses.replace(offloading, **changed)
-        found = identities.space(making.Construction(config, kv), one, options, 8192, "0.33.0", [])  # type: ignore[arg-type]
-        return found.identity
+        given: Any = making.Construction(config, kv), one, options, 8192, "0.33.0", []
+        return identities.space(*given).identity
 
     cache = offloading.cache
     assert space() == space(engine_id="another")
@@ -316,6 +331,12 @@ def test_an_engine_starts_without_an_agent(model: Path, tmp_path: Path) -> None:
 def test_an_unknown_option_ends_the_start(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="did you mean tenant"):
         Played(model, tmp_path, tennant="x")
+
+
+def test_weights_that_are_transferred_are_not_fixed(model: Path) -> None:
+    config: Any = SimpleNamespace(weight_transfer_config=SimpleNamespace())
+    with pytest.raises(OptionError, match="weights_fixed: true, allowed is false"):
+        identities.unobserved(making.Construction(config, None), parse({"weights_fixed": True}))
 
 
 def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent.identity import identity_pairs
 from kvagent.limits import MAX_GROUPS
 from kvagent.vllm.geometry import Ranks
+from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, initial_generation, unobserved_changes
 
@@ -105,8 +106,15 @@ def space(
 
 
 def unobserved(construction: Construction | None, options: TierOptions) -> list[str]:
-    """Return how weights may change unnoticed, by configuration."""
-    if construction is None or options.weights_fixed:
+    """Return how weights may change unnoticed, by configuration.
+
+    Raise OptionError where the options say otherwise.
+    """
+    if construction is None:
+        return []
+    if options.weights_fixed:
+        if getattr(construction.vllm_config, "weight_transfer_config", None) is not None:
+            raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
         return []
     return [*unobserved_changes(construction.vllm_config)]
 

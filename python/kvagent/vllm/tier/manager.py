@@ -96,12 +96,12 @@ class KVAgentTier(SecondaryTierManager):
         construction = under_construction()
         config = spec.config
         mmap = getattr(spec, "_scheduler_mmap", None)
+        unobserved = identity.unobserved(construction, self._options)
         rows = Rows(view, getattr(mmap, "fd", None))
         if reason := identity.refusal(construction, config, rows.bytes, rows.count):
             rows.close()
             log.warning("tier: it stores and finds nothing: %s", reason)
             return Generations("", connector_options(self._options))
-        unobserved = identity.unobserved(construction, self._options)
         if construction is not None:
             construction.listeners.append(self)
             if not self._options.weights_fixed:
@@ -326,11 +326,14 @@ class KVAgentTier(SecondaryTierManager):
             self._move()
 
     def weights_named(self, version: str) -> None:
-        """Handle the version of the weights that was passed to vLLM's engine core."""
+        """Handle the version of the weights that was passed to vLLM's engine core.
+
+        They are private all the same: chunks of others may still be in vLLM's region, and running
+        requests hold KV of others.
+        """
         if self._live is not None:
             self._live.changed()
-        if self._courier is not None and self._generations.after_name(version):
-            self._move()
+        self.before_weights_call(f"version {version}")
 
     def before_request(self) -> None:
         """Sample the weights before vLLM's engine core takes a request while it has none."""

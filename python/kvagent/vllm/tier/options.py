@@ -38,7 +38,9 @@ class TierOptions:
     identifiers that vLLM hashes, which clients may choose.
     """
     weights_version: str = ""
-    weights_version_file: str = ""
+    """Of the weights that the engine starts with. Later ones have no name here, since vLLM's region
+    and its running requests may still hold KV of those before.
+    """
     weights_fixed: bool = False
     start_wait_ms: float = 2_000.0
     """The longest that the engine's start waits for a running agent to accept its registration."""
