@@ -21,6 +21,7 @@ from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingManager,
     RequestOffloadingContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
@@ -44,6 +45,10 @@ MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all th
 MARGIN_S = 1.0  # beyond the bounds of the tier's thread, before a look-up counts as unanswered here too
 FAILED_S = 10.0  # for which a key that did not arrive counts as not stored
 MAX_FAILED = 65_536
+FENCED = hasattr(OffloadingManager, "on_reset_flushed")
+"""Whether vLLM, from 0.33 on, lets no tier fill a row until the copies of the GPU that a reset
+found under way have ended.
+"""
 _RESULT = frozenset(field.name for field in fields(JobResult))
 
 log = logging.getLogger("vllm.kvagent")
@@ -85,6 +90,10 @@ class KVAgentTier(SecondaryTierManager):
         self._serial = 1
         self._counts, self._reported = TierCounts(), TierCounts()
         self._connected = False
+        # Steps after a reset until its workers have ended those copies: so many are in flight at
+        # most, and one more. In these nothing counts as stored.
+        self._flushing = 0 if FENCED else max(2, int(offloading_spec.config.parallel.pp_size)) + 1
+        self._held = 0
         self._live: LiveWeights | None = None
         self._unobserved = False  # whether weights may change without notice
         self._courier: Courier | None = None
@@ -131,7 +140,7 @@ class KVAgentTier(SecondaryTierManager):
             return LookupResult.MISS
         if not courier.results.empty():
             self._collect(courier)
-        if not courier.loading:
+        if self._held or not courier.loading:
             return LookupResult.MISS
         asked = self._requests.get(req_context.req_id)
         if asked is None:
@@ -155,6 +164,8 @@ class KVAgentTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Send the questions of the step: one for each request and group."""
+        if self._held:
+            self._held -= 1
         if self._courier is None or not self._fresh:
             return
         now = time.monotonic()
@@ -221,6 +232,7 @@ class KVAgentTier(SecondaryTierManager):
         if self._courier is not None:
             self._courier.drain(self._options.drain_wait_ms / 1e3)
             self._collect(self._courier)
+            self._held = self._flushing
             if self._live is not None:
                 self._live.changed()  # the reset applies to the current weights
             if self._generations.after_reset():
