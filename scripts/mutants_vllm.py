@@ -447,8 +447,8 @@ MUTANTS = [
         "                if status == BlockStatus.OK:\n", "                if status != BlockStatus.OK or True:\n",
         "wrong_in_the_pool", "assert 96 < 96", where=PROOF),
     Mutant("the tier loads before a reset is flushed", "tier/manager.py",
-        "            self._held = self._flushing\n", "",
-        "flushed_a_reset", "assert 32 == 0", where=PROOF),
+        "self._held_steps = 0 if FENCED else self._flushing_steps()", "self._held_steps = 0",
+        "copies_from_before_a_reset", "LookupResult", where=CONTRACT),
 ]  # fmt: skip
 
 

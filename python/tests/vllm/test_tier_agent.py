@@ -171,20 +171,6 @@ def test_a_value_that_is_wrong_in_the_pool_is_not_loaded(
     clean(world)
 
 
-def test_nothing_counts_as_stored_until_the_workers_have_flushed_a_reset(
-    tiered: Callable[..., TieredWorld], agent: AgentProcess
-) -> None:
-    world = tiered(tier(agent.folder))
-    world.prompt("cold", PROMPT)
-    world.tier._flushing = 3  # as before 0.33, where vLLM does not hold loads itself
-    world.rest()
-    assert world.reset()
-    assert world.prompt("held", PROMPT[:40]) == 0
-    assert world.prompt("warm", PROMPT) == 96
-    assert world.heard.loaded == 4
-    clean(world)
-
-
 def test_an_engine_starts_without_an_agent_and_finds_it_later(
     tiered: Callable[..., TieredWorld], agent: AgentProcess
 ) -> None:

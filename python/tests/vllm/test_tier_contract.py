@@ -207,6 +207,23 @@ def test_a_reset_means_other_weights_unless_they_are_fixed(played: Callable[...,
     assert (moving.look_up(key), fixed.look_up(key)) == (LookupResult.MISS, LookupResult.HIT)
 
 
+def test_rows_are_not_filled_while_the_gpus_copies_from_before_a_reset_run(
+    played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where vLLM does not see to it, before 0.33."""
+    monkeypatch.setattr("kvagent.vllm.tier.manager.FENCED", False)
+    one = played(weights_fixed=True).ready()
+    (key,) = keys("p", 1)
+    one.job([key], [0], load=False)
+    one.result()
+    one.tier.drain_jobs()
+    for _ in range(4):
+        assert one.tier.lookup(key, one.request) is LookupResult.RETRY
+        assert not one.tier._fresh, "it was asked for in a step in which copies may run"
+        one.tier.on_schedule_end(None)
+    assert one.look_up(key) is LookupResult.HIT
+
+
 def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable[..., Played]) -> None:
     one = played().ready()
     (key,) = keys("p", 1)

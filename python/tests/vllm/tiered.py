@@ -244,9 +244,6 @@ class TieredWorld(World):
         """Forget the KV cache and the offload region, with nothing left to do."""
         self.rest()
         assert self.reset()
-        for _ in range(4):  # before 0.33 the tier holds its loads for some steps
-            self.step()
-        self.settle()
         self.rest()
 
     def rest(self, limit: int = 20_000) -> None:

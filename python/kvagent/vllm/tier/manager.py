@@ -46,8 +46,8 @@ MARGIN_S = 1.0  # beyond the bounds of the tier's thread, before a look-up count
 FAILED_S = 10.0  # for which a key that did not arrive counts as not stored
 MAX_FAILED = 65_536
 FENCED = hasattr(OffloadingManager, "on_reset_flushed")
-"""Whether vLLM, from 0.33 on, lets no tier fill a row until the copies of the GPU that a reset
-found under way have ended.
+"""Whether vLLM itself waits, after a reset, for the GPU's copies to and from freed rows before it
+fills them from a tier; from 0.33 on.
 """
 _RESULT = frozenset(field.name for field in fields(JobResult))
 
@@ -88,12 +88,9 @@ class KVAgentTier(SecondaryTierManager):
         self._finished: list[Finished] = []
         self._failed: dict[Key, float] = {}
         self._serial = 1
+        self._held_steps = 0  # for which look-ups wait after a reset
         self._counts, self._reported = TierCounts(), TierCounts()
         self._connected = False
-        # Steps after a reset until its workers have ended those copies: so many are in flight at
-        # most, and one more. In these nothing counts as stored.
-        self._flushing = 0 if FENCED else max(2, int(offloading_spec.config.parallel.pp_size)) + 1
-        self._held = 0
         self._live: LiveWeights | None = None
         self._unobserved = False  # whether weights may change without notice
         self._courier: Courier | None = None
@@ -140,8 +137,10 @@ class KVAgentTier(SecondaryTierManager):
             return LookupResult.MISS
         if not courier.results.empty():
             self._collect(courier)
-        if self._held or not courier.loading:
+        if not courier.loading:
             return LookupResult.MISS
+        if self._held_steps:
+            return LookupResult.RETRY
         asked = self._requests.get(req_context.req_id)
         if asked is None:
             asked = self._requests[req_context.req_id] = Asked()
@@ -164,8 +163,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Send the questions of the step: one for each request and group."""
-        if self._held:
-            self._held -= 1
+        self._held_steps = max(0, self._held_steps - 1)
         if self._courier is None or not self._fresh:
             return
         now = time.monotonic()
@@ -232,11 +230,19 @@ class KVAgentTier(SecondaryTierManager):
         if self._courier is not None:
             self._courier.drain(self._options.drain_wait_ms / 1e3)
             self._collect(self._courier)
-            self._held = self._flushing
             if self._live is not None:
                 self._live.changed()  # the reset applies to the current weights
+            self._held_steps = 0 if FENCED else self._flushing_steps()
             if self._generations.after_reset():
                 self._move()
+
+    def _flushing_steps(self) -> int:
+        """Return after how many steps the copies that were under way at a reset have ended.
+
+        The first plan after the reset has the workers wait for them, and vLLM plans no further
+        ahead than the steps that it has in flight: one for each pipeline stage, or two.
+        """
+        return max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
 
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
