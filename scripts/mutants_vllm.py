@@ -448,7 +448,7 @@ MUTANTS = [
         "wrong_in_the_pool", "assert 96 < 96", where=PROOF),
     Mutant("the tier loads before a reset is flushed", "tier/manager.py",
         "self._held_steps = 0 if FENCED else self._flushing_steps()", "self._held_steps = 0",
-        "copies_from_before_a_reset", "LookupResult", where=CONTRACT),
+        "copies_from_before_a_reset", "AssertionError|assert", where=CONTRACT),
 ]  # fmt: skip
 
 
