@@ -8,7 +8,9 @@ import dataclasses
 import itertools
 import mmap
 import os
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,6 @@ from tests.vllm.setting import kv_cache_config, vllm_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.agent import AgentProcess
 
@@ -323,16 +324,20 @@ def test_an_engine_whose_ranks_may_be_on_other_nodes_is_not_served(model: Path) 
     assert "other nodes" in refused(making.Construction(config, kv))
 
 
-def test_what_is_counted_has_a_definition(played: Callable[..., Played]) -> None:
+def test_what_is_counted_has_a_definition_and_is_in_the_documents(played: Callable[..., Played]) -> None:
     one = played().ready()
     one.job(keys("p", 2), [0, 1], load=False)
     one.result()
     one.look_up(keys("p", 1)[0])
     stats = one.tier.get_stats().data
     types, values = stats["types"], stats["data"]
-    assert set(types) <= set(KVAgentTier.build_metric_definitions({}))
+    definitions = set(KVAgentTier.build_metric_definitions({}))
+    assert set(types) <= definitions
     assert values["vllm:kvagent_tier_stored"] == {(): 2}
     assert one.tier.get_stats() is None
+    docs = Path(os.environ.get("KVAGENT_DOCS") or Path(__file__).resolve().parents[3] / "docs")
+    named = re.findall(r"`(vllm:kvagent_tier_\w+)`", (docs / "VLLM.md").read_text())
+    assert {name.removesuffix("_total") for name in named} == definitions
 
 
 def test_an_engine_starts_without_an_agent(model: Path, tmp_path: Path) -> None:
