@@ -68,6 +68,7 @@ DRAFTS = "tests/vllm/test_drafts.py"
 TAILS = "tests/test_vllm_tails.py"
 TURNS = "tests/vllm/test_tails.py"
 UNCACHED = "tests/vllm/test_uncached.py"
+PROOF = "tests/vllm/test_tier_agent.py"
 MUTANTS = [
     Mutant("the tier gives a save up without revoking it", "tier/saves.py",
         "                memory.revoke(job.word)\n", "                pass\n",
@@ -573,6 +574,15 @@ MUTANTS = [
     Mutant("a decode engine that waits spins", "scheduler/side.py",
         "idle=not self._tracked or not scheduled", "idle=not self._tracked",
         "does_not_spin", "takes a processor", where=TRANSFERS),
+    Mutant("the tier copies on a load that it has given up", "tier/loads.py",
+        "        if not part.job.reported:\n            for key, row", "        if True:\n            for key, row",
+        "load_that_was_given_up", "a row was written after it had been given back", where=PROOF),
+    Mutant("the tier takes what did not verify for loaded", "tier/loads.py",
+        "                if status == BlockStatus.OK:\n", "                if status != BlockStatus.OK or True:\n",
+        "wrong_in_the_pool", "assert 96 < 96", where=PROOF),
+    Mutant("the tier loads before a reset is flushed", "tier/manager.py",
+        "self._held_steps = 0 if FENCED else self._flushing_steps()", "self._held_steps = 0",
+        "copies_from_before_a_reset", "AssertionError|assert", where=CONTRACT),
 ]  # fmt: skip
 
 

@@ -158,8 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(prog="python -m kvagent.bench.tier", description=__doc__)
     parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
-    folder = "/dev/shm"  # noqa: S108
-    parser.add_argument("--fs-dir", default=folder, help="where fs has its files (default %(default)s)")
+    parser.add_argument("--fs-dir", default="/dev/shm", help="of fs's files (default %(default)s)")  # noqa: S108
     parser.add_argument("--rounds", type=int, default=3, help="of both tiers (default %(default)s)")
     given = parser.parse_args(arguments)
     row = "{:>12} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>8} {:>8}\n"

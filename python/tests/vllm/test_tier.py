@@ -11,6 +11,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from vllm.v1.kv_offload.base import OffloadingManager
 
 from tests.vllm.tiered import SLOWLY, TieredWorld, clean
 
@@ -22,6 +23,10 @@ REQUESTS = 40  # of a run
 LIVES = 6  # at most
 SEED = 1  # unless KVAGENT_SEED is set
 ABORTED, RESET, FORGOTTEN = 0.02, 0.01, 0.0  # how often, of all steps
+FENCED = hasattr(OffloadingManager, "on_reset_flushed")
+"""Whether vLLM lets no tier fill a row until the GPU's copies that a reset found under way have
+ended: from 0.33 on. With windows, bytes are wrong after such a reset in 0.33 too.
+"""
 KINDS: dict[str, dict[str, Any]] = {
     "v2-async": {"v2": True, "asynchronous": True, "depth": 2, "blocks": 40, "rows": 30, "max_batched": 40},
     "v1": {"v2": False, "asynchronous": False, "blocks": 36, "rows": 24, "max_batched": 64},
@@ -31,8 +36,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def live(world: TieredWorld, seed: int, name: str, happen: Callable[[random.Random], None] = lambda _: None) -> None:
-    """Run requests with shared prefixes that arrive and are aborted at random."""
+def live(
+    world: TieredWorld, seed: int, name: str, happen: Callable[[random.Random], None] = lambda _: None, *,
+    fenced: bool = FENCED,
+) -> None:  # fmt: skip
+    """Run requests with shared prefixes that arrive and are aborted at random.
+
+    ``fenced``: the region is reset in the midst of copies too.
+    """
     dice = random.Random(seed)
     heads = [[dice.randrange(5, 400) for _ in range(dice.randrange(40, 200))] for _ in range(4)]
     waiting = list(range(REQUESTS))
@@ -44,7 +55,8 @@ def live(world: TieredWorld, seed: int, name: str, happen: Callable[[random.Rand
             world.abort(dice.choice(list(world.scheduler.requests)))
         if dice.random() < RESET:
             world.reset()
-        if dice.random() < FORGOTTEN and not world.windowed:  # resets the region though requests wait for their loads
+        # Resets the region though requests wait for their loads.
+        if fenced and not world.windowed and dice.random() < FORGOTTEN:
             world.scheduler.reset_prefix_cache(reset_connector=True)
         happen(dice)
         world.step()

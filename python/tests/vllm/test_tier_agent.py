@@ -128,8 +128,8 @@ def test_no_byte_is_wrong_cold_or_warm(
     print(kind, KINDS[kind], "KVAGENT_SEED", seed)
     first, second = (tiered(tier(agent.folder), seed=seed, **KINDS[kind]) for _ in range(2))
     for i in range(LIVES):
-        live(first, seed + i, f"first{i}-")
-        live(second, seed + i, f"second{i}-")
+        live(first, seed + i, f"first{i}-", fenced=True)
+        live(second, seed + i, f"second{i}-", fenced=True)
     clean(first, second)
     told(first, agent)
     told(second, agent)
@@ -148,7 +148,7 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agent(
     weather = Weather(world, kept)
     for i in range(LIVES):
         weather.begin(random.Random(seed + i))
-        live(world, seed + i % 2, f"life{i}-", weather)
+        live(world, seed + i % 2, f"life{i}-", weather, fenced=True)
         weather.calm()
         eventually(lambda: there(world), "the tier at an agent")
     world.rest()
@@ -193,14 +193,14 @@ def test_all_requests_finish_while_the_agent_stands_still(
     tiered: Callable[..., TieredWorld], agent: AgentProcess
 ) -> None:
     world = tiered(tier(agent.folder, **SOON), seed=SEED, **KINDS["v2-async"])
-    live(world, SEED, "before-")
+    live(world, SEED, "before-", fenced=True)
     agent.freeze()
-    live(world, SEED, "frozen-")
+    live(world, SEED, "frozen-", fenced=True)
     world.forget()  # drains
     clean(world)
     agent.thaw()
     eventually(lambda: there(world), "the tier at the agent")
-    live(world, SEED, "after-")
+    live(world, SEED, "after-", fenced=True)
     clean(world)
     told(world, agent)
 
