@@ -80,7 +80,7 @@ MUTANTS = [
         "revoked_are_made_again", "assert 4 == 8", where=TAILS),
     Mutant("an idle engine offers for ever", "scheduler/tails.py",
         "if unsaved.tries + 1 < MAX_TRIES:", "if unsaved.tries >= 0:",
-        "never_takes", "assert", where=TAILS),
+        "never_takes", "the end of all", where=TAILS),
     Mutant("a rank keeps to itself that it cannot be served", "worker/calls.py",
         '        self._worker.refuse(f"rank', '        str(f"rank',
         "rank_that_alone", "assert", where=UNCACHED),
