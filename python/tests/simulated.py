@@ -68,6 +68,10 @@ class Pool:
     def get_num_free_blocks(self) -> int:
         return self.num_gpu_blocks
 
+    def get_new_blocks(self, count: int) -> list[Block]:
+        """Take free blocks, the first ones."""
+        return [block for block in self.blocks if not block.ref_cnt][:count]
+
     def reset_prefix_cache(self) -> bool:
         return True
 

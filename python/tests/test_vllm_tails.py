@@ -76,11 +76,24 @@ def test_blocks_that_were_used_again_are_missed_and_counted(
 ) -> None:
     engine = engines(pin_percent=10.0)
     end(engine, computed(engine, "a", 20))
-    for block in engine.tables["a"][18:20]:
-        block.block_hash = b"another content"
+    engine.tables["a"][18].block_hash = b"another content"
+    engine.tables["a"][19].block_hash = None
     engine.quiet()
     assert agent.status()["blocks_stored"] == 18
     assert engine.scheduler.saves.counts.missed == 2  # type: ignore[union-attr]
+
+
+def test_a_block_that_was_taken_is_missed_though_its_hash_is_equal(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """Two images may have one identifier, which vLLM hashes; the key is of the content."""
+    engine = engines(pin_percent=10.0)
+    end(engine, computed(engine, "a", 20))
+    free = [block for block in engine.tables["a"][:20] if not block.ref_cnt]
+    assert engine.pool.get_new_blocks(3) == free[:3]
+    engine.quiet()
+    assert agent.status()["blocks_stored"] == 17
+    assert engine.scheduler.saves.counts.missed == 3  # type: ignore[union-attr]
 
 
 def test_a_preemption_revokes_the_saves_of_its_request_alone(
@@ -135,12 +148,40 @@ def test_the_saves_of_an_ended_request_that_were_revoked_are_made_again(
     saves = engine.scheduler.saves
     assert saves is not None
     saves.revoke()
+    most, saves.blocks.max_saving = saves.blocks.max_saving, 0  # no room
     engine.scheduler.finished(late, normally=True)  # after that, and before the report
     assert len(saves.tails.left) == 8  # type: ignore[union-attr]
+    saves.blocks.max_saving = most
     agent.thaw()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 8
     assert saves.counts.missed == 0
+
+
+def test_a_revoked_save_of_blocks_that_a_preemption_took_names_the_new_ones(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """The old blocks hold another content by the time that the request ends."""
+    engine = engines(pin_percent=40.0)
+    request = admitted(engine, "a", 4)
+    agent.freeze()
+    engine.step((request, request.num_tokens))
+    old = engine.tables.pop("a")
+    engine.pool.free_blocks(old)
+    assert len(engine.step(preempted=["a"]).plan.revokes) == 1
+    for block in old:
+        block.block_hash = b"another content"
+    new = engine.admit(request)
+    assert not {block.block_id for block in new} & {block.block_id for block in old}
+    for block, key in zip(new, request.block_hashes, strict=False):
+        block.block_hash = key + b"\0\0\0\0"
+    engine.fill(request, 9)
+    request.num_computed_tokens = request.num_tokens
+    assert engine.scheduler.blocks is not None
+    engine.scheduler.blocks.max_saving = 0  # no room, so all has to wait for its turn
+    end(engine, request)
+    noted = engine.scheduler.saves.tails.left  # type: ignore[union-attr]
+    assert set(noted) == {block.block_id for block in new[:4]}
 
 
 def test_what_the_agent_never_takes_is_given_up(

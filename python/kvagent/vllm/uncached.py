@@ -20,7 +20,7 @@ from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Role
 from kvagent.registration import Registration
 from kvagent.session import Session
-from kvagent.vllm.link import CONNECT_S, PAUSE_REFUSED_S, REGISTER_S
+from kvagent.vllm.link import CONNECT_S, JOIN_S, PAUSE_REFUSED_S
 from kvagent.vllm.plan import uncached_plan
 
 if TYPE_CHECKING:
@@ -145,11 +145,12 @@ class Notice:
         self._thread.start()
 
     def close(self) -> None:
-        """End the session and the thread."""
+        """End the session and the thread, which a stopped agent may hold for a while."""
         self._closed.set()
         os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        os.close(self._wake)
+        self._thread.join(JOIN_S)
+        if not self._thread.is_alive():
+            os.close(self._wake)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -163,7 +164,7 @@ class Notice:
         """Register, and read until the agent's end of the session is gone."""
         session = Session.connect(self._path, CONNECT_S)
         try:
-            session.register(self._registration, REGISTER_S)
+            session.register(self._registration, CONNECT_S)
             poller = select.poll()
             poller.register(session.fileno(), select.POLLIN)
             poller.register(self._wake, select.POLLIN)

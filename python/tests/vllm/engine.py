@@ -140,9 +140,11 @@ def exported(llm: Any) -> dict[str, int]:
 
 
 def documented() -> set[str]:
-    """Return the connector's counters in the tables of docs/VLLM.md, as get_metrics names them."""
+    """Return the connector's counters and gauges in the tables of docs/VLLM.md, as get_metrics names
+    them.
+    """
     docs = Path(os.environ.get("KVAGENT_DOCS") or Path(__file__).resolve().parents[3] / "docs")
-    return set(re.findall(r"`(vllm:kvagent_(?!tier_)\w+)_total`", (docs / "VLLM.md").read_text()))
+    return set(re.findall(r"`(vllm:kvagent_(?!tier_)\w+?)(?:_total)?`", (docs / "VLLM.md").read_text()))
 
 
 def print_metrics(model: str, socket_dir: str) -> None:

@@ -60,7 +60,7 @@ def test_long_prompts_are_saved_to_their_end(worlds: Any, agent: AgentProcess, l
     share = stored / (requests * size)
     counts = world.side.saves.counts
     print(f"{load}, {'async' if asynchronous else 'sync'}: {share:.3f} of {requests * size} blocks, {counts}")
-    assert bool(world.preempted) == (load == "preempted")
+    assert world.preempted or load != "preempted"
     assert stored + counts.missed == requests * size
     assert share == 1 or load != "all fit"
     for number in range(requests):

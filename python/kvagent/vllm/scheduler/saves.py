@@ -180,15 +180,17 @@ class Saves:
         """Save the first ``tokens`` of a request that ends now: at once what there is room for, the
         rest in its turn.
         """
+        for save in self._inflight.values():
+            for run in save.runs if not save.pinned else ():
+                if run.tracked is tracked:  # revoked, and its report would come too late
+                    self.batch.recent[run.group].discard(run.hashes)
+                    tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first)
+                    tracked.next_tokens = 0
         if self.lazy is not None or self.ready():
             self.batch.add(tracked, tokens)
             self.batch.pin()
         if (noting := self.lazy or self.tails) is not None and tokens >= tracked.next_tokens:
             noting.keep_rest(tracked, tokens)
-        for save in self._inflight.values() if self.tails is not None else ():
-            for run in save.runs if not save.pinned else ():
-                if run.tracked is tracked and self.tails is not None:
-                    self.tails.keep_run(run, 0)  # revoked, so it would be offered again
 
     def clear_left(self) -> None:
         """Save nothing of what is noted of ended requests: it depends on old weights."""

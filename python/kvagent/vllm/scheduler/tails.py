@@ -4,7 +4,8 @@ Saves may pin few of the engine's blocks (pin_percent), so a long prompt is save
 steps, and its request may end before. What is left is noted, by block, with the key under which it
 is to be saved. It is not pinned: the blocks go back to vLLM, which evicts them last, and no request
 waits for them. Each step saves what there is room for, the oldest notes first and before blocks of
-running requests, which cannot be evicted. A block that vLLM has evicted meanwhile is missed.
+running requests, which cannot be evicted. A block that vLLM has taken for another request meanwhile
+is missed, whatever it holds then: an equal hash does not always mean equal content (media).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class EagerBatch(SaveBatch):
         self.left: dict[int, Unsaved] = {}
         """The notes by block, in the order of their turns."""
         self._counts = counts
+        self._watch(blocks.pool)
 
     def keep_rest(self, tracked: Tracked, tokens: int) -> None:
         """Note what was not added of the first ``tokens`` of a request that ends now."""
@@ -95,6 +97,26 @@ class EagerBatch(SaveBatch):
             self.open.append(SaveRun(None, some[0].group, 0, keys, blocks, data, unsaved=some))
             self._unpinned += blocks
         self.pin()
+
+    def _watch(self, pool: Any) -> None:
+        """Drop the notes of blocks that vLLM takes, and all when it empties its cache."""
+        get_new_blocks, reset_prefix_cache = pool.get_new_blocks, pool.reset_prefix_cache
+
+        def taken(*args: Any, **kwargs: Any) -> Any:
+            blocks = get_new_blocks(*args, **kwargs)
+            if self.left:
+                for block in blocks:
+                    self._counts.missed += self.left.pop(block.block_id, None) is not None
+            return blocks
+
+        def reset() -> Any:
+            done = reset_prefix_cache()
+            if done:
+                self._counts.missed += len(self.left)
+                self.left.clear()
+            return done
+
+        pool.get_new_blocks, pool.reset_prefix_cache = taken, reset
 
     def _note(self, block: Any, group: int, key: bytes, parent: bytes) -> None:
         """Note a block; one that vLLM does not cache is gone when its request is."""
