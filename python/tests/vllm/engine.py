@@ -140,7 +140,7 @@ def exported(llm: Any) -> dict[str, int]:
 
 
 def documented() -> set[str]:
-    """Return the connector's counters and gauges in the tables of docs/VLLM.md, as get_metrics names
+    """Return the connector's counters and gauges of docs/VLLM.md, as get_metrics names
     them.
     """
     docs = Path(os.environ.get("KVAGENT_DOCS") or Path(__file__).resolve().parents[3] / "docs")
