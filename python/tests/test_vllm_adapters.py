@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm.keys.adapters import Adapters
 from kvagent.vllm.plan import LoadedAdapter
-from kvagent.vllm.scheduler.adapters import Adapters
 from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.worker import adapters as loading
 from kvagent.vllm.worker.adapters import LoadedAdapters

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvagent.vllm.scheduler import media
-from kvagent.vllm.scheduler.media import Keyed, Media, Unhashable, content_digest
+from kvagent.vllm.keys import media
+from kvagent.vllm.keys.media import Keyed, Media, Unhashable, content_digest
 
 
 class Item(dict[str, Any]):

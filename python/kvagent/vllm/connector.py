@@ -19,12 +19,12 @@ from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import check_options, following_tokens
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout, whole_failures
+from kvagent.vllm.keys.media import BYPASS, TRUST, Media
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.options import FAIL, LAZY, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
-from kvagent.vllm.scheduler.media import BYPASS, TRUST, Media
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.state_rules import check_states

@@ -2,7 +2,7 @@
 
 The KV of such a layer at a position is made of the target's hidden state there and of the next
 token. A block's hash does not cover the token after the block, on which the KV of its last position
-depends. So the keys of blocks cover it too (scheduler.following). What else their bytes may depend
+depends. So the keys of blocks cover it too (keys.following). What else their bytes may depend
 on has to be excluded here: docs/decisions/2026-11-23-adapters-and-drafts.md.
 """
 

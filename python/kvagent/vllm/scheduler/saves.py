@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.keys.adapters import Adapters
     from kvagent.vllm.plan import WorkerInfo
-    from kvagent.vllm.scheduler.adapters import Adapters
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
     from kvagent.vllm.scheduler.save_plan import SaveRun, SaveSchedule
 

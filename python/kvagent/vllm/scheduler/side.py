@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
+from kvagent.vllm.keys.adapters import Adapters, unkey
+from kvagent.vllm.keys.following import Followed, keyable
+from kvagent.vllm.keys.media import Keyed, Media
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan, calm_plan
-from kvagent.vllm.scheduler.adapters import Adapters, unkey
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
-from kvagent.vllm.scheduler.following import Followed, keyable
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import Promises
-from kvagent.vllm.scheduler.media import Keyed, Media
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
