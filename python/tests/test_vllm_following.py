@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm import drafts
-from kvagent.vllm.drafts import following_tokens
+from kvagent.vllm.drafts import check_options, following_tokens
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.options import OptionError, Options
 from kvagent.vllm.scheduler.save_plan import final_tokens
 from tests.simulated import BLOCK, SimulatedEngine
 
@@ -139,3 +140,19 @@ def test_which_draft_models_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     flagged = SimpleNamespace(kv_cache_groups=[SimpleNamespace(is_eagle_group=True)])
     with pytest.raises(Unsupported, match="group 0 holds layers of a draft model of an unknown method, new"):
         following_tokens(config("new"), flagged)
+
+
+def test_nothing_is_saved_by_vllms_hash(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+    """Another token may follow a block that vLLM has evicted and computed again."""
+    engine = engines(pin_percent=10.0)  # 6 of 64 blocks
+    request = engine.request("a", "p", 20, all_token_ids=tokens(20))
+    engine.matched(request)
+    for block in engine.admit(request):
+        block.block_hash = b"hashed"
+    engine.step((request, request.num_tokens))
+    engine.scheduler.finished(request, normally=True)
+    engine.quiet()
+    assert agent.status()["blocks_stored"] <= 6
+    with pytest.raises(OptionError, match="offload: lazy, allowed is eager"):
+        check_options(1, Options(offload="lazy"))
+    check_options(0, Options(offload="lazy"))
