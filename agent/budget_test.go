@@ -199,7 +199,7 @@ func savesAtItsBudget(r *rig) {
 	w := workers[0]
 	w.budget(8)
 	if got := w.save(1, chain(5, 8), 0); !all(got, ipc.BlockOK) {
-		panic(fmt.Sprint(got))
+		panic(fmt.Sprintf("%v", got))
 	}
 	w.send(&ipc.Save{Job: 99, Epoch: 1, Event: ipc.None, Revoke: ipc.None,
 		Sections: []ipc.Section{section(chain(6, 4), 0)}})
