@@ -19,6 +19,7 @@ from kvagent.vllm.worker.memory import memory as plain
 from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
+from tests.vllm.setting import LAYERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +84,9 @@ def test_the_start_ends_on_request(worlds: Any, role: KVConnectorRole) -> None:
         KVAgentConnector(world.config, role, world.kv)
 
 
-@pytest.mark.parametrize("extra", [{"share_pp": 400}, {"share_tq": 3}, {"pin_percent": 90}, {"load_mode": "slow"}])
+@pytest.mark.parametrize(
+    "extra", [{"share_pp": LAYERS + 1}, {"share_tq": 3}, {"pin_percent": 90}, {"load_mode": "slow"}]
+)
 def test_a_mistake_in_the_options_ends_the_start(worlds: Any, extra: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         worlds(extra=extra)
