@@ -322,7 +322,7 @@ MUTANTS = [
         "lost_its_hash", "assert", where=LAZY),
     Mutant("what a revoked save held is noted only once it is reported", "scheduler/saves.py",
         "if not again and status in _LATER and (save.pinned or not (run.unsaved or _over(run))):",
-        "if not again and status in _LATER:",
+        "if status in _LATER:",
         "what_was_revoked", "is stored with the content", where=LAZY),
     Mutant("what was saved overtakes older blocks", "scheduler/lazy.py",
         "unpin_behind(blocks, self._cursor)", "unpin_behind(blocks, None)",
