@@ -393,6 +393,9 @@ MUTANTS = [
         ("        self._jobs[plan.job] = inflight\n        if isinstance(plan, LoadJob):\n"
          "            inflight.reported = True\n            self._results.received.add(plan.request)\n"),
         "not_reported_before", "reported before it arrived"),
+    Mutant("what precedes a failed block counts as good with windows too", "geometry.py",
+        "return len(groups) == 1 and not specs.window(groups[0].kv_cache_spec)", "return len(groups) == 1",
+        "precedes_a_failed_block", "computed on without its window"),
     Mutant("a failed load is reported as good", "worker/side.py",
         "        if cancelled or (statuses and not any(statuses)):", "        if statuses or not cancelled:",
         "fails_in_one_rank", "a failed load counts as good"),
