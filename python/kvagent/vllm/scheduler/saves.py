@@ -195,8 +195,8 @@ class Saves:
             noting.keep_rest(tracked, tokens)
 
     def clear_left(self) -> None:
-        """Save nothing of what is noted of ended requests, and nothing in flight again: it depends on
-        old weights.
+        """Save nothing of what is noted of ended requests, and nothing in flight again: all of it
+        depends on old weights.
         """
         for save in self._inflight.values():
             save.stale = True
