@@ -379,6 +379,14 @@ def test_a_name_that_goes_to_another_adapter(engines: Callable[..., Engine], tmp
     assert engine.scheduler.blocks.is_stale(engine.pool.blocks[40])
 
 
+def test_a_content_that_was_dropped_may_have_left_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvagent.vllm.keys.adapters.MAX_KNOWN", 1)
+    adapters = Adapters(1)
+    assert not adapters.report([LoadedAdapter(1, 1), LoadedAdapter(1, 1, b"1" * 32)])[2]
+    assert not adapters.report([LoadedAdapter(2, 2), LoadedAdapter(2, 2, b"2" * 32)])[2]
+    assert adapters.report([LoadedAdapter(1, 3)])[2], "the blocks of its other content may be saved"
+
+
 def test_workers_that_have_loaded_different_contents() -> None:
     adapters, digests = Adapters(2), [bytes([i]) * 32 for i in range(3)]
     one = [LoadedAdapter(1, 1), LoadedAdapter(1, 1)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvagent.vllm.geometry import Unsupported, asynchronous_only, geometry, replicated
+from kvagent.vllm.geometry import Unsupported, asynchronous_only, fails_by_block, geometry, replicated
 from kvagent.vllm.options import LAZY, OptionError, Options
 from kvagent.vllm.state_rules import check_states
 
@@ -70,6 +70,14 @@ def test_groups_of_other_kinds() -> None:
     assert not geometry(_config(FullAttentionSpec(), SlidingWindowSpec()), None).states
 
 
+def test_whether_failures_are_told_block_by_block() -> None:
+    assert fails_by_block(_config(FullAttentionSpec()))
+    assert fails_by_block(_config(UniformTypeKVCacheSpecs(MLAAttentionSpec(), MLAAttentionSpec(head_size=4))))
+    assert not fails_by_block(_config(FullAttentionSpec(), FullAttentionSpec()))
+    for spec in (SlidingWindowSpec(), ChunkedLocalAttentionSpec(), MambaSpec()):
+        assert not fails_by_block(_config(spec))
+
+
 def test_a_group_of_several_specifications_is_that_of_its_first() -> None:
     """The scheduler has the first one alone."""
     mla, indexer = MLAAttentionSpec(), MLAAttentionSpec(head_size=4)
@@ -115,7 +123,8 @@ def _limits(**limits: Any) -> Any:
 
 
 def test_a_step_has_room_for_a_block_of_states() -> None:
-    states, plain = geometry(_config(MambaSpec()), None), geometry(_config(FullAttentionSpec()), None)
+    states = geometry(_config(FullAttentionSpec(), MambaSpec()), None)
+    plain = geometry(_config(FullAttentionSpec()), None)
     check_states(_limits(max_num_batched_tokens=32), states, Options())
     for name, argument in (
         ("max_num_batched_tokens", "--max-num-batched-tokens"),
@@ -128,7 +137,9 @@ def test_a_step_has_room_for_a_block_of_states() -> None:
 
 
 def test_what_states_exclude() -> None:
-    states = geometry(_config(MambaSpec()), None)
+    states = geometry(_config(FullAttentionSpec(), MambaSpec()), None)
+    with pytest.raises(Unsupported, match="states alone"):
+        check_states(_limits(), geometry(_config(MambaSpec()), None), Options())
     with pytest.raises(Unsupported, match="use_replayssm"):
         check_states(_limits(use_replayssm=True), states, Options())
     with pytest.raises(OptionError, match="offload: lazy, allowed is eager"):

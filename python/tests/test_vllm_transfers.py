@@ -305,6 +305,33 @@ def test_blocks_that_another_engine_saves_are_waited_for_too(pairs: Callable[...
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_blocks_of_old_weights_are_not_offered_again(pairs: Callable[..., Pair], *, ended: bool) -> None:
+    """Their save would be repeated under the new weights' name."""
+    pair = pairs()
+    scheduler: Any = pair.prefill.scheduler
+    report = scheduler.report
+    asked: list[bytes] = []
+
+    def changed(given: Report) -> None:
+        for outcome in given.outcomes.values():
+            asked.append(outcome.statuses)
+            if len(asked) == 1:
+                outcome.statuses = bytes([BlockStatus.IN_PROGRESS]) * len(outcome.statuses)
+                scheduler.new_weights()
+        report(given)
+
+    scheduler.report = changed
+    request = pair.offer("cmpl-a-0", "p", 4)
+    pair.compute(request, 3)
+    if ended:
+        pair.end(request)
+    eventually(lambda: (pair.prefill.step(), asked)[1], "the end of the save")
+    pair.prefill.quiet()
+    assert len(asked) == 1, "offered again"
+    assert {block.ref_cnt for block in pair.prefill.pool.blocks} <= {0, 1}
+
+
 def test_the_tables_of_kept_requests_are_dropped(pairs: Callable[..., Pair]) -> None:
     """vLLM 0.29 provides tables only in the outputs of its scheduler."""
     pair = pairs(deliver_percent=10.0)

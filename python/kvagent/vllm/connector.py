@@ -207,8 +207,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
             saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
-            # vLLM 0.29 reports failed loads only block by block, which needs a single group.
-            loads=loads(kv_role, self._options) and (whole or len(self._geometry.groups) == 1),
+            # vLLM 0.29 can be told of failed loads only block by block.
+            loads=loads(kv_role, self._options) and (whole or geo.fails_by_block(self._config)),
             generations=generations, unobserved=unobserved,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),

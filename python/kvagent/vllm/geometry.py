@@ -91,6 +91,16 @@ def asynchronous_only(kv_cache_config: Any) -> str:
     return ""
 
 
+def fails_by_block(kv_cache_config: Any) -> bool:
+    """Return whether vLLM is told of the blocks that failed to load, and not only of the request.
+
+    It keeps the blocks before the first of them. With a window or states these are not all that the
+    tokens after them need.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    return len(groups) == 1 and not specs.window(groups[0].kv_cache_spec)
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """How the KV cache is distributed over workers."""

@@ -23,6 +23,8 @@ def check_states(vllm_config: Any, geometry: Geometry, options: Options) -> None
     """
     if not geometry.states:
         return
+    if len(geometry.states) == len(geometry.groups):
+        raise Unsupported("the model has states alone: served are models that have layers with attention besides")
     size = max(geometry.groups[group].block_tokens for group in geometry.states)
     scheduler = vllm_config.scheduler_config
     for name, argument in _MOST_TOKENS.items():

@@ -82,9 +82,10 @@ def kv_cache_config(
     """Return the configuration as workers see it. With a window, every second layer has it.
 
     Blocks of the other layers have ``scale`` times as many tokens. ``heads``: of one rank. The
-    ``kind`` of a window is sliding, chunked, mla or states; of models without one, indexer has
-    layers of two sizes in one group.
+    ``kind`` of a window is sliding, chunked, mla or states, and "only sliding" where all layers
+    have it; of models without one, indexer has layers of two sizes in one group.
     """
+    only, kind = kind.startswith("only "), kind.removeprefix("only ")
     common: dict[str, Any] = {"head_size": HEAD, "dtype": torch.float32}
     full: Any = FullAttentionSpec(block_size=BLOCK * scale, num_kv_heads=heads, **common)
     if kind in ("mla", "indexer"):
@@ -107,9 +108,9 @@ def kv_cache_config(
             ),
             "mla": lambda: SlidingWindowMLASpec(sliding_window=window, **other | {"num_kv_heads": scale}),
         }[kind]()
-        specs = {name: narrow if i % 2 else full for i, name in enumerate(specs)}
+        specs = {name: narrow if i % 2 or only else full for i, name in enumerate(specs)}
     groups = planning.get_kv_cache_groups(config, specs)
-    assert len(groups) == (2 if window else 1), "the hybrid manager is off"
+    assert len(groups) == (2 if window and not only else 1), "the hybrid manager is off"
     layers = max(len(group.layer_names) for group in groups)
     size = sum(spec.page_size_bytes for spec in specs.values()) if kind == "indexer" else full.page_size_bytes * layers
     return planning.get_kv_cache_config_from_groups(config, groups, blocks * size)

@@ -16,6 +16,7 @@ from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.worker import memory as worker_memory
 from tests.agent import AgentProcess, eventually
+from tests.vllm import agents
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
 from tests.vllm.setting import BLOCK
@@ -91,6 +92,17 @@ def test_a_load_that_fails_in_one_rank_is_computed_and_not_promised_again(
     assert world.side.counts.loads_failed == 1
     assert world.side.counts.tokens_loaded - before == 96, "blocks computed anew were not saved anew"
     assert world.outputs["again"] == world.outputs["cold"]
+    clean(world, agent)
+
+
+def test_what_precedes_a_failed_block_of_a_window_is_not_all_that_is_needed(worlds: Any, agent: AgentProcess) -> None:
+    world = cold(worlds, window=40, kind="only sliding")
+    assert agents.spoil(agent.process.pid)
+    world.add("warm", PROMPT, 10)
+    world.run()
+    assert world.side.counts.loads_failed
+    assert not world.gpu.bad, f"computed on without its window: {world.gpu.bad[:2]}"
+    assert world.outputs["warm"] == world.outputs["cold"]
     clean(world, agent)
 
 

@@ -45,6 +45,7 @@ class Adapters:
     def __init__(self, world: int) -> None:
         self._world = world
         self._contents: OrderedDict[int, Content] = OrderedDict()
+        self._dropped = False  # whether a content was dropped from it
         self._alive: dict[str, Counter[int]] = {}  # by name: the numbers of its requests
         self._last: OrderedDict[str, int] = OrderedDict()  # by name: the number of its last request
         self._forgot = False  # whether a name was dropped from it
@@ -123,12 +124,13 @@ class Adapters:
             content = self._contents.get(one.number)
             if content is None or one.serial > content.serial:
                 changed.add(one.number)
-                stale |= content is not None and bool(content.digest)
+                stale |= self._dropped if content is None else bool(content.digest)
                 leftover = content is not None and not content.digest
                 self._contents[one.number] = content = Content(one.serial, leftover=leftover)
                 self._contents.move_to_end(one.number)
                 if len(self._contents) > MAX_KNOWN:
                     self._contents.popitem(last=False)
+                    self._dropped = True
             if one.serial == content.serial and one.digest:
                 content.digests.append(one.digest)
                 if content.digests == [one.digest] * self._world:

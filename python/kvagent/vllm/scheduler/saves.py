@@ -51,6 +51,8 @@ class _Save:
     since: float
     outcome: Outcome | None = None
     pinned: bool = True
+    stale: bool = False
+    """Whether its blocks depend on old weights, so that none is offered again."""
 
     @property
     def deliver(self) -> bool:
@@ -193,7 +195,11 @@ class Saves:
             noting.keep_rest(tracked, tokens)
 
     def clear_left(self) -> None:
-        """Save nothing of what is noted of ended requests: it depends on old weights."""
+        """Save nothing of what is noted of ended requests, and nothing in flight again: all of it
+        depends on old weights.
+        """
+        for save in self._inflight.values():
+            save.stale = True
         if self.lazy is not None:
             self.lazy.clear_unsaved()
         if self.tails is not None:
@@ -246,7 +252,7 @@ class Saves:
         self._words.append(save.revoke)
         if self.notes:
             note_stored(save.runs, statuses)
-        if save.pinned and save.deliver and BlockStatus.IN_PROGRESS in statuses:
+        if save.pinned and save.deliver and not save.stale and BlockStatus.IN_PROGRESS in statuses:
             statuses = self._confirm(save, statuses)
         if save.pinned:
             self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)

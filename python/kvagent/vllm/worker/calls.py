@@ -85,7 +85,7 @@ class WorkerCalls:
         self._close_memory()
         self._sync = self._sync or make_sync(None)
         if self._worker is None:
-            per_block = len(self._config.kv_cache_groups) == 1
+            per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 NoLink(), self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=self._sync.clock,
@@ -114,7 +114,7 @@ class WorkerCalls:
         budget = self._options.cpu_bytes_to_use_per_rank
         link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget)
         if self._worker is None:
-            per_block = len(self._config.kv_cache_groups) == 1
+            per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,

@@ -116,7 +116,7 @@ NO_RESULTS = Results()  # shared: never modified
 class WorkerSide:
     """A worker's side.
 
-    ``per_block``: failures are reported block by block (models with one KV cache group).
+    ``per_block``: failures are reported block by block (geometry.fails_by_block).
     """
 
     def __init__(
