@@ -40,7 +40,9 @@ func filledFor(b testing.TB, n int, name string) *Pool {
 	}
 	for first := 0; first < n; first += benchChainLen {
 		h := randomChain(nil, first/benchChainLen, benchChainLen)
-		batch := pool.Batch{Epoch: 1, Owner: o, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+		batch := pool.Batch{
+			Epoch: 1, Owner: o, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+		}
 		p.Reserve(&batch)
 		p.Commit(batch.Slots, 1, batch.Status)
 	}
