@@ -14,10 +14,11 @@ import (
 // ends the session: the engine computes instead.
 func (s *session) setBudget(m *ipc.Budget) error {
 	st := s.seat.Load()
-	if st == nil || st.role != ipc.RoleWorker || st.owner.Load() != 0 {
+	if st == nil || st.role != ipc.RoleWorker || st.budgeted {
 		return unexpected("BUDGET", "bytes", "no worker is registered, or its budget is set already: allowed once "+
 			"after its registration")
 	}
+	st.budgeted = true
 	if m.Bytes == 0 {
 		return nil
 	}
@@ -50,8 +51,8 @@ func (r *registry) own(st *seat, bytes int64) error {
 	return nil
 }
 
-// limitLocked sets an engine's budget in the pool, by whole blocks: what lets no rank hold more
-// than its own. Nothing is stored before the sizes of all shards are known.
+// limitLocked sets an engine's budget in the pool, by whole blocks, so that no rank holds more than
+// its own. It does nothing before the sizes of all shards are known: nothing is stored until then.
 func (r *registry) limitLocked(e *engine) {
 	var limit int64
 	var owner uint32
@@ -65,6 +66,16 @@ func (r *registry) limitLocked(e *engine) {
 	}
 	if owner != 0 {
 		r.budgets.SetBudget(pool.Owner(owner), limit)
+	}
+}
+
+// limitEnginesLocked sets the budgets that came before a space was open in the pool. It is called
+// before the first worker of the space can store anything.
+func (r *registry) limitEnginesLocked(sp *space) {
+	for _, e := range r.engines {
+		if e.space == sp {
+			r.limitLocked(e)
+		}
 	}
 }
 

@@ -144,6 +144,11 @@ func TestBudgetsAreRefused(t *testing.T) {
 			c.send(&ipc.Budget{Bytes: 1 << 20})
 			c.send(&ipc.Budget{Bytes: 1 << 20})
 		}, "allowed once after its registration"},
+		"twice, the first of no bytes": {withDRAM(4 << 20), func(c *client) {
+			c.registered(c.registerWorker(register("a")))
+			c.send(&ipc.Budget{})
+			c.send(&ipc.Budget{Bytes: 1 << 20})
+		}, "allowed once after its registration"},
 		"less than a block": {withDRAM(4 << 20), func(c *client) {
 			c.registered(c.registerWorker(register("a")))
 			c.send(&ipc.Budget{Bytes: testBlockBytes - 1})

@@ -45,9 +45,11 @@ type seat struct {
 
 	stages *registration.Stages // a worker's; the session's reader sets them; nil: none were declared
 
-	// Who owns what the worker stores; 0: nobody. registry.mu is held when it changes.
-	owner  atomic.Uint32
-	budget int64 // bytes of it that the worker may hold; under registry.mu
+	// The pool's owner of the blocks that the worker stores; 0: none. registry.mu is held when it
+	// changes.
+	owner    atomic.Uint32
+	budget   int64 // bytes of the owner's blocks that the worker may hold; under registry.mu
+	budgeted bool  // BUDGET came; the session's reader's
 
 	// Under registry.mu.
 	claimed    bool

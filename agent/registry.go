@@ -141,6 +141,7 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	defer signal(r.swept) // the pool may have closed another identity's space to make room in its file
+	opened := st.space.open.Load() != nil
 	if err := st.space.openLocked(r.pool); err != nil {
 		return fmt.Errorf("segments: the pool does not open the space: %w", err)
 	}
@@ -148,6 +149,9 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 	defer r.publishLocked()
 	if st.space.open.Load() == nil {
 		return nil
+	}
+	if !opened {
+		r.limitEnginesLocked(st.space)
 	}
 	for other := range st.space.seats {
 		if !other.registered || other.leaving || other.role != ipc.RoleWorker || other.worker.Load() != nil {
@@ -157,9 +161,6 @@ func (r *registry) activate(st *seat, start func(*seat) error) error {
 			st.registered = false
 			return err
 		}
-	}
-	for other := range st.space.seats { // some may have told their budgets while sizes were not known
-		r.limitLocked(other.engine)
 	}
 	return nil
 }

@@ -179,7 +179,7 @@ type Batch struct {
 	Shard  uint8
 	Epoch  uint32 // Reserve: the weights epoch in which the bytes were computed
 	Parent []byte // Reserve: hash of the block before the first; empty at the start of a prompt
-	Owner  Owner  // Reserve: to whom entries belong that it makes; see Budgets
+	Owner  Owner  // Reserve: the owner of the entries that it makes; see Budgets
 	Hashes Hashes
 	Status []Status
 	Slots  []Slot

@@ -109,7 +109,7 @@ type Config struct {
 	// Awaited reports whether somebody waits for the worker's saves, which are then not limited;
 	// nil: nobody does.
 	Awaited func() bool
-	// Owner returns to whom blocks belong that the worker stores; nil: to nobody.
+	// Owner returns the owner of the blocks that the worker stores; nil: they have none.
 	Owner    func() pool.Owner
 	Limits   Limits
 	Complete func(Completion) // called from the worker's threads, never under a lock; must not block

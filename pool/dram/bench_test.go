@@ -22,7 +22,10 @@ func randomChain(blob []byte, number, n int) pool.Hashes {
 }
 
 // filled is a pool without data whose index holds n blocks.
-func filled(b testing.TB, n int) *Pool {
+func filled(b testing.TB, n int) *Pool { return filledFor(b, n, "") }
+
+// filledFor is filled with blocks of an owner; of nobody without a name.
+func filledFor(b testing.TB, n int, name string) *Pool {
 	p, err := Open(Options{Bytes: int64(n+n/8)*1024 + 64<<20, Virtual: true})
 	if err != nil {
 		b.Fatal(err)
@@ -31,9 +34,15 @@ func filled(b testing.TB, n int) *Pool {
 	if _, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1024}}}}); err != nil {
 		b.Fatal(err)
 	}
+	var o pool.Owner
+	if name != "" {
+		o = openOwner(b, p, name, 0)
+	}
 	for first := 0; first < n; first += benchChainLen {
 		h := randomChain(nil, first/benchChainLen, benchChainLen)
-		batch := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+		batch := pool.Batch{
+			Epoch: 1, Owner: o, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N),
+		}
 		p.Reserve(&batch)
 		p.Commit(batch.Slots, 1, batch.Status)
 	}
@@ -70,8 +79,13 @@ func BenchmarkExists(b *testing.B) {
 	}
 }
 
-func BenchmarkPrefix(b *testing.B) {
-	p := filled(b, 1_000_000)
+func BenchmarkPrefix(b *testing.B) { benchPrefix(b, "") }
+
+// BenchmarkPrefixOwned looks up blocks of an owner, which are in its order too.
+func BenchmarkPrefixOwned(b *testing.B) { benchPrefix(b, "one") }
+
+func benchPrefix(b *testing.B, owner string) {
+	p := filledFor(b, 1_000_000, owner)
 	queries := drawChains(1_000_000, 4096)
 	report := reportCPU(b, benchChainLen)
 	for i := 0; b.Loop(); i++ {

@@ -13,7 +13,7 @@ const (
 	maxPartials = 64       // partial entries looked at
 	nearOldest  = 64       // oldest entries among which one with the wanted class is searched first
 	farOldest   = 4 << 10  // ... and if no slab could be taken
-	maxOwned    = 4 << 10  // entries of an owner at its budget that are moved in their order
+	maxOwned    = 16 << 10 // steps in the order of the entries of an owner at its budget
 	// entries evicted because of a budget; more than a part of a batch needs, so that an owner
 	// whose budget was lowered gets there
 	maxOwnedOut = 2 * lockStride

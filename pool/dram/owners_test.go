@@ -188,6 +188,36 @@ func TestBudgetLowered(t *testing.T) {
 	check(t, p)
 }
 
+// TestBudgetEvictsOfALongChain stores a prompt of as many blocks as a budget has, at once and in
+// steps of a prefill: what is saved next is not refused while it is put in order.
+func TestBudgetEvictsOfALongChain(t *testing.T) {
+	const blocks = 8192
+	for _, part := range []int{256, 1024, blocks} {
+		p, err := Open(Options{Bytes: (blocks + 256) << 10, SlabBytes: 4 << 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		openOwnedSpace(t, p)
+		o := openOwner(t, p, "one", blocks)
+		h := randomChain(nil, 1, blocks)
+		for from := 0; from < blocks; from += part {
+			var parent []byte
+			if from > 0 {
+				parent = h.At(from - 1)
+			}
+			saveAs(p, o, h.Slice(from, from+part), parent)
+		}
+		if s := saveAs(p, o, randomChain(nil, 2, 16), nil); count(s, pool.OK) != 16 {
+			t.Errorf("stored in parts of %d: statuses %v, want all stored", part, s)
+		}
+		if n := stored(p, h.Slice(0, blocks-16)); n != blocks-16 {
+			t.Errorf("stored in parts of %d: %d blocks of the prefix are left, want %d", part, n, blocks-16)
+		}
+		check(t, p)
+	}
+}
+
 // TestReadForATierKeepsTheOwnersOrder reads an owner's oldest block without a use.
 func TestReadForATierKeepsTheOwnersOrder(t *testing.T) {
 	p, o := owned(t, 4)

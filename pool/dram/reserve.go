@@ -60,7 +60,9 @@ func (p *Pool) reservePart(b *pool.Batch, to int, g *progress) {
 	refusal := r.open()
 	if refusal != pool.OK {
 		for ; g.at < to; g.at++ {
-			b.Status[g.at], b.Slots[g.at] = refusal, pool.Slot{}
+			if !g.retry || b.Status[g.at] == pool.Busy { // what was reserved before stays the caller's
+				b.Status[g.at], b.Slots[g.at] = refusal, pool.Slot{}
+			}
 		}
 		g.want.class = slab.NoClass
 		return

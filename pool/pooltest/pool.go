@@ -59,6 +59,7 @@ func TestPoolInAnyOrder(t *testing.T, open Open) {
 		{"SecondSizeEvictsLittle", testSecondSize},
 		{"ManySizesEvictLittle", testManySizes},
 		{"PressureIsAskedOnce", testPressure},
+		{"ResetUnderPressure", testResetUnderPressure},
 		{"PartialGoesUnderPressure", testPartialPressure},
 		{"PartialDoesNotTakeItsChain", testPartialChain},
 		{"PartialGoesWithAge", testPartialAge},

@@ -72,6 +72,34 @@ func testPressure(t *testing.T, open Open) {
 	f.empty()
 }
 
+// testResetUnderPressure resets a space while a reservation, a part of which has found room, asks
+// for more: that part stays the caller's, who gives it back.
+func testResetUnderPressure(t *testing.T, open Open) {
+	f := start(t, open, small, model("one", 1, 1024))
+	h := chain("kept", 60)
+	f.store(h, nil)
+	_, refs, _ := f.Pin(f.space, 0, h, 1<<30, nil)
+	f.SetPressure(func(int64) bool {
+		if _, err := f.Pool.ResetSpace(f.space); err != nil {
+			t.Error(err)
+		}
+		f.Unpin(refs)
+		return true
+	})
+	b := f.batch(chain("new", 8), 0, nil)
+	f.Reserve(b)
+	for i, s := range b.Status {
+		if want := []pool.Status{pool.OK, pool.Stale}[i/4]; s != want {
+			t.Fatalf("hash %d has status %d, want %d", i, s, want)
+		}
+	}
+	f.write(b)
+	f.Commit(b.Slots, b.Epoch, b.Status)
+	f.wantStatus(b, pool.Stale, "the space was reset")
+	f.SetPressure(nil)
+	f.empty()
+}
+
 func testPartialPressure(t *testing.T, open Open) {
 	f := start(t, open, small, model("two", 1, 1024, 1024))
 	f.save(chain("partial", 16), 0, nil) // rank 1 never comes

@@ -6,28 +6,39 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
+// usedSteps is the price of passing over an entry in use, which later calls meet again. A chain is
+// put in order once, for a step of each entry.
+const usedSteps = 4
+
 // Victim returns the least recently used of the owner's entries that is neither held nor has
 // children; 0 if there is none, or if the steps do not suffice, of which it takes those that it
-// needs. The entries that it passes over are moved up, so a later call continues.
+// needs. The entries that it passes over are moved up, so a later call continues. An entry that can
+// be evicted is never moved, so there is none once an entry that became the newest is the oldest.
 func (t *Table) Victim(o pool.Owner, v pool.View, steps *int) uint32 {
 	at := &t.owners[o]
-	for *steps > 0 {
+	for first := uint32(0); ; {
 		e := at.oldest
-		if e == 0 || v.Child(e) == 0 && !v.Held(e) {
+		switch {
+		case e == 0 || v.Child(e) == 0 && !v.Held(e):
 			return e
+		case e == first || *steps <= 0:
+			return 0
 		}
 		*steps -= t.lift(e, v)
+		if first == 0 && at.newest == e {
+			first = e
+		}
 	}
-	return 0
 }
 
-// maxPath bounds the entries that one lift moves.
-const maxPath = 1 << 10
+// maxPath bounds the entries that one lift moves, by which it may exceed the steps. Beyond it, a
+// chain is put in order in parts, each of which moves those before it again.
+const maxPath = 16 << 10
 
 // lift moves an entry with children just above one of them, that one above one of its own, and so
 // on down to one that was lifted before, so each chain that was stored in parts from its beginning
 // is put in order once. An entry that is held, or whose child is held or another owner's, is in
-// use, and becomes the most recent. It returns the number of entries looked at.
+// use, and becomes the most recent. It returns the steps taken.
 func (t *Table) lift(e uint32, v pool.View) int {
 	path := append(t.path[:0], e)
 	for end := e; !v.Held(e) && len(path) < maxPath; {
@@ -41,7 +52,7 @@ func (t *Table) lift(e uint32, v pool.View) int {
 	t.path = path[:0]
 	if len(path) == 1 {
 		t.Use(e, 0)
-		return 1
+		return usedSteps
 	}
 	for i := len(path) - 2; i >= 0; i-- {
 		t.remove(path[i])

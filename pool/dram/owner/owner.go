@@ -1,4 +1,4 @@
-// Package owner keeps which entries of a pool belong to whom, how many bytes each owner has, and in
+// Package owner keeps the owner of each entry of a pool, how many bytes each owner has, and in
 // which order its entries were used, so that an owner at its budget makes room among its own.
 package owner
 
@@ -100,8 +100,8 @@ func (t *Table) Close(o pool.Owner) {
 	}
 }
 
-// SetBudget sets how many bytes the owner's entries may have; 0: any number. One that has more
-// loses them when it next stores something.
+// SetBudget sets how many bytes the owner's entries may have; 0: any number. An owner that has more
+// loses entries with each reservation until it has not.
 func (t *Table) SetBudget(o pool.Owner, bytes int64) {
 	if t.is(o) {
 		t.owners[o].budget = bytes
