@@ -85,6 +85,19 @@ def test_a_chunk_that_is_not_stored_does_not_arrive(rigs: Callable[..., Rig]) ->
     assert [rig.row(12), rig.row(13)] == before
 
 
+def test_a_missing_chunk_between_those_of_other_groups_does_not_arrive(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(groups=2)
+    first, second = keys("p", 2, 0), keys("p", 2, 1)
+    stored = [first[0], *second]
+    contents = [rig.fill(i, f"p{i}") for i in range(3)]
+    rig.finished(rig.store(stored, range(3)))
+    before = rig.fill(12, "other")
+    loaded = rig.finished(rig.load([first[0], second[0], first[1], second[1]], range(10, 14)))
+    assert set(loaded.done) == set(stored)
+    assert [rig.row(row) for row in (10, 11, 13)] == contents
+    assert rig.row(12) == before
+
+
 def test_engines_of_other_weights_find_nothing(rigs: Callable[..., Rig]) -> None:
     one, two = rigs(weights="w"), rigs(weights="v")
     one.fill(0, "p")
