@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ROWS = 32
 NUMBERS = itertools.count()
+RETENTION = "prefix_cache_retention_interval"
 TRANSFER = {
     "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "engine_id": "e",
     "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20},
@@ -292,6 +293,11 @@ def test_chunks_of_another_layout_are_not_shared(model: Path) -> None:
         space(groups=tuple(dataclasses.replace(one, tokens_per_block=32) for one in offloading.groups)),
     ]
     assert len({space(), *others}) == len(others) + 1
+    found = {space()}
+    for part, name in ((config.parallel_config, "cp_kv_cache_interleave_size"), (config.cache_config, RETENTION)):
+        setattr(part, name, 16)
+        found.add(space())
+    assert len(found) == 3, "engines share though vLLM places tokens, or leaves blocks out, in another way"
 
 
 def test_lora_is_served_uncached_and_the_log_says_so(
