@@ -12,6 +12,7 @@ import pytest
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.scheduler.agent_session import Liveness
 from kvagent.vllm.tier.options import parse
+from kvagent.vllm.tier.orders import Ask
 from tests.agent import eventually
 from tests.tier_rig import Rig, keys
 
@@ -164,6 +165,27 @@ def test_a_reset_does_not_wait_for_a_frozen_agent(
     drain.start()
     eventually(lambda: not drain.is_alive(), "the end of the drain")
     assert [rig.finished(job).done for job in jobs] == [(), ()]
+
+
+@pytest.mark.stops
+def test_the_end_of_the_thread_gives_all_jobs_up(rigs: Callable[..., Rig], agent: AgentProcess) -> None:
+    rig, other = rigs(load_deadline_ms=600_000), rigs()
+    chunks = keys("p", 4)
+    for i in range(4):
+        rig.fill(i, f"p{i}")
+    rig.finished(rig.store(chunks, range(4)))
+    agent.freeze()
+    save, load = rig.store(keys("q", 4), range(40, 44)), rig.load(chunks, range(20, 24))
+    rig.courier.post(Ask("r", 1, ()))  # of which no question can be made
+    eventually(lambda: not rig.courier.alive, "the end of the thread")
+    assert not (rig.courier.loading or rig.courier.saving)
+    rig.courier.drain(600.0)  # it does not wait for what nobody ends
+    assert (rig.finished(save).done, rig.finished(load).done) == ((), ())
+    reused = [rig.fill(row, f"reused{row}") for row in [*range(20, 24), *range(40, 44)]]
+    agent.thaw()
+    other.ready()
+    assert other.ask(keys("q", 4)).found == 0, "a save that was given up is stored with the bytes of another chunk"
+    assert [rig.row(row) for row in [*range(20, 24), *range(40, 44)]] == reused
 
 
 def test_an_option_out_of_range_is_named_with_its_range() -> None:
