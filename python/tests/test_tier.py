@@ -178,7 +178,7 @@ def test_the_end_of_the_thread_gives_all_jobs_up(rigs: Callable[..., Rig], agent
     save, load = rig.store(keys("q", 4), range(40, 44)), rig.load(chunks, range(20, 24))
     rig.courier.post(Ask("r", 1, ()))  # of which no question can be made
     eventually(lambda: not rig.courier.alive, "the end of the thread")
-    assert not (rig.courier.loading or rig.courier.saving)
+    assert (rig.courier.loading, rig.courier.saving) == (False, False)
     rig.courier.drain(600.0)  # it does not wait for what nobody ends
     assert (rig.finished(save).done, rig.finished(load).done) == ((), ())
     reused = [rig.fill(row, f"reused{row}") for row in [*range(20, 24), *range(40, 44)]]

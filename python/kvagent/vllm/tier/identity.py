@@ -173,6 +173,7 @@ def _layout(construction: Construction | None, config: Any, row_bytes: int) -> s
     parallel = config.parallel
     whole = construction.vllm_config if construction is not None else None
     given, cache = getattr(whole, "parallel_config", None), getattr(whole, "cache_config", None)
+    placement = _placement(construction.kv_cache_config) if construction is not None else []
     layers = [[int(getattr(g, "group_id", i)), *g.layer_names] for i, g in enumerate(config.groups)]
     return json.dumps(
         {
@@ -192,7 +193,22 @@ def _layout(construction: Construction | None, config: Any, row_bytes: int) -> s
             "replicated": config.replicated_layout,
             "layout": str(config.kv_cache_layout),
             "dtype": str(config.model.dtype),
-            "layers": hashlib.sha256(json.dumps(layers).encode()).hexdigest()[:32],
+            "runner": "v2" if getattr(whole, "use_v2_model_runner", False) else "v1",
+            "layers": hashlib.sha256(json.dumps([layers, placement]).encode()).hexdigest()[:32],
         },
         sort_keys=True,
     )  # fmt: skip
+
+
+def _placement(kv_cache_config: Any) -> list[Any]:
+    """Return which layers' pages are where in a block, in whatever number of blocks.
+
+    A tensor's offset lies in the block where blocks hold all layers; else it is a number of whole
+    layers, each of as many pages as there are blocks.
+    """
+    placed = []
+    for one in getattr(kv_cache_config, "kv_cache_tensors", None) or ():
+        stride, offset = int(one.block_stride), int(one.offset)
+        offset = offset if offset < stride else offset // max(1, int(kv_cache_config.num_blocks))
+        placed.append([stride, offset, *one.layers])
+    return placed
