@@ -354,8 +354,11 @@ class KVAgentTier(SecondaryTierManager):
         self.before_weights_call(f"version {version}")
 
     def before_request(self) -> None:
-        """Sample the weights before vLLM's engine core takes a request while it has none."""
-        if self._live is not None and not self._requests:
+        """Sample the weights before vLLM's engine core takes a request while it has none.
+
+        The end of the last one is told in the step after it, which may not have come.
+        """
+        if self._live is not None and self._live.idle:
             self._sample()
 
     def look_at_weights(self) -> None:
