@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent import messages as m
+from kvagent.identity import identity_pairs
+from kvagent.registration import Registration
+from kvagent.session import Session
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.scheduler.agent_session import Liveness
 from kvagent.vllm.tier.options import parse
@@ -186,6 +191,32 @@ def test_the_end_of_the_thread_gives_all_jobs_up(rigs: Callable[..., Rig], agent
     other.ready()
     assert other.ask(keys("q", 4)).found == 0, "a save that was given up is stored with the bytes of another chunk"
     assert [rig.row(row) for row in [*range(20, 24), *range(40, 44)]] == reused
+
+
+def test_a_registration_that_outlives_its_link_does_not_hold_the_memory(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped agent may answer REGISTER after the engine has left."""
+    monkeypatch.setattr("kvagent.vllm.link.JOIN_S", 0.0)
+    connect, sessions, begun, left = Session.connect, list[Session](), threading.Event(), threading.Event()
+
+    def connected(*given: Any) -> Session:
+        sessions.append(connect(*given))
+        begun.set()
+        assert left.wait(60)
+        return sessions[-1]
+
+    monkeypatch.setattr(Session, "connect", connected)
+    asked = Registration(
+        instance="late", role=m.Role.SCHEDULER, groups=(m.Group(16, 1),), hash_tokens=16,
+        identity=identity_pairs(dict.fromkeys(("model", "dtype", "tenant"), "t")),
+    )  # fmt: skip
+    link = Link(str(agent.folder), "late", lambda: asked)
+    assert begun.wait(60)
+    assert link.close() is None
+    left.set()
+    eventually(lambda: not link.busy, "the end of the link's thread")
+    assert [(one.registered is not None, one.ended) for one in sessions] == [(True, True)]
 
 
 def test_an_option_out_of_range_is_named_with_its_range() -> None:
