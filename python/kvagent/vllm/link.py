@@ -165,7 +165,10 @@ class Link:
             )
             return False
         with self._lock:
-            if serial != self._serial or self._closed.is_set():  # concurrently; the session was never used
+            if serial != self._serial:  # renewed concurrently; the session was never used
+                session.close()
+                return False
+            if self._closed.is_set():  # nobody will
                 session.close()
                 return False
             self._current = Attachment(session, registered)
