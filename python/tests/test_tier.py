@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent import messages as m
+from kvagent.identity import identity_pairs
+from kvagent.registration import Registration
+from kvagent.session import Session
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.scheduler.agent_session import Liveness
 from kvagent.vllm.tier.options import parse
+from kvagent.vllm.tier.orders import Ask
 from tests.agent import eventually
 from tests.tier_rig import Rig, keys
 
@@ -85,6 +91,19 @@ def test_a_chunk_that_is_not_stored_does_not_arrive(rigs: Callable[..., Rig]) ->
     assert [rig.row(12), rig.row(13)] == before
 
 
+def test_a_missing_chunk_between_those_of_other_groups_does_not_arrive(rigs: Callable[..., Rig]) -> None:
+    rig = rigs(groups=2)
+    first, second = keys("p", 2, 0), keys("p", 2, 1)
+    stored = [first[0], *second]
+    contents = [rig.fill(i, f"p{i}") for i in range(3)]
+    rig.finished(rig.store(stored, range(3)))
+    before = rig.fill(12, "other")
+    loaded = rig.finished(rig.load([first[0], second[0], first[1], second[1]], range(10, 14)))
+    assert set(loaded.done) == set(stored)
+    assert [rig.row(row) for row in (10, 11, 13)] == contents
+    assert rig.row(12) == before
+
+
 def test_engines_of_other_weights_find_nothing(rigs: Callable[..., Rig]) -> None:
     one, two = rigs(weights="w"), rigs(weights="v")
     one.fill(0, "p")
@@ -151,6 +170,53 @@ def test_a_reset_does_not_wait_for_a_frozen_agent(
     drain.start()
     eventually(lambda: not drain.is_alive(), "the end of the drain")
     assert [rig.finished(job).done for job in jobs] == [(), ()]
+
+
+@pytest.mark.stops
+def test_the_end_of_the_thread_gives_all_jobs_up(rigs: Callable[..., Rig], agent: AgentProcess) -> None:
+    rig, other = rigs(load_deadline_ms=600_000), rigs()
+    chunks = keys("p", 4)
+    for i in range(4):
+        rig.fill(i, f"p{i}")
+    rig.finished(rig.store(chunks, range(4)))
+    agent.freeze()
+    save, load = rig.store(keys("q", 4), range(40, 44)), rig.load(chunks, range(20, 24))
+    rig.courier.post(Ask("r", 1, ()))  # of which no question can be made
+    eventually(lambda: not rig.courier.alive, "the end of the thread")
+    assert (rig.courier.loading, rig.courier.saving) == (False, False)
+    rig.courier.drain(600.0)  # it does not wait for what nobody ends
+    assert (rig.finished(save).done, rig.finished(load).done) == ((), ())
+    reused = [rig.fill(row, f"reused{row}") for row in [*range(20, 24), *range(40, 44)]]
+    agent.thaw()
+    other.ready()
+    assert other.ask(keys("q", 4)).found == 0, "a save that was given up is stored with the bytes of another chunk"
+    assert [rig.row(row) for row in [*range(20, 24), *range(40, 44)]] == reused
+
+
+def test_a_registration_that_outlives_its_link_does_not_hold_the_memory(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped agent may answer REGISTER after the engine has left."""
+    monkeypatch.setattr("kvagent.vllm.link.JOIN_S", 0.0)
+    connect, sessions, begun, left = Session.connect, list[Session](), threading.Event(), threading.Event()
+
+    def connected(*given: Any) -> Session:
+        sessions.append(connect(*given))
+        begun.set()
+        assert left.wait(60)
+        return sessions[-1]
+
+    monkeypatch.setattr(Session, "connect", connected)
+    asked = Registration(
+        instance="late", role=m.Role.SCHEDULER, groups=(m.Group(16, 1),), hash_tokens=16,
+        identity=identity_pairs(dict.fromkeys(("model", "dtype", "tenant"), "t")),
+    )  # fmt: skip
+    link = Link(str(agent.folder), "late", lambda: asked)
+    assert begun.wait(60)
+    assert link.close() is None
+    left.set()
+    eventually(lambda: not link.busy, "the end of the link's thread")
+    assert [(one.registered is not None, one.ended) for one in sessions] == [(True, True)]
 
 
 def test_an_option_out_of_range_is_named_with_its_range() -> None:

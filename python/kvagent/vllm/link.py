@@ -168,6 +168,9 @@ class Link:
             if serial != self._serial:  # renewed concurrently; the session was never used
                 session.close()
                 return False
+            if self._closed.is_set():  # nobody will
+                session.close()
+                return False
             self._current = Attachment(session, registered)
         self._ready.set()
         self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")

@@ -224,8 +224,16 @@ class LiveWeights:
 
         Unreachable: the model is in another process.
         """
-        self._executor = core.model_executor
+        self._core, self._executor = core, core.model_executor
         self._last = self._sample()
+
+    @property
+    def idle(self) -> bool:
+        """Whether the engine core has no unfinished request, so that a program may have written to
+        the model since the last one.
+        """
+        scheduler = getattr(self._core, "scheduler", None)
+        return scheduler is None or not scheduler.has_unfinished_requests()
 
     def changed(self) -> bool:
         """Take a sample.

@@ -71,6 +71,17 @@ def test_a_model_elsewhere_or_asleep_is_not_touched() -> None:
     assert live.changed(), "what cannot be looked at counts as changed"
 
 
+def test_an_engine_is_idle_once_its_last_request_has_finished() -> None:
+    core = core_of(Model())
+    live = LiveWeights(core)
+    assert live.idle, "the scheduler is made after the connector"
+    left = True
+    core.scheduler = SimpleNamespace(has_unfinished_requests=lambda: left)
+    assert not live.idle
+    left = False
+    assert live.idle
+
+
 def test_the_core_that_is_being_made_is_found() -> None:
     class Core:
         def __init__(self) -> None:

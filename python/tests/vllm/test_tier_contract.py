@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 ROWS = 32
 NUMBERS = itertools.count()
+RETENTION = "prefix_cache_retention_interval"
 TRANSFER = {
     "kv_connector": "OffloadingConnector", "kv_role": "kv_both", "engine_id": "e",
     "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20},
@@ -238,6 +240,25 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
     assert one.look_up(key) is LookupResult.MISS
 
 
+def test_a_write_to_the_model_is_noticed_before_the_end_of_the_last_request_is_told(
+    played: Callable[..., Played],
+) -> None:
+    """vLLM tells it in the step after, which a program that writes to the model need not run."""
+    one = played().ready()
+    (key,) = keys("p", 1)
+    one.job([key], [0], load=False)
+    one.result()
+    assert one.look_up(key) is LookupResult.HIT
+    (listener,) = one.construction.listeners
+    one.tier._live = SimpleNamespace(idle=False, changed=lambda: True)
+    listener.before_request()
+    assert one.look_up(key) is LookupResult.HIT, "the weights are sampled while requests run"
+    one.tier._live.idle = True
+    listener.before_request()
+    one.ready()
+    assert one.look_up(key) is LookupResult.MISS, "chunks of the old weights are found"
+
+
 def test_weights_that_get_a_name_at_run_time_are_private(played: Callable[..., Played]) -> None:
     """Others of that name must not find what vLLM's region and running requests still hold of the
     weights before.
@@ -292,6 +313,18 @@ def test_chunks_of_another_layout_are_not_shared(model: Path) -> None:
         space(groups=tuple(dataclasses.replace(one, tokens_per_block=32) for one in offloading.groups)),
     ]
     assert len({space(), *others}) == len(others) + 1
+    found = {space()}
+    for part, name in ((config.parallel_config, "cp_kv_cache_interleave_size"), (config.cache_config, RETENTION)):
+        setattr(part, name, 16)
+        found.add(space())
+    with mock.patch.object(type(config), "use_v2_model_runner", new=not config.use_v2_model_runner):
+        found.add(space())
+    kv.kv_cache_tensors[0].layers.reverse()
+    found.add(space())
+    assert len(found) == 5, "engines share though vLLM places tokens or layers, or leaves blocks out, in another way"
+    before, kv = space(), kv_cache_config(config, 32, 0, 1)
+    kv.kv_cache_tensors[0].layers.reverse()
+    assert space() == before, "the number of an engine's blocks is part of the layout"
 
 
 def test_lora_is_served_uncached_and_the_log_says_so(

@@ -81,7 +81,7 @@ def space(
 
     ``unobserved``: why changes of the weights at run time may go unnoticed.
     """
-    layout = {"chunk": _layout(config, row_bytes), "tenant": options.tenant}
+    layout = {"chunk": _layout(construction, config, row_bytes), "tenant": options.tenant}
     tokens = min(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk, MAX_TOKENS)
     reasons = [] if construction is not None else [PLUGIN]
     pairs: dict[str, str] = {}
@@ -164,9 +164,16 @@ def _groups(config: Any) -> int:
     return max((int(getattr(group, "group_id", i)) + 1 for i, group in enumerate(config.groups)), default=0)
 
 
-def _layout(config: Any, row_bytes: int) -> str:
-    """Return what determines the place of every byte in a chunk, besides the connector's pairs."""
+def _layout(construction: Construction | None, config: Any, row_bytes: int) -> str:
+    """Return what determines the place of every byte in a chunk, besides the connector's pairs.
+
+    ``interleave``: which rank has which tokens under context parallelism. ``retention``: which
+    blocks of a chunk vLLM writes, where a sliding window or a state needs only some.
+    """
     parallel = config.parallel
+    whole = construction.vllm_config if construction is not None else None
+    given, cache = getattr(whole, "parallel_config", None), getattr(whole, "cache_config", None)
+    placement = _placement(construction.kv_cache_config) if construction is not None else []
     layers = [[int(getattr(g, "group_id", i)), *g.layer_names] for i, g in enumerate(config.groups)]
     return json.dumps(
         {
@@ -178,11 +185,30 @@ def _layout(config: Any, row_bytes: int) -> str:
             "ranks": [
                 parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
             ],
+            "interleave": [
+                getattr(given, f"{which}_kv_cache_interleave_size", None) for which in ("cp", "dcp")
+            ],
+            "retention": getattr(cache, "prefix_cache_retention_interval", None),
             "canonical": config.canonical_layout,
             "replicated": config.replicated_layout,
             "layout": str(config.kv_cache_layout),
             "dtype": str(config.model.dtype),
-            "layers": hashlib.sha256(json.dumps(layers).encode()).hexdigest()[:32],
+            "runner": "v2" if getattr(whole, "use_v2_model_runner", False) else "v1",
+            "layers": hashlib.sha256(json.dumps([layers, placement]).encode()).hexdigest()[:32],
         },
         sort_keys=True,
     )  # fmt: skip
+
+
+def _placement(kv_cache_config: Any) -> list[Any]:
+    """Return which layers' pages are where in a block, in whatever number of blocks.
+
+    A tensor's offset lies in the block where blocks hold all layers; else it is a number of whole
+    layers, each of as many pages as there are blocks.
+    """
+    placed = []
+    for one in getattr(kv_cache_config, "kv_cache_tensors", None) or ():
+        stride, offset = int(one.block_stride), int(one.offset)
+        offset = offset if offset < stride else offset // max(1, int(kv_cache_config.num_blocks))
+        placed.append([stride, offset, *one.layers])
+    return placed

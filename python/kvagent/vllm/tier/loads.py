@@ -7,13 +7,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed, section
-from kvagent.vllm.tier.orders import Finished, Key, Load, group_of, hash_of
+from kvagent.vllm.tier.orders import Finished, Key, Load, group_of, hash_of, kind_of
 from kvagent.vllm.tier.staging import STEP
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class Loads:
         self._jobs[job.number] = job
         most = max(1, min(PART_BYTES // self._rows.bytes, MAX_JOB_BLOCKS))
         by_lease: dict[int, list[int]] = {}
-        for i, key in enumerate(load.keys):
-            by_lease.setdefault(leases.get(key, 0), []).append(i)
+        for i in sorted(range(len(load.keys)), key=lambda i: kind_of(load.keys[i])):
+            by_lease.setdefault(leases.get(load.keys[i], 0), []).append(i)
         for lease, places in by_lease.items():
             for start in range(0, len(places), most):
                 some = places[start : start + most]
@@ -160,10 +161,12 @@ class Loads:
 
 
 def _sections(keys: list[Key], slots: list[int]) -> list[bytes]:
-    """Return the sections of a part: one for each group and length of hashes."""
-    runs: dict[tuple[int, int], tuple[list[bytes], list[int]]] = {}
-    for key, slot in zip(keys, slots, strict=True):
-        hashes, ids = runs.setdefault((group_of(key), len(key)), ([], []))
-        hashes.append(hash_of(key))
-        ids.append(slot)
-    return [section(group, b"", hashes, ids) for (group, _), (hashes, ids) in runs.items()]
+    """Return the sections of a part, one for each run of keys of one kind.
+
+    The agent reports statuses in the order of the sections, which is that of the keys.
+    """
+    sections = []
+    for _, pairs in groupby(zip(keys, slots, strict=True), lambda pair: kind_of(pair[0])):
+        run, ids = zip(*pairs, strict=True)
+        sections.append(section(group_of(run[0]), b"", [hash_of(key) for key in run], ids))
+    return sections

@@ -31,7 +31,7 @@ from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.options import connector_options, parse
-from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of
+from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of, kind_of
 from kvagent.vllm.tier.rows import Rows
 from kvagent.vllm.weight_changes import Generations, LiveWeights, watch
 
@@ -170,8 +170,8 @@ class KVAgentTier(SecondaryTierManager):
         for request, asked in self._fresh.items():
             asked.since = now
             self._counts.lookups += len(asked.fresh)
-            keys = sorted(asked.fresh, key=_kind)  # stable: within a group in the order of asking
-            for _, some in groupby(keys, _kind):
+            keys = sorted(asked.fresh, key=kind_of)  # stable: within a group in the order of asking
+            for _, some in groupby(keys, kind_of):
                 alike = tuple(some)
                 for start in range(0, len(alike), MAX_KEYS):
                     self._courier.post(Ask(request, self._serial, alike[start : start + MAX_KEYS]))
@@ -354,8 +354,11 @@ class KVAgentTier(SecondaryTierManager):
         self.before_weights_call(f"version {version}")
 
     def before_request(self) -> None:
-        """Sample the weights before vLLM's engine core takes a request while it has none."""
-        if self._live is not None and not self._requests:
+        """Sample the weights before vLLM's engine core takes a request while it has none.
+
+        The end of the last one is told in the step after it, which may not have come.
+        """
+        if self._live is not None and self._live.idle:
             self._sample()
 
     def look_at_weights(self) -> None:
@@ -403,11 +406,6 @@ class KVAgentTier(SecondaryTierManager):
         stats.set_gauge(PREFIX + CONNECTED[0], int(connected))
         self._connected = connected
         return stats
-
-
-def _kind(key: Key) -> tuple[int, int]:
-    """Return what the keys of one question have in common."""
-    return group_of(key), len(key)
 
 
 def _chunks(job: Any) -> tuple[tuple[Key, ...], tuple[int, ...]]:

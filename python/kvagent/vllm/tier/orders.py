@@ -23,6 +23,11 @@ def group_of(key: Key) -> int:
     return int.from_bytes(key[-GROUP_BYTES:], "big")
 
 
+def kind_of(key: Key) -> tuple[int, int]:
+    """Return what the keys of one question, or of one section of a job, have in common."""
+    return group_of(key), len(key)
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Asks how many of the keys, from the first one on, are stored.

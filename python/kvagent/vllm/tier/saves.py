@@ -16,7 +16,7 @@ from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_SECTIONS
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed, section
-from kvagent.vllm.tier.orders import Finished, Key, Store, group_of, hash_of
+from kvagent.vllm.tier.orders import Finished, Key, Store, hash_of, kind_of
 from kvagent.vllm.tier.staging import STEP, Words
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _parts(store: Store) -> list[tuple[list[Key], list[bytes]]]:
     """Return the parts of a job: their keys in the order of their sections, and these."""
     runs: dict[tuple[int, int], list[list[int]]] = {}
     for i, key in enumerate(store.keys):
-        mine = runs.setdefault((group_of(key), len(key)), [])
+        mine = runs.setdefault(kind_of(key), [])
         follows = bool(mine) and store.parents[i] == hash_of(store.keys[mine[-1][-1]])
         if follows and len(mine[-1]) < MAX_PART:
             mine[-1].append(i)
