@@ -70,6 +70,12 @@ def test_groups_of_other_kinds() -> None:
     assert not geometry(_config(FullAttentionSpec(), SlidingWindowSpec()), None).states
 
 
+def test_more_groups_than_the_agent_takes_are_not_supported() -> None:
+    assert len(geometry(_config(*[FullAttentionSpec()] * 16), None).groups) == 16
+    with pytest.raises(Unsupported, match=r"^the model has 17 KV cache groups, allowed is 1 to 16$"):
+        geometry(_config(*[FullAttentionSpec()] * 17), None)
+
+
 def test_a_group_of_several_specifications_is_that_of_its_first() -> None:
     """The scheduler has the first one alone."""
     mla, indexer = MLAAttentionSpec(), MLAAttentionSpec(head_size=4)
