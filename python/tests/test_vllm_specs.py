@@ -78,6 +78,12 @@ def test_whether_failures_are_told_block_by_block() -> None:
         assert not fails_by_block(_config(spec))
 
 
+def test_more_groups_than_the_agent_takes_are_not_supported() -> None:
+    assert len(geometry(_config(*[FullAttentionSpec()] * 16), None).groups) == 16
+    with pytest.raises(Unsupported, match=r"^the model has 17 KV cache groups, allowed is 1 to 16$"):
+        geometry(_config(*[FullAttentionSpec()] * 17), None)
+
+
 def test_a_group_of_several_specifications_is_that_of_its_first() -> None:
     """The scheduler has the first one alone."""
     mla, indexer = MLAAttentionSpec(), MLAAttentionSpec(head_size=4)

@@ -205,6 +205,30 @@ def test_what_the_agent_never_takes_is_given_up(
     assert saves.counts.missed == 6
 
 
+@pytest.mark.parametrize("deliver", [0.0, 20.0])
+def test_without_pins_nothing_waits_for_its_turn(engines: Callable[..., SimulatedEngine], deliver: float) -> None:
+    """Else an idle engine would step for ever."""
+    engine = engines(pin_percent=0.0, deliver_percent=deliver)
+    end(engine, computed(engine, "a", 6))
+    engine.step()
+    assert engine.scheduler.saves is not None
+    assert not engine.scheduler.saves.waits()
+    assert not engine.scheduler.pending()
+
+
+def test_nothing_waits_for_its_turn_once_the_engine_is_uncached(engines: Callable[..., SimulatedEngine]) -> None:
+    engine = engines(pin_percent=10.0)
+    end(engine, computed(engine, "a", 20))
+    saves = engine.scheduler.saves
+    assert saves is not None
+    assert saves.waits()
+    engine.scheduler.retire()
+    engine.quiet()
+    assert not saves.waits()
+    engine.pool.get_new_blocks(20)
+    assert saves.counts.missed == 0
+
+
 @pytest.mark.parametrize("params", [{"kvagent.ttl": 5.0}, {"kvagent.save": False}])
 def test_blocks_with_a_time_to_live_or_not_to_be_saved_have_no_turn(
     engines: Callable[..., SimulatedEngine], params: dict[str, Any]

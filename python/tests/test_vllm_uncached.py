@@ -4,6 +4,7 @@ side when a worker finds the reason.
 
 from __future__ import annotations
 
+import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +121,19 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     engine.scheduler.finished(again, normally=True)
     engine.step()
     assert engine.scheduler.saves.counts.planned == planned  # type: ignore[union-attr]
+
+
+def test_an_engine_that_leaves_its_agent_does_not_report_it_gone(
+    engines: Callable[..., SimulatedEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    assert engine.matched(request) == 0  # so that there is a session
+    with caplog.at_level(logging.INFO, "vllm.kvagent"):
+        engine.scheduler.retire()
+        engine.step()
+    assert not engine.link.busy
+    assert [one.getMessage() for one in caplog.records] == []
 
 
 def test_a_worker_without_a_link_fails_its_jobs_at_once(

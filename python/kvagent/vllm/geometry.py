@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvagent.limits import MAX_WORLD
+from kvagent.limits import MAX_GROUPS, MAX_WORLD
 from kvagent.messages import Group
 from kvagent.vllm import specs
 
@@ -62,6 +62,8 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
         groups.append(Group(block_size, int(kv_cache_config.num_blocks), specs.window(group.kv_cache_spec)))
     if not groups:
         raise Unsupported("the model has no KV cache")
+    if len(groups) > MAX_GROUPS:
+        raise Unsupported(f"the model has {len(groups)} KV cache groups, allowed is 1 to {MAX_GROUPS}")
     tokens = hash_tokens or getattr(kv_cache_config, "hash_block_size", None)
     tokens = tokens or math.gcd(*(group.block_tokens for group in groups))
     for i, group in enumerate(groups):

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.uncached import UncachedScheduler
+from kvagent.vllm.worker import calls
 from kvagent.vllm.worker.memory import memory as plain
 from tests.agent import eventually
 from tests.vllm import engine as real
@@ -126,6 +128,38 @@ def test_a_rank_that_alone_finds_the_reason_stops_all(
     assert agent.status()["regions"] == 0
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        CudaError("libcuda.so.1 cannot be opened"), OSError(28, "No space left on device"),
+        RuntimeError("unable to allocate shared memory(shm)"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("step", ["memory", "make_sync"])
+def test_memory_that_the_agent_cannot_be_given_is_not_supported(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
+) -> None:
+    """The driver, the kernel and torch have errors of their own."""
+    makes = calls.make_sync
+
+    def refused(*args: Any, **_: Any) -> Any:
+        monkeypatch.setattr(calls, "make_sync", makes)  # the words of an uncached worker are on the host
+        raise error
+
+    monkeypatch.setattr(calls, step, refused)
+    world = worlds()
+    world.add("one", PROMPT, 40)
+    world.run()
+    assert isinstance(world.side, UncachedScheduler)
+    assert [worker._worker for worker in world.workers] == [None]
+    why = f"rank 0: the agent cannot be given the KV caches: {error}"
+    eventually(lambda: uncached(agent) == [why], "the reason")
+    monkeypatch.setattr(calls, step, refused)
+    with pytest.raises(Unsupported, match="cannot be given"):
+        worlds(extra={"on_unsupported": "fail"})
+
+
 def test_a_scheduler_that_alone_finds_the_reason_stops_its_workers(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +178,8 @@ def test_a_scheduler_that_alone_finds_the_reason_stops_its_workers(
     assert [worker._worker for worker in world.workers] == [None, None]
     assert agent.status()["regions"] == 0
     eventually(lambda: uncached(agent) == ["a reason"], "the reason in the agent's list")
+    for worker in world.workers:  # before vLLM 0.33 only their stats arrive
+        assert worker._told_uncached or stats_of(worker) == {"uncached": 1}
 
 
 def test_a_decode_engine_that_cannot_be_served_computes_the_prompt(worlds: Any) -> None:

@@ -17,7 +17,7 @@ from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
 from kvagent.vllm.scheduler.lookups import Lookups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.session import Session
     from kvagent.vllm.link import Attachment, Link
@@ -232,17 +232,22 @@ class AgentSession:
 
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
-        self._detach()
-        if last := self._link.close():
-            last.session.close()
+        self._leave(self._link.close)
 
     def _renew(self, *, hold: bool) -> bool:
+        self._moved = True
+        return self._leave(lambda: self._link.renew(hold=hold))
+
+    def _leave(self, take: Callable[[], Attachment | None]) -> bool:
+        """Close the session, and the one that ``take`` takes from the link, usually the same.
+
+        Return whether there was one.
+        """
         attachment, self._attachment = self._attachment, None
         self._close_lookups()
-        last = self._link.renew(hold=hold)
+        last = take()
         for one in {id(one): one for one in (attachment, last) if one is not None}.values():
             one.session.close()
-        self._moved = True
         return attachment is not None
 
     def _missed_reset(self, attachment: Attachment) -> bool:

@@ -95,9 +95,9 @@ class Saves:
             self.lazy = LazyBatch(self.geometry, self.blocks, self.tables, self.watermark, self.counts)
         self.tails = None
         """The batch, if it notes what is left of ended requests. A note goes by vLLM's hash, which
-        does not cover the next token.
+        does not cover the next token. Without pins nothing is ever saved, and no turn comes.
         """
-        if not (self.watermark or self.following):
+        if self.blocks.max_saving and not (self.watermark or self.following):
             self.tails = EagerBatch(self.geometry, self.blocks, self.tables, self.counts)
         self.batch: SaveBatch = self.lazy or self.tails or SaveBatch(self.geometry, self.blocks, self.tables)
         """The contents of the next jobs. Callers that add to it also pin."""

@@ -386,6 +386,7 @@ class SchedulerSide:
         if self.saves is not None:
             self.saves.drop()
             self._revokes += self.saves.revoke(offers=True)
+            self.saves.clear_left()
 
     def retired(self) -> bool:
         """Return whether nothing is in flight after ``retire``."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
+from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
@@ -96,17 +97,7 @@ class WorkerCalls:
 
     def _register(self, kv_caches: dict[str, Any]) -> None:
         self._kv_caches = kv_caches
-        names = [list(group.layer_names) for group in self._config.kv_cache_groups]
-        self._memory = memory(
-            kv_caches,
-            names,
-            self._config.num_blocks,
-            self._options.cpu_memory,
-            plan=self._cells,
-            rank=self._rank,
-            calling=calling_layers(self._vllm_config) if self._layerwise else None,
-        )
-        self._sync = self._sync or make_sync(self._memory.device)
+        caches, sync = self._share(kv_caches)
         if self._adapters is None and (lora := getattr(self._vllm_config, "lora_config", None)) is not None:
             self._adapters = listen(lora)
         if backends := used_backends(self._vllm_config, self._config):
@@ -116,15 +107,35 @@ class WorkerCalls:
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
-                link, self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
-                clock=self._sync.clock, generation=self._generation, use_generation=self._use_generation,
+                link, sync.words, per_block=per_block, whole_failures=whole_failures(base),
+                clock=sync.clock, generation=self._generation, use_generation=self._use_generation,
                 resolved=backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
-                stages=self._memory.stages, adapters=self._adapters,
+                stages=caches.stages, adapters=self._adapters,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
             self._worker.rejoin(link)
         link.wait(self._options.start_wait_ms / 1e3)
+
+    def _share(self, kv_caches: dict[str, Any]) -> tuple[Memory, Sync]:
+        """Return what the agent is to open of this worker. Whatever the driver, the kernel or torch
+        does not allow of it is Unsupported.
+        """
+        names = [list(group.layer_names) for group in self._config.kv_cache_groups]
+        try:
+            self._memory = memory(
+                kv_caches,
+                names,
+                self._config.num_blocks,
+                self._options.cpu_memory,
+                plan=self._cells,
+                rank=self._rank,
+                calling=calling_layers(self._vllm_config) if self._layerwise else None,
+            )
+            self._sync = self._sync or make_sync(self._memory.device)
+        except (KVAgentError, OSError, RuntimeError) as error:
+            raise Unsupported(f"the agent cannot be given the KV caches: {error}") from error
+        return self._memory, self._sync
 
     def unregister_kv_caches(self) -> None:
         """Withdraw the KV caches from the agent, before the engine sleeps."""
@@ -155,6 +166,7 @@ class WorkerCalls:
         self._connector_metadata = connector_metadata
         if self._worker is not None:
             if (plan := _plan(connector_metadata)).uncached:
+                self._uncached = self._uncached or "the scheduler's part found the reason"
                 self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
                 return
             self._worker.begin(plan)
