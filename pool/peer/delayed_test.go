@@ -70,7 +70,8 @@ func TestSlotsComeFree(t *testing.T) {
 				}
 				// The first pause ends early if blocks of the fetch itself are settled in it.
 				least, most := allDelays-firstDelay, allDelays+firstDelay
-				if err != nil || got.Failed[Busy] == 0 || got.Blocks+got.Failed[Busy] != 60 || took < least || took > most {
+				if err != nil || got.Failed[Busy] == 0 || got.Blocks+got.Failed[Busy] != 60 ||
+					took < least || took > most {
 					t.Errorf("%+v, %v after %v, want the rest to be busy after %v to %v", got, err, took, least, most)
 				}
 			})

@@ -75,11 +75,11 @@ def test_an_engine_is_idle_once_its_last_request_has_finished() -> None:
     core = core_of(Model())
     live = LiveWeights(core)
     assert live.idle, "the scheduler is made after the connector"
-    left = True
-    core.scheduler = SimpleNamespace(has_unfinished_requests=lambda: left)
-    assert not live.idle
-    left = False
-    assert live.idle
+    left = ["one"]
+    core.scheduler = SimpleNamespace(has_unfinished_requests=lambda: bool(left))
+    seen = [live.idle]
+    left.clear()
+    assert [*seen, live.idle] == [False, True]
 
 
 def test_the_core_that_is_being_made_is_found() -> None:

@@ -70,6 +70,8 @@ def live(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_byte_is_wrong_over_vllms_own_tier(tiered: Callable[..., TieredWorld], tmp_path: Path, kind: str) -> None:
+    if not FENCED:
+        pytest.skip("before 0.33, vLLM's own tier gives wrong bytes in these runs")
     seed = int(os.environ.get("KVAGENT_SEED", SEED))
     print(kind, KINDS[kind], "KVAGENT_SEED", seed)
     world = tiered({"type": "fs", "root_dir": str(tmp_path / "fs")}, seed=seed, pace=SLOWLY, **KINDS[kind])

@@ -88,7 +88,8 @@ class World:
         ``dense``: vLLM keeps all states and blocks of windows, not only those at the ends of
         prompts. ``eagle``: the last layer is a draft model's, whose KV depends on the next token.
         """
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))  # as the configuration says
+        if hasattr(ActiveKVConnector, "finalize_step"):  # 0.33; older ones refuse the second one on CPUs
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
