@@ -128,7 +128,7 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 		for i := range t.risk[c] {
 			at := learnedGuard/4 + (c*numBins+i)*2
 			risk, used := floatAt(b, at), floatAt(b, at+1)
-			if !(risk >= 0 && risk <= maxCount && used >= 0 && used <= maxCount) {
+			if !isCount(risk) || !isCount(used) {
 				return nil, fmt.Errorf("%w: class %d, bin %d: %g at risk, %g used", ErrLearned, c, i, risk, used)
 			}
 			t.risk[c][i], t.used[c][i] = risk, used
@@ -136,6 +136,9 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 	}
 	return k, nil
 }
+
+// isCount reports whether f may be a count that Learned wrote: it never wrote a negative zero.
+func isCount(f float64) bool { return f <= maxCount && !math.Signbit(f) }
 
 // floatAt returns the i-th float32.
 func floatAt(b []byte, i int) float64 {

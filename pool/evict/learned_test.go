@@ -97,6 +97,9 @@ func TestForeignLearnedIsRefused(t *testing.T) {
 		{7, math.Float32bits(float32(math.Inf(-1))), ErrLearned},
 		{8, nan, ErrLearned},
 		{9, math.Float32bits(float32(math.Inf(1))), ErrLearned},
+		{13, nan, ErrLearned},
+		{13, math.Float32bits(-1), ErrLearned},
+		{13, 1 << 31, ErrLearned}, // a negative zero
 	} {
 		g := NewHazard()
 		before := string(g.Learned())
