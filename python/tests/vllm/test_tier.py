@@ -75,8 +75,10 @@ def test_no_byte_is_wrong_over_vllms_own_tier(tiered: Callable[..., TieredWorld]
     seed = int(os.environ.get("KVAGENT_SEED", SEED))
     print(kind, KINDS[kind], "KVAGENT_SEED", seed)
     world = tiered({"type": "fs", "root_dir": str(tmp_path / "fs")}, seed=seed, pace=SLOWLY, **KINDS[kind])
-    for i in range(3):
+    for i in range(LIVES):
         live(world, seed + i % 2, f"life{i}-")
+        if i >= 2 and min(world.preempted, world.heard.loaded, world.resets):
+            break
     clean(world)
     print(
         f"{world.steps} steps, {world.gpu.checked} positions checked, {world.preempted} preemptions, {world.resets} "
