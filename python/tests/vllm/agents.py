@@ -11,7 +11,7 @@ from tests.agent import eventually
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.agent import AgentProcess
 
@@ -87,8 +87,18 @@ def at(links: Sequence[Any], boot: bytes) -> bool:
     return all(one is not None and one.session.boot == boot for one in current)
 
 
-def joined(side: Any, workers: Sequence[Any], agent: AgentProcess) -> None:
-    """Wait until all parts of an engine, which lost the last agent, are at the running one."""
+def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callable[[], None] | None = None) -> None:
+    """Wait until all parts of an engine, which lost the last agent, are at the running one.
+
+    ``step`` runs a step: a part notices only in one that the last agent is gone. Without it, all
+    parts have to know.
+    """
     now = boot(agent)
     links = [side._agent._link, *(worker._link for worker in workers)]
-    eventually(lambda: at(links, now), "the engine at the new agent")
+
+    def there() -> bool:
+        if step is not None and any((one := link.current()) and one.session.boot != now for link in links):
+            step()
+        return at(links, now)
+
+    eventually(there, "the engine at the new agent")

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.vllm import agents
+from tests.vllm.world import joined
 
 if TYPE_CHECKING:
     import random
@@ -62,7 +63,7 @@ class Faults:
             self._agent.thaw()
         elif self._last == "kill":
             self._agent.start()
-            agents.joined(self._world.side, [worker._worker for worker in self._world.workers], self._agent)
+            joined(self._world, self._agent)  # the kill may have struck in the last step
 
     def _delays(self) -> bool:
         """Return whether a load may wait for what is delayed: it does so until it is given up."""

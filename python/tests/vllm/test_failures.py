@@ -377,6 +377,16 @@ def test_a_load_waits_for_the_step_in_flight(worlds: Any, agent: AgentProcess) -
     clean(world, agent)
 
 
+def test_an_idle_engine_is_at_the_next_agent_after_some_steps(worlds: Any, agent: AgentProcess) -> None:
+    world = worlds()
+    agent.kill()
+    agent.start()
+    joined(world, agent)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert agent.status()["blocks_stored"] >= 96 // BLOCK
+
+
 def test_the_engine_starts_without_an_agent(worlds: Any, agent: AgentProcess) -> None:
     agent.kill()
     world = worlds(extra={"start_wait_ms": 100})

@@ -437,8 +437,10 @@ class _Clock(HostClock):
 
 
 def joined(world: World, agent: AgentProcess) -> None:
-    """Wait until an engine, which lost the last agent, is at the running one."""
-    agents.joined(world.side, [worker._worker for worker in world.workers], agent)
+    """Wait until an engine, which lost the last agent, is at the running one. It steps if it has
+    not noticed the loss.
+    """
+    agents.joined(world.side, [worker._worker for worker in world.workers], agent, world.step)
 
 
 def clean(world: World, agent: AgentProcess, *others: World) -> None:
