@@ -18,6 +18,7 @@ from tests.vllm.test_sync_loads import (  # noqa: F401  they are run here too
     SETTINGS,
     SYNC,
     cold,
+    promised,
     right,
     spoil,
     test_a_block_that_changes_between_promise_and_load,
@@ -218,8 +219,9 @@ def test_more_loads_than_words(worlds: Any, agent: HoldingAgent) -> None:
     world = cold(worlds, "v2-async")
     layers = world.workers[0]._worker._layers
     layers._free[:] = layers._free[:1]
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c"):  # of one schedule()
         world.add(name, PROMPT, 10)
+        promised(world, name)
     world.run()
     right(world)
     assert world.side.counts.loads_sync == 3
