@@ -40,7 +40,8 @@ def test_a_scheduler_that_supposed_another_backend_joins_its_workers(
     for name in ("EXPECTED", "OTHER"):
         monkeypatch.setattr("kvagent.vllm.worker.calls.used_backends", lambda *_, name=name: name)
         monkeypatch.setattr("kvagent.vllm.space.expected_backends", lambda *_: "EXPECTED")
-        engines = [worlds(ranks=ranks) for _ in range(2)]
+        # Until a step corrects the scheduler, its registration is refused.
+        engines = [worlds(ranks=ranks, extra={"start_wait_ms": 100}) for _ in range(2)]
         for world in engines:
             world.add("short", [3] * 4, 2)
             world.run()
