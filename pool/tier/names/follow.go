@@ -208,15 +208,8 @@ func (t *tier) skippedEpochs(f *followedSpace) (all []uint64) {
 }
 
 // advance takes a space to the epoch of a marker, or, if a reset of this node competed with it, to
-// the epoch after it.
+// the epoch after it. It is counted when memory has been reset too.
 func (n *Names) advance(f *followedSpace, marker uint64) {
-	n.mu.Lock()
-	if f.claims {
-		n.mu.again++
-	} else {
-		n.mu.adopted++
-	}
-	n.mu.Unlock()
 	err := n.rename(f.fp, func(e *catalog.Space) error {
 		switch {
 		case f.claims:
@@ -230,6 +223,13 @@ func (n *Names) advance(f *followedSpace, marker uint64) {
 		n.o.Log("saving a reset by another node failed: the tiers are not used for the space until it is saved", err)
 	}
 	n.o.Adopted(f.fp)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if f.claims {
+		n.mu.again++
+	} else {
+		n.mu.adopted++
+	}
 }
 
 // confirmClaim records that a tier has the marker of this node's reset.
