@@ -208,6 +208,42 @@ func TestReadsThatWaitDoNotBegin(t *testing.T) {
 	}
 }
 
+// The end of a connection is no failure of reads: it suspends none to come, and those that wait do
+// not begin.
+func TestReadsThatWaitForALostPeer(t *testing.T) {
+	p := newPulling(t, 1, func(_ *Config, k *ClientConfig) { k.BatchBytes = 64 << 10 })
+	hold := make(chan struct{})
+	p.ours.before = func() error {
+		<-hold
+		return errors.New("the peer is gone")
+	}
+	h := chain("a", 300) // less than a quarter of the pool
+	p.from.save(h)
+	done := make(chan error)
+	go func() {
+		_, err := p.client.Fetch(context.Background(), p.addr, p.to.request("", h), nil)
+		done <- err
+	}()
+	pooltest.Until(t, "reads at the limit, and blocks pinned for more", func() bool {
+		return p.ours.count() == maxPulling && p.server.Stats().Pinned > maxPulling*64<<10
+	})
+	p.client.mu.Lock()
+	l := p.client.nodes[p.addr].link
+	p.client.mu.Unlock()
+	check(t, p.server.Close())
+	<-l.dead
+	close(hold)
+	if err := <-done; !errors.Is(err, ErrLost) {
+		t.Errorf("ended with %v, want lost", err)
+	}
+	if c := p.client.Stats(); c.ReadsFailed != 0 {
+		t.Errorf("%d reads failed, want none", c.ReadsFailed)
+	}
+	if got := p.ours.count(); got != maxPulling {
+		t.Errorf("%d reads began, want %d", got, maxPulling)
+	}
+}
+
 // Without a reader on the other side, or while there is none on this, blocks come in frames.
 func TestNoReader(t *testing.T) {
 	t.Run("server has none", func(t *testing.T) {
