@@ -114,5 +114,6 @@ func (p *Pool) forgetMemory(fp pool.Fingerprint) error {
 	if err == nil {
 		p.names.Forgotten(fp, due)
 	}
+	p.renamed(fp) // it may have been opened meanwhile, in an epoch that is over
 	return err
 }
