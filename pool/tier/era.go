@@ -105,15 +105,13 @@ func (p *Pool) forgetMemory(fp pool.Fingerprint) error {
 			return err
 		}
 	}
-	m, ok := p.memory.(pool.Forgetter)
-	if !ok {
-		return nil
-	}
 	due := p.names.Epoch(fp)
-	err := m.Forget(fp)
-	if err == nil {
-		p.names.Forgotten(fp, due)
+	if m, ok := p.memory.(pool.Forgetter); ok {
+		if err := m.Forget(fp); err != nil {
+			return err
+		}
 	}
+	p.names.Forgotten(fp, due)
 	p.renamed(fp) // it may have been opened meanwhile, in an epoch that is over
-	return err
+	return nil
 }

@@ -3,6 +3,7 @@ package tier
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -11,13 +12,23 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
+	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // lasting is a memory as the pool's file makes it: a next process has its blocks, too.
 type lasting struct {
 	*mem.Pool
-	before func() // called before a reset
-	forgot []pool.Fingerprint
+	before  func()             // called before a reset
+	closing func(pool.SpaceID) // called before a close; may be nil
+	forgot  []pool.Fingerprint
+}
+
+// CloseSpace calls closing first.
+func (l *lasting) CloseSpace(id pool.SpaceID) error {
+	if l.closing != nil {
+		l.closing(id)
+	}
+	return l.Pool.CloseSpace(id)
 }
 
 func (l *lasting) ResetSpace(id pool.SpaceID) (uint32, error) {
@@ -88,4 +99,82 @@ func TestKilledBeforeMemoryIsReset(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestNoTierBeforeMemoryForgets checks that a space that is opened while it is reset has no tiers
+// until memory was reset: it has what an earlier process stored before the reset.
+func TestNoTierBeforeMemoryForgets(t *testing.T) {
+	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
+	resets := 0
+	var n *node
+	l := newLasting(t, func() {
+		resets++
+		if id, open := n.openID(specOf("late", 1).Fingerprint); open {
+			if now := n.spaces.get(id).now.Load(); now.epoch != 0 && !now.off {
+				t.Errorf("memory is not reset yet, and the tiers are on: %+v", now)
+			}
+		}
+	})
+	shelf := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
+	n = openNode(t, l.Pool, l, 1, Options{PrefetchBytes: 64 << 10, EpochEvery: time.Hour, file: disk}, []Tier{shelf})
+	late, done := specOf("late", 1), make(chan error, 1)
+	go func() { done <- n.Forget(late.Fingerprint) }()
+	<-disk.asked
+	id, err := n.OpenSpace(late)
+	check(t, err)
+	disk.answer <- nil
+	check(t, <-done)
+	want := era{stored: n.StoredAs(late.Fingerprint), epoch: n.Epoch(id)}
+	if got := *n.spaces.get(id).now.Load(); got != want || resets != 1 {
+		t.Errorf("era %+v after %d resets of memory, want %+v after one", got, resets, want)
+	}
+}
+
+// TestClosedDuringItsReset checks that a space that is closed while a reset of it begins has tiers
+// when it is opened again.
+func TestClosedDuringItsReset(t *testing.T) {
+	l := newLasting(t, func() {})
+	shelf := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
+	n := openNode(t, l.Pool, l, 1, Options{PrefetchBytes: 64 << 10}, []Tier{shelf})
+	done := make(chan error, 1)
+	l.closing = func(id pool.SpaceID) {
+		go func() {
+			_, err := n.ResetSpace(id)
+			done <- err
+		}()
+		for n.names.Epoch(n.spec.Fingerprint) == 0 {
+			runtime.Gosched()
+		}
+	}
+	check(t, n.CloseSpace(n.space))
+	if <-done == nil {
+		t.Error("a space that was closed is reset")
+	}
+	id, err := n.OpenSpace(n.spec)
+	check(t, err)
+	if now := n.spaces.get(id).now.Load(); now.off {
+		t.Errorf("the tiers are off: %+v", now)
+	}
+}
+
+// TestOpenedDuringAResetThatIsNotKept checks that a space that is opened while its reset is not
+// saved has tiers once that is saved.
+func TestOpenedDuringAResetThatIsNotKept(t *testing.T) {
+	disk := &stuck{asked: make(chan *catalog.Catalog, 1), answer: make(chan error, 1)}
+	l := newLasting(t, func() {})
+	shelf := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
+	n := openNode(t, l.Pool, l, 1, Options{PrefetchBytes: 64 << 10, EpochEvery: time.Hour, file: disk}, []Tier{shelf})
+	late, failed := specOf("late", 1), make(chan error, 1)
+	go func() { failed <- n.Forget(late.Fingerprint) }()
+	<-disk.asked
+	id, err := n.OpenSpace(late)
+	check(t, err)
+	disk.answer <- errMoody
+	if <-failed == nil {
+		t.Error("a reset that was not kept is acknowledged")
+	}
+	n.InUse(specOf("other", 1).Fingerprint, pool.PrivateGeneration) // which saves
+	<-disk.asked
+	disk.answer <- nil
+	pooltest.Until(t, "the tiers", func() bool { return !n.spaces.get(id).now.Load().off })
 }
