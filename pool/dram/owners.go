@@ -34,6 +34,9 @@ func (c *core) afford(o pool.Owner, bytes int64, parent uint32) bool {
 	if o == 0 || c.owners.Fits(o, bytes) {
 		return true
 	}
+	if !c.owners.MayFit(o, bytes) {
+		return false // however many were evicted
+	}
 	c.keep = parent
 	defer func() { c.keep = none }()
 	for ; !c.owners.Fits(o, bytes); c.work.ownedOut-- {

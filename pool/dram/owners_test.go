@@ -152,6 +152,34 @@ func TestBudgetRefuses(t *testing.T) {
 	check(t, p)
 }
 
+// TestBudgetBelowABlock stores a block whose bytes a budget has room for, but not the slot: it is
+// refused, and costs none of the owner's others.
+func TestBudgetBelowABlock(t *testing.T) {
+	p, o := owned(t, 4)
+	wide, err := p.OpenSpace(pool.Spec{
+		Fingerprint: pool.Fingerprint{1}, Shards: 1,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{3073}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.SetBudget(o, 3100)
+	h := randomChain(nil, 1, 3)
+	saveAs(p, o, h, nil)
+	b := pool.Batch{
+		Space: wide, Epoch: p.Epoch(wide), Owner: o, Hashes: randomChain(nil, 2, 1),
+		Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1),
+	}
+	p.Reserve(&b)
+	if b.Status[0] != pool.Busy || stored(p, h) != 3 {
+		t.Errorf("status %d, and %d of 3 smaller blocks are left", b.Status[0], stored(p, h))
+	}
+	if s := ownerStats(t, p, "one"); s.Evicted != 0 || s.Refused != 1 {
+		t.Errorf("stats %+v", s)
+	}
+	check(t, p)
+}
+
 // TestBudgetLeavesWhatOthersFollow continues an owner's chains for somebody else: the owner's
 // blocks stay, and its saves are refused.
 func TestBudgetLeavesWhatOthersFollow(t *testing.T) {

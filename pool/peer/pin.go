@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -34,6 +35,7 @@ func (v *served) pin(r *request) (places, error) {
 		return places{outcome: placedNone}, nil //nolint:nilerr // the blocks come in frames
 	}
 	a := v.acquire(r)
+	v.releaseRefused(a)
 	if ok, err := v.keep(r.id, a); !ok {
 		v.server.cfg.Slots.Release(a.held, a.status)
 		return places{outcome: placedFull}, err
@@ -52,6 +54,31 @@ func (v *served) pin(r *request) (places, error) {
 	return m, nil
 }
 
+// releaseRefused frees the slots of the blocks that the client may not read.
+func (v *served) releaseRefused(a *answer) {
+	var refused, held []pool.Slot
+	var ends, status []pool.Status
+	for i, s := range a.held {
+		if _, sent := slices.BinarySearch(a.send, i); sent {
+			held, status = append(held, s), append(status, a.status[i])
+		} else {
+			refused, ends = append(refused, s), append(ends, a.status[i])
+		}
+	}
+	if len(refused) == 0 {
+		return
+	}
+	v.server.cfg.Slots.Release(refused, ends)
+	a.held, a.status = held, status
+	for k := range a.send {
+		a.send[k] = k
+	}
+}
+
+// maxPins bounds the PINs of one connection that were not freed: one without a block takes memory,
+// too.
+const maxPins = 1024
+
 // keep registers pinned blocks, if there is room for them.
 func (v *served) keep(id uint32, a *answer) (ok bool, err error) {
 	v.mu.Lock()
@@ -59,7 +86,8 @@ func (v *served) keep(id uint32, a *answer) (ok bool, err error) {
 	if v.pins[id] != nil {
 		return false, malformed("PIN: id %d is in use", id)
 	}
-	if v.closed || len(v.pins) > 0 && v.pinned+a.bytes > v.server.cfg.Limits.PinnedBytes {
+	full := v.pinned+a.bytes > v.server.cfg.Limits.PinnedBytes || len(v.pins) >= maxPins
+	if v.closed || len(v.pins) > 0 && full {
 		return false, nil
 	}
 	if v.server.pinned.Add(a.bytes) > int64(len(v.server.cfg.Arena)/pinnedShare) {

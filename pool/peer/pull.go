@@ -70,16 +70,18 @@ var (
 	errNoPlaces  = errors.New("the peer's memory cannot be read")
 	errFull      = errors.New("the peer has pinned too much")
 	errSuspended = errors.New("another read has failed")
+	errNoLink    = errors.New("the connection has ended before the read began")
 )
 
 // maxPulling bounds the one-sided reads at once, of all peers.
 const maxPulling = 8
 
-// pullNow reads the blocks of a PIN. An error is counted before another read may begin.
+// pullNow reads the blocks of a PIN. An error is counted before another read may begin; after the
+// end of the connection, which has freed the peer's blocks, it says nothing about reads.
 func (s *stream) pullNow(a *ask, m *places) (err error) {
 	reading := false
 	defer func() {
-		if err != nil {
+		if err != nil && s.link.reason() == nil {
 			s.link.client.countRead(s.link.node, 0, 0, err)
 		}
 		if reading {
@@ -97,7 +99,9 @@ func (s *stream) pullNow(a *ask, m *places) (err error) {
 	case s.link.client.pulling <- struct{}{}:
 		reading = true
 	case <-s.link.dead:
-		return s.link.reason()
+	}
+	if s.link.reason() != nil {
+		return errNoLink
 	}
 	if !s.link.reads() { // since it waited: the peer's bound holds for the reads that have begun
 		return errSuspended

@@ -208,6 +208,42 @@ func TestReadsThatWaitDoNotBegin(t *testing.T) {
 	}
 }
 
+// The end of a connection is no failure of reads: it suspends none to come, and those that wait do
+// not begin.
+func TestReadsThatWaitForALostPeer(t *testing.T) {
+	p := newPulling(t, 1, func(_ *Config, k *ClientConfig) { k.BatchBytes = 64 << 10 })
+	hold := make(chan struct{})
+	p.ours.before = func() error {
+		<-hold
+		return errors.New("the peer is gone")
+	}
+	h := chain("a", 300) // less than a quarter of the pool
+	p.from.save(h)
+	done := make(chan error)
+	go func() {
+		_, err := p.client.Fetch(context.Background(), p.addr, p.to.request("", h), nil)
+		done <- err
+	}()
+	pooltest.Until(t, "reads at the limit, and blocks pinned for more", func() bool {
+		return p.ours.count() == maxPulling && p.server.Stats().Pinned > maxPulling*64<<10
+	})
+	p.client.mu.Lock()
+	l := p.client.nodes[p.addr].link
+	p.client.mu.Unlock()
+	check(t, p.server.Close())
+	<-l.dead
+	close(hold)
+	if err := <-done; !errors.Is(err, ErrLost) {
+		t.Errorf("ended with %v, want lost", err)
+	}
+	if c := p.client.Stats(); c.ReadsFailed != 0 {
+		t.Errorf("%d reads failed, want none", c.ReadsFailed)
+	}
+	if got := p.ours.count(); got != maxPulling {
+		t.Errorf("%d reads began, want %d", got, maxPulling)
+	}
+}
+
 // Without a reader on the other side, or while there is none on this, blocks come in frames.
 func TestNoReader(t *testing.T) {
 	t.Run("server has none", func(t *testing.T) {
@@ -431,6 +467,52 @@ func TestPinsEndWithTheConnection(t *testing.T) {
 	check(t, c.raw.Close())
 	pooltest.Until(t, "no pinned block", func() bool { return p.server.Stats().Pinned == 0 })
 	p.from.nothingLeft()
+}
+
+// A block that the client may not read is not pinned: its bytes would count for no bound.
+func TestPinsOfAnotherLength(t *testing.T) {
+	p := newPulling(t, 1, nil)
+	h := chain("a", 3)
+	p.from.save(h)
+	c := handRaised(t, p, version)
+	m := get{space: p.from.spec.Fingerprint, length: 4095, hashes: h}
+	check(t, c.send(kindPin, 1, m.encode(nil)))
+	got, err := parsePlaces(answers(t, c, kindPlaces))
+	if err != nil || len(got.rows) != 3 || got.rows[0].status != pool.Invalid {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if s := p.from.Stats(); s.PinnedEntries != 0 {
+		t.Errorf("%d blocks are pinned", s.PinnedEntries)
+	}
+	check(t, c.send(kindUnpin, 1, nil))
+}
+
+// PINs of nothing are bounded, too.
+func TestEmptyPinsAreBounded(t *testing.T) {
+	p := newPulling(t, 1, nil)
+	p.from.save(chain("a", 1))
+	c := handRaised(t, p, version)
+	pin := func(id uint32, name string) placed {
+		m := get{space: p.from.spec.Fingerprint, length: 4096, hashes: chain(name, 1)}
+		check(t, c.send(kindPin, id, m.encode(nil)))
+		got, err := parsePlaces(answers(t, c, kindPlaces))
+		check(t, err)
+		return got.outcome
+	}
+	for id := range uint32(maxPins) {
+		if got := pin(id, "missing"); got != placedOK {
+			t.Fatalf("PIN %d has outcome %d", id, got)
+		}
+	}
+	for _, name := range []string{"missing", "a"} {
+		if got := pin(maxPins, name); got != placedFull {
+			t.Errorf("PIN %d of %q has outcome %d, want %d", maxPins, name, got, placedFull)
+		}
+	}
+	check(t, c.send(kindUnpin, 0, nil))
+	if got := pin(0, "a"); got != placedOK {
+		t.Errorf("outcome %d after an UNPIN", got)
+	}
 }
 
 // A client of version 1 cannot pin, nobody can pin twice under one id, or free what is not pinned.

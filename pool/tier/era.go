@@ -72,7 +72,11 @@ func (p *Pool) resetMemory(id pool.SpaceID, sp *space) (uint32, error) {
 
 func (p *Pool) resetMemoryLocked(id pool.SpaceID, sp *space) (uint32, error) {
 	p.cancelSpace(id)
+	due := p.names.Epoch(sp.spec.Fingerprint)
 	epoch, err := p.memory.ResetSpace(id)
+	if err == nil {
+		p.names.Forgotten(sp.spec.Fingerprint, due)
+	}
 	if p.spaces.get(id) == sp {
 		sp.begin(p.names.Use(sp.spec.Fingerprint), p.memory.Epoch(id))
 		p.offerWaiting(sp)
@@ -101,8 +105,13 @@ func (p *Pool) forgetMemory(fp pool.Fingerprint) error {
 			return err
 		}
 	}
+	due := p.names.Epoch(fp)
 	if m, ok := p.memory.(pool.Forgetter); ok {
-		return m.Forget(fp)
+		if err := m.Forget(fp); err != nil {
+			return err
+		}
 	}
+	p.names.Forgotten(fp, due)
+	p.renamed(fp) // it may have been opened meanwhile, in an epoch that is over
 	return nil
 }

@@ -121,3 +121,37 @@ func TestNoTierBeforeMemoryIsReset(t *testing.T) {
 		t.Errorf("%d resets of memory, era %+v, want 2, and the tiers on in epoch 3", resets, now)
 	}
 }
+
+// opening is a memory in which a space is opened right before it is reset as one that is not open.
+type opening struct {
+	*mem.Pool
+	open func() pool.SpaceID
+}
+
+func (o *opening) Forget(pool.Fingerprint) error {
+	_, err := o.ResetSpace(o.open())
+	return err
+}
+
+// TestSpaceOpenedRightBeforeMemoryForgets checks that the era of a space follows memory's epoch,
+// though memory was told to forget the space as one that is not open. Otherwise nothing that tiers
+// have of it would be stored in memory any more.
+func TestSpaceOpenedRightBeforeMemoryForgets(t *testing.T) {
+	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
+	check(t, err)
+	o := &opening{Pool: m}
+	disk := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
+	n := openNode(t, m, o, 1, Options{PrefetchBytes: 64 << 10}, []Tier{disk})
+	late := specOf("late", 1)
+	o.open = func() pool.SpaceID {
+		id, err := n.OpenSpace(late)
+		check(t, err)
+		return id
+	}
+	check(t, n.Forget(late.Fingerprint))
+	id, _ := n.openID(late.Fingerprint)
+	want := era{stored: n.StoredAs(late.Fingerprint), epoch: n.Epoch(id)}
+	if got := *n.spaces.get(id).now.Load(); got != want {
+		t.Errorf("era %+v, want %+v", got, want)
+	}
+}

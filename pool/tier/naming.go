@@ -1,6 +1,8 @@
 package tier
 
 import (
+	"fmt"
+
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 	"github.com/kvagent/kvagent/pool/tier/names"
@@ -31,8 +33,16 @@ func (p *Pool) openNames() (err error) {
 			Up: l.up, Busy: l.busy, Deleted: l.forgetKeys, Log: l.logLimited,
 		}
 	}
-	p.names, err = names.Open(o, tiers)
-	return err
+	_, o.Lasting = p.memory.(pool.Forgetter)
+	if p.names, err = names.Open(o, tiers); err != nil {
+		return err
+	}
+	for _, fp := range p.names.Unforgotten() {
+		if err := p.forgetMemory(fp); err != nil {
+			return fmt.Errorf("tier: resetting what memory has of a space that was reset: %w", err)
+		}
+	}
+	return nil
 }
 
 // busy reports whether look-ups or fetches wait for the store.

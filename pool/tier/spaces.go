@@ -98,11 +98,16 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 		return p.memory.ResetSpace(id)
 	}
 	unsaved := p.names.Reset(sp.spec.Fingerprint)
+	due := p.names.Epoch(sp.spec.Fingerprint)
 	if unsaved != nil {
 		p.o.Log("", "saving a reset failed: the tiers are not used for the space until it is saved", unsaved)
 	}
 	defer p.names.Follow()
 	epoch, err := p.resetMemory(id, sp)
+	if err != nil && p.spaces.get(id) != sp { // it was closed meanwhile: memory has dropped all of it
+		p.names.Forgotten(sp.spec.Fingerprint, due)
+		p.renamed(sp.spec.Fingerprint)
+	}
 	return epoch, errors.Join(err, p.endReset(sp.spec.Fingerprint), unsaved)
 }
 
@@ -111,15 +116,19 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
+	due, sp := uint64(0), p.spaces.get(id)
+	if sp != nil {
+		due = p.names.Epoch(sp.spec.Fingerprint)
+	}
 	if err := p.memory.CloseSpace(id); err != nil {
 		return err
 	}
 	all := append([]*space(nil), *p.spaces.all.Load()...)
-	sp := all[id]
 	all[id] = nil
 	p.spaces.all.Store(&all)
 	if sp != nil {
-		sp.now.Store(&era{off: true}) // entries in flight belong to the old era, even if the ID is reused
+		sp.now.Store(&era{off: true})               // entries in flight belong to the old era, even if the ID is reused
+		p.names.Forgotten(sp.spec.Fingerprint, due) // memory has dropped all of it
 		p.names.Closed(sp.spec.Fingerprint)
 	}
 	p.cancelSpace(id)
@@ -167,11 +176,21 @@ func (p *Pool) Forget(fp pool.Fingerprint) error {
 	}
 	if len(p.levels) > 0 {
 		if err := p.names.Reset(fp); err != nil {
-			return errors.Join(err, p.endReset(fp))
+			return errors.Join(err, p.forgetUnsaved(fp), p.endReset(fp))
 		}
 	}
 	defer p.names.Follow()
 	return p.forgetMemory(fp)
+}
+
+// forgetUnsaved ends the reset of a space that could not be saved. If it was opened meanwhile, its
+// opener would not learn of another epoch in memory.
+func (p *Pool) forgetUnsaved(fp pool.Fingerprint) error {
+	if _, open := p.openID(fp); !open {
+		return p.forgetMemory(fp)
+	}
+	p.names.Forgotten(fp, p.names.Epoch(fp))
+	return nil
 }
 
 // openID returns the ID of a space that is open.

@@ -121,6 +121,11 @@ func (t *Table) Fits(o pool.Owner, bytes int64) bool {
 	return at.budget == 0 || at.bytes+bytes <= at.budget
 }
 
+// MayFit reports whether the owner may have so many bytes at all.
+func (t *Table) MayFit(o pool.Owner, bytes int64) bool {
+	return !t.is(o) || t.owners[o].budget == 0 || bytes <= t.owners[o].budget
+}
+
 // Own makes an entry of this many bytes the owner's. It becomes the owner's most recent but for
 // above, if that is the owner's too. It returns false, and the entry is nobody's, if there is no
 // such owner or no memory.

@@ -41,6 +41,7 @@ type Space struct {
 	Confirmed []string // tiers that know the claim
 	Private   bool     // no other engine will ever use it
 	Named     bool     // it is collected when no node uses it
+	Forget    bool     // memory that outlives the process may have what was stored before Epoch
 	Used      int64    // when last opened or reset, Unix seconds; updated once a period for a named one in use
 	Seen      int64    // when another node was last found to use it, Unix seconds; 0: not since it was abandoned
 }
@@ -116,6 +117,7 @@ type storedSpace struct {
 	Confirmed []string `json:"told,omitempty"`
 	Private   bool     `json:"private,omitempty"`
 	Named     bool     `json:"named,omitempty"`
+	Forget    bool     `json:"forget,omitempty"`
 	Used      int64    `json:"used"`
 	Seen      int64    `json:"seen,omitempty"`
 }
@@ -223,7 +225,7 @@ func (s *storedState) catalog() (*Catalog, error) {
 			return nil, err
 		}
 		e := Space{Epoch: in.Epoch, Confirmed: in.Confirmed, Private: in.Private, Named: in.Named, Used: in.Used,
-			Seen: in.Seen}
+			Seen: in.Seen, Forget: in.Forget}
 		if in.Claim != "" {
 			if e.Claim, err = parse16("claim", in.Claim); err != nil {
 				return nil, err
@@ -258,7 +260,7 @@ func (k *Catalog) state() *storedState {
 	for _, fp := range sorted(k.Spaces) {
 		e := k.Spaces[fp]
 		out := storedSpace{Epoch: e.Epoch, Confirmed: e.Confirmed, Private: e.Private, Named: e.Named, Used: e.Used,
-			Seen: e.Seen}
+			Seen: e.Seen, Forget: e.Forget}
 		out.Space = hex.EncodeToString(fp[:])
 		if e.Claim != (Nonce{}) {
 			out.Claim = hex.EncodeToString(e.Claim[:])

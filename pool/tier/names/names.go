@@ -49,6 +49,7 @@ type Options struct {
 	CollectUnused time.Duration // how long no node used a named space that is collected; 0: never
 	CollectRate   int           // keys examined or deleted, a second
 	Node          string        // names this node in markers
+	Lasting       bool          // memory may outlive the process: Unforgotten is used
 	Clock         func() time.Time
 	Log           func(what string, err error)
 

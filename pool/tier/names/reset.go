@@ -67,6 +67,7 @@ func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space) error) e
 		return err
 	}
 	delete(n.mu.failed, fp)
+	e.Forget = n.o.Lasting
 	e.Used = n.now().Unix()
 	n.makeRoomLocked(fp, e.Used)
 	n.mu.catalog.Spaces[fp] = e
@@ -92,5 +93,36 @@ func (n *Names) orphanLocked(fp pool.Fingerprint, before uint64, e catalog.Space
 	n.addOrphanLocked(catalog.StoredName(fp, before), catalog.Orphan{Space: fp, Epoch: before, NotBefore: at})
 	for epoch := max(before+1, e.Epoch-min(e.Epoch, maxOldNames)); epoch < e.Epoch; epoch++ {
 		n.addOrphanLocked(catalog.StoredName(fp, epoch), catalog.Orphan{Space: fp, Epoch: epoch, NotBefore: at})
+	}
+}
+
+// Unforgotten returns the spaces whose resets are on disk, and whose memory an earlier process may
+// not have reset before it was killed.
+func (n *Names) Unforgotten() (all []pool.Fingerprint) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for fp, e := range n.mu.catalog.Spaces {
+		if e.Forget {
+			all = append(all, fp)
+		}
+	}
+	return all
+}
+
+// Epoch returns the tier epoch of a space.
+func (n *Names) Epoch(fp pool.Fingerprint) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.catalog.Spaces[fp].Epoch
+}
+
+// Forgotten records that memory was reset after the space had got this tier epoch. It is on disk
+// later: until then a next process resets memory once more.
+func (n *Names) Forgotten(fp pool.Fingerprint, epoch uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if e := n.mu.catalog.Spaces[fp]; e.Forget && e.Epoch == epoch {
+		e.Forget = false
+		n.mu.catalog.Spaces[fp], n.mu.dirty = e, true
 	}
 }

@@ -10,8 +10,10 @@ import (
 // Name is how an open space is stored in tiers.
 type Name struct {
 	Stored pool.Fingerprint
-	Off    bool // the tiers must not be used: the space is not saved yet, or it is being collected
-	Soon   bool // Off until the space is saved, and for no other reason
+	// the tiers must not be used: the space is not saved yet, memory may have what was stored
+	// before a reset, or the space is being collected
+	Off  bool
+	Soon bool // Off for one of the first two reasons, and not for the third
 }
 
 // Opened records that a space is open, and returns its name as Use does.
@@ -33,12 +35,12 @@ func (n *Names) Use(fp pool.Fingerprint) Name {
 
 func (n *Names) useLocked(fp pool.Fingerprint) Name {
 	name := n.storedLocked(fp)
-	unsaved := n.mu.off[fp] || n.mu.unsaved[fp]
+	soon := n.mu.off[fp] || n.mu.unsaved[fp] || n.mu.catalog.Spaces[fp].Forget
 	if _, left := n.mu.catalog.Orphans[name]; left && !n.mu.abandoned[fp] {
 		delete(n.mu.catalog.Orphans, name)
 		n.mu.dirty = true
 	}
-	return Name{Stored: name, Off: unsaved || n.mu.abandoned[fp], Soon: unsaved && !n.mu.abandoned[fp]}
+	return Name{Stored: name, Off: soon || n.mu.abandoned[fp], Soon: soon && !n.mu.abandoned[fp]}
 }
 
 // Closed records that a space is no longer open. It also ends the collection of a space of which
