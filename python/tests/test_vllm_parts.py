@@ -526,7 +526,24 @@ def test_whatever_changes_a_blocks_bytes_makes_another_space(tmp_path: Path) -> 
     bits = [made(model__quantization_config=Quantization(bits)) for bits in (4, 8)]
     assert made(model__quantization_config={"bits": 4}) == bits[0]
     spaces += [*bits, made(model__config_format="mistral")]
+    spaces += [made(attention__indexer_kv_dtype=kind) for kind in ("mxfp4", "nvfp4")]
+    assert made(attention__indexer_kv_dtype="auto") == made()
+    spaces.append(made(model__model_class_overrides={"A": "module:B"}))
+    assert made(model__model_class_overrides={}) == made()
+    assert made(model__multimodal_config=Media()) == made()
+    items = [Media("fp8"), Media("fp8", "scales"), *(Media(None, None, *one) for one in ((0.5,), (0.2,), (0.5, "x")))]
+    spaces += [made(model__multimodal_config=one) for one in items]
     assert len(set(spaces)) == len(spaces)
+
+
+@dataclass
+class Media:
+    """What vLLM does with the items of a prompt: its MultiModalConfig."""
+
+    mm_encoder_attn_dtype: str | None = None
+    mm_encoder_fp8_scale_path: str | None = None
+    video_pruning_rate: float | None = None
+    video_pruning_method: str = "evs"
 
 
 @dataclass
