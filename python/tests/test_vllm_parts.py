@@ -296,6 +296,20 @@ def test_words_of_other_processes() -> None:
         WorkerRevocation([place])
 
 
+def test_words_are_written_to_no_other_file(tmp_path: Path) -> None:
+    """A worker's path in /proc is that of another process where it is in another PID namespace."""
+    words, other = SyncWords(4, 8), SyncWords(64, 8)
+    path = tmp_path / "data"
+    path.write_bytes(bytes(words.memory.size))
+    with path.open("r+b") as file:
+        for fd in (file.fileno(), other.memory.fd):
+            place = WorkerInfo(f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, 8)
+            with pytest.raises(OSError, match="allowed is /memfd:kvagent-sync"):
+                WorkerRevocation([place])
+    words.close()
+    other.close()
+
+
 class _Pool:
     num_gpu_blocks = 100
 
