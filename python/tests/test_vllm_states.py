@@ -13,7 +13,7 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import most_tokens
-from kvagent.vllm.scheduler.requests import Blocks, Promise, Tables, Tracked
+from kvagent.vllm.scheduler.requests import Blocks, Promise, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveBatch
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.states import States
@@ -104,6 +104,21 @@ def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int
     side.allocated(admitted, SimpleNamespace(blocks=[[pool.blocks[9]], [pool.blocks[10]]]), 0)
     assert side._tracked["one"].stale == (stale and hash_tokens < BLOCK)
     side.close()
+
+
+def test_blocks_after_one_without_a_hash_are_stale_too() -> None:
+    """vLLM gives no hash to blocks of windows and states that no hit needs."""
+    pool = Pool(64)
+    blocks, table = Blocks(pool, 0.5), [NULL, *pool.blocks[1:5]]
+    tables: Any = SimpleNamespace(slice=lambda _, __, begin, end: table[begin:end])
+    stale, tracked = StaleRequests(blocks, tables, 1), request()
+    stale.add(tracked)
+    for hashed in ([2], [2, 4], [1, 2, 3, 4]):
+        for one in hashed:
+            pool.blocks[one].block_hash = b"%d" % one
+        stale.mark_blocks()
+        assert [blocks.is_stale(block) for block in pool.blocks[1:5]] == [i in hashed for i in range(1, 5)]
+    assert stale._next[tracked] == [5]
 
 
 def planned(table: list[Block], tokens: int) -> Any:

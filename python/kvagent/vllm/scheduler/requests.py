@@ -174,12 +174,13 @@ class StaleRequests:
         for tracked, firsts in self._next.items():
             for group, first in enumerate(firsts):
                 table = self._tables.slice(tracked.request.request_id, group, first, _ALL)
+                marked = True  # all so far; vLLM leaves out blocks that no hit needs (windows, states)
                 for block in table:
                     if block.block_hash is not None:
                         self._blocks.mark_stale(block)
                     elif not block.is_null:
-                        break
-                    firsts[group] += 1
+                        marked = False
+                    firsts[group] += marked
                 if rest := table[firsts[group] - first :]:
                     self._unmarked.setdefault(tracked, []).extend(rest)
 
