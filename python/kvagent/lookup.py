@@ -58,7 +58,7 @@ class LookupClient:
         """``timeout_s`` is the default time to wait for an answer."""
         self.endpoint = f"ipc://{path}"
         self.timeout_s = timeout_s
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # from the first question on
         self._idle: list[zmq.Socket[bytes]] = []
         self._out = 0
         self._late: deque[Ticket] = deque()
@@ -73,17 +73,20 @@ class LookupClient:
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
         """Ask without waiting; poll the ticket to its end, or abandon it.
 
-        Busy if too many are outstanding.
+        Busy if too many are outstanding, or if there can be no socket now.
         """
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
             raise Busy(f"{self._out} look-ups are in flight")
-        socket = self._idle.pop() if self._idle else self._connect()
+        try:
+            socket = self._idle.pop() if self._idle else self._connect()
+        except zmq.ZMQError as error:  # as where this process has no descriptors left
+            raise Busy(f"there is no look-up socket: {error}") from None
         try:
             socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
+        except zmq.ZMQError as error:
             socket.close(0)
-            raise Busy("the look-up socket accepts nothing") from None
+            raise Busy(f"the look-up socket accepts nothing: {error}") from None
         self._out += 1
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want != Want.PROBE)
@@ -162,17 +165,25 @@ class LookupClient:
 
     def close(self) -> None:
         """End the client and its tickets, without waiting."""
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
         self._idle.clear()
         self._late.clear()
 
     def _connect(self) -> zmq.Socket[bytes]:
+        if self._context is None:
+            self._context = zmq.Context()
         socket = self._context.socket(zmq.REQ)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_ANSWER_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, 10)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        socket.connect(self.endpoint)
+        try:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.MAXMSGSIZE, _MAX_ANSWER_BYTES)
+            socket.setsockopt(zmq.RECONNECT_IVL, 10)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            socket.connect(self.endpoint)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
         return socket
 
     @staticmethod

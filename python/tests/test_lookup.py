@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -71,6 +72,23 @@ def test_answers_find_their_questions_in_any_order(agent: zmq.Socket[bytes], cli
     for envelope, request in reversed(asked):
         say(agent, envelope, Answer(2, 0, request.tokens * 2, 0, bytes(16)))
     assert [wait(client, ticket).tokens for ticket in tickets] == [2 * i for i in range(MAX_OUTSTANDING)]
+
+
+def test_a_process_without_descriptors_is_busy(client: LookupClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up that fails otherwise would end the engine's scheduler."""
+
+    def fail(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zmq.Context, "socket", fail)
+        for _ in range(2):
+            with pytest.raises(Busy, match="Too many open files"):
+                client.submit(REQUEST)
+    assert client.outstanding == 0
+    ticket = client.submit(REQUEST)
+    assert client.poll(ticket) is None
+    client.abandon(ticket)
 
 
 def test_a_socket_that_timed_out_is_not_used_again(agent: zmq.Socket[bytes], client: LookupClient) -> None:

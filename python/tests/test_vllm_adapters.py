@@ -29,8 +29,8 @@ CONFIG = SimpleNamespace(lora_dtype="float32", target_modules=None)
 class Engine(SimulatedEngine):
     """An engine whose worker loads adapters when the test says so."""
 
-    def __init__(self, agent: AgentProcess, name: str, **more: Any) -> None:
-        self.adapters = LoadedAdapters(CONFIG)
+    def __init__(self, agent: AgentProcess, name: str, *, mapped: bool = False, **more: Any) -> None:
+        self.adapters = LoadedAdapters(CONFIG, mapped=mapped)
         self.kept: set[int] = set()
         """The adapters that the worker keeps loaded."""
         super().__init__(agent, name, adapters=self.adapters, **more)
@@ -308,6 +308,31 @@ def test_an_adapter_that_was_dropped_and_replaced(engines: Callable[..., Engine]
     engine.admit(request, engine.matched(request))
     bad = {block.block_id for block in engine.tables["replaced"][:4]}
     assert engine.until_received(request).bad_blocks == bad
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_an_adapter_whose_files_are_written_to_in_place(
+    engines: Callable[..., Engine], agent: AgentProcess, tmp_path: Path, mapped: bool
+) -> None:
+    """Where vLLM keeps their pages, it copies those from then on when the adapter gets a slot, and
+    loads nothing.
+    """
+    engine, lora = engines(mapped=mapped), adapter(write(tmp_path / "x", "one"))
+    engine.load_adapter(lora)
+    engine.step()
+    engine.save("before", "p", 4, 1, lora_request=lora)
+    loading_one = engine.request("loading", "p", 4, lora_request=lora)
+    external = engine.matched(loading_one)
+    assert external == 4 * BLOCK
+    (tmp_path / "x" / "adapter_model.safetensors").write_text("two")
+    engine.admit(loading_one, external)
+    results = engine.until_received(loading_one)
+    assert bool(results.bad_blocks) == mapped
+    running = start(engine, "after", "q", 4, 2, lora)
+    engine.step((running, running.num_tokens))
+    engine.quiet()
+    engine.scheduler.finished(running, normally=False)
+    assert agent.status()["blocks_stored"] == (4 if mapped else 8)
 
 
 def test_a_request_that_loads_its_adapter_again_is_uncached(

@@ -296,6 +296,20 @@ def test_words_of_other_processes() -> None:
         WorkerRevocation([place])
 
 
+def test_words_are_written_to_no_other_file(tmp_path: Path) -> None:
+    """A worker's path in /proc is that of another process where it is in another PID namespace."""
+    words, other = SyncWords(4, 8), SyncWords(64, 8)
+    path = tmp_path / "data"
+    path.write_bytes(bytes(words.memory.size))
+    with path.open("r+b") as file:
+        for fd in (file.fileno(), other.memory.fd):
+            place = WorkerInfo(f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, 8)
+            with pytest.raises(OSError, match="allowed is /memfd:kvagent-sync"):
+                WorkerRevocation([place])
+    words.close()
+    other.close()
+
+
 class _Pool:
     num_gpu_blocks = 100
 
@@ -526,7 +540,24 @@ def test_whatever_changes_a_blocks_bytes_makes_another_space(tmp_path: Path) -> 
     bits = [made(model__quantization_config=Quantization(bits)) for bits in (4, 8)]
     assert made(model__quantization_config={"bits": 4}) == bits[0]
     spaces += [*bits, made(model__config_format="mistral")]
+    spaces += [made(attention__indexer_kv_dtype=kind) for kind in ("mxfp4", "nvfp4")]
+    assert made(attention__indexer_kv_dtype="auto") == made()
+    spaces.append(made(model__model_class_overrides={"A": "module:B"}))
+    assert made(model__model_class_overrides={}) == made()
+    assert made(model__multimodal_config=Media()) == made()
+    items = [Media("fp8"), Media("fp8", "scales"), *(Media(None, None, *one) for one in ((0.5,), (0.2,), (0.5, "x")))]
+    spaces += [made(model__multimodal_config=one) for one in items]
     assert len(set(spaces)) == len(spaces)
+
+
+@dataclass
+class Media:
+    """What vLLM does with the items of a prompt: its MultiModalConfig."""
+
+    mm_encoder_attn_dtype: str | None = None
+    mm_encoder_fp8_scale_path: str | None = None
+    video_pruning_rate: float | None = None
+    video_pruning_method: str = "evs"
 
 
 @dataclass

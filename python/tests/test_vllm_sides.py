@@ -800,6 +800,30 @@ def test_an_agent_that_refuses_is_asked_less_and_less_often(
     assert len([r for r in caplog.records if "hash_tokens" in r.getMessage()]) == 1
 
 
+def test_a_registration_that_cannot_be_made_is_tried_again(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that nobody expects must not end the link's thread: the engine would be uncached for
+    good, and nothing would say so.
+    """
+    monkeypatch.setattr("kvagent.vllm.link.PAUSE_FIRST_S", 0.01)
+    tries: list[int] = []
+
+    def registration() -> Registration:
+        tries.append(len(tries))
+        if len(tries) < 4:
+            raise UnicodeEncodeError("utf-8", "model \udcff", 6, 7, "surrogates not allowed")
+        return Registration(instance="x", role=0, identity=IDENTITY, groups=(m.Group(BLOCK, 64),), hash_tokens=BLOCK)
+
+    link = Link(str(agent.folder), "scheduler", registration)
+    attached = link.wait(PATIENCE_S)
+    assert attached is not None
+    assert link.close() is attached
+    attached.session.close()
+    assert len(tries) == 4
+    assert len([r for r in caplog.records if "surrogates not allowed" in r.getMessage() and r.exc_info]) == 1
+
+
 class _Lookups:
     """Gives the prepared answers, and none after them."""
 

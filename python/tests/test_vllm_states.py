@@ -13,12 +13,14 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import most_tokens
-from kvagent.vllm.scheduler.requests import Blocks, Promise, Tables, Tracked
+from kvagent.vllm.scheduler.requests import Blocks, Promise, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveBatch
+from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.tails import EagerBatch
 from kvagent.vllm.scheduler.transfer_names import Wanted
 from kvagent.vllm.scheduler.waits import Rate
+from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.simulated import BLOCK, Block, Pool
@@ -83,6 +85,40 @@ def test_the_rest_of_an_ended_request_is_saved_without_states() -> None:
     batch = EagerBatch(GEOMETRY, Blocks(pool, 0.5), tables, SaveCounts())
     batch.keep_rest(tracked, 4 * BLOCK)
     assert [note.group for note in batch.left.values()] == [0] * 4
+
+
+@pytest.mark.parametrize("hash_tokens", [BLOCK, BLOCK // 2])
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int, *, stale: bool) -> None:
+    """With hashes of less than a block, vLLM copies what it finds of one into a block without a
+    mark. What the request computes depends on it.
+    """
+    pool = Pool(64)
+    link: Any = NoLink()
+    geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
+    side = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True, whole_failures=True)
+    side.bind(pool)
+    pool.blocks[7].block_hash = b"part" if stale else None
+    side.new_weights()
+    admitted = request().request
+    side.allocated(admitted, SimpleNamespace(blocks=[[pool.blocks[9]], [pool.blocks[10]]]), 0)
+    assert side._tracked["one"].stale == (stale and hash_tokens < BLOCK)
+    side.close()
+
+
+def test_blocks_after_one_without_a_hash_are_stale_too() -> None:
+    """vLLM gives no hash to blocks of windows and states that no hit needs."""
+    pool = Pool(64)
+    blocks, table = Blocks(pool, 0.5), [NULL, *pool.blocks[1:5]]
+    tables: Any = SimpleNamespace(slice=lambda _, __, begin, end: table[begin:end])
+    stale, tracked = StaleRequests(blocks, tables, 1), request()
+    stale.add(tracked)
+    for hashed in ([2], [2, 4], [1, 2, 3, 4]):
+        for one in hashed:
+            pool.blocks[one].block_hash = b"%d" % one
+        stale.mark_blocks()
+        assert [blocks.is_stale(block) for block in pool.blocks[1:5]] == [i in hashed for i in range(1, 5)]
+    assert stale._next[tracked] == [5]
 
 
 def planned(table: list[Block], tokens: int) -> Any:

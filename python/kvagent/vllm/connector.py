@@ -27,6 +27,7 @@ from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.state_rules import check_states
 from kvagent.vllm.uncached import MAX_REASON, Notice, notice, warn
 from kvagent.vllm.weight_changes import (
@@ -73,6 +74,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Determine what is registered, and create the scheduler's part. Raise Unsupported."""
         transfer = vllm_config.kv_transfer_config
         check(vllm.__version__, KVConnectorBase_V1)
+        if reason := canvas_refusal(vllm_config.model_config):
+            raise Unsupported(reason)
         following = following_tokens(vllm_config, kv_cache_config)
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
         check_states(vllm_config, self._geometry, self._options)

@@ -153,9 +153,13 @@ class Link:
             registered = session.register(self._registration(), REGISTER_S)
             if self._budget:
                 self._limit(session)
-        except (OSError, KVAgentError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the thread goes on
             if session is not None:
                 session.close()
+            if not isinstance(error, (OSError, KVAgentError)):
+                self._refused = True
+                self._log_once(logging.ERROR, f"{self._owner}: not registered, connecting is retried: {error!r}", error)
+                return False
             reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
             self._refused = isinstance(error, Refused)
             moving = time.monotonic() < self._moving_until
@@ -186,8 +190,8 @@ class Link:
         session.ping(REGISTER_S)
         self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 
-    def _log_once(self, level: int, text: str) -> None:
-        """Log a change of state once."""
+    def _log_once(self, level: int, text: str, fault: Exception | None = None) -> None:
+        """Log a change of state once, with the trace of a fault."""
         if text != self._last_log:
             self._last_log = text
-            log.log(level, "%s", text)
+            log.log(level, "%s", text, exc_info=fault)

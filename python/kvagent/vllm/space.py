@@ -207,7 +207,22 @@ def _config(model: Any) -> str:
     if dataclasses.is_dataclass(quantization) and not isinstance(quantization, type):
         quantization = dataclasses.asdict(quantization)
     given = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
+    if seldom := _seldom(model):
+        given.append(seldom)
     return _digest([_plain(given)])
+
+
+def _seldom(model: Any) -> dict[str, Any]:
+    """Return those options that are set of others that seldom are: the class of the model, and what
+    becomes of an image, audio or video after its processor. The digest is as before without them.
+    """
+    media = getattr(model, "multimodal_config", None)
+    names = ["mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path"]
+    if getattr(media, "video_pruning_rate", None):
+        names += ["video_pruning_rate", "video_pruning_method"]
+    given = {name: getattr(media, name, None) for name in names}
+    given["model_class_overrides"] = getattr(model, "model_class_overrides", None)
+    return {name: value for name, value in given.items() if value}
 
 
 def _cache_dtype(cache: Any) -> str:
@@ -217,8 +232,12 @@ def _cache_dtype(cache: Any) -> str:
 
 
 def _backend(attention: Any) -> str:
-    """Return the configured attention backends; each defines its own block layout."""
+    """Return the configured attention backends; each defines its own block layout. And the type of
+    an indexer's cache, which is not that of the first layer of its group.
+    """
     asked = [getattr(attention, "backend", None), *sorted((getattr(attention, "backend_per_kind", None) or {}).items())]
+    if (indexer := getattr(attention, "indexer_kv_dtype", "auto")) != "auto":
+        asked.append(("indexer", str(indexer)))
     return ", ".join(_plain(one) for one in asked if one is not None)
 
 

@@ -91,6 +91,16 @@ def refusal(group: Any) -> str:
     return ""
 
 
+def canvas_refusal(model: Any) -> str:
+    """Return why no group of vLLM's ModelConfig can be served, or an empty string: the KV of tokens
+    that were made on a canvas depends on later ones until it is computed again, which a client may
+    leave out (diffusion_read_only).
+    """
+    if not getattr(model, "is_diffusion", False):
+        return ""
+    return "the model generates by diffusion: the KV of its tokens may depend on later ones, which hashes do not cover"
+
+
 def _refusal(spec: Any) -> str:
     name = type(spec).__name__
     if name == STATE:

@@ -338,7 +338,9 @@ def test_lora_is_served_uncached_and_the_log_says_so(
     assert one.tier.lookup(key, one.request) is LookupResult.MISS
 
 
-def test_an_engine_whose_ranks_may_be_on_other_nodes_is_not_served(model: Path) -> None:
+def test_an_engine_with_ranks_on_other_nodes_or_a_canvas_is_not_served(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = vllm_config(
         model, TRANSFER, layout="LBHNC", asynchronous=False, max_batched=64, ranks=2, drafts=0
     )  # fmt: skip
@@ -349,6 +351,9 @@ def test_an_engine_whose_ranks_may_be_on_other_nodes_is_not_served(model: Path) 
         return identities.refusal(construction, offloading, 8192, ROWS)
 
     assert not refused(making.Construction(config, kv))
+    with monkeypatch.context() as patch:
+        patch.setitem(vars(config.model_config), "is_diffusion", True)  # a cached property
+        assert "diffusion" in refused(making.Construction(config, kv))
     assert "other nodes" in refused(None)
     config.parallel_config.distributed_executor_backend = "ray"
     assert "other nodes" in refused(making.Construction(config, kv))

@@ -93,6 +93,18 @@ def test_the_start_ends_on_request(worlds: Any, role: KVConnectorRole) -> None:
         KVAgentConnector(world.config, role, world.kv)
 
 
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+def test_a_model_that_generates_by_diffusion_is_not_served(
+    worlds: Any, role: KVConnectorRole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM counts a canvas as computed though its tokens may have attended to later ones."""
+    world = worlds()
+    world.config.kv_transfer_config.kv_connector_extra_config |= {"on_unsupported": "fail"}
+    monkeypatch.setitem(vars(world.config.model_config), "is_diffusion", True)  # a cached property
+    with pytest.raises(Unsupported, match="diffusion"):
+        KVAgentConnector(world.config, role, world.kv)
+
+
 @pytest.mark.parametrize(
     "extra", [{"share_pp": LAYERS + 1}, {"share_tq": 3}, {"pin_percent": 90}, {"load_mode": "slow"}]
 )

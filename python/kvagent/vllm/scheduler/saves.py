@@ -14,6 +14,7 @@ import mmap
 import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
@@ -351,10 +352,14 @@ def _holds(blocks: Sequence[Any]) -> bool:
     return any(block.ref_cnt == 1 for block in blocks)
 
 
+_SYNC = "/memfd:kvagent-sync"  # the memory of the words (shm.SyncWords)
+
+
 class WorkerRevocation:
     """The mapped revocation words of all workers.
 
-    OSError if one cannot be mapped. ``close`` unmaps them.
+    OSError if one cannot be mapped: a path in /proc names another file where the worker is in
+    another PID namespace. ``close`` unmaps them.
     """
 
     def __init__(self, workers: Sequence[WorkerInfo]) -> None:
@@ -364,6 +369,9 @@ class WorkerRevocation:
             for worker in workers:
                 fd = os.open(worker.path, os.O_RDWR | os.O_CLOEXEC)
                 try:
+                    file = str(Path(f"/proc/self/fd/{fd}").readlink())
+                    if not file.startswith(_SYNC) or os.fstat(fd).st_size != worker.size:
+                        raise OSError(f"{worker.path} is {file}, allowed is {_SYNC} of {worker.size} bytes")
                     self._maps.append(mmap.mmap(fd, worker.size))
                 finally:
                     os.close(fd)

@@ -118,7 +118,9 @@ class SchedulerSide:
                 self.saves.forget_keys,
             )  # fmt: skip
             self._states = States(self._geometry, self.blocks) if self._geometry.states else None
-            self._stale_requests = StaleRequests(self.blocks, self.tables, len(self._geometry.groups))
+            self._stale_requests = StaleRequests(
+                self.blocks, self.tables, len(self._geometry.groups), partial_hits=self._geometry.partial_hits
+            )
             self.blocks.before_reset(self._before_reset)
         self.tables.bind(pool, manager)
 

@@ -20,6 +20,7 @@ from kvagent.limits import MAX_GROUPS
 from kvagent.vllm.geometry import Ranks
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, initial_generation, unobserved_changes
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def refusal(construction: Construction | None, config: Any, row_bytes: int, rows
     """Return why the tier cannot serve this engine; empty if it can."""
     if construction is not None and getattr(construction.vllm_config, "lora_config", None) is not None:
         return "LoRA is enabled: vLLM keys chunks by the adapter's name, which says nothing of its content"
+    if construction is not None and (reason := canvas_refusal(construction.vllm_config.model_config)):
+        return reason
     if not _on_one_node(construction, config):
         return "its ranks may be on other nodes, whose part of vLLM's host region cannot be reached"
     if len(config.groups) > MAX_GROUPS or _groups(config) > MAX_GROUPS:

@@ -4,6 +4,10 @@ vLLM names an adapter by its number and keeps what it loaded under that, whateve
 and path say, and whatever has become of the files since. So the content is learned where vLLM loads
 it: its files are stated before and after, and digested later by a thread of its own. The digest
 counts only if the files are still as they were, and had not changed shortly before the load.
+
+Where vLLM pins no memory (on CPUs), what it keeps of an adapter are the pages of its files, which
+it copies into a slot each time that the adapter gets one (max_loras, max_cpu_loras). So a file that
+is written to in place changes a loaded adapter, and the files have to stay as they were.
 """
 
 from __future__ import annotations
@@ -46,9 +50,13 @@ class LoadedAdapters:
     it never comes back, ranks agree on it, and the scheduler's plans can name what they are for.
     """
 
-    def __init__(self, config: Any) -> None:
-        """``config``: vLLM's LoRAConfig, the very object that the worker's manager has."""
+    def __init__(self, config: Any, *, mapped: bool = False) -> None:
+        """``config``: vLLM's LoRAConfig, the very object that the worker's manager has.
+
+        ``mapped``: what vLLM keeps of an adapter are the pages of its files.
+        """
         self.config = config
+        self._mapped = mapped
         self._loads = 0
         self._serials: OrderedDict[int, int] = OrderedDict()
         self._states: dict[int, tuple[tuple[str, State], ...]] = {}
@@ -60,7 +68,10 @@ class LoadedAdapters:
 
     def current(self, adapters: tuple[tuple[int, int], ...]) -> bool:
         """Return whether the adapters with these numbers are still loaded as of these serials."""
-        return all(self._serials.get(number) == serial for number, serial in adapters)
+        return all(
+            self._serials.get(number) == serial and not (self._mapped and self._changed(number))
+            for number, serial in adapters
+        )
 
     def stays(self, adapters: tuple[tuple[int, int], ...]) -> bool:
         """Return whether these adapters are loaded as of these serials, or will be again: vLLM may
@@ -70,9 +81,7 @@ class LoadedAdapters:
         if not self.current(adapters) or manager is None:
             return False
         kept = manager.list_adapters()
-        return all(
-            number in kept or self.states(self._requests[number]) == self._states[number] for number, _ in adapters
-        )
+        return all(number in kept or not self._changed(number) for number, _ in adapters)
 
     def take(self) -> tuple[LoadedAdapter, ...]:
         """Return what has become known since the last call."""
@@ -121,6 +130,10 @@ class LoadedAdapters:
         else:
             log.info("LoRA adapter %s: its files are not here, or just changed: it is not cached", request.lora_name)
 
+    def _changed(self, number: int) -> bool:
+        """Return whether an adapter's files are not as they were when it was loaded."""
+        return self.states(self._requests[number]) != self._states[number]
+
     def _digest(self, request: Any, states: tuple[tuple[str, State], ...], number: int, serial: int) -> None:
         folder = _folder(request)
         about = [f"LoRA {getattr(request, 'is_3d_lora_weight', False)}"]
@@ -148,6 +161,7 @@ _listening: weakref.WeakSet[LoadedAdapters] = weakref.WeakSet()
 def listen(config: Any) -> LoadedAdapters | None:
     """Return the adapters of a worker from now on. None: this vLLM does not let them be seen."""
     from vllm.lora import worker_manager
+    from vllm.platforms import current_platform
 
     manager = worker_manager.WorkerLoRAManager
     load = getattr(manager, "_load_adapter", None)
@@ -156,7 +170,7 @@ def listen(config: Any) -> LoadedAdapters | None:
         return None
     if not hasattr(load, _MARK):
         manager._load_adapter = _observed(load)
-    adapters = LoadedAdapters(config)
+    adapters = LoadedAdapters(config, mapped=not current_platform.is_pin_memory_available())
     _listening.add(adapters)
     return adapters
 
