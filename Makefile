@@ -84,7 +84,8 @@ ci: packages vllm-early test test-rest ## everything
 
 .PHONY: test-rest
 test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, three nodes, fuzzing, mutants, figures
-	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-softcuda test-cuda torture-cuda-short mutants-vllm' \
+	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-softcuda test-cuda torture-cuda-short \
+			mutants-vllm' \
 		'$(MAKE) test-vllm test-vllm-oldest torture-nodes-short'
 	@$(MAKE) test-figures
 
