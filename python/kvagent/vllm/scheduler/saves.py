@@ -10,10 +10,12 @@ The scheduler maps the workers' revocation words through /proc.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
@@ -354,7 +356,8 @@ def _holds(blocks: Sequence[Any]) -> bool:
 class WorkerRevocation:
     """The mapped revocation words of all workers.
 
-    OSError if one cannot be mapped. ``close`` unmaps them.
+    OSError if one cannot be mapped: a worker in another container has another number here, or is
+    not seen. ``close`` unmaps them.
     """
 
     def __init__(self, workers: Sequence[WorkerInfo]) -> None:
@@ -362,6 +365,9 @@ class WorkerRevocation:
         self._words: list[memoryview] = []
         try:
             for worker in workers:
+                found = Path(worker.path).stat()
+                if (found.st_dev, found.st_ino) != worker.file:
+                    raise OSError(errno.ESTALE, "another file than the worker's", worker.path)
                 fd = os.open(worker.path, os.O_RDWR | os.O_CLOEXEC)
                 try:
                     self._maps.append(mmap.mmap(fd, worker.size))
