@@ -214,5 +214,7 @@ class WorkerInfo:
     revoke_off: int
     revokes: int
     file: tuple[int, int]
+    node: str = ""
+    """The node that it is on (nodes.node); empty if it cannot tell."""
     resolved: str = ""
     """The attention backends of its layers (space.used_backends); empty if they do not tell."""

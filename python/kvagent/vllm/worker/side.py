@@ -26,6 +26,7 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
+from kvagent.vllm.nodes import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.decode_steps import DecodeSteps
 from kvagent.vllm.worker.layer_loads import LayerLoads
@@ -559,7 +560,7 @@ def _info(words: SyncWords, resolved: str) -> WorkerInfo:
     found = os.fstat(fd)
     return WorkerInfo(
         f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, words.revokes,
-        file=(found.st_dev, found.st_ino), resolved=resolved,
+        file=(found.st_dev, found.st_ino), node=node(), resolved=resolved,
     )  # fmt: skip
 
 
