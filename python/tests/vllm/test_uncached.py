@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.link import Link
 from kvagent.vllm.nodes import node
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import uncached_plan
@@ -181,14 +182,12 @@ def far(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentP
     from tests.agent import AgentProcess
 
     def link(folder: str, owner: str, *more: Any) -> Any:
-        return plain_link(
-            str(other.folder) if owner.startswith("rank ") and owner != "rank 0" else folder, owner, *more
-        )
+        return Link(str(other.folder) if owner.startswith("rank ") and owner != "rank 0" else folder, owner, *more)
 
     def info(*given: Any) -> Any:
         return replace(plain_info(*given), node=next(names))
 
-    plain_link, plain_info, names = calls.Link, worker_side._info, itertools.chain([node()], itertools.repeat("away"))
+    plain_info, names = worker_side._info, itertools.chain([node()], itertools.repeat("away"))
     monkeypatch.setattr(calls, "Link", link)
     monkeypatch.setattr(worker_side, "_info", info)
     with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
