@@ -205,7 +205,7 @@ MUTANTS = [
         "computes_everything and False-False", "the reason in the agent's list", where=UNCACHED),
     Mutant("ranks on another node are served", "scheduler/calls.py",
         "if reason := report.unsupported or elsewhere(report.workers, node()):", "if reason := report.unsupported:",
-        "found_in_the_first_step and pp2 and none and False", "assert", where=UNCACHED),
+        "found_in_the_first_step and tp2 and none", "assert", where=UNCACHED),
     Mutant("a start that is to end goes on where only the first step tells", "scheduler/calls.py",
         "        if self._options.on_unsupported == FAIL:\n            raise Unsupported(reason)\n", "",
         "end_the_engine_on_request", "DID NOT RAISE", where=UNCACHED),
