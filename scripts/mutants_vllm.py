@@ -204,7 +204,7 @@ MUTANTS = [
         "        self._scheduler = UncachedScheduler()\n",
         "computes_everything and False-False", "the reason in the agent's list", where=UNCACHED),
     Mutant("ranks on another node are served", "scheduler/calls.py",
-        "if reason := report.unsupported or elsewhere(report.workers, node()):", "if reason := report.unsupported:",
+        "                reason = elsewhere(report.workers, node())\n", "                pass\n",
         "found_in_the_first_step and tp2 and none", "assert", where=UNCACHED),
     Mutant("a start that is to end goes on where only the first step tells", "scheduler/calls.py",
         "        if self._options.on_unsupported == FAIL:\n            raise Unsupported(reason)\n", "",

@@ -209,7 +209,7 @@ AWAY = "1 of the engine's ranks are not on the node of its scheduler: an agent s
 @pytest.mark.parametrize("trouble", ["none", "here frozen", "away frozen", "here killed", "away killed"])
 def test_ranks_on_another_node_are_found_in_the_first_step(
     worlds: Any, agent: AgentProcess, far: AgentProcess, caplog: pytest.LogCaptureFixture, shape: dict[str, Any],
-    trouble: str,
+    trouble: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Whatever either agent does, every prompt is computed and nothing stays pinned."""
     with caplog.at_level(logging.WARNING, "vllm.kvagent"):
@@ -219,6 +219,7 @@ def test_ranks_on_another_node_are_found_in_the_first_step(
         struck = agent if trouble.startswith("here") else far
         if trouble.endswith("frozen"):
             struck.freeze()
+            monkeypatch.setattr(worker_side, "DRAIN_S", 0.1)  # its fence cannot come before it is thawed
         elif trouble.endswith("killed"):
             struck.kill()
         for i in range(4):

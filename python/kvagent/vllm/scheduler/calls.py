@@ -86,7 +86,10 @@ class SchedulerCalls:
             self._side.report(report)
             if self._uncached:
                 return
-            if reason := report.unsupported or elsewhere(report.workers, node()):
+            reason = report.unsupported
+            if report.workers and not reason:
+                reason = elsewhere(report.workers, node())
+            if reason:
                 self._refuse_engine(self._side, reason)
             elif report.workers:
                 self._add_workers(report.workers)
