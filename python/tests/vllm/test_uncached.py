@@ -223,12 +223,12 @@ def test_ranks_on_another_node_are_found_in_the_first_step(
         elif trouble.endswith("killed"):
             struck.kill()
         for i in range(4):
-            world.add(f"r{i}", [i + 5, *PROMPT], 40)
+            world.add(f"r{i}", [i + 5, *PROMPT], 8)
         world.run()
         if trouble.endswith("frozen"):
             struck.thaw()
         assert world.scheduler.reset_prefix_cache(reset_connector=True)
-        world.add("again", [5, *PROMPT], 40)
+        world.add("again", [5, *PROMPT], 8)
         world.run()
     assert world.outputs["again"] == world.outputs["r0"]
     assert not world.gpu.bad
