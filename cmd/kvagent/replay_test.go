@@ -182,6 +182,17 @@ func TestReplayManyEngines(t *testing.T) {
 	o.clean(t)
 }
 
+// An engine of many ranks, of which each has a shard of its own: TP 8 x PP 4.
+func TestReplayManyRanks(t *testing.T) {
+	t.Parallel()
+	o := replayJSON(t, "--requests", "300", "--engines", "2", "--ranks", "32", "--block-bytes", "1KiB",
+		"--engine-blocks", "260")
+	o.clean(t)
+	if o.BlocksLoaded == 0 {
+		t.Error("nothing was loaded")
+	}
+}
+
 // For people: progress and a table in which the second engine's hits on the first one's blocks are
 // seen.
 func TestReplayForPeople(t *testing.T) {

@@ -19,6 +19,7 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
+from kvagent.vllm import nodes
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import (
     NEEDED,
@@ -231,14 +232,56 @@ def test_ranks() -> None:
     spread, replicas = ranks(parallel, _config(MLAAttentionSpec))
     assert (spread.world, spread.shards, replicas) == (8, 2, 4)
     assert [shard(rank, 4, replicas) for rank in range(8)] == [0] * 4 + [1] * 4
-    with pytest.raises(Unsupported, match="nodes"):
-        ranks(SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=2), _config(FullAttentionSpec))
     for name in ("decode", "prefill"):
         both = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, **{f"{name}_context_parallel_size": 2})
         with pytest.raises(Unsupported, match=f"{name}_context_parallel_size 2: .*; start it without --{name}-context"):
             ranks(both, _config(MLAAttentionSpec))
     with pytest.raises(Unsupported, match="128 ranks, allowed is 1 to 64"):
         ranks(SimpleNamespace(tensor_parallel_size=128, pipeline_parallel_size=1), _config(FullAttentionSpec))
+
+
+def test_ranks_on_several_nodes() -> None:
+    def over(tp: int, **more: Any) -> tuple[Any, int]:
+        parallel = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=1, **more)
+        return ranks(parallel, _config(FullAttentionSpec))
+
+    with pytest.raises(Unsupported, match=r"^an engine over 2 nodes \(--nnodes\): an agent serves .*several-nodes.md"):
+        over(2, nnodes=4, nnodes_within_dp=2)
+    assert over(2, nnodes=4, nnodes_within_dp=1)[0].world == 2, "each replica is on one node"
+    assert over(2, nnodes=2, nnodes_within_dp=0)[0].world == 2, "0.29 rounds down"
+    with pytest.raises(Unsupported, match="external_launcher with 2 ranks"):
+        over(2, distributed_executor_backend="external_launcher")
+    assert over(1, distributed_executor_backend="external_launcher")[0].world == 1
+    assert over(2, distributed_executor_backend="ray")[0].world == 2
+
+
+def test_workers_tell_their_node() -> None:
+    def worker(node: str) -> WorkerInfo:
+        return WorkerInfo("/proc/1/fd/3", 4096, 64, 8, (1, 2), node)
+
+    here, there = worker(nodes.node()), worker("another")
+    assert nodes.node() == nodes.node() != ""
+    assert nodes.elsewhere([here, here], nodes.node()) == ""
+    assert nodes.elsewhere([here, there, there], nodes.node()).startswith("2 of the engine's ranks are not on the node")
+    assert nodes.elsewhere([worker(""), here], nodes.node()) == "", "what cannot tell is taken to be here"
+    assert nodes.elsewhere([here, there], "") == ""
+
+
+def test_a_node_that_cannot_be_told_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(nodes, "_BOOT_ID", tmp_path / "none")
+    assert nodes.node() == ""
+
+
+def test_tp_8_with_pp_4_is_32_shards() -> None:
+    """Each rank of a stage has heads of its own, or shares them with its neighbours."""
+    parallel = SimpleNamespace(tensor_parallel_size=8, pipeline_parallel_size=4)
+    for replicas, shards in ((1, 32), (2, 16), (4, 8), (8, 4)):  # 8, 4, 2 and 1 KV heads
+        config = _config(FullAttentionSpec)
+        config.kv_tp_replicas = replicas
+        spread, found = ranks(parallel, config)
+        assert (spread.world, spread.shards, found) == (32, shards, replicas)
+        held = [shard(rank, 8, replicas) for rank in range(32)]
+        assert held == [n for n in range(shards) for _ in range(replicas)]
 
 
 def test_a_retrained_model_has_another_digest(tmp_path: Path) -> None:
@@ -286,7 +329,8 @@ def test_weights_that_are_made_up(tmp_path: Path) -> None:
 
 def test_words_of_other_processes() -> None:
     words = SyncWords(4, 8)
-    place = WorkerInfo(f"/proc/{os.getpid()}/fd/{words.memory.fd}", words.memory.size, words.revoke_off, 8)
+    at, found = f"/proc/{os.getpid()}/fd/{words.memory.fd}", os.fstat(words.memory.fd)
+    place = WorkerInfo(at, words.memory.size, words.revoke_off, 8, (found.st_dev, found.st_ino))
     others = WorkerRevocation([place])
     others.revoke(3)
     assert [words.revoked(i) for i in range(8)] == [i == 3 for i in range(8)]
@@ -296,18 +340,17 @@ def test_words_of_other_processes() -> None:
         WorkerRevocation([place])
 
 
-def test_words_are_written_to_no_other_file(tmp_path: Path) -> None:
-    """A worker's path in /proc is that of another process where it is in another PID namespace."""
-    words, other = SyncWords(4, 8), SyncWords(64, 8)
-    path = tmp_path / "data"
-    path.write_bytes(bytes(words.memory.size))
-    with path.open("r+b") as file:
-        for fd in (file.fileno(), other.memory.fd):
-            place = WorkerInfo(f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, 8)
-            with pytest.raises(OSError, match="allowed is /memfd:kvagent-sync"):
-                WorkerRevocation([place])
-    words.close()
-    other.close()
+def test_the_words_of_a_process_with_another_number_are_not_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in another container may have the number of any process here."""
+    theirs, ours = SyncWords(4, 8), SyncWords(4, 8)
+    found = os.fstat(theirs.memory.fd)
+    file = (found.st_dev, found.st_ino)
+    place = WorkerInfo(f"/proc/{os.getpid()}/fd/{ours.memory.fd}", ours.memory.size, ours.revoke_off, 8, file)
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("opened"))
+    with pytest.raises(OSError, match="another file than the worker's"):
+        WorkerRevocation([place])
+    ours.close()
+    theirs.close()
 
 
 class _Pool:

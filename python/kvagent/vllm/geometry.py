@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_GROUPS, MAX_WORLD
 from kvagent.messages import Group
-from kvagent.vllm import specs
+from kvagent.vllm import nodes, specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,8 +133,8 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
     hold the same KV.
     """
-    if int(getattr(parallel, "nnodes", 1)) > 1:
-        raise Unsupported("an engine over several nodes: an agent serves the engines of its own node")
+    if reason := nodes.spread(parallel):
+        raise Unsupported(reason)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name, 1)) > 1:
             raise Unsupported(

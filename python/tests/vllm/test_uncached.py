@@ -4,7 +4,11 @@ they are served uncached, or their start ends on request.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +17,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.link import Link
+from kvagent.vllm.nodes import node
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.uncached import UncachedScheduler
 from kvagent.vllm.worker import calls
+from kvagent.vllm.worker import memory as worker_memory
+from kvagent.vllm.worker import side as worker_side
 from kvagent.vllm.worker.memory import memory as plain
 from kvagent.vllm.worker.sync import make_sync
 from tests.agent import eventually
@@ -25,7 +33,7 @@ from tests.vllm.engine import PROMPTS
 from tests.vllm.setting import LAYERS
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from tests.agent import AgentProcess
 
@@ -177,6 +185,110 @@ def test_memory_that_the_agent_cannot_be_given_is_not_supported(
     monkeypatch.setattr(calls, step, refused)
     with pytest.raises(Unsupported, match="cannot be given"):
         worlds(extra={"on_unsupported": "fail"})
+
+
+@pytest.fixture
+def far(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentProcess]:
+    """The agent of another node, where the ranks but the first are, though vLLM's configuration
+    does not say so.
+    """
+    from tests.agent import AgentProcess
+
+    def link(folder: str, owner: str, *more: Any) -> Any:
+        return Link(str(other.folder) if owner.startswith("rank ") and owner != "rank 0" else folder, owner, *more)
+
+    def info(*given: Any) -> Any:
+        return replace(plain_info(*given), node=next(names))
+
+    plain_info, names = worker_side._info, itertools.chain([node()], itertools.repeat("away"))
+    monkeypatch.setattr(calls, "Link", link)
+    monkeypatch.setattr(worker_side, "_info", info)
+    monkeypatch.setattr(worker_memory, "_retained", [])  # what a frozen agent keeps is kept for good
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
+        folder = Path(name) / "run"
+        folder.mkdir(mode=0o700)
+        other = AgentProcess(folder)
+        yield other
+        other.close()
+
+
+AWAY = "1 of the engine's ranks are not on the node of its scheduler: an agent serves the engines of its own node"
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{"ranks": 2, "stages": 2, "asynchronous": True, "depth": 2}, {"ranks": 2, "split": True}],
+    ids=["pp2-async", "tp2"],
+)
+@pytest.mark.parametrize("trouble", ["none", "here frozen", "away frozen", "here killed", "away killed"])
+def test_ranks_on_another_node_are_found_in_the_first_step(
+    worlds: Any, agent: AgentProcess, far: AgentProcess, caplog: pytest.LogCaptureFixture, shape: dict[str, Any],
+    trouble: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whatever either agent does, every prompt is computed and nothing stays pinned."""
+    with caplog.at_level(logging.WARNING, "vllm.kvagent"):
+        world = worlds(**shape)
+        assert (agent.status()["regions"], far.status()["regions"]) == (2, 2), "each rank is at its node's agent"
+        free = world.free_blocks()
+        struck = agent if trouble.startswith("here") else far
+        if trouble.endswith("frozen"):
+            struck.freeze()
+            monkeypatch.setattr(worker_side, "DRAIN_S", 0.1)  # its fence cannot come before it is thawed
+        elif trouble.endswith("killed"):
+            struck.kill()
+        for i in range(4):
+            world.add(f"r{i}", [i + 5, *PROMPT], 8)
+        world.run()
+        if trouble.endswith("frozen"):
+            struck.thaw()
+        assert world.scheduler.reset_prefix_cache(reset_connector=True)
+        world.add("again", [5, *PROMPT], 8)
+        world.run()
+    assert world.outputs["again"] == world.outputs["r0"]
+    assert not world.gpu.bad
+    assert world.free_blocks() == free
+    assert isinstance(world.side, UncachedScheduler)
+    assert [worker._worker for worker in world.workers] == [None, None]
+    assert world.scheduler.connector._revocation is None, "words of a process of another node were mapped"
+    assert [AWAY in one for one in warned(caplog)] == [True]
+    stats_of(world.scheduler.connector)  # vLLM may have asked before
+    assert world.scheduler.connector._told_uncached
+    if trouble.endswith("killed"):
+        struck.start()
+    eventually(lambda: len(uncached(agent)) == 1 and uncached(agent)[0].startswith(AWAY), "the reason, for the doctor")
+    eventually(lambda: far.status()["regions"] == 0, "a rank that has left")
+
+
+def test_ranks_on_another_node_end_the_engine_on_request(worlds: Any, far: AgentProcess) -> None:
+    world = worlds(ranks=2, extra={"on_unsupported": "fail"})
+    assert far.status()["regions"] == 2
+    world.add("one", PROMPT, 4)
+    with pytest.raises(Unsupported, match=AWAY):
+        world.run()
+
+
+def test_an_engine_over_nodes_joins_no_agent(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What vLLM's configuration says is known at the start, to every rank."""
+    from vllm.config import ParallelConfig
+
+    monkeypatch.setattr(ParallelConfig, "nnodes_within_dp", property(lambda _: 2))
+    with caplog.at_level(logging.WARNING, "vllm.kvagent"):
+        world = worlds(ranks=2)
+        assert agent.status()["regions"] == 0
+        world.add("cold", PROMPT, 40)
+        world.run()
+        world.add("warm", PROMPT, 40)
+        world.run()
+    assert world.outputs["warm"] == world.outputs["cold"]
+    assert ["an engine over 2 nodes" in one for one in warned(caplog)] == [True]
+    eventually(
+        lambda: [one[:22] for one in uncached(agent)] == ["an engine over 2 nodes"], "the reason, for the doctor"
+    )
+    assert (agent.status()["regions"], agent.status()["lookups"]) == (0, 0)
+    with pytest.raises(Unsupported, match="an engine over 2 nodes"):
+        worlds(ranks=2, extra={"on_unsupported": "fail"})
 
 
 def test_a_scheduler_that_alone_finds_the_reason_stops_its_workers(

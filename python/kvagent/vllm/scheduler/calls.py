@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.nodes import elsewhere, node
+from kvagent.vllm.options import FAIL
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import with_resolved
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
     from kvagent.vllm.weight_changes import LiveWeights
 
@@ -27,6 +31,7 @@ class SchedulerCalls:
     _scheduler: SchedulerSide | UncachedScheduler | None = None
     _revocation: WorkerRevocation | None = None
     _workers: tuple[WorkerInfo, ...] = ()
+    _options: Options
     _ranks: Ranks
     _identity: tuple[tuple[str, str], ...]
     _uncached: str = ""
@@ -77,13 +82,17 @@ class SchedulerCalls:
         """Handle the workers' reports."""
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, WorkerMetadata) and isinstance(self._side, SchedulerSide):
-            self._side.report(meta.report)
-            if meta.report.unsupported and not self._uncached:
-                self._uncached = meta.report.unsupported
-                warn(self._uncached)
-                self._side.retire()
-            elif meta.report.workers and not self._uncached:
-                self._add_workers(meta.report.workers)
+            report = meta.report
+            self._side.report(report)
+            if self._uncached:
+                return
+            reason = report.unsupported
+            if report.workers and not reason:
+                reason = elsewhere(report.workers, node())
+            if reason:
+                self._refuse_engine(self._side, reason)
+            elif report.workers:
+                self._add_workers(report.workers)
 
     def request_finished(
         self,
@@ -151,6 +160,16 @@ class SchedulerCalls:
     def _say_uncached(self) -> None:
         """Tell the agent why the engine is served without it."""
         raise NotImplementedError
+
+    def _refuse_engine(self, side: SchedulerSide, reason: str) -> None:
+        """Leave the agent for good, because of what workers have reported. What only the first step
+        shows ends the engine there, if such a start is to end.
+        """
+        if self._options.on_unsupported == FAIL:
+            raise Unsupported(reason)
+        self._uncached = reason
+        warn(reason)
+        side.retire()
 
     def _end_scheduler(self) -> None:
         """Plan no more: the workers leave the agent with the next step."""

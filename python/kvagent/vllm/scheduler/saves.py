@@ -10,6 +10,7 @@ The scheduler maps the workers' revocation words through /proc.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections import OrderedDict
@@ -352,14 +353,11 @@ def _holds(blocks: Sequence[Any]) -> bool:
     return any(block.ref_cnt == 1 for block in blocks)
 
 
-_SYNC = "/memfd:kvagent-sync"  # the memory of the words (shm.SyncWords)
-
-
 class WorkerRevocation:
     """The mapped revocation words of all workers.
 
-    OSError if one cannot be mapped: a path in /proc names another file where the worker is in
-    another PID namespace. ``close`` unmaps them.
+    OSError if one cannot be mapped: a worker in another container has another number here, or is
+    not seen. ``close`` unmaps them.
     """
 
     def __init__(self, workers: Sequence[WorkerInfo]) -> None:
@@ -367,11 +365,10 @@ class WorkerRevocation:
         self._words: list[memoryview] = []
         try:
             for worker in workers:
+                _check(Path(worker.path).stat(), worker)  # before a foreign file is opened
                 fd = os.open(worker.path, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    file = str(Path(f"/proc/self/fd/{fd}").readlink())
-                    if not file.startswith(_SYNC) or os.fstat(fd).st_size != worker.size:
-                        raise OSError(f"{worker.path} is {file}, allowed is {_SYNC} of {worker.size} bytes")
+                    _check(os.fstat(fd), worker)
                     self._maps.append(mmap.mmap(fd, worker.size))
                 finally:
                     os.close(fd)
@@ -393,3 +390,9 @@ class WorkerRevocation:
         for mapped in self._maps:
             mapped.close()
         self._words, self._maps = [], []
+
+
+def _check(found: os.stat_result, worker: WorkerInfo) -> None:
+    """Raise OSError unless this is the file that the worker named."""
+    if (found.st_dev, found.st_ino) != worker.file or found.st_size != worker.size:
+        raise OSError(errno.ESTALE, "another file than the worker's", worker.path)

@@ -26,6 +26,7 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
+from kvagent.vllm.nodes import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.decode_steps import DecodeSteps
 from kvagent.vllm.worker.layer_loads import LayerLoads
@@ -158,8 +159,7 @@ class WorkerSide:
         )  # fmt: skip
         self._layers = None if stages is None else LayerLoads(stages, words)
         self._sync_open: list[LoadJob] = []  # the loads that the step in progress waits for
-        path = f"/proc/{os.getpid()}/fd/{words.memory.fd}"
-        self._report = Report(workers=(WorkerInfo(path, words.memory.size, words.revoke_off, words.revokes, resolved),))
+        self._report = Report(workers=(_info(words, resolved),))
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
@@ -553,6 +553,15 @@ class WorkerSide:
                 else:  # from the request's first block on, so that it gets other blocks
                     self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
             inflight.cancel()
+
+
+def _info(words: SyncWords, resolved: str) -> WorkerInfo:
+    fd = words.memory.fd
+    found = os.fstat(fd)
+    return WorkerInfo(
+        f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, words.revokes,
+        file=(found.st_dev, found.st_ino), node=node(), resolved=resolved,
+    )  # fmt: skip
 
 
 def _bad(plan: LoadJob, statuses: bytes) -> set[int]:
