@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,8 @@ def worlds(model: Path, agent: AgentProcess) -> Iterator[Any]:
     made: list[World] = []
 
     def make(**options: Any) -> World:
+        if options.get("stages", 1) > 1 and options.get("asynchronous") and version("vllm") < "0.33":
+            pytest.skip("SKIPPED: on CPUs it has the first runner alone, which drops no output of a stage")
         made.append(World(model, str(agent.folder), **options))
         return made[-1]
 
