@@ -20,6 +20,7 @@ import (
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/peercred"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -85,7 +86,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 }
 
 // refused counts and logs a peer that is not allowed to connect.
-func (all *sessions) refused(peer ipc.Cred, err error) {
+func (all *sessions) refused(peer peercred.Cred, err error) {
 	all.metrics.SessionsRefused.Add(1)
 	all.log.Warn("session refused", zap.Int("pid", peer.Pid), zap.Error(err))
 }
