@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
@@ -47,6 +48,7 @@ type sessions struct {
 
 	deliveries *delivery.Table
 	keeps      *keep.Ledger // nil: the pool cannot keep blocks
+	events     *events.Desk // may be nil
 	peer       string       // the agent's address for other agents
 
 	mu      sync.Mutex
