@@ -82,7 +82,7 @@ func newLedger(group uint8, blockTokens uint32, l limits) *ledger {
 }
 
 // indexBytes is what the index takes for a block, measured.
-const indexBytes = 60
+const indexBytes = 104
 
 // bytes returns about how much memory the ledger takes.
 func (l *ledger) bytes() int64 {
