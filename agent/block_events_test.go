@@ -190,8 +190,8 @@ func TestEventMetricsAtZero(t *testing.T) {
 	check(t, err)
 	lines := strings.Split(string(text), "\n")
 	for _, want := range []string{
-		"kvagent_events_spaces 0", "kvagent_events_sessions 0", "kvagent_events_blocks 0", "kvagent_events_blocks_told 0",
-		"kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
+		"kvagent_events_spaces 0", "kvagent_events_sessions 0", "kvagent_events_blocks 0",
+		"kvagent_events_blocks_told 0", "kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
 	} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("no line %s", want)

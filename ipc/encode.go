@@ -102,74 +102,20 @@ var makers = map[uint8]func() any{
 
 func (w *wire) walk(msg any) {
 	switch m := msg.(type) {
-	case *Hello:
-		m.walk(w)
-	case *Welcome:
-		m.walk(w)
-	case *Register:
-		m.walk(w)
-	case *Regions:
-		m.walk(w)
-	case *Segments:
-		m.walk(w)
-	case *Registered:
+	case interface{ walk(w *wire) }:
 		m.walk(w)
 	case *Unregister:
 		w.request(TypeUnregister, &m.Req)
-	case *Release:
-		m.walk(w)
-	case *Save:
-		m.walk(w)
-	case *Load:
-		m.walk(w)
 	case *Cancel:
 		w.job(TypeCancel, &m.Job)
 	case *Reset:
 		w.request(TypeReset, &m.Req)
 	case *Ping:
 		w.request(TypePing, &m.Req)
-	case *Done:
-		m.walk(w)
 	case *Cancelled:
 		w.job(TypeCancelled, &m.Job)
 	case *Pong:
 		w.request(TypePong, &m.Req)
-	case *ResetDone:
-		m.walk(w)
-	case *Epoch:
-		m.walk(w)
-	case *Error:
-		m.walk(w)
-	case *Switches:
-		m.walk(w)
-	case *Unregistered:
-		m.walk(w)
-	case *LoadEvents:
-		m.walk(w)
-	case *EventsMade:
-		m.walk(w)
-	case *Offer:
-		m.walk(w)
-	case *Offered:
-		m.walk(w)
-	case *Delivered:
-		m.walk(w)
-	case *Stages:
-		m.walk(w)
-	case *StagedLoad:
-		m.walk(w)
-	case *Steps:
-		m.walk(w)
-	case *Keep:
-		m.walk(w)
-	case *Budget:
-		m.walk(w)
-	case *BlockTokens:
-		m.walk(w)
-	case *NextEvents:
-		m.walk(w)
-	case *BlockEvents:
-		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))
 	}

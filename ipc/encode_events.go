@@ -31,12 +31,12 @@ func (m *BlockEvents) walk(w *wire) {
 	list(w, "runs", &m.Runs, 0, MaxEventBlocks, 14)
 	for i := range m.Runs {
 		w.elem("runs", i, 8)
-		m.Runs[i].walk(w)
+		m.Runs[i].fields(w)
 	}
 	w.leave()
 }
 
-func (r *EventRun) walk(w *wire) {
+func (r *EventRun) fields(w *wire) {
 	num(w, "kind", &r.Kind, EventStored, EventRemoved)
 	num(w, "medium", &r.Medium, MediumMemory, math.MaxUint8)
 	num(w, "group", &r.Group, 0, MaxGroups-1)
