@@ -18,15 +18,17 @@ func (m *BlockTokens) walk(w *wire) {
 }
 
 func (m *NextEvents) walk(w *wire) {
-	w.begin(TypeNextEvents, 3)
+	w.begin(TypeNextEvents, 4)
 	w.since(3)
+	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "blocks", &m.Blocks, 1, MaxEventBlocks)
 	w.flag("anew", &m.Anew)
 }
 
 func (m *BlockEvents) walk(w *wire) {
-	w.begin(TypeBlockEvents, 3)
+	w.begin(TypeBlockEvents, 4)
 	w.since(3)
+	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "state", &m.State, EventsMore, EventsRefused)
 	list(w, "runs", &m.Runs, 0, MaxEventBlocks, 14)
 	for i := range m.Runs {

@@ -389,11 +389,13 @@ type (
 	}
 	// NextEvents asks for the next events of the registration's space.
 	NextEvents struct {
+		Req    uint32
 		Blocks uint32 // at most
 		Anew   bool   // tell everything from the beginning
 	}
 	// BlockEvents answers NextEvents once there is something to tell.
 	BlockEvents struct {
+		Req   uint32 // of the NextEvents that it answers
 		State uint8
 		Runs  []EventRun
 	}

@@ -59,10 +59,10 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 			blocks = 0
 		}
 		switch {
-		case d == nil || rules == nil || !d.open(rules).next(session, blocks, m.Anew, send):
-			send(&ipc.BlockEvents{State: ipc.EventsRefused})
+		case d == nil || rules == nil || !d.open(rules).next(session, m.Req, blocks, m.Anew, send):
+			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsRefused})
 		case blocks == 0:
-			send(&ipc.BlockEvents{State: ipc.EventsMore})
+			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsMore})
 		}
 	}
 }

@@ -81,12 +81,12 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	if m := h.last(); len(m.Runs) != 1 || len(m.Runs[0].Hashes) != 3*8 || m.State != ipc.EventsWhole {
 		t.Fatalf("%+v, want one run of three blocks", m)
 	}
-	d.Serve(1, rules, &ipc.NextEvents{Blocks: 100, Anew: true}, maxWaiting+1, h.send)
-	if m := h.last(); len(m.Runs) != 0 || m.State != ipc.EventsMore {
+	d.Serve(1, rules, &ipc.NextEvents{Req: 7, Blocks: 100, Anew: true}, maxWaiting+1, h.send)
+	if m := h.last(); len(m.Runs) != 0 || m.Req != 7 || m.State != ipc.EventsMore {
 		t.Fatalf("with messages that wait: %+v", m)
 	}
-	d.Serve(1, rules, &ipc.NextEvents{Blocks: 100}, 0, h.send)
-	if m := h.last(); len(m.Runs) != 1 || len(m.Runs[0].Hashes) != 3*8 || m.State != ipc.EventsWhole {
+	d.Serve(1, rules, &ipc.NextEvents{Req: 8, Blocks: 100}, 0, h.send)
+	if m := h.last(); len(m.Runs) != 1 || len(m.Runs[0].Hashes) != 3*8 || m.Req != 8 || m.State != ipc.EventsWhole {
 		t.Fatalf("%+v, want everything anew", m)
 	}
 }

@@ -190,7 +190,7 @@ func (w *world) ask(session uint64, v *view, anew bool) {
 	if v.most = 1 + w.rng.IntN(9); anew {
 		clear(v.stored)
 	}
-	if !w.space.next(session, v.most, anew, v.receive) {
+	if !w.space.next(session, 1, v.most, anew, v.receive) {
 		w.t.Fatal("refused")
 	}
 }

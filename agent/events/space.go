@@ -43,6 +43,7 @@ type asked struct {
 type subscriber struct {
 	bit     uint64
 	cursors []cursor // by group
+	req     uint32   // its last request
 	most    int      // blocks that it asked for and that were not sent; 0: it has not asked
 	whole   bool     // it was told that it has been told everything, since its beginning
 	send    func(any)
@@ -175,7 +176,7 @@ func (sp *space) comparePart(l *ledger, from uint32) (next uint32) {
 
 // next serves a subscriber's request, for at most this many blocks; 0: it is not answered. It
 // returns false if there are too many subscribers.
-func (sp *space) next(session uint64, most int, anew bool, send func(any)) bool {
+func (sp *space) next(session uint64, req uint32, most int, anew bool, send func(any)) bool {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	sub := sp.subs[session]
@@ -192,7 +193,7 @@ func (sp *space) next(session uint64, most int, anew bool, send func(any)) bool 
 	if anew {
 		sp.beginAgain(sub)
 	}
-	sub.most = most
+	sub.req, sub.most = req, most
 	sp.answer(sub)
 	return true
 }
@@ -241,7 +242,7 @@ func (sp *space) answer(sub *subscriber) {
 	if len(out.runs) == 0 && all && sub.whole {
 		return
 	}
-	m := &ipc.BlockEvents{State: ipc.EventsMore, Runs: out.runs}
+	m := &ipc.BlockEvents{Req: sub.req, State: ipc.EventsMore, Runs: out.runs}
 	if all {
 		m.State, sub.whole = ipc.EventsWhole, true
 	}

@@ -431,9 +431,10 @@ class BlockTokens:
 class NextEvents:
     """Asks for the next events of the space, of at most ``blocks`` blocks.
 
-    ``anew`` is 1 to be told everything from the beginning, else 0.
+    ``anew`` is 1 to be told everything from the beginning, else 0. The answer repeats ``req``.
     """
 
+    req: int
     blocks: int
     anew: int
 
@@ -471,6 +472,7 @@ class EventRun:
 class BlockEvents:
     """Answers NEXT_EVENTS once there is something to tell."""
 
+    req: int
     state: int
     runs: tuple[EventRun, ...]
 

@@ -147,10 +147,10 @@ _RECORDS: dict[int, Record] = {
         group=_GROUP_INDEX, parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH),
         hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH), tokens=Bin(TOKEN_BYTES, MAX_FRAME), extra=Bin(0, MAX_EXTRA),
     ),
-    38: record(m.NextEvents, blocks=Uint(1, MAX_EVENT_BLOCKS), anew=_FLAG),
+    38: record(m.NextEvents, req=_U32, blocks=Uint(1, MAX_EVENT_BLOCKS), anew=_FLAG),
     39: record(
         m.BlockEvents,
-        state=Uint(m.EventsState.MORE, m.EventsState.REFUSED), runs=List(_EVENT_RUN, 0, MAX_EVENT_BLOCKS),
+        req=_U32, state=Uint(m.EventsState.MORE, m.EventsState.REFUSED), runs=List(_EVENT_RUN, 0, MAX_EVENT_BLOCKS),
     ),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
