@@ -21,6 +21,7 @@ STAGES_VERSION = 3  # the first version with loads by stages
 TRANSFERS_VERSION = 3  # the first with transfers
 KEEPS_VERSION = 3  # the first with KEEP
 BUDGETS_VERSION = 3  # the first with BUDGET
+EVENTS_VERSION = 3  # the first with NEXT_EVENTS
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""

@@ -85,6 +85,10 @@ class SchedulerCalls:
             elif meta.report.workers and not self._uncached:
                 self._add_workers(meta.report.workers)
 
+    def take_events(self) -> Sequence[Any]:
+        """Return KV events of what the agent's memory holds, since the last call."""
+        return self._scheduler.take_events() if isinstance(self._scheduler, SchedulerSide) else ()
+
     def request_finished(
         self,
         request: Any,

@@ -1,0 +1,210 @@
+"""The real engine publishes what the agent's memory holds: models of two routers, which hear
+nothing else, agree with the agent's look-ups.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.lookup import LookupClient, Want
+from tests.agent import AgentProcess, eventually
+from tests.vllm import agents
+from tests.vllm import engine as real
+from tests.vllm.engine import BLOCK, PROMPTS
+from tests.vllm.routers import Routers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.engine
+SMALL = ("--pool", "4MiB")  # memory for fewer blocks than a run stores
+ROUNDS = 12
+OPENINGS = 6  # different first blocks of prompts
+
+
+class Stage:
+    """An engine with events, its agent, and the routers that hear it."""
+
+    def __init__(self, model: Path, agent: AgentProcess, folder: Path) -> None:
+        endpoint = f"ipc://{folder}/events"
+        self.model = model
+        self.agent = agent
+        self.routers = Routers(endpoint)
+        self.llm = real.make_engine(model, str(agent.folder), kv_events_config=events_config(endpoint))
+        self.side, self.worker = real.sides(self.llm)
+        self.prompts: dict[tuple[int, ...], list[bytes]] = {}
+        """The block hashes of each prompt with its answer."""
+        finished = self.side.finished
+
+        def note(request: Any, **more: Any) -> Any:
+            whole = len(request.all_token_ids) // BLOCK
+            self.prompts[tuple(request.all_token_ids)] = list(request.block_hashes)[:whole]
+            return finished(request, **more)
+
+        self.side.finished = note
+        self.step_until(lambda: real.generate(self.llm, [[9] * BLOCK], 1) and self.routers.hear(), "a subscription")
+        self.clear()
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        self.routers.close()
+
+    def clear(self) -> None:
+        """Empty the engine's own cache: routers forget all media."""
+        real.settle(self.llm)
+        assert self.llm.reset_prefix_cache()
+
+    def step_until(self, check: Any, what: str) -> None:
+        def look() -> bool:
+            self.llm.llm_engine.step()
+            self.routers.hear()
+            return bool(check())
+
+        eventually(look, what, 60.0)
+
+    def truth(self) -> dict[tuple[int, ...], int]:
+        """Return how many of the first blocks of each prompt the agent has."""
+        lookups = self.side._agent.lookups
+        if lookups is None:
+            return dict.fromkeys(self.prompts, -1)
+        client = LookupClient(lookups._attachment.registered.lookup_path, 10.0)
+        try:
+            return {
+                prompt: client.lookup(
+                    lookups._request(Want.PROBE, len(hashes) * BLOCK + 1, 0, hashes)
+                ).tokens // BLOCK
+                for prompt, hashes in self.prompts.items() if hashes
+            }  # fmt: skip
+        finally:
+            client.close()
+
+    def credited(self) -> dict[tuple[int, ...], int]:
+        """Return the same by the routers."""
+        return {prompt: self.routers.prefix(named(hashes)) for prompt, hashes in self.prompts.items() if hashes}
+
+    def agree(self) -> int:
+        """Wait until routers and agent agree about every prompt. Return the number of blocks."""
+        self.step_until(lambda: self.credited() == self.truth(), "routers that agree with the agent")
+        self.routers.check()
+        return len(self.routers.known)
+
+
+def events_config(endpoint: str) -> Any:
+    from vllm.config import KVEventsConfig
+
+    return KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint)
+
+
+def named(hashes: list[bytes]) -> list[int]:
+    return [int.from_bytes(one, "big") & (1 << 64) - 1 for one in hashes]
+
+
+@pytest.fixture(scope="module")
+def stage(opt: Path) -> Iterator[Stage]:
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
+        folder = Path(name) / "run"
+        folder.mkdir(mode=0o700)
+        agent = AgentProcess(folder, *SMALL)
+        made = Stage(opt, agent, Path(name))
+        yield made
+        made.close()
+        agent.close()
+
+
+def test_routers_know_what_the_agent_holds(stage: Stage) -> None:
+    real.generate(stage.llm, PROMPTS)
+    assert stage.agree() >= real.WHOLE_BLOCKS
+    tokens = {one: ids for one, (_, ids) in stage.routers.known.items()}
+    for prompt, hashes in stage.prompts.items():
+        for i, one in enumerate(named(hashes)):
+            assert tokens.get(one, prompt[i * BLOCK : (i + 1) * BLOCK]) == prompt[i * BLOCK : (i + 1) * BLOCK]
+    before = stage.routers.stores
+    real.generate(stage.llm, PROMPTS)
+    stage.agree()
+    assert stage.routers.removes == 0
+    assert stage.routers.stores - before < BLOCK, "told twice"
+
+
+def test_after_all_blocks_are_cleared_everything_is_told_again(stage: Stage) -> None:
+    real.generate(stage.llm, PROMPTS)
+    held = stage.agree()
+    stage.clear()
+    stage.step_until(lambda: stage.routers.clears and len(stage.routers.known) == held, "all of it again")
+    assert stage.agree() == held
+
+
+def test_a_reset_of_the_connector_removes_everything(stage: Stage) -> None:
+    real.generate(stage.llm, PROMPTS)
+    assert stage.agree()
+    real.settle(stage.llm)
+    assert stage.llm.reset_prefix_cache(reset_connector=True)
+    assert stage.agree() == 0
+
+
+def test_a_salt_is_told_with_the_first_block(stage: Stage) -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
+    prompt = [(i * 5) % 400 + 20 for i in range(3 * BLOCK)]
+    stage.llm.generate({"prompt_token_ids": prompt, "cache_salt": "of a tenant"}, params, use_tqdm=False)
+    stage.agree()
+    (hashes,) = [hashes for tokens, hashes in stage.prompts.items() if list(tokens[: len(prompt)]) == prompt]
+    assert [stage.routers.salts[one] for one in named(hashes)] == [["of a tenant"], None, None]
+
+
+def test_another_engines_blocks_are_told_too(stage: Stage) -> None:
+    real.settle(stage.llm)
+    assert stage.llm.reset_prefix_cache(reset_connector=True)
+    assert stage.agree() == 0
+    env = os.environ | {"VLLM_TARGET_DEVICE": "cpu"}
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    options = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+    real.run_elsewhere(stage.model, stage.agent.folder, **options)
+    stage.step_until(lambda: len(stage.routers.known) >= real.WHOLE_BLOCKS, "the other engine's blocks")
+    stage.agree()
+
+
+@pytest.mark.stops
+def test_a_random_run(stage: Stage) -> None:
+    seed = int(os.environ.get("KVAGENT_SEED", random.randrange(1 << 30)))
+    print(f"KVAGENT_SEED={seed}")
+    dice = random.Random(seed)
+    done: set[str] = set()
+    removed = stage.routers.removes
+    rounds = 0
+    while rounds < ROUNDS or len(done) < len(_BLOWS) or stage.routers.removes == removed:
+        rounds += 1
+        for _ in range(dice.randint(1, 3)):
+            real.generate(stage.llm, [_prompt(dice) for _ in range(dice.randint(1, 4))], dice.randint(1, 2 * BLOCK))
+        blow = dice.choice(list(_BLOWS))
+        _BLOWS[blow](stage)
+        done.add(blow)
+        stage.agree()
+    told = f"{stage.routers.stores} stores, {stage.routers.removes} removes"
+    print(f"{rounds} rounds: {told}; {agents.figures(stage.agent)}")
+
+
+def _prompt(dice: random.Random) -> list[int]:
+    head = [(dice.randrange(OPENINGS) * 31 + i) % 400 + 20 for i in range(dice.randint(1, 4) * BLOCK)]
+    return head + [dice.randrange(20, 420) for _ in range(dice.randint(1, 8 * BLOCK))]
+
+
+def _killed(stage: Stage) -> None:
+    stage.agent.kill()
+    stage.step_until(lambda: not stage.routers.known, "routers that know of the agent's end")
+    stage.agent.start()
+    agents.joined(stage.side, [stage.worker], stage.agent, stage.llm.llm_engine.step)
+
+
+def _reset(stage: Stage) -> None:
+    real.settle(stage.llm)
+    stage.llm.reset_prefix_cache(reset_connector=True)
+
+
+_BLOWS = {"none": lambda _: None, "cleared": Stage.clear, "reset": _reset, "killed": _killed}
