@@ -17,14 +17,16 @@ from tests.agent import AgentProcess, eventually
 from tests.vllm import agents
 from tests.vllm import engine as real
 from tests.vllm.engine import BLOCK, PROMPTS
+from tests.vllm.idle import IdleEngine
 from tests.vllm.routers import Routers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.engine
 SMALL = ("--pool", "4MiB")  # memory for fewer blocks than a run stores
 ROUNDS = 12
+SILENT = {"enable_kv_cache_events": True, "publisher": "null"}  # so that the engine says the tokens
 OPENINGS = 6  # different first blocks of prompts
 
 
@@ -77,7 +79,7 @@ class Stage:
         try:
             return {
                 prompt: client.lookup(
-                    lookups._request(Want.PROBE, len(hashes) * BLOCK + 1, 0, hashes)
+                    lookups._request(Want.PROBE, len(hashes) * BLOCK + 1, 0, hashes, None)
                 ).tokens // BLOCK
                 for prompt, hashes in self.prompts.items() if hashes
             }  # fmt: skip
@@ -162,10 +164,7 @@ def test_another_engines_blocks_are_told_too(stage: Stage) -> None:
     real.settle(stage.llm)
     assert stage.llm.reset_prefix_cache(reset_connector=True)
     assert stage.agree() == 0
-    env = os.environ | {"VLLM_TARGET_DEVICE": "cpu"}
-    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
-    options = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
-    real.run_elsewhere(stage.model, stage.agent.folder, **options)
+    real.run_elsewhere(stage.model, stage.agent.folder, kv_events_config=SILENT)
     stage.step_until(lambda: len(stage.routers.known) >= real.WHOLE_BLOCKS, "the other engine's blocks")
     stage.agree()
 
@@ -208,3 +207,34 @@ def _reset(stage: Stage) -> None:
 
 
 _BLOWS = {"none": lambda _: None, "cleared": Stage.clear, "reset": _reset, "killed": _killed}
+
+
+@pytest.mark.stops
+def test_an_idle_engine_tells_what_happens_without_it(opt: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
+        folder = Path(name) / "run"
+        folder.mkdir(mode=0o700)
+        endpoint = f"ipc://{name}/events"
+        routers, agent = Routers(endpoint), AgentProcess(folder)
+        engine = IdleEngine(opt, folder, endpoint)
+
+        def hear(check: Callable[[], Any], what: str) -> None:
+            eventually(lambda: routers.hear() * 0 or check(), what, 60.0)
+
+        try:
+            while not routers.hear():
+                engine.order("generate", [[9] * 3])
+                engine.order("generate", [[7] * BLOCK])
+            engine.order("clear")
+            engine.order("generate", PROMPTS)
+            hear(lambda: len(routers.known) >= real.WHOLE_BLOCKS, "the blocks that it saved")
+            agent.kill()
+            hear(lambda: not routers.known, "the end of the agent")
+            agent.start()
+            real.run_elsewhere(opt, folder, kv_events_config=SILENT)
+            hear(lambda: len(routers.known) >= real.WHOLE_BLOCKS, "what another engine saved")
+            print(f"idle: {routers.stores} stores, {routers.removes} removes")
+        finally:
+            engine.close()
+            agent.close()
+            routers.close()
