@@ -167,7 +167,7 @@ def test_after_all_blocks_are_cleared_everything_is_asked_anew(case: Case) -> No
     old = case.asked[1]
     case.it.cleared()
     assert case.it.pending()
-    assert case.answer(stored("b", "c"), req=old) == [], "an answer to what was asked before"
+    assert case.answer(stored("", "c"), req=old) == [], "an answer to what was asked before"
     assert case.asked == ("next", old + 1, ASK_BLOCKS, True)
     assert case.answer(removed("a"), req=old) == []
     assert case.answer(stored("", "a", "b", "c")) == [("stored", 0, None, ("a", "b", "c"), None)]
@@ -344,3 +344,32 @@ def test_an_engine_without_a_loop_of_its_own_is_not_woken() -> None:
     )
     core.EngineCoreProc = type("EngineCoreProc", (core.EngineCore,), {})
     assert engine_wake(core) is None
+
+
+def test_tokens_are_said_once_the_agent_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "REMOVE_BLOCKS", 1)
+    case = Case()
+    of = tracked(request(1))
+
+    def said() -> int:
+        return sum(one[0] == 0 for one in case.agent.session.sent)
+
+    case.it.tokens.say(of, 0, 0, 1)  # before the first question
+    case.it.follow()  # the side does, as soon as there is a session
+    case.it.tokens.say(of, 0, 0, 1)
+    case.it.take()
+    assert said() == 0
+    case.answer(state=2)
+    assert said() == 0, "the agent has no place for them yet"
+    case.it._not_before = 0.0
+    case.it.take()
+    case.answer(stored("", "a", "b"))
+    assert said() == 1
+    case.agent.session = FakeSession()
+    case.it.follow()
+    case.it.tokens.say(of, 0, 0, 1)
+    case.it.take()  # removes b
+    case.it.take()  # removes a, and asks
+    assert said() == 0
+    case.answer()
+    assert said() == 1

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.lookup import LookupClient, Want
 from tests.agent import AgentProcess, eventually
 from tests.vllm import agents
 from tests.vllm import engine as real
 from tests.vllm.engine import BLOCK, PROMPTS
 from tests.vllm.idle import IdleEngine
-from tests.vllm.routers import Routers
+from tests.vllm.routers import Prompts, Subscribed, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,19 +36,10 @@ class Stage:
         endpoint = f"ipc://{folder}/events"
         self.model = model
         self.agent = agent
-        self.routers = Routers(endpoint)
+        self.routers = Subscribed(endpoint)
         self.llm = real.make_engine(model, str(agent.folder), kv_events_config=events_config(endpoint))
         self.side, self.worker = real.sides(self.llm)
-        self.prompts: dict[tuple[int, ...], list[bytes]] = {}
-        """The block hashes of each prompt with its answer."""
-        finished = self.side.finished
-
-        def note(request: Any, **more: Any) -> Any:
-            whole = len(request.all_token_ids) // BLOCK
-            self.prompts[tuple(request.all_token_ids)] = list(request.block_hashes)[:whole]
-            return finished(request, **more)
-
-        self.side.finished = note
+        self.prompts = Prompts(self.side, BLOCK)
         self.step_until(lambda: real.generate(self.llm, [[9] * BLOCK], 1) and self.routers.hear(), "a subscription")
         self.clear()
 
@@ -70,29 +60,11 @@ class Stage:
 
         eventually(look, what, 60.0)
 
-    def truth(self) -> dict[tuple[int, ...], int]:
-        """Return how many of the first blocks of each prompt the agent has."""
-        lookups = self.side._agent.lookups
-        if lookups is None:
-            return dict.fromkeys(self.prompts, -1)
-        client = LookupClient(lookups._attachment.registered.lookup_path, 10.0)
-        try:
-            return {
-                prompt: client.lookup(
-                    lookups._request(Want.PROBE, len(hashes) * BLOCK + 1, 0, hashes, None)
-                ).tokens // BLOCK
-                for prompt, hashes in self.prompts.items() if hashes
-            }  # fmt: skip
-        finally:
-            client.close()
-
-    def credited(self) -> dict[tuple[int, ...], int]:
-        """Return the same by the routers."""
-        return {prompt: self.routers.prefix(named(hashes)) for prompt, hashes in self.prompts.items() if hashes}
-
     def agree(self) -> int:
         """Wait until routers and agent agree about every prompt. Return the number of blocks."""
-        self.step_until(lambda: self.credited() == self.truth(), "routers that agree with the agent")
+        self.step_until(
+            lambda: self.prompts.credited(self.routers) == self.prompts.held(), "routers that agree with the agent"
+        )
         self.routers.check()
         return len(self.routers.known)
 
@@ -101,10 +73,6 @@ def events_config(endpoint: str) -> Any:
     from vllm.config import KVEventsConfig
 
     return KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint)
-
-
-def named(hashes: list[bytes]) -> list[int]:
-    return [int.from_bytes(one, "big") & (1 << 64) - 1 for one in hashes]
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +90,7 @@ def stage(opt: Path) -> Iterator[Stage]:
 def test_routers_know_what_the_agent_holds(stage: Stage) -> None:
     real.generate(stage.llm, PROMPTS)
     assert stage.agree() >= real.WHOLE_BLOCKS
-    tokens = {one: ids for one, (_, ids) in stage.routers.known.items()}
-    for prompt, hashes in stage.prompts.items():
-        for i, one in enumerate(named(hashes)):
-            assert tokens.get(one, prompt[i * BLOCK : (i + 1) * BLOCK]) == prompt[i * BLOCK : (i + 1) * BLOCK]
+    stage.prompts.check_tokens(stage.routers)
     before = stage.routers.stores
     real.generate(stage.llm, PROMPTS)
     stage.agree()
@@ -156,7 +121,7 @@ def test_a_salt_is_told_with_the_first_block(stage: Stage) -> None:
     prompt = [(i * 5) % 400 + 20 for i in range(3 * BLOCK)]
     stage.llm.generate({"prompt_token_ids": prompt, "cache_salt": "of a tenant"}, params, use_tqdm=False)
     stage.agree()
-    (hashes,) = [hashes for tokens, hashes in stage.prompts.items() if list(tokens[: len(prompt)]) == prompt]
+    (hashes,) = [hashes for tokens, hashes in stage.prompts.hashes.items() if list(tokens[: len(prompt)]) == prompt]
     assert [stage.routers.salts[one] for one in named(hashes)] == [["of a tenant"], None, None]
 
 
@@ -215,7 +180,7 @@ def test_an_idle_engine_tells_what_happens_without_it(opt: Path) -> None:
         folder = Path(name) / "run"
         folder.mkdir(mode=0o700)
         endpoint = f"ipc://{name}/events"
-        routers, agent = Routers(endpoint), AgentProcess(folder)
+        routers, agent = Subscribed(endpoint), AgentProcess(folder)
         engine = IdleEngine(opt, folder, endpoint)
 
         def hear(check: Callable[[], Any], what: str) -> None:

@@ -115,12 +115,12 @@ class Publication:
         self._not_before = 0.0  # no question is asked before
         self._leaving = False  # what is published is of a session that has ended
         self._full = False  # the session did not accept the last question
+        self._open = False  # the agent keeps the tokens that it is told: it has answered a question
 
     def take(self) -> list[Any]:
         """Return the next events. Called once in each step."""
-        session = self._supported()
-        if session is not self._session:
-            self._adopt(session)
+        self.follow()
+        session = self._session
         events: list[Any] = []
         if self._leaving:
             events = self._published.remove(REMOVE_BLOCKS)
@@ -130,10 +130,23 @@ class Publication:
                 if answer.req == self._asked:
                     events = self._publish(answer)
         if session is not None:
-            self.tokens.send(session)
+            if self._open:
+                self.tokens.send(session)
             if not self._leaving:
                 self._ask(session)
         return events
+
+    def follow(self) -> None:
+        """Handle that the session has changed, if it has. Called before tokens are said to a new
+        one.
+        """
+        session = self._supported()
+        if session is self._session:
+            return
+        self._session = session
+        self._asked, self._anew, self._full, self._open, self._not_before = 0, False, False, False, 0.0
+        self._leaving = len(self._published) > 0
+        self.tokens.clear()
 
     def cleared(self) -> None:
         """Handle that vLLM's stream says that all blocks are gone, in all media."""
@@ -167,17 +180,12 @@ class Publication:
         session = self._agent.session
         return session if session is not None and session.version >= EVENTS_VERSION else None
 
-    def _adopt(self, session: Session | None) -> None:
-        self._session = session
-        self._asked, self._anew, self._full, self._not_before = 0, False, False, 0.0
-        self._leaving = len(self._published) > 0
-        self.tokens.clear()
-
     def _publish(self, answer: BlockEvents) -> list[Any]:
         self._asked = 0
         if answer.state == EventsState.REFUSED:
             self._not_before = time.monotonic() + REFUSED_S
             return []
+        self._open = True
         return [event for run in answer.runs if (event := self._published.take(run)) is not None]
 
     def _ask(self, session: Session) -> None:

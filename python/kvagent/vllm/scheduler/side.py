@@ -449,6 +449,8 @@ class SchedulerSide:
 
     def _react(self, change: SessionChange) -> None:
         self._calm = False
+        if self._publication is not None:
+            self._publication.follow()
         if change.ended:
             self._schedule.clear()
             self._transfers.drop()
