@@ -203,7 +203,9 @@ func eventMessages() []namedMessage {
 			Hashes: run(0, 96), Tokens: run(0, 192), Extra: run(0, MaxExtra)}},
 		{"next_events", 3, &NextEvents{Req: 1, Blocks: 1}},
 		{"next_events_max", 3, &NextEvents{Req: math.MaxUint32, Blocks: MaxEventBlocks, Anew: true}},
-		{"block_events", 3, &BlockEvents{Req: math.MaxUint32, State: EventsWhole, Runs: []EventRun{stored, removed, stored}}},
+		{"block_events", 3, &BlockEvents{
+			Req: math.MaxUint32, State: EventsWhole, Runs: []EventRun{stored, removed, stored},
+		}},
 		{"block_events_none", 3, &BlockEvents{State: EventsWhole}},
 		{"block_events_refused", 3, &BlockEvents{State: EventsRefused}},
 	}

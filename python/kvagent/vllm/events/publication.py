@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.events.waking import Waker
     from kvagent.vllm.scheduler.agent_session import AgentSession
 
-ASK_BLOCKS = 512  # of one answer, which one step publishes
+ASK_BLOCKS = 256  # of one answer, which one step publishes
 REMOVE_BLOCKS = 4096  # that one step removes after the end of a session
 REFUSED_S = 1.0  # between questions that the agent refuses
 MEDIUM_MEMORY = 1  # of an EventRun: the agent's memory
