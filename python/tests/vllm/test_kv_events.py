@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.vllm.world import World
 
-ROUNDS = 30
+ROUNDS = 20
 OPENINGS = 5  # different beginnings of prompts
 EXTRA = {"weights_fixed": True}
 
