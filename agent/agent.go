@@ -10,6 +10,7 @@
 //	space.resetting     a weights epoch is advanced, which calls the pool
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
+//	events' locks       under which the pool's and an outbox's are taken
 //	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.Counter.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
@@ -29,6 +30,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
@@ -66,6 +68,7 @@ type Agent struct {
 	deliveries *delivery.Table
 	raising    chan struct{} // has room for as many calls of Raise as may work
 	keeps      *keep.Ledger  // nil: the pool cannot keep blocks
+	events     *events.Desk  // nil: the pool does not note what comes and goes
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -138,6 +141,9 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log); err != nil {
 		return err
 	}
+	if journal, ok := a.pool.(pool.Journal); ok {
+		a.events = events.New(journal)
+	}
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
 		log: a.log,
@@ -148,7 +154,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers,
 		memory:  a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		deliveries: a.deliveries, keeps: a.keeps, peer: a.cfg.Peers.Address,
+		deliveries: a.deliveries, keeps: a.keeps, events: a.events, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	return nil

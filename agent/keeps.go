@@ -11,14 +11,12 @@ import (
 // keep serves KEEP, for blocks of the session's own space. It is ignored, and counted, without a
 // registration, or with a pool that cannot keep blocks.
 func (s *session) keep(m *ipc.Keep) {
-	if st := s.seat.Load(); st != nil && s.owner.keeps != nil {
-		if rules := st.space.open.Load(); rules != nil {
-			s.owner.keeps.Keep(&keep.Request{
-				Space: rules.ID, Group: m.Group, Hashes: pool.Chain(m.Hashes, int(m.HashLen)),
-				Pin: time.Duration(m.PinMS) * time.Millisecond, TTL: time.Duration(m.TTLMS) * time.Millisecond,
-			})
-			return
-		}
+	if rules := s.rules(); rules != nil && s.owner.keeps != nil {
+		s.owner.keeps.Keep(&keep.Request{
+			Space: rules.ID, Group: m.Group, Hashes: pool.Chain(m.Hashes, int(m.HashLen)),
+			Pin: time.Duration(m.PinMS) * time.Millisecond, TTL: time.Duration(m.TTLMS) * time.Millisecond,
+		})
+		return
 	}
 	s.owner.metrics.KeepsIgnored.Add(1)
 }

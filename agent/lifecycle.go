@@ -93,7 +93,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  5. the fetches from other agents end, as does the service to them;
 //  6. the pressure call is removed: nothing is leased any more;
 //  7. the watchdog and the sweep end;
-//     then nothing is kept for requests any more;
+//     then nothing is kept for requests any more, and no events are told;
 //  8. HTTP ends, and releases the directory's lock: a successor may start now.
 func (a *Agent) Close() {
 	a.closing.Do(func() {
@@ -116,6 +116,7 @@ func (a *Agent) Close() {
 		if a.keeps != nil {
 			a.keeps.Close()
 		}
+		a.events.Close()
 		if a.web != nil {
 			a.web.Close()
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
 )
 
 // session is one session socket, with three goroutines: run owns it, waits for its end, tears it
@@ -208,10 +209,20 @@ func (s *session) serve(msg any, fds []int) error {
 		s.keep(m)
 	case *ipc.Budget:
 		return s.setBudget(m)
+	case *ipc.BlockTokens, *ipc.NextEvents:
+		s.owner.events.Serve(s.number, s.rules(), msg, s.out.Depth(), s.notify)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:
 		return unexpected("message", "type", "%T, allowed: a message that a client sends after HELLO", msg)
+	}
+	return nil
+}
+
+// rules returns the open space of the session's registration; nil: none.
+func (s *session) rules() *lookup.Space {
+	if st := s.seat.Load(); st != nil {
+		return st.space.open.Load()
 	}
 	return nil
 }

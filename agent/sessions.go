@@ -15,11 +15,13 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/peercred"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -46,6 +48,7 @@ type sessions struct {
 
 	deliveries *delivery.Table
 	keeps      *keep.Ledger // nil: the pool cannot keep blocks
+	events     *events.Desk // may be nil
 	peer       string       // the agent's address for other agents
 
 	mu      sync.Mutex
@@ -85,7 +88,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 }
 
 // refused counts and logs a peer that is not allowed to connect.
-func (all *sessions) refused(peer ipc.Cred, err error) {
+func (all *sessions) refused(peer peercred.Cred, err error) {
 	all.metrics.SessionsRefused.Add(1)
 	all.log.Warn("session refused", zap.Int("pid", peer.Pid), zap.Error(err))
 }

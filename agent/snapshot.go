@@ -49,7 +49,7 @@ func (a *Agent) snapshot() admin.Snapshot {
 		report := a.tiers.Report()
 		s.Tiers = &report
 	}
-	s.Keep = a.keepReport()
+	s.Keep, s.Events = a.keepReport(), a.events.Report()
 	s.Transfers, s.Peers.Address = a.deliveries.Report(), a.cfg.Peers.Address
 	if a.cfg.Peers.Report != nil {
 		s.Peers = a.cfg.Peers.Report()

@@ -72,7 +72,8 @@ func (s *session) recordEnd(registered bool, took time.Duration) {
 //  3. the device closes the regions: nothing of the engine is mapped any more;
 //  4. the leases end, so that their blocks can be evicted;
 //  5. the look-up socket closes if no other engine names it;
-//  6. its transfers are complete, because nothing more comes, and its fetches end;
+//  6. its transfers are complete, because nothing more comes, its fetches end, and it is told no
+//     more events;
 //  7. the seat becomes free for a successor.
 func (all *sessions) vacate(st *seat) {
 	all.registry.leave(st)
@@ -86,6 +87,7 @@ func (all *sessions) vacate(st *seat) {
 	all.ledger.CloseHolder(st.holder)
 	all.sockets.drop(st)
 	all.deliveries.EndSession(st.session.number)
+	all.events.Leave(st.session.number)
 	all.registry.vacate(st)
 }
 

@@ -110,12 +110,8 @@ func (p *computeSpeed) saved(step uint64, tokens int, now time.Time) (computed i
 
 // reportSpeed reports to the tiers how fast the session's engine computes.
 func (s *session) reportSpeed(m *ipc.Save) {
-	st := s.seat.Load()
-	if s.owner.tiers == nil || st == nil {
-		return
-	}
-	open := st.space.open.Load()
-	if open == nil {
+	open := s.rules()
+	if s.owner.tiers == nil || open == nil {
 		return
 	}
 	blocks := 0

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/ipc/peercred"
 )
 
 // Times of a session.
@@ -30,7 +32,7 @@ const (
 // own, which lives as long as the message.
 type Conn struct {
 	uc       *net.UnixConn
-	peer     Cred
+	peer     peercred.Cred
 	pidfd    *os.File // nil: none
 	fd       int      // of pidfd, -1: none
 	accepted bool     // this is the agent's end
@@ -68,12 +70,12 @@ func newConn(uc *net.UnixConn, accepted bool) (*Conn, error) {
 		uc.Close()
 		return nil, fmt.Errorf("session: %w", err)
 	}
-	peer, pidfd, exited, err := identify(uc)
+	peer, pidfd, exited, err := peercred.Identify(uc)
 	if err != nil {
 		uc.Close()
 		return nil, fmt.Errorf("session: peer credentials: %w", err)
 	}
-	c := &Conn{uc: uc, peer: peer, fd: pidfd, pidfd: watchable(pidfd), accepted: accepted}
+	c := &Conn{uc: uc, peer: peer, fd: pidfd, pidfd: peercred.Watchable(pidfd), accepted: accepted}
 	c.backlog.raw = raw
 	if c.pidfd == nil {
 		c.fd = -1
@@ -138,7 +140,7 @@ func (c *Conn) Cause() error {
 }
 
 // Peer returns the identity of the process at the other end.
-func (c *Conn) Peer() Cred { return c.peer }
+func (c *Conn) Peer() peercred.Cred { return c.peer }
 
 // PidFD returns a descriptor of the peer's process for polling, -1 if there is none. It belongs to
 // c.

@@ -16,7 +16,8 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeLoadEvents: "LOAD_EVENTS", TypeEventsMade: "EVENTS_MADE",
 	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
 	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeKeep: "KEEP",
-	TypeSteps: "STEPS", TypeBudget: "BUDGET"}
+	TypeSteps: "STEPS", TypeBudget: "BUDGET", TypeBlockTokens: "BLOCK_TOKENS", TypeNextEvents: "NEXT_EVENTS",
+	TypeBlockEvents: "BLOCK_EVENTS"}
 
 // Encode appends msg, a pointer to one of the session's messages, to dst: a frame without its
 // length. It refuses what Decode would refuse with a *MalformedError, and then dst is unchanged. It
@@ -49,7 +50,7 @@ func Decode(version uint32, frame []byte) (any, error) {
 	num(&w, "type", &typ, 0, math.MaxUint8)
 	msg := newMessage(typ)
 	if msg == nil {
-		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeBudget)
+		w.fail(ReasonVersion, "type", "%d is no message, allowed is %d to %d", typ, TypeHello, TypeBlockEvents)
 		return nil, w.err
 	}
 	if w.err == nil {
@@ -95,72 +96,26 @@ var makers = map[uint8]func() any{
 	TypeDelivered: func() any { return new(Delivered) }, TypeStages: func() any { return new(Stages) },
 	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeKeep: func() any { return new(Keep) },
 	TypeSteps: func() any { return new(Steps) }, TypeBudget: func() any { return new(Budget) },
+	TypeBlockTokens: func() any { return new(BlockTokens) },
+	TypeNextEvents:  func() any { return new(NextEvents) }, TypeBlockEvents: func() any { return new(BlockEvents) },
 }
 
 func (w *wire) walk(msg any) {
 	switch m := msg.(type) {
-	case *Hello:
-		m.walk(w)
-	case *Welcome:
-		m.walk(w)
-	case *Register:
-		m.walk(w)
-	case *Regions:
-		m.walk(w)
-	case *Segments:
-		m.walk(w)
-	case *Registered:
+	case interface{ walk(w *wire) }:
 		m.walk(w)
 	case *Unregister:
 		w.request(TypeUnregister, &m.Req)
-	case *Release:
-		m.walk(w)
-	case *Save:
-		m.walk(w)
-	case *Load:
-		m.walk(w)
 	case *Cancel:
 		w.job(TypeCancel, &m.Job)
 	case *Reset:
 		w.request(TypeReset, &m.Req)
 	case *Ping:
 		w.request(TypePing, &m.Req)
-	case *Done:
-		m.walk(w)
 	case *Cancelled:
 		w.job(TypeCancelled, &m.Job)
 	case *Pong:
 		w.request(TypePong, &m.Req)
-	case *ResetDone:
-		m.walk(w)
-	case *Epoch:
-		m.walk(w)
-	case *Error:
-		m.walk(w)
-	case *Switches:
-		m.walk(w)
-	case *Unregistered:
-		m.walk(w)
-	case *LoadEvents:
-		m.walk(w)
-	case *EventsMade:
-		m.walk(w)
-	case *Offer:
-		m.walk(w)
-	case *Offered:
-		m.walk(w)
-	case *Delivered:
-		m.walk(w)
-	case *Stages:
-		m.walk(w)
-	case *StagedLoad:
-		m.walk(w)
-	case *Steps:
-		m.walk(w)
-	case *Keep:
-		m.walk(w)
-	case *Budget:
-		m.walk(w)
 	default:
 		w.fail(ReasonVersion, "type", "%s is no message", fmt.Sprintf("%T", msg))
 	}

@@ -68,7 +68,7 @@ func walkSections(w *wire, p *[]Section) {
 	for i := range *p {
 		s := &(*p)[i]
 		w.elem("sections", i, 5)
-		s.walk(w)
+		s.fields(w)
 		if w.err != nil {
 			return
 		}
@@ -80,7 +80,7 @@ func walkSections(w *wire, p *[]Section) {
 	}
 }
 
-func (s *Section) walk(w *wire) {
+func (s *Section) fields(w *wire) {
 	num(w, "group", &s.Group, 0, MaxGroups-1)
 	w.bin("parent", &s.Parent, 0, MaxHashLen)
 	num(w, "hash_len", &s.HashLen, 1, MaxHashLen)

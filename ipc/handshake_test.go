@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/kvagent/kvagent/ipc/peercred"
 )
 
 // shake lets a client of one range of versions meet an agent of another.
@@ -128,8 +130,10 @@ func TestSessionPermission(t *testing.T) {
 
 func checkPermission(t *testing.T, name string, uids, gids []uint32, ok bool) {
 	t.Helper()
-	refused := make(chan Cred, 1)
-	l := listenSession(t, SessionOptions{UIDs: uids, GIDs: gids, OnRefused: func(p Cred, _ error) { refused <- p }})
+	refused := make(chan peercred.Cred, 1)
+	l := listenSession(t, SessionOptions{
+		UIDs: uids, GIDs: gids, OnRefused: func(p peercred.Cred, _ error) { refused <- p },
+	})
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
@@ -163,9 +167,9 @@ func checkPermission(t *testing.T, name string, uids, gids []uint32, ok bool) {
 }
 
 func TestPeerGroups(t *testing.T) {
-	p := Cred{Gid: 5, Groups: []uint32{7, 9}}
+	p := peercred.Cred{Gid: 5, Groups: []uint32{7, 9}}
 	for gid, want := range map[uint32]bool{5: true, 7: true, 9: true, 8: false} {
-		if p.inGroups([]uint32{1, gid}) != want {
+		if p.InGroups([]uint32{1, gid}) != want {
 			t.Errorf("group %d: want %v", gid, want)
 		}
 	}

@@ -46,6 +46,8 @@ const (
 	MaxSteps                  = 64        // decode steps in one STEPS
 	MaxBudget                 = 1 << 46   // bytes of a BUDGET
 	StepBytes                 = 12        // of one of them
+	MaxExtra                  = 4096      // bytes of what a run's events have besides tokens
+	MaxEventBlocks            = 4096      // of one BLOCK_EVENTS
 	None               uint32 = 1<<32 - 1 // no event, no revocation word
 )
 
@@ -82,6 +84,25 @@ const (
 	TypeSteps        = 30
 	TypeKeep         = 29
 	TypeBudget       = 31
+	TypeBlockTokens  = 37
+	TypeNextEvents   = 38
+	TypeBlockEvents  = 39
+)
+
+// Kinds of runs in BLOCK_EVENTS.
+const (
+	EventStored  = 1
+	EventRemoved = 2
+)
+
+// MediumMemory is the medium of blocks in the agent's memory.
+const MediumMemory = 1
+
+// States in BLOCK_EVENTS.
+const (
+	EventsMore    = 0 // there is more to tell
+	EventsWhole   = 1 // everything was told
+	EventsRefused = 2 // nothing is told to this session
 )
 
 // Roles of a session.
@@ -356,6 +377,36 @@ type (
 	// Budget limits what the blocks that a worker's engine stores may take of the pool.
 	Budget struct {
 		Bytes uint64 // of them, that this worker holds; 0: any number
+	}
+	// BlockTokens has the tokens of a run of chained blocks.
+	BlockTokens struct {
+		Group   uint8
+		Parent  []byte // hash of the block before the first; empty at the start of a prompt
+		HashLen uint8
+		Hashes  []byte // joined
+		Tokens  []byte // u32 LE, of all blocks
+		Extra   []byte // returned as it is with each of the blocks
+	}
+	// NextEvents asks for the next events of the registration's space.
+	NextEvents struct {
+		Req    uint32
+		Blocks uint32 // at most
+		Anew   bool   // tell everything from the beginning
+	}
+	// BlockEvents answers NextEvents once there is something to tell.
+	BlockEvents struct {
+		Req   uint32 // of the NextEvents that it answers
+		State uint8
+		Runs  []EventRun
+	}
+	// EventRun has blocks that were stored, which are chained, or removed.
+	EventRun struct {
+		Kind, Medium, Group uint8
+		Parent              []byte // of the first stored block; empty at the start of a prompt
+		HashLen             uint8
+		Hashes              []byte // joined
+		Tokens              []byte // of stored blocks, u32 LE
+		Extra               []byte // of each of the stored blocks
 	}
 	// Ping asks for a Pong.
 	Ping struct{ Req uint32 }

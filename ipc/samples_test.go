@@ -52,6 +52,7 @@ func sessionMessages() (all []namedMessage) {
 	all = append(all, jobMessages()...)
 	all = append(all, transferMessages()...)
 	all = append(all, stagedMessages()...)
+	all = append(all, eventMessages()...)
 	return append(all, answerMessages()...)
 }
 
@@ -190,6 +191,26 @@ func stagedMessages() []namedMessage {
 	}
 }
 
+func eventMessages() []namedMessage {
+	stored := EventRun{Kind: EventStored, Medium: MediumMemory, Group: 1, Parent: run(0, 4), HashLen: 4,
+		Hashes: run(0x20, 8), Tokens: run(0x40, 16), Extra: []byte{9}}
+	removed := EventRun{Kind: EventRemoved, Medium: math.MaxUint8, HashLen: MaxHashLen, Hashes: run(0, 64)}
+	return []namedMessage{
+		{"block_tokens", 3, &BlockTokens{Group: 1, Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8),
+			Tokens: run(0x40, 16), Extra: []byte{9}}},
+		{"block_tokens_root", 3, &BlockTokens{HashLen: 1, Hashes: []byte{7}, Tokens: run(0, 4)}},
+		{"block_tokens_max", 3, &BlockTokens{Group: MaxGroups - 1, Parent: run(0, MaxHashLen), HashLen: MaxHashLen,
+			Hashes: run(0, 96), Tokens: run(0, 192), Extra: run(0, MaxExtra)}},
+		{"next_events", 3, &NextEvents{Req: 1, Blocks: 1}},
+		{"next_events_max", 3, &NextEvents{Req: math.MaxUint32, Blocks: MaxEventBlocks, Anew: true}},
+		{"block_events", 3, &BlockEvents{
+			Req: math.MaxUint32, State: EventsWhole, Runs: []EventRun{stored, removed, stored},
+		}},
+		{"block_events_none", 3, &BlockEvents{State: EventsWhole}},
+		{"block_events_refused", 3, &BlockEvents{State: EventsRefused}},
+	}
+}
+
 func repeat(s Section, n int) (all []Section) {
 	for range n {
 		all = append(all, s)
@@ -259,6 +280,8 @@ func malformedMessages() []malformedMessage {
 	stages := &Stages{Off: 8, Count: 2, List: []byte{0, 0}}
 	offer := &Offer{Name: []byte{7}, Tokens: 16, TTLMS: 1000}
 	keep := &Keep{Group: 1, HashLen: 4, Hashes: run(0x20, 8), PinMS: 1000, TTLMS: 5}
+	tokens := &BlockTokens{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8), Tokens: run(0x40, 16)}
+	events := &BlockEvents{Runs: []EventRun{{Kind: EventRemoved, Medium: 1, HashLen: 2, Hashes: run(0x20, 4)}}}
 	return []malformedMessage{
 		{"empty_frame", 2, nil},
 		{"no_array", 2, []byte{0x0d}},
@@ -390,6 +413,24 @@ func malformedMessages() []malformedMessage {
 		{"keep_nothing", 3, swap(3, keep, "\xcd\x03\xe8\x05", "\x00\x00")},
 		{"keep_hashes_str", 3, []byte{0x96, 0x1d, 0x00, 0x01, 0xa1, 0x07, 0x01, 0x01}},
 		{"keep_of_7", 3, []byte{0x97, 0x1d, 0x00, 0x01, 0xc4, 0x01, 0x07, 0x01, 0x01, 0x01}},
+		{"block_tokens_in_v2", 2, enc(3, tokens)},
+		{"block_tokens_hash_len_3", 3, swap(3, tokens, "\x04\xc4\x08", "\x03\xc4\x08")},
+		{"block_tokens_parent_of_3", 3, swap(3, tokens, "\xc4\x04\x00\x01\x02\x03", "\xc4\x03\x00\x01\x02")},
+		{"block_tokens_of_one_and_a_half", 3, swap(3, tokens, "\xc4\x10"+string(run(0x40, 16)),
+			"\xc4\x0c"+string(run(0x40, 12)))},
+		{"block_tokens_none", 3, swap(3, tokens, "\xc4\x10"+string(run(0x40, 16)), "\xc4\x00")},
+		{"next_events_in_v2", 2, []byte{0x94, 0x26, 0x01, 0x01, 0x00}},
+		{"next_events_0", 3, []byte{0x94, 0x26, 0x01, 0x00, 0x00}},
+		{"next_events_4097", 3, []byte{0x94, 0x26, 0x01, 0xcd, 0x10, 0x01, 0x00}},
+		{"next_events_anew_2", 3, []byte{0x94, 0x26, 0x01, 0x01, 0x02}},
+		{"block_events_in_v2", 2, enc(3, events)},
+		{"block_events_state_3", 3, swap(3, events, "\x94\x27\x00\x00", "\x94\x27\x00\x03")},
+		{"block_events_kind_0", 3, swap(3, events, "\x98\x02", "\x98\x00")},
+		{"block_events_kind_3", 3, swap(3, events, "\x98\x02", "\x98\x03")},
+		{"block_events_medium_0", 3, swap(3, events, "\x98\x02\x01", "\x98\x02\x00")},
+		{"block_events_stored_without_tokens", 3, swap(3, events, "\x98\x02", "\x98\x01")},
+		{"block_events_removed_with_extra", 3, swap(3, events, "\x23\xc4\x00\xc4\x00", "\x23\xc4\x00\xc4\x01\x00")},
+		{"block_events_4097_runs", 3, []byte{0x94, 0x27, 0x00, 0x00, 0xdc, 0x10, 0x01}},
 		{"error_text_too_long", 2, append([]byte{0x93, 0x13, 0x01, 0xda, 0x04, 0x01},
 			bytes.Repeat([]byte{'x'}, 1025)...)},
 	}

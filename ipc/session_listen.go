@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/ipc/peercred"
 )
 
 // MaxSessions is how many connections a listener holds at once; one more is refused.
@@ -23,7 +25,7 @@ type SessionOptions struct {
 	SocketGroup int      // gid that may reach the socket, and connect; 0: none
 	UIDs, GIDs  []uint32 // of peers that may connect; both empty: this process's user and root
 	// OnRefused, if set, is called for each peer that is refused.
-	OnRefused func(Cred, error)
+	OnRefused func(peercred.Cred, error)
 }
 
 // SessionListener accepts sessions. Accept and Close may be called concurrently.
@@ -100,8 +102,8 @@ func (s *SessionListener) admit(c *Conn) bool {
 }
 
 // check counts the peer if it may connect.
-func (s *SessionListener) check(p Cred) (code uint8, err error) {
-	if !slices.Contains(s.o.UIDs, p.Uid) && !p.inGroups(s.o.GIDs) {
+func (s *SessionListener) check(p peercred.Cred) (code uint8, err error) {
+	if !slices.Contains(s.o.UIDs, p.Uid) && !p.InGroups(s.o.GIDs) {
 		return ErrCodePermission, fmt.Errorf("uid %d, gid %d: allowed are uids %v, gids %v", p.Uid, p.Gid, s.o.UIDs,
 			s.o.GIDs)
 	}

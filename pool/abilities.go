@@ -190,6 +190,30 @@ type Mapped interface {
 	Arena() (base []byte, fd int)
 }
 
+// Change is the name of an entry that became visible, or that was and is not any more.
+type Change struct {
+	Space SpaceID
+	Group uint8
+	Hash  Hash
+}
+
+// Journal is a memory that notes which entries of some spaces come and go, for those who tell
+// routers. A note says where to look, and Holds what is so.
+//
+// Implemented by pool/dram and pool/tier (for its memory). Without it, engines are told no events.
+type Journal interface {
+	// Watch begins to note the entries of a space, until it is closed.
+	Watch(s SpaceID)
+	// Changed returns a channel of capacity 1 that has a value when there are notes.
+	Changed() <-chan struct{}
+	// Changes takes all notes, and keeps empty, the caller's last list, for the next ones. lost
+	// reports that some could not be noted, or that a space was reset or closed: then any entry may
+	// have come or gone.
+	Changes(empty []Change) (all []Change, lost bool)
+	// Holds is Index.Exists for memory alone, and reports whether the space is open.
+	Holds(s SpaceID, group uint8, h Hashes, present []bool) (open bool)
+}
+
 // Abilities of a store.
 
 // Lister is a Store that lists what it holds. It is slow, and for administration.

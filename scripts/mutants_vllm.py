@@ -69,6 +69,7 @@ TAILS = "tests/test_vllm_tails.py"
 TURNS = "tests/vllm/test_tails.py"
 UNCACHED = "tests/vllm/test_uncached.py"
 PROOF = "tests/vllm/test_tier_agent.py"
+EVENTS = "tests/test_vllm_events.py"
 MUTANTS = [
     Mutant("the tier gives a save up without revoking it", "tier/saves.py",
         "                memory.revoke(job.word)\n", "                pass\n",
@@ -446,7 +447,7 @@ MUTANTS = [
         "        awaited = waiting and self._waiting()\n",
         "frozen_one_once", "answers no ping is waited for", where=WAITS),
     Mutant("the end of the session is not seen while a request waits", "scheduler/side.py",
-        "listen=waiting or self._agent.awaited() or", "listen=waiting or",
+        "listen=waiting or woken or self._agent.awaited() or", "listen=waiting or woken or",
         "killed_agent_is_not_waited_for", "gone is waited for", where=WAITS),
     Mutant("a question too many is a miss", "scheduler/lookups.py",
         "        with contextlib.suppress(Busy):\n            tracked.ticket = lookups",
@@ -610,6 +611,18 @@ MUTANTS = [
     Mutant("the tier loads before a reset is flushed", "tier/manager.py",
         "self._held_steps = 0 if FENCED else self._flushing_steps()", "self._held_steps = 0",
         "copies_from_before_a_reset", "AssertionError|assert", where=CONTRACT),
+    Mutant("tokens are said before the agent keeps them", "events/publication.py",
+        "            if self._open:\n", "            if True:\n",
+        "said_once_the_agent_keeps_them", "assert 1 == 0", where=EVENTS),
+    Mutant("an answer from before all blocks were cleared is published", "events/publication.py",
+        "                if answer.req == self._asked:\n", "                if True:\n",
+        "everything_is_asked_anew", "what was asked before", where=EVENTS),
+    Mutant("what an agent held stays told after its end", "events/publication.py",
+        "        self._leaving = len(self._published) > 0\n        self.tokens", "        self.tokens",
+        "from_the_leaf_on", "assert", where=EVENTS),
+    Mutant("a block is published without its parent", "events/publication.py",
+        "(parent is not None and parent not in stored) or ", "",
+        "no_router_could_use", "AssertionError|assert", where=EVENTS),
 ]  # fmt: skip
 
 

@@ -157,7 +157,7 @@ func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
 	describePaces(ch)
 	describeLeft(ch)
 	describeTransfers(ch)
-	for _, d := range slices.Concat(keepDescs, ownersDescs) {
+	for _, d := range slices.Concat(eventDescs, keepDescs, ownersDescs) {
 		ch <- d
 	}
 }
@@ -179,6 +179,7 @@ func (g *gauges) Collect(ch chan<- prometheus.Metric) {
 	collectTransfers(ch, &now.Transfers)
 	collectKeep(ch, &now.Keep)
 	collectOwners(ch, &now.Pool.Owners)
+	collectEvents(ch, &now.Events)
 	collectPeers(ch, &now.Peers)
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(now.Leases))
 	ch <- prometheus.MustNewConstMetric(leaseBytesDesc, prometheus.GaugeValue, float64(now.LeaseBytes))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
@@ -60,6 +61,7 @@ type Snapshot struct {
 	Paces []pace.DeviceReport // of each device
 
 	Keep      keep.Report
+	Events    events.Report
 	Transfers delivery.Report
 	Peers     Peers
 

@@ -63,6 +63,8 @@ type core struct {
 	stats    pool.Stats
 
 	badDropped uint64 // entries that were in bad pages
+
+	notes notes
 }
 
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file, nil if it
@@ -72,6 +74,7 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
 		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
+		notes: notes{changed: make(chan struct{}, 1)},
 	}
 	defer func() {
 		if err != nil {

@@ -136,6 +136,7 @@ func (c *core) show(e uint32) {
 	c.recs.All[e].hold |= flagVisible
 	c.stats.Partial--
 	c.stats.Entries++
+	c.note(e)
 	if c.advisor != nil {
 		c.shown = append(c.shown, e)
 	}
@@ -154,6 +155,7 @@ func (c *core) drop(e uint32) {
 	c.unlink(e)
 	c.orphan(e)
 	if r.is(flagVisible) {
+		c.note(e)
 		c.advisor.Remove(e)
 		c.stats.Entries--
 	} else {

@@ -68,6 +68,7 @@ const (
 
 // end ends a realm. It is not reused before its sweep has run.
 func (c *core) end(realm uint32) {
+	c.noteAll(realm)
 	c.realms[realm].over = true
 	c.realms[realm].entries++
 	c.ended = append(c.ended, realm)

@@ -16,6 +16,9 @@ type space struct {
 	realm  uint32
 	groups []group
 
+	id      pool.SpaceID
+	watched bool // its entries are noted
+
 	record     int    // in the pool's file; noRecord: none
 	generation uint32 // in that record: like an epoch, but never restarts as long as the file exists
 }
@@ -90,6 +93,7 @@ func (p *Pool) OpenSpace(s pool.Spec) (pool.SpaceID, error) {
 		return 0, err
 	}
 	id := pool.SpaceID(len(c.spaces))
+	sp.id = id
 	c.spaces = append(c.spaces, sp)
 	c.byPrint[s.Fingerprint] = id
 	kept = c.file == nil || sp.record != noRecord

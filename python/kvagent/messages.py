@@ -21,6 +21,7 @@ STAGES_VERSION = 3  # the first version with loads by stages
 TRANSFERS_VERSION = 3  # the first with transfers
 KEEPS_VERSION = 3  # the first with KEEP
 BUDGETS_VERSION = 3  # the first with BUDGET
+EVENTS_VERSION = 3  # the first with NEXT_EVENTS
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""
@@ -412,6 +413,72 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockTokens:
+    """The tokens of a run of chained blocks, u32 LE; ``hashes`` and ``tokens`` are joined.
+
+    ``parent`` is the hash of the block before the first, empty at the start of a prompt. ``extra``
+    comes back as it is with each of the blocks.
+    """
+
+    group: int
+    parent: bytes
+    hash_len: int
+    hashes: bytes
+    tokens: bytes
+    extra: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NextEvents:
+    """Asks for the next events of the space, of at most ``blocks`` blocks.
+
+    ``anew`` is 1 to be told everything from the beginning, else 0. The answer repeats ``req``.
+    """
+
+    req: int
+    blocks: int
+    anew: int
+
+
+class EventKind(IntEnum):
+    """What became of the blocks of a run."""
+
+    STORED = 1
+    REMOVED = 2
+
+
+class EventsState(IntEnum):
+    """What follows a BLOCK_EVENTS."""
+
+    MORE = 0  # there is more to tell
+    WHOLE = 1  # everything was told
+    REFUSED = 2  # nothing is told to this session
+
+
+@dataclass(frozen=True, slots=True)
+class EventRun:
+    """Blocks that were stored, which are chained, or removed, which have no more than hashes."""
+
+    kind: int
+    medium: int  # 1: the agent's memory
+    group: int
+    parent: bytes
+    hash_len: int
+    hashes: bytes
+    tokens: bytes
+    extra: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvents:
+    """Answers NEXT_EVENTS once there is something to tell."""
+
+    req: int
+    state: int
+    runs: tuple[EventRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Asks for a PONG."""
 
@@ -493,6 +560,9 @@ Message: TypeAlias = (
     | Steps
     | Keep
     | Budget
+    | BlockTokens
+    | NextEvents
+    | BlockEvents
     | Ping
     | Pong
     | Error

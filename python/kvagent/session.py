@@ -37,7 +37,7 @@ SOFTWARE = "kvagent-python"
 MAX_EVENTS_PER_POLL = 1024
 MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
-Event = m.Done | m.Cancelled | m.Epoch | m.Switches
+Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents
 _Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)
 
 
@@ -290,9 +290,24 @@ class Session:
         for part in parts(hashes, MAX_JOB_BLOCKS):
             self._send(m.Keep(group, len(hashes[0]), b"".join(part), pin_ms, ttl_ms))
 
+    def block_tokens(self, group: int, parent: bytes, hashes: Sequence[bytes], tokens: bytes, extra: bytes) -> None:
+        """Say the tokens of chained blocks, without waiting (messages.BlockTokens).
+
+        Needs version 3, as does next_events.
+        """
+        self._send(m.BlockTokens(group, parent, len(hashes[0]), b"".join(hashes), tokens, extra))
+
+    def next_events(self, req: int, blocks: int, *, anew: bool) -> None:
+        """Ask for the next events, without waiting: poll returns the answer once there is one."""
+        self._send(m.NextEvents(req, blocks, int(anew)))
+
     def quiet(self) -> bool:
-        """Return whether poll has nothing to return now."""
+        """Return whether poll has nothing to return now, and nothing waits to be sent."""
         return not self._events and self._stream.quiet()
+
+    def unread(self) -> bool:
+        """Return whether poll has something to return, or the session has ended."""
+        return bool(self._events) or self._stream.unread()
 
     def poll(self) -> list[Event]:
         """Return received events, at most MAX_EVENTS_PER_POLL, without waiting.
@@ -423,7 +438,7 @@ class Session:
         elif isinstance(message, m.Epoch):
             self._set_epoch(message.epoch)
             self._events.append(message)
-        elif isinstance(message, m.Switches):
+        elif isinstance(message, (m.Switches, m.BlockEvents)):
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message

@@ -53,7 +53,11 @@ class FrameStream:
 
         Cheaper than a failing read.
         """
-        return not (self.pending or self._in or self.ended or self._poller.poll(0))
+        return not (self.pending or self.unread())
+
+    def unread(self) -> bool:
+        """Return whether there is something to receive, or the end of file."""
+        return bool(self._in or self.ended or self._poller.poll(0))
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; see send_frame."""

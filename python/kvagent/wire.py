@@ -20,7 +20,9 @@ from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
 from kvagent.limits import (
     EVENT_HANDLE,
     MAX_BUDGET,
+    MAX_EVENT_BLOCKS,
     MAX_EVENTS,
+    MAX_EXTRA,
     MAX_FRAME,
     MAX_GROUPS,
     MAX_HANDLE,
@@ -48,6 +50,7 @@ from kvagent.limits import (
     MAX_TRANSFER_NAME,
     MAX_WORLD,
     STEP_BYTES,
+    TOKEN_BYTES,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +83,12 @@ _SECTION = record(
     hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH), blocks=Bin(4, MAX_JOB_BLOCKS * 4),
 )  # fmt: skip
 _SECTIONS = List(_SECTION, 1, MAX_SECTIONS)
+_EVENT_RUN = record(
+    m.EventRun,
+    kind=Uint(m.EventKind.STORED, m.EventKind.REMOVED), medium=Uint(1, 255), group=_GROUP_INDEX,
+    parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH), hashes=Bin(1, MAX_EVENT_BLOCKS * MAX_HASH),
+    tokens=Bin(0, MAX_FRAME), extra=Bin(0, MAX_EXTRA),
+)  # fmt: skip
 
 _RECORDS: dict[int, Record] = {
     1: record(m.Hello, min_version=_POSITIVE, max_version=_POSITIVE, software=_NAME),
@@ -133,13 +142,24 @@ _RECORDS: dict[int, Record] = {
     ),
     30: record(m.Steps, steps=Bin(STEP_BYTES, MAX_STEPS * STEP_BYTES)),
     31: record(m.Budget, bytes=Uint(0, MAX_BUDGET)),
+    37: record(
+        m.BlockTokens,
+        group=_GROUP_INDEX, parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH),
+        hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH), tokens=Bin(TOKEN_BYTES, MAX_FRAME), extra=Bin(0, MAX_EXTRA),
+    ),
+    38: record(m.NextEvents, req=_U32, blocks=Uint(1, MAX_EVENT_BLOCKS), anew=_FLAG),
+    39: record(
+        m.BlockEvents,
+        req=_U32, state=Uint(m.EventsState.MORE, m.EventsState.REFUSED), runs=List(_EVENT_RUN, 0, MAX_EVENT_BLOCKS),
+    ),
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
     m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
-    m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3, m.Budget: 3,
+    m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3, m.Budget: 3, m.BlockTokens: 3, m.NextEvents: 3,
+    m.BlockEvents: 3,
 }  # fmt: skip
 _WELCOME = _NUMBERS[m.Welcome]
 _WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
@@ -293,6 +313,31 @@ def _check(message: m.Message, version: int) -> None:
             raise Malformed("Save.revoke: version 1 has none")
     elif isinstance(message, m.Steps) and len(message.steps) % STEP_BYTES:
         raise Malformed(f"Steps.steps: {len(message.steps)} bytes, no multiple of {STEP_BYTES}")
+    elif isinstance(message, m.BlockTokens):
+        _check_run(message)
+        _check_tokens(message)
+    elif isinstance(message, m.BlockEvents):
+        for run in message.runs:
+            _check_run(run)
+            if run.kind == m.EventKind.STORED:
+                _check_tokens(run)
+            elif run.parent or run.tokens or run.extra:
+                raise Malformed("EventRun.tokens: removed blocks have no parent, tokens or extra")
+
+
+def _check_run(run: m.BlockTokens | m.EventRun) -> None:
+    if run.parent and len(run.parent) != run.hash_len:
+        raise Malformed(f"{type(run).__name__}.parent: {len(run.parent)} bytes, not 0 or hash_len {run.hash_len}")
+    if len(run.hashes) % run.hash_len:
+        raise Malformed(f"{type(run).__name__}.hashes: {len(run.hashes)} bytes, no multiple of {run.hash_len}")
+
+
+def _check_tokens(run: m.BlockTokens | m.EventRun) -> None:
+    blocks = len(run.hashes) // run.hash_len
+    if not run.tokens or len(run.tokens) % (TOKEN_BYTES * blocks):
+        raise Malformed(
+            f"{type(run).__name__}.tokens: {len(run.tokens)} bytes, not as many for each of {blocks} blocks"
+        )
 
 
 def _check_keep(message: m.Keep) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.doctor import agent as of_agent
-from kvagent.doctor import host, installed
+from kvagent.doctor import events, host, installed
 from kvagent.doctor.__main__ import findings, main
 from tests.agent import BINARY, AgentProcess, Engine
 from tests.simulated import SimulatedEngine
@@ -242,3 +242,32 @@ def test_an_agent_of_another_user(agent: AgentProcess) -> None:
         hints = [finding.hint for finding in findings(agent.folder) if finding.hint]
         os._exit(0 if len(hints) == 2 and all("run the engine as the agent's user" in hint for hint in hints) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "problems"),
+    [
+        ('{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}', {}, []),
+        ('{"enable_kv_cache_events": true, "replay_endpoint": "x", "endpoint": "ipc:///e"}', {events.HASHES: "1"}, []),
+        ('{"enable_kv_cache_events": true}', {}, ["cannot be replayed"]),
+        ('{"enable_kv_cache_events": true, "replay_endpoint": "x", "publisher": "null"}', {}, ["are dropped"]),
+        (
+            '{"enable_kv_cache_events": true, "replay_endpoint": "x", "endpoint": "tcp://10.0.0.1:5557"}', {},
+            ["instead of listening"],
+        ),
+        ('{"enable_kv_cache_events": true, "replay_endpoint": "x"}', {events.HASHES: "0"}, ["are bytes"]),
+        ("{}", {}, ["publishes no KV events"]), ("[]", {}, ["publishes no KV events"]), ("{", {}, ["is no JSON"]),
+    ],
+)  # fmt: skip
+def test_what_keeps_routers_from_hearing(config: str, environment: dict[str, str], problems: list[str]) -> None:
+    found = [finding for finding in events.published(config, environment) if finding.hint]
+    assert len(found) == len(problems)
+    for finding, part in zip(found, problems, strict=True):
+        assert part in finding.text
+
+
+def test_events_are_looked_at_only_if_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["--socket-dir", str(tmp_path / "none")])
+    assert "KV events" not in capsys.readouterr().out
+    main(["--socket-dir", str(tmp_path / "none"), "--kv-events-config", "{}"])
+    assert "PROBLEM  the engine publishes no KV events" in capsys.readouterr().out

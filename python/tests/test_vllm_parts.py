@@ -409,10 +409,10 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
 
 
 def test_a_reset_is_announced_before_it_happens() -> None:
-    pool, seen = _Pool(), []
-    Blocks(pool, 0.05).before_reset(lambda: seen.append(pool.resets))
+    pool, seen, done = _Pool(), [], []
+    Blocks(pool, 0.05).around_reset(lambda: seen.append(pool.resets), lambda: done.append(pool.resets))
     assert pool.reset_prefix_cache()
-    assert (seen, pool.resets) == ([0], 1)
+    assert (seen, done, pool.resets) == ([0], [1], 1)
 
 
 def test_another_vllm_is_warned_about_and_one_that_lacks_a_method_is_refused(caplog: pytest.LogCaptureFixture) -> None:

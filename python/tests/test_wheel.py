@@ -10,7 +10,8 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes, or call torch: imported in an engine alone.
 OF_VLLM = {
-    f"kvagent.vllm.{name}" for name in ("connector", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
+    f"kvagent.vllm.{name}"
+    for name in ("connector", "events.form", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
 }
 OF_VLLM |= {f"kvagent.bench.{name}" for name in ("noop", "offload", "real", "tier")} | {"kvagent.cuda.torchgpu"}
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvagent.doctor import admin, agent, host, installed
+from kvagent.doctor import admin, agent, events, host, installed
 from kvagent.doctor.finding import Finding
 
 if TYPE_CHECKING:
@@ -21,18 +21,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line per finding. Return 1 if one is a problem."""
     parser = argparse.ArgumentParser(prog="kvagent-doctor", description=__doc__)
     parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
+    parser.add_argument("--kv-events-config", metavar="JSON", help="the engine's, to be checked for routers")
+    given = parser.parse_args(arguments)
     problems = 0
-    for finding in findings(Path(parser.parse_args(arguments).socket_dir)):
+    for finding in findings(Path(given.socket_dir), given.kv_events_config):
         sys.stdout.write(finding.lines() + "\n")
         problems += bool(finding.hint)
     sys.stdout.write(f"{problems} problems\n" if problems else "all is well\n")
     return 1 if problems else 0
 
 
-def findings(directory: Path) -> Iterator[Finding]:
+def findings(directory: Path, kv_events_config: str | None = None) -> Iterator[Finding]:
     """Yield all findings, in the order of their dependencies."""
     yield from installed.packages()
     yield installed.seed()
+    if kv_events_config is not None:
+        yield from events.published(kv_events_config)
     here = list(host.directory(directory))
     yield from here
     if any(finding.hint for finding in here):

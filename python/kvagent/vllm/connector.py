@@ -18,11 +18,13 @@ from kvagent.vllm import geometry as geo
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import check_options, following_tokens
+from kvagent.vllm.events.publication import EventsOptions
+from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.keys.media import BYPASS, TRUST, Media
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.options import FAIL, LAZY, OptionError, Options, loads, parse, saves, translation
+from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -207,6 +209,9 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
         link = Link(self._options.socket_dir, "scheduler", registration)
         whole = whole_failures(base)
+        events = self._events()
+        if events is not None and events.waker is not None:
+            link.attached = events.waker.wake
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
             saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
@@ -218,9 +223,22 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             preemption=self._preemption(),
             token_bytes=geo.token_bytes(self._config),
             step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens), following=following,
+            events=events,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
+
+    def _events(self) -> EventsOptions | None:
+        """Return how KV events are made, if the engine publishes some."""
+        config = getattr(self._vllm_config, "kv_events_config", None)
+        if self._options.events == OFF or config is None or not config.enable_kv_cache_events:
+            return None
+        from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
+
+        from kvagent.vllm.events.form import EventForm
+
+        wake = engine_wake(core)
+        return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
 
     def _preemption(self) -> preemption.Preemption | None:
         """Return vLLM's scheduler if steps are to wait for loads.

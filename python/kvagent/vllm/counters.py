@@ -45,6 +45,11 @@ class Counts:
     keeps_lost: int = 0
     """Requests whose blocks the agent was not told to keep or to drop."""
     switches_ignored: int = 0
+    events_stored: int = 0
+    """Blocks of which KV events said that the agent holds them, or that it no longer does."""
+    events_removed: int = 0
+    events_unsaid: int = 0
+    """Blocks whose tokens the agent was not told, because it did not read for too long."""
 
 
 @dataclass(slots=True)
@@ -101,6 +106,9 @@ HELP = {
     "requests_brief": "Requests that asked for their blocks to be dropped after a time.",
     "keeps_lost": "Requests that the agent could not be told of, so that their blocks are not kept or dropped.",
     "switches_ignored": "Switches of requests that were ignored: unknown, out of range, or against a transfer.",
+    "events_stored": "Blocks that KV events told to be in the agent's memory.",
+    "events_removed": "Blocks that KV events told to be there no longer.",
+    "events_unsaid": "Blocks that KV events cannot tell of, because the agent did not take their tokens.",
     "saves_planned": "Blocks offered to the agent.",
     "saves_stored": "Blocks that the agent stored.",
     "saves_existed": "Blocks that the agent already had.",

@@ -52,6 +52,8 @@ class Link:
         self._path = Path(socket_dir) / "session.sock"
         self._owner = owner
         self._registration = registration
+        self.attached: Callable[[], None] | None = None
+        """Called by the link's thread after each registration."""
         self._budget = budget
         self._current: Attachment | None = None
         self._wanted = threading.Event()
@@ -177,6 +179,8 @@ class Link:
                 return False
             self._current = Attachment(session, registered)
         self._ready.set()
+        if self.attached is not None:
+            self.attached()
         self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
 

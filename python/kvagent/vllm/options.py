@@ -24,6 +24,7 @@ MEDIA = ("content", "trust", "bypass")
 LOAD_MODES = ("async", "sync", "auto")
 EAGER, LAZY = "eager", "lazy"
 UNCACHED, FAIL = "uncached", "fail"
+AUTO, OFF = "auto", "off"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -131,6 +132,10 @@ class Options:
     """The least common multiple of the pipeline parallel sizes that share; 0: this engine's own."""
     start_wait_ms: float = 2_000.0
     """The longest that the engine's start waits for a running agent to accept its registration."""
+    events: str = AUTO
+    """Whether the engine's KV events tell what the agent's memory holds. auto: where the engine has
+    enable_kv_cache_events in its kv_events_config. off: never.
+    """
     on_unsupported: str = UNCACHED
     """What an engine does that cannot be served. uncached: it starts, and computes every prompt.
     fail: its start ends with an error.
@@ -158,7 +163,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
-    "on_unsupported": (UNCACHED, FAIL),
+    "on_unsupported": (UNCACHED, FAIL), "events": (AUTO, OFF),
 }  # fmt: skip
 _DEFAULTS = {field.name: field.default for field in fields(Options)}
 

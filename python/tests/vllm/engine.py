@@ -64,12 +64,14 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
     Its weights do not change unless the options say so: each reset concerns the cache alone.
     """
     from vllm import LLM
-    from vllm.config import KVTransferConfig
+    from vllm.config import KVEventsConfig, KVTransferConfig
 
     from tests.vllm import kernels
 
     kernels.install()
     transfer, role = None, more.pop("kv_role", "kv_both")
+    if isinstance(more.get("kv_events_config"), dict):
+        more["kv_events_config"] = KVEventsConfig(**more["kv_events_config"])
     options = more.pop("options", {"weights_fixed": True})
     if socket_dir is not None:
         extra = {

@@ -16,8 +16,10 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from vllm import SamplingParams
+from vllm.config import KVEventsConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
@@ -80,9 +82,11 @@ class World:
         layout: str = "LBNHC", ranks: int = 1, window: int = 0, scale: int = 1, depth: int = 1, drafts: int = 0,
         kind: str = "sliding", extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None,
         max_batched: int = 256, dense: bool = False, split: bool = False, silent: Container[str] = (),
-        eagle: bool = False, stages: int = 1,
+        eagle: bool = False, stages: int = 1, events: Callable[[bytes], None] | str = "",
     ) -> None:  # fmt: skip
-        """``silent``: layers that do not wait for their part of a load, such as indexers.
+        """``events`` takes the batches of KV events, or is the endpoint where vLLM publishes.
+
+        ``silent``: layers that do not wait for their part of a load, such as indexers.
         ``stages``: of the pipeline, which divide its ranks among them.
 
         ``dense``: vLLM keeps all states and blocks of windows, not only those at the ends of
@@ -112,6 +116,9 @@ class World:
         if eagle:
             speculate_like_eagle(self.config)
         self.config.cache_config.num_gpu_blocks = blocks
+        if events:
+            where = {"publisher": "zmq", "endpoint": events} if isinstance(events, str) else {"publisher": "null"}
+            self.config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, **where)
         if dense:
             self.config.cache_config.prefix_cache_retention_interval = None
         self.kv = kv_cache_config(self.config, blocks, window, scale, HEADS // ranks if split else HEADS, kind)
@@ -145,6 +152,8 @@ class World:
             structured_output_manager=StructuredOutputManager(self.config), log_stats=False,
         )  # fmt: skip
         self.scheduler.use_v2_model_runner = v2
+        if callable(events):
+            self.scheduler.kv_event_publisher.publish = lambda batch: events(msgspec.msgpack.encode(batch))
         self._version = version
         self._greet()
         self._aggregator = KVOutputAggregator(ranks)
@@ -323,6 +332,7 @@ class World:
         for worker in self.workers:
             worker.shutdown()
         self.scheduler.connector.shutdown()
+        self.scheduler.kv_event_publisher.shutdown()
         kv_transfer_state._KV_CONNECTOR_AGENT = None
 
     def _work(self, output: Any) -> list[Part]:

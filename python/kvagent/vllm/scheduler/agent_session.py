@@ -79,6 +79,8 @@ class AgentSession:
         self.lookups: Lookups | None = None
         self.switches = m.Switches(1, 1)
         self.liveness = Liveness()
+        self.answers: list[m.BlockEvents] = []
+        """Answers of this session about KV events that were not taken."""
         self._link = link
         self._options = options
         self._attachment: Attachment | None = None
@@ -129,10 +131,22 @@ class AgentSession:
                         self._epoch = max(self._epoch, event.epoch)
                     elif isinstance(event, m.Switches):
                         self.switches = event
+                    elif isinstance(event, m.BlockEvents):
+                        self.answers.append(event)
             except (SessionEnded, SessionBroken):
                 ended = self._detach()
                 began = False
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
+
+    def take_answers(self) -> list[m.BlockEvents]:
+        """Return the answers about KV events since the last call."""
+        taken, self.answers = self.answers, []
+        return taken
+
+    def unread(self) -> bool:
+        """Return whether the next poll has something to read, or another session to adopt."""
+        current = self._link.current()
+        return current is not self._attachment or (current is not None and current.session.unread())
 
     def awaited(self) -> bool:
         """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
@@ -278,6 +292,7 @@ class AgentSession:
         return True
 
     def _close_lookups(self) -> None:
+        self.answers.clear()
         if self.lookups is not None:
             self.lookups.close()
             self.lookups = None

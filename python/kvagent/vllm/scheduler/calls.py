@@ -94,6 +94,10 @@ class SchedulerCalls:
             elif report.workers:
                 self._add_workers(report.workers)
 
+    def take_events(self) -> Sequence[Any]:
+        """Return KV events of what the agent's memory holds, since the last call."""
+        return self._scheduler.take_events() if isinstance(self._scheduler, SchedulerSide) else ()
+
     def request_finished(
         self,
         request: Any,

@@ -166,6 +166,8 @@ class LazyBatch(SaveBatch):
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
                 tracked.cursor[group] = self._note(tracked, group, begin, table)
+                if self.tokens is not None:  # the request is gone when they are saved
+                    self.tokens.say(tracked, group, begin, tracked.cursor[group] - begin)
 
     def _note(self, tracked: Tracked, group: int, begin: int, table: Sequence[Any]) -> int:
         """Note the blocks of a request from its block ``begin`` on. Those that vLLM does not cache

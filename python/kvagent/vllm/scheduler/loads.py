@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvagent.vllm.counters import Counts
+    from kvagent.vllm.events.tokens import Tokens
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -72,6 +73,8 @@ class Loads:
         self._loaded = loaded
         self._failed = failed
         self._inflight: dict[int, _Load] = {}
+        self.tokens: Tokens | None = None
+        """What is told the tokens of all blocks that are loaded; None without KV events."""
 
     def busy(self) -> bool:
         """Return whether loads are in flight or wait to be sent."""
@@ -93,6 +96,9 @@ class Loads:
         own = tracked.own
         runs = list(self._runs(tracked, tables, own, own + external))
         blocks = [block for run in runs for block in run.blocks]
+        if self.tokens is not None:
+            for run in runs:  # the agent may have lost them by a restart
+                self.tokens.say(tracked, run.group, run.first, len(run.hashes))
         session = self._agent.session
         boot = session.boot if session and self._complete(tables, own + external) else b""
         lease = promise.lease if promise else 0

@@ -116,6 +116,9 @@ class Tracked:
     """Whether that stays so, whatever becomes known."""
     adapters: Adapters = ()
     """Its LoRA adapter, once the content is known."""
+    events_extra: bytes | None = None
+    """With KV events, what its first block has besides tokens; None if none of its blocks is told.
+    """
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys whose load failed, and until when they are not promised."""
 
@@ -308,15 +311,18 @@ class Blocks:
         """Return whether a block was marked as stale under its present hash."""
         return self.has_stale and self._stale_hashes.get(block.block_id, _NONE) == block.block_hash
 
-    def before_reset(self, call: Callable[[], None]) -> None:
-        """Call ``call`` before each reset of the prefix cache, which fails while blocks are
-        referenced.
+    def around_reset(self, before: Callable[[], None], done: Callable[[], None]) -> None:
+        """Call ``before`` before each reset of the prefix cache, which fails while blocks are
+        referenced, and ``done`` after each that did not.
         """
         reset = self._pool.reset_prefix_cache
 
         def reset_prefix_cache() -> Any:
-            call()
-            return reset()
+            before()
+            succeeded = reset()
+            if succeeded:
+                done()
+            return succeeded
 
         self._pool.reset_prefix_cache = reset_prefix_cache
 

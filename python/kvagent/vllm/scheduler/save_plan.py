@@ -22,6 +22,7 @@ from kvagent.packing import section
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from kvagent.vllm.events.tokens import Tokens
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.scheduler.lazy import Unsaved
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
@@ -98,6 +99,8 @@ class SaveBatch:
         """By group."""
         self.open: list[SaveRun] = []
         """The runs that were added and not taken."""
+        self.tokens: Tokens | None = None
+        """What is told the tokens of all blocks that are to be saved; None without KV events."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
@@ -197,6 +200,8 @@ class SaveBatch:
         _, _, scale, _, recent = self._groups[group]
         hashes = tracked.request.block_hashes
         recent.young.update(keys)
+        if self.tokens is not None:
+            self.tokens.say(tracked, group, first, len(keys))
         deliver = self._delivers(tracked)
         if deliver:
             self._undelivered += blocks

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
+from kvagent.vllm.events.publication import Publication
+from kvagent.vllm.events.tokens import Tokens, extra_of
 from kvagent.vllm.keys.adapters import Adapters, unkey
 from kvagent.vllm.keys.following import Followed, keyable
 from kvagent.vllm.keys.media import Keyed, Media
@@ -38,6 +40,7 @@ from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from kvagent.vllm.events.publication import EventsOptions
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
@@ -55,13 +58,15 @@ class SchedulerSide:
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
         unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
-        token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0,
+        token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0, events: EventsOptions | None = None,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
         ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
 
         ``step_tokens``: the most tokens that a step computes. ``following``: how many tokens after
         a block its bytes depend on.
+
+        ``events``: how KV events are made; None without them.
 
         ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
@@ -87,6 +92,7 @@ class SchedulerSide:
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits, self._sync_loads.asks)
         self._transfers = Transfers(self._agent, geometry, options, engine_id, self.counts)
         self._keeps = Keeps(self._agent, geometry, self.counts)
+        self._publication = self._make_publication(events)
         self._tp_size = tp_size
         self._step_tokens = step_tokens
         self._tracked: dict[str, Tracked] = {}
@@ -121,7 +127,11 @@ class SchedulerSide:
             self._stale_requests = StaleRequests(
                 self.blocks, self.tables, len(self._geometry.groups), partial_hits=self._geometry.partial_hits
             )
-            self.blocks.before_reset(self._before_reset)
+            self.blocks.around_reset(self._before_reset, self._after_reset)
+            if self._publication is not None:
+                self.saves.batch.tokens = self._loads.tokens = self._publication.tokens
+        if self._publication is not None:
+            self._publication.form.bind(manager)
         self.tables.bind(pool, manager)
 
     def use_revocation(self, revoke: Callable[[int], None]) -> None:
@@ -198,7 +208,8 @@ class SchedulerSide:
 
     def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
         waiting = self._waiting()
-        self._poll_agent(listen=waiting or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
+        woken = self._publication is not None and not scheduled
+        self._poll_agent(listen=waiting or woken or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
         if preempted and self._stale_requests is not None:
             self._stale_requests.mark_lost()
         for request in preempted:
@@ -258,6 +269,10 @@ class SchedulerSide:
                 self._lost_blocks(tracked)
         self._transfers.settle(self.saves)
         self._keeps.settle(self.saves)
+
+    def take_events(self) -> Sequence[Any]:
+        """Return vLLM's KV events of what the agent's memory holds, since the last call."""
+        return () if self._publication is None else self._publication.take()
 
     def finished(self, request: Any, *, normally: bool) -> bool:
         """Handle a request's end; its blocks are free afterwards, except for pinned ones.
@@ -367,7 +382,8 @@ class SchedulerSide:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
         lookups = self._agent.lookups
         left = self.saves is not None and self.saves.waits() and self._saves_now() and not self._stopped
-        return self._waiting() or left or self._transfers.busy() or (lookups is not None and lookups.awaits_leases())
+        leases = lookups is not None and lookups.awaits_leases()
+        return self._waiting() or left or self._transfers.busy() or leases or self._publishes()
 
     def counted(self) -> dict[str, int]:
         """Return all counters by name."""
@@ -392,11 +408,23 @@ class SchedulerSide:
 
     def retired(self) -> bool:
         """Return whether nothing is in flight after ``retire``."""
-        return not (self._waiting() or self._revokes or self._transfers.busy())
+        return not (self._waiting() or self._revokes or self._transfers.busy() or self._publishes())
 
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
+        if self._publication is not None:
+            self._publication.close()
         self._agent.close()
+
+    def _make_publication(self, events: EventsOptions | None) -> Publication | None:
+        if events is None:
+            return None
+        tokens = Tokens(self._geometry, self.counts)
+        return Publication(self._agent, tokens, events.form, self.counts, events.waker)
+
+    def _publishes(self) -> bool:
+        """Return whether there are KV events to publish."""
+        return self._publication is not None and self._publication.pending()
 
     def _move(self) -> None:
         """Switch to another generation: blocks computed so far belong to the last one."""
@@ -423,6 +451,8 @@ class SchedulerSide:
 
     def _react(self, change: SessionChange) -> None:
         self._calm = False
+        if self._publication is not None:
+            self._publication.follow()
         if change.ended:
             self._schedule.clear()
             self._transfers.drop()
@@ -468,6 +498,8 @@ class SchedulerSide:
             )  # fmt: skip
             if lora:
                 self._add_adapted(tracked)
+            if self._publication is not None and not self._following:
+                tracked.events_extra = extra_of(request)
             if self._following and not tracked.bypass and keyable(request):
                 tracked.request = Followed(tracked.request, self._geometry.hash_tokens)
             elif self._following:
@@ -700,6 +732,11 @@ class SchedulerSide:
         if self.saves is not None:
             self._revokes += self.saves.revoke_at_once()
             self._transfers.save_no_more()
+
+    def _after_reset(self) -> None:
+        """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
+        if self._publication is not None:
+            self._publication.cleared()
 
 
 def _decoding(output: Any) -> int:

@@ -47,6 +47,8 @@ class EagerBatch(SaveBatch):
             begin, end = tracked.cursor[group], min(tokens // size, len(hashes) // scale)
             loaded = range(tracked.loaded[0] // size, tracked.loaded[1] // size)
             table = self._tables.slice(tracked.request.request_id, group, begin, end) if begin < end else ()
+            if self.tokens is not None:
+                self.tokens.say(tracked, group, begin, len(table))
             for at, block in enumerate(table, begin):
                 key = hashes[(at + 1) * scale - 1]
                 if not (block.is_null or at in loaded or key in recent):

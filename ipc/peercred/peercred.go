@@ -1,4 +1,6 @@
-package ipc
+// Package peercred asks the kernel who the peer of a Unix socket is, and for a descriptor of its
+// process.
+package peercred
 
 import (
 	"encoding/binary"
@@ -28,17 +30,17 @@ const (
 	maxGroups    = 65536 // NGROUPS_MAX
 )
 
-// inGroups reports whether one of the peer's groups is in gids.
-func (c *Cred) inGroups(gids []uint32) bool {
+// InGroups reports whether one of the peer's groups is in gids.
+func (c *Cred) InGroups(gids []uint32) bool {
 	if slices.Contains(gids, c.Gid) {
 		return true
 	}
 	return slices.ContainsFunc(c.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
 }
 
-// identify asks the kernel for the peer's identity and a descriptor of its process, -1 if there is
+// Identify asks the kernel for the peer's identity and a descriptor of its process, -1 if there is
 // none. exited reports that the process has already ended.
-func identify(uc *net.UnixConn) (cred Cred, pidfd int, exited bool, err error) {
+func Identify(uc *net.UnixConn) (cred Cred, pidfd int, exited bool, err error) {
 	raw, err := uc.SyscallConn()
 	if err != nil {
 		return cred, -1, false, err
@@ -96,8 +98,8 @@ func peerPidFD(fd, pid int) (pidfd int, exited bool) {
 	return pidfd, false
 }
 
-// watchable returns a file for a pidfd that the runtime's poller can wait for; nil if it cannot.
-func watchable(pidfd int) *os.File {
+// Watchable returns a file for a pidfd that the runtime's poller can wait for; nil if it cannot.
+func Watchable(pidfd int) *os.File {
 	if pidfd < 0 {
 		return nil
 	}

@@ -1,0 +1,31 @@
+package admin
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kvagent/kvagent/agent/events"
+)
+
+var (
+	eventSpacesDesc  = desc("kvagent_events_spaces", "Spaces whose engines ask for KV events.")
+	eventSessionDesc = desc("kvagent_events_sessions", "Sessions that are told KV events.")
+	eventBlocksDesc  = desc("kvagent_events_blocks", "Blocks whose tokens are kept for KV events.")
+	eventToldDesc    = desc("kvagent_events_blocks_told", "Blocks in memory that KV events tell of.")
+	eventBytesDesc   = desc("kvagent_events_bytes", "Memory that is taken for KV events, about.")
+	eventRefusedDesc = desc("kvagent_events_blocks_refused_total",
+		"Blocks whose tokens were not kept for KV events, because a limit was reached or they were not as many as "+
+			"a block has.")
+)
+
+var eventDescs = []*prometheus.Desc{
+	eventSpacesDesc, eventSessionDesc, eventBlocksDesc, eventToldDesc, eventBytesDesc, eventRefusedDesc,
+}
+
+func collectEvents(ch chan<- prometheus.Metric, r *events.Report) {
+	gauge(ch, eventSpacesDesc, r.Spaces)
+	gauge(ch, eventSessionDesc, r.Subscribers)
+	gauge(ch, eventBlocksDesc, r.Blocks)
+	gauge(ch, eventToldDesc, r.Told)
+	gauge(ch, eventBytesDesc, int(r.Bytes))
+	count(ch, eventRefusedDesc, r.Refused)
+}

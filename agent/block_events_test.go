@@ -1,0 +1,200 @@
+package agent
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// tokensOf has a token for each of the chain's, which follow from its seed.
+func tokensOf(seed byte, n int) []byte {
+	return bytes.Repeat([]byte{seed, 1, 2, 3}, n*testBlockTokens)
+}
+
+// say sends the tokens of a chain from its root.
+func (c *client) say(seed byte, n int) {
+	c.send(&ipc.BlockTokens{HashLen: 32, Hashes: chain(seed, n), Tokens: tokensOf(seed, n), Extra: []byte{seed}})
+}
+
+// router is what a router knows by the events of one session.
+type router struct {
+	*client
+	stored map[string]bool
+}
+
+func newRouter(c *client) *router { return &router{client: c, stored: map[string]bool{}} }
+
+// ask asks for events.
+func (r *router) ask(blocks uint32, anew bool) {
+	if anew {
+		clear(r.stored)
+	}
+	r.send(&ipc.NextEvents{Blocks: blocks, Anew: anew})
+}
+
+// hear receives one answer.
+func (r *router) hear() (state uint8) {
+	r.t.Helper()
+	m := next[*ipc.BlockEvents](r.client)
+	for _, one := range m.Runs {
+		for h := range slices.Chunk(one.Hashes, 32) {
+			if r.stored[string(h)] == (one.Kind == ipc.EventStored) {
+				r.t.Fatalf("kind %d of %x, which was told already", one.Kind, h[:2])
+			}
+			if delete(r.stored, string(h)); one.Kind == ipc.EventStored {
+				r.stored[string(h)] = true
+			}
+		}
+		if n := len(one.Hashes) / 32; one.Kind == ipc.EventStored && (!bytes.Equal(one.Extra, one.Hashes[:1]) ||
+			!bytes.Equal(one.Tokens, tokensOf(one.Hashes[0], n))) {
+			r.t.Fatalf("extra %x, tokens %x", one.Extra, one.Tokens)
+		}
+	}
+	return m.State
+}
+
+// until asks until the router knows as many blocks, and all was told.
+func (r *router) until(blocks int) {
+	r.t.Helper()
+	for state := r.hear(); state != ipc.EventsWhole || len(r.stored) != blocks; state = r.hear() {
+		r.ask(3, false)
+	}
+}
+
+// TestEventsReachEveryEngine: what one engine stores is told to the sessions of all engines of the
+// space, also to one that came later, and so are evictions, while no engine sends anything else.
+func TestEventsReachEveryEngine(t *testing.T) {
+	r := newRig(t, withDRAM(1<<20))
+	first, workers, answer := r.joinEngine(register("a"))
+	one := newRouter(first)
+	one.ask(4, false)
+	one.until(0)
+	one.ask(4, false)
+	one.say(1, 8)
+	one.sync()
+	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save: %v", got)
+	}
+	one.until(8)
+	second, others, _ := r.joinEngine(register("b"))
+	two := newRouter(second)
+	two.ask(4, false)
+	two.until(8)
+	if got := others[0].save(answer.Epoch, chain(2, 4), 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save: %v", got)
+	}
+	one.ask(4, false)
+	two.ask(4, false)
+	two.say(2, 4)
+	one.until(12)
+	two.until(12)
+	one.ask(4, true)
+	one.until(12)
+
+	one.ask(4, false)
+	two.ask(4, false)
+	var held int
+	for seed := byte(3); held == 0 || held == 12; seed++ { // until some are evicted
+		workers[0].save(answer.Epoch, chain(seed, 8), 0)
+		held = r.held(answer.Space, 1, 8) + r.held(answer.Space, 2, 4)
+	}
+	one.until(held)
+	two.until(held)
+
+	one.ask(4, false)
+	first.send(&ipc.Reset{Req: 9})
+	next[*ipc.ResetDone](first)
+	two.ask(4, false)
+	one.until(0)
+	two.until(0)
+}
+
+// held counts the blocks of a chain that the memory holds.
+func (r *rig) held(space [16]byte, seed byte, n int) (held int) {
+	id, _ := r.agent.SpaceID(space)
+	present := make([]bool, n)
+	r.pool.Exists(id, 0, pool.Chain(chain(seed, n), 32), present)
+	for _, p := range present {
+		if p {
+			held++
+		}
+	}
+	return held
+}
+
+// TestEventsOfAStoppedEngine: an engine that asks for nothing while blocks come and go keeps nobody
+// waiting, and is told the difference once it asks.
+func TestEventsOfAStoppedEngine(t *testing.T) {
+	r := newRig(t, withDRAM(1<<20))
+	scheduler, workers, answer := r.joinEngine(register("a"))
+	stopped := newRouter(scheduler)
+	stopped.ask(8, false)
+	stopped.until(0)
+	second, _, _ := r.joinEngine(register("b"))
+	for round := range byte(40) {
+		second.say(round+1, 8)
+		second.sync()
+		workers[0].save(answer.Epoch, chain(round+1, 8), 0)
+	}
+	held := 0
+	for round := range byte(40) {
+		held += r.held(answer.Space, round+1, 8)
+	}
+	if held == 0 || held == 40*8 {
+		t.Fatalf("%d blocks are held: nothing was evicted", held)
+	}
+	stopped.ask(8, false)
+	stopped.until(held)
+}
+
+// TestEventsAreRefused without a registration, and with a pool that notes nothing.
+func TestEventsAreRefused(t *testing.T) {
+	r := newRig(t, withDRAM(1<<20))
+	stranger := newRouter(r.dial())
+	stranger.say(1, 2)
+	if stranger.ask(1, false); stranger.hear() != ipc.EventsRefused {
+		t.Error("a session without a registration is told")
+	}
+	scheduler, _, _ := r.joinEngine(register("a"))
+	router := newRouter(scheduler)
+	router.ask(1, false)
+	router.until(0)
+	router.unregister()
+	if router.ask(1, false); router.hear() != ipc.EventsRefused {
+		t.Error("a session that has unregistered is told")
+	}
+	if e := r.agent.snapshot().Events; e.Subscribers != 0 || e.Spaces != 1 {
+		t.Errorf("%+v, want one space and no session", e)
+	}
+	without := newRig(t)
+	scheduler, _, _ = without.joinEngine(register("a"))
+	router = newRouter(scheduler)
+	router.say(1, 2)
+	if router.ask(1, false); router.hear() != ipc.EventsRefused {
+		t.Error("a pool that notes nothing tells something")
+	}
+}
+
+func TestEventMetricsAtZero(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/metrics")
+	check(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	check(t, err)
+	lines := strings.Split(string(text), "\n")
+	for _, want := range []string{
+		"kvagent_events_spaces 0", "kvagent_events_sessions 0", "kvagent_events_blocks 0",
+		"kvagent_events_blocks_told 0", "kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
+	} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("no line %s", want)
+		}
+	}
+}

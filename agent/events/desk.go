@@ -1,0 +1,168 @@
+package events
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Desk tells the sessions of all spaces. A nil Desk refuses all of them. All methods may run
+// concurrently.
+type Desk struct {
+	memory  pool.Journal
+	stop    chan struct{}
+	stopped sync.WaitGroup
+	refused atomic.Uint64
+
+	mu     sync.Mutex
+	spaces map[pool.SpaceID]*space
+}
+
+// New returns the desk of a pool, which works until Close.
+func New(memory pool.Journal) *Desk {
+	d := &Desk{memory: memory, stop: make(chan struct{}), spaces: map[pool.SpaceID]*space{}}
+	d.stopped.Go(d.work)
+	return d
+}
+
+// Close ends the desk's goroutine and waits for it.
+func (d *Desk) Close() {
+	if d != nil {
+		close(d.stop)
+		d.stopped.Wait()
+	}
+}
+
+// maxWaiting is how many messages of a session may wait to be written when it asks for events. With
+// more it is told to ask again: a peer that does not read must not gather answers in memory.
+const maxWaiting = 8
+
+// Serve serves BLOCK_TOKENS and NEXT_EVENTS of a session, with the rules of its space, or nil if it
+// has none that is open; waiting is the number of messages that wait to be written to it. send must
+// not wait. It is called at most once for each NEXT_EVENTS, at once or when there is something to
+// tell, and not after Leave.
+func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, send func(any)) {
+	switch m := msg.(type) {
+	case *ipc.BlockTokens:
+		if d == nil || rules == nil {
+			return
+		}
+		if sp := d.get(rules.ID); sp != nil {
+			d.refused.Add(uint64(sp.learn(m)))
+		}
+	case *ipc.NextEvents:
+		blocks := int(m.Blocks)
+		if waiting > maxWaiting {
+			blocks = 0
+		}
+		switch {
+		case d == nil || rules == nil || !d.open(rules).next(session, m.Req, blocks, m.Anew, send):
+			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsRefused})
+		case blocks == 0:
+			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsMore})
+		}
+	}
+}
+
+// Leave ends what a session is told.
+func (d *Desk) Leave(session uint64) {
+	if d == nil {
+		return
+	}
+	for _, sp := range d.all() {
+		sp.leave(session)
+	}
+}
+
+func (d *Desk) get(id pool.SpaceID) *space {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.spaces[id]
+}
+
+// open returns a space, from now on watched. It is called by a session of the space, which keeps it
+// open.
+func (d *Desk) open(rules *lookup.Space) *space {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sp := d.spaces[rules.ID]
+	if sp == nil {
+		sp = newSpace(rules, d.memory, defaultLimits())
+		d.spaces[rules.ID] = sp
+		d.memory.Watch(rules.ID)
+	}
+	return sp
+}
+
+// work looks up what memory notes.
+func (d *Desk) work() {
+	var list []pool.Change
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-d.memory.Changed():
+		}
+		var lost bool
+		list, lost = d.memory.Changes(list[:0])
+		if lost {
+			d.compareAll()
+			continue
+		}
+		for from, to := 0, 0; from < len(list); from = to {
+			for to = from + 1; to < len(list) && list[to].Space == list[from].Space; {
+				to++
+			}
+			if sp := d.get(list[from].Space); sp != nil {
+				sp.changed(list[from:to])
+			}
+		}
+	}
+}
+
+// compareAll compares all spaces with memory, and drops those that were closed.
+func (d *Desk) compareAll() {
+	for id, sp := range d.all() {
+		if !sp.compare() {
+			d.mu.Lock()
+			delete(d.spaces, id)
+			d.mu.Unlock()
+		}
+	}
+}
+
+func (d *Desk) all() map[pool.SpaceID]*space {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make(map[pool.SpaceID]*space, len(d.spaces))
+	for id, sp := range d.spaces {
+		all[id] = sp
+	}
+	return all
+}
+
+// Report is the state of a Desk.
+type Report struct {
+	Spaces      int // with events
+	Subscribers int // sessions that are told
+	Blocks      int // whose tokens, or whose followers' tokens, are kept
+	Told        int // of them: those that subscribers are told are stored
+	Bytes       int64
+	Refused     uint64 // blocks whose tokens were not taken
+}
+
+// Report returns the desk's state.
+func (d *Desk) Report() (r Report) {
+	if d == nil {
+		return r
+	}
+	r.Refused = d.refused.Load()
+	for _, sp := range d.all() {
+		r.Spaces++
+		sp.report(&r)
+	}
+	return r
+}

@@ -1,0 +1,265 @@
+package events
+
+import (
+	"math/bits"
+	"sync"
+
+	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
+	"github.com/kvagent/kvagent/pool"
+)
+
+// Limits of one space.
+const (
+	maxSubscribers = 64      // sessions that are told; a further one is refused
+	maxBlockTokens = 1 << 14 // of a block; groups with more are not told
+	holdsStride    = 256     // blocks looked up by one call of the pool
+	compareStride  = 1 << 12
+)
+
+// space has what subscribers of one space are told. Its lock is taken before the pool's, and by
+// nothing that saves, loads or looks up.
+type space struct {
+	id     pool.SpaceID
+	memory pool.Journal
+
+	mu      sync.Mutex
+	ledgers []*ledger // by group; nil: its blocks are too large
+	subs    map[uint64]*subscriber
+	bits    uint64 // of subscribers
+	asked   []asked
+	blob    []byte
+	present []bool
+}
+
+// asked is a block whose state is to be looked up.
+type asked struct {
+	ledger *ledger
+	hash   pool.Hash
+	n      uint32
+}
+
+// subscriber is a session that is told.
+type subscriber struct {
+	bit     uint64
+	cursors []cursor // by group
+	req     uint32   // its last request
+	most    int      // blocks that it asked for and that were not sent; 0: it has not asked
+	whole   bool     // it was told that it has been told everything, since its beginning
+	send    func(any)
+}
+
+func newSpace(rules *lookup.Space, memory pool.Journal, l limits) *space {
+	sp := &space{id: rules.ID, memory: memory, subs: map[uint64]*subscriber{}}
+	for g := range rules.Groups {
+		var one *ledger
+		if tokens := rules.Groups[g].BlockTokens; tokens <= maxBlockTokens {
+			one = newLedger(uint8(g), tokens, l)
+		}
+		sp.ledgers = append(sp.ledgers, one)
+	}
+	return sp
+}
+
+// ledger returns a group's, or nil.
+func (sp *space) ledger(group uint8) *ledger {
+	if int(group) >= len(sp.ledgers) {
+		return nil
+	}
+	return sp.ledgers[group]
+}
+
+// learn records the tokens of a run of chained blocks. It returns how many of them are not told.
+func (sp *space) learn(m *ipc.BlockTokens) (refused int) {
+	n := len(m.Hashes) / int(m.HashLen)
+	l := sp.ledger(m.Group)
+	if l == nil || len(m.Tokens) != n*l.stride {
+		return n
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	parent := pool.MakeHash(m.Parent)
+	for i := range n {
+		h := pool.MakeHash(m.Hashes[i*int(m.HashLen) : (i+1)*int(m.HashLen)])
+		if !l.add(h, parent, m.Tokens[i*l.stride:(i+1)*l.stride], m.Extra) {
+			refused++
+		} else if n := l.index[h]; n != 0 { // it was not forgotten at once
+			sp.ask(l, n)
+		}
+		parent = h
+	}
+	sp.lookUp()
+	sp.serve()
+	return refused
+}
+
+// ask adds a block to those that lookUp looks up.
+func (sp *space) ask(l *ledger, n uint32) {
+	next := asked{l, l.at(n).hash, n}
+	if len(sp.asked) == holdsStride || len(sp.asked) > 0 && !sp.asked[0].alike(&next) {
+		sp.lookUp()
+	}
+	sp.asked = append(sp.asked, next)
+}
+
+// alike reports whether one call of the pool can name both blocks.
+func (a *asked) alike(b *asked) bool { return a.ledger == b.ledger && a.hash.Len == b.hash.Len }
+
+// lookUp finds out which of the blocks asked for memory holds.
+func (sp *space) lookUp() {
+	if len(sp.asked) == 0 {
+		return
+	}
+	l, length := sp.asked[0].ledger, int(sp.asked[0].hash.Len)
+	sp.blob = sp.blob[:0]
+	for i := range sp.asked {
+		sp.blob = append(sp.blob, sp.asked[i].hash.Bytes[:length]...)
+	}
+	if sp.present == nil {
+		sp.present = make([]bool, holdsStride)
+	}
+	sp.memory.Holds(sp.id, l.group, pool.Chain(sp.blob, length), sp.present[:len(sp.asked)])
+	for i := range sp.asked {
+		if a := &sp.asked[i]; l.index[a.hash] == a.n { // it was not forgotten meanwhile
+			l.set(a.n, sp.present[i])
+		}
+	}
+	sp.asked = sp.asked[:0]
+}
+
+// changed looks up blocks that memory noted.
+func (sp *space) changed(list []pool.Change) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	for i := range list {
+		if l := sp.ledger(list[i].Group); l != nil {
+			if n := l.index[list[i].Hash]; n != 0 {
+				sp.ask(l, n)
+			}
+		}
+	}
+	sp.lookUp()
+	sp.serve()
+}
+
+// compare looks up all blocks, because any may have changed, and reports whether the space is open.
+func (sp *space) compare() bool {
+	if !sp.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil) {
+		return false
+	}
+	for _, l := range sp.ledgers {
+		for from := uint32(1); l != nil && from != 0; {
+			from = sp.comparePart(l, from)
+		}
+	}
+	return true
+}
+
+// comparePart looks up a part of the blocks, so that others wait for the lock only as long, and
+// returns the block to continue at, 0 at the end.
+func (sp *space) comparePart(l *ledger, from uint32) (next uint32) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	to := min(l.high, from+compareStride)
+	for n := from; n < to; n++ {
+		if l.at(n).hash.Len != 0 {
+			sp.ask(l, n)
+		}
+	}
+	sp.lookUp()
+	sp.serve()
+	if to < l.high {
+		return to
+	}
+	return 0
+}
+
+// next serves a subscriber's request, for at most this many blocks; 0: it is not answered. It
+// returns false if there are too many subscribers.
+func (sp *space) next(session uint64, req uint32, most int, anew bool, send func(any)) bool {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sub := sp.subs[session]
+	if sub == nil {
+		free := bits.TrailingZeros64(^sp.bits)
+		if free == maxSubscribers {
+			return false
+		}
+		sub = &subscriber{bit: 1 << free, cursors: make([]cursor, len(sp.ledgers)), send: send}
+		sp.bits |= sub.bit
+		sp.subs[session] = sub
+		anew = true
+	}
+	if anew {
+		sp.beginAgain(sub)
+	}
+	sub.req, sub.most = req, most
+	sp.answer(sub)
+	return true
+}
+
+func (sp *space) beginAgain(sub *subscriber) {
+	sub.whole = false
+	for g, l := range sp.ledgers {
+		if l != nil {
+			l.withdraw(sub.bit)
+			l.begin(&sub.cursors[g])
+		}
+	}
+}
+
+// leave ends a subscription.
+func (sp *space) leave(session uint64) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	sub := sp.subs[session]
+	if sub == nil {
+		return
+	}
+	sp.beginAgain(sub)
+	sp.bits &^= sub.bit
+	delete(sp.subs, session)
+}
+
+// serve answers all subscribers that wait for something to be told.
+func (sp *space) serve() {
+	for _, sub := range sp.subs {
+		sp.answer(sub)
+	}
+}
+
+// answer sends a subscriber what it is to be told next, if it has asked and there is something.
+func (sp *space) answer(sub *subscriber) {
+	if sub.most == 0 {
+		return
+	}
+	out, all := newBatch(sub.most), true
+	for g, l := range sp.ledgers {
+		if l != nil && all {
+			all = l.take(&sub.cursors[g], sub.bit, out)
+		}
+	}
+	if len(out.runs) == 0 && all && sub.whole {
+		return
+	}
+	m := &ipc.BlockEvents{Req: sub.req, State: ipc.EventsMore, Runs: out.runs}
+	if all {
+		m.State, sub.whole = ipc.EventsWhole, true
+	}
+	sub.most = 0
+	sub.send(m)
+}
+
+// report adds the space's numbers.
+func (sp *space) report(r *Report) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	r.Subscribers += len(sp.subs)
+	for _, l := range sp.ledgers {
+		if l != nil {
+			r.Blocks += len(l.index)
+			r.Told += l.reachable
+			r.Bytes += l.bytes()
+		}
+	}
+}

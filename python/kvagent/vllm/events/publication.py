@@ -1,0 +1,205 @@
+"""Publishes in the engine's own stream of events what the agent's memory holds.
+
+In each step vLLM takes the events. What was published is remembered: a block is stored once, after
+the one before it, and removed once. When the agent's session ends, nothing of what it held can be
+loaded, so all of it is removed, and the next session begins anew. After an AllBlocksCleared of
+vLLM's, by which routers forget all media, everything that is held is asked for and told again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvagent.errors import Busy, SessionBroken, SessionEnded
+from kvagent.messages import EVENTS_VERSION, EventKind, EventsState
+from kvagent.vllm.events.tokens import salt_of, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvagent.messages import BlockEvents, EventRun
+    from kvagent.session import Session
+    from kvagent.vllm.counters import Counts
+    from kvagent.vllm.events.form import EventForm
+    from kvagent.vllm.events.tokens import Tokens
+    from kvagent.vllm.events.waking import Waker
+    from kvagent.vllm.scheduler.agent_session import AgentSession
+
+ASK_BLOCKS = 256  # of one answer, which one step publishes
+REMOVE_BLOCKS = 4096  # that one step removes after the end of a session
+REFUSED_S = 1.0  # between questions that the agent refuses
+MEDIUM_MEMORY = 1  # of an EventRun: the agent's memory
+
+log = logging.getLogger("vllm.kvagent")
+
+
+class EventsOptions(NamedTuple):
+    """How events are made, and what wakes an idle engine for them, if anything can."""
+
+    form: EventForm
+    waker: Waker | None = None
+
+
+class Published:
+    """The blocks of which the engine's stream says that they are stored."""
+
+    def __init__(self, form: EventForm, sizes: Mapping[int, int], counts: Counts) -> None:
+        """``sizes``: tokens of a block, by group of which events tell."""
+        self._form = form
+        self._sizes = sizes
+        self._counts = counts
+        self._stored: dict[int, dict[Any, None]] = {group: {} for group in sizes}  # a block before those after it
+
+    def __len__(self) -> int:
+        return sum(map(len, self._stored.values()))
+
+    def clear(self) -> None:
+        """Forget all: the stream says that nothing is stored."""
+        for stored in self._stored.values():
+            stored.clear()
+
+    def remove(self, most: int) -> list[Any]:
+        """Return events that remove blocks, at most that many, each before the one before it."""
+        events = []
+        for group, stored in self._stored.items():
+            gone = [stored.popitem()[0] for _ in range(min(most, len(stored)))]
+            if gone:
+                most -= len(gone)
+                self._counts.events_removed += len(gone)
+                events.append(self._form.removed(group, gone))
+        return events
+
+    def take(self, run: EventRun) -> Any | None:
+        """Return the event of a run, or None if it says nothing new."""
+        stored = self._stored.get(run.group)
+        if stored is None or run.medium != MEDIUM_MEMORY:
+            return None
+        n = run.hash_len
+        hashes = [self._form.hash(run.hashes[at : at + n]) for at in range(0, len(run.hashes), n)]
+        if run.kind == EventKind.REMOVED:
+            gone = [one for one in hashes if stored.pop(one, _ABSENT) is None]
+            self._counts.events_removed += len(gone)
+            return self._form.removed(run.group, gone) if gone else None
+        return self._take_stored(run, stored, hashes)
+
+    def _take_stored(self, run: EventRun, stored: dict[Any, None], hashes: list[Any]) -> Any | None:
+        size, tokens = self._sizes[run.group], unpacked(run.tokens)
+        parent = self._form.hash(run.parent) if run.parent else None
+        keys = salt_of(run.extra) if run.extra else None
+        if len(tokens) != size * len(hashes) or (run.extra and keys is None):
+            return None
+        if (parent is not None and parent not in stored) or not stored.keys().isdisjoint(hashes):
+            return None
+        stored.update(dict.fromkeys(hashes))
+        self._counts.events_stored += len(hashes)
+        return self._form.stored(run.group, parent, hashes, tokens, size, [keys] * len(hashes))
+
+
+class Publication:
+    """Asks the agent, and publishes its answers. ``waker`` may be None."""
+
+    def __init__(
+        self, agent: AgentSession, tokens: Tokens, form: EventForm, counts: Counts, waker: Waker | None = None
+    ) -> None:
+        self.tokens = tokens
+        self.form = form
+        self._agent = agent
+        self._published = Published(form, tokens.sizes, counts)
+        self._waker = waker
+        self._session: Session | None = None  # whose events are published
+        self._requests = 0
+        self._asked = 0  # the request whose answer is awaited
+        self._anew = False
+        self._not_before = 0.0  # no question is asked before
+        self._leaving = False  # what is published is of a session that has ended
+        self._full = False  # the session did not accept the last question
+        self._open = False  # the agent keeps the tokens that it is told: it has answered a question
+
+    def take(self) -> list[Any]:
+        """Return the next events. Called once in each step."""
+        self.follow()
+        session = self._session
+        events: list[Any] = []
+        if self._leaving:
+            events = self._published.remove(REMOVE_BLOCKS)
+            self._leaving = len(self._published) > 0
+        elif session is not None:
+            for answer in self._agent.take_answers():
+                if answer.req == self._asked:
+                    events = self._publish(answer)
+        if session is not None:
+            if self._open:
+                self.tokens.send(session)
+            if not self._leaving:
+                self._ask(session)
+        return events
+
+    def follow(self) -> None:
+        """Handle that the session has changed, if it has. Called before tokens are said to a new
+        one.
+        """
+        session = self._supported()
+        if session is self._session:
+            return
+        self._session = session
+        self._asked, self._anew, self._full, self._open, self._not_before = 0, False, False, False, 0.0
+        self._leaving = len(self._published) > 0
+        self.tokens.clear()
+
+    def cleared(self) -> None:
+        """Handle that vLLM's stream says that all blocks are gone, in all media."""
+        self._published.clear()
+        self._leaving = False
+        self._asked = 0  # an answer to what was asked before is not published
+        self._anew = True
+
+    def pending(self) -> bool:
+        """Return whether a step has something to publish or to ask. If not, the waker wakes the
+        engine as soon as there is.
+        """
+        session = self._supported()
+        if self._agent.unread() or session is not self._session or self._leaving or self._agent.answers:
+            return True
+        now = time.monotonic()
+        if session is not None and not self._asked and not self._full and now >= self._not_before:
+            return True
+        if self._waker is not None:
+            watched = self._agent.session
+            self._waker.watch(watched, max(self._not_before - now, 0.0) if watched and not self._asked else None)
+        return False
+
+    def close(self) -> None:
+        """Stop waking the engine."""
+        if self._waker is not None:
+            self._waker.close()
+
+    def _supported(self) -> Session | None:
+        """Return the session if its agent knows events."""
+        session = self._agent.session
+        return session if session is not None and session.version >= EVENTS_VERSION else None
+
+    def _publish(self, answer: BlockEvents) -> list[Any]:
+        self._asked = 0
+        if answer.state == EventsState.REFUSED:
+            self._not_before = time.monotonic() + REFUSED_S
+            return []
+        self._open = True
+        return [event for run in answer.runs if (event := self._published.take(run)) is not None]
+
+    def _ask(self, session: Session) -> None:
+        if self._asked or time.monotonic() < self._not_before:
+            return
+        self._requests = self._requests % 0xFFFFFFFF + 1
+        try:
+            session.next_events(self._requests, ASK_BLOCKS, anew=self._anew)
+        except Busy:
+            self._full = True
+        except (SessionEnded, SessionBroken):
+            self._full = True  # the next poll of the session shows its end
+        else:
+            self._asked, self._anew, self._full = self._requests, False, False
+
+
+_ABSENT = object()

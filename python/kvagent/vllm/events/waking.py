@@ -1,0 +1,104 @@
+"""Wakes an idle engine when its agent has something to say.
+
+vLLM's engine core steps only while it has requests or its connector has work. Else it sleeps in its
+queue of input, and would publish an eviction with the next request. A thread watches the session's
+socket meanwhile, without reading from it, and puts vLLM's own WAKEUP into that queue.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm.weight_changes import under_construction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvagent.session import Session
+
+
+def engine_wake(core: Any) -> Callable[[], None] | None:
+    """Return what wakes the engine that is being made in this process, or None if its steps are
+    its caller's. ``core`` is vLLM's module of the engine core.
+    """
+    engine = under_construction(core.EngineCore)
+    kind = getattr(core.EngineCoreRequestType, "WAKEUP", None)
+    if engine is None or kind is None or not isinstance(engine, core.EngineCoreProc):
+        return None
+
+    def wake() -> None:
+        queue = getattr(engine, "input_queue", None)
+        if queue is not None:  # else the engine is still being made
+            queue.put_nowait((kind, None))
+
+    return wake
+
+
+class Waker:
+    """Watches a session's socket, once for each call of ``watch``."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        """Wakes the engine. May be called from any thread."""
+        self._lock = threading.Lock()
+        self._watched: tuple[Session | None, float | None] | None = None
+        self._closed = False
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="kvagent waker", daemon=True)
+        self._thread.start()
+
+    def watch(self, session: Session | None, timeout_s: float | None) -> None:
+        """Wake the engine once, when the session's socket is readable or has ended, or after
+        ``timeout_s``. A further call replaces what is watched.
+        """
+        with self._lock:
+            if self._closed or (self._watched is not None and self._watched[0] is session):
+                return
+            self._watched = session, timeout_s
+        self._poke()
+
+    def close(self) -> None:
+        """End the thread. Repeated calls do nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._poke()
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _poke(self) -> None:
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            return  # it is full of pokes
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                watched = self._watched
+            if self._wait(watched):
+                with self._lock:
+                    if self._watched is not watched:
+                        continue
+                    self._watched = None
+                self.wake()
+
+    def _wait(self, watched: tuple[Session | None, float | None] | None) -> bool:
+        """Return whether the engine is to be woken; False after a poke."""
+        poller = select.poll()
+        poller.register(self._reader, select.POLLIN)
+        session, timeout_s = watched or (None, None)
+        if session is not None and (fd := session.fileno()) >= 0:
+            poller.register(fd, select.POLLIN)
+        ready = poller.poll(None if timeout_s is None else timeout_s * 1e3)
+        if any(fd == self._reader for fd, _ in ready):
+            os.read(self._reader, 4096)
+            return False
+        return True

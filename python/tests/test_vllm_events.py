@@ -1,0 +1,375 @@
+"""What the connector publishes of the agent's events, with a session and vLLM's events in their
+places.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvagent import messages as m
+from kvagent.errors import Busy, SessionEnded
+from kvagent.vllm.counters import Counts
+from kvagent.vllm.events import publication, tokens
+from kvagent.vllm.events.publication import ASK_BLOCKS, Publication
+from kvagent.vllm.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
+from kvagent.vllm.events.waking import Waker, engine_wake
+from kvagent.vllm.scheduler.requests import Tracked
+from tests.agent import PATIENCE_S, eventually
+
+SIZE = 16
+GEOMETRY: Any = SimpleNamespace(
+    groups=(m.Group(SIZE, 64), m.Group(SIZE, 64, window=32), m.Group(2 * SIZE, 64)),
+    states=(),
+    scale=lambda g: 1 + g // 2,
+)
+
+
+class Form:
+    """Events as tuples."""
+
+    def bind(self, manager: Any) -> None: ...
+
+    def hash(self, block_hash: bytes) -> Any:
+        return block_hash.decode()
+
+    def stored(self, group: int, parent: Any, hashes: Any, ids: Any, size: int, keys: Any) -> Any:
+        assert len(ids) == size * len(hashes)
+        assert len(keys) == len(hashes)
+        return "stored", group, parent, tuple(hashes), keys[0]
+
+    def removed(self, group: int, hashes: Any) -> Any:
+        return "removed", group, tuple(hashes)
+
+
+class FakeSession:
+    """A session that records what is sent."""
+
+    def __init__(self, version: int = 3) -> None:
+        self.version = version
+        self.sent: list[tuple[Any, ...]] = []
+        self.busy = False
+        self.corked = 0
+
+    def next_events(self, req: int, blocks: int, *, anew: bool) -> None:
+        if self.busy:
+            raise Busy("full")
+        self.sent.append(("next", req, blocks, anew))
+
+    def block_tokens(self, *run: Any) -> None:
+        if self.busy:
+            raise Busy("full")
+        self.sent.append(run)
+
+    def cork(self) -> None:
+        self.corked += 1
+
+    def uncork(self) -> None:
+        self.corked -= 1
+
+
+class FakeAgent:
+    """The scheduler's session, as far as events need it."""
+
+    def __init__(self) -> None:
+        self.session: Any = FakeSession()
+        self.answers: list[m.BlockEvents] = []
+        self.more = False
+
+    def take_answers(self) -> list[m.BlockEvents]:
+        taken, self.answers = self.answers, []
+        return taken
+
+    def unread(self) -> bool:
+        return self.more
+
+
+def stored(parent: str, *hashes: str, group: int = 0, extra: bytes = b"", medium: int = 1) -> m.EventRun:
+    ids = array("I", range(SIZE * len(hashes))).tobytes()
+    return m.EventRun(1, medium, group, parent.encode(), 1, "".join(hashes).encode(), ids, extra)
+
+
+def removed(*hashes: str) -> m.EventRun:
+    return m.EventRun(2, 1, 0, b"", 1, "".join(hashes).encode(), b"", b"")
+
+
+class Case:
+    def __init__(self) -> None:
+        self.agent = FakeAgent()
+        self.counts = Counts()
+        form: Any = Form()
+        agent: Any = self.agent
+        self.it = Publication(agent, Tokens(GEOMETRY, self.counts), form, self.counts)
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        return next(one for one in reversed(self.agent.session.sent) if one[0] == "next")
+
+    def answer(self, *runs: m.EventRun, req: int = 0, state: int = 1) -> list[Any]:
+        """Answer the last question, or ``req``, and take a step."""
+        self.agent.answers.append(m.BlockEvents(req or self.asked[1], state, runs))
+        return self.it.take()
+
+
+@pytest.fixture
+def case() -> Case:
+    made = Case()
+    assert made.it.pending(), "a new session is asked"
+    assert made.it.take() == []
+    assert made.asked == ("next", 1, ASK_BLOCKS, False)
+    assert not made.it.pending()
+    return made
+
+
+def test_what_the_agent_says_is_published_once(case: Case) -> None:
+    salt = tokens.SALT + b"abc"
+    assert case.answer(stored("", "a", extra=salt), stored("a", "b", "c")) == [
+        ("stored", 0, None, ("a",), ("abc",)), ("stored", 0, "a", ("b", "c"), None),
+    ]  # fmt: skip
+    assert case.asked[1] == 2, "it asks again"
+    assert case.it.take() == []
+    assert case.asked[1] == 2, "once"
+    assert case.answer(removed("c"), stored("b", "d")) == [("removed", 0, ("c",)), ("stored", 0, "b", ("d",), None)]
+    assert (case.counts.events_stored, case.counts.events_removed) == (4, 1)
+
+
+def test_what_no_router_could_use_is_left_out(case: Case) -> None:
+    case.answer(stored("", "a"))
+    for run in (
+        stored("", "a"), stored("x", "b"), removed("b"), stored("a", "b", extra=b"\x07new"), stored("a", "b", medium=2),
+        stored("", "b", group=1), stored("", "b", group=2), stored("", "b", group=9),
+    ):  # fmt: skip
+        assert case.answer(run) == [], run
+    assert case.answer(removed("a", "b")) == [("removed", 0, ("a",))]
+
+
+def test_the_end_of_a_session_removes_all_from_the_leaf_on(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "REMOVE_BLOCKS", 2)
+    case.answer(stored("", "a", "b", "c"))
+    case.agent.answers.append(m.BlockEvents(case.asked[1], 1, (removed("c"),)))  # of the session that ended
+    case.agent.session = None
+    case.agent.answers.clear()
+    assert case.it.pending()
+    assert case.it.take() == [("removed", 0, ("c", "b"))]
+    case.agent.session = FakeSession()
+    assert case.it.pending()
+    assert case.it.take() == [("removed", 0, ("a",))]
+    assert case.asked[3] is False, "a new registration begins anew by itself"
+    assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
+
+
+def test_after_all_blocks_are_cleared_everything_is_asked_anew(case: Case) -> None:
+    case.answer(stored("", "a", "b"))
+    old = case.asked[1]
+    case.it.cleared()
+    assert case.it.pending()
+    assert case.answer(stored("", "c"), req=old) == [], "an answer to what was asked before"
+    assert case.asked == ("next", old + 1, ASK_BLOCKS, True)
+    assert case.answer(removed("a"), req=old) == []
+    assert case.answer(stored("", "a", "b", "c")) == [("stored", 0, None, ("a", "b", "c"), None)]
+    assert case.asked[3] is False
+
+
+def test_a_clear_ends_the_removal_of_a_session_that_ended(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "REMOVE_BLOCKS", 1)
+    case.answer(stored("", "a", "b"))
+    case.agent.session = FakeSession()
+    assert case.it.take() == [("removed", 0, ("b",))]
+    case.it.cleared()
+    assert case.it.take() == []
+    assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
+
+
+def test_a_session_that_accepts_nothing_is_asked_later(case: Case) -> None:
+    case.agent.session.busy = True
+    assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
+    assert not case.it.pending(), "an idle engine does not spin"
+    case.agent.session.busy = False
+    case.it.take()
+    assert case.asked[1] == 3
+
+
+def test_a_refusal_is_asked_again_after_a_time(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: now))
+    assert case.answer(state=2) == []
+    asked = case.asked
+    case.it.take()
+    assert case.asked == asked
+    assert not case.it.pending()
+    now += publication.REFUSED_S
+    assert case.it.pending()
+    case.it.take()
+    assert case.asked[1] == asked[1] + 1
+
+
+def test_an_old_agent_is_asked_nothing() -> None:
+    case = Case()
+    case.agent.session = FakeSession(version=2)
+    assert not case.it.pending()
+    assert case.it.take() == []
+    assert case.agent.session.sent == []
+
+
+def request(blocks: int, **more: Any) -> Any:
+    return SimpleNamespace(
+        request_id="r", block_hashes=[i.to_bytes(8, "big") for i in range(blocks)],
+        all_token_ids=list(range(1000, 1000 + blocks * SIZE)), **more,
+    )  # fmt: skip
+
+
+def tracked(made: Any) -> Tracked:
+    one = Tracked(made, bypass=False, cursor=[0, 0, 0], next_tokens=0)
+    one.events_extra = extra_of(made)
+    return one
+
+
+def test_tokens_are_said_of_whole_blocks() -> None:
+    session: Any = FakeSession()
+    said = Tokens(GEOMETRY, Counts())
+    of = tracked(request(6, cache_salt="s"))
+    said.say(of, 0, 0, 3)
+    said.say(of, 0, 3, 2)
+    said.say(of, 1, 0, 6)  # a window
+    said.say(of, 2, 1, 2)  # blocks of two hashes
+    said.say(of, 0, 5, 2)  # one has no tokens yet
+    said.send(session)
+    hashes = of.request.block_hashes
+    got = [(group, parent, list(keys), unpacked(ids), salt_of(extra) if extra else None)
+           for group, parent, keys, ids, extra in session.sent]  # fmt: skip
+    ids = of.request.all_token_ids
+    assert got == [
+        (0, b"", hashes[:1], ids[:SIZE], ("s",)),
+        (0, hashes[0], hashes[1:3], ids[SIZE : 3 * SIZE], None),
+        (0, hashes[2], hashes[3:5], ids[3 * SIZE : 5 * SIZE], None),
+        (2, hashes[1], [hashes[3], hashes[5]], ids[2 * SIZE : 6 * SIZE], None),
+    ]
+    assert session.corked == 0
+
+
+def test_tokens_wait_for_the_session_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = FakeSession()
+    counts = Counts()
+    said = Tokens(GEOMETRY, counts)
+    of = tracked(request(RUN_BYTES // (4 * SIZE) + 1))
+    blocks = len(of.request.block_hashes)
+    said.say(of, 0, 0, blocks)
+    session.busy = True
+    said.send(session)
+    assert session.sent == []
+    monkeypatch.setattr(tokens, "MAX_WAITING_BYTES", RUN_BYTES + 8 * SIZE)
+    said.say(of, 0, 0, 2)
+    assert counts.events_unsaid == 2
+    session.busy = False
+    said.send(session)
+    assert [len(run[2]) for run in session.sent] == [blocks - 1, 1]
+    said.say(of, 0, 0, 2)
+    said.clear()
+    said.send(session)
+    assert len(session.sent) == 2
+
+
+def test_a_session_that_ended_is_sent_nothing_more() -> None:
+    session: Any = FakeSession()
+
+    def ended(*_: Any) -> None:
+        raise SessionEnded(())
+
+    session.block_tokens = ended
+    said = Tokens(GEOMETRY, Counts())
+    said.say(tracked(request(1)), 0, 0, 1)
+    said.send(session)
+    session.block_tokens = lambda *_: pytest.fail("said again")
+    said.send(session)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lora_request": object()}, {"mm_features": [object()]}, {"prompt_embeds": object()}, {"resumable": True},
+        {"cache_salt": "x" * 5000},
+    ],
+)  # fmt: skip
+def test_requests_that_are_not_said(more: dict[str, Any]) -> None:
+    session: Any = FakeSession()
+    said = Tokens(GEOMETRY, Counts())
+    said.say(tracked(request(2, **more)), 0, 0, 2)
+    said.send(session)
+    assert session.sent == []
+
+
+class Watched:
+    """A session whose socket is one end of a pair."""
+
+    def __init__(self, end: Any) -> None:
+        self.fileno = end.fileno
+
+
+def test_the_waker_wakes_once_for_what_arrives() -> None:
+    import socket
+
+    here, there = socket.socketpair()
+    woken = threading.Semaphore(0)
+    waker = Waker(woken.release)
+    session: Any = Watched(here)
+    waker.watch(session, None)
+    waker.watch(session, None)
+    there.send(b"x")
+    assert woken.acquire(timeout=PATIENCE_S)
+    waker.watch(None, None)  # after it, the socket is not looked at
+    eventually(lambda: waker._watched is not None, "the watch of nothing")
+    assert not woken.acquire(blocking=False)
+    waker.watch(session, None)
+    assert woken.acquire(timeout=PATIENCE_S), "what was not read wakes again"
+    here.recv(1)
+    waker.watch(session, 0.001)
+    assert woken.acquire(timeout=PATIENCE_S), "the time is over"
+    waker.watch(session, None)
+    there.close()
+    assert woken.acquire(timeout=PATIENCE_S), "the end of the session"
+    waker.close()
+    waker.close()
+    waker.watch(session, None)
+    assert not waker._thread.is_alive()
+    here.close()
+
+
+def test_an_engine_without_a_loop_of_its_own_is_not_woken() -> None:
+    core: Any = SimpleNamespace(
+        EngineCore=type("EngineCore", (), {}), EngineCoreRequestType=SimpleNamespace(WAKEUP=b"w")
+    )
+    core.EngineCoreProc = type("EngineCoreProc", (core.EngineCore,), {})
+    assert engine_wake(core) is None
+
+
+def test_tokens_are_said_once_the_agent_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "REMOVE_BLOCKS", 1)
+    case = Case()
+    of = tracked(request(1))
+
+    def said() -> int:
+        return sum(one[0] == 0 for one in case.agent.session.sent)
+
+    case.it.tokens.say(of, 0, 0, 1)  # before the first question
+    case.it.follow()  # the side does, as soon as there is a session
+    case.it.tokens.say(of, 0, 0, 1)
+    case.it.take()
+    assert said() == 0
+    case.answer(state=2)
+    assert said() == 0, "the agent has no place for them yet"
+    case.it._not_before = 0.0
+    case.it.take()
+    case.answer(stored("", "a", "b"))
+    assert said() == 1
+    case.agent.session = FakeSession()
+    case.it.follow()
+    case.it.tokens.say(of, 0, 0, 1)
+    case.it.take()  # removes b
+    case.it.take()  # removes a, and asks
+    assert said() == 0
+    case.answer()
+    assert said() == 1

@@ -1,0 +1,196 @@
+"""KV events of a real scheduler, through evictions, resets, preemptions and agents that are killed:
+models of two routers agree with the agent's look-ups whenever the engine comes to rest.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.agent import AgentProcess, eventually
+from tests.vllm import agents
+from tests.vllm.routers import Prompts, Routers
+from tests.vllm.setting import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.vllm.world import World
+
+ROUNDS = 20
+OPENINGS = 5  # different beginnings of prompts
+EXTRA = {"weights_fixed": True}
+
+
+class Heard:
+    """An engine, and the routers that hear it."""
+
+    def __init__(self, worlds: Any, **options: Any) -> None:
+        self.routers = Routers()
+        self.world: World = worlds(events=self.routers.take, **options)
+        self.prompts = Prompts(self.world.side, BLOCK)
+        self.requests = 0
+
+    def serve(self, dice: random.Random, most: int = 4, **more: Any) -> None:
+        """Add requests, and step until nothing is left to do."""
+        for _ in range(dice.randint(1, most)):
+            self.requests += 1
+            self.world.add(f"r{self.requests}", random_prompt(dice), dice.randint(1, 3 * BLOCK), **more)
+        self.world.run()
+
+    def agree(self, others: tuple[Prompts, ...] = ()) -> int:
+        """Wait until routers and agent agree about every prompt. Return the number of blocks."""
+        for prompts in others:
+            self.prompts.hashes |= prompts.hashes
+
+        def look() -> bool:
+            self.world.step()
+            return self.prompts.credited(self.routers) == self.prompts.held()
+
+        eventually(look, "routers that agree with the agent", 60.0)
+        self.world.run()
+        self.routers.check()
+        self.prompts.check_tokens(self.routers)
+        return len(self.routers.known)
+
+
+def random_prompt(dice: random.Random) -> list[int]:
+    """Return a prompt that begins like others."""
+    opening = dice.randrange(OPENINGS)
+    head = [(opening * 31 + i * 7) % 400 + 5 for i in range(dice.randint(1, 4) * BLOCK)]
+    return head + [dice.randrange(5, 400) for _ in range(dice.randint(1, 10 * BLOCK))]
+
+
+@pytest.fixture
+def small() -> Iterator[AgentProcess]:
+    """An agent whose memory holds fewer blocks than are saved."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
+        folder = Path(name) / "run"
+        folder.mkdir(mode=0o700)
+        agent = AgentProcess(folder, "--pool", "2MiB")
+        yield agent
+        agent.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_routers_agree_with_the_agent(worlds: Any, small: AgentProcess, asynchronous: bool) -> None:
+    seed = int(os.environ.get("KVAGENT_SEED", random.randrange(1 << 30)))
+    print(f"KVAGENT_SEED={seed}")
+    dice = random.Random(seed)
+    options = {"asynchronous": asynchronous, "depth": 1 + asynchronous, "blocks": 40}
+    both = [Heard(worlds, **options, extra=EXTRA | {"socket_dir": str(small.folder)}) for _ in range(2)]
+    done: set[str] = set()
+    rounds = 0
+    evicted = 0
+    while rounds < ROUNDS or len(done) < len(_BLOWS) or not evicted:
+        rounds += 1
+        removes = [one.routers.removes for one in both]
+        for one in both:
+            for _ in range(dice.randint(1, 3)):
+                one.serve(dice)
+        evicted += sum(one.routers.removes for one in both) - sum(removes)
+        blow = dice.choice(list(_BLOWS))
+        _BLOWS[blow](dice.choice(both), small, both)
+        done.add(blow)
+        for one in both:
+            one.agree(tuple(other.prompts for other in both))
+    for one in both:
+        one.agree(tuple(other.prompts for other in both))
+    assert both[0].routers.known == both[1].routers.known
+    assert both[0].routers.clears
+    routers = [(one.routers.stores, one.routers.removes, one.routers.largest) for one in both]
+    preempted = sum(one.world.preempted for one in both)
+    print(f"{rounds} rounds, {preempted} preemptions, {evicted} evicted; stores, removes, largest batch: {routers}")
+
+
+def _nothing(one: Heard, agent: AgentProcess, both: list[Heard]) -> None: ...
+
+
+def _cleared(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
+    assert one.world.forget()
+
+
+def _reset(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
+    one.world.settle()
+    assert one.world.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
+
+def _killed(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
+    agent.kill()
+    for each in both:
+        each.world.step()
+    agent.start()
+    for each in both:
+        agents.joined(each.world.side, [w._worker for w in each.world.workers], agent, each.world.step)
+
+
+_BLOWS = {"nothing": _nothing, "cleared": _cleared, "reset": _reset, "killed": _killed}
+
+
+def test_a_killed_agent_is_forgotten(worlds: Any, agent: AgentProcess) -> None:
+    one = Heard(worlds, extra=EXTRA)
+    one.serve(random.Random(1))
+    assert one.agree()
+    agent.kill()
+    one.world.step()  # which notices that it is gone
+    one.world.run()
+    assert not one.routers.known
+    assert not one.world.scheduler.has_requests(), "an engine without an agent comes to rest"
+    agent.start()
+
+
+def test_a_frozen_agent_keeps_an_idle_engine_from_nothing(worlds: Any, agent: AgentProcess) -> None:
+    one = Heard(worlds, extra=EXTRA)
+    one.serve(random.Random(1))
+    held = one.agree()
+    agent.freeze()
+    one.serve(random.Random(2))
+    one.world.run()
+    assert len(one.routers.known) >= held
+    agent.thaw()
+    one.agree()
+
+
+def test_much_is_told_in_parts(worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvagent.vllm.events import publication
+
+    monkeypatch.setattr(publication, "ASK_BLOCKS", 3)
+    one = Heard(worlds, extra=EXTRA)
+    one.serve(random.Random(1))
+    held = one.agree()
+    assert one.world.forget()
+    one.routers.largest = 0
+    assert one.agree() == held
+    assert one.routers.clears
+
+
+def test_off_means_silence(worlds: Any, agent: AgentProcess) -> None:
+    one = Heard(worlds, extra=EXTRA | {"events": "off"})
+    one.serve(random.Random(1))
+    assert agent.status()["blocks_saved"] > 0
+    assert one.routers.stores == 0
+    assert one.world.side._publication is None
+
+
+def test_salts_are_told_and_other_keys_are_not(worlds: Any, agent: AgentProcess) -> None:
+    one = Heard(worlds, extra=EXTRA)
+    one.serve(random.Random(1), 1, cache_salt="of a tenant")
+    assert one.agree()
+    assert sorted(map(str, one.routers.salts.values())).count("['of a tenant']") == 1
+    assert set(map(str, one.routers.salts.values())) == {"['of a tenant']", "None"}
+
+
+@pytest.mark.parametrize("offload", ["eager", "lazy"])
+def test_blocks_that_are_saved_late_are_told(worlds: Any, agent: AgentProcess, offload: str) -> None:
+    """Blocks of ended requests are saved when their request is gone."""
+    extra = EXTRA | ({"offload": offload, "watermark_percent": 40, "pin_percent": 15} if offload == "lazy" else {})
+    one = Heard(worlds, extra=extra | ({"pin_percent": 2} if offload == "eager" else {}))
+    dice = random.Random(3)
+    for _ in range(8):
+        one.serve(dice)
+    assert one.agree()
