@@ -69,7 +69,11 @@ TAILS = "tests/test_vllm_tails.py"
 TURNS = "tests/vllm/test_tails.py"
 UNCACHED = "tests/vllm/test_uncached.py"
 PROOF = "tests/vllm/test_tier_agent.py"
+COUNTERS = "tests/vllm/test_counters.py"
 MUTANTS = [
+    Mutant("an idle engine keeps its last counters", "connector.py",
+        "if now < self._next_stats and not self._idle():", "if now < self._next_stats:",
+        "idle_engine", "assert", where=COUNTERS),
     Mutant("the tier gives a save up without revoking it", "tier/saves.py",
         "                memory.revoke(job.word)\n", "                pass\n",
         "neither_holds_rows", "with the bytes of another chunk", where=TIER),
