@@ -237,7 +237,7 @@ DECODE_TOKENS = 8  # a request that computes more tokens than this in a step is 
 RUN_TOKENS = 128  # generated tokens of a request that are saved together
 GATHER_STEPS = 8  # steps over which blocks of decoding requests are gathered
 GATHER_RUNS = MAX_SECTIONS  # runs of blocks that are sent without waiting for more
-CHECKS = 8  # decoding requests checked in a step, and an eighth of those beyond; fewer wait for GATHER_STEPS
+CHECKS = 20  # decoding requests checked in a step, and an eighth of those beyond; fewer wait for GATHER_STEPS
 MAX_EXPIRED = 4 * GATHER_STEPS  # expired ticks kept before their requests are sorted
 
 
