@@ -70,7 +70,14 @@ TURNS = "tests/vllm/test_tails.py"
 UNCACHED = "tests/vllm/test_uncached.py"
 PROOF = "tests/vllm/test_tier_agent.py"
 EVENTS = "tests/test_vllm_events.py"
+COUNTERS = "tests/vllm/test_counters.py"
 MUTANTS = [
+    Mutant("a step that sends checks requests too", "scheduler/save_plan.py",
+        "            return since_sent != 0\n", "            return True\n",
+        "that_sends_checks_nothing", "assert not", where="tests/test_vllm_schedule.py"),
+    Mutant("an idle engine keeps its last counters", "connector.py",
+        "if now < self._next_stats and not self._idle():", "if now < self._next_stats:",
+        "idle_engine", "assert", where=COUNTERS),
     Mutant("the tier gives a save up without revoking it", "tier/saves.py",
         "                memory.revoke(job.word)\n", "                pass\n",
         "neither_holds_rows", "with the bytes of another chunk", where=TIER),

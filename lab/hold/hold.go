@@ -18,8 +18,10 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// poolBytes is the size of the agent's pool.
-const poolBytes = 64 << 20
+const (
+	poolBytes   = 64 << 20 // the size of the agent's pool
+	keepPercent = 10       // of the pool: what requests may keep, as by serve's default
+)
 
 // Command returns the process that only tests start. It serves until its input ends, and reads
 // lines:
@@ -53,7 +55,7 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	}
 	d := newDevice(h, func() { fmt.Fprintln(out, "held") })
 	defer func() { err = errors.Join(err, d.Close(cudaipc.AllPeers)) }()
-	a, err := agent.New(agent.Config{Dir: dir}, p, d, zap.NewNop())
+	a, err := agent.New(agent.Config{Dir: dir, KeepPercent: keepPercent}, p, d, zap.NewNop())
 	if err != nil {
 		return err
 	}

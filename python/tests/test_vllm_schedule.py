@@ -76,16 +76,22 @@ def test_requests_are_removed_or_requeued() -> None:
 
 
 def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
-    """Requests that fill blocks in different steps are checked within GATHER_STEPS steps."""
+    """Requests that fill blocks in different steps are checked within GATHER_STEPS steps, between
+    two steps that send.
+    """
     schedule, some = SaveSchedule(), [tracked(f"{i}") for i in range(3 * GATHER_STEPS)]
     for i, one in enumerate(some):
-        schedule.defer(one, i + 1)
+        schedule.defer(one, 2 * (i + 1))
     looked = []
-    for _ in some:
+    for _ in range(2 * len(some)):
         schedule.step({"1": 1}, {})
         if schedule.ready():
+            assert not schedule.sends()
             looked.append(len(schedule.take()))
-    assert looked == [GATHER_STEPS] * 3
+    assert looked == [GATHER_STEPS // 4] + [GATHER_STEPS // 2] * 5
+    for _ in range(GATHER_STEPS // 2):
+        schedule.step({"1": 1}, {})
+    assert len(schedule.take()) == GATHER_STEPS // 4
     schedule.step({"1": 1}, {})
     assert not schedule.ready()
     schedule.add(some[0])  # it has a prompt, or is offered again
@@ -101,6 +107,21 @@ def test_blocks_of_answers_gather_and_nothing_else_waits() -> None:
     assert not schedule.ready()
     schedule.step({"1": DECODE_TOKENS + 1}, {"1": some[1]})
     assert schedule.ready()
+
+
+def test_a_step_that_sends_checks_nothing() -> None:
+    """Both take their time, and CHECKS requests come due by the time of each."""
+    schedule, some = SaveSchedule(), [tracked(f"{i}") for i in range(4 * CHECKS)]
+    for i, one in enumerate(some):
+        schedule.defer(one, 1 + i * GATHER_STEPS // (2 * CHECKS))
+    looked: list[Tracked] = []
+    for step in range(1, 3 * GATHER_STEPS):
+        schedule.step({"1": 1}, {})
+        assert schedule.sends() == (step % GATHER_STEPS == 0)
+        if schedule.ready():
+            assert not schedule.sends()
+            looked += schedule.take()
+    assert looked == some
 
 
 def test_removed_requests_are_dropped_without_takes() -> None:
@@ -180,6 +201,9 @@ def test_requests_that_fill_blocks_at_once_are_checked_over_some_steps() -> None
             looked += now
     assert looked == some[: len(looked)]
     assert len(some) - CHECKS < len(looked) < len(some), "the last ones wait for others"
-    schedule.step({"1": 1}, {})
-    assert schedule.ready()
+    steps = 0
+    while not schedule.ready():
+        schedule.step({"1": 1}, {})
+        steps += 1
+    assert steps == 1 + GATHER_STEPS // 2, "not in the step that sends"
     assert looked + schedule.take() == some

@@ -151,12 +151,14 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """Return what this role counted since the last report, at most once per STATS_INTERVAL_S.
+        """Return what this role counted since the last report, at most once per STATS_INTERVAL_S
+        while there are requests.
 
-        vLLM merges and transports the stats in every step that returns some.
+        vLLM merges and transports the stats in every step that returns some. A step without
+        requests may be the last one for long, so it returns them at once.
         """
         now = time.monotonic()
-        if now < self._next_stats:
+        if now < self._next_stats and not self._idle():
             return None
         self._next_stats = now + STATS_INTERVAL_S
         grown: dict[str, int] = {}
@@ -183,6 +185,10 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         }  # fmt: skip
         registration = notice(str(self._vllm_config.kv_transfer_config.engine_id), identity, self._uncached)
         self._notice = Notice(self._options.socket_dir, registration)
+
+    def _idle(self) -> bool:
+        """Return whether the engine has no request, as far as this role knows."""
+        return self._plans_idle() if self._scheduler is None else self._scheduler.idle()
 
     def _all_deltas(self) -> list[CounterDeltas]:
         if not self._deltas:

@@ -70,12 +70,7 @@ def test_switches_pass_through_vllms_api(node: Node) -> None:
     assert counted(second, "lookups") == 0
     switches = {"kvagent.max_load_tokens": 5 * BLOCK, "kvagent.save": "perhaps"}
     assert second.complete(limited, kv_transfer_params=switches) == expected[1]
-
-    def loaded() -> int:
-        second.complete([5, 6, 7])  # an engine exports its counters as it steps
-        return counted(second, "tokens_loaded")
-
-    eventually(lambda: loaded() == 5 * BLOCK, "a load of five blocks")
+    eventually(lambda: counted(second, "tokens_loaded") == 5 * BLOCK, "a load of five blocks")
     assert counted(second, "switches_ignored") == 1
     first.complete([7, *head], kv_transfer_params={"kvagent.pin": 600})
     eventually(lambda: node.agent.status()["keep"]["blocks"] >= LENGTH // BLOCK, "blocks that are kept")

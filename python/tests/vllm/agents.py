@@ -87,7 +87,7 @@ def at(links: Sequence[Any], boot: bytes) -> bool:
     return all(one is not None and one.session.boot == boot for one in current)
 
 
-def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callable[[], None] | None = None) -> None:
+def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callable[[], object] | None = None) -> None:
     """Wait until all parts of an engine, which lost the last agent, are at the running one.
 
     ``step`` runs a step: a part notices only in one that the last agent is gone. Without it, all

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.agent import AgentProcess
+    from tests.holding import HoldingAgent
     from tests.vllm.tiered import TieredWorld
 
 collect_ignore_glob: list[str] = []
@@ -131,5 +132,18 @@ def node() -> Iterator[AgentProcess]:
         path.mkdir(mode=0o700)
         pool = ["--dram-path", str(Path(memory) / "pool")] if engine.keeps_its_pool() else []
         process = AgentProcess(path, *pool)
+        yield process
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def holding() -> Iterator[HoldingAgent]:
+    """An agent for all tests of a module, which can hold copies of loads."""
+    from tests.holding import HoldingAgent
+
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
+        path = Path(folder) / "run"
+        path.mkdir(mode=0o700)
+        process = HoldingAgent(path)
         yield process
         process.close()

@@ -47,16 +47,24 @@ class Alive:
         assert time.monotonic() - begin < ANSWER_S
         return said
 
+    def joined(self) -> None:
+        """Wait until the engine is at the running agent; a step lets it notice that the last one is
+        gone.
+        """
+        agents.joined(self.side, [self.worker], self.agent, lambda: real.generate(self.llm, [[5, 6, 7]], 1))
+
     def forget(self) -> None:
-        """Reset the engine's cache; a load that was given up holds its blocks until its fence."""
+        """Reset the engine's cache. A load that was given up holds its blocks until its fence,
+        which a step notices.
+        """
+        real.settle(self.llm)
         eventually(self.llm.reset_prefix_cache, "an engine without blocks")
 
     def fill(self, reference: list[list[int]]) -> None:
         """Store all prompts in the agent, and reset the engine."""
-        agents.joined(self.side, [self.worker], self.agent)
+        self.joined()
         for _ in range(2):
             assert self.says() == reference
-            real.settle(self.llm)
             self.forget()
 
     def once(self, call: str, condition: Callable[[Any], bool], act: Callable[[], None]) -> list[str]:
@@ -78,7 +86,7 @@ class Alive:
 
     def never(self) -> None:
         """Undo ``once``."""
-        for call in ("start", "end"):
+        for call in ("begin", "start", "end"):
             self.worker.__dict__.pop(call, None)
 
 

@@ -129,7 +129,7 @@ def test_what_happens_between_two_layers(
         elif how == "freeze":
             holding.thaw()
             holding.release()
-    agents.joined(alive.side, [alive.worker], alive.agent)
+    alive.joined()
     assert alive.says() == reference
     alive.forget()
     assert alive.says() == reference

@@ -12,12 +12,14 @@ from tests.vllm import agents
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
 from tests.vllm.engine import BLOCK, PROMPTS, WHOLE_BLOCKS
+from tests.vllm.middle import EVENTS, SILENT, middle
+from tests.vllm.test_engine import Alive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.agent import AgentProcess
+    from tests.holding import HoldingAgent
 
 pytestmark = pytest.mark.engine
 BLOCKS = 96  # of the engine's cache
@@ -25,9 +27,9 @@ OPTIONS = {"weights_fixed": True, "offload": "lazy", "watermark_percent": 25, "p
 
 
 @pytest.fixture(scope="module")
-def llm(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator[Any]:
+def llm(opt: Path, reference: list[list[int]], holding: HoldingAgent) -> Iterator[Any]:
     made = real.make_engine(
-        opt, str(node.folder), options=OPTIONS, num_gpu_blocks_override=BLOCKS, max_num_batched_tokens=8 * BLOCK
+        opt, str(holding.folder), options=OPTIONS, num_gpu_blocks_override=BLOCKS, max_num_batched_tokens=8 * BLOCK
     )
     yield made
     made.llm_engine.engine_core.shutdown()
@@ -42,11 +44,11 @@ def evict(llm: Any, salt: int) -> None:
 
 
 def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(
-    llm: Any, reference: list[list[int]], node: AgentProcess
+    llm: Any, reference: list[list[int]], holding: HoldingAgent
 ) -> None:
-    side, worker = real.sides(llm)
-    counts = side.saves.counts
-    agents.joined(side, [worker], node)
+    alive = Alive(llm, holding)
+    side, counts = alive.side, alive.side.saves.counts
+    alive.joined()
     assert real.generate(llm, PROMPTS) == reference
     real.settle(llm)
     assert counts.stored < WHOLE_BLOCKS, "saved at once"
@@ -59,15 +61,37 @@ def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(
     assert real.generate(llm, PROMPTS) == reference
     loaded = (side.counts.tokens_loaded - before) // BLOCK
     assert loaded * 2 >= WHOLE_BLOCKS
-    print(f"lazy: {loaded} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(node)}; {side.counted()}")
+    print(f"lazy: {loaded} of {WHOLE_BLOCKS} whole blocks of prompts loaded; {figures(holding)}; {side.counted()}")
+
+
+@pytest.mark.stops
+@pytest.mark.parametrize("event", EVENTS)
+def test_what_happens_to_a_load(llm: Any, reference: list[list[int]], holding: HoldingAgent, event: str) -> None:
+    alive, salt = Alive(llm, holding), 7 * EVENTS.index(event) + 5
+    counts = alive.side.counts
+    alive.joined()
+    assert alive.says() == reference
+    evict(llm, salt)
+    failed, late = counts.loads_failed, counts.loads_late
+    with middle(alive, event, "start") as happened:
+        assert alive.says() == reference
+        assert happened, "nothing was loaded"
+        assert (alive.side.blocks.loading > 0) == (event in SILENT), "pins without a fence to come, or none"
+        assert alive.says() == reference
+    assert alive.says() == reference  # a new agent is offered what requests use from then on
+    evict(llm, salt + 1)
+    assert counts.loads_late > late if event in SILENT else counts.loads_failed > failed
+    loaded = counts.tokens_loaded
+    assert alive.says() == reference
+    assert counts.tokens_loaded > loaded, "what was computed anew was not saved"
 
 
 @pytest.mark.stops
 def test_an_agent_that_is_killed_while_blocks_are_saved(
-    llm: Any, reference: list[list[int]], node: AgentProcess
+    llm: Any, reference: list[list[int]], holding: HoldingAgent
 ) -> None:
     side, worker = real.sides(llm)
-    agents.joined(side, [worker], node)
+    agents.joined(side, [worker], holding)
     end = worker.end
     gone: list[Any] = []
 
@@ -75,7 +99,7 @@ def test_an_agent_that_is_killed_while_blocks_are_saved(
         end(plan)
         if plan.saves and not gone:
             gone.append(plan)
-            node.kill()
+            holding.kill()
 
     worker.end = ended
     client = side._agent.lookups._client
@@ -88,8 +112,8 @@ def test_an_agent_that_is_killed_while_blocks_are_saved(
     finally:
         del worker.end
         client.timeout_s = age_s
-        node.start()
-    agents.joined(side, [worker], node)
+        holding.start()
+    agents.joined(side, [worker], holding)
     assert real.generate(llm, PROMPTS) == reference
     evict(llm, 4)
     before = side.counts.tokens_loaded

@@ -85,7 +85,7 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
         alive.worker._sync_loads.run = run
         if how != "spoil":
             alive.agent.start() if how == "kill" else alive.agent.thaw()
-    agents.joined(alive.side, [alive.worker], alive.agent)
+    alive.joined()
     assert alive.says() == reference
     alive.forget()
     loaded = alive.side.counts.tokens_loaded

@@ -239,7 +239,7 @@ class SaveBatch:
 
 
 DECODE_TOKENS = 8  # a request that computes more tokens than this in a step is checked in that step
-RUN_TOKENS = 64  # generated tokens of a request that are saved together
+RUN_TOKENS = 128  # generated tokens of a request that are saved together
 GATHER_STEPS = 8  # steps over which blocks of decoding requests are gathered
 GATHER_RUNS = MAX_SECTIONS  # runs of blocks that are sent without waiting for more
 CHECKS = 20  # decoding requests checked in a step, and an eighth of those beyond; fewer wait for GATHER_STEPS
@@ -288,13 +288,15 @@ class SaveSchedule:
         return self._urgent or (self._steps + after) % GATHER_STEPS == 0
 
     def ready(self) -> bool:
-        """Return whether requests are to be checked in this step: not in one that sends what many
-        left, which takes its time too.
+        """Return whether requests are to be checked in this step: as soon as there are CHECKS of
+        them, else in one of GATHER_STEPS; never in one that sends, which takes its time too.
         """
         if self._urgent:
             return True
-        many = self._waiting >= CHECKS
-        return not many and bool(self._ready or self._expired) if self._steps % GATHER_STEPS == 0 else many
+        since_sent = self._steps % GATHER_STEPS
+        if self._waiting >= CHECKS:
+            return since_sent != 0
+        return since_sent == GATHER_STEPS // 2 and bool(self._ready or self._expired)
 
     def take(self) -> list[Tracked]:
         """Return the requests to check now. The caller requeues those that must wait."""

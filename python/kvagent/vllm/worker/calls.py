@@ -217,6 +217,10 @@ class WorkerCalls:
         report = self._worker.report() if self._worker is not None else None
         return None if report is None else WorkerMetadata(report)
 
+    def _plans_idle(self) -> bool:
+        """Return whether the step in progress is one without requests."""
+        return _plan(self._connector_metadata).idle
+
     def _use_generation(self, generation: str) -> None:
         self._generation = generation
 
