@@ -34,11 +34,11 @@ from kvagent.vllm.geometry import (
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan
+from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
 from kvagent.vllm.scheduler.requests import Blocks, Tables
 from kvagent.vllm.scheduler.save_plan import final_tokens
-from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory

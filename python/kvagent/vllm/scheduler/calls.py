@@ -9,7 +9,7 @@ from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.nodes import elsewhere, node
 from kvagent.vllm.options import FAIL
-from kvagent.vllm.scheduler.saves import WorkerRevocation
+from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import with_resolved
 from kvagent.vllm.uncached import UncachedScheduler, warn
