@@ -9,7 +9,7 @@ import pytest
 
 from kvagent.messages import Group
 from kvagent.vllm.counters import Counts, SaveCounts
-from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import most_tokens
@@ -19,6 +19,7 @@ from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.tails import EagerBatch
 from kvagent.vllm.scheduler.transfer_names import Wanted
 from kvagent.vllm.scheduler.waits import Rate
+from kvagent.vllm.state_rules import check_states
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.simulated import BLOCK, Block, Pool
@@ -83,6 +84,16 @@ def test_the_rest_of_an_ended_request_is_saved_without_states() -> None:
     batch = EagerBatch(GEOMETRY, Blocks(pool, 0.5), tables, SaveCounts())
     batch.keep_rest(tracked, 4 * BLOCK)
     assert [note.group for note in batch.left.values()] == [0] * 4
+
+
+def test_parts_of_blocks_are_refused() -> None:
+    """vLLM copies such a part, and its hash becomes another one: no mark of old weights is left."""
+    limits = SimpleNamespace(max_num_batched_tokens=8 * BLOCK)
+    config = SimpleNamespace(scheduler_config=limits, cache_config=SimpleNamespace())
+    check_states(config, GEOMETRY, Options())
+    finer = Geometry(GEOMETRY.groups, BLOCK // 2, GEOMETRY.states)
+    with pytest.raises(Unsupported, match=f"prefix_match_unit {BLOCK // 2}, allowed is {BLOCK},"):
+        check_states(config, finer, Options())
 
 
 def planned(table: list[Block], tokens: int) -> Any:
