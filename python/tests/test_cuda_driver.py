@@ -72,5 +72,5 @@ def test_events(library: Path) -> None:
 
 def test_a_call_that_the_driver_lacks_is_named() -> None:
     driver = CudaDriver("libc.so.6")  # has none of them
-    with pytest.raises(CudaError, match="cuPointerGetAttribute.*install a newer CUDA driver"):
+    with pytest.raises(CudaError, match=r"cuPointerGetAttribute.*install a newer CUDA driver"):
         export(driver, 1, MALLOC, 8192)
