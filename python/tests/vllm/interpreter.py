@@ -45,6 +45,19 @@ class Block(np.ndarray[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         return block(super().__getitem__(key))
 
+    def __and__(self, other: Any) -> Any:
+        return super().__and__(self._bits(other))
+
+    def __or__(self, other: Any) -> Any:
+        return super().__or__(self._bits(other))
+
+    __rand__, __iand__ = __and__, __and__
+    __ror__, __ior__ = __or__, __or__
+
+    def _bits(self, other: Any) -> Any:
+        """Return one bit of a number, such as ~False, if this is made of single bits."""
+        return bool(other & 1) if self.dtype == bool and isinstance(other, int) else other
+
     def to(self, kind: Any, **_: Any) -> Any:
         return cast(self, kind)
 
