@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 WINDOW = 80  # tokens of a sliding window: not a whole number of blocks
 CHUNK = 64
+LATENT = 64  # numbers of an MLA layer's key, besides those of its position
 _COMMON: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2,
     "num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": 2048, "initializer_range": 0.3,
@@ -48,7 +49,15 @@ def _llama() -> Any:
     return LlamaConfig(head_dim=32, **_COMMON)
 
 
-KINDS = {"mamba": _mamba, "sliding window": _sliding, "chunks": _chunked, "llama": _llama}
+def _sparse() -> Any:
+    from transformers import DeepseekV32Config
+
+    more = {"kv_lora_rank": LATENT, "q_lora_rank": 32, "qk_rope_head_dim": 32, "v_head_dim": 32, "qk_nope_head_dim": 32}
+    more |= {"index_topk": 128, "index_n_heads": 2, "first_k_dense_replace": 8}
+    return DeepseekV32Config(**more, **_COMMON | {"tie_word_embeddings": False})
+
+
+KINDS = {"sparse": _sparse, "mamba": _mamba, "sliding window": _sliding, "chunks": _chunked, "llama": _llama}
 
 
 def write(kind: str, folder: Path, seed: int = 5) -> Path:

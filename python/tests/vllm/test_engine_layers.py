@@ -1,4 +1,4 @@
-"""Real engines with other layers than full attention: windows, chunks, states, drafts.
+"""Real engines with other layers than full attention: windows, chunks, states, drafts, indexers.
 
 Each has the output of an engine without the connector: cold, warm, as a second engine that preempts
 requests, and with its agent killed. It loads what it, or the first engine, has saved. The KV of a
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.agent import eventually
 from tests.vllm import engine as real
-from tests.vllm import kernels, models
+from tests.vllm import kernels, models, sparse
 from tests.vllm.agents import figures
 from tests.vllm.engine import PROMPTS
 from tests.vllm.test_engine_kinds import at_rest, engine
@@ -26,13 +27,14 @@ pytestmark = pytest.mark.engine
 
 FULL = "FullAttentionSpec"
 OF_KIND: dict[str, tuple[set[str], int]] = {
-    "mamba": ({"MambaSpec", FULL}, 32),
-    "sliding window": ({"SlidingWindowSpec", FULL}, 40),
-    "chunks": ({"ChunkedLocalAttentionSpec", FULL}, 40),
+    "mamba": ({"MambaSpec", FULL}, 28),
+    "sliding window": ({"SlidingWindowSpec", FULL}, 36),
+    "chunks": ({"ChunkedLocalAttentionSpec", FULL}, 36),
     "eagle": ({FULL}, 34),
+    "sparse": ({"UniformTypeKVCacheSpecs"}, 15),
 }
 """The specifications of a model's groups, and so few blocks that its requests are preempted."""
-MOST_ROUNDS = 12
+MOST_ROUNDS = 100
 ORDINARY = {"disable_hybrid_kv_cache_manager": False, "compilation_config": {"custom_ops": ["none"]}}
 
 
@@ -91,6 +93,9 @@ def written(
     kind: str, folder: Path, proposals: Proposals, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, dict[str, Any]]:
     """Write a model of a kind. Return it, and the options of its engines."""
+    if kind == "sparse":
+        sparse.let_sparse_attention_run(monkeypatch, models.LATENT)
+        return models.write(kind, folder / "model"), ORDINARY | {"block_size": 64}
     if kind != "eagle":
         return models.write(kind, folder / "model"), ORDINARY
     kernels.let_the_second_runner_start(monkeypatch)
@@ -98,6 +103,19 @@ def written(
     draft = models.write_draft(folder / "draft")
     speculative = {"method": "eagle", "model": str(draft), "num_speculative_tokens": 2}
     return models.write("llama", folder / "model"), ORDINARY | {"speculative_config": speculative}
+
+
+def join(llm: Any) -> None:
+    """Step an engine until its scheduler is in the space of its worker, which may use other
+    backends than it supposed.
+    """
+    side, _ = real.sides(llm)
+
+    def joined() -> bool:
+        real.generate(llm, [[5, 6, 7]], 2)
+        return side._agent.session is not None
+
+    eventually(joined, "a scheduler in the space of its worker", 60.0)
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
@@ -117,6 +135,7 @@ def test_every_engine_says_the_same(
     with engine(model, node, **more) as llm:
         side, _ = real.sides(llm)
         assert groups() == specs
+        join(llm)
         assert real.generate(llm, PROMPTS) == reference, "cold"
         real.settle(llm)
         llm.reset_prefix_cache()
@@ -128,6 +147,7 @@ def test_every_engine_says_the_same(
 
     with engine(model, node, num_gpu_blocks_override=few, max_model_len=320, **more) as llm:
         side, _ = real.sides(llm)
+        join(llm)
         preempted, rounds = real.preemptions(llm), 0
         while not (preempted and side.counts.tokens_loaded):
             rounds += 1
