@@ -67,6 +67,8 @@ FOLLOWING = "tests/test_vllm_following.py"
 DRAFTS = "tests/vllm/test_drafts.py"
 TAILS = "tests/test_vllm_tails.py"
 TURNS = "tests/vllm/test_tails.py"
+BACKENDS = "tests/vllm/test_backends.py"
+PARTS = "tests/test_vllm_parts.py"
 UNCACHED = "tests/vllm/test_uncached.py"
 PROOF = "tests/vllm/test_tier_agent.py"
 EVENTS = "tests/test_vllm_events.py"
@@ -133,6 +135,15 @@ MUTANTS = [
     Mutant("states of a request with old weights are saved", "scheduler/states.py",
         " or tracked.stale or tracked.no_save", " or tracked.no_save",
         "saves_no_states", "assert", where=PLANNED_STATES),
+    Mutant("parts of blocks are states", "state_rules.py",
+        "if any(geometry.scale(group) > 1 for group in geometry.states):", "if False:",
+        "parts_of_blocks", "DID NOT RAISE", where=PLANNED_STATES),
+    Mutant("the layers of states tell their backend", "space.py",
+        "(group.layer_names if type(spec).__name__ != STATE else ())", "group.layer_names",
+        "workers_of_a_hybrid", "MAMBA2_ATTN", where=BACKENDS),
+    Mutant("another registration waits as a refused one does", "link.py",
+        "if self._wanted.wait(pause):", "if self._closed.wait(pause):",
+        "another_registration", "the other registration did not come about", where=PARTS),
     Mutant("an adapter is known by its name", "keys/adapters.py",
         "hasher, content.digest)", "hasher, str(lora.lora_name).encode())",
         "different_adapters_never_share", "assert", where=ADAPTERS),

@@ -68,3 +68,9 @@ def test_events(library: Path) -> None:
     driver.destroy_event(event)
     with pytest.raises(CudaError, match="cuIpcOpenEventHandle"):
         driver.open_event(bytes(64))
+
+
+def test_a_call_that_the_driver_lacks_is_named() -> None:
+    driver = CudaDriver("libc.so.6")  # has none of them
+    with pytest.raises(CudaError, match=r"cuPointerGetAttribute.*install a newer CUDA driver"):
+        export(driver, 1, MALLOC, 8192)

@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kvagent.errors import Refused
 from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
@@ -42,6 +44,7 @@ from kvagent.vllm.scheduler.save_plan import final_tokens
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory
+from tests.agent import eventually
 from tests.test_wheel import OF_VLLM
 
 
@@ -683,3 +686,26 @@ def test_a_registration_that_changed_in_flight_is_repeated(monkeypatch: pytest.M
     assert link.current() is None
     assert link._attach()
     assert registered == [0, -1, 2]
+
+
+def test_another_registration_does_not_wait_as_a_refused_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that supposed another backend than its workers use joins them at once."""
+    refused, numbers = threading.Event(), iter(range(2))
+
+    def register(one: int, timeout_s: float) -> Any:
+        if one == 0:
+            refused.set()
+            raise Refused("identity", 1, "not that of the other sessions")
+        return SimpleNamespace(space=b"s")
+
+    session = SimpleNamespace(register=register, close=lambda: None)
+    monkeypatch.setattr("kvagent.vllm.link.Session.connect", lambda *_: session)
+    monkeypatch.setattr("kvagent.vllm.link.PAUSE_FIRST_S", 3600.0)
+    registration: Any = lambda: next(numbers)  # noqa: E731
+    link = Link(str(tmp_path), "scheduler", registration)
+    assert refused.wait(20.0)
+    link.renew()
+    eventually(link.current, "the other registration")
+    link.close()

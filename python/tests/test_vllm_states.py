@@ -9,7 +9,7 @@ import pytest
 
 from kvagent.messages import Group
 from kvagent.vllm.counters import Counts, SaveCounts
-from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import most_tokens
@@ -20,6 +20,7 @@ from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.tails import EagerBatch
 from kvagent.vllm.scheduler.transfer_names import Wanted
 from kvagent.vllm.scheduler.waits import Rate
+from kvagent.vllm.state_rules import check_states
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
@@ -119,6 +120,16 @@ def test_blocks_after_one_without_a_hash_are_stale_too() -> None:
         stale.mark_blocks()
         assert [blocks.is_stale(block) for block in pool.blocks[1:5]] == [i in hashed for i in range(1, 5)]
     assert stale._next[tracked] == [5]
+
+
+def test_parts_of_blocks_are_refused() -> None:
+    """vLLM copies such a part, and its hash becomes another one: no mark of old weights is left."""
+    limits = SimpleNamespace(max_num_batched_tokens=8 * BLOCK)
+    config = SimpleNamespace(scheduler_config=limits, cache_config=SimpleNamespace())
+    check_states(config, GEOMETRY, Options())
+    finer = Geometry(GEOMETRY.groups, BLOCK // 2, GEOMETRY.states)
+    with pytest.raises(Unsupported, match=f"prefix_match_unit {BLOCK // 2}, allowed is {BLOCK},"):
+        check_states(config, finer, Options())
 
 
 def planned(table: list[Block], tokens: int) -> Any:

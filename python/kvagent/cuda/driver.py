@@ -8,9 +8,12 @@ API's reference, sections "Memory Management", "Virtual Memory Management" and "
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from kvagent.errors import KVAgentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 IPC_HANDLE = 64  # bytes of a CUipcMemHandle and of a CUipcEventHandle
 UUID = 16  # bytes
@@ -123,8 +126,15 @@ class CudaDriver:
         return value.value
 
     def _call(self, name: str, *arguments: object) -> None:
-        result = getattr(self._library, name)(*arguments)
+        result = self._function(name)(*arguments)
         if result:
             text = ctypes.c_char_p()
-            self._library.cuGetErrorName(result, ctypes.byref(text))
+            self._function("cuGetErrorName")(result, ctypes.byref(text))
             raise CudaError(f"{name}: {text.value.decode() if text.value else result}")
+
+    def _function(self, name: str) -> Callable[..., int]:
+        try:
+            function: Callable[..., int] = getattr(self._library, name)
+        except AttributeError as error:
+            raise CudaError(f"{name}: {error}: install a newer CUDA driver") from error
+        return function

@@ -136,7 +136,8 @@ class Link:
             self._wanted.clear()
             pause = PAUSE_FIRST_S
             while self._missing() and not self._attach():
-                self._closed.wait(pause)
+                if self._wanted.wait(pause):
+                    break  # another registration, or the end
                 soon = not self._refused or time.monotonic() < self._moving_until
                 pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
 

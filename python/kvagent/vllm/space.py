@@ -53,7 +53,7 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
         spec = group_spec(group.kv_cache_spec)
         kind = type(spec).__name__
         if kind == STATE:
-            names.append("")  # the layers tell
+            names.append("")  # the specification says all about its form
             continue
         try:
             with set_current_vllm_config(vllm_config):
@@ -77,12 +77,12 @@ def used_backends(vllm_config: Any, kv_cache_config: Any) -> str:
     layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
     found = []
     for group in kv_cache_config.kv_cache_groups:
+        spec = group_spec(group.kv_cache_spec)
         backends = [
             layers[name].get_attn_backend()
-            for name in group.layer_names
+            for name in (group.layer_names if type(spec).__name__ != STATE else ())
             if hasattr(layers.get(name), "get_attn_backend")
         ]
-        spec = group_spec(group.kv_cache_spec)
         found.append(", ".join(sorted({_backend_name(one, vllm_config, spec) for one in backends})))
     if not any(found):
         return ""

@@ -26,6 +26,12 @@ def check_states(vllm_config: Any, geometry: Geometry, options: Options) -> None
     if len(geometry.states) == len(geometry.groups):
         raise Unsupported("the model has states alone: served are models that have layers with attention besides")
     size = max(geometry.groups[group].block_tokens for group in geometry.states)
+    if any(geometry.scale(group) > 1 for group in geometry.states):
+        raise Unsupported(
+            f"vLLM shares parts of blocks: prefix_match_unit {geometry.hash_tokens}, allowed is {size}, the block size "
+            "of the model's states. It copies such a part to another block, which loses the mark of old weights: start "
+            f"vLLM without --prefix-match-unit, or with --prefix-match-unit {size}"
+        )
     scheduler = vllm_config.scheduler_config
     for name, argument in _MOST_TOKENS.items():
         tokens = int(getattr(scheduler, name, None) or 0)

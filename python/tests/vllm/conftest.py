@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 collect_ignore_glob: list[str] = []
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob.append("test_*.py")
+elif os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+    from tests.vllm import interpreter
+
+    interpreter.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:

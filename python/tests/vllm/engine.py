@@ -85,8 +85,8 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
         )  # fmt: skip
     return LLM(
         model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
-        kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer,
-        **({"block_size": BLOCK, "disable_log_stats": True} | more),
+        kv_cache_memory_bytes=16 << 20, kv_transfer_config=transfer,
+        **({"block_size": BLOCK, "max_model_len": 1024, "disable_log_stats": True} | more),
     )  # fmt: skip
 
 
@@ -117,6 +117,19 @@ def sides(llm: Any) -> tuple[Any, Any]:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     return llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler, get_kv_transfer_group()._worker
+
+
+def preemptions(llm: Any) -> list[str]:
+    """Return a list to which each request is added that the engine preempts from now on."""
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    preempt, found = scheduler._preempt_request, []
+
+    def called(request: Any, *more: Any, **named: Any) -> Any:
+        found.append(request.request_id)
+        return preempt(request, *more, **named)
+
+    scheduler._preempt_request = called
+    return found
 
 
 def settle(llm: Any) -> None:

@@ -3,16 +3,19 @@
 For tests only.
 
 The engine around them is the real one: LLM, EngineCore, the scheduler, CPUWorker, CPUModelRunner.
-They compute plain attention over the paged KV cache; each function's arguments are those of vLLM's
-op of the same name.
+They compute plain attention over the paged KV cache, and the states of convolutions and of Mamba 2,
+token by token; each function's arguments are those of vLLM's op of the same name.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    import pytest
 
 _SEEN: list[bool] = []
 
@@ -26,6 +29,7 @@ def install() -> None:
     for function in (
         init_cpu_memory_env, get_scheduler_metadata, compute_slot_mapping_kernel_impl, cpu_attn_reshape_and_cache,
         cpu_attention_with_kv_cache, greedy_argmax, fused_gumbel_argmax, rejection_greedy_sample_kernel_impl,
+        causal_conv1d_update_cpu_vec, selective_state_update_cpu,
     ):  # fmt: skip
         setattr(ops, function.__name__, function)
 
@@ -48,6 +52,23 @@ def let_stages_receive() -> None:
         return gather(self, *given, **named)
 
     Runner.sync_and_gather_intermediate_tensors = made
+
+
+def let_states_be_kept() -> None:
+    """Replace vLLM 0.33's scan of Mamba 2 for CPUs, which lacks the states in the middle of a
+    prompt that its runner keeps.
+    """
+    from vllm.model_executor.layers.mamba.ops import ssd_combined
+
+    ssd_combined._mamba_chunk_scan_combined_fwd = mamba_chunk_scan_combined_fwd
+
+
+def let_the_second_runner_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose vLLM's second model runner, whose Triton kernels the interpreter runs."""
+    from vllm.v1.worker import gpu_worker
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setattr(gpu_worker, "HAS_TRITON", True)
 
 
 def init_cpu_memory_env(nodes: Any) -> None:
@@ -80,7 +101,7 @@ def cpu_attn_reshape_and_cache(
 
 def cpu_attention_with_kv_cache(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, output: torch.Tensor, starts: torch.Tensor,
-    lengths: torch.Tensor, scale: float, causal: bool, alibi: Any, window: Any, tables: torch.Tensor, *_: Any,
+    lengths: torch.Tensor, scale: float, causal: bool, alibi: Any, window: int, tables: torch.Tensor, *_: Any,
 ) -> None:  # fmt: skip
     bounds, block = starts.tolist(), keys.shape[2]
     heads, size = query.shape[1], query.shape[2]
@@ -97,7 +118,70 @@ def cpu_attention_with_kv_cache(
         if causal:
             rows = torch.arange(length - (end - begin), length)[:, None]
             scores = scores.masked_fill(torch.arange(length)[None] > rows, -math.inf)
+            if window > 0:
+                scores = scores.masked_fill(torch.arange(length)[None] <= rows - window, -math.inf)
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(out.dtype)
+
+
+def causal_conv1d_update_cpu_vec(
+    x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None,
+    indices: torch.Tensor, *_: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Move each row's state on by one token, in place, and return the convolution's output."""
+    out = torch.empty_like(x)
+    for row, at in enumerate(indices.flatten().tolist()):
+        seen = torch.cat([states[at], x[row][:, None].to(states.dtype)], 1)
+        out[row] = (seen * weight).sum(1) + (0 if bias is None else bias)
+        states[at] = seen[:, 1:]
+    return torch.nn.functional.silu(out) if activation else out
+
+
+def mamba_chunk_scan_combined_fwd(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, chunk_size: int,
+    out: torch.Tensor, *, dt_bias: torch.Tensor, initial_states: torch.Tensor | None,
+    return_intermediate_states: bool, cu_seqlens: torch.Tensor, cu_chunk_seqlens: torch.Tensor,
+    last_chunk_indices: torch.Tensor, state_dtype: torch.dtype, **named: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Return the states at the ends of all chunks, or of the last one of each prompt."""
+    ends = cu_chunk_seqlens[1:].tolist()
+    states = torch.zeros(len(ends), x.shape[1], x.shape[2], b.shape[2])
+    step, chunk = torch.nn.functional.softplus(dt.float() + dt_bias), 0
+    for row, end in enumerate(cu_seqlens[1:].tolist()):
+        state = torch.zeros(states.shape[1:]) if initial_states is None else initial_states[row].float()
+        for at in range(int(cu_seqlens[row]), end):
+            out[at] = _mamba(state, x[at], step[at][:, None], a[:, None, None], b[at], c[at], named["D"])
+            if at + 1 == ends[chunk]:
+                states[chunk] = state
+                chunk += 1
+    return (states if return_intermediate_states else states[last_chunk_indices]).to(state_dtype)
+
+
+def selective_state_update_cpu(
+    states: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+    d: torch.Tensor | None, z: torch.Tensor | None, bias: torch.Tensor, softplus: bool, indices: torch.Tensor,
+    targets: torch.Tensor | None, null: int, out: torch.Tensor, accepted: Any, *_: Any,
+) -> None:  # fmt: skip
+    """Move each row's state on by one token, in place."""
+    assert softplus
+    assert z is None
+    assert accepted is None
+    for row, at in enumerate(indices.flatten().tolist()):
+        to = at if targets is None else int(targets.flatten()[row])
+        state = states[at].float()
+        step = torch.nn.functional.softplus(dt[row].float() + bias)
+        out[row] = _mamba(state, x[row], step, a, b[row], c[row], None if d is None else d[:, 0])
+        states[to] = state.to(states.dtype)
+
+
+def _mamba(
+    state: torch.Tensor, x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+    d: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Move a state [heads, dim, n] on by a token, in place, and return the output [heads, dim]."""
+    b, c = (one.float().repeat_interleave(len(state) // len(one), 0)[:, None] for one in (b, c))
+    x, dt = x.float(), dt.expand(x.shape).float()[..., None]
+    state.mul_(torch.exp(dt * a)).add_(dt * x[..., None] * b)
+    return (state * c).sum(-1) + (0 if d is None else d.float()[:, None] * x)
 
 
 def greedy_argmax(logits: torch.Tensor) -> torch.Tensor:

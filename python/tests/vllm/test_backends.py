@@ -4,10 +4,13 @@ corrected.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm.space import expected_backends, used_backends
+from kvagent.vllm.specs import is_state
 from tests.agent import eventually
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
@@ -52,3 +55,13 @@ def test_a_scheduler_that_supposed_another_backend_joins_its_workers(
         for world in engines:
             assert {dict(one._identity)["resolved"] for one in (world.scheduler.connector, *world.workers)} == {name}
         clean(engines[0], agent, engines[1])
+
+
+def test_a_scheduler_supposes_what_the_workers_of_a_hybrid_use(worlds: Any) -> None:
+    """Or it would be refused at each start: only the layers of states tell their backend."""
+    world = worlds(kind="states", window=BLOCK)
+    config, kv = world.config, world.kv
+    layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "MAMBA2_ATTN"))
+    states = next(group for group in kv.kv_cache_groups if is_state(group.kv_cache_spec))
+    config.compilation_config.static_forward_context[states.layer_names[0]] = layer
+    assert used_backends(config, kv) in ("", expected_backends(config, kv))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 RANK = 8
 SOME = PROMPTS[:3]
+FEW = 12  # blocks, of which these need 13
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
@@ -54,8 +55,8 @@ def write_adapter(folder: Path, seed: int) -> Path:
 
 
 @contextlib.contextmanager
-def engine(opt: Path, socket_dir: Path | None) -> Iterator[Any]:
-    more = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 1}
+def engine(opt: Path, socket_dir: Path | None, **others: Any) -> Iterator[Any]:
+    more = {"enable_lora": True, "max_lora_rank": RANK, "max_loras": 1} | others
     llm = real.make_engine(opt, None if socket_dir is None else str(socket_dir), **more)
     try:
         yield llm
@@ -106,8 +107,10 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
         assert replaced[0] == 0 < replaced[1]
         assert dropped[0] == 0 < dropped[1]
 
-    with engine(opt, node.folder) as llm:  # another engine, other names and numbers
+    few = {"num_gpu_blocks_override": FEW, "max_model_len": 256}
+    with engine(opt, node.folder, **few) as llm:  # another engine, other names and numbers
         side, _ = real.sides(llm)
+        preempted = real.preemptions(llm)
         for number, name in enumerate(contents, 7):
             lora = LoRARequest(f"other {name}", number, str(contents[name]))
             assert ask(llm, lora) == right[name]
@@ -118,7 +121,8 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
             assert side.counts.tokens_loaded > before
         saved = side.saves.counts
         assert saved.stored == 0, "equal adapters do not share"
-        print(f"second engine: {side.counted()}")
+        print(f"second engine: {len(preempted)} preemptions; {side.counted()}")
+        assert preempted
         node.kill()
         try:
             assert ask(llm, LoRARequest("other a", 7, str(contents["a"]))) == right["a"]
