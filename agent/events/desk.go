@@ -112,13 +112,15 @@ func (d *Desk) work() {
 			d.compareAll()
 			continue
 		}
-		for from, to := 0, 0; from < len(list); from = to {
-			for to = from + 1; to < len(list) && list[to].Space == list[from].Space; {
-				to++
+		for rest := list; len(rest) > 0; {
+			n := 1
+			for n < len(rest) && rest[n].Space == rest[0].Space {
+				n++
 			}
-			if sp := d.get(list[from].Space); sp != nil {
-				sp.changed(list[from:to])
+			if sp := d.get(rest[0].Space); sp != nil {
+				sp.changed(rest[:n])
 			}
+			rest = rest[n:]
 		}
 	}
 }

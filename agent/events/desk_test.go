@@ -63,10 +63,9 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	d, p, rules := openDesk(t, blockTokens)
 	var h heard
 	d.Serve(1, rules, &ipc.NextEvents{Blocks: 100}, 0, h.send)
-	w := &world{t: t, pool: p, id: rules.ID}
 	c := chain(0).Slice(0, 3)
 	b := pool.Batch{
-		Space: w.id, Epoch: 1, Hashes: c, Status: make([]pool.Status, c.N), Slots: make([]pool.Slot, c.N),
+		Space: rules.ID, Epoch: 1, Hashes: c, Status: make([]pool.Status, c.N), Slots: make([]pool.Slot, c.N),
 	}
 	p.Reserve(&b)
 	p.Commit(b.Slots, 1, b.Status)
@@ -157,8 +156,7 @@ func BenchmarkLearn(b *testing.B) {
 		var with, without runtime.MemStats
 		runtime.ReadMemStats(&with)
 		runtime.KeepAlive(l)
-		l = nil
-		runtime.GC()
+		runtime.GC() // nothing reads l from here on
 		runtime.ReadMemStats(&without)
 		b.ReportMetric(float64(with.HeapAlloc-without.HeapAlloc)/n, "bytes/block")
 		b.StartTimer()
