@@ -142,6 +142,7 @@ def test_what_no_router_could_use_is_left_out(case: Case) -> None:
     for run in (
         stored("", "a"), stored("x", "b"), removed("b"), stored("a", "b", extra=b"\x07new"), stored("a", "b", medium=2),
         stored("", "b", group=1), stored("", "b", group=2), stored("", "b", group=9),
+        stored("a", "b", extra=tokens.SALT + b"\xff"), stored("a", "b", extra=tokens.SALT + b"\xed\xa0\x80"),
     ):  # fmt: skip
         assert case.answer(run) == [], run
     assert case.answer(removed("a", "b")) == [("removed", 0, ("a",))]
@@ -291,7 +292,7 @@ def test_a_session_that_ended_is_sent_nothing_more() -> None:
     "more",
     [
         {"lora_request": object()}, {"mm_features": [object()]}, {"prompt_embeds": object()}, {"resumable": True},
-        {"cache_salt": "x" * 5000},
+        {"cache_salt": "x" * 5000}, {"cache_salt": "\ud800"},
     ],
 )  # fmt: skip
 def test_requests_that_are_not_said(more: dict[str, Any]) -> None:
