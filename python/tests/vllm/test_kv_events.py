@@ -166,6 +166,7 @@ def test_much_is_told_in_parts(worlds: Any, agent: AgentProcess, monkeypatch: py
     assert one.world.forget()
     one.routers.largest = 0
     assert one.agree() == held
+    assert 0 < one.routers.largest <= publication.ASK_BLOCKS
     assert one.routers.clears
 
 
