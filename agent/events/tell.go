@@ -75,8 +75,8 @@ func (l *ledger) tellStored(n uint32, bit uint64, out *batch) bool {
 	return true
 }
 
-// tellRemoved goes down to a block with no told one after it, and from there on up, so an answer that
-// takes a part of many blocks looks at no more of them than that part and what leads to it.
+// tellRemoved goes down to a block with no told one after it, and from there on up, so an answer
+// that takes a part of many blocks looks at no more of them than that part and what leads to it.
 func (l *ledger) tellRemoved(n uint32, bit uint64, out *batch) bool {
 	path := append(l.path[:0], n)
 	child := l.nextTold(l.at(n).child, bit, out)

@@ -58,7 +58,7 @@ func TestRemovalLooksAtWhatItTells(t *testing.T) {
 	if told != int(number) {
 		t.Errorf("%d of %d blocks are removed", told, number)
 	}
-	// Twice the log, as blocks came and went, and for each answer the way down and what was told before.
+	// Each block twice, and for each answer the way down and what was told before it.
 	if limit := 2*int(number) + answers*(trunk+length+branches+most+1); looks > limit {
 		t.Errorf("%d answers looked at %d blocks, want at most %d", answers, looks, limit)
 	}
