@@ -107,10 +107,10 @@ func TestEventsReachEveryEngine(t *testing.T) {
 	one.until(held)
 	two.until(held)
 
-	one.ask(4, false)
-	first.send(&ipc.Reset{Req: 9})
-	next[*ipc.ResetDone](first)
 	two.ask(4, false)
+	first.send(&ipc.Reset{Req: 9})
+	next[*ipc.ResetDone](first) // an open question of its own may be answered before
+	one.ask(4, false)
 	one.until(0)
 	two.until(0)
 }

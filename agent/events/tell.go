@@ -75,22 +75,36 @@ func (l *ledger) tellStored(n uint32, bit uint64, out *batch) bool {
 	return true
 }
 
+// tellRemoved goes down to a block with no told one after it, and from there on up, so an answer
+// that takes a part of many blocks looks at no more of them than that part and what leads to it.
 func (l *ledger) tellRemoved(n uint32, bit uint64, out *batch) bool {
 	path := append(l.path[:0], n)
-	for i := 0; i < len(path); i++ { // parents before their children
-		for child := l.at(path[i]).child; child != 0; child = l.at(child).next {
-			if l.at(child).told&bit != 0 {
-				path = append(path, child)
-			}
+	child := l.nextTold(l.at(n).child, bit, out)
+	for len(path) > 0 {
+		if child != 0 {
+			path = append(path, child)
+			child = l.nextTold(l.at(child).child, bit, out)
+			continue
 		}
+		last := path[len(path)-1]
+		if !out.removed(l, last) {
+			break
+		}
+		if path = path[:len(path)-1]; len(path) > 0 {
+			child = l.nextTold(l.at(last).next, bit, out)
+		}
+		l.at(last).told &^= bit
+		l.rest(last) // which forgets none that is told of
 	}
 	l.path = path
-	for i := len(path) - 1; i >= 0; i-- {
-		if !out.removed(l, path[i]) {
-			return false
-		}
-		l.at(path[i]).told &^= bit
-		l.rest(path[i])
+	return len(path) == 0
+}
+
+// nextTold returns the first of a block's later siblings, itself among them, that a subscriber was
+// told is stored; 0: none.
+func (l *ledger) nextTold(n uint32, bit uint64, out *batch) uint32 {
+	for ; n != 0 && l.at(n).told&bit == 0; n = l.at(n).next {
+		out.looks--
 	}
-	return true
+	return n
 }

@@ -309,6 +309,14 @@ class Session:
         """Return whether poll has something to return, or the session has ended."""
         return bool(self._events) or self._stream.unread()
 
+    def unsent(self) -> bool:
+        """Return whether something waits until the agent reads."""
+        return self._stream.pending > 0
+
+    def sendable(self) -> bool:
+        """Return whether something waits that poll can send now."""
+        return self._stream.sendable()
+
     def poll(self) -> list[Event]:
         """Return received events, at most MAX_EVENTS_PER_POLL, without waiting.
 

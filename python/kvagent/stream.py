@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy
+from kvagent.errors import Busy, Malformed
 from kvagent.limits import MAX_FRAME
 from kvagent.messages import VERSION
 from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
@@ -56,8 +56,20 @@ class FrameStream:
         return not (self.pending or self.unread())
 
     def unread(self) -> bool:
-        """Return whether there is something to receive, or the end of file."""
-        return bool(self._in or self.ended or self._poller.poll(0))
+        """Return whether there is something to receive, or the end of file. The beginning of a
+        frame is nothing yet.
+        """
+        return bool((self._in and self._whole()) or self.ended or self._poller.poll(0))
+
+    def sendable(self) -> bool:
+        """Return whether something waits to be sent and the socket accepts some of it, or never
+        will.
+        """
+        if not self.pending:
+            return False
+        poller = select.poll()
+        poller.register(self._socket.fileno(), select.POLLOUT)
+        return bool(poller.poll(0))
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; see send_frame."""
@@ -150,6 +162,14 @@ class FrameStream:
             # Bytes that the peer sent before it ended can still be received, and then its end.
             self._open_for_writing = False
             return 0
+
+    def _whole(self) -> bool:
+        """Return whether a frame was read, or what cannot become one."""
+        have = len(self._in)
+        try:
+            return have >= HEADER_BYTES and have >= HEADER_BYTES + body_length(self._in[:HEADER_BYTES])
+        except Malformed:
+            return True
 
     def _next_body(self) -> bytes | None:
         have = len(self._in)

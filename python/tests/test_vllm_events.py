@@ -4,6 +4,8 @@ places.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from array import array
 from types import SimpleNamespace
@@ -12,13 +14,17 @@ from typing import Any
 import pytest
 
 from kvagent import messages as m
-from kvagent.errors import Busy, SessionEnded
+from kvagent.errors import Busy, Malformed, SessionEnded
+from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.events import publication, tokens
 from kvagent.vllm.events.publication import ASK_BLOCKS, Publication
 from kvagent.vllm.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
 from kvagent.vllm.events.waking import Waker, engine_wake
+from kvagent.vllm.options import Options
+from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.wire import HEADER_BYTES, encode, frame
 from tests.agent import PATIENCE_S, eventually
 
 SIZE = 16
@@ -142,6 +148,7 @@ def test_what_no_router_could_use_is_left_out(case: Case) -> None:
     for run in (
         stored("", "a"), stored("x", "b"), removed("b"), stored("a", "b", extra=b"\x07new"), stored("a", "b", medium=2),
         stored("", "b", group=1), stored("", "b", group=2), stored("", "b", group=9),
+        stored("a", "b", extra=tokens.SALT + b"\xff"), stored("a", "b", extra=tokens.SALT + b"\xed\xa0\x80"),
     ):  # fmt: skip
         assert case.answer(run) == [], run
     assert case.answer(removed("a", "b")) == [("removed", 0, ("a",))]
@@ -213,6 +220,31 @@ def test_an_old_agent_is_asked_nothing() -> None:
     assert not case.it.pending()
     assert case.it.take() == []
     assert case.agent.session.sent == []
+
+
+def test_an_engine_with_nothing_to_ask_is_woken_at_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be woken again as soon as it came to rest."""
+    monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    watched: list[tuple[Any, ...]] = []
+    case = Case()
+    waker: Any = SimpleNamespace(watch=lambda *what: watched.append(what))
+    case.it._waker = waker
+    case.it.take()
+    assert not case.it.pending(), "it has asked"
+    case.agent.session.busy = True
+    case.answer()
+    assert not case.it.pending(), "the session accepts no question"
+    assert watched == [(case.agent.session, None)] * 2
+    case.agent.session.busy = False
+    case.it.take()
+    case.answer(state=2)
+    assert not case.it.pending(), "it was refused"
+    assert watched.pop() == (case.agent.session, publication.REFUSED_S)
+    case.agent.session = FakeSession(version=2)
+    case.agent.answers.clear()
+    case.it.take()
+    assert not case.it.pending(), "the agent knows no events"
+    assert watched.pop() == (case.agent.session, None)
 
 
 def request(blocks: int, **more: Any) -> Any:
@@ -291,7 +323,7 @@ def test_a_session_that_ended_is_sent_nothing_more() -> None:
     "more",
     [
         {"lora_request": object()}, {"mm_features": [object()]}, {"prompt_embeds": object()}, {"resumable": True},
-        {"cache_salt": "x" * 5000},
+        {"cache_salt": "x" * 5000}, {"cache_salt": "\ud800"},
     ],
 )  # fmt: skip
 def test_requests_that_are_not_said(more: dict[str, Any]) -> None:
@@ -307,11 +339,13 @@ class Watched:
 
     def __init__(self, end: Any) -> None:
         self.fileno = end.fileno
+        self.waits = False
+
+    def unsent(self) -> bool:
+        return self.waits
 
 
 def test_the_waker_wakes_once_for_what_arrives() -> None:
-    import socket
-
     here, there = socket.socketpair()
     woken = threading.Semaphore(0)
     waker = Waker(woken.release)
@@ -336,6 +370,72 @@ def test_the_waker_wakes_once_for_what_arrives() -> None:
     waker.watch(session, None)
     assert not waker._thread.is_alive()
     here.close()
+
+
+def test_the_waker_wakes_when_what_waits_can_be_sent() -> None:
+    """And a time that is over still wakes, where the socket alone was watched before."""
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += here.send(bytes(1 << 16))
+    woken = threading.Semaphore(0)
+    waker = Waker(woken.release)
+    session: Any = Watched(here)
+    waker.watch(session, None)
+    session.waits = True
+    waker.watch(session, None)
+    assert not woken.acquire(blocking=False)
+    while sent:
+        sent -= len(there.recv(1 << 16))
+    assert woken.acquire(timeout=PATIENCE_S), "the agent has read"
+    session.waits = False
+    waker.watch(session, None)
+    waker.watch(session, 0.001)
+    waker.watch(session, None)
+    assert woken.acquire(timeout=PATIENCE_S), "the time is over"
+    waker.close()
+    here.close()
+    there.close()
+
+
+def test_what_an_idle_engine_can_do_nothing_about_is_not_pending() -> None:
+    """The beginning of a frame, and what a full socket does not accept, keep no engine stepping."""
+    here, there = socket.socketpair()
+    stream = FrameStream(here)
+    attachment: Any = SimpleNamespace(session=SimpleNamespace(unread=stream.unread, sendable=stream.sendable))
+    link: Any = SimpleNamespace(current=lambda: attachment)
+    session = AgentSession(link, Options())
+    assert session.unread(), "a session to adopt"
+    session._attachment = attachment
+    data = frame(encode(m.Pong(1), 3))
+    for byte in data:
+        assert not session.unread()
+        there.send(bytes([byte]))
+        assert session.unread()
+        received = stream.receive()
+    assert received == m.Pong(1)
+    assert not session.unread()
+    there.send(data + data)
+    assert stream.receive() == m.Pong(1)
+    assert session.unread(), "another one was read with it"
+    assert stream.receive() == m.Pong(1)
+    there.send(bytes(HEADER_BYTES))
+    with pytest.raises(Malformed):
+        stream.receive()
+    assert session.unread(), "what is no frame"
+    stream.discard()
+    while not stream.pending:
+        stream.send(m.Ping(1))
+    assert not session.unread()
+    while not session.unread():
+        there.recv(1 << 16)
+    stream.flush()
+    assert not session.unread()
+    there.close()
+    assert session.unread(), "the end"
+    stream.close()
 
 
 def test_an_engine_without_a_loop_of_its_own_is_not_woken() -> None:

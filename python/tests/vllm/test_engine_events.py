@@ -4,6 +4,7 @@ nothing else, agree with the agent's look-ups.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import tempfile
@@ -42,10 +43,10 @@ class Stage:
         self.llm = real.make_engine(model, str(agent.folder), kv_events_config=events_config(endpoint))
         self.side, self.worker = real.sides(self.llm)
         self.prompts = Prompts(self.side, BLOCK)
-        others = iter(range(20, 450))
+        others = other_prompts()
         while not self.routers.hear():  # until they are subscribed, each new block is told in vain
-            real.generate(self.llm, [[next(others)] * BLOCK], 1)
-        self.clear()
+            real.generate(self.llm, [next(others)], 1)
+        self.reset()
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -56,6 +57,11 @@ class Stage:
         real.settle(self.llm)
         assert self.llm.reset_prefix_cache()
 
+    def reset(self) -> None:
+        """Empty the engine's own cache and the agent's memory."""
+        real.settle(self.llm)
+        assert self.llm.reset_prefix_cache(reset_connector=True)
+
     def step_until(self, check: Any, what: str) -> None:
         def look() -> bool:
             self.llm.llm_engine.step()
@@ -65,12 +71,20 @@ class Stage:
         eventually(look, what, 60.0)
 
     def agree(self) -> int:
-        """Wait until routers and agent agree about every prompt. Return the number of blocks."""
+        """Wait until all is saved, and routers and agent agree about every prompt. Return the
+        number of blocks.
+        """
+        real.settle(self.llm)
         self.step_until(
             lambda: self.prompts.credited(self.routers) == self.prompts.held(), "routers that agree with the agent"
         )
         self.routers.check()
         return len(self.routers.known)
+
+
+def other_prompts() -> Iterator[list[int]]:
+    """Yield prompts of one block each, all different."""
+    return ([20 + n // 400 % 400] + [20 + n % 400] * (BLOCK - 1) for n in itertools.count())
 
 
 def events_config(endpoint: str) -> Any:
@@ -113,8 +127,7 @@ def test_after_all_blocks_are_cleared_everything_is_told_again(stage: Stage) -> 
 def test_a_reset_of_the_connector_removes_everything(stage: Stage) -> None:
     real.generate(stage.llm, PROMPTS)
     assert stage.agree()
-    real.settle(stage.llm)
-    assert stage.llm.reset_prefix_cache(reset_connector=True)
+    stage.reset()
     assert stage.agree() == 0
 
 
@@ -130,8 +143,7 @@ def test_a_salt_is_told_with_the_first_block(stage: Stage) -> None:
 
 
 def test_another_engines_blocks_are_told_too(stage: Stage) -> None:
-    real.settle(stage.llm)
-    assert stage.llm.reset_prefix_cache(reset_connector=True)
+    stage.reset()
     assert stage.agree() == 0
     real.run_elsewhere(stage.model, stage.agent.folder, kv_events_config=SILENT)
     stage.step_until(lambda: len(stage.routers.known) >= HELD, "the other engine's blocks")
@@ -170,12 +182,7 @@ def _killed(stage: Stage) -> None:
     agents.joined(stage.side, [stage.worker], stage.agent, stage.llm.llm_engine.step)
 
 
-def _reset(stage: Stage) -> None:
-    real.settle(stage.llm)
-    stage.llm.reset_prefix_cache(reset_connector=True)
-
-
-_BLOWS = {"none": lambda _: None, "cleared": Stage.clear, "reset": _reset, "killed": _killed}
+_BLOWS = {"none": lambda _: None, "cleared": Stage.clear, "reset": Stage.reset, "killed": _killed}
 
 
 @pytest.mark.stops
@@ -191,9 +198,9 @@ def test_an_idle_engine_tells_what_happens_without_it(opt: Path) -> None:
             eventually(lambda: routers.hear() * 0 or check(), what, 60.0)
 
         try:
-            others = iter(range(20, 450))
+            others = other_prompts()
             while not routers.hear():  # until it is subscribed, each new block is told in vain
-                engine.order("generate", [[next(others)] * BLOCK])
+                engine.order("generate", [next(others)])
             engine.order("clear")
             engine.order("generate", PROMPTS)
             hear(lambda: len(routers.known) >= HELD, "the blocks that it saved")

@@ -36,11 +36,15 @@ class Heard:
         self.prompts = Prompts(self.world.side, BLOCK)
         self.requests = 0
 
-    def serve(self, dice: random.Random, most: int = 4, **more: Any) -> None:
-        """Add requests, and step until nothing is left to do."""
+    def add(self, dice: random.Random, most: int = 4, **more: Any) -> None:
+        """Add requests."""
         for _ in range(dice.randint(1, most)):
             self.requests += 1
             self.world.add(f"r{self.requests}", random_prompt(dice), dice.randint(1, 3 * BLOCK), **more)
+
+    def serve(self, dice: random.Random, most: int = 4, **more: Any) -> None:
+        """Add requests, and step until nothing is left to do."""
+        self.add(dice, most, **more)
         self.world.run()
 
     def agree(self, others: tuple[Prompts, ...] = ()) -> int:
@@ -149,10 +153,18 @@ def test_a_frozen_agent_keeps_an_idle_engine_from_nothing(worlds: Any, agent: Ag
     one.serve(random.Random(1))
     held = one.agree()
     agent.freeze()
-    one.serve(random.Random(2))
-    one.world.run()
-    assert len(one.routers.known) >= held
-    agent.thaw()
+    try:
+        one.world.run()  # an idle engine comes to rest
+        one.add(random.Random(2))
+
+        def served() -> bool:
+            one.world.step()
+            return not one.world.scheduler.requests
+
+        eventually(served, "the answers", 60.0)  # saves that were sent go on until the agent continues
+        assert len(one.routers.known) >= held
+    finally:
+        agent.thaw()
     one.agree()
 
 
@@ -166,6 +178,7 @@ def test_much_is_told_in_parts(worlds: Any, agent: AgentProcess, monkeypatch: py
     assert one.world.forget()
     one.routers.largest = 0
     assert one.agree() == held
+    assert 0 < one.routers.largest <= publication.ASK_BLOCKS
     assert one.routers.clears
 
 

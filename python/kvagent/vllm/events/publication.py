@@ -162,12 +162,12 @@ class Publication:
         session = self._supported()
         if self._agent.unread() or session is not self._session or self._leaving or self._agent.answers:
             return True
-        now = time.monotonic()
-        if session is not None and not self._asked and not self._full and now >= self._not_before:
+        asks = session is not None and not self._asked and not self._full
+        wait_s = self._not_before - time.monotonic()
+        if asks and wait_s <= 0:
             return True
         if self._waker is not None:
-            watched = self._agent.session
-            self._waker.watch(watched, max(self._not_before - now, 0.0) if watched and not self._asked else None)
+            self._waker.watch(self._agent.session, wait_s if asks else None)
         return False
 
     def close(self) -> None:

@@ -39,17 +39,23 @@ def extra_of(request: Any) -> bytes | None:
     ):
         return None
     salt = getattr(request, "cache_salt", None)
-    extra = SALT + str(salt).encode("utf-8", "surrogatepass") if salt else b""
+    try:
+        extra = SALT + str(salt).encode() if salt else b""
+    except UnicodeEncodeError:
+        return None  # nor can vLLM's publisher encode it
     return extra if len(extra) <= MAX_EXTRA else None
 
 
 def salt_of(extra: bytes) -> tuple[str] | None:
     """Return the extra keys of a block from its ``extra``, which is not empty; None if it is of
-    another kind.
+    another kind. It is another engine's word: no exception of it may reach vLLM's scheduler.
     """
     if extra[:1] != SALT:
         return None
-    return (extra[1:].decode("utf-8", "surrogatepass"),)
+    try:
+        return (extra[1:].decode(),)
+    except UnicodeDecodeError:
+        return None
 
 
 class _Run(NamedTuple):

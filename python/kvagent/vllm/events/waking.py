@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.vllm.weight_changes import under_construction
 
@@ -37,6 +37,18 @@ def engine_wake(core: Any) -> Callable[[], None] | None:
     return wake
 
 
+class _Watched(NamedTuple):
+    session: Session | None
+    timeout_s: float | None
+    writes: bool
+    """Whether something waits to be sent."""
+
+    def covers(self, other: _Watched) -> bool:
+        """Return whether what wakes for the other wakes for this one too, no later."""
+        timed = other.timeout_s is None or self.timeout_s is not None
+        return self.session is other.session and timed and self.writes >= other.writes
+
+
 class Waker:
     """Watches a session's socket, once for each call of ``watch``."""
 
@@ -44,20 +56,21 @@ class Waker:
         self.wake = wake
         """Wakes the engine. May be called from any thread."""
         self._lock = threading.Lock()
-        self._watched: tuple[Session | None, float | None] | None = None
+        self._watched: _Watched | None = None
         self._closed = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="kvagent waker", daemon=True)
         self._thread.start()
 
     def watch(self, session: Session | None, timeout_s: float | None) -> None:
-        """Wake the engine once, when the session's socket is readable or has ended, or after
-        ``timeout_s``. A further call replaces what is watched.
+        """Wake the engine once, when the session's socket is readable or has ended, or accepts what
+        waits to be sent, or after ``timeout_s``. A further call replaces what is watched.
         """
+        watched = _Watched(session, timeout_s, session is not None and session.unsent())
         with self._lock:
-            if self._closed or (self._watched is not None and self._watched[0] is session):
+            if self._closed or (self._watched is not None and self._watched.covers(watched)):
                 return
-            self._watched = session, timeout_s
+            self._watched = watched
         self._poke()
 
     def close(self) -> None:
@@ -90,13 +103,13 @@ class Waker:
                     self._watched = None
                 self.wake()
 
-    def _wait(self, watched: tuple[Session | None, float | None] | None) -> bool:
+    def _wait(self, watched: _Watched | None) -> bool:
         """Return whether the engine is to be woken; False after a poke."""
         poller = select.poll()
         poller.register(self._reader, select.POLLIN)
-        session, timeout_s = watched or (None, None)
+        session, timeout_s, writes = watched or _Watched(None, None, writes=False)
         if session is not None and (fd := session.fileno()) >= 0:
-            poller.register(fd, select.POLLIN)
+            poller.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
         ready = poller.poll(None if timeout_s is None else timeout_s * 1e3)
         if any(fd == self._reader for fd, _ in ready):
             os.read(self._reader, 4096)

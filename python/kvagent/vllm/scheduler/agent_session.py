@@ -144,9 +144,13 @@ class AgentSession:
         return taken
 
     def unread(self) -> bool:
-        """Return whether the next poll has something to read, or another session to adopt."""
+        """Return whether the next poll has something to read or to send, or another session to
+        adopt.
+        """
         current = self._link.current()
-        return current is not self._attachment or (current is not None and current.session.unread())
+        if current is not self._attachment or current is None:
+            return current is not self._attachment
+        return current.session.unread() or current.session.sendable()
 
     def awaited(self) -> bool:
         """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
