@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MEDIUM = "CPU"  # kv_events.MEDIUM_CPU, which 0.29 does not have
+MEDIUM = "CPU"  # as vLLM names it (MEDIUM_CPU)
 _FIELDS = frozenset(BlockStored.__struct_fields__)
 
 
