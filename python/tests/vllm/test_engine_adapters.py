@@ -75,7 +75,7 @@ def ask(llm: Any, lora: Any) -> list[list[int]]:
 def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
     from vllm.lora.request import LoRARequest
 
-    contents = {name: write_adapter(tmp_path / name, seed) for seed, name in enumerate(("a", "b", "c"))}
+    contents = {name: write_adapter(tmp_path / name, seed) for seed, name in enumerate(("a", "b", "c", "d"))}
     with engine(opt, None) as llm:
         right = {name: ask(llm, LoRARequest(name, i + 1, str(path))) for i, (name, path) in enumerate(contents.items())}
         right["none"] = ask(llm, None)
@@ -101,11 +101,11 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
         assert loaded(LoRARequest("one", 1, str(used), load_inplace=True), "c") == 0
         replaced = [loaded(one, "c"), loaded(one, "c")]
         loaded(two, "b")  # so that vLLM drops the other
-        write_adapter(used, 0)
-        dropped = [loaded(one, "a"), loaded(one, "a")]
+        write_adapter(used, 3)  # new, so that nothing which is stored is of this content
+        dropped = [loaded(one, "d") for _ in range(3)]  # the first began as another's, so none of it is saved
         print(f"cold {cold}, warm {warm}, replaced {replaced}, dropped {dropped} tokens; {side.counted()}")
         assert replaced[0] == 0 < replaced[1]
-        assert dropped[0] == 0 < dropped[1]
+        assert dropped[0] == 0 < dropped[2]
 
     few = {"num_gpu_blocks_override": FEW, "max_model_len": 256}
     with engine(opt, node.folder, **few) as llm:  # another engine, other names and numbers
