@@ -290,7 +290,7 @@ func TestBadPageWhileItMoves(t *testing.T) {
 		if from {
 			bad = moving[len(moving)-1].from
 		}
-		spoil(t, p.base, bad)
+		spoil(t, p, bad)
 		failed := 0
 		for i := range moving {
 			if moving[i].failed = !p.copyMove(&moving[i]); moving[i].failed {
@@ -367,7 +367,7 @@ func TestMovedWithBadHeaders(t *testing.T) {
 		tenants := plan(t, p, id, h, shard)
 		p.planMoves(tenants, nil)
 		copyPlanned(p)
-		spoil(t, p.core.file.OutsideArena(), 0)
+		unmapPage(t, p.core.file.OutsideArena(), 0)
 		p.settleMoves(nil)
 		p.endEmpty(slabOf(p, tenants))
 		wantShards(t, p, id, h)
@@ -400,7 +400,7 @@ func TestMovedToABadHeader(t *testing.T) {
 		t.Fatal("a stored block has no header")
 	}
 	to := uintptr(unsafe.Pointer(p.core.header(m.to))) - uintptr(unsafe.Pointer(&p.core.file.OutsideArena()[0]))
-	spoil(t, p.core.file.OutsideArena(), int64(to))
+	unmapPage(t, p.core.file.OutsideArena(), int64(to))
 	p.settleMoves(nil)
 	p.endEmpty(slabOf(p, tenants))
 	if moved := p.Stats().Moved; moved != 1 || old.Check.Load() != 0 {
@@ -430,9 +430,6 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 	a, b := openSpec(t, p, small), openSpec(t, p, big)
 	h := randomChain(nil, 1, 128)
 	put(t, p, a, h)
-	if err := p.Populated(); err != nil { // else it finds the page, and tells of it
-		t.Fatal(err)
-	}
 	var keys []pool.Key
 	for slab := range 4 { // room for all of a slab in the others
 		for i := range 16 {
@@ -443,7 +440,7 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for slab := range int64(4) {
-		spoil(t, p.base, slab*32<<10)
+		spoil(t, p, slab*32<<10)
 	}
 	reserve(p, b, randomChain(nil, 2, 1))
 	if told == 0 || uint64(told) != uint64(p.Stats().Bad.Pages) {

@@ -16,8 +16,18 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// spoil unmaps a page in this process alone: an access is a real SIGBUS.
-func spoil(t *testing.T, mem []byte, off int64) {
+// spoil takes the page at an offset of the arena away from this process. Before that the arena is
+// populated to its end: populating would find the page too, and retire it at a time of its own.
+func spoil(t *testing.T, p *Pool, off int64) {
+	t.Helper()
+	if err := p.Populated(); err != nil {
+		t.Fatal(err)
+	}
+	unmapPage(t, p.base, off)
+}
+
+// unmapPage unmaps a page in this process alone: an access is a real SIGBUS.
+func unmapPage(t *testing.T, mem []byte, off int64) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("nothing", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -128,7 +138,7 @@ func TestBadPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	bad := slotOf(t, p, id, h, 17)
-	spoil(t, p.base, bad.Off)
+	spoil(t, p, bad.Off)
 	got := items(h, 0)
 	if err := store.Get(t.Context(), got); err != nil {
 		t.Fatal(err)
@@ -187,7 +197,7 @@ func TestBadPageOfASlotInUse(t *testing.T) {
 	b := pool.Batch{Space: id, Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
 	p.Reserve(&b)
 	bad := b.Slots[5]
-	spoil(t, p.base, bad.Off)
+	spoil(t, p, bad.Off)
 	for i, s := range b.Slots {
 		if p.Probe(s) == overlaps(s, bad.Off) {
 			t.Errorf("slot %d at %d, the page at %d is bad", i, s.Off, bad.Off)
@@ -214,7 +224,7 @@ func TestBadPageOutlivesTheProcess(t *testing.T) {
 	p := reopen(t, o)
 	id := openSpec(t, p, keptSpec)
 	bad := slotOf(t, p, id, h, 17)
-	spoil(t, p.base, bad.Off)
+	spoil(t, p, bad.Off)
 	if p.Probe(bad) {
 		t.Fatal("a page without memory could be read")
 	}
@@ -304,7 +314,7 @@ func TestBadPageOfHeaders(t *testing.T) {
 		t.Errorf("%+v", s.Bad)
 	}
 	for _, off := range []int64{l.Headers, l.Spaces, l.Slabs, l.Super} { // in flight
-		spoil(t, p.core.file.OutsideArena(), off-l.Headers)
+		unmapPage(t, p.core.file.OutsideArena(), off-l.Headers)
 	}
 	if _, err := p.ResetSpace(id); err != nil {
 		t.Error(err)
