@@ -1,8 +1,12 @@
 package agent
 
 import (
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -233,4 +237,21 @@ func chain(seed byte, n int) []byte {
 		blob = append(blob, h...)
 	}
 	return blob
+}
+
+// wantAtStart checks that the metrics of an agent that has served nothing have these lines.
+func wantAtStart(t *testing.T, want ...string) {
+	t.Helper()
+	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/metrics")
+	check(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	check(t, err)
+	lines := strings.Split(string(text), "\n")
+	for _, one := range want {
+		if !slices.Contains(lines, one) {
+			t.Errorf("no line %s", one)
+		}
+	}
 }
