@@ -14,7 +14,7 @@ const (
 	maxBlocks     = 1 << 22   // blocks whose tokens are kept; a further one is not told
 	maxTokenBytes = 512 << 20 // of their tokens
 	maxIdle       = 1 << 16   // of them that are not in memory, kept for when they come (again)
-	maxLog        = 1 << 16   // latest changes; a subscriber that is further behind looks at all blocks
+	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one looks at all blocks
 )
 
 const (
