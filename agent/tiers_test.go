@@ -239,35 +239,36 @@ func TestWhatAStoreSaysIsShown(t *testing.T) {
 	}
 }
 
-// A store that hangs makes a look-up pending, and then short, never late.
+// A store that hangs makes each look-up pending: none waits for the store, which would answer after
+// a minute, longer than the test is patient.
 func TestHungTierDelaysNoLookup(t *testing.T) {
+	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute})
+	f.Switch(true)
+	defer f.Switch(false)
+	look := r.asker(ipc.LookupSocket)
+	q.DeadlineUS = 2000
+	for i := range 50 {
+		if got := askRaw(t, look, q); got.Status != ipc.LookupPending || got.Tokens != 0 {
+			t.Fatalf("look-up %d of a store that hangs: %+v", i, got)
+		}
+	}
+}
+
+// A store that hangs is given up: look-ups end with what there is without it, until it is back.
+func TestHungTierIsGivenUp(t *testing.T) {
 	r, f, _, _, q := slowTier(t, fault.Hang,
 		tier.Tier{AskWithin: 30 * time.Millisecond, BreakFirst: 50 * time.Millisecond})
 	f.Switch(true)
 	look := r.asker(ipc.LookupSocket)
-	q.DeadlineUS = 2000
-	lag := pooltest.Lag{Wait: 2 * time.Millisecond, Slack: 5 * time.Millisecond}
-	for range 300 {
-		lag.Call(func() (pending bool) {
-			reply := askRaw(t, look, q)
-			if pending = reply.Status == ipc.LookupPending; !pending && reply.Tokens != 0 {
-				t.Fatalf("%+v from a store that hangs", reply)
-			}
-			return pending
-		})
-	}
-	t.Logf("worst %v over the deadline", lag.Worst())
-	if err := lag.Err(6); err != nil {
-		t.Error(err)
-	}
-	if got := r.report().Tiers[0]; got.Opened == 0 {
-		t.Errorf("the breaker never opened: %+v", got)
-	}
+	pooltest.Until(t, "the breaker opens", func() bool {
+		if got := askUntil(t, look, q); got.Tokens != 0 {
+			t.Fatalf("%+v from a store that hangs", got)
+		}
+		return r.report().Tiers[0].Opened > 0
+	})
 	f.Switch(false)
 	r.waitFor("the tier is back", func(s admin.Status) bool { return s.Tiers.List[0].State == "up" })
-	q.DeadlineUS = 0
-	got := askUntil(t, look, q)
-	if got.Tokens != 8*testBlockTokens {
+	if got := askUntil(t, look, q); got.Tokens != 8*testBlockTokens {
 		t.Errorf("the store is back, and %+v", got)
 	}
 }
@@ -275,7 +276,7 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 // Look-ups of many engines on one socket, which are answered one at a time, wait for a hung store
 // together, not one after the other.
 func TestManyLookupsWaitTogether(t *testing.T) {
-	const lookups, within = 16, 200 * time.Millisecond
+	const lookups, within = 32, 400 * time.Millisecond // 13 s one after the other: many times what a busy machine costs
 	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute},
 		withConfig(func(c *Config) { c.Limits.AskWait = time.Second }))
 	f.Switch(true)

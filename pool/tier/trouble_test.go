@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -33,23 +34,29 @@ func filled(
 
 // TestHungStore checks that a store that hangs delays no look-up beyond its deadline, opens the
 // breaker, and is used again when it is back.
-func TestHungStore(t *testing.T) {
+func TestHungStore(t *testing.T) { synctest.Test(t, hungStore) }
+
+func hungStore(t *testing.T) {
+	const deadline = time.Millisecond
 	h := chain("a", 20)
 	n, f, _ := filled(t, h, map[fault.Kind]float64{fault.Hang: 1},
 		Tier{AskWithin: 20 * time.Millisecond, BreakFirst: 20 * time.Millisecond}, Options{})
 	f.Switch(true)
-	lag := pooltest.Lag{Wait: time.Millisecond, Slack: 5 * time.Millisecond}
-	for range 200 {
-		lag.Call(func() (pending bool) {
-			pending = n.ask(h, lag.Wait)
-			if got := n.Prefix(n.space, 0, h); got != 0 {
-				t.Fatalf("%d blocks of a store that hangs", got)
-			}
-			return pending
-		})
+	pending := 0
+	for i := range 200 {
+		start := time.Now()
+		if n.ask(h, deadline) {
+			pending++
+		}
+		if took := time.Since(start); took > deadline {
+			t.Errorf("look-up %d ended after %v, its deadline was %v", i, took, deadline)
+		}
+		if got := n.Prefix(n.space, 0, h); got != 0 {
+			t.Fatalf("%d blocks of a store that hangs", got)
+		}
 	}
-	if err := lag.Err(10); err != nil {
-		t.Error(err)
+	if pending == 0 {
+		t.Error("no look-up waited for the store")
 	}
 	n.waitFor("the breaker opens", func(r *pool.TierReport) bool { return r.Tiers[0].Opened > 0 })
 	f.Switch(false)
