@@ -126,12 +126,13 @@ def test_a_request_that_fails_with_its_load_leaves_nothing(
 def test_a_load_that_a_frozen_agent_keeps_is_given_up_and_its_blocks_stay_pinned(
     worlds: Any, agent: AgentProcess, ranks: int, window: int
 ) -> None:
-    world = cold(worlds, ranks=ranks, window=window, extra={"load_deadline_ms": 50})
+    world = cold(worlds, ranks=ranks, window=window)
     world.add("warm", PROMPT, 10)
     launch_load(world)
     pinned = world.side.blocks.loading
     assert pinned >= 96 // BLOCK
     agent.freeze()  # the load waits for the step in flight
+    world.wait_at_most(0.05)
     try:
         eventually(lambda: "warm" in one_step(world).reasons, "the end of the request")
         assert world.outputs["warm"] == world.outputs["cold"]

@@ -114,11 +114,17 @@ def test_the_first_layer_computes_before_the_last_has_arrived(worlds: Any, agent
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent, setting: str, how: str) -> None:
     """It costs one bounded wait in that step, and then all layers go on."""
-    world = cold(worlds, setting, extra={"load_deadline_ms": 200, "lookup_age_ms": 50})
-    computed = middle(world, agent, getattr(agent, how))
+    world = cold(worlds, setting, extra={"sync_wait_ms": 10_000})
+    waits = world.workers[0]._worker._sync_loads
+
+    def goes() -> None:
+        getattr(agent, how)()
+        world.wait_at_most(0.05)
+        waits._wait_s = waits._left_s = 0.1
+
+    computed = middle(world, agent, goes)
     world.add("warm", PROMPT, 10)
     eventually(lambda: computed[1:] or not stepped(world), "a load")
-    waits = world.workers[0]._worker._sync_loads
     assert how == "kill" or waits.waited_s >= waits._wait_s
     assert not waits.waiting
     world.add("warm2", PROMPT, 10)

@@ -213,7 +213,7 @@ def test_with_few_free_blocks_all_is_saved_at_once(worlds: Any, agent: AgentProc
 def test_an_agent_that_goes_while_blocks_are_saved(
     worlds: Any, agent: AgentProcess, way: dict[str, Any], how: str
 ) -> None:
-    world = lazy(worlds, extra={"lookup_age_ms": 100, "load_deadline_ms": 100}, **way)
+    world = lazy(worlds, **way)
     i = 0
     while not world.side.saves._inflight:
         if not world.scheduler.has_requests():
@@ -223,12 +223,14 @@ def test_an_agent_that_goes_while_blocks_are_saved(
         if not world.side.saves._inflight:
             world.settle()
     (agent.kill if how == "kill" else agent.freeze)()
+    world.wait_at_most(0.1)
     try:
         world.add("without", PROMPT, 4)
         eventually(lambda: one_step(world) and "without" in world.reasons, "an answer without the agent")
         eventually(lambda: one_step(world) and not world.side.blocks.saving, "the end of all pins")
     finally:
         agent.start() if how == "kill" else agent.thaw()
+    world.wait_at_most(10.0)
     eventually(partial(registered, world), "an engine that is registered")
     ask(world, "cold")
     evict(world, "later", first=300)

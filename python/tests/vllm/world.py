@@ -12,6 +12,7 @@ import inspect
 import itertools
 import os
 import pickle
+import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -179,6 +180,20 @@ class World:
         """The scheduler's side of the connector."""
         connector = self.scheduler.connector
         return getattr(connector, "_connectors", [connector])[0]._scheduler
+
+    def wait_at_most(self, wait_s: float) -> None:
+        """Wait so long for the agent's answers and loads from now on, also for those under way.
+
+        For an agent that was stopped: a limit that is short from the start also strikes one that is
+        merely late, on a busy machine.
+        """
+        side, lookups = self.side, self.side._agent.lookups
+        side.waits._age_s = side.waits._grace_s = side._loads._deadline_s = wait_s
+        if lookups is not None:
+            lookups._age_s = lookups._client.timeout_s = wait_s
+        for worker in self.workers:
+            for inflight in worker._worker._jobs.values():
+                inflight.deadline = min(inflight.deadline, time.monotonic() + wait_s)
 
     @property
     def sequences(self) -> dict[str, Sequence]:
