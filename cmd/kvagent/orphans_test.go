@@ -17,6 +17,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -140,12 +141,7 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 	}
 	mover = st.Movers[0].PID
 	t.Cleanup(func() { _ = syscall.Kill(mover, syscall.SIGKILL) }) // it has ended, unless the test failed
-	if err := syscall.Kill(mover, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	pooltest.Until(t, "the mover stands still", func() bool {
-		return stopped(mover)
-	})
+	devicetest.Freeze(t, mover)
 	return path, dir, cmd, log, mover, w
 }
 

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
@@ -83,10 +84,7 @@ func TestOneSidedReadsFromALostAgent(t *testing.T) {
 	t.Run("only its helper", func(t *testing.T) {
 		n := startTwoPeers(t, oneSided(t))
 		n.up()
-		helper := helperOf(t, n.prefill.Process.Pid)
-		if err := syscall.Kill(helper, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		devicetest.Freeze(t, helperOf(t, n.prefill.Process.Pid))
 		n.save(8)
 		n.until("all blocks arrive", hitOf(8))
 		if r := statusOf(t, n.dDir).Peers.Reads; r.Blocks != 0 || r.Failed == 0 {
