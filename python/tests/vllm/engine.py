@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -88,6 +89,7 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
             kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",
             kv_connector_extra_config=extra,
         )  # fmt: skip
+    gc.freeze()  # while it starts, vLLM looks for garbage often, in all that was ever imported
     return LLM(
         model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
         kv_cache_memory_bytes=16 << 20, kv_transfer_config=transfer,
