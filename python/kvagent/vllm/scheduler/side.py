@@ -235,6 +235,7 @@ class SchedulerSide:
             if self._revoking:
                 self._revoking = False
                 plan.revokes += self.saves.revoke(offers=True)
+                self.saves.clear_left()
             self._transfers.settle(self.saves)
             self._keeps.settle(self.saves)
             plan.released = self._transfers.released()
@@ -408,7 +409,6 @@ class SchedulerSide:
         if self.saves is not None:
             self._revoking, self._calm = True, False
             self._revokes.extend(self.saves.revoke_at_once())
-            self.saves.clear_left()
 
     def retired(self) -> bool:
         """Return whether nothing is in flight after ``retire``."""
