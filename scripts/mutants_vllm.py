@@ -54,9 +54,9 @@ WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
 LAYERWISE = "tests/vllm/test_layerwise.py"
 SWITCHES = "tests/test_vllm_switches.py"
+SWITCHED = "tests/vllm/test_switches.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
-MODES = "tests/vllm/test_modes.py"
 PEERS = "tests/test_vllm_peer_options.py"
 TIER = "tests/test_tier.py"
 CONTRACT = "tests/vllm/test_tier_contract.py"
@@ -377,30 +377,18 @@ MUTANTS = [
     Mutant("blocks whose load failed are not offered again", "scheduler/loads.py",
         "            self._failed(failed)\n", "",
         "load_that_fails_in_one_rank_is_computed", "not saved anew"),
-    Mutant("beside faults, a load that failed counts as good", "worker/side.py",
+    Mutant("a load that failed counts as good", "worker/side.py",
         "if cancelled or (statuses and not any(statuses)):", "if cancelled or statuses:",
-        "async-V2", "position .* wrong|AssertionError", where=MODES),
-    Mutant("beside faults, a load that was given up holds no blocks", "scheduler/loads.py",
-        "            load.tracked.no_load = True\n",
-        "            load.tracked.no_load = True\n            self._blocks.unpin(load.blocks, load=True)\n"
-        "            load.blocks = []\n",
-        "async-V", "position .* wrong|AssertionError", where=MODES),
-    Mutant("beside faults, a synchronous load that is given up counts as loaded", "worker/side.py",
-        'self._results.bad_blocks.update(_bad(inflight.plan, b"\\1" * inflight.plan.blocks))', "pass",
-        "sync-V2", "AssertionError", where=MODES),
-    Mutant("beside faults, a request whose synchronous load failed computes on", "scheduler/sync_loads.py",
-        "            elif self._preemption.preempt(name):\n",
-        "            elif not self._preemption.publish(name, withheld.own):\n",
-        "auto-V", "AssertionError|IndexError", where=MODES),
+        "fails_in_one_rank", "a failed load counts as good"),
     Mutant("a lazy save has the key of the block before it", "scheduler/lazy.py",
         "Unsaved(block.block_hash, group, key, parent)", "Unsaved(block.block_hash, group, parent or key, b'')",
         "is_saved_when_its_eviction_comes_near", "assert", where=LAZY),
-    Mutant("beside faults, a request loads against its switch", "scheduler/switches.py",
+    Mutant("a request loads against its switch", "scheduler/switches.py",
         "                    tracked.no_load = True\n", "",
-        "V2", "loaded against its switch", where=MODES),
-    Mutant("beside faults, a request loads more than its switch allows", "scheduler/lookups.py",
+        "each_switch_holds", "assert", where=SWITCHED),
+    Mutant("a request loads more than its switch allows", "scheduler/lookups.py",
         "min(most, own + tracked.max_load_tokens)", "most",
-        "V2", "more than its switch allows", where=MODES),
+        "at_most_so_many", "assert", where=SWITCHED),
     Mutant("save boundary without subtracting placeholders", "scheduler/save_plan.py",
         "+ scheduled - request.num_output_placeholders", "+ scheduled",
         "what_may_be_taken_back", "placeholders count as tokens"),
