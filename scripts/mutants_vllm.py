@@ -57,6 +57,7 @@ SWITCHES = "tests/test_vllm_switches.py"
 SWITCHED = "tests/vllm/test_switches.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
+MODES = "tests/vllm/test_modes.py"
 PEERS = "tests/test_vllm_peer_options.py"
 TIER = "tests/test_tier.py"
 CONTRACT = "tests/vllm/test_tier_contract.py"
@@ -386,6 +387,9 @@ MUTANTS = [
     Mutant("a request loads against its switch", "scheduler/switches.py",
         "                    tracked.no_load = True\n", "",
         "each_switch_holds", "assert", where=SWITCHED),
+    Mutant("random runs: a request loads against its switch", "scheduler/switches.py",
+        "                    tracked.no_load = True\n", "",
+        "V2", "loaded against its switch", where=MODES),
     Mutant("a request loads more than its switch allows", "scheduler/lookups.py",
         "min(most, own + tracked.max_load_tokens)", "most",
         "at_most_so_many", "assert", where=SWITCHED),
