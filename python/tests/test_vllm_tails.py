@@ -12,7 +12,8 @@ from kvagent.messages import BlockStatus
 from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.scheduler.tails import MAX_TRIES
-from tests.simulated import SimulatedEngine
+from tests.agent import eventually
+from tests.simulated import Clock, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -237,3 +238,59 @@ def test_blocks_with_a_time_to_live_or_not_to_be_saved_have_no_turn(
     end(engine, computed(engine, "a", 20, kv_transfer_params=params))
     assert not engine.scheduler.saves.waits()  # type: ignore[union-attr]
     engine.quiet()
+
+
+def until_kept(engine: SimulatedEngine, agent: AgentProcess, blocks: int) -> None:
+    """Wait until the agent keeps that many blocks after all that it was told."""
+    engine.quiet()
+    engine.save("last", "last", 1, 1, kv_transfer_params={"kvagent.pin": 1000})  # told on the same session, later
+    eventually(lambda: agent.status()["keep"]["blocks"] == blocks + 1, f"{blocks} kept blocks")
+
+
+def test_a_block_that_is_saved_in_its_turn_is_kept(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    engine = engines(pin_percent=10.0)
+    end(engine, computed(engine, "a", 20, kv_transfer_params={"kvagent.pin": 1000}))
+    again = engine.request("b", "a", 20)  # finds its blocks, and asks for nothing
+    engine.tables["b"] = engine.tables["a"]
+    engine.pool.touch(engine.tables["b"])
+    engine.scheduler.on_new_request(again)
+    engine.admit(again)
+    again.num_computed_tokens = again.num_tokens
+    end(engine, again)
+    assert engine.scheduler.saves is not None
+    assert engine.scheduler.saves.waits()
+    until_kept(engine, agent, 20)
+    assert engine.scheduler.counts.keeps_lost == 0
+
+
+def test_a_block_that_was_found_saved_in_its_turn_is_kept(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """Two requests compute the same prompt, each into blocks of its own."""
+    engine = engines(pin_percent=10.0)
+    for name in ("a", "b"):
+        request = engine.request(name, "a", 20, kv_transfer_params={"kvagent.pin": 1000 if name == "b" else 60})
+        engine.matched(request)
+        engine.admit(request)
+        for block, key in zip(engine.tables[name], request.block_hashes, strict=False):
+            block.block_hash = key + b"\0\0\0\0"
+        if name == "a":
+            engine.step((request, request.num_tokens))
+        else:
+            request.num_computed_tokens = request.num_tokens
+        end(engine, request)
+    until_kept(engine, agent, 20)
+    assert agent.status()["blocks_stored"] == 21
+
+
+def test_it_is_kept_for_what_is_left_of_its_time(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines(pin_percent=10.0)
+    clock = Clock(monkeypatch)
+    end(engine, computed(engine, "a", 20, kv_transfer_params={"kvagent.pin": 1000}))
+    clock.now += 1001
+    until_kept(engine, agent, 6)  # those that were on their way at its end
+    assert agent.status()["blocks_stored"] == 21

@@ -75,5 +75,6 @@ def test_switches_pass_through_vllms_api(node: Node) -> None:
     first.complete([7, *head], kv_transfer_params={"kvagent.pin": 600})
     eventually(lambda: node.agent.status()["keep"]["blocks"] >= LENGTH // BLOCK, "blocks that are kept")
     first.complete([6, *head], kv_transfer_params={"kvagent.ttl": 0.1})
-    eventually(lambda: node.agent.status()["keep"]["brief_dropped"] >= LENGTH // BLOCK, "blocks that are dropped")
+    # What finds no room among pinned blocks before its request ends is not saved at all.
+    eventually(lambda: node.agent.status()["keep"]["brief_dropped"] > 0, "blocks that are dropped")
     nothing_left(node.agent)

@@ -2,39 +2,42 @@
 unless something uses them (``kvagent.ttl``).
 
 The agent is told at a request's end, once its saves have ended. Both times begin then. A request's
-``ttl`` concerns only what it was the first to store.
+``ttl`` concerns only what it was the first to store. Blocks that are saved in their turn after the
+end are kept for what is left of the time; the agent is told of them once those saves have ended.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvagent.messages import BlockStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.scheduler.agent_session import AgentSession
+    from kvagent.vllm.scheduler.lazy import Unsaved
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.save_plan import SaveRun
     from kvagent.vllm.scheduler.saves import Saves
 
 
-MAX_ENDED = 1024  # requests that wait for their saves; the oldest is forgotten for one more
+MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
 
 
 @dataclass(eq=False, slots=True)
-class _Ended:
-    """A request that has ended, whose saves may not have."""
+class _Waiting:
+    """What the agent is told of blocks once their saves have ended."""
 
-    tracked: Tracked
-    hashes: list[Sequence[bytes]]
-    """By group, its blocks that may be stored."""
+    tell: Callable[[], bool]
+    """Returns whether the agent was told all."""
     through: int = -1
-    """The last job of its saves; -1 while some have yet to be sent."""
+    """The last job of their saves; -1 while some have yet to be sent."""
 
 
 class Keeps:
@@ -44,7 +47,7 @@ class Keeps:
         self._agent = agent
         self._counts = counts
         self._groups = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
-        self._ended: list[_Ended] = []
+        self._waiting: list[_Waiting] = []
 
     def end(self, tracked: Tracked) -> None:
         """Handle the end of a request, whose last blocks were added to the next saves."""
@@ -54,41 +57,59 @@ class Keeps:
         tokens = min(request.num_computed_tokens, request.num_tokens)
         hashes = request.block_hashes
         stored = [hashes[scale - 1 : tokens // size * scale : scale] for size, scale in self._groups]
-        if len(self._ended) == MAX_ENDED:
-            del self._ended[0]
-            self._counts.keeps_lost += 1
-        self._ended.append(_Ended(tracked, stored))
+        self._add(partial(self._tell, tracked, stored))
 
     def settle(self, saves: Saves) -> None:
-        """Tell the agent of the requests whose saves have ended. Called after saves were sent or
+        """Tell the agent of the blocks whose saves have ended. Called after saves were sent or
         reported.
         """
-        if self._ended:
-            self._ended = [ended for ended in self._ended if not self._settled(ended, saves)]
+        late, saves.batch.late_keeps = saves.batch.late_keeps, []
+        if late := [unsaved for unsaved in late if unsaved.keep_until]:
+            self._add(partial(self._tell_late, late))
+        if self._waiting:
+            self._waiting = [waiting for waiting in self._waiting if not self._settled(waiting, saves)]
 
     def clear(self) -> None:
         """Forget all requests, since their blocks belong to old weights."""
-        self._ended.clear()
+        self._waiting.clear()
 
-    def _settled(self, ended: _Ended, saves: Saves) -> bool:
-        if ended.through < 0 and saves.batch.empty():
-            ended.through = saves.last_job
-        if ended.through < 0 or not saves.settled(ended.through):
+    def _add(self, tell: Callable[[], bool]) -> None:
+        if len(self._waiting) == MAX_ENDED:
+            del self._waiting[0]
+            self._counts.keeps_lost += 1
+        self._waiting.append(_Waiting(tell))
+
+    def _settled(self, waiting: _Waiting, saves: Saves) -> bool:
+        if waiting.through < 0 and saves.batch.empty():
+            waiting.through = saves.last_job
+        if waiting.through < 0 or not saves.settled(waiting.through):
             return False
-        self._counts.keeps_lost += not self._tell(ended)
+        self._counts.keeps_lost += not waiting.tell()
         return True
 
-    def _tell(self, ended: _Ended) -> bool:
-        """Tell the agent, and return whether it was told all."""
-        tracked, told = ended.tracked, True
+    def _tell(self, tracked: Tracked, stored: Sequence[Sequence[bytes]]) -> bool:
+        """Tell the agent of an ended request, of whose blocks these may be stored, by group."""
+        told = True
         if tracked.pin_ms:
-            for group, hashes in enumerate(ended.hashes):
+            for group, hashes in enumerate(stored):
                 told &= self._agent.keep(group, hashes, tracked.pin_ms, 0)
         if tracked.ttl_ms:
             # A pin is a use, and so is told first; the blocks stay at least as long.
             for group in range(len(self._groups)):
                 first = [key for of, key in tracked.stored_first if of == group]
                 told &= self._agent.keep(group, first, 0, max(tracked.ttl_ms, tracked.pin_ms))
+        return told
+
+    def _tell_late(self, late: Sequence[Unsaved]) -> bool:
+        """Tell the agent of blocks that were saved after their request's end."""
+        kept: dict[tuple[int, float], list[bytes]] = {}
+        for unsaved in late:
+            kept.setdefault((unsaved.group, unsaved.keep_until), []).append(unsaved.key)
+        told, now = True, time.monotonic()
+        for (group, until), keys in kept.items():
+            left_ms = int((until - now) * 1000)
+            if left_ms > 0:
+                told &= self._agent.keep(group, keys, left_ms, 0)
         return told
 
 

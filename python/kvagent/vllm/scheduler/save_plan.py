@@ -101,6 +101,8 @@ class SaveBatch:
         """The runs that were added and not taken."""
         self.tokens: Tokens | None = None
         """What is told the tokens of all blocks that are to be saved; None without KV events."""
+        self.late_keeps: list[Unsaved] = []
+        """Noted blocks that were added since the last call of ``Keeps.settle``, or need not be."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [

@@ -289,6 +289,7 @@ class SchedulerSide:
         if tracked is None:
             return False
         tracked.over = True
+        tracked.keep_until = time.monotonic() + tracked.pin_ms / 1000 if tracked.pin_ms else 0.0
         if not self._tracked:
             now = time.monotonic()
             self.waits.end_step(now)

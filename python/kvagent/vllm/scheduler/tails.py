@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kvagent.packing import section
-from kvagent.vllm.scheduler.lazy import Unsaved
+from kvagent.vllm.scheduler.lazy import Unsaved, renewed
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class EagerBatch(SaveBatch):
             for at, block in enumerate(table, begin):
                 key = hashes[(at + 1) * scale - 1]
                 if not (block.is_null or at in loaded or key in recent):
-                    self._note(block, group, key, hashes[at * scale - 1] if at else b"")
+                    self._note(block, group, key, hashes[at * scale - 1] if at else b"", tracked.keep_until)
 
     def keep_run(self, run: SaveRun, i: int) -> None:
         """Note the blocks from the i-th on of a run whose request has ended. They hold what they
@@ -66,7 +66,8 @@ class EagerBatch(SaveBatch):
                 break  # so are those after it
             place = run.first + at
             self.recent[run.group].discard((run.hashes[at],))
-            self._note(run.blocks[at], run.group, run.hashes[at], hashes[place * scale - 1] if place else b"")
+            parent = hashes[place * scale - 1] if place else b""
+            self._note(run.blocks[at], run.group, run.hashes[at], parent, run.tracked.keep_until)
 
     def restore(self, run: SaveRun, i: int) -> None:
         """Note the blocks of a run of noted ones from the i-th on again: they were not saved."""
@@ -89,7 +90,9 @@ class EagerBatch(SaveBatch):
             unsaved, block = self.left.pop(number), self._blocks.pool.blocks[number]
             if unsaved.block_hash != block.block_hash or self._blocks.is_stale(block):
                 self._counts.missed += 1
-            elif unsaved.key not in self.recent[unsaved.group]:
+                continue
+            self.late_keeps.append(unsaved)
+            if unsaved.key not in self.recent[unsaved.group]:
                 found.append((unsaved, block))
         for run in _chains(found, self.job_blocks):
             some, blocks = zip(*run, strict=True)
@@ -120,18 +123,18 @@ class EagerBatch(SaveBatch):
 
         pool.get_new_blocks, pool.reset_prefix_cache = taken, reset
 
-    def _note(self, block: Any, group: int, key: bytes, parent: bytes) -> None:
+    def _note(self, block: Any, group: int, key: bytes, parent: bytes, keep_until: float) -> None:
         """Note a block; one that vLLM does not cache is gone when its request is."""
         if block.block_hash is None or self._blocks.is_stale(block):
             self._counts.missed += 1
         else:
-            self._add(block, Unsaved(block.block_hash, group, key, parent))
+            self._add(block, Unsaved(block.block_hash, group, key, parent, keep_until=keep_until))
 
     def _add(self, block: Any, unsaved: Unsaved) -> None:
         """Add a note in the last place. What the block held before is evicted."""
         before = self.left.pop(block.block_id, None)
         self._counts.missed += before is not None and before.key != unsaved.key
-        self.left[block.block_id] = unsaved
+        self.left[block.block_id] = renewed(unsaved, before)
 
     def _noted(self, block: Any, key: bytes) -> bool:
         """Return whether a block is noted with what it holds now."""
