@@ -3,8 +3,8 @@
 
 Each mutant breaks a copy of the connector, one at a time; a given test must fail with a given
 message. Runs all mutants, or those whose name contains all WORDs. First, every mutant must apply.
-vLLM is imported once; each mutant runs in a process forked from that. KVAGENT_SKIP_VLLM=1 skips
-them.
+vLLM is imported once; each mutant runs in a process forked from that, with the bytecode of what it
+does not change. KVAGENT_SKIP_VLLM=1 skips them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST = "0.29"
 AT_ONCE = 2
+COPIED = ("kvagent", "tests")
 LONGEST_S = 200  # for the tests of one mutant; hanging tests count as caught
 WARM = (
     "torch", "pytest", "vllm", "vllm.config", "vllm.lora.request", "vllm.v1.core.sched.async_scheduler",
@@ -650,14 +651,30 @@ def mutated(mutant: Mutant, package: Path) -> tuple[Path, str]:
     return target, text.replace(mutant.old, mutant.new)
 
 
-def broken(mutant: Mutant, folder: Path) -> Path:
-    """Return a copy of the package and its tests with one fault."""
+def compiled(mutants: list[Mutant], folder: Path) -> Path:
+    """Return a copy of the package and its tests with the bytecode that the mutants' tests need."""
     ignore = shutil.ignore_patterns("*_cache", "__pycache__", "gpu")
     tree = folder / "python"
-    for part in ("kvagent", "tests"):
+    for part in COPIED:
         shutil.copytree(ROOT / "python" / part, tree / part, ignore=ignore)
+    child = os.fork()
+    if child == 0:
+        sys.dont_write_bytecode = False
+        run_pytest(tree, folder / "log", "--collect-only", *{mutant.where for mutant in mutants})
+    if os.waitpid(child, 0)[1]:
+        sys.exit((folder / "log").read_text(errors="replace")[-3000:])
+    return tree
+
+
+def broken(mutant: Mutant, whole: Path, folder: Path) -> Path:
+    """Return a copy of the package and its tests with one fault."""
+    tree = folder / "python"
+    for part in COPIED:
+        shutil.copytree(whole / part, tree / part)
     target, text = mutated(mutant, tree / "kvagent")
     target.write_text(text)
+    for bytecode in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
+        bytecode.unlink()  # it may pass for that of the new text: it tells the file's size, and its time in seconds
     return tree
 
 
@@ -676,19 +693,19 @@ class Run:
         return Path(self.folder.name) / "log"
 
 
-def start(mutant: Mutant) -> Run:
+def start(mutant: Mutant, whole: Path) -> Run:
     """Break a copy and start the mutant's tests on it."""
     folder = tempfile.TemporaryDirectory(prefix="kvagent-mutant-")
     run = Run(mutant, time.monotonic(), folder)
-    tree = broken(mutant, Path(folder.name))
+    tree = broken(mutant, whole, Path(folder.name))
     run.child = os.fork()
     if run.child == 0:
-        test(tree, mutant, run.log)
+        run_pytest(tree, run.log, "-x", mutant.where, "-m", "not engine", "-k", mutant.tests)
     return run
 
 
-def test(tree: Path, mutant: Mutant, log: Path) -> None:
-    """Run the tests and exit with pytest's status."""
+def run_pytest(tree: Path, log: Path, *arguments: str) -> None:
+    """Run pytest in this process and exit with its status."""
     os.setsid()
     out = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1)
@@ -697,8 +714,8 @@ def test(tree: Path, mutant: Mutant, log: Path) -> None:
     sys.path.insert(0, str(tree))
     import pytest
 
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tree), "-W", "ignore"]
-    status = pytest.main([*options, mutant.where, "-m", "not engine", "-k", mutant.tests])
+    options = ["-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tree), "-W", "ignore"]
+    status = pytest.main([*options, *arguments])
     sys.stdout.flush()
     os._exit(int(status))
 
@@ -731,12 +748,12 @@ def caught(run: Run, status: int) -> bool:
     return good
 
 
-def run_all(mutants: list[Mutant]) -> list[str]:
+def run_all(mutants: list[Mutant], whole: Path) -> list[str]:
     """Run the mutants, AT_ONCE at a time. Return the names of those that no test caught."""
     waiting, runs, alive = list(mutants), list[Run](), list[str]()
     while waiting or runs:
         while waiting and len(runs) < AT_ONCE:
-            runs.append(start(waiting.pop(0)))
+            runs.append(start(waiting.pop(0), whole))
         for run in list(runs):
             status = ended(run)
             if status is not None:
@@ -772,7 +789,8 @@ def main() -> None:
         importlib.import_module(module)
     oldest = version.startswith(OLDEST)
     chosen = [one for one in MUTANTS if one.oldest == oldest and all(word in one.name for word in arguments)]
-    alive = run_all(chosen)
+    with tempfile.TemporaryDirectory(prefix="kvagent-mutants-") as folder:
+        alive = run_all(chosen, compiled(chosen, Path(folder)))
     print(f"{len(chosen) - len(alive)} of {len(chosen)} mutants caught")
     if alive or not chosen:
         sys.exit(1)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.agent import BINARY, eventually
+from tests.vllm.forks import Forked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BLOCK = 32  # tokens: CPU attention takes multiples of it
 LAYERS, HIDDEN, VOCABULARY = 2, 64, 512
@@ -83,6 +89,7 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
             kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",
             kv_connector_extra_config=extra,
         )  # fmt: skip
+    gc.freeze()  # while it starts, vLLM looks for garbage often, in all that was ever imported
     return LLM(
         model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
         kv_cache_memory_bytes=16 << 20, kv_transfer_config=transfer,
@@ -176,35 +183,34 @@ def print_metrics(model: str, socket_dir: str) -> None:
 
 def run_elsewhere(model: Path, socket_dir: Path, **more: Any) -> list[list[int]]:
     """Return the answers to PROMPTS of an engine in another process, whose saves have ended."""
-    answers: list[list[int]] = told_elsewhere("tests.vllm.engine", str(model), str(socket_dir), json.dumps(more))
+    answers: list[list[int]] = told_elsewhere(print_answers, str(model), str(socket_dir), json.dumps(more))
     return answers
 
 
-def told_elsewhere(module: str, *arguments: str) -> Any:
-    """Run a module that starts an engine. Return the JSON that it printed last."""
-    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # several workers on one NUMA node
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], check=False, capture_output=True, text=True, timeout=ELSEWHERE_S,
-        env=env,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    line = next(line for line in reversed(done.stdout.splitlines()) if line.startswith(("[[", '{"')))  # logs follow
-    return json.loads(line)
+def told_elsewhere(function: Callable[..., object], *arguments: str) -> Any:
+    """Call a function that starts an engine, in another process. Return the JSON that it printed
+    last.
+    """
+    # Several workers are on one NUMA node.
+    process = Forked(function, *arguments, VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_OMP_THREADS_BIND="nobind")
+    limit = threading.Timer(ELSEWHERE_S, process.kill)
+    limit.start()
+    try:
+        lines = process.stdout.readlines()
+        assert process.wait() == 0, "what it said is above"
+        return json.loads(next(line for line in reversed(lines) if line.startswith(("[[", '{"'))))  # logs follow
+    finally:
+        limit.cancel()
+        process.close()
 
 
 ELSEWHERE_S = 600.0  # for what takes half a minute on an idle machine
 
 
 def print_answers(model: str, socket_dir: str, options: str) -> None:
-    """Print the answers to PROMPTS, as JSON in the last line; ``options`` are make_engine's.
-
-    Several workers are forked, so that vLLM is imported once.
-    """
-    from tests.pd import nursery
+    """Print the answers to PROMPTS, as JSON in the last line; ``options`` are make_engine's."""
     from tests.vllm import kernels
 
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    nursery.install()
     kernels.let_stages_receive()
     llm = make_engine(Path(model), socket_dir, **json.loads(options))
     said = generate(llm, PROMPTS)
@@ -219,7 +225,4 @@ if __name__ == "__mp_main__":  # a worker that such a process spawned
     kernels.install()
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        print_metrics(*sys.argv[1:])
-    else:
-        print_answers(*sys.argv[1:])
+    print_metrics(*sys.argv[1:])

@@ -1,46 +1,34 @@
 """An engine whose core has a process of its own, as under `vllm serve`: it idles between orders.
 
-`python -m tests.vllm.idle MODEL SOCKET_DIR ENDPOINT` takes an order from each line of its standard
-input, and answers each with the line "done".
+It takes an order from each line of its standard input, and answers each with the line "done".
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tests.vllm import engine as real
-from tests.vllm import kernels
+from tests.vllm.forks import Forked
 
 
 class IdleEngine:
     """Such a process."""
 
     def __init__(self, model: Path, socket_dir: Path, endpoint: str) -> None:
-        command = [sys.executable, "-m", "tests.vllm.idle", str(model), str(socket_dir), endpoint]
-        env = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        self._read()
+        arguments = [str(model), str(socket_dir), endpoint]
+        self._process = Forked(main, *arguments, VLLM_ENABLE_V1_MULTIPROCESSING="1")
+        self._process.hear("done")
 
     def order(self, what: str, prompts: list[list[int]] | None = None) -> None:
         """``what``: generate or clear."""
-        assert self._process.stdin is not None
-        print(json.dumps([what, prompts]), file=self._process.stdin, flush=True)
-        self._read()
+        self._process.say(json.dumps([what, prompts]))
+        self._process.hear("done")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(real.ELSEWHERE_S)
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        while (line := self._process.stdout.readline()) != "done\n":
-            assert line, "the engine ended"
+        self._process.end()
 
 
 def main(model: str, socket_dir: str, endpoint: str) -> None:
@@ -56,10 +44,3 @@ def main(model: str, socket_dir: str, endpoint: str) -> None:
         else:
             assert llm.reset_prefix_cache()
         print("done", flush=True)
-
-
-if __name__ == "__mp_main__":  # a core or a worker that such a process spawned
-    kernels.install()
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

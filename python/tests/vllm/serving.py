@@ -1,24 +1,20 @@
 """An engine in its own process that executes commands: its weights can change while it runs.
 
-Arguments: MODEL SOCKET_DIR OPTIONS. Each line on stdin is JSON, a name and arguments; the answer is
-a line of JSON that begins with "=". With "-" as the socket directory it has no connector.
+Each line on its standard input is JSON, a name and arguments; the answer is a line of JSON that
+begins with "=".
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvagent.session import Session
 from tests.agent import eventually
 from tests.vllm import engine as real
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tests.vllm.forks import Forked
 
 START_S = 120.0  # for an engine to be registered at its agent
 
@@ -71,44 +67,22 @@ class Serving:
     """Such a process, on the test's side."""
 
     def __init__(self, model: Path, socket_dir: Path | None, **options: Any) -> None:
-        environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         arguments = [str(model), str(socket_dir or "-"), json.dumps(options)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.vllm.serving", *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+        self._process = Forked(main, *arguments, VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
     def ask(self, name: str, *arguments: object) -> Any:
         """Execute a command and return its answer."""
-        self.begin(name, *arguments)
-        return self.end()
-
-    def begin(self, name: str, *arguments: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
-        self.process.stdin.flush()
-
-    def end(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("="):
-                return json.loads(line[1:])
-        raise AssertionError(f"the engine ended with {self.process.wait(60)}")
+        self._process.say(json.dumps([name, *arguments]))
+        return json.loads(self._process.hear("=")[1:])
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self._process.close()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the engine."""
-    model, socket_dir, options = arguments
+def main(model: str, socket_dir: str, options: str) -> None:
+    """Run the engine. With "-" as the socket directory it has no connector."""
     llm = real.make_engine(Path(model), None if socket_dir == "-" else socket_dir, options=json.loads(options))
     commands = Commands(llm, socket_dir)
     for line in sys.stdin:
         name, *given = json.loads(line)
         print("=" + json.dumps(getattr(commands, name)(*given)), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,21 +1,17 @@
 """An engine of two pipeline stages in a process of its own, with synchronous loads of which each
 stage fails a third, alone.
 
-Arguments: MODEL SOCKET_DIR. It prints its answers to PROMPTS, several times, and its counters as
-JSON in the last line.
+It prints its answers to PROMPTS, several times, and its counters as JSON in the last line.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from kvagent.vllm.worker.side import WorkerSide
 from tests.agent import eventually
-from tests.pd import nursery
 from tests.vllm import engine as real
 from tests.vllm import kernels
 
@@ -41,8 +37,6 @@ def fail_some() -> None:
 
 def main(model: str, socket_dir: str) -> None:
     """Run the engine; its workers are forked, so that they have the same failures."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    nursery.install()
     kernels.let_stages_receive()
     fail_some()
     llm = real.make_engine(
@@ -58,7 +52,3 @@ def main(model: str, socket_dir: str) -> None:
     told = {"said": said, "in_flight": core.batch_queue_size, "counted": side.counted(), "pinned": side.blocks.loading}
     print(json.dumps(told), flush=True)
     llm.llm_engine.engine_core.shutdown()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,15 +1,13 @@
 """An engine in its own process whose requests arrive, are aborted and reset at random, until it is
 told to end.
 
-Arguments: MODEL SOCKET_DIR SEED; on stdin a line of JSON with the model's outputs for PROMPTS. It
-prints "ready", runs until it reads another line, finishes its requests, and prints what it saw as
-JSON.
+It reads a line of JSON with the model's outputs for PROMPTS, prints "ready", runs until it reads
+another line, finishes its requests, and prints what it saw as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import select
 import sys
@@ -99,11 +97,11 @@ class Storm:
             self.step(more=False)
 
 
-def main(model: str, socket_dir: str, seed: int) -> None:
+def main(model: str, socket_dir: str, seed: str) -> None:
     """Run the storm."""
     said = json.loads(sys.stdin.readline())
     llm = real.make_engine(Path(model), socket_dir, deadline_ms=300, age_ms=500)
-    storm = Storm(llm, said, seed)
+    storm = Storm(llm, said, int(seed))
     print("ready", flush=True)
     side, _ = real.sides(llm)
     while not select.select([sys.stdin], [], [], 0)[0]:
@@ -118,8 +116,3 @@ def main(model: str, socket_dir: str, seed: int) -> None:
     }  # fmt: skip
     print(json.dumps(told), flush=True)
     llm.llm_engine.engine_core.shutdown()
-
-
-if __name__ == "__main__":
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -95,7 +95,9 @@ def written(
     """Write a model of a kind. Return it, and the options of its engines."""
     if kind == "sparse":
         sparse.let_sparse_attention_run(monkeypatch, models.LATENT)
-        return models.write(kind, folder / "model"), ORDINARY | {"block_size": 64}
+        # The scheduler supposes another backend: until a step tells it, the agent refuses it.
+        options = {"weights_fixed": True, "start_wait_ms": 100}
+        return models.write(kind, folder / "model"), ORDINARY | {"block_size": 64, "options": options}
     if kind != "eagle":
         return models.write(kind, folder / "model"), ORDINARY
     kernels.let_the_second_runner_start(monkeypatch)
@@ -109,11 +111,12 @@ def join(llm: Any) -> None:
     """Step an engine until its scheduler is in the space of its worker, which may use other
     backends than it supposed.
     """
-    side, _ = real.sides(llm)
+    side, worker = real.sides(llm)
 
     def joined() -> bool:
         real.generate(llm, [[5, 6, 7]], 2)
-        return side._agent.session is not None
+        attached = worker._link.current()
+        return attached is not None and side._agent.space == attached.registered.space
 
     eventually(joined, "a scheduler in the space of its worker", 60.0)
 

@@ -101,7 +101,7 @@ def test_loads_that_fail_in_one_pipeline_stage_alone(
     """Two stages have two steps in flight; the other stage, which has all of a load, computes its
     request anew too.
     """
-    told = real.told_elsewhere("tests.vllm.stages", str(opt), str(agent.folder))
+    told = real.told_elsewhere(stages.main, str(opt), str(agent.folder))
     assert told["said"] == [reference] * stages.TIMES
     assert told["in_flight"] == stages.STAGES
     assert told["pinned"] == 0
