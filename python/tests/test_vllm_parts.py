@@ -21,7 +21,6 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm import nodes
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import (
     NEEDED,
@@ -34,6 +33,8 @@ from kvagent.vllm.geometry import (
     shard,
 )
 from kvagent.vllm.link import Attachment, Link
+from kvagent.vllm.nodes import placement
+from kvagent.vllm.nodes.placement import elsewhere
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan
 from kvagent.vllm.revocation import WorkerRevocation
@@ -262,17 +263,17 @@ def test_workers_tell_their_node() -> None:
     def worker(node: str) -> WorkerInfo:
         return WorkerInfo("/proc/1/fd/3", 4096, 64, 8, (1, 2), node)
 
-    here, there = worker(nodes.node()), worker("another")
-    assert nodes.node() == nodes.node() != ""
-    assert nodes.elsewhere([here, here], nodes.node()) == ""
-    assert nodes.elsewhere([here, there, there], nodes.node()).startswith("2 of the engine's ranks are not on the node")
-    assert nodes.elsewhere([worker(""), here], nodes.node()) == "", "what cannot tell is taken to be here"
-    assert nodes.elsewhere([here, there], "") == ""
+    here, there = worker(placement.node()), worker("another")
+    assert placement.node() == placement.node() != ""
+    assert elsewhere([here, here], placement.node()) == ""
+    assert elsewhere([here, there, there], placement.node()).startswith("2 of the engine's ranks are not on the node")
+    assert elsewhere([worker(""), here], placement.node()) == "", "what cannot tell is taken to be here"
+    assert elsewhere([here, there], "") == ""
 
 
 def test_a_node_that_cannot_be_told_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(nodes, "_BOOT_ID", tmp_path / "none")
-    assert nodes.node() == ""
+    monkeypatch.setattr(placement, "_BOOT_ID", tmp_path / "none")
+    assert placement.node() == ""
 
 
 def test_tp_8_with_pp_4_is_32_shards() -> None:

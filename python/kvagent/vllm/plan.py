@@ -215,6 +215,6 @@ class WorkerInfo:
     revokes: int
     file: tuple[int, int]
     node: str = ""
-    """The node that it is on (nodes.node); empty if it cannot tell."""
+    """The node that it is on (nodes.placement.node); empty if it cannot tell."""
     resolved: str = ""
     """The attention backends of its layers (space.used_backends); empty if they do not tell."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
-from kvagent.vllm.nodes import elsewhere, node
+from kvagent.vllm.nodes.placement import elsewhere, node
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
