@@ -33,10 +33,11 @@ from kvagent.vllm.geometry import (
     shard,
 )
 from kvagent.vllm.link import Attachment, Link
-from kvagent.vllm.nodes import placement
+from kvagent.vllm.nodes import placement, rules
+from kvagent.vllm.nodes.orders import Target
 from kvagent.vllm.nodes.placement import elsewhere
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan, localized
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
@@ -249,8 +250,15 @@ def test_ranks_on_several_nodes() -> None:
         parallel = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=1, **more)
         return ranks(parallel, _config(FullAttentionSpec))
 
-    with pytest.raises(Unsupported, match=r"^an engine over 2 nodes \(--nnodes\): an agent serves .*several-nodes.md"):
-        over(2, nnodes=4, nnodes_within_dp=2)
+    two: dict[str, Any] = {"nnodes_within_dp": 2, "node_rank_within_dp": 1}
+    with pytest.raises(Unsupported, match=r"^2 ranks on 2 nodes \(--nnodes\), started by the executor uni: .*nodes.md"):
+        over(2, distributed_executor_backend="uni", **two)
+    with pytest.raises(Unsupported, match=r"^3 ranks on 2 nodes"):
+        over(3, distributed_executor_backend="mp", **two)
+    mp: dict[str, Any] = {"distributed_executor_backend": "mp"}
+    assert over(128, **two, **mp)[0].world == 128, "64 of them at each agent"
+    with pytest.raises(Unsupported, match="65 ranks, allowed is 1 to 64"):
+        over(130, **two, **mp)
     assert over(2, nnodes=4, nnodes_within_dp=1)[0].world == 2, "each replica is on one node"
     assert over(2, nnodes=2, nnodes_within_dp=0)[0].world == 2, "0.29 rounds down"
     with pytest.raises(Unsupported, match="external_launcher with 2 ranks"):
@@ -710,3 +718,35 @@ def test_another_registration_does_not_wait_as_a_refused_one_does(
     link.renew()
     eventually(link.current, "the other registration")
     link.close()
+
+
+def test_the_parts_of_an_engine_over_nodes() -> None:
+    def of(tp: int, pp: int, index: int, count: int = 2) -> placement.Part:
+        sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+        return placement.part(SimpleNamespace(**sizes, nnodes_within_dp=count, node_rank_within_dp=index))
+
+    assert placement.part(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2)).count == 1
+    assert (of(8, 1, 1).ranks, of(8, 1, 1).text) == (range(4, 8), "ranks 4 to 7 of 8")
+    whole = Ranks(8, 8)
+    for index in range(2):  # by heads, or by stages
+        for tp, pp in ((8, 1), (4, 2)):
+            part = of(tp, pp, index)
+            assert rules.part_ranks(part, whole, tp, 1) == Ranks(4, 4)
+            assert [rules.part_shard(part, rank, tp, 1) for rank in part.ranks] == [0, 1, 2, 3]
+        part = of(8, 1, index)
+        assert rules.part_ranks(part, Ranks(8, 1), 8, 8) == Ranks(4, 1), "all ranks have the same"
+        assert [rules.part_shard(part, rank, 8, 8) for rank in part.ranks] == [0] * 4
+        assert [rules.part_shard(part, rank, 8, 2) for rank in part.ranks] == [0, 0, 1, 1]
+    assert rules.part_ranks(of(8, 1, 0, count=1), whole, 8, 1) is whole
+
+
+def test_a_part_without_a_target_gets_a_job_for_no_agent() -> None:
+    target = Target(b"far", 7, b"there", 9)
+    load = LoadJob(1, b"here", 2, "r", 3, 1.0, (), b"", b"space", elsewhere=(target,))
+    save = SaveJob(2, b"here", 2, 0, packed([b"x"], 0), b"space")
+    plan = localized(StepPlan(loads=[load], saves=[save]), 1)
+    (own,), (none,) = plan.loads, plan.saves
+    assert (own.boot, own.epoch, own.space, own.lease) == (b"far", 7, b"there", 9)
+    assert (none.boot, none.space) == (b"", b""), "it would be sent as if to the scheduler's agent"
+    calm = calm_plan(3)
+    assert localized(calm, 1) is calm

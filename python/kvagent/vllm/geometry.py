@@ -147,9 +147,8 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
     if replicated(kv_cache_config):
         replicas = tp
-    spread = Ranks(tp * pp, tp // replicas * pp)
-    spread.check()
-    return spread, replicas
+    Ranks(len(placement.part(parallel).ranks), 1).check()  # those of one agent
+    return Ranks(tp * pp, tp // replicas * pp), replicas
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:

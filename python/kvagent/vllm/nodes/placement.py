@@ -1,12 +1,13 @@
-"""Which node a process is on.
+"""Which node a process is on, and which ranks of its engine are there too.
 
-An agent serves the engines of its own node, so an engine's ranks must be on the node of its
-scheduler. vLLM's configuration says so only where vLLM itself spreads them; with Ray, or a custom
-executor, each worker tells in its first report.
+vLLM's configuration says so where vLLM itself spreads the ranks (--nnodes): node k has the k-th of
+equal runs of them. With Ray, or a custom executor, each worker tells its node in its first report,
+and all must be on that of the scheduler.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,33 @@ _DECISION = "docs/decisions/2026-11-23-several-nodes.md"
 _WHY = f"an agent serves the engines of its own node ({_DECISION})"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The ranks of an engine that are on one node, of ``count`` equal parts of ``world`` ranks."""
+
+    index: int = 0
+    count: int = 1
+    world: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """Return the part's ranks."""
+        size = self.world // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+    @property
+    def text(self) -> str:
+        """Return the ranks, for the identity."""
+        return f"ranks {self.ranks[0]} to {self.ranks[-1]} of {self.world}"
+
+
+def part(parallel: Any) -> Part:
+    """Return the part of the process with vLLM's ParallelConfig. See spread for what is refused."""
+    world = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    count = int(getattr(parallel, "nnodes_within_dp", 1))
+    return Part(int(parallel.node_rank_within_dp), count, world) if count > 1 else Part(world=world)
+
+
 def node() -> str:
     """Return the boot ID of the kernel, which all containers of a node share, and no two nodes. It
     is empty if it cannot be read.
@@ -31,19 +59,23 @@ def node() -> str:
 
 
 def spread(parallel: Any) -> str:
-    """Return why an engine with vLLM's ParallelConfig is on several nodes, or may be without its
-    scheduler knowing; empty if nothing says so.
+    """Return why an engine with vLLM's ParallelConfig cannot be served, because its ranks are on
+    several nodes, or may be without its scheduler knowing; empty if nothing says so.
 
     A data-parallel replica is an engine of its own, so only the nodes of one replica count.
     """
     nodes = int(getattr(parallel, "nnodes_within_dp", 1))
-    if nodes > 1:
-        return f"an engine over {nodes} nodes (--nnodes): {_WHY}"
     ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
-    if ranks > 1 and getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
+    executor = getattr(parallel, "distributed_executor_backend", None)
+    if ranks > 1 and executor == "external_launcher":
         return (
             f"external_launcher with {ranks} ranks: each rank has a scheduler of its own, which hears of no other "
             "rank's blocks, and all must decide the same; start it with --distributed-executor-backend mp"
+        )
+    if nodes > 1 and (executor != "mp" or ranks % nodes):
+        return (
+            f"{ranks} ranks on {nodes} nodes (--nnodes), started by the executor {executor}: which ranks are where is "
+            f"known only of equal parts and --distributed-executor-backend mp ({_DECISION})"
         )
     return ""
 
