@@ -18,9 +18,9 @@ from kvagent.vllm.scheduler.save_plan import SaveBatch
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.tails import EagerBatch
-from kvagent.vllm.scheduler.transfer_names import Wanted
 from kvagent.vllm.scheduler.waits import Rate
 from kvagent.vllm.state_rules import check_states
+from kvagent.vllm.transfer_names import Wanted
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain

@@ -326,10 +326,9 @@ class Troubles:
     def _strike(self, kind: str, i: int) -> bool:
         if kind == "reset":
             self._world.settle()
-            scheduler = self._world.scheduler
-            return self._world._may_forget() and bool(
-                scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-            )
+            if self._world.side.blocks.saving or not self._world._may_forget():
+                return False  # pins of saves are not released between two steps
+            return bool(self._world.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True))
         if kind == "reset of one":  # by another client: the engine learns of it from EPOCH alone
             link = self._world.workers[i]._worker._link.current()
             if link is None:

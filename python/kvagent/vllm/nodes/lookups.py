@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.nodes.joint import JointSession
     from kvagent.vllm.nodes.orders import Answered
     from kvagent.vllm.options import Options
-    from kvagent.vllm.scheduler.transfer_names import Wanted
+    from kvagent.vllm.transfer_names import Wanted
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -65,8 +65,14 @@ class JointLookups(Lookups):
         return super().outstanding() or self._joint.outstanding()
 
     def ask(
-        self, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None = None, *, ready: bool = False  # noqa: ARG002
-    ) -> Ticket:  # fmt: skip
+        self,
+        tokens: int,
+        own: int,
+        hashes: Sequence[bytes],
+        wanted: Wanted | None = None,  # noqa: ARG002
+        *,
+        ready: bool = False,  # noqa: ARG002
+    ) -> Ticket:
         """Ask all agents. Malformed for more hashes than a look-up may have."""
         request = self._request(Want.RESERVE, tokens, own, hashes, None)
         encode_request(request)
