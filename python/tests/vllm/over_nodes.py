@@ -7,6 +7,7 @@ question; its answer is a line of JSON that begins with "=".
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -62,7 +63,8 @@ class OverNodes:
     def close(self) -> None:
         """End the processes and their workers."""
         for process in self._processes:
-            os.killpg(process.pid, 9)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
             process.communicate()
 
 
