@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from kvagent.errors import Busy
+from kvagent.lookup import MAX_OUTSTANDING
 from kvagent.vllm.nodes.lookups import JointLookups
 from kvagent.vllm.nodes.orders import FIRST, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
@@ -95,8 +97,10 @@ class JointSession(AgentSession):
         return orders
 
     def hear(self, news: Sequence[News]) -> None:
-        """Take the news of delegates. Those of an earlier incarnation are void, and its leases."""
+        """Take the news of delegates. What an earlier incarnation has answered is void."""
         for one in news:
+            if one.reset:  # nothing promised before is loaded; the next poll returns it
+                self._foreign_reset, self._up, self.lookups = True, False, None
             if one.incarnation != self._incarnation:
                 continue
             for answered in one.answers:
@@ -106,7 +110,6 @@ class JointSession(AgentSession):
                 self.begin_anew()
                 continue
             self._facts[one.part] = one.session if one.resets == self._resets else None
-            self._foreign_reset |= one.reset
             for state, parts in ((one.stopped, self._stopped), (one.late, self._late)):
                 (parts.add if state else parts.discard)(one.part)
 
@@ -135,7 +138,12 @@ class JointSession(AgentSession):
         return any(not ticket.abandoned for ticket in self._questions.values())
 
     def ask(self, tokens: int, own: int, hash_len: int, hashes: bytes) -> int:
-        """Ask the other agents with the next plan. Return the question's number."""
+        """Ask the other agents with the next plan. Return the question's number.
+
+        Busy if too many are not answered.
+        """
+        if len(self._questions) >= MAX_OUTSTANDING:
+            raise Busy(f"{len(self._questions)} look-ups are in flight")
         orders = self._order()
         number = next(self._numbers)
         orders.questions = (*orders.questions, Question(number, tokens, own, hash_len, hashes))
@@ -214,8 +222,7 @@ class JointSession(AgentSession):
 
     def _next(self) -> None:
         """Begin another incarnation."""
-        self._ended |= self._up
-        self._up = False
+        self._ended, self._up = True, False
         self._incarnation += 1
         self._facts = dict.fromkeys(self.others)
         self._questions.clear()
