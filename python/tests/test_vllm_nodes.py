@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.errors import Busy, TimedOut
-from kvagent.lookup import MAX_OUTSTANDING
+from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Registered
 from kvagent.vllm.link import Attachment
 from kvagent.vllm.nodes.joint import OWED_S, JointSession
@@ -146,6 +146,24 @@ def test_an_abandoned_question_gives_its_leases_back() -> None:
     assert orders is not None
     assert orders.releases == ((2, 31),)
     assert not joint.awaits_leases()
+
+
+def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
+    joint, link = begun(parts=3)
+    lookups, ticket = asked(joint)
+    answer(joint, ticket, tokens=64, lease=30)
+    assert lookups.answer(ticket, first=False) is None, "the third node has not answered"
+    joint.hear([replace(NEWS, part=2, answers=(Answered(ticket.number, 32, 31),))])
+    sent: list[Any] = []
+    found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
+    client: Any = SimpleNamespace(
+        submit=lambda request, _: sent.append(request), poll=lambda *_: found, close=lambda: None
+    )  # fmt: skip
+    lookups._client = client
+    assert lookups.answer(ticket, first=False) == found
+    assert [one.tokens for one in sent] == [33]
+    assert [target.lease for target in joint.targets(5)] == [30, 31]
+    assert link.released == []
 
 
 @pytest.mark.parametrize("lost", [True, False])

@@ -55,6 +55,20 @@ def far() -> Iterator[AgentProcess]:
         process.close()
 
 
+@pytest.fixture
+def keeping() -> Iterator[AgentProcess]:
+    """The other node's agent, which finds its pool again after its end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kvagent-") as name,
+        tempfile.TemporaryDirectory(prefix="kvagent-", dir="/dev/shm") as memory,
+    ):
+        folder = Path(name) / "run"
+        folder.mkdir(mode=0o700)
+        process = AgentProcess(folder, "--dram-path", str(Path(memory) / "pool"))
+        yield process
+        process.close()
+
+
 def over(worlds: Any, far: AgentProcess, **more: Any) -> World:
     """Return an engine over both nodes, whose sessions are there."""
     extra = {"pin_percent": 40} | FIXED | more.pop("extra", {})
@@ -216,19 +230,29 @@ def test_a_lease_that_comes_after_its_request_is_released(
 
 
 @SHAPES
+@pytest.mark.parametrize("trouble", ["frozen", "killed"])
 def test_a_reset_that_one_agent_missed_precedes_its_next_answer(
-    worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worlds: Any, agent: AgentProcess, keeping: AgentProcess, shape: dict[str, Any], trouble: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Even if it had no session at that time, and finds its pool again."""
     monkeypatch.setattr(agent_session, "RESET_S", 0.2)
+    far = keeping
     world = over(worlds, far, extra=BRIEF, **shape)
     world.add("cold", PROMPT, 10)
     world.run()
-    far.freeze()
+    assert far.status()["blocks_stored"] == 6
+    if trouble == "frozen":
+        far.freeze()
+    else:
+        far.kill()
+        world.add("unnoticed", [5, 6, 7], 10)
+        world.run()
     assert world.scheduler.reset_prefix_cache(reset_connector=True)
     world.add("away", PROMPT, 10)
     world.run()
     assert agent.status()["blocks_stored"] == 0
-    far.thaw()
+    far.thaw() if trouble == "frozen" else far.start()
     together(world)
     assert far.status()["blocks_stored"] == 0, "blocks of before the reset can be found"
     assert warm(world, "anew") == 0
