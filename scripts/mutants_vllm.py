@@ -240,7 +240,7 @@ MUTANTS = [
         'local["lease"] = target.lease', 'local["lease"] = job.lease',
         "job_for_no_agent", "assert", where=PARTS),
     Mutant("over nodes, a reset skips an agent that is away", "nodes/delegate.py",
-        "if orders.resets != self._resets:", "if orders.resets != self._resets and self._agent.session is not None:",
+        "if not self._agent.reset():", "if self._agent.session is not None and not self._agent.reset():",
         "missed_precedes and killed", "blocks of before the reset", where=NODES),
     Mutant("over nodes, a lease for nobody is kept", "nodes/joint.py",
         "if ticket.abandoned:", "if False:", "comes_after_its_request", "without leases", where=NODES),
