@@ -37,8 +37,8 @@ FIXED = {"weights_fixed": True}
 BRIEF = {"lookup_age_ms": 100, "load_deadline_ms": 2_000}  # where an agent stands still
 ACTIVE = 5  # at once
 STEPS = (5, 60)  # that a trouble lasts
-TROUBLED = 0.01  # how often one begins, of the steps without
-LOADS = 10  # in a random run, at least
+TROUBLED = 0.06  # how often one begins, of the requests that arrive without one
+LOADS = 6  # in a random run, at least
 KINDS = ("freeze", "kill", "reset", "reset of one")
 HITS_S = 120.0  # for what takes a second on an idle machine
 SEED = 1  # unless KVAGENT_SEED is set
@@ -327,12 +327,12 @@ class Troubles:
         self._kind = ""
         self._ends = 0
 
-    def step(self) -> None:
+    def step(self, *, arrived: bool) -> None:
         """Begin a trouble or end one: called between two steps."""
         if self._away is not None:
             if self._world.steps >= self._ends:
                 self.end()
-        elif self._dice.random() < TROUBLED:
+        elif arrived and self._dice.random() < TROUBLED:
             least = [(kind, i) for kind in KINDS for i in range(2)]
             kind, i = min(least, key=lambda one: (self.struck[f"{one[0]} {one[1]}"], self._dice.random()))
             if self._strike(kind, i):
@@ -374,19 +374,20 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agents(
     monkeypatch.setattr(agent_session, "RESET_S", 0.2)
     seed = int(os.environ.get("KVAGENT_SEED", SEED))
     print("KVAGENT_SEED", seed)
-    world = over(worlds, far, extra=BRIEF, blocks=34, **shape)
+    world = over(worlds, far, extra=BRIEF, blocks=52, **shape)
     dice = random.Random(seed)
     troubles = Troubles(world, [agent, far], dice)
     heads = [[dice.randrange(5, 400) for _ in range(dice.randrange(100, 200))] for _ in range(4)]
     added = 0
     while not (troubles.done() and world.side.counts.loads >= LOADS and world.preempted):
-        if len(world.scheduler.requests) < ACTIVE and dice.random() < 0.5:
+        arrives = len(world.scheduler.requests) < ACTIVE and dice.random() < 0.5
+        if arrives:
             tail = [dice.randrange(5, 400) for _ in range(dice.randrange(1, 60))]
             world.add(f"r{added}", dice.choice(heads) + tail, dice.randrange(1, 60))
             added += 1
         if world.scheduler.requests and dice.random() < 0.02:
             world.abort(dice.choice(list(world.scheduler.requests)))
-        troubles.step()
+        troubles.step(arrived=arrives)
         world.step()
     troubles.end()
     world.run()
