@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
-    from kvagent.vllm.scheduler.transfer_names import Wanted
     from kvagent.vllm.scheduler.waits import LookupWaits
+    from kvagent.vllm.transfer_names import Wanted
 
 STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
 IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
