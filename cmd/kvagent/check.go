@@ -18,8 +18,8 @@ func checkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check live|ready",
 		Short: "Check whether a running agent is alive, or ready",
-		Long: `Check asks the agent of a socket directory through admin.sock, for probes that run a command. It ends with 0,
-or prints the reason and ends with 1: no agent answers, or the agent says why it does not serve.`,
+		Long: `Check asks the agent of a socket directory through admin.sock, for probes that run a command.
+It ends with 0, or prints the reason and ends with 1: no agent answers, or the agent says why it does not serve.`,
 		Example: `  kvagent check ready
   kvagent check live --socket-dir /run/kvagent`,
 		Args: settings.Args(cobra.MatchAll(cobra.ExactArgs(1), checkArgument)),

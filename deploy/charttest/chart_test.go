@@ -101,7 +101,8 @@ var matrix = []struct {
 		settings: []string{`socket-group: "2147483646"`},
 		check: func(t *testing.T, o *objects) {
 			c := o.agent.Spec.Template.Spec.SecurityContext
-			if *c.RunAsUser != 2147483647 || !*c.RunAsNonRoot || !slices.Equal(c.SupplementalGroups, []int64{2147483646}) {
+			if *c.RunAsUser != 2147483647 || !*c.RunAsNonRoot ||
+				!slices.Equal(c.SupplementalGroups, []int64{2147483646}) {
 				t.Errorf("%+v", c)
 			}
 		}},
@@ -116,8 +117,8 @@ var matrix = []struct {
 		}},
 	{name: "scheduling", values: `{priorityClassName: system-node-critical, nodeSelector: {gpu: "yes"},
 			tolerations: [], podLabels: {team: a}, podAnnotations: {b: c}, update: {maxUnavailable: "10%"},
-			affinity: {nodeAffinity: {}}, image: {repository: registry.invalid/kvagent, pullSecrets: [registry], digest: "sha256:` +
-		strings.Repeat("0a", 32) + `"}}`,
+			affinity: {nodeAffinity: {}}, image: {repository: registry.invalid/kvagent, pullSecrets: [registry],
+			digest: "sha256:` + strings.Repeat("0a", 32) + `"}}`,
 		check: func(t *testing.T, o *objects) {
 			equal(t, "at once", o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String(), "10%")
 			contains(t, "image", o.agent.Spec.Template.Spec.Containers[0].Image, "kvagent@sha256:0a0a")
@@ -152,8 +153,8 @@ var matrix = []struct {
 			}
 			contains(t, "notes", o.notes, "No PodMonitor was made")
 		}},
-	{name: "settings", values: "{config: {eviction: lru, keep-percent: 20, queue: 65536, allow-uid: [0, 4294967295], " +
-		"pace: 2GiB/s, verify-sample: 1000000000}}",
+	{name: "settings", values: "{config: {eviction: lru, keep-percent: 20, queue: 65536, pace: 2GiB/s, " +
+		"allow-uid: [0, 4294967295], verify-sample: 1000000000}}",
 		settings: []string{"eviction: lru", "keep-percent: 20", "verify-sample: 1000000000", "pace: 2GiB/s"}},
 }
 
@@ -291,8 +292,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// The example's engine reaches the agent of the chart's own values: the same paths of the node under
-// the same paths, and the same user.
+// The example's engine reaches the agent of the chart's own values: the same paths of the node
+// under the same paths, and the same user.
 func TestExampleFitsTheChart(t *testing.T) {
 	agent, engine := mustRender(t, "{}").agent.Spec.Template.Spec, example(t, "vllm.yaml")
 	if engine.deployment == nil || engine.disruptions == nil {

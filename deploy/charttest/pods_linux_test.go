@@ -1,6 +1,7 @@
 package charttest
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -45,7 +47,9 @@ while [ "$1" != -- ]; do
 done
 shift
 mount -o remount,ro "$root"
-echo "namespaces $(readlink "$root/proc/self/ns/mnt" "$root/proc/self/ns/ipc" "$root/proc/self/ns/pid" | tr '\n' ' ')" >&2
+cd "$root/proc/self/ns"
+echo "namespaces $(readlink mnt ipc pid | tr '\n' ' ')" >&2
+cd /
 exec chroot "$root" /usr/bin/setpriv --no-new-privs --bounding-set=-all --inh-caps=-all \
 	--reuid "$user" --regid "$group" --groups "$groups" "$@"
 `
@@ -59,9 +63,30 @@ func needPods(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("!!!! LEFT OUT: two pods in namespaces of their own need root")
 	}
-	out, err := exec.Command("unshare", append(unshare, "mount", "-t", "tmpfs", "tmpfs", t.TempDir())...).CombinedOutput()
+	mount := append(slices.Clone(unshare), "mount", "-t", "tmpfs", "tmpfs", t.TempDir())
+	out, err := exec.Command("unshare", mount...).CombinedOutput()
 	if err != nil {
 		t.Skipf("!!!! LEFT OUT: namespaces cannot be made here: %v: %s", err, out)
+	}
+}
+
+// needPeerPidFD skips the test, loudly, where the kernel does not give a descriptor of a socket's
+// peer (before Linux 6.5).
+func needPeerPidFD(t *testing.T) {
+	t.Helper()
+	const soPeerPidFD = 77
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.GetsockoptInt(pair[0], unix.SOL_SOCKET, soPeerPidFD)
+	if err == nil {
+		unix.Close(fd)
+	}
+	unix.Close(pair[0])
+	unix.Close(pair[1])
+	if err != nil {
+		t.Skipf("!!!! LEFT OUT: this kernel has no SO_PEERPIDFD (Linux 6.5): %v", err)
 	}
 }
 
@@ -150,12 +175,13 @@ type left struct {
 	}
 }
 
-// An agent and engines in pods of the chart and of the example: without a capability, on a root that
-// is only read, and without a common mount, IPC or PID namespace. The engines find the agent by its
-// path; what one saves the next one loads; the death of one is noticed; probes pass, and SIGTERM
-// ends the agent.
+// An agent and engines in pods of the chart and of the example: without a capability, on a root
+// that is only read, and without a common mount, IPC or PID namespace. The engines find the agent
+// by its path; what one saves the next one loads; the death of one is noticed; probes pass, and
+// SIGTERM ends the agent.
 func TestTwoPods(t *testing.T) {
 	needPods(t)
+	needPeerPidFD(t)
 	for name, text := range map[string]string{
 		"defaults":     "{memory: {pool: 64Mi}}",
 		"another user": "{memory: {pool: 64Mi}, runAs: {user: 65532, group: 65532}, socketGroup: 3000}",
@@ -182,7 +208,7 @@ func TestTwoPods(t *testing.T) {
 			for _, probe := range []*corev1.Probe{c.StartupProbe, c.ReadinessProbe, c.LivenessProbe} {
 				n.run(pod, o.settings, probe.Exec.Command...)
 			}
-			mock := []string{"kvbench", "mock", "--seed", "7", "--requests", "40", "--engine-blocks", "400", "--model", "m"}
+			mock := strings.Fields("kvbench mock --model m --seed 7 --requests 40 --engine-blocks 400")
 			saved, loaded := n.mock(engine, mock), n.mock(engine, mock)
 			if saved.Stats.Saved == 0 || loaded.Stats.Loaded == 0 || loaded.Stats.Wrong+loaded.Stats.Failed != 0 {
 				t.Errorf("the first engine %+v, the second %+v", saved.Stats, loaded.Stats)
@@ -224,42 +250,75 @@ func (n *node) mock(pod corev1.PodSpec, command []string) (last left) {
 	return last
 }
 
-// killed kills an engine that holds blocks, and waits until the agent tells its end: with the
-// process, although it has no number for it.
+// killed kills an engine whose sockets somebody else holds open: the agent has no number for the
+// process, and sees no end of its sockets, but the kernel's descriptor of it tells.
 func (n *node) killed(pod corev1.PodSpec, agent *process, agentIn string) {
 	n.t.Helper()
-	hashes := filepath.Join(n.root, "run/kvagent.hashes")
-	if err := os.WriteFile(hashes, []byte(strings.Repeat("00", 31)+"01\n"), 0o644); err != nil {
-		n.t.Fatal(err)
-	}
+	list := corev1.ConfigMap{Data: map[string]string{"list": strings.Repeat("00", 31) + "01\n"}}
 	pod.Volumes = append(slices.Clone(pod.Volumes), corev1.Volume{Name: "hashes", VolumeSource: corev1.VolumeSource{
-		HostPath: &corev1.HostPathVolumeSource{Path: "/hashes"}}})
+		ConfigMap: &corev1.ConfigMapVolumeSource{}}})
 	pod.Containers = slices.Clone(pod.Containers)
 	pod.Containers[0].VolumeMounts = append(slices.Clone(pod.Containers[0].VolumeMounts),
 		corev1.VolumeMount{Name: "hashes", MountPath: "/hashes"})
-	if err := os.MkdirAll(filepath.Join(n.root, "hashes"), 0o755); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.Rename(hashes, filepath.Join(n.root, "hashes", "list")); err != nil {
-		n.t.Fatal(err)
-	}
-	cmd := n.inPod(pod, nil, "kvbench", "mock", "--fill", "/hashes/list", "--hold", "--model", "held", "--name", "held")
+	cmd := n.inPod(pod, &list, "kvbench", "mock", "--fill", "/hashes/list", "--hold", "--model", "held")
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	engine := start(n.t, cmd)
 	apart(n.t, agentIn, engine.await(n.t, "namespaces "))
-	if _, err := fmt.Fscanln(stdout, new(string), new(int)); err != nil {
-		n.t.Fatalf("the engine did not fill: %v", err)
+	for lines := bufio.NewScanner(stdout); ; {
+		if !lines.Scan() {
+			n.t.Fatalf("the engine did not fill the pool: %v\n%s", cmd.Wait(), &engine.all)
+		}
+		if lines.Text() == "filled 1" {
+			break
+		}
 	}
-	victim, err := os.FindProcess(first(n.t, engine))
+	victim, err := unix.PidfdOpen(first(n.t, engine), 0)
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	if err := victim.Kill(); err != nil {
+	defer unix.Close(victim)
+	defer holdSockets(n.t, victim, first(n.t, engine))()
+	if err := unix.PidfdSendSignal(victim, unix.SIGKILL, nil, 0); err != nil {
 		n.t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	agent.await(n.t, "held")
+	for range 2 {  // its scheduler's session, and its worker's
+		agent.await(n.t, `"session ended"`, `"pid":0`, "process died", `"registered":true`)
+	}
+}
+
+// holdSockets opens a process's sockets here too, until the returned function is called.
+func holdSockets(t *testing.T, pidfd, pid int) (release func()) {
+	t.Helper()
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var held []int
+	for _, f := range files {
+		if to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", pid, f.Name())); err != nil ||
+			!strings.HasPrefix(to, "socket:") {
+			continue
+		}
+		number, err := strconv.Atoi(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		fd, err := unix.PidfdGetfd(pidfd, number, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, fd)
+	}
+	if len(held) < 2 {
+		t.Errorf("the engine has %d sockets", len(held))
+	}
+	return func() {
+		for _, fd := range held {
+			unix.Close(fd)
+		}
+	}
 }

@@ -155,16 +155,16 @@ func start(t *testing.T, cmd *exec.Cmd) *process {
 	return p
 }
 
-// await reads the log until a line with a text; the end of the log is an error.
-func (p *process) await(t *testing.T, text string) string {
+// await reads the log until a line with all texts; the end of the log is an error.
+func (p *process) await(t *testing.T, texts ...string) string {
 	t.Helper()
 	for line := range p.logs {
 		p.all.WriteString(line + "\n")
-		if strings.Contains(line, text) {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
 			return line
 		}
 	}
-	t.Fatalf("the log ended without %q: %v\n%s", text, p.cmd.Wait(), &p.all)
+	t.Fatalf("the log ended without a line with %q: %v\n%s", texts, p.cmd.Wait(), &p.all)
 	return ""
 }
 
