@@ -50,7 +50,7 @@ mount -o remount,ro "$root"
 cd "$root/proc/self/ns"
 echo "namespaces $(readlink mnt ipc pid | tr '\n' ' ')" >&2
 cd /
-exec chroot "$root" /usr/bin/setpriv --no-new-privs --bounding-set=-all --inh-caps=-all \
+exec chroot "$root" /usr/bin/setpriv --pdeathsig KILL --no-new-privs --bounding-set=-all --inh-caps=-all \
 	--reuid "$user" --regid "$group" --groups "$groups" "$@"
 `
 

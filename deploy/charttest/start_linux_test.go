@@ -141,6 +141,7 @@ func start(t *testing.T, cmd *exec.Cmd) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // also if the test is stopped
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
