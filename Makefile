@@ -280,7 +280,8 @@ dockerfile-check: ## check the Dockerfile as far as possible without a container
 test-chart: build ## the Helm chart: lint, renderings, and the real agent started with each, also in pods of namespaces
 	@$(STAGE) chart-modules $(ENV) chart-modules
 	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
-	@cd deploy/charttest && ../../$(STAGE) -v test-chart go test -trimpath -vet=off -count=1 -timeout 5m ./...
+	@cd deploy/charttest && ../../$(STAGE) test-chart go test -v -trimpath -vet=off -count=1 -timeout 5m ./...
+	@grep 'LEFT OUT' build/log/test-chart.log >&2 || true
 
 .PHONY: wheel
 wheel: ## dist/kvagent-*.whl, the Python client
