@@ -240,17 +240,24 @@ func TestWhatAStoreSaysIsShown(t *testing.T) {
 }
 
 // A store that hangs makes each look-up pending: none waits for the store, which would answer after
-// a minute, longer than the test is patient.
+// a minute, longer than the test is patient, and the shortest ends about when its deadline does.
 func TestHungTierDelaysNoLookup(t *testing.T) {
 	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute})
 	f.Switch(true)
 	defer f.Switch(false)
 	look := r.asker(ipc.LookupSocket)
-	q.DeadlineUS = 2000
-	for i := range 50 {
+	const deadline, slack = 2 * time.Millisecond, 5 * time.Millisecond
+	q.DeadlineUS = uint32(deadline / time.Microsecond)
+	shortest := patience
+	for i := range 300 {
+		start := time.Now()
 		if got := askRaw(t, look, q); got.Status != ipc.LookupPending || got.Tokens != 0 {
 			t.Fatalf("look-up %d of a store that hangs: %+v", i, got)
 		}
+		shortest = min(shortest, time.Since(start))
+	}
+	if shortest > deadline+slack {
+		t.Errorf("look-ups with a deadline of %v took %v at least", deadline, shortest)
 	}
 }
 

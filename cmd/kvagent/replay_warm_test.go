@@ -9,7 +9,7 @@ import (
 // but for the requests that found no agent. warmLeast is the share of the simulated hits that must
 // be there.
 func TestReplayKeepsItsPool(t *testing.T) {
-	t.Parallel()
+	figures(t)
 	const warmLeast = 0.9
 	o := replayJSON(t, "--requests", "600", "--kill-agent-every", "150", "--dram-path", poolFile(t))
 	o.clean(t)

@@ -36,6 +36,15 @@ func (n *node) onDisk() {
 	})
 }
 
+// asks waits until the node knows the space's epoch, and with it by which names to ask.
+func (n *node) asks() {
+	n.t.Helper()
+	n.waitFor("the epoch is known", func(*pool.TierReport) bool {
+		now := n.spaces.get(n.space).now.Load()
+		return now.epoch != 0 && !now.off
+	})
+}
+
 // saved returns what a node keeps of its space.
 func (n *node) saved() (e catalog.Space, there bool) {
 	e, there = n.names.Catalog().Spaces[n.spec.Fingerprint]
@@ -503,6 +512,7 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	a.save(chain("a", blocks))
 	a.stored(0, blocks)
 	a.stored(1, blocks)
+	b.asks()
 	if got := b.know(chain("a", blocks)); got != blocks {
 		t.Fatalf("%d blocks are shared, want %d", got, blocks)
 	}
@@ -540,6 +550,7 @@ func unusedOver(t *testing.T, open func() pool.Store) {
 	b.use()
 	b.save(chain("b", blocks))
 	b.stored(0, blocks)
+	again.asks()
 	if got := again.know(chain("b", blocks)); got != blocks {
 		t.Errorf("%d blocks are shared when it is back, want %d", got, blocks)
 	}

@@ -104,9 +104,15 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     engine.scheduler.finished(request, normally=True)
     engine.step()
     assert engine.worker.busy(), "nothing is in flight"
+    blocks = engine.scheduler.blocks
+    assert blocks is not None
+    saving = blocks.saving
     engine.scheduler.retire()
+    assert blocks.saving == saving > 0, "the step that revokes may reuse them, and vLLM zeroes first"
     assert not engine.scheduler.retired()
     assert engine.scheduler.pending()
+    engine.step()
+    assert blocks.saving == 0
     agent.thaw()
     engine.quiet()
     engine.step()

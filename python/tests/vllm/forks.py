@@ -21,6 +21,9 @@ MODULES = (
 )  # fmt: skip
 
 
+ENDS_S = 600.0  # for the end of a process that has been told to end, of a second or two
+
+
 class Forked:
     """A process that calls a function, with pipes for its standard input and output.
 
@@ -57,9 +60,12 @@ class Forked:
         return self.wait()
 
     def wait(self) -> int:
-        """Return its exit status."""
-        self._process.join()
-        assert self._process.exitcode is not None
+        """Return its exit status. It is killed if it does not end."""
+        self._process.join(ENDS_S)
+        if self._process.exitcode is None:
+            self.kill()
+            self._process.join()
+            raise AssertionError(f"the process did not end within {ENDS_S:.0f} s")
         return self._process.exitcode
 
     def kill(self) -> None:

@@ -101,6 +101,7 @@ class SchedulerSide:
         self._tracked: dict[str, Tracked] = {}
         self._schedule = SaveSchedule()
         self._revokes: list[int] = []
+        self._revoking = False  # the next plan revokes all saves; blocks that were free now might be reused in it
         self._steps = 0
         self._stopped = False  # the agent does not respond
         self._calm = False  # whether saves alone may be in progress, and no call was made since the last plan
@@ -234,6 +235,10 @@ class SchedulerSide:
         self._stopped = plan.stopped = awaited and self._agent.stopped(now)
         if self.saves is not None:
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
+            if self._revoking:
+                self._revoking = False
+                plan.revokes += self.saves.revoke(offers=True)
+                self.saves.clear_left()
             self._transfers.settle(self.saves)
             self._keeps.settle(self.saves)
             plan.released = self._transfers.released()
@@ -408,13 +413,13 @@ class SchedulerSide:
         self._agent.close()
         self._react(SessionChange(ended=True))
         if self.saves is not None:
-            self.saves.drop()
-            self._revokes += self.saves.revoke(offers=True)
-            self.saves.clear_left()
+            self._revoking, self._calm = True, False
+            self._revokes.extend(self.saves.revoke_at_once())
 
     def retired(self) -> bool:
         """Return whether nothing is in flight after ``retire``."""
-        return not (self._waiting() or self._revokes or self._transfers.busy() or self._publishes())
+        busy = self._waiting() or self._revokes or self._revoking or self._transfers.busy() or self._publishes()
+        return not busy
 
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
