@@ -126,6 +126,7 @@ func (s *Server) routes() http.Handler {
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
+	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 	return mux
 }

@@ -15,9 +15,13 @@ const (
 // batch is the next events of one subscriber, in the form in which they are sent.
 type batch struct {
 	runs   []ipc.EventRun
-	blocks int // that it may still have
-	bytes  int // that it may still have
-	looks  int // that may still be made
+	blocks int      // that it may still have
+	bytes  int      // that it may still have
+	looks  int      // that may still be made
+	depths []uint16 // of each run's first block
+
+	chains bool   // removed blocks of different chains are different runs
+	parent uint32 // of the last block that was removed
 }
 
 func newBatch(blocks int) *batch {
@@ -62,9 +66,10 @@ func (out *batch) removed(l *ledger, n uint32) bool {
 		return false
 	}
 	r := out.last(ipc.EventRemoved, l, b)
-	if r == nil {
+	if r == nil || out.chains && out.parent != n {
 		r = out.begin(ipc.EventRemoved, l, b)
 	}
+	out.parent = b.parent
 	r.Hashes = append(r.Hashes, b.hash.Bytes[:b.hash.Len]...)
 	return true
 }
@@ -92,6 +97,7 @@ func (out *batch) last(kind uint8, l *ledger, b *block) *ipc.EventRun {
 
 func (out *batch) begin(kind uint8, l *ledger, b *block) *ipc.EventRun {
 	out.runs = append(out.runs, ipc.EventRun{Kind: kind, Medium: ipc.MediumMemory, Group: l.group, HashLen: b.hash.Len})
+	out.depths = append(out.depths, b.depth)
 	out.bytes -= runBytes
 	return &out.runs[len(out.runs)-1]
 }

@@ -12,17 +12,24 @@ import (
 // Desk tells the sessions of all spaces. A nil Desk refuses all of them. All methods may run
 // concurrently.
 type Desk struct {
-	memory  pool.Journal
+	memory  Memory
 	stop    chan struct{}
 	stopped sync.WaitGroup
 	refused atomic.Uint64
 
 	mu     sync.Mutex
 	spaces map[pool.SpaceID]*space
+	tails  [MaxTails]*Tail
+}
+
+// Memory is the pool whose blocks are told.
+type Memory interface {
+	pool.Journal
+	Epoch(s pool.SpaceID) uint32
 }
 
 // New returns the desk of a pool, which works until Close.
-func New(memory pool.Journal) *Desk {
+func New(memory Memory) *Desk {
 	d := &Desk{memory: memory, stop: make(chan struct{}), spaces: map[pool.SpaceID]*space{}}
 	d.stopped.Go(d.work)
 	return d
@@ -93,6 +100,11 @@ func (d *Desk) open(rules *lookup.Space) *space {
 		sp = newSpace(rules, d.memory, defaultLimits())
 		d.spaces[rules.ID] = sp
 		d.memory.Watch(rules.ID)
+		for _, t := range d.tails {
+			if t != nil {
+				t.signal() // which it is to be told of too
+			}
+		}
 	}
 	return sp
 }

@@ -59,6 +59,7 @@ type chunk struct {
 type block struct {
 	hash          pool.Hash
 	flags         uint8
+	depth         uint16 // its place in its chain, 1 for the first, at most maxDepth; valid once it was reachable
 	parent, child uint32 // child is the first one
 	next, prev    uint32 // siblings
 	extra         uint32
@@ -200,6 +201,10 @@ func (l *ledger) update(n uint32) {
 		b.flags ^= flagReachable
 		if now {
 			l.reachable++
+			b.depth = 1
+			if !b.is(flagRoot) {
+				b.depth = uint16(min(int(l.at(b.parent).depth)+1, maxDepth))
+			}
 		} else {
 			l.reachable--
 		}

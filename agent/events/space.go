@@ -11,7 +11,7 @@ import (
 
 // Limits of one space.
 const (
-	maxSubscribers = 64      // sessions that are told; a further one is refused
+	maxSubscribers = 60      // sessions that are told; a further one is refused. The other bits are tails'
 	maxBlockTokens = 1 << 14 // of a block; groups with more are not told
 	holdsStride    = 256     // blocks looked up by one call of the pool
 	compareStride  = 1 << 12
@@ -21,15 +21,20 @@ const (
 // nothing that saves, loads or looks up.
 type space struct {
 	id     pool.SpaceID
-	memory pool.Journal
+	memory Memory
 
 	mu      sync.Mutex
 	ledgers []*ledger // by group; nil: its blocks are too large
 	subs    map[uint64]*subscriber
 	bits    uint64 // of subscribers
+	tails   map[*Tail]bool
 	asked   []asked
 	blob    []byte
 	present []bool
+
+	epoch    uint32 // that is compared with memory's
+	clearing bool   // the epoch is over, and not all blocks have been looked up since
+	clears   int    // ends of epochs
 }
 
 // asked is a block whose state is to be looked up.
@@ -49,8 +54,11 @@ type subscriber struct {
 	send    func(any)
 }
 
-func newSpace(rules *lookup.Space, memory pool.Journal, l limits) *space {
-	sp := &space{id: rules.ID, memory: memory, subs: map[uint64]*subscriber{}}
+func newSpace(rules *lookup.Space, memory Memory, l limits) *space {
+	sp := &space{
+		id: rules.ID, memory: memory, subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{},
+		epoch: memory.Epoch(rules.ID),
+	}
 	for g := range rules.Groups {
 		var one *ledger
 		if tokens := rules.Groups[g].BlockTokens; tokens <= maxBlockTokens {
@@ -143,16 +151,36 @@ func (sp *space) changed(list []pool.Change) {
 }
 
 // compare looks up all blocks, because any may have changed, and reports whether the space is open.
-func (sp *space) compare() bool {
-	if !sp.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil) {
-		return false
-	}
+func (sp *space) compare() (open bool) {
+	open = sp.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil)
+	sp.newEpoch(sp.memory.Epoch(sp.id))
 	for _, l := range sp.ledgers {
 		for from := uint32(1); l != nil && from != 0; {
 			from = sp.comparePart(l, from)
 		}
 	}
-	return true
+	sp.compared()
+	return open
+}
+
+// newEpoch begins a comparison. Memory's epoch tells a reset from other reasons for it.
+func (sp *space) newEpoch(epoch uint32) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if epoch != sp.epoch {
+		sp.epoch, sp.clearing = epoch, true
+	}
+}
+
+// compared ends a comparison.
+func (sp *space) compared() {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if sp.clearing {
+		sp.clearing = false
+		sp.clears++
+		sp.serve()
+	}
 }
 
 // comparePart looks up a part of the blocks, so that others wait for the lock only as long, and
@@ -182,7 +210,7 @@ func (sp *space) next(session uint64, req uint32, most int, anew bool, send func
 	sub := sp.subs[session]
 	if sub == nil {
 		free := bits.TrailingZeros64(^sp.bits)
-		if free == maxSubscribers {
+		if free >= maxSubscribers {
 			return false
 		}
 		sub = &subscriber{bit: 1 << free, cursors: make([]cursor, len(sp.ledgers)), send: send}
@@ -223,6 +251,9 @@ func (sp *space) leave(session uint64) {
 
 // serve answers all subscribers that wait for something to be told.
 func (sp *space) serve() {
+	for t := range sp.tails {
+		t.signal()
+	}
 	for _, sub := range sp.subs {
 		sp.answer(sub)
 	}
@@ -233,12 +264,8 @@ func (sp *space) answer(sub *subscriber) {
 	if sub.most == 0 {
 		return
 	}
-	out, all := newBatch(sub.most), true
-	for g, l := range sp.ledgers {
-		if l != nil && all {
-			all = l.take(&sub.cursors[g], sub.bit, out)
-		}
-	}
+	out := newBatch(sub.most)
+	all := sp.take(sub.cursors, sub.bit, out)
 	if len(out.runs) == 0 && all && sub.whole {
 		return
 	}
@@ -248,6 +275,16 @@ func (sp *space) answer(sub *subscriber) {
 	}
 	sub.most = 0
 	sub.send(m)
+}
+
+// take adds to a batch what a subscriber is to be told next, and reports whether that is all.
+func (sp *space) take(cursors []cursor, bit uint64, out *batch) bool {
+	for g, l := range sp.ledgers {
+		if l != nil && !l.take(&cursors[g], bit, out) {
+			return false
+		}
+	}
+	return true
 }
 
 // report adds the space's numbers.
