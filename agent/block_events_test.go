@@ -181,6 +181,7 @@ func TestEventsAreRefused(t *testing.T) {
 func TestEventMetricsAtZero(t *testing.T) {
 	wantAtStart(t,
 		"kvagent_events_spaces 0", "kvagent_events_sessions 0", "kvagent_events_blocks 0",
-		"kvagent_events_blocks_told 0", "kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
+		`kvagent_events_blocks_told{medium="CPU"} 0`,
+		`kvagent_events_blocks_told{medium="STORAGE"} 0`, "kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
 	)
 }

@@ -38,7 +38,7 @@ type EventLine struct {
 }
 
 // mediumNames are the media as KV events name them.
-var mediumNames = map[uint8]string{ipc.MediumMemory: "CPU"}
+var mediumNames = map[uint8]string{ipc.MediumMemory: "CPU", ipc.MediumStorage: "STORAGE"}
 
 // eventFeed writes what a tail tells.
 type eventFeed struct {

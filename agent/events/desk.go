@@ -99,7 +99,11 @@ func (d *Desk) open(rules *lookup.Space) *space {
 	if sp == nil {
 		sp = newSpace(rules, d.memory, defaultLimits())
 		d.spaces[rules.ID] = sp
-		d.memory.Watch(rules.ID)
+		for _, medium := range sp.media {
+			if medium != nil {
+				medium.Watch(rules.ID)
+			}
+		}
 		for _, t := range d.tails {
 			if t != nil {
 				t.signal() // which it is to be told of too
@@ -109,17 +113,34 @@ func (d *Desk) open(rules *lookup.Space) *space {
 	return sp
 }
 
-// work looks up what memory notes.
+// mediaOf returns the journals of memory and, if there is one, of the storage below it.
+func mediaOf(memory Memory) (all [media]pool.Journal) {
+	all[0] = memory
+	if s, ok := memory.(pool.Storage); ok {
+		all[1] = s.Storage()
+	}
+	return all
+}
+
+// work looks up what memory and storage note.
 func (d *Desk) work() {
-	var list []pool.Change
+	all := mediaOf(d.memory)
+	var lists [media][]pool.Change
+	var below <-chan struct{}
+	if all[1] != nil {
+		below = all[1].Changed()
+	}
 	for {
+		m := 0
 		select {
 		case <-d.stop:
 			return
 		case <-d.memory.Changed():
+		case <-below:
+			m = 1
 		}
-		var lost bool
-		list, lost = d.memory.Changes(list[:0])
+		list, lost := all[m].Changes(lists[m][:0])
+		lists[m] = list
 		if lost {
 			d.compareAll()
 			continue
@@ -163,9 +184,10 @@ type Report struct {
 	Spaces      int // with events
 	Subscribers int // sessions that are told
 	Blocks      int // whose tokens, or whose followers' tokens, are kept
-	Told        int // of them: those that subscribers are told are stored
-	Bytes       int64
-	Refused     uint64 // blocks whose tokens were not taken
+	// Of them, those that subscribers are told are stored: in memory, and in the storage below it.
+	Told    [media]int
+	Bytes   int64
+	Refused uint64 // blocks whose tokens were not taken
 }
 
 // Report returns the desk's state.

@@ -147,7 +147,7 @@ func BenchmarkLearn(b *testing.B) {
 			}
 			next := pool.MakeHash(h[:])
 			l.add(next, parent, tokens, nil)
-			l.set(l.index[next], true)
+			l.set(l.index[next], 1)
 			parent = next
 		}
 		b.ReportMetric(float64(l.bytes())/n, "counted-bytes/block")

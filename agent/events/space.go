@@ -22,6 +22,7 @@ const (
 type space struct {
 	id     pool.SpaceID
 	memory Memory
+	media  [media]pool.Journal // memory, and the storage below it or nil
 
 	mu      sync.Mutex
 	ledgers []*ledger // by group; nil: its blocks are too large
@@ -31,6 +32,7 @@ type space struct {
 	asked   []asked
 	blob    []byte
 	present []bool
+	found   []held
 
 	epoch    uint32 // that is compared with memory's
 	clearing bool   // the epoch is over, and not all blocks have been looked up since
@@ -56,7 +58,7 @@ type subscriber struct {
 
 func newSpace(rules *lookup.Space, memory Memory, l limits) *space {
 	sp := &space{
-		id: rules.ID, memory: memory, subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{},
+		id: rules.ID, memory: memory, media: mediaOf(memory), subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{},
 		epoch: memory.Epoch(rules.ID),
 	}
 	for g := range rules.Groups {
@@ -113,7 +115,8 @@ func (sp *space) ask(l *ledger, n uint32) {
 // alike reports whether one call of the pool can name both blocks.
 func (a *asked) alike(b *asked) bool { return a.ledger == b.ledger && a.hash.Len == b.hash.Len }
 
-// lookUp finds out which of the blocks asked for memory holds.
+// lookUp finds out which media hold the blocks asked for. It asks the upper one first: a block that
+// leaves it for the lower one is found in the lower one.
 func (sp *space) lookUp() {
 	if len(sp.asked) == 0 {
 		return
@@ -124,18 +127,29 @@ func (sp *space) lookUp() {
 		sp.blob = append(sp.blob, sp.asked[i].hash.Bytes[:length]...)
 	}
 	if sp.present == nil {
-		sp.present = make([]bool, holdsStride)
+		sp.present, sp.found = make([]bool, holdsStride), make([]held, holdsStride)
 	}
-	sp.memory.Holds(sp.id, l.group, pool.Chain(sp.blob, length), sp.present[:len(sp.asked)])
+	clear(sp.found)
+	for m, journal := range sp.media {
+		if journal == nil {
+			continue
+		}
+		journal.Holds(sp.id, l.group, pool.Chain(sp.blob, length), sp.present[:len(sp.asked)])
+		for i := range sp.asked {
+			if sp.present[i] {
+				sp.found[i] |= 1 << m
+			}
+		}
+	}
 	for i := range sp.asked {
 		if a := &sp.asked[i]; l.index[a.hash] == a.n { // it was not forgotten meanwhile
-			l.set(a.n, sp.present[i])
+			l.set(a.n, sp.found[i])
 		}
 	}
 	sp.asked = sp.asked[:0]
 }
 
-// changed looks up blocks that memory noted.
+// changed looks up blocks that a medium noted.
 func (sp *space) changed(list []pool.Change) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -295,7 +309,9 @@ func (sp *space) report(r *Report) {
 	for _, l := range sp.ledgers {
 		if l != nil {
 			r.Blocks += len(l.index)
-			r.Told += l.reachable
+			for m, blocks := range l.reachable {
+				r.Told[m] += blocks
+			}
 			r.Bytes += l.bytes()
 		}
 	}

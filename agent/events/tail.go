@@ -66,7 +66,7 @@ type tailed struct {
 	bit     uint64
 	cursors []cursor
 	clears  int // that were told
-	held    int // blocks that are told stored
+	held    int // blocks that are told stored, once for each medium
 	counted uint64
 }
 
@@ -223,7 +223,7 @@ func (sp *space) begin(one *tailed) {
 		if l != nil {
 			l.withdraw(one.bit)
 			l.begin(&one.cursors[g])
-			one.counted -= uint64(l.reachable)
+			one.counted -= uint64(l.told())
 		}
 	}
 }
@@ -232,7 +232,7 @@ func (sp *space) begin(one *tailed) {
 func (sp *space) flips() (n uint64) {
 	for _, l := range sp.ledgers {
 		if l != nil {
-			n += l.first + uint64(len(l.log))
+			n += l.flips
 		}
 	}
 	return n
@@ -296,9 +296,19 @@ func (out *batch) transition(i int, ledgers []*ledger) Transition {
 // adopt makes a subscriber one that has been told everything, and returns how many blocks that is.
 func (l *ledger) adopt(bit uint64) int {
 	for n := uint32(1); n < l.high; n++ {
-		if b := l.at(n); b.is(flagReachable) {
-			b.told |= bit
+		for m, b := 0, l.at(n); m < media; m++ {
+			if b.wanted()&(1<<m) != 0 {
+				b.told[m] |= bit
+			}
 		}
 	}
-	return l.reachable
+	return l.told()
+}
+
+// told returns how many blocks subscribers are told, once for each medium.
+func (l *ledger) told() (n int) {
+	for _, blocks := range l.reachable {
+		n += blocks
+	}
+	return n
 }
