@@ -70,15 +70,25 @@ def random_prompt(dice: random.Random) -> list[int]:
     return head + [dice.randrange(5, 400) for _ in range(dice.randint(1, 10 * BLOCK))]
 
 
-@pytest.fixture
-def small() -> Iterator[AgentProcess]:
-    """An agent whose memory holds fewer blocks than are saved."""
+def agent_with(*options: str) -> Iterator[AgentProcess]:
     with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
         folder = Path(name) / "run"
         folder.mkdir(mode=0o700)
-        agent = AgentProcess(folder, "--pool", "2MiB")
+        agent = AgentProcess(folder, *(one.replace("DIR", name) for one in options))
         yield agent
         agent.close()
+
+
+@pytest.fixture
+def small() -> Iterator[AgentProcess]:
+    """An agent whose memory holds fewer blocks than are saved."""
+    yield from agent_with("--pool", "2MiB")
+
+
+@pytest.fixture
+def deep() -> Iterator[AgentProcess]:
+    """The same, over a disk that also holds fewer."""
+    yield from agent_with("--pool", "1MiB", "--tier", "disk:DIR/disk?capacity=64MiB&write=save")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -134,6 +144,29 @@ def _killed(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
 
 
 _BLOWS = {"nothing": _nothing, "cleared": _cleared, "reset": _reset, "killed": _killed}
+
+
+def test_routers_see_the_disk(worlds: Any, deep: AgentProcess) -> None:
+    seed = int(os.environ.get("KVAGENT_SEED", random.randrange(1 << 30)))
+    print(f"KVAGENT_SEED={seed}")
+    dice = random.Random(seed)
+    both = [Heard(worlds, blocks=40, extra=EXTRA | {"socket_dir": str(deep.folder)}) for _ in range(2)]
+    blows = [_nothing, _cleared, _reset]
+    seen: set[frozenset[str]] = set()
+    rounds = 0
+    while rounds < ROUNDS // 2 or blows or len(seen) < 2:
+        rounds += 1
+        for one in both:
+            for _ in range(dice.randint(1, 3)):
+                one.serve(dice)
+        for one in both:
+            one.agree(tuple(other.prompts for other in both))
+            seen.update(map(frozenset, one.routers.media.values()))
+        (blows.pop() if blows else _nothing)(dice.choice(both), deep, both)
+        for one in both:
+            one.agree(tuple(other.prompts for other in both))
+    assert both[0].routers.places() == both[1].routers.places()
+    print(f"{rounds} rounds; stores, removes: {[(one.routers.stores, one.routers.removes) for one in both]}")
 
 
 def test_a_killed_agent_is_forgotten(worlds: Any, agent: AgentProcess) -> None:
