@@ -156,7 +156,8 @@ func TestEventsOfAStoppedEngine(t *testing.T) {
 // TestEventsOfTheDisk: blocks that memory evicts and the disk keeps are never told to be gone, and
 // are told of the disk; a reset ends both.
 func TestEventsOfTheDisk(t *testing.T) {
-	local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: filepath.Join(t.TempDir(), "disk"), Bytes: 256 << 20}}})
+	path := filepath.Join(t.TempDir(), "disk")
+	local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: path, Bytes: 256 << 20}}})
 	check(t, err)
 	t.Cleanup(func() { check(t, local.Close()) })
 	r := newRig(t, withDRAM(1<<20), withTiers(tier.Tier{Name: "disk", Store: local, Local: true, Write: tier.OnSave}))
@@ -259,6 +260,7 @@ func TestEventMetricsAtZero(t *testing.T) {
 	wantAtStart(t,
 		"kvagent_events_spaces 0", "kvagent_events_sessions 0", "kvagent_events_blocks 0",
 		`kvagent_events_blocks_told{medium="CPU"} 0`,
-		`kvagent_events_blocks_told{medium="STORAGE"} 0`, "kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
+		`kvagent_events_blocks_told{medium="STORAGE"} 0`, "kvagent_events_bytes 0",
+		"kvagent_events_blocks_refused_total 0",
 	)
 }

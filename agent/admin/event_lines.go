@@ -108,7 +108,8 @@ func (f *eventFeed) line(t *events.Transition) EventLine {
 // events serves GET /events?follow=on|off&space=&model=&tenant=: a line for each transition.
 func (s *Server) events(rw http.ResponseWriter, r *http.Request) {
 	f := &eventFeed{
-		view: s.view, names: map[pool.SpaceID]CacheSpace{}, out: json.NewEncoder(rw), rc: http.NewResponseController(rw),
+		view: s.view, names: map[pool.SpaceID]CacheSpace{}, out: json.NewEncoder(rw),
+		rc: http.NewResponseController(rw),
 	}
 	follow, err := f.parse(r.URL.Query())
 	if err != nil {

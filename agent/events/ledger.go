@@ -120,7 +120,8 @@ const indexBytes = 104
 
 // bytes returns about how much memory the ledger takes.
 func (l *ledger) bytes() int64 {
-	return int64(len(l.chunks))*chunkBlocks*int64(unsafe.Sizeof(block{})+uintptr(l.stride)) + int64(len(l.index))*indexBytes +
+	each := int64(unsafe.Sizeof(block{})) + int64(l.stride)
+	return int64(len(l.chunks))*chunkBlocks*each + int64(len(l.index))*indexBytes +
 		int64(cap(l.log)+cap(l.idle))*4
 }
 

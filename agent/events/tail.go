@@ -238,8 +238,8 @@ func (sp *space) flips() (n uint64) {
 	return n
 }
 
-// tell returns a tail's next transitions, and whether these are all. Of a reset the tail is told once
-// all that it removed is known.
+// tell returns a tail's next transitions, and whether these are all. Of a reset the tail is told
+// once all that it removed is known.
 func (sp *space) tell(one *tailed) (list []Transition, all bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()

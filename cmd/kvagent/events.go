@@ -47,8 +47,8 @@ var errEventsEnded = errors.New("events: the agent has ended")
 func printEvents(cmd *cobra.Command, s *cacheSettings, follow bool) error {
 	q, out := s.filter(), cmd.OutOrStdout()
 	if q.Set("follow", onOff(follow)); !s.asJSON {
-		if _, err := fmt.Fprintf(out, eventColumns, "TIME", "SPACE", "MODEL", "GROUP", "MEDIUM", "EVENT", "BLOCKS", "FIRST",
-			"LAST", "TOKENS BEFORE"); err != nil {
+		if _, err := fmt.Fprintf(out, eventColumns, "TIME", "SPACE", "MODEL", "GROUP", "MEDIUM", "EVENT", "BLOCKS",
+			"FIRST", "LAST", "TOKENS BEFORE"); err != nil {
 			return err
 		}
 	}

@@ -36,7 +36,9 @@ func TestEvents(t *testing.T) {
 	if err := follow.Start(); err != nil {
 		t.Fatal(err)
 	}
-	pooltest.Until(t, "the command follows", func() bool { return strings.Contains(said.String(), "--kv-events-config") })
+	pooltest.Until(t, "the command follows", func() bool {
+		return strings.Contains(said.String(), "--kv-events-config")
+	})
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,8 @@ func TestEventLine(t *testing.T) {
 		want string
 	}{
 		{line, "2026-11-23 18:00:01.005 6f6f6f6f llama 1 CPU stored 12 0123456789abcdef 0123456789abcdef 512"},
-		{unknown, "2026-11-23 18:00:01.005 6f6f6f6f llama 1 CPU removed 12 0123456789abcdef 0123456789abcdef not known"},
+		{unknown, "2026-11-23 18:00:01.005 6f6f6f6f llama 1 CPU removed 12 0123456789abcdef 0123456789abcdef " +
+			"not known"},
 		{missed, "2026-11-23 18:00:01.005 6f6f6f6f llama missed 7"},
 		{admin.EventLine{Event: admin.EventOff}, ""},
 	} {

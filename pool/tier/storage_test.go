@@ -16,16 +16,18 @@ type watchedDisk struct {
 	pool.KeyJournal
 }
 
-// TestStorageNotesTheDisk: the journal of the disk tells what look-ups find there, and where to look
-// when that changes: after a write, a delete, a reset, and while the disk is not used.
+// TestStorageNotesTheDisk: the journal of the disk tells what look-ups find there, and where to
+// look when that changes: after a write, a delete, a reset, and while the disk is not used.
 func TestStorageNotesTheDisk(t *testing.T) {
 	for _, shards := range []int{1, 3} {
-		local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: filepath.Join(t.TempDir(), "disk"), Bytes: 256 << 20}}})
+		path := filepath.Join(t.TempDir(), "disk")
+		local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: path, Bytes: 256 << 20}}})
 		check(t, err)
 		t.Cleanup(func() { check(t, local.Close()) })
 		store := watchedDisk{&moody{Store: local}, local}
 		n := newNode(t, 1000, shards, Options{}, Tier{
-			Name: "disk", Store: store, Local: true, Write: OnSave, BreakFirst: time.Millisecond, BreakLast: time.Millisecond,
+			Name: "disk", Store: store, Local: true, Write: OnSave, BreakFirst: time.Millisecond,
+			BreakLast: time.Millisecond,
 		})
 		j := n.Storage()
 		if j == nil {
@@ -34,7 +36,7 @@ func TestStorageNotesTheDisk(t *testing.T) {
 		j.Watch(n.space)
 		prompt := chain("prompt", 20)
 		present := make([]bool, prompt.N)
-		// comes waits until the first blocks of the prompt, and no others, are known by notes alone.
+		// comes waits until the first blocks, and no others, are known by notes alone.
 		comes := func(what string, want int) {
 			t.Helper()
 			pooltest.Until(t, what, func() bool {
