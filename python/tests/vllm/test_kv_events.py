@@ -154,7 +154,7 @@ def test_routers_see_the_disk(worlds: Any, deep: AgentProcess) -> None:
     blows = [_nothing, _cleared, _reset]
     seen: set[frozenset[str]] = set()
     rounds = 0
-    while rounds < ROUNDS // 2 or blows or len(seen) < 2:
+    while rounds < ROUNDS // 4 or blows or len(seen) < 2:
         rounds += 1
         for one in both:
             for _ in range(dice.randint(1, 3)):
