@@ -142,7 +142,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		return err
 	}
 	if memory, ok := a.pool.(events.Memory); ok {
-		a.events = events.New(memory)
+		a.events = events.New(memory, a.cfg.Tokens, a.log)
 	}
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,

@@ -19,8 +19,14 @@ var (
 			"a block has.")
 )
 
+var (
+	eventFileDesc   = desc("kvagent_events_file_bytes", "Size of the file of tokens for KV events of the next agent.")
+	eventErrorsDesc = desc("kvagent_events_file_errors_total", "Failures of the file of tokens of KV events.")
+)
+
 var eventDescs = []*prometheus.Desc{
-	eventSpacesDesc, eventSessionDesc, eventBlocksDesc, eventToldDesc, eventBytesDesc, eventRefusedDesc,
+	eventSpacesDesc, eventSessionDesc, eventBlocksDesc, eventToldDesc, eventBytesDesc, eventRefusedDesc, eventFileDesc,
+	eventErrorsDesc,
 }
 
 func collectEvents(ch chan<- prometheus.Metric, r *events.Report) {
@@ -32,4 +38,6 @@ func collectEvents(ch chan<- prometheus.Metric, r *events.Report) {
 	}
 	gauge(ch, eventBytesDesc, int(r.Bytes))
 	count(ch, eventRefusedDesc, r.Refused)
+	gauge(ch, eventFileDesc, int(r.FileBytes))
+	count(ch, eventErrorsDesc, r.FileErrors)
 }

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"go.uber.org/zap"
+
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -16,6 +18,7 @@ type Desk struct {
 	stop    chan struct{}
 	stopped sync.WaitGroup
 	refused atomic.Uint64
+	keeper  *keeper // nil: tokens end with the process
 
 	mu     sync.Mutex
 	spaces map[pool.SpaceID]*space
@@ -28,14 +31,18 @@ type Memory interface {
 	Epoch(s pool.SpaceID) uint32
 }
 
-// New returns the desk of a pool, which works until Close.
-func New(memory Memory) *Desk {
+// New returns the desk of a pool, which works until Close. It keeps tokens in a file, unless path is
+// empty; the file is opened when there is something to keep or to load.
+func New(memory Memory, path string, log *zap.Logger) *Desk {
 	d := &Desk{memory: memory, stop: make(chan struct{}), spaces: map[pool.SpaceID]*space{}}
 	d.stopped.Go(d.work)
+	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
+		d.stopped.Go(d.keeper.work)
+	}
 	return d
 }
 
-// Close ends the desk's goroutine and waits for it.
+// Close ends the desk's goroutines and waits for them.
 func (d *Desk) Close() {
 	if d != nil {
 		close(d.stop)
@@ -58,7 +65,10 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 			return
 		}
 		if sp := d.get(rules.ID); sp != nil {
-			d.refused.Add(uint64(sp.learn(m)))
+			refused, fresh := sp.learn(m)
+			if d.refused.Add(uint64(refused)); fresh > 0 {
+				d.keeper.keep(sp.print, m)
+			}
 		}
 	case *ipc.NextEvents:
 		blocks := int(m.Blocks)
@@ -104,6 +114,7 @@ func (d *Desk) open(rules *lookup.Space) *space {
 				medium.Watch(rules.ID)
 			}
 		}
+		d.keeper.load()
 		for _, t := range d.tails {
 			if t != nil {
 				t.signal() // which it is to be told of too
@@ -161,10 +172,13 @@ func (d *Desk) work() {
 // compareAll compares all spaces with memory, and drops those that were closed.
 func (d *Desk) compareAll() {
 	for id, sp := range d.all() {
-		if !sp.compare() {
+		open, cleared := sp.compare()
+		if !open {
 			d.mu.Lock()
 			delete(d.spaces, id)
 			d.mu.Unlock()
+		} else if cleared {
+			d.keeper.renew()
 		}
 	}
 }
@@ -188,6 +202,9 @@ type Report struct {
 	Told    [media]int
 	Bytes   int64
 	Refused uint64 // blocks whose tokens were not taken
+
+	FileBytes  int64 // of the file of tokens
+	FileErrors uint64
 }
 
 // Report returns the desk's state.
@@ -196,6 +213,9 @@ func (d *Desk) Report() (r Report) {
 		return r
 	}
 	r.Refused = d.refused.Load()
+	if k := d.keeper; k != nil {
+		r.FileBytes, r.FileErrors = k.bytes.Load(), k.errors.Load()
+	}
 	for _, sp := range d.all() {
 		r.Spaces++
 		sp.report(&r)

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -28,7 +30,7 @@ func openDesk(t *testing.T, blockTokens uint32) (*Desk, *dram.Pool, *lookup.Spac
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(p)
+	d := New(p, "", zap.NewNop())
 	t.Cleanup(func() {
 		d.Close()
 		p.Close()

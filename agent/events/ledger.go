@@ -158,6 +158,12 @@ func (l *ledger) add(h, parent pool.Hash, tokens, extra []byte) bool {
 	return true
 }
 
+// known reports whether a block's tokens are known.
+func (l *ledger) known(h pool.Hash) bool {
+	n := l.index[h]
+	return n != 0 && l.at(n).is(flagKnown)
+}
+
 // find returns the number of a block, a new one if there was none; 0 if there is no room.
 func (l *ledger) find(h pool.Hash) uint32 {
 	if n := l.index[h]; n != 0 {

@@ -21,6 +21,7 @@ const (
 // nothing that saves, loads or looks up.
 type space struct {
 	id     pool.SpaceID
+	print  pool.Fingerprint
 	memory Memory
 	media  [media]pool.Journal // memory, and the storage below it or nil
 
@@ -58,7 +59,7 @@ type subscriber struct {
 
 func newSpace(rules *lookup.Space, memory Memory, l limits) *space {
 	sp := &space{
-		id: rules.ID, memory: memory, media: mediaOf(memory), subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{},
+		id: rules.ID, print: rules.Print, memory: memory, media: mediaOf(memory), subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{},
 		epoch: memory.Epoch(rules.ID),
 	}
 	for g := range rules.Groups {
@@ -79,28 +80,33 @@ func (sp *space) ledger(group uint8) *ledger {
 	return sp.ledgers[group]
 }
 
-// learn records the tokens of a run of chained blocks. It returns how many of them are not told.
-func (sp *space) learn(m *ipc.BlockTokens) (refused int) {
+// learn records the tokens of a run of chained blocks. It returns how many of them are not told, and
+// how many were not known.
+func (sp *space) learn(m *ipc.BlockTokens) (refused, fresh int) {
 	n := len(m.Hashes) / int(m.HashLen)
 	l := sp.ledger(m.Group)
 	if l == nil || len(m.Tokens) != n*l.stride {
-		return n
+		return n, 0
 	}
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	parent := pool.MakeHash(m.Parent)
 	for i := range n {
 		h := pool.MakeHash(m.Hashes[i*int(m.HashLen) : (i+1)*int(m.HashLen)])
+		known := l.known(h)
 		if !l.add(h, parent, m.Tokens[i*l.stride:(i+1)*l.stride], m.Extra) {
 			refused++
 		} else if n := l.index[h]; n != 0 { // it was not forgotten at once
 			sp.ask(l, n)
+			if !known {
+				fresh++
+			}
 		}
 		parent = h
 	}
 	sp.lookUp()
 	sp.serve()
-	return refused
+	return refused, fresh
 }
 
 // ask adds a block to those that lookUp looks up.
@@ -164,8 +170,9 @@ func (sp *space) changed(list []pool.Change) {
 	sp.serve()
 }
 
-// compare looks up all blocks, because any may have changed, and reports whether the space is open.
-func (sp *space) compare() (open bool) {
+// compare looks up all blocks, because any may have changed. It reports whether the space is open,
+// and whether it was reset or closed.
+func (sp *space) compare() (open, cleared bool) {
 	open = sp.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil)
 	sp.newEpoch(sp.memory.Epoch(sp.id))
 	for _, l := range sp.ledgers {
@@ -173,8 +180,7 @@ func (sp *space) compare() (open bool) {
 			from = sp.comparePart(l, from)
 		}
 	}
-	sp.compared()
-	return open
+	return open, sp.compared()
 }
 
 // newEpoch begins a comparison. Memory's epoch tells a reset from other reasons for it.
@@ -186,15 +192,16 @@ func (sp *space) newEpoch(epoch uint32) {
 	}
 }
 
-// compared ends a comparison.
-func (sp *space) compared() {
+// compared ends a comparison, and reports whether it was of a reset.
+func (sp *space) compared() (cleared bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	if sp.clearing {
+	if cleared = sp.clearing; cleared {
 		sp.clearing = false
 		sp.clears++
 		sp.serve()
 	}
+	return cleared
 }
 
 // comparePart looks up a part of the blocks, so that others wait for the lock only as long, and

@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -253,7 +255,7 @@ func TestTailsAreLimited(t *testing.T) {
 	if _, err := (*Desk)(nil).Tail(true, nil); !errors.Is(err, ErrNoJournal) {
 		t.Errorf("without a desk: %v", err)
 	}
-	other := New(d.memory)
+	other := New(d.memory, "", zap.NewNop())
 	last, err := other.Tail(true, nil)
 	if err != nil {
 		t.Fatal(err)

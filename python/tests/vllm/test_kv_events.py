@@ -87,8 +87,10 @@ def small() -> Iterator[AgentProcess]:
 
 @pytest.fixture
 def deep() -> Iterator[AgentProcess]:
-    """The same, over a disk that also holds fewer."""
-    yield from agent_with("--pool", "1MiB", "--tier", "disk:DIR/disk?capacity=64MiB&write=save")
+    """The same, over a disk. Both outlive the agent."""
+    yield from agent_with(
+        "--pool", "1MiB", "--dram-path", "DIR/pool", "--tier", "disk:DIR/disk?capacity=64MiB&write=save"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -134,8 +136,18 @@ def _reset(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
     assert one.world.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
 
 
+def _ended(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
+    """Restart the agent, whose blocks stay: the next one knows their tokens from the last."""
+    agent.end()
+    _started(agent, both)
+
+
 def _killed(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
     agent.kill()
+    _started(agent, both)
+
+
+def _started(agent: AgentProcess, both: list[Heard]) -> None:
     for each in both:
         each.world.step()
     agent.start()
@@ -151,7 +163,7 @@ def test_routers_see_the_disk(worlds: Any, deep: AgentProcess) -> None:
     print(f"KVAGENT_SEED={seed}")
     dice = random.Random(seed)
     both = [Heard(worlds, blocks=40, extra=EXTRA | {"socket_dir": str(deep.folder)}) for _ in range(2)]
-    blows = [_nothing, _cleared, _reset]
+    blows = [_ended, _cleared, _reset, _ended]
     seen: set[frozenset[str]] = set()
     rounds = 0
     while rounds < ROUNDS // 4 or blows or len(seen) < 2:
