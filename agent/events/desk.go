@@ -162,7 +162,9 @@ func (d *Desk) work() {
 				n++
 			}
 			if sp := d.get(rest[0].Space); sp != nil {
-				sp.changed(rest[:n])
+				if sp.changed(rest[:n]); sp.takeUnkept() {
+					d.keeper.renew()
+				}
 			}
 			rest = rest[n:]
 		}
@@ -177,7 +179,7 @@ func (d *Desk) compareAll() {
 			d.mu.Lock()
 			delete(d.spaces, id)
 			d.mu.Unlock()
-		} else if cleared {
+		} else if unkept := sp.takeUnkept(); cleared || unkept {
 			d.keeper.renew()
 		}
 	}

@@ -60,6 +60,11 @@ func (l *lasting) end() {
 
 // say stores and says a prompt.
 func (l *lasting) say(rules *lookup.Space, n int) {
+	l.store(rules, n)
+	l.tokens(rules, n)
+}
+
+func (l *lasting) store(rules *lookup.Space, n int) {
 	c := chain(n)
 	b := pool.Batch{
 		Space: rules.ID, Epoch: l.pool.Epoch(rules.ID), Hashes: c, Status: make([]pool.Status, c.N),
@@ -73,6 +78,10 @@ func (l *lasting) say(rules *lookup.Space, n int) {
 		}
 	}
 	l.pool.Commit(slots, b.Epoch, status)
+}
+
+func (l *lasting) tokens(rules *lookup.Space, n int) {
+	c := chain(n)
 	var parent []byte
 	for i := range c.N {
 		l.desk.Serve(1, rules, &ipc.BlockTokens{
@@ -217,7 +226,15 @@ func TestFileIsMadeAnew(t *testing.T) {
 		got := count()
 		return got['a'] == 0 && got['b'] == chainBlocks
 	})
+	l.say(a, 4)
+	l.tokens(a, 8) // before it is stored
+	l.desk.keeper.renew()
+	pooltest.Until(t, "the file is made anew", func() bool { return !l.desk.keeper.behind.Load() })
+	l.store(a, 8)
+	l.until("a is told", a, 2*chainBlocks)
+	pooltest.Until(t, "all of it is in the file", func() bool { return count()['a'] >= 2*chainBlocks })
 	l.begin()
+	l.until("what was said again after the reset, or stored after the file was made, is told", a, 2*chainBlocks)
 	l.until("b is told", b, chainBlocks)
 }
 
@@ -258,4 +275,59 @@ func FuzzReadRecords(f *testing.F) {
 			t.Errorf("%x is read, and written as %x", file[:end], again)
 		}
 	})
+}
+
+// BenchmarkKeep reports what it costs to keep what a save of 64 blocks says.
+func BenchmarkKeep(b *testing.B) {
+	const n = 64
+	said := &ipc.BlockTokens{HashLen: 32, Hashes: make([]byte, n*32), Tokens: make([]byte, n*64)}
+	b.ReportAllocs()
+	var one []byte
+	for b.Loop() {
+		var err error
+		if one, err = appendRecord(nil, pool.Fingerprint{1}, said); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(len(one))/n, "bytes/block")
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/block")
+}
+
+// BenchmarkLoad reports what it costs to read the tokens of a large space again.
+func BenchmarkLoad(b *testing.B) {
+	const runs, n = 1 << 12, 64
+	file := []byte(tokenMagic)
+	for i := range runs {
+		said := &ipc.BlockTokens{HashLen: 32, Hashes: make([]byte, n*32), Tokens: make([]byte, n*64)}
+		for k := range n {
+			said.Hashes[k*32], said.Hashes[k*32+1], said.Hashes[k*32+2] = byte(k), byte(i), byte(i>>8)
+		}
+		var err error
+		if file, err = appendRecord(file, pool.Fingerprint{1}, said); err != nil {
+			b.Fatal(err)
+		}
+	}
+	p, err := dram.Open(dram.Options{Bytes: 1 << 20, SlabBytes: 4 << 10, Virtual: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	id, err := p.OpenSpace(pool.Spec{Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{1024}}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		sp := newSpace(&lookup.Space{ID: id, Groups: []lookup.Group{{BlockTokens: 16}}}, p, defaultLimits())
+		_, err := readRecords(bytes.NewReader(file), func(_ pool.Fingerprint, _, frame []byte) error {
+			m, err := ipc.Decode(recordVersion, frame)
+			if err == nil {
+				sp.learn(m.(*ipc.BlockTokens))
+			}
+			return err
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/(runs*n), "ns/block")
 }

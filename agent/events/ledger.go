@@ -41,6 +41,7 @@ type ledger struct {
 
 	absent    int        // blocks that are not held
 	reachable [media]int // blocks that subscribers are told, by medium
+	unkept    bool       // a block whose tokens are not in the file came to be held
 	flips     uint64     // how often a block became one of them or ceased to be
 	idle      []uint32   // in the order in which they became idle; some are not any more
 	extras    extras
@@ -84,7 +85,8 @@ const (
 	flagRoot      = 1 << 1 // begins a prompt
 	flagReachable = 1 << 2 // known and held, as are all blocks before it: subscribers are to be told
 	flagQueued    = 1 << 3 // in ledger.idle
-	heldShift     = 4      // from here on: the media that held it, when it was last looked up
+	flagKept      = 1 << 4 // its tokens are in the file, or on the way there
+	heldShift     = 5      // from here on: the media that held it, when it was last looked up
 )
 
 func (b *block) is(flags uint8) bool { return b.flags&flags == flags }
@@ -158,12 +160,6 @@ func (l *ledger) add(h, parent pool.Hash, tokens, extra []byte) bool {
 	return true
 }
 
-// known reports whether a block's tokens are known.
-func (l *ledger) known(h pool.Hash) bool {
-	n := l.index[h]
-	return n != 0 && l.at(n).is(flagKnown)
-}
-
 // find returns the number of a block, a new one if there was none; 0 if there is no room.
 func (l *ledger) find(h pool.Hash) uint32 {
 	if n := l.index[h]; n != 0 {
@@ -225,6 +221,7 @@ func (l *ledger) set(n uint32, now held) {
 	switch {
 	case before == 0:
 		l.absent--
+		l.unkept = l.unkept || b.is(flagKnown) && !b.is(flagKept)
 	case now == 0:
 		l.absent++
 	}

@@ -81,7 +81,7 @@ func (sp *space) ledger(group uint8) *ledger {
 }
 
 // learn records the tokens of a run of chained blocks. It returns how many of them are not told, and
-// how many were not known.
+// how many were not in the file of tokens.
 func (sp *space) learn(m *ipc.BlockTokens) (refused, fresh int) {
 	n := len(m.Hashes) / int(m.HashLen)
 	l := sp.ledger(m.Group)
@@ -93,12 +93,12 @@ func (sp *space) learn(m *ipc.BlockTokens) (refused, fresh int) {
 	parent := pool.MakeHash(m.Parent)
 	for i := range n {
 		h := pool.MakeHash(m.Hashes[i*int(m.HashLen) : (i+1)*int(m.HashLen)])
-		known := l.known(h)
 		if !l.add(h, parent, m.Tokens[i*l.stride:(i+1)*l.stride], m.Extra) {
 			refused++
 		} else if n := l.index[h]; n != 0 { // it was not forgotten at once
 			sp.ask(l, n)
-			if !known {
+			if b := l.at(n); !b.is(flagKept) {
+				b.flags |= flagKept
 				fresh++
 			}
 		}
@@ -168,6 +168,20 @@ func (sp *space) changed(list []pool.Change) {
 	}
 	sp.lookUp()
 	sp.serve()
+}
+
+// takeUnkept reports whether blocks came to be held since the last call whose tokens are known and
+// not in the file: they were not held when it was made.
+func (sp *space) takeUnkept() (unkept bool) {
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	for _, l := range sp.ledgers {
+		if l != nil {
+			unkept = unkept || l.unkept
+			l.unkept = false
+		}
+	}
+	return unkept
 }
 
 // compare looks up all blocks, because any may have changed. It reports whether the space is open,

@@ -91,16 +91,17 @@ func onlyEnd(err error) error {
 const maxRunBytes = 64 << 10
 
 // said returns the tokens of a part of the blocks, as engines say them, and the block to continue
-// at, 0 at the end. Blocks that no medium holds are left out.
+// at, 0 at the end. Blocks that no medium holds are left out, and are not kept from now on.
 func (l *ledger) said(from uint32) (list []*ipc.BlockTokens, next uint32) {
 	to := min(l.high, from+compareStride)
 	var run *ipc.BlockTokens
 	last := uint32(0) // of run
 	for n := from; n < to; n++ {
 		b := l.at(n)
-		if !b.is(flagKnown) || b.held() == 0 {
+		if b.flags &^= flagKept; !b.is(flagKnown) || b.held() == 0 {
 			continue
 		}
+		b.flags |= flagKept
 		extra := l.extras.get(b.extra)
 		if run == nil || b.is(flagRoot) || b.parent != last || string(extra) != string(run.Extra) ||
 			run.HashLen != b.hash.Len || len(run.Tokens)+l.stride > maxRunBytes {

@@ -88,9 +88,9 @@ def small() -> Iterator[AgentProcess]:
 @pytest.fixture
 def deep() -> Iterator[AgentProcess]:
     """The same, over a disk. Both outlive the agent."""
-    yield from agent_with(
-        "--pool", "1MiB", "--dram-path", "DIR/pool", "--tier", "disk:DIR/disk?capacity=64MiB&write=save"
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="kvagent-", dir="/dev/shm") as memory:
+        disk = "disk:DIR/disk?capacity=64MiB&write=save"
+        yield from agent_with("--pool", "1MiB", "--dram-path", str(Path(memory) / "pool"), "--tier", disk)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
