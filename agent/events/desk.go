@@ -31,8 +31,8 @@ type Memory interface {
 	Epoch(s pool.SpaceID) uint32
 }
 
-// New returns the desk of a pool, which works until Close. It keeps tokens in a file, unless path is
-// empty; the file is opened when there is something to keep or to load.
+// New returns the desk of a pool, which works until Close. It keeps tokens in a file, unless path
+// is empty; the file is opened when there is something to keep or to load.
 func New(memory Memory, path string, log *zap.Logger) *Desk {
 	d := &Desk{memory: memory, stop: make(chan struct{}), spaces: map[pool.SpaceID]*space{}}
 	d.stopped.Go(d.work)

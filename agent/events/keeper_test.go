@@ -153,7 +153,7 @@ func TestTokensOutliveTheDesk(t *testing.T) {
 	}
 	for name, damaged := range map[string][]byte{
 		"cut off": whole[:len(whole)-3],
-		"damaged": append(append([]byte(nil), whole[:len(whole)-9]...), append([]byte{^whole[len(whole)-9]}, whole[len(whole)-8:]...)...),
+		"damaged": flipped(whole, len(whole)-9),
 	} {
 		if err := os.WriteFile(l.path, damaged, 0o600); err != nil {
 			t.Fatal(err)
@@ -176,8 +176,14 @@ func TestTokensOutliveTheDesk(t *testing.T) {
 	l.until("a file of another kind is replaced", a, chainBlocks)
 }
 
-// TestFileIsMadeAnew when it is too large, or something was not written to it, or a space was reset:
-// with what is held alone, and with what is of spaces that are not open.
+// flipped returns data with another byte at a place.
+func flipped(data []byte, at int) []byte {
+	data = bytes.Clone(data)
+	data[at] ^= 0xff
+	return data
+}
+
+// TestFileIsMadeAnew when something was not written to it, or a space was reset: with what is held alone, and with what is of spaces that are not open.
 func TestFileIsMadeAnew(t *testing.T) {
 	l := newLasting(t)
 	a, b := l.open('a'), l.open('b')

@@ -59,8 +59,8 @@ type subscriber struct {
 
 func newSpace(rules *lookup.Space, memory Memory, l limits) *space {
 	sp := &space{
-		id: rules.ID, print: rules.Print, memory: memory, media: mediaOf(memory), subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{},
-		epoch: memory.Epoch(rules.ID),
+		id: rules.ID, print: rules.Print, memory: memory, media: mediaOf(memory),
+		subs: map[uint64]*subscriber{}, tails: map[*Tail]bool{}, epoch: memory.Epoch(rules.ID),
 	}
 	for g := range rules.Groups {
 		var one *ledger
@@ -80,8 +80,8 @@ func (sp *space) ledger(group uint8) *ledger {
 	return sp.ledgers[group]
 }
 
-// learn records the tokens of a run of chained blocks. It returns how many of them are not told, and
-// how many were not in the file of tokens.
+// learn records the tokens of a run of chained blocks. It returns how many of them are not told,
+// and how many were not in the file of tokens.
 func (sp *space) learn(m *ipc.BlockTokens) (refused, fresh int) {
 	n := len(m.Hashes) / int(m.HashLen)
 	l := sp.ledger(m.Group)
