@@ -196,6 +196,7 @@ func (k *keeper) append(one []byte) {
 func (k *keeper) rewrite() (err error) {
 	k.behind.Store(false) // what is said from now on is queued, or the next rewrite has it
 	k.limit = max(minRewrite, 2*k.bytes.Load())
+	k.loadNew() // a space that is not loaded keeps what the file has, which may lack what found no room
 	if err := k.open(os.O_CREATE); err != nil {
 		return err
 	}

@@ -183,7 +183,8 @@ func flipped(data []byte, at int) []byte {
 	return data
 }
 
-// TestFileIsMadeAnew when something was not written to it, or a space was reset: with what is held alone, and with what is of spaces that are not open.
+// TestFileIsMadeAnew when something was not written to it, or a space was reset: with what is held
+// alone, and with what is of spaces that are not open.
 func TestFileIsMadeAnew(t *testing.T) {
 	l := newLasting(t)
 	a, b := l.open('a'), l.open('b')

@@ -227,7 +227,9 @@ func (l *ledger) set(n uint32, now held) {
 	}
 	if b.is(flagReachable) {
 		l.flips += uint64(bits.OnesCount8(uint8(before ^ now)))
-		l.note(n)
+		if now != 0 { // else update notes it
+			l.note(n)
+		}
 	}
 	l.update(n)
 	l.rest(n)

@@ -53,7 +53,7 @@ type subscriber struct {
 	cursors []cursor // by group
 	req     uint32   // its last request
 	most    int      // blocks that it asked for and that were not sent; 0: it has not asked
-	whole   bool     // it was told that it has been told everything, since its beginning
+	whole   bool     // its last answer said that it has been told everything
 	send    func(any)
 }
 
@@ -305,8 +305,8 @@ func (sp *space) answer(sub *subscriber) {
 		return
 	}
 	m := &ipc.BlockEvents{Req: sub.req, State: ipc.EventsMore, Runs: out.runs}
-	if all {
-		m.State, sub.whole = ipc.EventsWhole, true
+	if sub.whole = all; all {
+		m.State = ipc.EventsWhole
 	}
 	sub.most = 0
 	sub.send(m)
