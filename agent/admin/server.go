@@ -147,6 +147,7 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
+	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 }
 

@@ -131,6 +131,20 @@ func (t *tierSettings) stateDir() string {
 	return ""
 }
 
+// tokensFile returns the file for the tokens that KV events need: beside the file of resets or, if
+// memory alone outlives the agent, beside the pool's file. Empty: nothing outlives it.
+func (s *serveSettings) tokensFile() string {
+	if dir := s.tiers.stateDir(); dir != "" {
+		return filepath.Join(dir, "kvagent"+tokensSuffix)
+	}
+	if s.dramPath != "" {
+		return s.dramPath + tokensSuffix
+	}
+	return ""
+}
+
+const tokensSuffix = ".tokens"
+
 // resetsFile is the file in the state directory.
 const resetsFile = "kvagent-resets.json"
 
