@@ -261,6 +261,47 @@ def test_an_agent_that_stands_still_is_asked_no_more(
     both_clean(world, agent, far)
 
 
+@SHAPES
+def test_blocks_that_another_node_may_write_to_are_not_reused(
+    worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any]
+) -> None:  # fmt: skip
+    """The far agent is stopped after its lease was given, and goes on with the load while other
+    requests have been given all blocks that were free.
+    """
+    world = over(worlds, far, **shape)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert world.scheduler.reset_prefix_cache()
+    world.add("struck", PROMPT, 10)
+    tracked = world.side._tracked["struck"]
+    while not (tracked.ticket is not None and tracked.ticket.answers):
+        world.step()
+    far.freeze()
+    while not world.side.counts.loads:
+        world.step()
+    patience(world, BRIEF_S)
+    serve(world, "struck again", [7, *PROMPT])
+    while "struck" not in world.reasons:
+        world.step()
+    assert (world.side.counts.loads, world.side.counts.loads_late) == (1, 1)
+    assert world.side.blocks.loading == 6
+    for i in range(10):
+        serve(world, f"churn{i}", [40 + i, *PROMPT])
+    running = [f"running{i}" for i in range(3)]
+    for i, name in enumerate(running):
+        world.add(name, [80 + i, *PROMPT], 60)
+    while not all(world.outputs[name] for name in running):
+        world.step()
+    far.thaw()
+    patience(world, LONG_S)
+    world.run()
+    hits_again(world)
+    both_clean(world, agent, far)
+    for name in ("struck", *running):
+        start = len(world.sequences[name].prompt)
+        assert world.outputs[name] == world.sequences[name].tokens[start : start + len(world.outputs[name])]
+
+
 def test_a_lease_that_comes_after_its_request_is_released(
     worlds: Any, agent: AgentProcess, far: AgentProcess
 ) -> None:  # fmt: skip
