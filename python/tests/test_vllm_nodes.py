@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.errors import Busy, TimedOut
+from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
-from kvagent.messages import Registered
+from kvagent.messages import Group, Registered
+from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.link import Attachment
-from kvagent.vllm.nodes.joint import OWED_S, JointSession
+from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
 from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Target
+from kvagent.vllm.nodes.placement import Part
+from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
+from kvagent.vllm.scheduler import agent_session
 
 if TYPE_CHECKING:
     from kvagent.vllm.nodes.lookups import JointLookups
@@ -60,10 +64,10 @@ class Link:
         self.attachment = Attachment(session, Registered(1, 0, "", b"space here".ljust(16), 1, "/none"))
 
 
-def begun(*, parts: int = 2) -> tuple[JointSession, Link]:
+def begun(*, parts: int = 2, options: Options | None = None) -> tuple[JointSession, Link]:
     """Return a joint session that is there."""
     link: Any = Link()
-    joint = JointSession(link, Options(), parts)
+    joint = JointSession(link, options or Options(), parts)
     joint.poll()
     assert not there(joint)
     joint.hear([replace(NEWS, part=part) for part in joint.others])
@@ -196,15 +200,40 @@ def test_all_leases_of_a_hit_are_released_as_one() -> None:
     assert joint.orders() is None, "it is released once"
 
 
-def test_an_answer_that_was_lost_ends_the_incarnation() -> None:
-    """As with a worker that failed: the lease in it would be kept."""
+def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
+    """A load from the last one may end after that."""
     joint, link = begun()
+    joint.hold(5, {1: 30})
+    joint.release(5, b"l" * 16)
+    assert joint.orders() is None
+    assert joint.targets(5)[0].lease == 30
+    assert link.released == []
+
+
+@pytest.mark.parametrize("tier_wait_ms", [0.0, 60_000.0])
+def test_an_answer_that_was_lost_ends_the_incarnation(tier_wait_ms: float) -> None:
+    """As with a worker that failed: the lease in it would be kept."""
+    joint, link = begun(options=Options(tier_wait_ms=tier_wait_ms))
     _, ticket = asked(joint)
-    joint.expire(ticket.since + 2.0 + OWED_S)
+    longest = 2.0 + tier_wait_ms / 1e3 + OWED_S
+    joint.expire(ticket.since + longest)
     assert link.made == 1
-    joint.expire(ticket.since + 2.1 + OWED_S)
+    joint.expire(ticket.since + longest + 0.1)
     assert link.made == 2
     assert not joint.outstanding()
+
+
+def test_a_lost_answer_costs_no_steps_without_end() -> None:
+    """Also while a reset keeps the joint session from being there."""
+    joint, _ = begun()
+    lookups, ticket = asked(joint)
+    lookups.abandon(ticket)
+    joint.reset()
+    assert joint.orders() == Orders(FIRST, 1)
+    assert joint.awaits_leases()
+    ticket.since -= 100.0
+    assert joint.orders() == Orders(FIRST + 1, 1)
+    assert not joint.awaits_leases()
 
 
 def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
@@ -231,6 +260,45 @@ def test_a_reset_elsewhere_is_heard_of_in_any_incarnation(incarnation: int) -> N
     assert not joint.poll().reset
 
 
+def test_a_reset_does_not_hide_an_end() -> None:
+    """Nobody would abandon the question to the own agent, whose answer has a lease."""
+    joint, link = begun()
+    joint.hear([replace(NEWS, session=None, reset=True)])
+    assert link.made == 2, "the own session goes on, and its leases"
+    change = joint.poll()
+    assert (change.ended, change.began, change.reset) == (True, False, True)
+
+
+def test_a_late_lease_needs_no_session_to_be_released() -> None:
+    """The agent may have ended since the session was read."""
+    joint, link = begun()
+
+    def release(_: Any) -> None:
+        raise SessionEnded(())
+
+    session: Any = link.attachment.session
+    session.release = release
+    lookups: Any = joint.lookups
+    late = [Answer(3, LookupStatus.HIT, 32, 5, HERE)]
+    lookups._client = SimpleNamespace(late_answers=lambda: late, close=lambda: None)
+    assert lookups.begin_step() == (0, 1)
+
+
+def test_hashes_in_a_plan_are_bounded() -> None:
+    """Each rank gets them."""
+    joint, _ = begun()
+    lookups: Any = joint.lookups
+    hashes = [bytes(32)] * (PLAN_BYTES // 64)
+    for _ in range(2):
+        lookups.ask(65, 0, hashes)
+    with pytest.raises(Busy):
+        lookups.ask(65, 0, HASHES)
+    orders = joint.orders()
+    assert orders is not None
+    assert len(orders.questions) == 2
+    lookups.ask(65, 0, hashes)
+
+
 def test_questions_are_bounded() -> None:
     joint, _ = begun()
     lookups: Any = joint.lookups
@@ -247,3 +315,38 @@ def test_an_agent_elsewhere_that_stands_still_counts() -> None:
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (True, True, True)
     joint.hear([NEWS])
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (False, False, False)
+
+
+def test_the_own_agent_may_stand_still_while_another_is_away() -> None:
+    """Loads in flight are given up then."""
+    joint, link = begun()
+    joint.hear([replace(NEWS, session=None)])
+    joint.poll()
+    assert not there(joint)
+    session: Any = link.attachment.session
+    session.pinging = True
+    assert (joint.awaited(), joint.stopped(agent_session.SILENT_S + 0.1)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"lora_config": SimpleNamespace()}, "LoRA adapters"),
+        ({"speculative_config": SimpleNamespace(method="eagle")}, "method eagle"),
+        ({"speculative_config": SimpleNamespace(method="mtp")}, "method mtp"),
+        ({"speculative_config": SimpleNamespace(method="draft_model")}, "method draft_model"),
+        ({"speculative_config": SimpleNamespace(method="ngram")}, ""),
+        ({}, ""),
+    ],
+)
+def test_adapters_and_draft_models_are_for_one_node(more: dict[str, Any], why: str) -> None:
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), lora_config=None, speculative_config=None)
+    vars(config).update(more)
+    geometry = Geometry((Group(16, 8, 0),), 16)
+    options = Options()
+    assert check_part(Part(), config, geometry, options, "kv_both") is options
+    if not why:
+        assert not check_part(Part(1, 2, 2), config, geometry, options, "kv_both").transfers
+        return
+    with pytest.raises(Unsupported, match=f"over 2 nodes with .*{why}"):
+        check_part(Part(1, 2, 2), config, geometry, options, "kv_both")

@@ -86,9 +86,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         check_options(following, self._options)
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._part = part(vllm_config.parallel_config)
-        self._options = check_part(
-            self._part, vllm_config.parallel_config, self._geometry, self._options, transfer.kv_role
-        )  # fmt: skip
+        self._options = check_part(self._part, vllm_config, self._geometry, self._options, transfer.kv_role)
         self._cells = cells(vllm_config, kv_cache_config, self._options.share_tp, self._options.share_pp)
         if self._cells is not None:
             self._ranks = geo.Ranks(self._ranks.world, self._cells.count)

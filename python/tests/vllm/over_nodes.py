@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NODES = 2
+PORTS = (20_000, 32_000)  # below those that are given to whoever asks for any
 
 
 class OverNodes:
@@ -29,10 +31,9 @@ class OverNodes:
 
     def __init__(self, model: Path, folders: Sequence[Path], **options: Any) -> None:
         """``options`` are make_engine's."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        shape = {"nnodes": NODES, "master_addr": "127.0.0.1", "master_port": port, "distributed_executor_backend": "mp"}
+        shape = {
+            "nnodes": NODES, "master_addr": "127.0.0.1", "master_port": _free(), "distributed_executor_backend": "mp",
+        }  # fmt: skip
         environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         self._processes = [
             subprocess.Popen(
@@ -66,6 +67,15 @@ class OverNodes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             process.communicate()
+
+
+def _free() -> int:
+    """Return a port that nobody has. The kernel gives none of these to others until it is used."""
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return port
 
 
 def lead(model: Path, socket_dir: str, options: dict[str, Any]) -> None:

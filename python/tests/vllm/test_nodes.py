@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
 from kvagent.errors import KVAgentError
 from kvagent.vllm.geometry import Unsupported
@@ -34,7 +35,9 @@ FOUR = {"ranks": 4, "stages": 2, "asynchronous": True, "depth": 2}
 PP = {"ranks": 2, "stages": 2, "asynchronous": True, "depth": 2}
 SHAPES = pytest.mark.parametrize("shape", [TP, PP], ids=["tp2", "pp2-async"])
 FIXED = {"weights_fixed": True}
-BRIEF = {"lookup_age_ms": 100, "load_deadline_ms": 2_000}  # where an agent stands still
+BRIEF_S = 0.1  # how long an agent is waited for that was stopped
+LONG_S = 10.0  # and one that may be slow
+SERVES_DRAFTS = pytest.mark.skipif(not hasattr(ActiveKVConnector, "finalize_step"), reason="refused on any node")
 ACTIVE = 5  # at once
 STEPS = (5, 60)  # that a trouble lasts
 TROUBLED = 0.06  # how often one begins, of the requests that arrive without one
@@ -77,15 +80,34 @@ def over(worlds: Any, far: AgentProcess, **more: Any) -> World:
     return world
 
 
+def patience(world: World, wait_s: float) -> None:
+    """Wait so long for both agents from now on."""
+    world.wait_at_most(wait_s)
+    for worker in world.workers:
+        if worker._worker._delegate is not None:
+            worker._worker._delegate._age_s = wait_s
+
+
+def complete(world: World) -> bool:
+    """Return whether the engine has a session with both agents, and all ranks are there too."""
+    agent = world.side._agent
+    if agent.session is None:
+        return False
+    nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one in agent.targets())]
+    links = [worker._worker._link.current() for worker in world.workers]
+    found = [None if one is None else (one.session.boot, one.registered.space) for one in links]
+    return found == [nodes[rank * len(nodes) // world.ranks] for rank in range(world.ranks)]
+
+
 def together(world: World) -> None:
-    """Step until the engine has a session with both agents."""
+    """Step until the engine is complete."""
 
     def joined() -> bool:
         world.step()
         world.settle()
-        return bool(world.side._agent.session)
+        return complete(world)
 
-    eventually(joined, "a session with both agents")
+    eventually(joined, "a session with both agents", HITS_S)
 
 
 def warm(world: World, name: str, prompt: list[int] = PROMPT) -> int:
@@ -122,10 +144,9 @@ def rejoin(world: World, agent: AgentProcess) -> None:
     def there() -> bool:
         world.step()
         world.settle()
-        facts = world.side._agent._facts[1]
-        return bool(world.side._agent.session) and facts.boot == now
+        return complete(world) and world.side._agent.targets()[0].boot == now
 
-    eventually(there, "the engine at the new agent")
+    eventually(there, "the engine at the new agent", HITS_S)
 
 
 def both_clean(world: World, *agents: AgentProcess) -> None:
@@ -196,18 +217,89 @@ def test_a_block_that_one_node_has_lost_is_computed(
 def test_an_agent_that_is_away_costs_misses(
     worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any], struck: str, trouble: str
 ) -> None:  # fmt: skip
-    world = over(worlds, far, extra=BRIEF, **shape)
+    world = over(worlds, far, **shape)
     world.add("cold", PROMPT, 10)
     world.run()
     assert world.scheduler.reset_prefix_cache()
     other = agent if struck == "here" else far
     other.freeze() if trouble == "frozen" else other.kill()
+    patience(world, BRIEF_S)
     for i in range(4):
         serve(world, f"away{i}", [i] * (i > 0) + PROMPT)
     assert world.side.counts.tokens_loaded == 0
     other.thaw() if trouble == "frozen" else other.start()
+    patience(world, LONG_S)
     hits_again(world)
     both_clean(world, agent, far)
+
+
+@pytest.mark.stops
+@SHAPES
+@pytest.mark.parametrize("struck", ["here", "far"])
+def test_an_agent_that_stands_still_is_asked_no_more(
+    worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any], struck: str
+) -> None:  # fmt: skip
+    """Until it goes on, a request costs no wait: its look-up is answered with nothing at once."""
+    world = over(worlds, far, **shape)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert world.scheduler.reset_prefix_cache()
+    other = agent if struck == "here" else far
+    other.freeze()
+    world.add("first", PROMPT, 10)
+
+    def noticed() -> bool:
+        world.step()
+        return bool(world.side._stopped)
+
+    eventually(noticed, "an agent that is seen to stand still", HITS_S)
+    world.settle()
+    serve(world, "second", [7, *PROMPT])
+    assert world.side.counts.tokens_loaded == 0
+    other.thaw()
+    hits_again(world)
+    both_clean(world, agent, far)
+
+
+@SHAPES
+def test_blocks_that_another_node_may_write_to_are_not_reused(
+    worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any]
+) -> None:  # fmt: skip
+    """The far agent is stopped after its lease was given, and goes on with the load while other
+    requests have been given all blocks that were free.
+    """
+    world = over(worlds, far, **shape)
+    world.add("cold", PROMPT, 10)
+    world.run()
+    assert world.scheduler.reset_prefix_cache()
+    world.add("struck", PROMPT, 10)
+    tracked = world.side._tracked["struck"]
+    while not (tracked.ticket is not None and tracked.ticket.answers):
+        world.step()
+    far.freeze()
+    while not world.side.counts.loads:
+        world.step()
+    patience(world, BRIEF_S)
+    serve(world, "struck again", [7, *PROMPT])
+    while "struck" not in world.reasons:
+        world.step()
+    assert (world.side.counts.loads, world.side.counts.loads_late) == (1, 1)
+    assert world.side.blocks.loading == 6
+    for i in range(10):
+        serve(world, f"churn{i}", [40 + i, *PROMPT])
+    running = [f"running{i}" for i in range(3)]
+    for i, name in enumerate(running):
+        world.add(name, [80 + i, *PROMPT], 60)
+    while not all(world.outputs[name] for name in running):
+        world.step()
+    far.thaw()
+    patience(world, LONG_S)
+    world.run()
+    hits_again(world)
+    both_clean(world, agent, far)
+    for name in ("struck", *running):
+        start = len(world.sequences[name].prompt)
+        assert world.outputs[name] == world.sequences[name].tokens[start : start + len(world.outputs[name])]
 
 
 def test_a_lease_that_comes_after_its_request_is_released(
@@ -238,7 +330,7 @@ def test_a_reset_that_one_agent_missed_precedes_its_next_answer(
     """Even if it had no session at that time, and finds its pool again."""
     monkeypatch.setattr(agent_session, "RESET_S", 0.2)
     far = keeping
-    world = over(worlds, far, extra=BRIEF, **shape)
+    world = over(worlds, far, **shape)
     world.add("cold", PROMPT, 10)
     world.run()
     assert far.status()["blocks_stored"] == 6
@@ -251,7 +343,13 @@ def test_a_reset_that_one_agent_missed_precedes_its_next_answer(
     assert world.scheduler.reset_prefix_cache(reset_connector=True)
     world.add("away", PROMPT, 10)
     world.run()
-    assert agent.status()["blocks_stored"] == 0
+
+    def forgotten() -> bool:  # by one that took longer than RESET_S, in its next session
+        world.step()
+        world.settle()
+        return bool(agent.status()["blocks_stored"] == 0)
+
+    eventually(forgotten, "a reset of the agent that is there", HITS_S)
     far.thaw() if trouble == "frozen" else far.start()
     together(world)
     assert far.status()["blocks_stored"] == 0, "blocks of before the reset can be found"
@@ -260,7 +358,7 @@ def test_a_reset_that_one_agent_missed_precedes_its_next_answer(
     both_clean(world, agent, far)
 
 
-@SHAPES
+@pytest.mark.parametrize("shape", [TP, PP, FOUR], ids=["tp2", "pp2-async", "tp2-pp2"])
 def test_new_weights_are_new_on_all_nodes(
     worlds: Any, agent: AgentProcess, far: AgentProcess, shape: dict[str, Any]
 ) -> None:
@@ -301,6 +399,7 @@ def test_parts_of_other_engines_do_not_share(worlds: Any, agent: AgentProcess, f
         ({"extra": {"share_tp": 2}}, "share_tp"),
         ({"extra": {"load_mode": "sync"}}, "load_mode sync"),
         ({"extra": {"offload": "lazy", "watermark_percent": 45}}, "offload lazy"),
+        pytest.param({"eagle": True, "drafts": 3}, "speculative_config.method eagle", marks=SERVES_DRAFTS),
         ({"transfer": {"kv_role": "kv_producer"}}, "kv_role kv_producer"),
     ],
 )
@@ -343,6 +442,7 @@ class Troubles:
         if self._away is not None:
             self._away.thaw() if self._kind == "freeze" else self._away.start()
             self._away = None
+            patience(self._world, LONG_S)
 
     def done(self) -> bool:
         """Return whether each of them has struck each agent."""
@@ -363,6 +463,7 @@ class Troubles:
             return True
         self._away, self._kind = self._agents[i], kind
         getattr(self._away, kind)()
+        patience(self._world, BRIEF_S)
         self._ends = self._world.steps + self._dice.randrange(*STEPS)
         return True
 
@@ -374,7 +475,7 @@ def test_no_byte_is_wrong_whatever_happens_to_the_agents(
     monkeypatch.setattr(agent_session, "RESET_S", 0.2)
     seed = int(os.environ.get("KVAGENT_SEED", SEED))
     print("KVAGENT_SEED", seed)
-    world = over(worlds, far, extra=BRIEF, blocks=52, **shape)
+    world = over(worlds, far, blocks=52, **shape)
     dice = random.Random(seed)
     troubles = Troubles(world, [agent, far], dice)
     heads = [[dice.randrange(5, 400) for _ in range(dice.randrange(100, 200))] for _ in range(4)]

@@ -9,12 +9,13 @@ is left at the others.
 from __future__ import annotations
 
 import itertools
+import time
 from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy
 from kvagent.lookup import MAX_OUTSTANDING
 from kvagent.vllm.nodes.lookups import JointLookups
-from kvagent.vllm.nodes.orders import FIRST, Orders, Question, Target
+from kvagent.vllm.nodes.orders import FIRST, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.nodes.orders import Answered, Facts, News
     from kvagent.vllm.options import Options
 
-OWED_S = 10.0  # beyond lookup_age_ms: how long the answer to an abandoned question is waited for
+OWED_S = 10.0  # beyond lookup_age_ms and tier_wait_ms: how long the answer to an abandoned question is waited for
+PLAN_BYTES = 4 << 20  # of hashes in one plan, which every rank gets: further questions go with the next one
 
 
 class JointSession(AgentSession):
@@ -38,7 +40,7 @@ class JointSession(AgentSession):
         self.others = range(1, parts)
         """The parts without the scheduler."""
         self._facts: dict[int, Facts | None] = dict.fromkeys(self.others)
-        self._owed_s = options.lookup_age_ms / 1e3 + OWED_S
+        self._owed_s = (options.lookup_age_ms + options.tier_wait_ms) / 1e3 + OWED_S
         self._incarnation = FIRST
         self._resets = 0
         self._numbers = itertools.count(1)
@@ -66,7 +68,7 @@ class JointSession(AgentSession):
     def job_blocks(self) -> int:
         """Return the most blocks that a job may have at each agent."""
         limits = [facts.job_blocks for facts in self._facts.values() if facts is not None]
-        return min(super().job_blocks, *limits)
+        return min([super().job_blocks, *limits])
 
     def targets(self, lease: int = 0) -> tuple[Target, ...]:
         """Return what a job with this lease is for in the other parts."""
@@ -74,9 +76,8 @@ class JointSession(AgentSession):
             return ()
         leases = self._leases.get(lease, {})
         return tuple(
-            Target(facts.boot, facts.epoch, facts.space, leases.get(part, 0))
+            Target(facts.boot, facts.epoch, facts.space, leases.get(part, 0)) if facts is not None else NOWHERE
             for part, facts in self._facts.items()
-            if facts is not None
         )
 
     def poll(self, *, listen: bool = True) -> SessionChange:
@@ -93,6 +94,7 @@ class JointSession(AgentSession):
 
     def orders(self) -> Orders | None:
         """Return what the delegates are to do, once."""
+        self.expire(time.monotonic())
         orders, self._waiting = self._waiting, None
         return orders
 
@@ -105,7 +107,7 @@ class JointSession(AgentSession):
                 continue
             for answered in one.answers:
                 self._answered(one.part, answered)
-            used = self._up or self._leases or self._questions
+            used = self._up or self._foreign_reset or self._leases or self._questions
             if used and _ended(self._facts[one.part], one.session):
                 self.begin_anew()
                 continue
@@ -140,11 +142,14 @@ class JointSession(AgentSession):
     def ask(self, tokens: int, own: int, hash_len: int, hashes: bytes) -> int:
         """Ask the other agents with the next plan. Return the question's number.
 
-        Busy if too many are not answered.
+        Busy if too many are not answered, or the next plan has too many hashes.
         """
         if len(self._questions) >= MAX_OUTSTANDING:
             raise Busy(f"{len(self._questions)} look-ups are in flight")
         orders = self._order()
+        planned = sum(len(one.hashes) for one in orders.questions)
+        if planned and planned + len(hashes) > PLAN_BYTES:
+            raise Busy(f"the next plan has {planned} bytes of hashes")
         number = next(self._numbers)
         orders.questions = (*orders.questions, Question(number, tokens, own, hash_len, hashes))
         return number
@@ -172,9 +177,10 @@ class JointSession(AgentSession):
             orders.releases += given
 
     def release(self, lease: int, boot: bytes = b"") -> None:
-        """Release a lease, at all agents."""
+        """Release a lease at all agents. The own agent's successor gives the same numbers again."""
         super().release(lease, boot)
-        self.release_at(self._leases.pop(lease, {}))
+        if self._attachment is not None and boot in (b"", self._attachment.session.boot):
+            self.release_at(self._leases.pop(lease, {}))
 
     def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> bool:  # noqa: ARG002
         """Keep nothing: blocks of an engine over several nodes are ordinary ones."""

@@ -55,11 +55,6 @@ class JointLookups(Lookups):
         self._joint = joint
         self._tiers_s = options.tier_wait_ms / 1e3
 
-    def begin_step(self, *, idle: bool = False) -> tuple[int, int]:
-        """Begin a step."""
-        self._joint.expire(time.monotonic())
-        return super().begin_step(idle=idle)
-
     def outstanding(self) -> bool:
         """Return whether an agent has a question that it has not answered."""
         return super().outstanding() or self._joint.outstanding()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
-from kvagent.vllm.geometry import Ranks, Unsupported, shard
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Ranks, Unsupported, shard
 from kvagent.vllm.options import LAZY
 from kvagent.vllm.weight_changes import PAIR as GENERATION
 
@@ -26,11 +26,11 @@ and blocks of all attention backends that may have computed other parts are equi
 """
 
 
-def check_part(part: Part, parallel: Any, geometry: Geometry, options: Options, kv_role: str) -> Options:
+def check_part(part: Part, vllm_config: Any, geometry: Geometry, options: Options, kv_role: str) -> Options:
     """Return the options that hold for an engine with these parts. Raise Unsupported."""
     if part.count < 2:
         return options
-    rank = int(parallel.rank)
+    rank = int(vllm_config.parallel_config.rank)
     why = ""
     if geometry.states or any(group.window for group in geometry.groups):
         why = "windows or states: the least of the nodes' hits is not a hit at all of them"
@@ -42,6 +42,10 @@ def check_part(part: Part, parallel: Any, geometry: Geometry, options: Options, 
         why = "load_mode sync or layerwise: a step would wait for all agents"
     elif options.offload == LAZY:
         why = "offload lazy"
+    elif getattr(vllm_config, "lora_config", None) is not None:
+        why = "LoRA adapters: that all nodes have the same content of each is not proved"
+    elif method := _drafts(vllm_config):
+        why = f"speculative_config.method {method}: what all nodes have of a draft model's blocks is not proved"
     elif rank % part.world not in part.ranks:
         why = f"rank {rank} on node {part.index}, which has {part.text}"
     if why:
@@ -75,6 +79,13 @@ def difference(own: Identity, news: Iterable[News]) -> str:
             if names:
                 return f"node {one.part} of the engine has another {', '.join(names)} than that of its scheduler"
     return ""
+
+
+def _drafts(vllm_config: Any) -> str:
+    """Return the speculation method if it has a draft model, which may have KV."""
+    speculative = getattr(vllm_config, "speculative_config", None)
+    method = str(getattr(speculative, "method", None) or "")
+    return "" if speculative is None or method in WITHOUT_DRAFTS else method or "of a draft model"
 
 
 def _shards(part: Part, tp: int, replicas: int) -> list[int]:

@@ -185,14 +185,14 @@ class AgentSession:
 
     def pinging(self) -> bool:
         """Return whether a ping is unanswered."""
-        return self.session is not None and self.session.pinging
+        return self._attachment is not None and self._attachment.session.pinging
 
     def stopped(self, now: float) -> bool:
         """Return whether the agent does not answer though its sockets exist.
 
         Called only while the engine waits for it.
         """
-        return self.session is not None and self.liveness.stopped(self.session, now)
+        return self._attachment is not None and self.liveness.stopped(self._attachment.session, now)
 
     def release(self, lease: int, boot: bytes = b"") -> None:
         """Release a lease, if the agent is still the one of that ``boot``. If the message cannot be

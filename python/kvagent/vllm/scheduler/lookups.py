@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
 from kvagent.messages import TRANSFERS_VERSION
 from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
@@ -166,10 +166,8 @@ class Lookups:
         return answered
 
     def _release(self, leases: Sequence[int]) -> None:
-        try:
+        with contextlib.suppress(Busy, SessionEnded, SessionBroken):  # the leases end with the session
             self._attachment.session.release(leases)
-        except Busy:
-            return  # the leases end with the session
 
 
 _LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway
