@@ -11,8 +11,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// epochs advances the weights epochs of spaces and notifies the engines. The tiers report resets on
-// other nodes, of which this node's engines are notified as of local ones.
+// epochs advances spaces' weights epochs, and notifies engines of them and of other nodes' resets.
 type epochs struct {
 	registry *registry
 	metrics  *admin.Metrics
