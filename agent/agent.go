@@ -143,6 +143,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 	}
 	if memory, ok := a.pool.(events.Memory); ok {
 		a.events = events.New(memory, a.cfg.Tokens, a.log)
+		a.epochs.events = a.events
 	}
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,

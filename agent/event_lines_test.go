@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // eventLines reads what /events says to one operator.
@@ -23,10 +24,13 @@ type eventLines struct {
 
 // readEvents asks for /events until the test ends.
 func (r *rig) readEvents(t *testing.T, query string) *eventLines {
-	t.Helper()
+	return r.readEventsUntil(t.Context(), t, query)
+}
+
+func (r *rig) readEventsUntil(ctx context.Context, t *testing.T, query string) *eventLines {
 	l := &eventLines{t: t, lines: make(chan admin.EventLine, 100), ended: make(chan error, 1)}
 	go func() {
-		l.ended <- adminclient.New(r.dir).Lines(t.Context(), "/events?"+query, func(text []byte) error {
+		l.ended <- adminclient.New(r.dir).Lines(ctx, "/events?"+query, func(text []byte) error {
 			var line admin.EventLine
 			if err := json.Unmarshal(text, &line); err != nil {
 				return err
@@ -119,10 +123,12 @@ func TestEventLines(t *testing.T) {
 func TestEventLinesAreRefused(t *testing.T) {
 	r := newRig(t, withDRAM(1<<20))
 	var open []*eventLines
+	var hangUpAll []context.CancelFunc
 	for range events.MaxTails {
-		one := r.readEvents(t, "follow=on")
+		ctx, hangUp := context.WithCancel(t.Context())
+		one := r.readEventsUntil(ctx, t, "follow=on")
 		one.next()
-		open = append(open, one)
+		open, hangUpAll = append(open, one), append(hangUpAll, hangUp)
 	}
 	for query, want := range map[string]string{
 		"follow=on":    "4 are open, allowed: 4 at once",
@@ -134,11 +140,29 @@ func TestEventLinesAreRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %q", query, err, want)
 		}
 	}
+	for range 2 * events.MaxTails {
+		ctx, hangUp := context.WithCancel(t.Context())
+		gone := open[0]
+		hangUpAll[0]()
+		if _, err := gone.end(); err == nil {
+			t.Error("an operator that hung up was told that the agent has ended")
+		}
+		var one *eventLines
+		pooltest.Until(t, "there is room again", func() bool {
+			one = r.readEventsUntil(ctx, t, "follow=on")
+			_, ok := <-one.lines
+			return ok
+		})
+		open, hangUpAll = append(open[1:], one), append(hangUpAll[1:], hangUp)
+	}
 	r.agent.Close()
 	for _, one := range open {
 		if _, err := one.end(); err != nil {
 			t.Errorf("the agent ended: %v", err)
 		}
+	}
+	for _, hangUp := range hangUpAll {
+		hangUp()
 	}
 	without := newRig(t)
 	if _, err := without.readEvents(t, "").end(); err == nil || !strings.Contains(err.Error(), "does not note") {

@@ -142,6 +142,7 @@ func (s *Server) events(rw http.ResponseWriter, r *http.Request) {
 			return // the reader has gone, or stalled
 		}
 	}
+	_ = f.write(nil) // the limit of the last lines may be over, and the server writes the end of the answer
 }
 
 // parse reads the parameters.

@@ -162,9 +162,8 @@ func (d *Desk) work() {
 				n++
 			}
 			if sp := d.get(rest[0].Space); sp != nil {
-				if sp.changed(rest[:n]); sp.takeUnkept() {
-					d.keeper.renew()
-				}
+				sp.changed(rest[:n])
+				d.keepUnkept(sp)
 			}
 			rest = rest[n:]
 		}
@@ -179,9 +178,30 @@ func (d *Desk) compareAll() {
 			d.mu.Lock()
 			delete(d.spaces, id)
 			d.mu.Unlock()
-		} else if unkept := sp.takeUnkept(); cleared || unkept {
+			continue
+		}
+		if d.keepUnkept(sp); cleared {
 			d.keeper.renew()
 		}
+	}
+}
+
+// keepUnkept keeps the tokens of blocks that were not held when the file was made, and are now.
+func (d *Desk) keepUnkept(sp *space) {
+	said, more := sp.takeUnkept()
+	for _, m := range said {
+		d.keeper.keep(sp.print, m)
+	}
+	if more {
+		d.keeper.renew()
+	}
+}
+
+// Forget drops what the file of tokens has of a space that was reset, also if nobody asks for its
+// events.
+func (d *Desk) Forget(fp pool.Fingerprint) {
+	if d != nil && d.keeper != nil {
+		d.keeper.forget(fp)
 	}
 }
 

@@ -1,13 +1,13 @@
 package events
 
 import (
-	"bufio"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -20,6 +20,8 @@ const (
 	maxQueued  = 64        // messages that wait to be written; more, and the file is made anew from the ledgers
 	minRewrite = 64 << 20  // bytes: a smaller file is not made anew to save room
 	maxCarried = 512 << 20 // bytes of spaces that are not open, which a new file takes over; the rest is lost
+	restTimes  = 9         // times as long as making the file anew took, it is not made anew again
+	failedRest = time.Minute
 )
 
 // keeper keeps the tokens that engines say in a file, for the next process: its blocks may outlive
@@ -30,14 +32,19 @@ type keeper struct {
 	log    *zap.Logger
 	queue  chan []byte   // records
 	opened chan struct{} // cap 1: spaces may have been opened
-	behind atomic.Bool   // a record was not queued
+	behind atomic.Bool   // the file is to be made anew
 	bytes  atomic.Int64  // of the file
 	errors atomic.Uint64
 
+	mu        sync.Mutex
+	forgotten map[pool.Fingerprint]bool // spaces whose records go when the file is made anew
+
 	// The following is the goroutine's.
-	file   *os.File // nil: not opened yet, or it cannot be
-	limit  int64    // bytes: a larger file is made anew
-	loaded map[*space]bool
+	file    *os.File // nil: not opened yet, or it cannot be
+	limit   int64    // bytes: a larger file is made anew
+	loaded  map[*space]bool
+	resting <-chan time.Time // nil: the file may be made anew
+	failing bool             // the last write failed
 }
 
 func newKeeper(d *Desk, path string, log *zap.Logger) *keeper {
@@ -46,7 +53,7 @@ func newKeeper(d *Desk, path string, log *zap.Logger) *keeper {
 	}
 	return &keeper{
 		desk: d, path: path, log: log, queue: make(chan []byte, maxQueued), opened: make(chan struct{}, 1),
-		limit: minRewrite, loaded: map[*space]bool{},
+		limit: minRewrite, loaded: map[*space]bool{}, forgotten: map[pool.Fingerprint]bool{},
 	}
 }
 
@@ -84,6 +91,14 @@ func (k *keeper) renew() {
 	}
 }
 
+// forget has the file made anew without what it has of a space that is not asked for.
+func (k *keeper) forget(fp pool.Fingerprint) {
+	k.mu.Lock()
+	k.forgotten[fp] = true
+	k.mu.Unlock()
+	k.renew()
+}
+
 // work serves the file until the desk ends.
 func (k *keeper) work() {
 	for {
@@ -92,15 +107,20 @@ func (k *keeper) work() {
 		case <-k.desk.stop:
 			ends = true
 		case <-k.opened:
-			k.loadNew()
+			if err := k.loadNew(); err != nil {
+				k.failed("reading", err)
+				k.behind.Store(true) // which loads first
+			}
 		case one := <-k.queue:
 			k.append(one)
+		case <-k.resting:
+			k.resting = nil
 		}
-		for ends && len(k.queue) > 0 {
-			k.append(<-k.queue)
+		if ends {
+			k.drain()
 		}
-		if k.behind.Load() || k.bytes.Load() > k.limit {
-			k.failed("rewriting", k.rewrite())
+		if (ends || k.resting == nil) && (k.behind.Load() || k.bytes.Load() > k.limit) {
+			k.makeAnew()
 		}
 		if ends {
 			if k.file != nil {
@@ -111,13 +131,24 @@ func (k *keeper) work() {
 	}
 }
 
-// failed counts and logs an error.
+// drain writes the records that are queued.
+func (k *keeper) drain() {
+	for range len(k.queue) {
+		k.append(<-k.queue)
+	}
+}
+
+// failed counts an error, and logs it if the last write did not fail.
 func (k *keeper) failed(what string, err error) {
-	if err != nil {
-		k.errors.Add(1)
+	if err == nil {
+		return
+	}
+	k.errors.Add(1)
+	if !k.failing {
 		k.log.Warn("the file of KV events' tokens", zap.String("failed", what), zap.String("path", k.path),
 			zap.Error(err))
 	}
+	k.failing = true
 }
 
 // open opens the file and drops what is not whole at its end.
@@ -125,9 +156,12 @@ func (k *keeper) open(flags int) (err error) {
 	if k.file != nil {
 		return nil
 	}
-	f, err := os.OpenFile(k.path, os.O_RDWR|flags, 0o600)
+	f, err := openOwn(k.path, flags)
 	if err != nil {
 		return err
+	}
+	if err := os.Remove(k.path + newSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(err, f.Close()) // a process was killed while it made the file anew
 	}
 	end, err := readRecords(f, func(pool.Fingerprint, []byte, []byte) error { return nil })
 	if errors.Is(err, errNoTokens) {
@@ -151,139 +185,44 @@ func (k *keeper) adopt(f *os.File, size int64) {
 }
 
 // loadNew says to spaces that were opened what the file has of them.
-func (k *keeper) loadNew() {
+func (k *keeper) loadNew() error {
 	fresh, loaded := map[pool.Fingerprint]*space{}, map[*space]bool{}
 	for _, sp := range k.desk.all() {
 		if loaded[sp] = true; !k.loaded[sp] {
 			fresh[sp.print] = sp
 		}
 	}
-	k.loaded = loaded
-	if err := k.open(0); err != nil || len(fresh) == 0 {
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			k.failed("opening", err)
-		}
-		return
-	}
-	_, err := readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
-		func(fp pool.Fingerprint, _, frame []byte) error {
-			if sp := fresh[fp]; sp != nil {
-				if m, err := ipc.Decode(recordVersion, frame); err == nil {
-					if said, ok := m.(*ipc.BlockTokens); ok {
-						sp.learn(said)
+	err := k.open(0)
+	if err == nil && len(fresh) > 0 {
+		_, err = readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
+			func(fp pool.Fingerprint, _, frame []byte) error {
+				if sp := fresh[fp]; sp != nil {
+					if m, err := ipc.Decode(recordVersion, frame); err == nil {
+						if said, ok := m.(*ipc.BlockTokens); ok {
+							sp.learn(said)
+						}
 					}
 				}
-			}
-			return nil
-		})
-	k.failed("reading", err)
+				return nil
+			})
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		k.loaded = loaded
+		return nil
+	}
+	return err
 }
 
-// append writes a record.
+// append writes a record. What cannot be written is written when the file is made anew.
 func (k *keeper) append(one []byte) {
 	err := k.open(os.O_CREATE)
 	if err == nil {
 		if _, err = k.file.WriteAt(one, k.bytes.Load()); err == nil {
 			k.bytes.Add(int64(len(one)))
+			k.failing = false
 			return
 		}
 	}
 	k.failed("writing", err)
-}
-
-// rewrite makes the file anew from the ledgers of spaces that are open, and from what it has of
-// others.
-func (k *keeper) rewrite() (err error) {
-	k.behind.Store(false) // what is said from now on is queued, or the next rewrite has it
-	k.limit = max(minRewrite, 2*k.bytes.Load())
-	k.loadNew() // a space that is not loaded keeps what the file has, which may lack what found no room
-	if err := k.open(os.O_CREATE); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(k.path+".new", os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
-		}
-	}()
-	out := &counting{out: bufio.NewWriterSize(f, 1<<20)}
-	if err := k.writeAll(out); err != nil {
-		return err
-	}
-	if err := errors.Join(out.out.Flush(), f.Sync()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), k.path); err != nil {
-		return err
-	}
-	k.failed("closing", k.file.Close())
-	k.adopt(f, out.bytes)
-	return nil
-}
-
-func (k *keeper) writeAll(out *counting) error {
-	if err := out.write([]byte(tokenMagic)); err != nil {
-		return err
-	}
-	live := map[pool.Fingerprint]bool{}
-	open := map[*space]bool{}
-	for _, sp := range k.desk.all() {
-		if k.loaded[sp] {
-			live[sp.print], open[sp] = true, true
-		}
-	}
-	k.loaded = open // spaces that were closed are loaded again when they are opened again
-	_, err := readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
-		func(fp pool.Fingerprint, whole, _ []byte) error {
-			if live[fp] || out.bytes > maxCarried {
-				return nil
-			}
-			return out.write(whole)
-		})
-	if err != nil {
-		return err
-	}
-	for sp := range open {
-		if err := sp.writeTokens(out); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// writeTokens writes the tokens of a space's blocks.
-func (sp *space) writeTokens(out *counting) (err error) {
-	var one []byte
-	for _, l := range sp.ledgers {
-		for from := uint32(1); l != nil && from != 0; {
-			sp.mu.Lock()
-			list, next := l.said(from)
-			sp.mu.Unlock()
-			for _, m := range list {
-				if one, err = appendRecord(one[:0], sp.print, m); err != nil {
-					return fmt.Errorf("a record: %w", err)
-				}
-				if err := out.write(one); err != nil {
-					return err
-				}
-			}
-			from = next
-		}
-	}
-	return nil
-}
-
-// counting counts what it writes.
-type counting struct {
-	out   *bufio.Writer
-	bytes int64
-}
-
-func (c *counting) write(p []byte) error {
-	n, err := c.out.Write(p)
-	c.bytes += int64(n)
-	return err
+	k.behind.Store(true)
 }

@@ -2,10 +2,12 @@ package events
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"go.uber.org/zap"
@@ -120,6 +122,26 @@ func (l *lasting) until(what string, rules *lookup.Space, blocks int) {
 	})
 }
 
+// count returns how many blocks of each space are in the file.
+func (l *lasting) count() (all map[byte]int) {
+	all = map[byte]int{}
+	f, err := os.Open(l.path)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := readRecords(f, func(fp pool.Fingerprint, _, frame []byte) error {
+		m, err := ipc.Decode(recordVersion, bytes.Clone(frame))
+		if err == nil {
+			all[fp[0]] += len(m.(*ipc.BlockTokens).Hashes) / 8
+		}
+		return err
+	}); err != nil {
+		l.t.Fatal(err)
+	}
+	return all
+}
+
 // TestTokensOutliveTheDesk: what one desk was told, the next one tells, of spaces that are opened
 // again, also if the file was cut off or damaged at its end; and it goes on with the file.
 func TestTokensOutliveTheDesk(t *testing.T) {
@@ -197,30 +219,12 @@ func TestFileIsMadeAnew(t *testing.T) {
 	l.follow(1, a)
 	l.say(a, 2)
 	l.until("a is told", a, chainBlocks)
-	count := func() (all map[byte]int) {
-		all = map[byte]int{}
-		f, err := os.Open(l.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if _, err := readRecords(f, func(fp pool.Fingerprint, _, frame []byte) error {
-			m, err := ipc.Decode(recordVersion, bytes.Clone(frame))
-			if err == nil {
-				all[fp[0]] += len(m.(*ipc.BlockTokens).Hashes) / 8
-			}
-			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return all
-	}
 	l.desk.keeper.behind.Store(true) // as if a record had found no room
 	l.say(a, 4)
 	pooltest.Until(t, "the file is made anew", func() bool { return !l.desk.keeper.behind.Load() })
 	l.until("a is told", a, 2*chainBlocks)
 	l.end()
-	if got := count(); got['b'] != chainBlocks || got['a'] < 2*chainBlocks {
+	if got := l.count(); got['b'] != chainBlocks || got['a'] < 2*chainBlocks {
 		t.Errorf("blocks in the file: %v", got)
 	}
 	l.begin()
@@ -230,16 +234,29 @@ func TestFileIsMadeAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	pooltest.Until(t, "nothing of what was reset is in the file", func() bool {
-		got := count()
+		got := l.count()
 		return got['a'] == 0 && got['b'] == chainBlocks
 	})
 	l.say(a, 4)
 	l.tokens(a, 8) // before it is stored
+	anew, err := os.Stat(l.path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l.desk.keeper.renew()
-	pooltest.Until(t, "the file is made anew", func() bool { return !l.desk.keeper.behind.Load() })
+	pooltest.Until(t, "the file is made anew", func() bool {
+		now, err := os.Stat(l.path)
+		return err == nil && !os.SameFile(anew, now)
+	})
+	if anew, err = os.Stat(l.path); err != nil {
+		t.Fatal(err)
+	}
 	l.store(a, 8)
 	l.until("a is told", a, 2*chainBlocks)
-	pooltest.Until(t, "all of it is in the file", func() bool { return count()['a'] >= 2*chainBlocks })
+	pooltest.Until(t, "all of it is in the file", func() bool { return l.count()['a'] >= 2*chainBlocks })
+	if now, err := os.Stat(l.path); err != nil || !os.SameFile(anew, now) {
+		t.Errorf("the file was made anew for what is held now, and can be appended: %v", err)
+	}
 	l.begin()
 	l.until("what was said again after the reset, or stored after the file was made, is told", a, 2*chainBlocks)
 	l.until("b is told", b, chainBlocks)
@@ -255,6 +272,136 @@ func TestFileThatCannotBeWritten(t *testing.T) {
 	l.say(a, 0)
 	l.until("all is told", a, chainBlocks)
 	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+}
+
+// TestFileIsWrittenOnceItCanBe: what could not be written, or made anew after a reset, is later.
+func TestFileIsWrittenOnceItCanBe(t *testing.T) {
+	l := newLasting(t)
+	folder := filepath.Join(filepath.Dir(l.path), "later")
+	l.path = filepath.Join(folder, "tokens")
+	a := l.open('a')
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l.begin()
+	l.until("the next desk tells all", a, chainBlocks)
+	l.say(a, 2)
+	pooltest.Until(t, "the file is open", func() bool { return l.desk.Report().FileBytes > 0 })
+	obstacle := filepath.Join(l.path+newSuffix, "in the way")
+	if err := os.MkdirAll(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.pool.ResetSpace(a.ID); err != nil {
+		t.Fatal(err)
+	}
+	pooltest.Until(t, "failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+	if err := os.RemoveAll(l.path + newSuffix); err != nil {
+		t.Fatal(err)
+	}
+	l.end()
+	if got := l.count(); got['a'] != 0 {
+		t.Errorf("blocks in the file: %v, want none of before the reset", got)
+	}
+}
+
+// TestFileOfOthers is refused: a link, one that others can read, what is no file, and one that
+// another process has.
+func TestFileOfOthers(t *testing.T) {
+	for name, prepare := range map[string]func(path string) error{
+		"a link": func(path string) error {
+			return errors.Join(os.WriteFile(path+".target", []byte("text"), 0o600), os.Symlink(path+".target", path))
+		},
+		"a link to nothing": func(path string) error { return os.Symlink(path+".target", path) },
+		"readable":          func(path string) error { return os.WriteFile(path, []byte("text"), 0o644) },
+		"a directory":       func(path string) error { return os.Mkdir(path, 0o700) },
+		"a pipe":            func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"in use": func(path string) error {
+			f, err := openOwn(path, os.O_CREATE)
+			if err == nil {
+				t.Cleanup(func() { _ = f.Close() })
+				_, err = f.WriteString("text")
+			}
+			return err
+		},
+	} {
+		l := newLasting(t)
+		if err := prepare(l.path); err != nil {
+			t.Fatal(err)
+		}
+		a := l.open('a')
+		l.begin()
+		l.follow(1, a)
+		l.say(a, 0)
+		l.until("all is told", a, chainBlocks)
+		pooltest.Until(t, name+": failures are counted", func() bool { return l.desk.Report().FileErrors > 0 })
+		l.end()
+		info, err := os.Stat(l.path)
+		if name == "a link to nothing" && err == nil {
+			t.Errorf("%s: it was followed", name)
+		}
+		if err != nil || !info.Mode().IsRegular() {
+			continue
+		}
+		if text, err := os.ReadFile(l.path); err != nil || string(text) != "text" {
+			t.Errorf("%s: %q, %v: it was written to", name, text, err)
+		}
+	}
+}
+
+// TestFileBegunAnewIsOfTheOwnerAlone: whatever is in the way of the new file, or was left by a
+// process that was killed, is replaced and not followed.
+func TestFileBegunAnewIsOfTheOwnerAlone(t *testing.T) {
+	l := newLasting(t)
+	a := l.open('a')
+	target := l.path + ".target"
+	err := errors.Join(os.WriteFile(target, []byte("text"), 0o644), os.Symlink(target, l.path+newSuffix))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.begin()
+	l.follow(1, a)
+	l.say(a, 0)
+	l.desk.keeper.renew()
+	l.end()
+	text, err := os.ReadFile(target)
+	info, err2 := os.Lstat(l.path)
+	if err != nil || err2 != nil || string(text) != "text" || info.Mode() != 0o600 {
+		t.Errorf("%q, %v, %v: %v", text, info.Mode(), err, err2)
+	}
+	if _, err := os.Lstat(l.path + newSuffix); err == nil {
+		t.Error("the new file was left")
+	}
+	l.begin()
+	l.until("all is told", a, chainBlocks)
+}
+
+// TestForgottenSpaceLeavesTheFile: a reset also takes what an earlier process kept of a space whose
+// events nobody asks for, and begins no file.
+func TestForgottenSpaceLeavesTheFile(t *testing.T) {
+	l := newLasting(t)
+	a, b := l.open('a'), l.open('b')
+	l.begin()
+	l.desk.Forget(a.Print)
+	l.end()
+	if _, err := os.Stat(l.path); err == nil {
+		t.Error("a reset has begun a file")
+	}
+	l.begin()
+	l.follow(1, a)
+	l.follow(1, b)
+	l.say(a, 0)
+	l.say(b, 2)
+	l.begin()
+	l.desk.Forget(a.Print)
+	l.end()
+	if got := l.count(); got['a'] != 0 || got['b'] != chainBlocks {
+		t.Errorf("blocks in the file: %v", got)
+	}
+	(*Desk)(nil).Forget(a.Print)
 }
 
 func FuzzReadRecords(f *testing.F) {

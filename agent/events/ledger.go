@@ -20,6 +20,7 @@ const (
 	maxBlocks     = 1 << 22   // blocks whose tokens are kept; a further one is not told
 	maxTokenBytes = 512 << 20 // of their tokens
 	maxIdle       = 1 << 16   // of them that no medium holds, kept for when they come (again)
+	maxUnkept     = 1 << 12   // blocks noted that are to be written to the file of tokens; more, and it is made anew
 	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one looks at all blocks
 )
 
@@ -41,7 +42,7 @@ type ledger struct {
 
 	absent    int        // blocks that are not held
 	reachable [media]int // blocks that subscribers are told, by medium
-	unkept    bool       // a block whose tokens are not in the file came to be held
+	unkept    []uint32   // blocks whose tokens are not in the file, which came to be held; at most maxUnkept
 	flips     uint64     // how often a block became one of them or ceased to be
 	idle      []uint32   // in the order in which they became idle; some are not any more
 	extras    extras
@@ -221,7 +222,9 @@ func (l *ledger) set(n uint32, now held) {
 	switch {
 	case before == 0:
 		l.absent--
-		l.unkept = l.unkept || b.is(flagKnown) && !b.is(flagKept)
+		if b.is(flagKnown) && !b.is(flagKept) && len(l.unkept) < maxUnkept {
+			l.unkept = append(l.unkept, n)
+		}
 	case now == 0:
 		l.absent++
 	}

@@ -170,18 +170,19 @@ func (sp *space) changed(list []pool.Change) {
 	sp.serve()
 }
 
-// takeUnkept reports whether blocks came to be held since the last call whose tokens are known and
-// not in the file: they were not held when it was made.
-func (sp *space) takeUnkept() (unkept bool) {
+// takeUnkept returns the tokens of blocks that came to be held since the last call, and are not in
+// the file of tokens. more: there are too many.
+func (sp *space) takeUnkept() (said []*ipc.BlockTokens, more bool) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	for _, l := range sp.ledgers {
 		if l != nil {
-			unkept = unkept || l.unkept
-			l.unkept = false
+			var over bool
+			said, over = l.saidUnkept(said)
+			more = more || over
 		}
 	}
-	return unkept
+	return said, more
 }
 
 // compare looks up all blocks, because any may have changed. It reports whether the space is open,

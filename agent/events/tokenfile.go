@@ -50,7 +50,10 @@ func appendRecord(dst []byte, fp pool.Fingerprint, m *ipc.BlockTokens) ([]byte, 
 func readRecords(from io.Reader, found func(fp pool.Fingerprint, whole, frame []byte) error) (end int64, err error) {
 	in := bufio.NewReaderSize(from, 1<<20)
 	magic := make([]byte, len(tokenMagic))
-	if _, err := io.ReadFull(in, magic); err != nil || string(magic) != tokenMagic {
+	if _, err := io.ReadFull(in, magic); onlyEnd(err) != nil {
+		return 0, err
+	}
+	if string(magic) != tokenMagic {
 		return 0, errNoTokens
 	}
 	end = int64(len(magic))
@@ -94,30 +97,53 @@ const maxRunBytes = 64 << 10
 // at, 0 at the end. Blocks that no medium holds are left out, and are not kept from now on.
 func (l *ledger) said(from uint32) (list []*ipc.BlockTokens, next uint32) {
 	to := min(l.high, from+compareStride)
-	var run *ipc.BlockTokens
-	last := uint32(0) // of run
+	last := uint32(0)
 	for n := from; n < to; n++ {
 		b := l.at(n)
-		if b.flags &^= flagKept; !b.is(flagKnown) || b.held() == 0 {
-			continue
+		if b.flags &^= flagKept; b.is(flagKnown) && b.held() != 0 {
+			list, last = l.say(list, last, n), n
 		}
-		b.flags |= flagKept
-		extra := l.extras.get(b.extra)
-		if run == nil || b.is(flagRoot) || b.parent != last || string(extra) != string(run.Extra) ||
-			run.HashLen != b.hash.Len || len(run.Tokens)+l.stride > maxRunBytes {
-			run = &ipc.BlockTokens{Group: l.group, HashLen: b.hash.Len, Extra: append([]byte(nil), extra...)}
-			if !b.is(flagRoot) {
-				p := l.at(b.parent)
-				run.Parent = append([]byte(nil), p.hash.Bytes[:p.hash.Len]...)
-			}
-			list = append(list, run)
-		}
-		run.Hashes = append(run.Hashes, b.hash.Bytes[:b.hash.Len]...)
-		run.Tokens = append(run.Tokens, l.tokens(n)...)
-		last = n
 	}
 	if to < l.high {
 		return list, to
 	}
 	return list, 0
+}
+
+// saidUnkept returns the tokens of blocks that came to be held since the last call, and are not in
+// the file: they were not held when it was made. more: there were too many to note.
+func (l *ledger) saidUnkept(list []*ipc.BlockTokens) (all []*ipc.BlockTokens, more bool) {
+	last := uint32(0)
+	for _, n := range l.unkept {
+		if b := l.at(n); b.is(flagKnown) && b.held() != 0 && !b.is(flagKept) {
+			list, last = l.say(list, last, n), n
+		}
+	}
+	more = len(l.unkept) == maxUnkept
+	l.unkept = l.unkept[:0]
+	return list, more
+}
+
+// say adds the tokens of a block to a list, to its last run if that ends with the block before it.
+// last is that block; 0: the block begins a run.
+func (l *ledger) say(list []*ipc.BlockTokens, last, n uint32) []*ipc.BlockTokens {
+	b := l.at(n)
+	b.flags |= flagKept
+	extra := l.extras.get(b.extra)
+	var run *ipc.BlockTokens
+	if last != 0 && !b.is(flagRoot) && b.parent == last {
+		run = list[len(list)-1]
+	}
+	if run == nil || string(extra) != string(run.Extra) || run.HashLen != b.hash.Len ||
+		len(run.Tokens)+l.stride > maxRunBytes {
+		run = &ipc.BlockTokens{Group: l.group, HashLen: b.hash.Len, Extra: append([]byte(nil), extra...)}
+		if !b.is(flagRoot) {
+			p := l.at(b.parent)
+			run.Parent = append([]byte(nil), p.hash.Bytes[:p.hash.Len]...)
+		}
+		list = append(list, run)
+	}
+	run.Hashes = append(run.Hashes, b.hash.Bytes[:b.hash.Len]...)
+	run.Tokens = append(run.Tokens, l.tokens(n)...)
+	return list
 }
