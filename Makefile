@@ -83,9 +83,9 @@ test: deps-of-tests build ## lint and all tests of Go (race detector) and Python
 ci: packages vllm-early test test-rest ## everything
 
 .PHONY: test-rest
-test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, three nodes, fuzzing, mutants, figures
-	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-softcuda test-cuda torture-cuda-short \
-			mutants-vllm' \
+test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, the chart, three nodes, fuzzing, mutants, figures
+	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-softcuda test-cuda \
+			torture-cuda-short mutants-vllm' \
 		'$(MAKE) test-vllm test-vllm-oldest torture-nodes-short'
 	@$(MAKE) test-figures
 
@@ -274,6 +274,14 @@ mutants: ## apply each patch of testdata/mutants in a copy and check that its te
 .PHONY: dockerfile-check
 dockerfile-check: ## check the Dockerfile as far as possible without a container engine
 	@$(STAGE) dockerfile scripts/dockerfile-check
+
+# A module of its own: Helm's library and Kubernetes' types are no part of the product's go.mod.
+.PHONY: test-chart
+test-chart: build ## the Helm chart: lint, renderings, and the real agent started with each, also in pods of namespaces
+	@$(STAGE) chart-modules $(ENV) chart-modules
+	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
+	@cd deploy/charttest && ../../$(STAGE) test-chart go test -v -trimpath -vet=off -count=1 -timeout 5m ./...
+	@grep 'LEFT OUT' build/log/test-chart.log >&2 || true
 
 .PHONY: wheel
 wheel: ## dist/kvagent-*.whl, the Python client

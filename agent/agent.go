@@ -141,8 +141,9 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log); err != nil {
 		return err
 	}
-	if journal, ok := a.pool.(pool.Journal); ok {
-		a.events = events.New(journal)
+	if memory, ok := a.pool.(events.Memory); ok {
+		a.events = events.New(memory, a.cfg.Tokens, a.log)
+		a.epochs.events = a.events
 	}
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,

@@ -2,11 +2,14 @@ package agent
 
 import (
 	"bytes"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/disk"
+	"github.com/kvagent/kvagent/pool/tier"
 )
 
 // tokensOf has a token for each of the chain's, which follow from its seed.
@@ -150,6 +153,81 @@ func TestEventsOfAStoppedEngine(t *testing.T) {
 	stopped.until(held)
 }
 
+// TestEventsOfTheDisk: blocks that memory evicts and the disk keeps are never told to be gone, and
+// are told of the disk; a reset ends both.
+func TestEventsOfTheDisk(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "disk")
+	local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: path, Bytes: 256 << 20}}})
+	check(t, err)
+	t.Cleanup(func() { check(t, local.Close()) })
+	r := newRig(t, withDRAM(1<<20), withTiers(tier.Tier{Name: "disk", Store: local, Local: true, Write: tier.OnSave}))
+	scheduler, workers, answer := r.joinEngine(register("a"))
+	in := map[byte]map[string]bool{ipc.MediumMemory: {}, ipc.MediumStorage: {}}
+	gone := 0
+	hear := func() (state uint8) {
+		t.Helper()
+		m := next[*ipc.BlockEvents](scheduler)
+		for _, one := range m.Runs {
+			for h := range slices.Chunk(one.Hashes, 32) {
+				if in[one.Medium][string(h)] == (one.Kind == ipc.EventStored) {
+					t.Fatalf("kind %d of %x in medium %d, which was told already", one.Kind, h[:2], one.Medium)
+				}
+				if delete(in[one.Medium], string(h)); one.Kind == ipc.EventStored {
+					in[one.Medium][string(h)] = true
+				} else if !in[ipc.MediumMemory][string(h)] && !in[ipc.MediumStorage][string(h)] {
+					gone++
+				}
+			}
+		}
+		return m.State
+	}
+	until := func(what string, holds func() bool) {
+		t.Helper()
+		for range 10_000 {
+			scheduler.send(&ipc.NextEvents{Blocks: 100})
+			if hear() == ipc.EventsWhole && holds() {
+				return
+			}
+		}
+		t.Fatalf("%s: %d blocks are told in memory, %d on the disk", what, len(in[ipc.MediumMemory]),
+			len(in[ipc.MediumStorage]))
+	}
+	until("nothing", func() bool { return true })
+	saved := 0
+	for seed := byte(1); seed < 40; seed++ {
+		scheduler.say(seed, 8)
+		scheduler.sync()
+		for !all(workers[0].save(answer.Epoch, chain(seed, 8), 0), ipc.BlockOK) {
+			r.waitTier(uint64(saved)) // what is being written is not evicted
+		}
+		saved += 8
+		r.waitTier(uint64(saved))
+	}
+	held := func() (n int) {
+		for seed := byte(1); seed < 40; seed++ {
+			n += r.held(answer.Space, seed, 8)
+		}
+		return n
+	}
+	if n := held(); n != saved {
+		t.Fatalf("%d of %d blocks are found", n, saved)
+	}
+	until("all is told", func() bool { return len(in[ipc.MediumStorage]) == saved })
+	if n := len(in[ipc.MediumMemory]); n == 0 || n == saved {
+		t.Errorf("%d of %d blocks are in memory", n, saved)
+	}
+	if gone > 0 {
+		t.Errorf("%d blocks were told to be gone", gone)
+	}
+	told := r.agent.snapshot().Events.Told
+	if told[0] != len(in[ipc.MediumMemory]) || told[1] != saved {
+		t.Errorf("counted: %v", told)
+	}
+	scheduler.send(&ipc.Reset{Req: 9})
+	next[*ipc.ResetDone](scheduler)
+	until("nothing is left", func() bool { return len(in[ipc.MediumMemory])+len(in[ipc.MediumStorage]) == 0 })
+}
+
 // TestEventsAreRefused without a registration, and with a pool that notes nothing.
 func TestEventsAreRefused(t *testing.T) {
 	r := newRig(t, withDRAM(1<<20))
@@ -181,6 +259,8 @@ func TestEventsAreRefused(t *testing.T) {
 func TestEventMetricsAtZero(t *testing.T) {
 	wantAtStart(t,
 		"kvagent_events_spaces 0", "kvagent_events_sessions 0", "kvagent_events_blocks 0",
-		"kvagent_events_blocks_told 0", "kvagent_events_bytes 0", "kvagent_events_blocks_refused_total 0",
+		`kvagent_events_blocks_told{medium="CPU"} 0`,
+		`kvagent_events_blocks_told{medium="STORAGE"} 0`, "kvagent_events_bytes 0",
+		"kvagent_events_blocks_refused_total 0", "kvagent_events_file_bytes 0", "kvagent_events_file_errors_total 0",
 	)
 }

@@ -44,6 +44,7 @@ type Config struct {
 	Lookups map[string]pool.Fingerprint
 	HTTP    string // address for HTTP besides admin.sock, or empty
 	HTTPAny bool   // HTTP may be an address that is not loopback
+	Tokens  string // file for the tokens that KV events need, which the next process reads; empty: none
 	Lanes   int    // copies that run at once; 0: one per processor, at least 2
 	// Pace is the limit of copies that can wait, on each GPU and on the CPUs: pace.Off, pace.Auto,
 	// or bytes per second.

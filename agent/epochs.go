@@ -6,31 +6,31 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/events"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
-// epochs advances the weights epochs of spaces and notifies the engines. The tiers report resets on
-// other nodes, of which this node's engines are notified as of local ones.
+// epochs advances spaces' weights epochs, and notifies engines of them and of other nodes' resets.
 type epochs struct {
 	registry *registry
 	metrics  *admin.Metrics
 	log      *zap.Logger
+	events   *events.Desk // may be nil
 }
 
-// reset starts a new weights epoch of a space. by is the requesting session, or nil for a look-up
-// socket.
+// reset starts a new weights epoch of a space. by is the requesting session; nil: a look-up socket.
 func (e *epochs) reset(sp *space, by *session) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
 	epoch, others, err := e.registry.reset(sp, by)
-	if errors.Is(err, errSpaceClosed) {
-		return 0, err
-	}
 	if err != nil {
-		e.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
+		if !errors.Is(err, errSpaceClosed) {
+			e.log.Error("reset failed", spaceField(sp.fp), zap.Error(err))
+		}
 		return 0, err
 	}
+	e.events.Forget(sp.fp)
 	e.metrics.Resets.Add(1)
 	e.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
@@ -54,6 +54,7 @@ func (e *epochs) watch(p Pool, on bool) {
 
 // adopted notifies the sessions of a space of its new epoch.
 func (e *epochs) adopted(fp pool.Fingerprint) {
+	e.events.Forget(fp)
 	sp, sessions := e.registry.sessionsOf(fp)
 	if sp == nil {
 		return

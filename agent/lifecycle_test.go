@@ -104,6 +104,37 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
+// An address serves what changes nothing; the rest needs the right to open admin.sock.
+func TestAddressOnlyReads(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	ask := func(method, path string) int {
+		req, err := http.NewRequestWithContext(t.Context(), method, "http://"+r.agent.HTTPAddr().String()+path, nil)
+		check(t, err)
+		resp, err := http.DefaultClient.Do(req)
+		check(t, err)
+		check(t, resp.Body.Close())
+		return resp.StatusCode
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	for _, path := range []string{"/metrics", "/livez", "/readyz", "/status", "/query"} {
+		if code := ask("GET", path); code != http.StatusOK {
+			t.Errorf("GET %s: %d", path, code)
+		}
+	}
+	for _, one := range []string{
+		"POST /set?loads=off", "GET /cache", "POST /cache/rm?all=true", "GET /cache/tier", "POST /cache/tier/rm",
+		"GET /events", "GET /events?follow=on",
+	} {
+		method, path, _ := strings.Cut(one, " ")
+		if code := ask(method, path); code != http.StatusForbidden {
+			t.Errorf("%s: %d, want %d", one, code, http.StatusForbidden)
+		}
+	}
+	if !r.agent.switches.loads.Load() {
+		t.Error("loads were switched off")
+	}
+}
+
 func TestMetricsAreWellNamed(t *testing.T) {
 	r := newRig(t)
 	problems, err := promlint.New(strings.NewReader(r.metricsText())).Lint()

@@ -17,7 +17,7 @@ func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
 		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
-		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents,
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents, Tail: a.events.Tail,
 	}
 }
 
@@ -146,7 +146,7 @@ func (a *Agent) cacheSpace(sp *space) admin.CacheSpace {
 		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
 	}
 	if counts, ok := a.pool.(pool.SpaceCounter); ok && rules != nil {
-		out.Blocks = counts.SpaceEntries(rules.ID)
+		out.ID, out.Blocks = rules.ID, counts.SpaceEntries(rules.ID)
 	}
 	return out
 }

@@ -132,7 +132,7 @@ func (s *space) makeSpec() pool.Spec {
 }
 
 func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
-	rules := &lookup.Space{ID: id, HashTokens: s.hashTokens}
+	rules := &lookup.Space{ID: id, Print: s.fp, HashTokens: s.hashTokens}
 	for _, g := range s.groups {
 		rules.Groups = append(rules.Groups, lookup.Group{BlockTokens: g.BlockTokens, Window: g.Window})
 	}

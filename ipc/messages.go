@@ -95,8 +95,11 @@ const (
 	EventRemoved = 2
 )
 
-// MediumMemory is the medium of blocks in the agent's memory.
-const MediumMemory = 1
+// Media of blocks that the agent holds: in its memory, and on the node's disk below it.
+const (
+	MediumMemory  = 1
+	MediumStorage = 2
+)
 
 // States in BLOCK_EVENTS.
 const (

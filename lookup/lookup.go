@@ -18,6 +18,7 @@ const Chunked = 1 << 31
 // Space describes a space to the rules.
 type Space struct {
 	ID         pool.SpaceID
+	Print      pool.Fingerprint
 	HashTokens uint32 // tokens that one hash of the query covers
 	Groups     []Group
 }

@@ -214,7 +214,28 @@ type Journal interface {
 	Holds(s SpaceID, group uint8, h Hashes, present []bool) (open bool)
 }
 
+// Storage is a memory with stores of the node below it, of which it can tell which entries come and
+// go there.
+//
+// Implemented by pool/tier, for a disk. Without it, events tell of memory alone.
+type Storage interface {
+	// Storage returns the journal of these stores; nil: there are none.
+	Storage() Journal
+}
+
 // Abilities of a store.
+
+// KeyJournal is a Store that notes which keys come and go, and whose Exists answers from memory.
+//
+// Implemented by pool/disk. Without it, events do not tell of what the store holds.
+type KeyJournal interface {
+	// Watch begins to note all keys. signal is called when there are notes, under locks: it must
+	// not wait, nor call the store.
+	Watch(signal func())
+	// Changes takes all notes, and keeps empty, the caller's last list, for the next ones. lost
+	// reports that any key may have come or gone besides.
+	Changes(empty []Key) (all []Key, lost bool)
+}
 
 // Lister is a Store that lists what it holds. It is slow, and for administration.
 //

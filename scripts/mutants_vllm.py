@@ -60,6 +60,8 @@ LAZY = "tests/test_vllm_lazy.py"
 MODES = "tests/vllm/test_modes.py"
 PEERS = "tests/test_vllm_peer_options.py"
 TIER = "tests/test_tier.py"
+NODES = "tests/vllm/test_nodes.py"
+JOINT = "tests/test_vllm_nodes.py"
 CONTRACT = "tests/vllm/test_tier_contract.py"
 SPECS = "tests/test_vllm_specs.py"
 STATES = "tests/vllm/test_states.py"
@@ -230,9 +232,38 @@ MUTANTS = [
     Mutant("a start that is to end goes on where only the first step tells", "scheduler/calls.py",
         "        if self._options.on_unsupported == FAIL:\n            raise Unsupported(reason)\n", "",
         "end_the_engine_on_request", "DID NOT RAISE", where=UNCACHED),
-    Mutant("an engine over nodes joins the agent", "geometry.py",
-        "if reason := nodes.spread(parallel):", "if reason := nodes.spread(parallel) and '':",
-        "over_nodes_joins_no_agent", "assert", where=UNCACHED),
+    Mutant("over nodes, an engine of unequal parts joins the agent", "geometry.py",
+        "if reason := placement.spread(parallel):", "if reason := placement.spread(parallel) and '':",
+        "over_unequal_parts_joins_no_agent", "assert", where=UNCACHED),
+    Mutant("over nodes, the greatest hit counts", "nodes/lookups.py",
+        "least = min(one.tokens for one in answers)", "least = ticket.tokens",
+        "least_of_what_the_nodes_have", "assert", where=NODES),
+    Mutant("over nodes, a rank names another part's lease", "plan.py",
+        'local["lease"] = target.lease', 'local["lease"] = job.lease',
+        "job_for_no_agent", "assert", where=PARTS),
+    Mutant("over nodes, a reset skips an agent that is away", "nodes/delegate.py",
+        "if not self._agent.reset():", "if self._agent.session is not None and not self._agent.reset():",
+        "missed_precedes and killed", "blocks of before the reset", where=NODES),
+    Mutant("over nodes, a lease for nobody is kept", "nodes/joint.py",
+        "if ticket.abandoned:", "if False:", "comes_after_its_request", "without leases", where=NODES),
+    Mutant("over nodes, parts with other weights are one engine", "nodes/rules.py",
+        '_OWN = (PAIR, GENERATION, "resolved")', '_OWN = (PAIR, GENERATION, "resolved", "weights")',
+        "parts_of_other_engines", "assert", where=NODES),
+    Mutant("over nodes, a load ends when one node's ranks have reported", "scheduler/loads.py",
+        "if load.outcome.ranks < self._world:", "if load.outcome.ranks < 1:",
+        "another_node_may_write_to and tp2", "assert", where=NODES),
+    Mutant("over nodes, the last agent's lease is released at the next one", "nodes/joint.py",
+        "if self._attachment is not None and boot in", "if self._attachment is not None or boot in",
+        "same_numbers_to_other_leases", "assert", where=JOINT),
+    Mutant("over nodes, an end beside a reset is not noticed", "nodes/joint.py",
+        "self._up or self._foreign_reset or self._leases", "self._up or self._leases",
+        "reset_does_not_hide_an_end", "assert", where=JOINT),
+    Mutant("over nodes, LoRA adapters are served", "nodes/rules.py",
+        'getattr(vllm_config, "lora_config", None) is not None', "False",
+        "adapters_and_draft_models", "DID NOT RAISE", where=JOINT),
+    Mutant("over nodes, the joint session outlives one of its sessions", "nodes/joint.py",
+        "return super().session if self._up else None", "return super().session",
+        "there_while_all_sessions_are", "assert", where=JOINT),
     Mutant("a mistake in the options is served uncached", "connector.py",
         "        except Unsupported as error:\n            if self._options",
         "        except ValueError as error:\n            if self._options",

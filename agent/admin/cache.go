@@ -31,6 +31,8 @@ type CacheSpace struct {
 	Epoch   uint32 `json:"epoch"`
 	Engines int    `json:"engines"` // complete ones
 	Blocks  int64  `json:"blocks"`  // in memory; -1: the pool does not count them by space
+
+	ID pool.SpaceID `json:"-"` // unless Blocks is -1
 }
 
 // cacheFilter picks spaces. An empty field picks all.

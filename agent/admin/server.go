@@ -30,7 +30,7 @@ type Options struct {
 	Log         *zap.Logger
 }
 
-// Server serves a view over HTTP on admin.sock and, if the options say so, on an address.
+// Server serves a view over HTTP on admin.sock and, if the options say so, its reads on an address.
 type Server struct {
 	view    *View
 	limit   time.Duration
@@ -44,7 +44,7 @@ type Server struct {
 func Start(v *View, o Options) (*Server, error) {
 	s := &Server{view: v, limit: o.Limit, log: o.Log}
 	s.server = &http.Server{
-		Handler:     http.NewCrossOriginProtection().Handler(s.routes()), // no web page switches anything
+		Handler:     http.NewCrossOriginProtection().Handler(s.handler()), // no web page switches anything
 		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
 		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log),
 	}
@@ -89,7 +89,7 @@ func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
 const maxHeaderBytes = 16 << 10
 
 // listenHTTP refuses an address that is not loopback unless anyAddr is set, because every client
-// can switch loads and saves off.
+// learns the names of engines, models and tenants.
 func listenHTTP(addr string, anyAddr bool) (net.Listener, error) {
 	if err := CheckHTTPAddr(addr, anyAddr); err != nil {
 		return nil, err
@@ -113,8 +113,26 @@ func CheckHTTPAddr(addr string, anyAddr bool) error {
 	return nil
 }
 
-func (s *Server) routes() http.Handler {
-	mux := http.NewServeMux()
+// handler serves everything on admin.sock, whose file's permissions say who may ask, and on an
+// address only what changes nothing and names no stored block.
+func (s *Server) handler() http.Handler {
+	address, socket := http.NewServeMux(), http.NewServeMux()
+	s.addReads(address)
+	address.HandleFunc("/", func(rw http.ResponseWriter, _ *http.Request) {
+		http.Error(rw, "not served here, allowed: on admin.sock", http.StatusForbidden)
+	})
+	s.addReads(socket)
+	s.addChanges(socket)
+	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok && local != nil {
+			socket.ServeHTTP(rw, r)
+			return
+		}
+		address.ServeHTTP(rw, r)
+	})
+}
+
+func (s *Server) addReads(mux *http.ServeMux) {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.view.metrics.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /livez",
 		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Live()) })
@@ -122,12 +140,15 @@ func (s *Server) routes() http.Handler {
 		func(rw http.ResponseWriter, _ *http.Request) { writeHealth(rw, s.view.source.Ready()) })
 	mux.HandleFunc("GET /status", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.Status()) })
 	mux.HandleFunc("GET /query", func(rw http.ResponseWriter, _ *http.Request) { writeJSON(rw, s.view.bootstrap()) })
+}
+
+func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("POST /set", s.set)
 	mux.HandleFunc("GET /cache", s.cacheList)
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
+	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
-	return mux
 }
 
 // writeHealth answers 200 ok, or 503 with the reason.

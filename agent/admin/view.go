@@ -29,6 +29,7 @@ type Source struct {
 	// nothing of it is stored.
 	Reset func(fp pool.Fingerprint) (now CacheSpace, stored bool, err error)
 	Tiers pool.TierContents // nil: no tier can be listed
+	Tail  func(follow bool, wants func(pool.SpaceID) bool) (*events.Tail, error)
 }
 
 // Snapshot is the agent's state at one moment. Sizes are in bytes.

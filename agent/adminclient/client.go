@@ -2,12 +2,14 @@
 package adminclient
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -20,6 +22,7 @@ const DefaultDir = "/run/kvagent"
 const (
 	timeout  = 5 * time.Second
 	maxReply = 16 << 20 // bytes
+	maxLine  = 64 << 10 // bytes, of a stream
 )
 
 // Client asks a running agent through its admin.sock.
@@ -53,12 +56,46 @@ func (a *Client) Post(ctx context.Context, path string) ([]byte, error) {
 	return a.do(ctx, http.MethodPost, path)
 }
 
+// Lines calls line for each line of the answer to a GET of path, until the agent ends the answer,
+// ctx is done, or line returns an error. Only the beginning of the answer has a time limit.
+func (a *Client) Lines(ctx context.Context, path string, line func([]byte) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	late := time.AfterFunc(timeout, func() { cancel(os.ErrDeadlineExceeded) })
+	resp, err := a.request(ctx, &http.Client{Transport: a.client.Transport}, http.MethodGet, path)
+	if err != nil {
+		return err
+	}
+	late.Stop()
+	defer func() { _ = resp.Body.Close() }() // an error of reading is returned
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		if err := line(lines.Bytes()); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("the agent at %s broke off: %w", a.path, err)
+	}
+	return nil
+}
+
 func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
+	resp, err := a.request(ctx, &a.client, method, path)
+	if err != nil {
+		return nil, err
+	}
+	return a.body(resp)
+}
+
+// request returns an answer whose status is OK.
+func (a *Client) request(ctx context.Context, client *http.Client, method, path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://kvagent"+path, nil)
 	if err != nil {
 		return nil, err
 	}
-	resp, err := a.client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		var op *net.OpError
 		if errors.As(err, &op) {
@@ -67,13 +104,22 @@ func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("the agent at %s does not answer: %w", a.path, err)
 	}
-	defer func() { _ = resp.Body.Close() }() // the body was read to its end, or its error is returned
+	if resp.StatusCode != http.StatusOK {
+		body, err := a.body(resp)
+		if err != nil {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%s", strings.TrimSpace(string(body)))
+	}
+	return resp, nil
+}
+
+// body reads an answer to its end.
+func (a *Client) body(resp *http.Response) ([]byte, error) {
+	defer func() { _ = resp.Body.Close() }() // it was read to its end, or its error is returned
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
 	if err != nil {
 		return nil, fmt.Errorf("the agent at %s broke off: %w", a.path, err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s", strings.TrimSpace(string(body)))
 	}
 	return body, nil
 }

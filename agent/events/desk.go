@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"go.uber.org/zap"
+
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -12,23 +14,35 @@ import (
 // Desk tells the sessions of all spaces. A nil Desk refuses all of them. All methods may run
 // concurrently.
 type Desk struct {
-	memory  pool.Journal
+	memory  Memory
 	stop    chan struct{}
 	stopped sync.WaitGroup
 	refused atomic.Uint64
+	keeper  *keeper // nil: tokens end with the process
 
 	mu     sync.Mutex
 	spaces map[pool.SpaceID]*space
+	tails  [MaxTails]*Tail
 }
 
-// New returns the desk of a pool, which works until Close.
-func New(memory pool.Journal) *Desk {
+// Memory is the pool whose blocks are told.
+type Memory interface {
+	pool.Journal
+	Epoch(s pool.SpaceID) uint32
+}
+
+// New returns the desk of a pool, which works until Close. It keeps tokens in a file, unless path
+// is empty; the file is opened when there is something to keep or to load.
+func New(memory Memory, path string, log *zap.Logger) *Desk {
 	d := &Desk{memory: memory, stop: make(chan struct{}), spaces: map[pool.SpaceID]*space{}}
 	d.stopped.Go(d.work)
+	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
+		d.stopped.Go(d.keeper.work)
+	}
 	return d
 }
 
-// Close ends the desk's goroutine and waits for it.
+// Close ends the desk's goroutines and waits for them.
 func (d *Desk) Close() {
 	if d != nil {
 		close(d.stop)
@@ -51,7 +65,10 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 			return
 		}
 		if sp := d.get(rules.ID); sp != nil {
-			d.refused.Add(uint64(sp.learn(m)))
+			refused, fresh := sp.learn(m)
+			if d.refused.Add(uint64(refused)); fresh > 0 {
+				d.keeper.keep(sp.print, m)
+			}
 		}
 	case *ipc.NextEvents:
 		blocks := int(m.Blocks)
@@ -92,22 +109,49 @@ func (d *Desk) open(rules *lookup.Space) *space {
 	if sp == nil {
 		sp = newSpace(rules, d.memory, defaultLimits())
 		d.spaces[rules.ID] = sp
-		d.memory.Watch(rules.ID)
+		for _, medium := range sp.media {
+			if medium != nil {
+				medium.Watch(rules.ID)
+			}
+		}
+		d.keeper.load()
+		for _, t := range d.tails {
+			if t != nil {
+				t.signal() // which it is to be told of too
+			}
+		}
 	}
 	return sp
 }
 
-// work looks up what memory notes.
+// mediaOf returns the journals of memory and, if there is one, of the storage below it.
+func mediaOf(memory Memory) (all [media]pool.Journal) {
+	all[0] = memory
+	if s, ok := memory.(pool.Storage); ok {
+		all[1] = s.Storage()
+	}
+	return all
+}
+
+// work looks up what memory and storage note.
 func (d *Desk) work() {
-	var list []pool.Change
+	all := mediaOf(d.memory)
+	var lists [media][]pool.Change
+	var below <-chan struct{}
+	if all[1] != nil {
+		below = all[1].Changed()
+	}
 	for {
+		m := 0
 		select {
 		case <-d.stop:
 			return
 		case <-d.memory.Changed():
+		case <-below:
+			m = 1
 		}
-		var lost bool
-		list, lost = d.memory.Changes(list[:0])
+		list, lost := all[m].Changes(lists[m][:0])
+		lists[m] = list
 		if lost {
 			d.compareAll()
 			continue
@@ -119,6 +163,7 @@ func (d *Desk) work() {
 			}
 			if sp := d.get(rest[0].Space); sp != nil {
 				sp.changed(rest[:n])
+				d.keepUnkept(sp)
 			}
 			rest = rest[n:]
 		}
@@ -128,11 +173,35 @@ func (d *Desk) work() {
 // compareAll compares all spaces with memory, and drops those that were closed.
 func (d *Desk) compareAll() {
 	for id, sp := range d.all() {
-		if !sp.compare() {
+		open, cleared := sp.compare()
+		if !open {
 			d.mu.Lock()
 			delete(d.spaces, id)
 			d.mu.Unlock()
+			continue
 		}
+		if d.keepUnkept(sp); cleared {
+			d.keeper.renew()
+		}
+	}
+}
+
+// keepUnkept keeps the tokens of blocks that were not held when the file was made, and are now.
+func (d *Desk) keepUnkept(sp *space) {
+	said, more := sp.takeUnkept()
+	for _, m := range said {
+		d.keeper.keep(sp.print, m)
+	}
+	if more {
+		d.keeper.renew()
+	}
+}
+
+// Forget drops what the file of tokens has of a space that was reset, also if nobody asks for its
+// events.
+func (d *Desk) Forget(fp pool.Fingerprint) {
+	if d != nil && d.keeper != nil {
+		d.keeper.forget(fp)
 	}
 }
 
@@ -151,9 +220,13 @@ type Report struct {
 	Spaces      int // with events
 	Subscribers int // sessions that are told
 	Blocks      int // whose tokens, or whose followers' tokens, are kept
-	Told        int // of them: those that subscribers are told are stored
-	Bytes       int64
-	Refused     uint64 // blocks whose tokens were not taken
+	// Of them, those that subscribers are told are stored: in memory, and in the storage below it.
+	Told    [media]int
+	Bytes   int64
+	Refused uint64 // blocks whose tokens were not taken
+
+	FileBytes  int64 // of the file of tokens
+	FileErrors uint64
 }
 
 // Report returns the desk's state.
@@ -162,6 +235,9 @@ func (d *Desk) Report() (r Report) {
 		return r
 	}
 	r.Refused = d.refused.Load()
+	if k := d.keeper; k != nil {
+		r.FileBytes, r.FileErrors = k.bytes.Load(), k.errors.Load()
+	}
 	for _, sp := range d.all() {
 		r.Spaces++
 		sp.report(&r)

@@ -4,6 +4,8 @@ import (
 	"runtime"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
@@ -28,7 +30,7 @@ func openDesk(t *testing.T, blockTokens uint32) (*Desk, *dram.Pool, *lookup.Spac
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(p)
+	d := New(p, "", zap.NewNop())
 	t.Cleanup(func() {
 		d.Close()
 		p.Close()
@@ -147,7 +149,7 @@ func BenchmarkLearn(b *testing.B) {
 			}
 			next := pool.MakeHash(h[:])
 			l.add(next, parent, tokens, nil)
-			l.set(l.index[next], true)
+			l.set(l.index[next], 1)
 			parent = next
 		}
 		b.ReportMetric(float64(l.bytes())/n, "counted-bytes/block")

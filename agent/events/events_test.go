@@ -25,6 +25,7 @@ type view struct {
 	t      *testing.T
 	name   string
 	stored map[string]ipc.EventRun // by hash: a run of one block
+	in     map[string]held         // by hash: the media
 	most   int
 	ended  bool
 	whole  bool
@@ -38,16 +39,20 @@ func (v *view) receive(msg any) {
 	if v.ended || m.State == ipc.EventsRefused {
 		v.t.Fatalf("%s: state %d, ended %v", v.name, m.State, v.ended)
 	}
-	blocks := 0
+	blocks, gone := 0, map[string]bool{}
 	for _, r := range m.Runs {
 		parent := string(r.Parent)
 		for i := range len(r.Hashes) / int(r.HashLen) {
 			blocks++
 			h := string(r.Hashes[i*int(r.HashLen) : (i+1)*int(r.HashLen)])
-			_, stored := v.stored[h]
+			medium := held(1) << (r.Medium - ipc.MediumMemory)
+			stored := v.in[h]&medium != 0
 			if r.Kind == ipc.EventRemoved {
 				if !stored {
 					v.t.Fatalf("%s: removed what is not stored: %x", v.name, h)
+				}
+				if v.in[h] &^= medium; v.in[h] != 0 {
+					continue
 				}
 				for child, one := range v.stored {
 					if string(one.Parent) == h {
@@ -55,11 +60,17 @@ func (v *view) receive(msg any) {
 					}
 				}
 				delete(v.stored, h)
+				delete(v.in, h)
+				gone[h] = true
 				continue
 			}
 			if stored {
 				v.t.Fatalf("%s: stored twice: %x", v.name, h)
 			}
+			if gone[h] {
+				v.t.Fatalf("%s: %x moved, and was told to be gone first", v.name, h)
+			}
+			v.in[h] |= medium
 			if _, known := v.stored[parent]; parent != "" && !known {
 				v.t.Fatalf("%s: %x is stored before its parent", v.name, h)
 			}
@@ -80,6 +91,7 @@ type world struct {
 	t     *testing.T
 	rng   *rand.Rand
 	pool  *dram.Pool
+	disk  *disk
 	id    pool.SpaceID
 	space *space
 	views map[uint64]*view
@@ -99,10 +111,72 @@ func newWorld(t *testing.T, seed uint64, l limits) *world {
 		t.Fatal(err)
 	}
 	p.Watch(id)
+	under := &disk{id: id, stored: map[string]bool{}}
 	rules := &lookup.Space{ID: id, Groups: []lookup.Group{{BlockTokens: blockTokens}}}
 	return &world{
-		t: t, rng: rand.New(rand.NewPCG(seed, 1)), pool: p, id: id, views: map[uint64]*view{},
-		space: newSpace(rules, p, l), said: map[string]bool{},
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), pool: p, disk: under, id: id, views: map[uint64]*view{},
+		space: newSpace(rules, withDisk{p, under}, l), said: map[string]bool{},
+	}
+}
+
+// disk is a journal of a set.
+type disk struct {
+	id     pool.SpaceID
+	stored map[string]bool
+	notes  []pool.Change
+	lost   bool
+}
+
+// withDisk is a memory with a disk below it.
+type withDisk struct {
+	*dram.Pool
+	disk *disk
+}
+
+func (w withDisk) Storage() pool.Journal { return w.disk }
+
+func (d *disk) Watch(pool.SpaceID)       {}
+func (d *disk) Changed() <-chan struct{} { return nil }
+
+func (d *disk) Changes([]pool.Change) (all []pool.Change, lost bool) {
+	all, lost = d.notes, d.lost
+	d.notes, d.lost = nil, false
+	return all, lost
+}
+
+func (d *disk) Holds(_ pool.SpaceID, _ uint8, h pool.Hashes, present []bool) bool {
+	for i := range h.N {
+		present[i] = d.stored[string(h.At(i))]
+	}
+	return true
+}
+
+func (d *disk) note(h string) {
+	d.notes = append(d.notes, pool.Change{Space: d.id, Hash: pool.MakeHash([]byte(h))})
+}
+
+// drop drops blocks, and notes each or only that something has changed.
+func (d *disk) drop(which func(h string) bool, quietly bool) {
+	for h := range d.stored {
+		if which(h) {
+			delete(d.stored, h)
+			if d.lost = d.lost || quietly; !quietly {
+				d.note(h)
+			}
+		}
+	}
+}
+
+// write writes to the disk what memory has of a part of a prompt.
+func (w *world) write() {
+	h, _ := w.part()
+	present := make([]bool, h.N)
+	w.pool.Holds(w.id, 0, h, present)
+	for i := range h.N {
+		if present[i] {
+			w.disk.stored[string(h.At(i))] = true
+			w.disk.note(string(h.At(i)))
+		}
 	}
 }
 
@@ -184,11 +258,18 @@ func (w *world) pump() {
 	} else {
 		w.space.changed(w.notes)
 	}
+	if w.disk.notes, lost = w.disk.Changes(nil); lost {
+		w.space.compare()
+	} else {
+		w.space.changed(w.disk.notes)
+	}
+	w.disk.notes = nil
 }
 
 func (w *world) ask(session uint64, v *view, anew bool) {
 	if v.most = 1 + w.rng.IntN(9); anew {
 		clear(v.stored)
+		clear(v.in)
 	}
 	if !w.space.next(session, 1, v.most, anew, v.receive) {
 		w.t.Fatal("refused")
@@ -207,8 +288,12 @@ func (w *world) anySession() (uint64, *view) {
 func (w *world) step() {
 	n, v := w.anySession()
 	switch k := w.rng.IntN(100); {
-	case k < 30:
+	case k < 22:
 		w.save()
+	case k < 30:
+		w.write()
+	case k < 31:
+		w.disk.drop(func(string) bool { return w.rng.IntN(3) == 0 }, w.rng.IntN(2) == 0)
 	case k < 45:
 		w.learn()
 	case k < 60:
@@ -217,9 +302,10 @@ func (w *world) step() {
 		if _, err := w.pool.ResetSpace(w.id); err != nil {
 			w.t.Fatal(err)
 		}
+		w.disk.drop(func(string) bool { return true }, true)
 	case k < 65 && len(w.views) < 5:
 		w.last++
-		v = &view{t: w.t, name: fmt.Sprint("view ", w.last), stored: map[string]ipc.EventRun{}}
+		v = &view{t: w.t, name: fmt.Sprint("view ", w.last), stored: map[string]ipc.EventRun{}, in: map[string]held{}}
 		w.views[w.last] = v
 		w.ask(w.last, v, false)
 	case v == nil:
@@ -247,18 +333,26 @@ func (w *world) settle() {
 	}
 }
 
-// truth is what routers must know: blocks held with all before them, whose tokens are known.
-func (w *world) truth(known func(h []byte) bool) map[string]bool {
-	all := map[string]bool{}
+// truth is what routers must know: blocks held with all before them, whose tokens are known, and
+// where.
+func (w *world) truth(known func(h []byte) bool) map[string]held {
+	all := map[string]held{}
 	for n := range chains {
 		h := chain(n)
 		present := make([]bool, h.N)
 		w.pool.Holds(w.id, 0, h, present)
 		for i := range h.N {
-			if !present[i] || !known(h.At(i)) {
+			var in held
+			if present[i] {
+				in |= 1
+			}
+			if w.disk.stored[string(h.At(i))] {
+				in |= 2
+			}
+			if in == 0 || !known(h.At(i)) {
 				break
 			}
-			all[string(h.At(i))] = true
+			all[string(h.At(i))] = in
 		}
 	}
 	return all
@@ -271,9 +365,10 @@ func (w *world) check(known func(h []byte) bool) {
 			w.t.Fatalf("%s knows %d blocks, %d are held", v.name, len(v.stored), len(want))
 		}
 		for h, one := range v.stored {
-			if !want[h] || string(one.Tokens) != string(tokensOf([]byte(h))) ||
+			if want[h] == 0 || want[h] != v.in[h] || string(one.Tokens) != string(tokensOf([]byte(h))) ||
 				string(one.Extra) != string(extraOf([]byte(h))) {
-				w.t.Fatalf("%s: block %x is held: %v; tokens %v, extra %v", v.name, h, want[h], one.Tokens, one.Extra)
+				w.t.Fatalf("%s: block %x is held in %b, told in %b; tokens %v, extra %v", v.name, h, want[h], v.in[h],
+					one.Tokens, one.Extra)
 			}
 		}
 	}
@@ -328,6 +423,7 @@ func TestViewsWithLittleRoom(t *testing.T) {
 			if _, err := w.pool.ResetSpace(w.id); err != nil {
 				t.Fatal(err)
 			}
+			w.disk.drop(func(string) bool { return true }, true)
 			w.pump()
 			if len(one.index) > l.idle || len(one.extras.texts) > l.idle {
 				t.Errorf("%d blocks and %d extras are left of nothing", len(one.index), len(one.extras.texts))

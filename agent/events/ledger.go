@@ -1,5 +1,6 @@
-// Package events tells routers, through the engines, which blocks memory holds: one stored event
-// when a block comes and one removed event when it goes, with the tokens that routers need.
+// Package events tells routers, through the engines, which blocks memory and the node's disk hold:
+// one stored event when a block comes to either and one removed event when it goes, with the tokens
+// that routers need.
 //
 // The pool only notes the names of entries that came or went. The desk looks up what has become of
 // them, so a note that is late, repeated or lost costs a look-up and never a wrong event. A ledger
@@ -7,13 +8,19 @@
 // where the bit and the truth differ. A slow subscriber therefore needs no queue of events.
 package events
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"math/bits"
+	"unsafe"
+
+	"github.com/kvagent/kvagent/pool"
+)
 
 // Limits of one group of a space.
 const (
 	maxBlocks     = 1 << 22   // blocks whose tokens are kept; a further one is not told
 	maxTokenBytes = 512 << 20 // of their tokens
-	maxIdle       = 1 << 16   // of them that are not in memory, kept for when they come (again)
+	maxIdle       = 1 << 16   // of them that no medium holds, kept for when they come (again)
+	maxUnkept     = 1 << 12   // blocks noted that are to be written to the file of tokens; more, and it is made anew
 	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one looks at all blocks
 )
 
@@ -33,9 +40,11 @@ type ledger struct {
 	high   uint32 // blocks from here on were never used
 	spare  uint32 // first unused block below high, linked by next
 
-	absent    int      // blocks that are not held
-	reachable int      // blocks that subscribers are told
-	idle      []uint32 // in the order in which they became idle; some are not any more
+	absent    int        // blocks that are not held
+	reachable [media]int // blocks that subscribers are told, by medium
+	unkept    []uint32   // blocks whose tokens are not in the file, which came to be held; at most maxUnkept
+	flips     uint64     // how often a block became one of them or ceased to be
+	idle      []uint32   // in the order in which they became idle; some are not any more
 	extras    extras
 
 	log   []uint32 // blocks that changed, the oldest first
@@ -55,25 +64,53 @@ type chunk struct {
 	blocks [chunkBlocks]block
 }
 
-// block is what the ledger keeps of a block besides its tokens: 64 bytes.
+// media is the number of media that are told: medium i is number i+1 of ipc's.
+const media = 2
+
+// held has a bit for each medium that holds a block, or in which it is told.
+type held uint8
+
+// block is what the ledger keeps of a block besides its tokens: 72 bytes.
 type block struct {
 	hash          pool.Hash
 	flags         uint8
+	depth         uint16 // its place in its chain, 1 for the first, at most maxDepth; valid once it was reachable
 	parent, child uint32 // child is the first one
 	next, prev    uint32 // siblings
 	extra         uint32
-	told          uint64 // subscribers that were told that it is stored, a bit each
+	told          [media]uint64 // subscribers that were told that it is stored there, a bit each
 }
 
 const (
 	flagKnown     = 1 << 0 // its tokens are known; else it is only the parent of one that is
-	flagHeld      = 1 << 1 // in memory, when it was last looked up
-	flagRoot      = 1 << 2 // begins a prompt
-	flagReachable = 1 << 3 // known and held, as are all blocks before it: subscribers are to be told
-	flagQueued    = 1 << 4 // in ledger.idle
+	flagRoot      = 1 << 1 // begins a prompt
+	flagReachable = 1 << 2 // known and held, as are all blocks before it: subscribers are to be told
+	flagQueued    = 1 << 3 // in ledger.idle
+	flagKept      = 1 << 4 // its tokens are in the file, or on the way there
+	heldShift     = 5      // from here on: the media that held it, when it was last looked up
 )
 
 func (b *block) is(flags uint8) bool { return b.flags&flags == flags }
+
+func (b *block) held() held { return held(b.flags >> heldShift) }
+
+// wanted returns the media in which subscribers are to be told that the block is stored.
+func (b *block) wanted() held {
+	if b.is(flagReachable) {
+		return b.held()
+	}
+	return 0
+}
+
+// toldTo returns the media in which a subscriber was told that the block is stored.
+func (b *block) toldTo(bit uint64) (in held) {
+	for m := range b.told {
+		if b.told[m]&bit != 0 {
+			in |= 1 << m
+		}
+	}
+	return in
+}
 
 func newLedger(group uint8, blockTokens uint32, l limits) *ledger {
 	stride := int(blockTokens) * tokenBytes
@@ -86,7 +123,8 @@ const indexBytes = 104
 
 // bytes returns about how much memory the ledger takes.
 func (l *ledger) bytes() int64 {
-	return int64(len(l.chunks))*chunkBlocks*int64(64+l.stride) + int64(len(l.index))*indexBytes +
+	each := int64(unsafe.Sizeof(block{})) + int64(l.stride)
+	return int64(len(l.chunks))*chunkBlocks*each + int64(len(l.index))*indexBytes +
 		int64(cap(l.log)+cap(l.idle))*4
 }
 
@@ -171,20 +209,42 @@ func (l *ledger) unlink(n uint32) {
 	}
 }
 
-// set records whether memory holds a block.
-func (l *ledger) set(n uint32, held bool) {
+// set records which media hold a block.
+func (l *ledger) set(n uint32, now held) {
 	b := l.at(n)
-	if b.is(flagHeld) == held {
+	before := b.held()
+	if before == now {
 		return
 	}
-	b.flags ^= flagHeld
-	if held {
+	l.count(b, -1)
+	b.flags = b.flags&(1<<heldShift-1) | uint8(now)<<heldShift
+	l.count(b, 1)
+	switch {
+	case before == 0:
 		l.absent--
-	} else {
+		if b.is(flagKnown) && !b.is(flagKept) && len(l.unkept) < maxUnkept {
+			l.unkept = append(l.unkept, n)
+		}
+	case now == 0:
 		l.absent++
+	}
+	if b.is(flagReachable) {
+		l.flips += uint64(bits.OnesCount8(uint8(before ^ now)))
+		if now != 0 { // else update notes it
+			l.note(n)
+		}
 	}
 	l.update(n)
 	l.rest(n)
+}
+
+// count adds a block to what subscribers are told, or subtracts it.
+func (l *ledger) count(b *block, by int) {
+	for m := range l.reachable {
+		if b.wanted()&(1<<m) != 0 {
+			l.reachable[m] += by
+		}
+	}
 }
 
 // update finds out whether a block is reachable, and those after it.
@@ -193,16 +253,20 @@ func (l *ledger) update(n uint32) {
 	for len(todo) > 0 {
 		n, todo = todo[len(todo)-1], todo[:len(todo)-1]
 		b := l.at(n)
-		now := b.is(flagKnown|flagHeld) && (b.is(flagRoot) || l.at(b.parent).is(flagReachable))
+		now := b.is(flagKnown) && b.held() != 0 && (b.is(flagRoot) || l.at(b.parent).is(flagReachable))
 		if now == b.is(flagReachable) {
 			continue
 		}
+		l.count(b, -1)
 		b.flags ^= flagReachable
+		l.count(b, 1)
 		if now {
-			l.reachable++
-		} else {
-			l.reachable--
+			b.depth = 1
+			if !b.is(flagRoot) {
+				b.depth = uint16(min(int(l.at(b.parent).depth)+1, maxDepth))
+			}
 		}
+		l.flips += uint64(bits.OnesCount8(uint8(b.held())))
 		l.note(n)
 		for child := b.child; child != 0; child = l.at(child).next {
 			todo = append(todo, child)
@@ -222,7 +286,7 @@ func (l *ledger) note(n uint32) {
 }
 
 // isIdle reports whether a block may be forgotten.
-func (b *block) isIdle() bool { return !b.is(flagHeld) && b.told == 0 && b.child == 0 }
+func (b *block) isIdle() bool { return b.held() == 0 && b.told == [media]uint64{} && b.child == 0 }
 
 // rest queues a block that is idle, and forgets the oldest ones while too many are not held.
 func (l *ledger) rest(n uint32) {

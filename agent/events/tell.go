@@ -12,8 +12,10 @@ func (l *ledger) begin(c *cursor) { c.scan, c.seen = 1, l.first+uint64(len(l.log
 // withdraw makes a subscriber one that has been told nothing.
 func (l *ledger) withdraw(bit uint64) {
 	for n := uint32(1); n < l.high; n++ {
-		if b := l.at(n); b.told&bit != 0 {
-			b.told &^= bit
+		if b := l.at(n); b.toldTo(bit) != 0 {
+			for m := range b.told {
+				b.told[m] &^= bit
+			}
 			l.rest(n)
 		}
 	}
@@ -50,27 +52,46 @@ func (l *ledger) settle(n uint32, bit uint64, out *batch) bool {
 		return false
 	}
 	b := l.at(n)
-	told := b.told&bit != 0
-	switch {
-	case told == b.is(flagReachable):
+	switch told := b.toldTo(bit); {
+	case told == b.wanted():
 		return true
-	case told:
+	case b.wanted() == 0:
 		return l.tellRemoved(n, bit, out)
 	}
-	return l.tellStored(n, bit, out)
+	return l.tellStored(n, bit, out) && l.tellLeft(n, bit, out)
 }
 
+// tellStored tells where a block is, after those before it.
 func (l *ledger) tellStored(n uint32, bit uint64, out *batch) bool {
 	path := append(l.path[:0], n)
-	for b := l.at(n); !b.is(flagRoot) && l.at(b.parent).told&bit == 0; b = l.at(b.parent) {
+	for b := l.at(n); !b.is(flagRoot) && l.at(b.parent).toldTo(bit) == 0; b = l.at(b.parent) {
 		path = append(path, b.parent)
 	}
 	l.path = path
 	for i := len(path) - 1; i >= 0; i-- {
-		if !out.stored(l, path[i]) {
-			return false
+		b := l.at(path[i])
+		for m := range b.told {
+			if b.wanted()&^b.toldTo(bit)&(1<<m) != 0 {
+				if !out.stored(l, path[i], m) {
+					return false
+				}
+				b.told[m] |= bit
+			}
 		}
-		l.at(path[i]).told |= bit
+	}
+	return true
+}
+
+// tellLeft tells which media a block has left.
+func (l *ledger) tellLeft(n uint32, bit uint64, out *batch) bool {
+	b := l.at(n)
+	for m := range b.told {
+		if b.toldTo(bit)&^b.wanted()&(1<<m) != 0 {
+			if !out.removed(l, n, m) {
+				return false
+			}
+			b.told[m] &^= bit
+		}
 	}
 	return true
 }
@@ -87,13 +108,12 @@ func (l *ledger) tellRemoved(n uint32, bit uint64, out *batch) bool {
 			continue
 		}
 		last := path[len(path)-1]
-		if !out.removed(l, last) {
+		if !l.tellLeft(last, bit, out) {
 			break
 		}
 		if path = path[:len(path)-1]; len(path) > 0 {
 			child = l.nextTold(l.at(last).next, bit, out)
 		}
-		l.at(last).told &^= bit
 		l.rest(last) // which forgets none that is told of
 	}
 	l.path = path
@@ -103,7 +123,7 @@ func (l *ledger) tellRemoved(n uint32, bit uint64, out *batch) bool {
 // nextTold returns the first of a block's later siblings, itself among them, that a subscriber was
 // told is stored; 0: none.
 func (l *ledger) nextTold(n uint32, bit uint64, out *batch) uint32 {
-	for ; n != 0 && l.at(n).told&bit == 0; n = l.at(n).next {
+	for ; n != 0 && l.at(n).toldTo(bit) == 0; n = l.at(n).next {
 		out.looks--
 	}
 	return n

@@ -26,7 +26,7 @@ func TestRemovalLooksAtWhatItTells(t *testing.T) {
 			if !l.add(next, parent, tokens, nil) {
 				t.Fatal("refused")
 			}
-			l.set(l.index[next], true)
+			l.set(l.index[next], 1)
 			parent = next
 		}
 		return parent
@@ -41,7 +41,7 @@ func TestRemovalLooksAtWhatItTells(t *testing.T) {
 		t.Fatalf("%d blocks are not told", all.blocks)
 	}
 	for _, n := range l.index {
-		l.set(n, false)
+		l.set(n, 0)
 	}
 	told, answers, looks := 0, 0, 0
 	for whole := false; !whole; answers++ {

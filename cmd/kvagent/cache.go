@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"net/url"
 	"os"
@@ -277,6 +278,9 @@ func reclaimFiles(out io.Writer, files []dram.FileInfo, age time.Duration) error
 			continue
 		}
 		n, bytes = n+1, bytes+f.Allocated
+		if err := os.Remove(f.Path + tokensSuffix); !errors.Is(err, fs.ErrNotExist) {
+			errs = errors.Join(errs, err)
+		}
 	}
 	fmt.Fprintf(out, "removed %d files, %s\n", n, settings.HumanSize(bytes))
 	return errs

@@ -84,8 +84,8 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 		VerifySample: uint32(s.verify),
 		KeepPercent:  s.keepPercent,
 		LeaseBytes:   s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http,
-		HTTPAny: s.httpAny,
-		Lanes:   s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
+		HTTPAny: s.httpAny, Tokens: s.tokensFile(),
+		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
 		Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
 		Peers: agent.Peers{TransferTTL: s.peers.ttl},
 	}

@@ -137,7 +137,9 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Lookups(s.lookups), "lookup",
 		"look-up socket NAME for the space with this fingerprint, open from the start; may be given several times")
 
-	f.StringVar(&s.http, "http", "", "address for HTTP besides admin.sock, such as 127.0.0.1:9480")
+	f.StringVar(&s.http, "http", "",
+		"address for HTTP besides admin.sock, such as 127.0.0.1:9480; it serves metrics, health and status, and "+
+			"changes nothing")
 	settings.AddBool(f, &s.httpAny, "http-any", "allow --http to be an address that is not loopback")
 	f.Var(settings.Choice(&s.logLevel, []string{"debug", "info", "warn", "error"}), "log-level",
 		"lowest level that is logged")

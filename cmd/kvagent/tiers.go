@@ -131,6 +131,23 @@ func (t *tierSettings) stateDir() string {
 	return ""
 }
 
+// tokensFile returns the file for the tokens that KV events need: beside the file of resets if a
+// disk tier outlives the agent or, if memory alone does, beside the pool's file. Empty: nothing of
+// which events tell outlives it, so prompts are kept in no file.
+func (s *serveSettings) tokensFile() string {
+	for _, t := range s.tiers.specs {
+		if t.Scheme == tierspec.SchemeDisk {
+			return filepath.Join(s.tiers.stateDir(), "kvagent"+tokensSuffix)
+		}
+	}
+	if s.dramPath != "" {
+		return s.dramPath + tokensSuffix
+	}
+	return ""
+}
+
+const tokensSuffix = ".tokens"
+
 // resetsFile is the file in the state directory.
 const resetsFile = "kvagent-resets.json"
 

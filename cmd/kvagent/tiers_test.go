@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kvagent/kvagent/pool/tierspec"
 )
 
 func TestPrefillRateErrors(t *testing.T) {
@@ -29,6 +31,30 @@ func TestCollectUnusedIsChecked(t *testing.T) {
 		if c.ok != (err == nil) || err != nil &&
 			!strings.Contains(err.Error(), "tier-collect-unused: "+c.unused.String()+", allowed: 0, or ") {
 			t.Errorf("%v every %v: %v", c.unused, c.every, err)
+		}
+	}
+}
+
+// Tokens are kept in a file only where blocks of which events tell outlive the agent.
+func TestTokensFile(t *testing.T) {
+	disk := &tierspec.Spec{Scheme: tierspec.SchemeDisk, Path: "/d"}
+	shared := &tierspec.Spec{Scheme: "redis"}
+	for _, c := range []struct {
+		dram, state string
+		tiers       []*tierspec.Spec
+		want        string
+	}{
+		{"", "", nil, ""},
+		{"", "/s", []*tierspec.Spec{shared}, ""},
+		{"/m", "", nil, "/m.tokens"},
+		{"/m", "/s", []*tierspec.Spec{shared}, "/m.tokens"},
+		{"", "", []*tierspec.Spec{shared, disk}, "/d/kvagent.tokens"},
+		{"/m", "/s", []*tierspec.Spec{disk}, "/s/kvagent.tokens"},
+	} {
+		s := &serveSettings{dramPath: c.dram}
+		s.tiers.state, s.tiers.specs = c.state, c.tiers
+		if got := s.tokensFile(); got != c.want {
+			t.Errorf("%+v: %q, want %q", c, got, c.want)
 		}
 	}
 }

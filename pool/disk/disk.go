@@ -43,6 +43,7 @@ type Store struct {
 	seen    *seen
 	seeds   [2]maphash.Seed // of tags; they live as long as the process
 	count   counters
+	notes   notes
 
 	puts, gets chan struct{} // a place for each call that may run at once
 

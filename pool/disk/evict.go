@@ -68,6 +68,7 @@ func (d *dir) evict(g *segment, sparse bool) {
 		d.s.count.readErrors.Add(1)
 		d.lost.Store(true)
 		d.s.count.evicted.Add(uint64(d.s.index.removeSegments(map[uint32]bool{g.handle: true})))
+		d.s.notes.noteAll()
 	} else {
 		d.writeAgain(g, c.headers, sparse, &b)
 		d.forgetAll(g, c.headers)
@@ -133,6 +134,7 @@ func (d *dir) forgetAll(g *segment, headers []byte) {
 		if h.decode(p, g.nonce) && h.kind == block &&
 			d.s.index.removeIf(d.s.tagOf(&h.key), place{segment: g.handle, at: uint32(h.off / grain)}) {
 			d.s.count.evicted.Add(1)
+			d.s.notes.note(&h.key)
 		}
 	}
 }

@@ -120,6 +120,7 @@ func (d *dir) take(p *piece, r *record) {
 	if r.kind == tombstone {
 		p.sync = true
 		r.had = d.forget(r.tag)
+		d.s.notes.note(&r.key)
 		return
 	}
 	d.pending[r.tag] = r

@@ -107,6 +107,7 @@ func (d *dir) comeBack() {
 	defer d.mu.Unlock()
 	d.badReads.Store(0)
 	d.readable.Store(true)
+	d.s.notes.noteAll()
 	d.setState(StateOK, nil)
 }
 

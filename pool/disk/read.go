@@ -72,6 +72,7 @@ func (d *dir) judge(p *part, ok bool) pool.Status {
 		return lookAgain
 	}
 	d.uncount(p.place)
+	d.s.notes.note(&p.item.Key)
 	d.lost.Store(true)
 	return pool.Corrupt
 }
@@ -89,6 +90,7 @@ func (d *dir) countRead(n int64, err error) {
 		return
 	}
 	d.readable.Store(false)
+	d.s.notes.noteAll()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.setState(StateFailed, err)

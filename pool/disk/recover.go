@@ -33,6 +33,7 @@ func (d *dir) open() error {
 	d.opened = true
 	d.lost.Store(false)
 	d.readable.Store(true)
+	d.s.notes.noteAll()
 	d.badReads.Store(0)
 	d.setState(StateOK, nil)
 	d.notifyBuffered()
@@ -186,6 +187,7 @@ func (d *dir) detach() error {
 	}
 	d.segments, d.ended, d.writing, d.next, d.taken, d.opened = nil, nil, nil, nil, 0, false
 	d.readable.Store(false)
+	d.s.notes.noteAll()
 	if d.lockFD >= 0 {
 		err = errors.Join(err, unix.Close(d.lockFD))
 		d.lockFD = -1

@@ -160,6 +160,7 @@ func (d *dir) show(g *segment, r *record) pool.Status {
 		d.uncount(old)
 	}
 	g.live++
+	d.s.notes.note(&r.key)
 	return pool.OK
 }
 
@@ -214,6 +215,7 @@ func (d *dir) curBytes() int {
 func (d *dir) refuseTombstone(r *record) (pool.Status, bool) {
 	if d.state != StateOK {
 		r.had = d.forget(r.tag)
+		d.s.notes.note(&r.key)
 		d.owe(r.key)
 		return pool.Busy, true
 	}

@@ -33,6 +33,7 @@ func (p *Pool) resetting(fp pool.Fingerprint) {
 	defer p.spaces.mu.Unlock()
 	if id, open := p.openID(fp); open {
 		p.spaces.get(id).now.Store(&era{})
+		p.storage.noteAll()
 	}
 }
 
@@ -46,6 +47,7 @@ func (p *Pool) renamed(fp pool.Fingerprint) {
 	}
 	if sp := p.spaces.get(id); sp.now.Load().epoch != 0 { // else resetMemory follows
 		sp.begin(p.names.Use(fp), p.memory.Epoch(id))
+		p.storage.noteAll()
 		p.offerWaiting(sp)
 	}
 }
@@ -79,6 +81,7 @@ func (p *Pool) resetMemoryLocked(id pool.SpaceID, sp *space) (uint32, error) {
 	}
 	if p.spaces.get(id) == sp {
 		sp.begin(p.names.Use(sp.spec.Fingerprint), p.memory.Epoch(id))
+		p.storage.noteAll()
 		p.offerWaiting(sp)
 	}
 	return epoch, err

@@ -156,6 +156,7 @@ func (l *level) countResult(ctx context.Context, err error) {
 	}
 	if l.breaker.failed(&l.Tier, err) {
 		l.p.o.Log(l.Name, "the store fails: it is not used until it works again", err)
+		l.p.storage.noteAll()
 		l.signal()
 	}
 }
@@ -194,6 +195,7 @@ func (l *level) reconnect(ctx context.Context) {
 		}
 		if l.breaker.try(&l.Tier, func() error { return l.probe(ctx) }) == nil {
 			l.p.o.Log(l.Name, "the store works again", nil)
+			l.p.storage.noteAll()
 			return
 		}
 	}

@@ -59,6 +59,7 @@ type Pool struct {
 	names     *names.Names
 	uses      uses
 	onEvict   evictWriter
+	storage   *storage // nil: no local tier notes what comes and goes
 
 	mu struct {
 		sync.Mutex
@@ -128,6 +129,7 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		return nil, err
 	}
 	p.spaces.all.Store(&[]*space{})
+	p.storage = newStorage(p)
 	if err := p.openNames(); err != nil {
 		return nil, err
 	}

@@ -460,7 +460,7 @@ class EventRun:
     """Blocks that were stored, which are chained, or removed, which have no more than hashes."""
 
     kind: int
-    medium: int  # 1: the agent's memory
+    medium: int  # 1: the agent's memory; 2: the node's disk below it
     group: int
     parent: bytes
     hash_len: int

@@ -101,6 +101,11 @@ class AgentProcess:
         self.process.kill()
         self.process.wait()
 
+    def end(self) -> None:
+        """End the agent as its operator does."""
+        self.process.terminate()
+        self.process.wait(PATIENCE_S)
+
     def close(self) -> None:
         self.thaw()
         self.process.terminate()

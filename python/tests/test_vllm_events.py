@@ -43,13 +43,16 @@ class Form:
     def hash(self, block_hash: bytes) -> Any:
         return block_hash.decode()
 
-    def stored(self, group: int, parent: Any, hashes: Any, ids: Any, size: int, keys: Any) -> Any:
+    def stored(self, group: int, parent: Any, hashes: Any, ids: Any, size: int, keys: Any, medium: int) -> Any:
         assert len(ids) == size * len(hashes)
         assert len(keys) == len(hashes)
-        return "stored", group, parent, tuple(hashes), keys[0]
+        return "stored", group, parent, tuple(hashes), keys[0], *self._below(medium)
 
-    def removed(self, group: int, hashes: Any) -> Any:
-        return "removed", group, tuple(hashes)
+    def removed(self, group: int, hashes: Any, medium: int) -> Any:
+        return "removed", group, tuple(hashes), *self._below(medium)
+
+    def _below(self, medium: int) -> tuple[str, ...]:
+        return () if medium == 1 else ("STORAGE",)
 
 
 class FakeSession:
@@ -99,8 +102,8 @@ def stored(parent: str, *hashes: str, group: int = 0, extra: bytes = b"", medium
     return m.EventRun(1, medium, group, parent.encode(), 1, "".join(hashes).encode(), ids, extra)
 
 
-def removed(*hashes: str) -> m.EventRun:
-    return m.EventRun(2, 1, 0, b"", 1, "".join(hashes).encode(), b"", b"")
+def removed(*hashes: str, medium: int = 1) -> m.EventRun:
+    return m.EventRun(2, medium, 0, b"", 1, "".join(hashes).encode(), b"", b"")
 
 
 class Case:
@@ -146,7 +149,8 @@ def test_what_the_agent_says_is_published_once(case: Case) -> None:
 def test_what_no_router_could_use_is_left_out(case: Case) -> None:
     case.answer(stored("", "a"))
     for run in (
-        stored("", "a"), stored("x", "b"), removed("b"), stored("a", "b", extra=b"\x07new"), stored("a", "b", medium=2),
+        stored("", "a"), stored("x", "b"), removed("b"), stored("a", "b", extra=b"\x07new"), stored("a", "b", medium=3),
+        removed("a", medium=2), removed("a", medium=3),
         stored("", "b", group=1), stored("", "b", group=2), stored("", "b", group=9),
         stored("a", "b", extra=tokens.SALT + b"\xff"), stored("a", "b", extra=tokens.SALT + b"\xed\xa0\x80"),
     ):  # fmt: skip
@@ -167,6 +171,25 @@ def test_the_end_of_a_session_removes_all_from_the_leaf_on(case: Case, monkeypat
     assert case.it.take() == [("removed", 0, ("a",))]
     assert case.asked[3] is False, "a new registration begins anew by itself"
     assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
+
+
+def test_a_block_moves_to_the_disk_and_is_never_gone(case: Case) -> None:
+    case.answer(stored("", "a", "b"))
+    moves = stored("", "a", medium=2), removed("a"), stored("a", "b", medium=2), removed("b")
+    assert case.answer(*moves) == [
+        ("stored", 0, None, ("a",), None, "STORAGE"), ("removed", 0, ("a",)),
+        ("stored", 0, "a", ("b",), None, "STORAGE"), ("removed", 0, ("b",)),
+    ]  # fmt: skip
+    assert case.answer(*moves) == [], "each transition once"
+    assert case.answer(stored("b", "c")) == [("stored", 0, "b", ("c",), None)], "whose parent is on the disk"
+    assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)], "fetched, and on the disk as well"
+    assert (case.counts.events_stored, case.counts.events_removed) == (6, 2)
+    case.agent.session = None
+    assert case.it.take() == [
+        ("removed", 0, ("c",)), ("removed", 0, ("b",), "STORAGE"), ("removed", 0, ("a",)),
+        ("removed", 0, ("a",), "STORAGE"),
+    ]  # fmt: skip
+    assert (case.counts.events_stored, case.counts.events_removed) == (6, 6)
 
 
 def test_after_all_blocks_are_cleared_everything_is_asked_anew(case: Case) -> None:

@@ -21,7 +21,6 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm import nodes
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import (
     NEEDED,
@@ -34,8 +33,11 @@ from kvagent.vllm.geometry import (
     shard,
 )
 from kvagent.vllm.link import Attachment, Link
+from kvagent.vllm.nodes import placement, rules
+from kvagent.vllm.nodes.orders import Target
+from kvagent.vllm.nodes.placement import elsewhere
 from kvagent.vllm.options import OptionError, Options, loads, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan, localized
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
@@ -248,8 +250,15 @@ def test_ranks_on_several_nodes() -> None:
         parallel = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=1, **more)
         return ranks(parallel, _config(FullAttentionSpec))
 
-    with pytest.raises(Unsupported, match=r"^an engine over 2 nodes \(--nnodes\): an agent serves .*several-nodes.md"):
-        over(2, nnodes=4, nnodes_within_dp=2)
+    two: dict[str, Any] = {"nnodes_within_dp": 2, "node_rank_within_dp": 1}
+    with pytest.raises(Unsupported, match=r"^2 ranks on 2 nodes \(--nnodes\), started by the executor uni: .*nodes.md"):
+        over(2, distributed_executor_backend="uni", **two)
+    with pytest.raises(Unsupported, match=r"^3 ranks on 2 nodes"):
+        over(3, distributed_executor_backend="mp", **two)
+    mp: dict[str, Any] = {"distributed_executor_backend": "mp"}
+    assert over(128, **two, **mp)[0].world == 128, "64 of them at each agent"
+    with pytest.raises(Unsupported, match="65 ranks, allowed is 1 to 64"):
+        over(130, **two, **mp)
     assert over(2, nnodes=4, nnodes_within_dp=1)[0].world == 2, "each replica is on one node"
     assert over(2, nnodes=2, nnodes_within_dp=0)[0].world == 2, "0.29 rounds down"
     with pytest.raises(Unsupported, match="external_launcher with 2 ranks"):
@@ -262,17 +271,17 @@ def test_workers_tell_their_node() -> None:
     def worker(node: str) -> WorkerInfo:
         return WorkerInfo("/proc/1/fd/3", 4096, 64, 8, (1, 2), node)
 
-    here, there = worker(nodes.node()), worker("another")
-    assert nodes.node() == nodes.node() != ""
-    assert nodes.elsewhere([here, here], nodes.node()) == ""
-    assert nodes.elsewhere([here, there, there], nodes.node()).startswith("2 of the engine's ranks are not on the node")
-    assert nodes.elsewhere([worker(""), here], nodes.node()) == "", "what cannot tell is taken to be here"
-    assert nodes.elsewhere([here, there], "") == ""
+    here, there = worker(placement.node()), worker("another")
+    assert placement.node() == placement.node() != ""
+    assert elsewhere([here, here], placement.node()) == ""
+    assert elsewhere([here, there, there], placement.node()).startswith("2 of the engine's ranks are not on the node")
+    assert elsewhere([worker(""), here], placement.node()) == "", "what cannot tell is taken to be here"
+    assert elsewhere([here, there], "") == ""
 
 
 def test_a_node_that_cannot_be_told_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(nodes, "_BOOT_ID", tmp_path / "none")
-    assert nodes.node() == ""
+    monkeypatch.setattr(placement, "_BOOT_ID", tmp_path / "none")
+    assert placement.node() == ""
 
 
 def test_tp_8_with_pp_4_is_32_shards() -> None:
@@ -709,3 +718,35 @@ def test_another_registration_does_not_wait_as_a_refused_one_does(
     link.renew()
     eventually(link.current, "the other registration")
     link.close()
+
+
+def test_the_parts_of_an_engine_over_nodes() -> None:
+    def of(tp: int, pp: int, index: int, count: int = 2) -> placement.Part:
+        sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
+        return placement.part(SimpleNamespace(**sizes, nnodes_within_dp=count, node_rank_within_dp=index))
+
+    assert placement.part(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2)).count == 1
+    assert (of(8, 1, 1).ranks, of(8, 1, 1).text) == (range(4, 8), "ranks 4 to 7 of 8")
+    whole = Ranks(8, 8)
+    for index in range(2):  # by heads, or by stages
+        for tp, pp in ((8, 1), (4, 2)):
+            part = of(tp, pp, index)
+            assert rules.part_ranks(part, whole, tp, 1) == Ranks(4, 4)
+            assert [rules.part_shard(part, rank, tp, 1) for rank in part.ranks] == [0, 1, 2, 3]
+        part = of(8, 1, index)
+        assert rules.part_ranks(part, Ranks(8, 1), 8, 8) == Ranks(4, 1), "all ranks have the same"
+        assert [rules.part_shard(part, rank, 8, 8) for rank in part.ranks] == [0] * 4
+        assert [rules.part_shard(part, rank, 8, 2) for rank in part.ranks] == [0, 0, 1, 1]
+    assert rules.part_ranks(of(8, 1, 0, count=1), whole, 8, 1) is whole
+
+
+def test_a_part_without_a_target_gets_a_job_for_no_agent() -> None:
+    target = Target(b"far", 7, b"there", 9)
+    load = LoadJob(1, b"here", 2, "r", 3, 1.0, (), b"", b"space", elsewhere=(target,))
+    save = SaveJob(2, b"here", 2, 0, packed([b"x"], 0), b"space")
+    plan = localized(StepPlan(loads=[load], saves=[save]), 1)
+    (own,), (none,) = plan.loads, plan.saves
+    assert (own.boot, own.epoch, own.space, own.lease) == (b"far", 7, b"there", 9)
+    assert (none.boot, none.space) == (b"", b""), "it would be sent as if to the scheduler's agent"
+    calm = calm_plan(3)
+    assert localized(calm, 1) is calm

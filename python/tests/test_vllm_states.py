@@ -18,9 +18,9 @@ from kvagent.vllm.scheduler.save_plan import SaveBatch
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.tails import EagerBatch
-from kvagent.vllm.scheduler.transfer_names import Wanted
 from kvagent.vllm.scheduler.waits import Rate
 from kvagent.vllm.state_rules import check_states
+from kvagent.vllm.transfer_names import Wanted
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
@@ -135,7 +135,7 @@ def test_parts_of_blocks_are_refused() -> None:
 def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
-    agent: Any = SimpleNamespace(session=session, space=b"s" * 16)
+    agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
     loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate(), lambda _: None)
     full = [Block(i) for i in range(1, 11)]
     loads.plan(1, request(), [full, table], tokens, Promise(0, tokens, 7, 0.0))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.messages import BlockStatus
+from kvagent.vllm import transfer_names as tr
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler import transfer_names as tr
 from kvagent.vllm.scheduler.requests import ANSWER_S, Tracked
 from kvagent.vllm.scheduler.saves import HOLD_S
 from kvagent.vllm.scheduler.waits import LookupWaits

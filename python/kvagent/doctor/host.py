@@ -90,8 +90,8 @@ def namespaces(path: Path) -> Iterator[Finding]:
     if pid == 0:
         yield Finding(
             "the agent is in another PID namespace",
-            "KV caches on a GPU and cpu_memory peer need a common one: hostPID: true, or shareProcessNamespace: "
-            "true in one pod. cpu_memory fd needs none",
+            "cpu_memory peer needs a common one: hostPID: true, or shareProcessNamespace: true in one pod. So do "
+            "KV caches on a GPU before Linux 6.5, and where its driver says so. cpu_memory fd needs none",
         )
         return
     yield Finding(f"the agent is process {pid} here: the PID namespace is shared")
@@ -105,7 +105,8 @@ def namespaces(path: Path) -> Iterator[Finding]:
     else:
         yield Finding(
             "the agent is in another IPC namespace",
-            "KV caches on a GPU need a common one: hostIPC: true in both pods, or one pod for both",
+            "KV caches on a GPU need a common one, or the node's /dev/shm in both pods: hostIPC: true in both, or one "
+            "pod for both",
         )
 
 

@@ -24,6 +24,8 @@ from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_lay
 from kvagent.vllm.keys.media import BYPASS, TRUST, Media
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Stats, make_prom
+from kvagent.vllm.nodes.placement import part
+from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
 from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
@@ -83,6 +85,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         check_states(vllm_config, self._geometry, self._options)
         check_options(following, self._options)
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
+        self._part = part(vllm_config.parallel_config)
+        self._options = check_part(self._part, vllm_config, self._geometry, self._options, transfer.kv_role)
         self._cells = cells(vllm_config, kv_cache_config, self._options.share_tp, self._options.share_pp)
         if self._cells is not None:
             self._ranks = geo.Ranks(self._ranks.world, self._cells.count)
@@ -229,7 +233,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             preemption=self._preemption(),
             token_bytes=geo.token_bytes(self._config),
             step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens), following=following,
-            events=events,
+            events=events, parts=self._part.count,
         )  # fmt: skip
         link.wait(self._options.start_wait_ms / 1e3)
         return side
@@ -238,6 +242,9 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Return how KV events are made, if the engine publishes some."""
         config = getattr(self._vllm_config, "kv_events_config", None)
         if self._options.events == OFF or config is None or not config.enable_kv_cache_events:
+            return None
+        if self._part.count > 1:
+            log.info("KV events tell of the engine's own cache alone: no agent has whole blocks of it")
             return None
         from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
 
@@ -270,13 +277,15 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         return Media(how, self._geometry.hash_tokens, multimodal=multimodal)
 
     def _common(self) -> dict[str, Any]:
+        tp = int(self._vllm_config.parallel_config.tensor_parallel_size)
+        ranks = part_ranks(self._part, self._ranks, tp, self._replicas)
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": with_generation(self._identity, self._generation),
+            "identity": with_part(with_generation(self._identity, self._generation), self._part),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
-            "world": self._ranks.world,
-            "shards": self._ranks.shards,
+            "world": ranks.world,
+            "shards": ranks.shards,
         }
 
 

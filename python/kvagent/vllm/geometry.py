@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_GROUPS, MAX_WORLD
 from kvagent.messages import Group
-from kvagent.vllm import nodes, specs
+from kvagent.vllm import specs
+from kvagent.vllm.nodes import placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +134,7 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
     hold the same KV.
     """
-    if reason := nodes.spread(parallel):
+    if reason := placement.spread(parallel):
         raise Unsupported(reason)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name, 1)) > 1:
@@ -146,9 +147,8 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
     if replicated(kv_cache_config):
         replicas = tp
-    spread = Ranks(tp * pp, tp // replicas * pp)
-    spread.check()
-    return spread, replicas
+    Ranks(len(placement.part(parallel).ranks), 1).check()  # those of one agent
+    return Ranks(tp * pp, tp // replicas * pp), replicas
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:

@@ -8,13 +8,16 @@ long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvagent.vllm.nodes.orders import NOWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.packing import Packed
+    from kvagent.vllm.nodes.orders import News, Orders, Target
 
 Adapters = tuple[tuple[int, int], ...]
 """LoRA adapters: vLLM's number of each, and the serial of what was loaded under that."""
@@ -35,6 +38,8 @@ class SaveJob:
     """The space at planning time; the job must not go to another one."""
     adapters: Adapters = ()
     """The LoRA adapters that computed the blocks; the job must not be sent if one has changed."""
+    elsewhere: tuple[Target, ...] = ()
+    """Of an engine over several nodes, what the job is for in its other parts, in order."""
 
     @property
     def blocks(self) -> int:
@@ -42,7 +47,9 @@ class SaveJob:
         return self.sections.blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SaveJob, (self.job, self.boot, self.epoch, self.revoke, self.sections, self.space, self.adapters)
+        return SaveJob, (
+            self.job, self.boot, self.epoch, self.revoke, self.sections, self.space, self.adapters, self.elsewhere,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -67,6 +74,8 @@ class LoadJob:
     """Whether the step waits for it, because the request computes in the same step."""
     adapters: Adapters = ()
     """The request's LoRA adapter; the load fails if it has changed by its end."""
+    elsewhere: tuple[Target, ...] = ()
+    """As in SaveJob."""
 
     @property
     def blocks(self) -> int:
@@ -97,6 +106,8 @@ class StepPlan:
     """The number of requests if each of them computes its next token and none is new, else 0."""
     uncached: bool = False
     """Whether the engine is served without the agent, for good."""
+    orders: Orders | None = None
+    """For the delegates of other nodes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.uncached:
@@ -105,10 +116,11 @@ class StepPlan:
             return calm_plan, (self.decoding,)
         return StepPlan, (
             self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
-            self.generation, self.decoding,
+            self.generation, self.decoding, self.uncached, self.orders,
         )  # fmt: skip
 
 
+_Job = TypeVar("_Job", SaveJob, LoadJob)
 _CALM: dict[int, StepPlan] = {}
 
 
@@ -129,6 +141,22 @@ def uncached_plan() -> StepPlan:
 
 
 _UNCACHED = StepPlan(uncached=True)
+
+
+def localized(plan: StepPlan, part: int) -> StepPlan:
+    """Return the plan as the ranks of another part than the scheduler's read it."""
+    if not (plan.saves or plan.loads):
+        return plan
+    saves, loads = [_at(part, save) for save in plan.saves], [_at(part, load) for load in plan.loads]
+    return replace(plan, saves=saves, loads=loads)
+
+
+def _at(part: int, job: _Job) -> _Job:
+    target = job.elsewhere[part - 1] if job.elsewhere else NOWHERE
+    local: dict[str, Any] = {"boot": target.boot, "epoch": target.epoch, "space": target.space}
+    if isinstance(job, LoadJob):
+        local["lease"] = target.lease
+    return replace(job, **local)
 
 
 @dataclass(slots=True)
@@ -180,6 +208,8 @@ class Report:
     """What has become known of LoRA adapters, in each worker."""
     unsupported: str = ""
     """Why a worker cannot be served: the engine is to be served without the agent."""
+    news: tuple[News, ...] = ()
+    """From the delegates of other nodes."""
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
@@ -191,12 +221,13 @@ class Report:
             waited[job] = max(seconds, waited.get(job, 0.0))
         return Report(
             outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
-            self.adapters + other.adapters, self.unsupported or other.unsupported,
+            self.adapters + other.adapters, self.unsupported or other.unsupported, self.news + other.news,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Report, (
             self.outcomes, self.late, self.workers, self.moved, self.waited, self.adapters, self.unsupported,
+            self.news,
         )  # fmt: skip
 
 
@@ -215,6 +246,6 @@ class WorkerInfo:
     revokes: int
     file: tuple[int, int]
     node: str = ""
-    """The node that it is on (nodes.node); empty if it cannot tell."""
+    """The node that it is on (nodes.placement.node); empty if it cannot tell."""
     resolved: str = ""
     """The attention backends of its layers (space.used_backends); empty if they do not tell."""

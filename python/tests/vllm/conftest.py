@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.vllm import portions
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -28,6 +30,14 @@ elif os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
     from tests.vllm import interpreter
 
     interpreter.install()
+
+
+pytest_addoption = portions.add_option
+
+
+@pytest.hookimpl(trylast=True)  # of what -k and -m leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    portions.select(config, items)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -70,11 +70,18 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
     Its weights do not change unless the options say so: each reset concerns the cache alone.
     """
     from vllm import LLM
-    from vllm.config import KVEventsConfig, KVTransferConfig
 
     from tests.vllm import kernels
 
     kernels.install()
+    gc.freeze()  # while it starts, vLLM looks for garbage often, in all that was ever imported
+    return LLM(**arguments(model, socket_dir, **more))
+
+
+def arguments(model: Path, socket_dir: str | None, **more: Any) -> dict[str, Any]:
+    """Return the arguments of vLLM for make_engine."""
+    from vllm.config import KVEventsConfig, KVTransferConfig
+
     transfer, role = None, more.pop("kv_role", "kv_both")
     if isinstance(more.get("kv_events_config"), dict):
         more["kv_events_config"] = KVEventsConfig(**more["kv_events_config"])
@@ -89,12 +96,11 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
             kv_connector="KVAgentConnector", kv_role=role, kv_load_failure_policy="recompute",
             kv_connector_extra_config=extra,
         )  # fmt: skip
-    gc.freeze()  # while it starts, vLLM looks for garbage often, in all that was ever imported
-    return LLM(
-        model=str(model), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
-        kv_cache_memory_bytes=16 << 20, kv_transfer_config=transfer,
-        **({"block_size": BLOCK, "max_model_len": 1024, "disable_log_stats": True} | more),
-    )  # fmt: skip
+    return {
+        "model": str(model), "skip_tokenizer_init": True, "load_format": "safetensors", "dtype": "float32",
+        "enforce_eager": True, "kv_cache_memory_bytes": 16 << 20, "kv_transfer_config": transfer, "block_size": BLOCK,
+        "max_model_len": 1024, "disable_log_stats": True,
+    } | more  # fmt: skip
 
 
 def generate(engine: Any, prompts: list[list[int]], tokens: int = 24) -> list[list[int]]:

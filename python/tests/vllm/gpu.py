@@ -131,36 +131,41 @@ class Gpu:
         """Write what one rank computes. Return whether it was right."""
         right = True
         far = begin + part.scheduled
-        every = torch.tensor(sequence.hashes[: far + 1], dtype=torch.int64)
+        every = torch.tensor(sequence.hashes[: far + 1], dtype=torch.int64)[:, None] * 7
         for group, spec in enumerate(self.kv.kv_cache_groups):
             if isinstance(spec.kv_cache_spec, MambaSpec):
                 right &= self._compute_states(part, sequence, begin, rank, group)
                 continue
             low = _first_needed(spec.kv_cache_spec, begin)
-            size = spec.kv_cache_spec.block_size
+            size, old = spec.kv_cache_spec.block_size, begin - low
             positions = torch.arange(low, far)
             table = torch.tensor(part.tables[group], dtype=torch.int64)
             blocks, slots = table[positions // size], positions % size
+            read, written = (blocks[:old], slice(None), slots[:old]), (blocks[old:], slice(None), slots[old:])
+            hashes, next_hashes = every[low:-1], every[low + 1 :]
             for number, layer in enumerate(spec.layer_names):
-                seed = (number + 8 * group) * 13 + self.weights * 1009
                 view = self.caches[rank][layer]
                 heads = view.shape[1]
-                part_of = torch.arange(rank * heads, rank * heads + heads) if self.split else torch.full((heads,), rank)
-                hashes = every[1:] if layer == self.draft else every[:-1]
-                want = ((hashes[low:, None] * 7 + seed + part_of * 29) % PRIME).to(torch.float32)
-                got = view[blocks[: begin - low], :, slots[: begin - low]]
-                wrong = (got != want[: begin - low, :, None]).flatten(1).any(1)
-                self.checked += len(wrong)
-                if bool(wrong.any()) and self.taints:
+                seed = (number + 8 * group) * 13 + self.weights * 1009
+                part_of: Any = torch.arange(rank * heads, rank * heads + heads) if self.split else rank
+                of = next_hashes if layer == self.draft else hashes
+                # One value of a token for all heads where they are equal.
+                want = ((of + (part_of * 29 + seed)) % PRIME).to(torch.float32)[:, :, None]
+                different = view[read] != want[:old]
+                self.checked += old
+                failed = bool(different.any())
+                if failed and self.taints:
                     right = False
                     want[:] = GARBAGE
-                elif bool(wrong.any()):
-                    at = int(positions[: begin - low][wrong][0])
+                elif failed:
+                    wrong = different.flatten(1).any(1)
+                    at = int(positions[:old][wrong][0])
                     self.bad.append(
                         f"{part.name} rank {rank} {layer} position {at} of {begin}, {int(wrong.sum())} wrong"
                     )
-                want[end - low :] = REJECTED
-                view[blocks[begin - low :], :, slots[begin - low :]] = want[begin - low :, :, None]
+                if end < far:
+                    want[end - low :] = REJECTED
+                view[written] = want[old:]
         return right
 
     def _compute_states(self, part: Part, sequence: Sequence, begin: int, rank: int, group: int) -> bool:

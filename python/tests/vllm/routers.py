@@ -13,17 +13,19 @@ import zmq
 
 from kvagent.lookup import LookupClient, Want
 
-CPU = "CPU"
+MEDIA = ("CPU", "STORAGE")  # of the agent; others are vLLM's own
 
 
 class Routers:
     """Both routers, of one engine."""
 
     def __init__(self) -> None:
-        self.counted: Counter[int] = Counter()
-        """By llm-d: how often a block in CPU memory was stored and not removed."""
+        self.counted: Counter[tuple[int, str]] = Counter()
+        """By llm-d: how often a block was stored in one of the agent's media and not removed."""
         self.known: dict[int, tuple[int | None, tuple[int, ...]]] = {}
-        """By Dynamo: parent and tokens of each block in CPU memory."""
+        """By Dynamo: parent and tokens of each block that the agent has."""
+        self.media: dict[int, set[str]] = {}
+        """By Dynamo: where."""
         self.salts: dict[int, Any] = {}
         self.stores = self.removes = self.clears = 0
         self.largest = 0
@@ -39,7 +41,8 @@ class Routers:
 
     def prefix(self, hashes: list[int]) -> int:
         """Return how many of a prompt's first blocks are credited, by both routers alike."""
-        counted = next((i for i, one in enumerate(hashes) if self.counted[one] <= 0), len(hashes))
+        held = {one for (one, _), count in self.counted.items() if count > 0}
+        counted = next((i for i, one in enumerate(hashes) if one not in held), len(hashes))
         known = next((i for i, one in enumerate(hashes) if one not in self.known), len(hashes))
         assert counted == known
         return counted
@@ -47,15 +50,20 @@ class Routers:
     def check(self) -> None:
         """Check that the two agree block by block: n stores, n removes."""
         assert set(self.counted.values()) <= {0, 1}
-        assert {one for one, count in self.counted.items() if count} == set(self.known)
+        assert {one for one, count in self.counted.items() if count} == self.places()
+
+    def places(self) -> set[tuple[int, str]]:
+        """Return each block that is known, with each of its media."""
+        return {(one, medium) for one, media in self.media.items() for medium in media}
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = event["type"]
         if kind == "AllBlocksCleared":
             self.counted.clear()
             self.known.clear()
+            self.media.clear()
             self.clears += 1
-        elif event["medium"] != CPU:
+        elif event["medium"] not in MEDIA:
             return
         elif kind == "BlockStored":
             self._store(event)
@@ -63,9 +71,11 @@ class Routers:
             assert kind == "BlockRemoved"
             self.removes += len(event["block_hashes"])
             for one in event["block_hashes"]:
-                self.counted[one] -= 1
-                assert one not in {parent for parent, _ in self.known.values()}, "removed before those after it"
-                del self.known[one]
+                self.counted[one, event["medium"]] -= 1
+                self.media[one].remove(event["medium"])
+                if not self.media[one]:
+                    assert one not in {parent for parent, _ in self.known.values()}, "removed before those after it"
+                    del self.media[one], self.known[one]
 
     def _store(self, event: dict[str, Any]) -> None:
         hashes, size, parent = event["block_hashes"], event["block_size"], event["parent_block_hash"]
@@ -77,8 +87,10 @@ class Routers:
         assert parent is None or parent in self.known, "stored before its parent"
         self.stores += len(hashes)
         for i, one in enumerate(hashes):
-            assert one not in self.known, "stored twice"
-            self.counted[one] += 1
+            media = self.media.setdefault(one, set())
+            assert event["medium"] not in media, "stored twice"
+            media.add(event["medium"])
+            self.counted[one, event["medium"]] += 1
             self.known[one] = parent, tuple(event["token_ids"][i * size : (i + 1) * size])
             self.salts[one] = event["extra_keys"][i]
             parent = one

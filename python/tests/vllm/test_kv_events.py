@@ -70,15 +70,27 @@ def random_prompt(dice: random.Random) -> list[int]:
     return head + [dice.randrange(5, 400) for _ in range(dice.randint(1, 10 * BLOCK))]
 
 
-@pytest.fixture
-def small() -> Iterator[AgentProcess]:
-    """An agent whose memory holds fewer blocks than are saved."""
+def agent_with(*options: str) -> Iterator[AgentProcess]:
     with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
         folder = Path(name) / "run"
         folder.mkdir(mode=0o700)
-        agent = AgentProcess(folder, "--pool", "2MiB")
+        agent = AgentProcess(folder, *(one.replace("DIR", name) for one in options))
         yield agent
         agent.close()
+
+
+@pytest.fixture
+def small() -> Iterator[AgentProcess]:
+    """An agent whose memory holds fewer blocks than are saved."""
+    yield from agent_with("--pool", "2MiB")
+
+
+@pytest.fixture
+def deep() -> Iterator[AgentProcess]:
+    """The same, over a disk. Both outlive the agent."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-", dir="/dev/shm") as memory:
+        disk = "disk:DIR/disk?capacity=64MiB&write=save"
+        yield from agent_with("--pool", "1MiB", "--dram-path", str(Path(memory) / "pool"), "--tier", disk)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -124,8 +136,18 @@ def _reset(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
     assert one.world.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
 
 
+def _ended(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
+    """Restart the agent, whose blocks stay: the next one knows their tokens from the last."""
+    agent.end()
+    _started(agent, both)
+
+
 def _killed(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
     agent.kill()
+    _started(agent, both)
+
+
+def _started(agent: AgentProcess, both: list[Heard]) -> None:
     for each in both:
         each.world.step()
     agent.start()
@@ -134,6 +156,35 @@ def _killed(one: Heard, agent: AgentProcess, both: list[Heard]) -> None:
 
 
 _BLOWS = {"nothing": _nothing, "cleared": _cleared, "reset": _reset, "killed": _killed}
+
+
+def test_routers_see_the_disk(worlds: Any, deep: AgentProcess) -> None:
+    seed = int(os.environ.get("KVAGENT_SEED", random.randrange(1 << 30)))
+    print(f"KVAGENT_SEED={seed}")
+    dice = random.Random(seed)
+    both = [Heard(worlds, blocks=40, extra=EXTRA | {"socket_dir": str(deep.folder)}) for _ in range(2)]
+    blows = [_ended, _cleared, _reset, _ended]
+    seen: set[frozenset[str]] = set()
+    rounds = 0
+    while rounds < ROUNDS // 4 or blows or len(seen) < 2:
+        rounds += 1
+        for one in both:
+            for _ in range(dice.randint(1, 3)):
+                one.serve(dice)
+        for one in both:
+            one.agree(tuple(other.prompts for other in both))
+            seen.update(map(frozenset, one.routers.media.values()))
+        (blows.pop() if blows else _nothing)(dice.choice(both), deep, both)
+        for one in both:
+            one.agree(tuple(other.prompts for other in both))
+
+    def alike() -> bool:
+        for one in both:
+            one.world.step()
+        return both[0].routers.places() == both[1].routers.places()
+
+    eventually(alike, "two engines that tell of the same places", 60.0)
+    print(f"{rounds} rounds; stores, removes: {[(one.routers.stores, one.routers.removes) for one in both]}")
 
 
 def test_a_killed_agent_is_forgotten(worlds: Any, agent: AgentProcess) -> None:

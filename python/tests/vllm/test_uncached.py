@@ -18,7 +18,7 @@ from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
-from kvagent.vllm.nodes import node
+from kvagent.vllm.nodes.placement import node
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.uncached import UncachedScheduler
@@ -267,13 +267,13 @@ def test_ranks_on_another_node_end_the_engine_on_request(worlds: Any, far: Agent
         world.run()
 
 
-def test_an_engine_over_nodes_joins_no_agent(
+def test_an_engine_over_unequal_parts_joins_no_agent(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What vLLM's configuration says is known at the start, to every rank."""
     from vllm.config import ParallelConfig
 
-    monkeypatch.setattr(ParallelConfig, "nnodes_within_dp", property(lambda _: 2))
+    monkeypatch.setattr(ParallelConfig, "nnodes_within_dp", property(lambda _: 3))
     with caplog.at_level(logging.WARNING, "vllm.kvagent"):
         world = worlds(ranks=2)
         assert agent.status()["regions"] == 0
@@ -282,12 +282,10 @@ def test_an_engine_over_nodes_joins_no_agent(
         world.add("warm", PROMPT, 40)
         world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
-    assert ["an engine over 2 nodes" in one for one in warned(caplog)] == [True]
-    eventually(
-        lambda: [one[:22] for one in uncached(agent)] == ["an engine over 2 nodes"], "the reason, for the doctor"
-    )
+    assert ["2 ranks on 3 nodes" in one for one in warned(caplog)] == [True]
+    eventually(lambda: [one[:18] for one in uncached(agent)] == ["2 ranks on 3 nodes"], "the reason, for the doctor")
     assert (agent.status()["regions"], agent.status()["lookups"]) == (0, 0)
-    with pytest.raises(Unsupported, match="an engine over 2 nodes"):
+    with pytest.raises(Unsupported, match="2 ranks on 3 nodes"):
         worlds(ranks=2, extra={"on_unsupported": "fail"})
 
 

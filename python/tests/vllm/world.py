@@ -45,11 +45,12 @@ from vllm.v1.worker.utils import allocate_kv_cache
 from kvagent.vllm.worker.sync import HostClock
 from tests.agent import eventually
 from tests.vllm import agents
-from tests.vllm.gpu import Gpu, Part, Sequence
+from tests.vllm import gpu as fake
+from tests.vllm.gpu import Gpu, Part
 from tests.vllm.setting import BLOCK, HEADS, LAYERS, kv_cache_config, speculate_like_eagle, vllm_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
     from pathlib import Path
 
     from tests.agent import AgentProcess
@@ -84,8 +85,11 @@ class World:
         kind: str = "sliding", extra: dict[str, Any] | None = None, transfer: dict[str, Any] | None = None,
         max_batched: int = 256, dense: bool = False, split: bool = False, silent: Container[str] = (),
         eagle: bool = False, stages: int = 1, events: Callable[[bytes], None] | str = "",
+        others: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """``events`` takes the batches of KV events, or is the endpoint where vLLM publishes.
+        """``others``: the socket directories of the other nodes that its ranks are on.
+
+        ``events`` takes the batches of KV events, or is the endpoint where vLLM publishes.
 
         ``silent``: layers that do not wait for their part of a load, such as indexers.
         ``stages``: of the pipeline, which divide its ranks among them.
@@ -116,6 +120,10 @@ class World:
         )  # fmt: skip
         if eagle:
             speculate_like_eagle(self.config)
+        self._others = others
+        if others:
+            self.config.parallel_config.nnodes = 1 + len(others)
+            self.config.parallel_config.distributed_executor_backend = "mp"
         self.config.cache_config.num_gpu_blocks = blocks
         if events:
             where = {"publisher": "zmq", "endpoint": events} if isinstance(events, str) else {"publisher": "null"}
@@ -196,7 +204,7 @@ class World:
                 inflight.deadline = min(inflight.deadline, time.monotonic() + wait_s)
 
     @property
-    def sequences(self) -> dict[str, Sequence]:
+    def sequences(self) -> dict[str, fake.Sequence]:
         return self.gpu.sequences
 
     def free_blocks(self) -> int:
@@ -221,7 +229,7 @@ class World:
             block_hasher=self._hasher, **more,
         )  # fmt: skip
         lora = more.get("lora_request")
-        self.sequences[name] = Sequence(prompt, max_tokens, f"{more.get('cache_salt')} {lora and lora.lora_name}")
+        self.sequences[name] = fake.Sequence(prompt, max_tokens, f"{more.get('cache_salt')} {lora and lora.lora_name}")
         self.outputs[name] = []
         self.params[name] = None
         self.scheduler.add_request(request)
@@ -375,6 +383,11 @@ class World:
     def _make_worker(self, rank: int) -> None:
         config = copy.deepcopy(self.config)
         config.parallel_config.rank = rank
+        if node := rank * (1 + len(self._others)) // self.ranks:  # as another command line says
+            config.parallel_config.node_rank = node
+            config.kv_transfer_config.engine_id = f"{config.kv_transfer_config.engine_id} on node {node}"
+            config.kv_transfer_config.kv_connector_extra_config["socket_dir"] = self._others[node - 1]
+            config.instance_id = f"node {node}"
         worker = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, self.kv)
         kv_transfer_state._KV_CONNECTOR_AGENT = worker
         if self.v2:

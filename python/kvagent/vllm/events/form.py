@@ -10,7 +10,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MEDIUM = "CPU"  # as vLLM names it (MEDIUM_CPU)
+MEDIA = {1: "CPU", 2: "STORAGE"}  # by the agent's numbers, as vLLM names them
 _FIELDS = frozenset(BlockStored.__struct_fields__)
 
 
@@ -29,7 +29,14 @@ class EventForm:
         return maybe_convert_block_hash(block_hash)
 
     def stored(
-        self, group: int, parent: Any, hashes: list[Any], tokens: list[int], size: int, keys: list[tuple[str] | None]
+        self,
+        group: int,
+        parent: Any,
+        hashes: list[Any],
+        tokens: list[int],
+        size: int,
+        keys: list[tuple[str] | None],
+        medium: int,
     ) -> Any:
         """Return the event that chained blocks of ``size`` tokens are stored, after the block
         ``parent`` or None. ``keys``: the extra keys of each block.
@@ -40,10 +47,11 @@ class EventForm:
         }  # fmt: skip
         return BlockStored(
             block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=size, lora_id=None,
-            medium=MEDIUM, lora_name=None, **{name: value for name, value in optional.items() if name in _FIELDS},
+            medium=MEDIA[medium], lora_name=None,
+            **{name: value for name, value in optional.items() if name in _FIELDS},
         )  # fmt: skip
 
-    def removed(self, group: int, hashes: list[Any]) -> Any:
-        """Return the event that blocks are no longer stored."""
+    def removed(self, group: int, hashes: list[Any], medium: int) -> Any:
+        """Return the event that blocks are no longer stored there."""
         optional = {"group_idx": group} if "group_idx" in BlockRemoved.__struct_fields__ else {}
-        return BlockRemoved(block_hashes=hashes, medium=MEDIUM, **optional)
+        return BlockRemoved(block_hashes=hashes, medium=MEDIA[medium], **optional)

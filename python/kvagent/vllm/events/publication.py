@@ -1,15 +1,18 @@
-"""Publishes in the engine's own stream of events what the agent's memory holds.
+"""Publishes in the engine's own stream of events what the agent's memory and disk hold.
 
-In each step vLLM takes the events. What was published is remembered: a block is stored once, after
-the one before it, and removed once. When the agent's session ends, nothing of what it held can be
-loaded, so all of it is removed, and the next session begins anew. After an AllBlocksCleared of
-vLLM's, by which routers forget all media, everything that is held is asked for and told again.
+In each step vLLM takes the events. What was published is remembered: a block is stored once in
+each medium, after the one before it, and removed once. When the agent's session ends, nothing of
+what it held can be loaded, so all of it is removed, and the next session begins anew. After an
+AllBlocksCleared of vLLM's, by which routers forget all media, everything that is held is asked for
+and told again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 ASK_BLOCKS = 256  # of one answer, which one step publishes
 REMOVE_BLOCKS = 4096  # that one step removes after the end of a session
 REFUSED_S = 1.0  # between questions that the agent refuses
-MEDIUM_MEMORY = 1  # of an EventRun: the agent's memory
+MEDIA = (1, 2)  # of an EventRun: the agent's memory, and its disk
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -50,7 +53,8 @@ class Published:
         self._form = form
         self._sizes = sizes
         self._counts = counts
-        self._stored: dict[int, dict[Any, None]] = {group: {} for group in sizes}  # a block before those after it
+        # The media of each block, a bit each; a block before those after it.
+        self._stored: dict[int, dict[Any, int]] = {group: {} for group in sizes}
 
     def __len__(self) -> int:
         return sum(map(len, self._stored.values()))
@@ -64,37 +68,52 @@ class Published:
         """Return events that remove blocks, at most that many, each before the one before it."""
         events = []
         for group, stored in self._stored.items():
-            gone = [stored.popitem()[0] for _ in range(min(most, len(stored)))]
-            if gone:
-                most -= len(gone)
-                self._counts.events_removed += len(gone)
-                events.append(self._form.removed(group, gone))
+            gone = [stored.popitem() for _ in range(min(most, len(stored)))]
+            most -= len(gone)
+            for media, alike in groupby(gone, itemgetter(1)):
+                hashes = [one for one, _ in alike]
+                for medium in MEDIA:
+                    if media & 1 << medium:
+                        self._counts.events_removed += len(hashes)
+                        events.append(self._form.removed(group, hashes, medium))
         return events
 
     def take(self, run: EventRun) -> Any | None:
         """Return the event of a run, or None if it says nothing new."""
         stored = self._stored.get(run.group)
-        if stored is None or run.medium != MEDIUM_MEMORY:
+        if stored is None or run.medium not in MEDIA:
             return None
         n = run.hash_len
         hashes = [self._form.hash(run.hashes[at : at + n]) for at in range(0, len(run.hashes), n)]
         if run.kind == EventKind.REMOVED:
-            gone = [one for one in hashes if stored.pop(one, _ABSENT) is None]
+            gone = [one for one in hashes if _leave(stored, one, 1 << run.medium)]
             self._counts.events_removed += len(gone)
-            return self._form.removed(run.group, gone) if gone else None
+            return self._form.removed(run.group, gone, run.medium) if gone else None
         return self._take_stored(run, stored, hashes)
 
-    def _take_stored(self, run: EventRun, stored: dict[Any, None], hashes: list[Any]) -> Any | None:
+    def _take_stored(self, run: EventRun, stored: dict[Any, int], hashes: list[Any]) -> Any | None:
         size, tokens = self._sizes[run.group], unpacked(run.tokens)
         parent = self._form.hash(run.parent) if run.parent else None
         keys = salt_of(run.extra) if run.extra else None
         if len(tokens) != size * len(hashes) or (run.extra and keys is None):
             return None
-        if (parent is not None and parent not in stored) or not stored.keys().isdisjoint(hashes):
+        bit = 1 << run.medium
+        if (parent is not None and parent not in stored) or any(stored.get(one, 0) & bit for one in hashes):
             return None
-        stored.update(dict.fromkeys(hashes))
+        for one in hashes:
+            stored[one] = stored.get(one, 0) | bit
         self._counts.events_stored += len(hashes)
-        return self._form.stored(run.group, parent, hashes, tokens, size, [keys] * len(hashes))
+        return self._form.stored(run.group, parent, hashes, tokens, size, [keys] * len(hashes), run.medium)
+
+
+def _leave(stored: dict[Any, int], block: Any, bit: int) -> bool:
+    """Note that a block has left a medium. Return whether it was stored there."""
+    media = stored.get(block, 0)
+    if media == bit:
+        del stored[block]
+    elif media & bit:
+        stored[block] = media & ~bit
+    return media & bit != 0
 
 
 class Publication:
@@ -200,6 +219,3 @@ class Publication:
             self._full = True  # the next poll of the session shows its end
         else:
             self._asked, self._anew, self._full = self._requests, False, False
-
-
-_ABSENT = object()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
+from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.scheduler.lookups import Lookups
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from kvagent.session import Session
     from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.nodes.orders import News, Orders, Target
     from kvagent.vllm.options import Options
 
 ASK_S = 0.25  # silence before a ping
@@ -109,6 +111,31 @@ class AgentSession:
         """Return whether there is an agent that knows transfers."""
         return self._attachment is not None and self._attachment.session.version >= m.TRANSFERS_VERSION
 
+    @property
+    def job_blocks(self) -> int:
+        """Return the most blocks that a job may have."""
+        limit = 0 if self._attachment is None else self._attachment.session.limits.max_job_blocks
+        return min(limit or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS)
+
+    def targets(self, lease: int = 0) -> tuple[Target, ...]:  # noqa: ARG002
+        """Return what a job is for at the agents of other nodes, if there are several (nodes)."""
+        return ()
+
+    def orders(self) -> Orders | None:
+        """Return what is to be done at the agents of other nodes, once."""
+        return None
+
+    def hear(self, news: Sequence[News]) -> None:
+        """Take the news from other nodes."""
+
+    def reported(self, now: float) -> None:
+        """Handle a report of jobs: their agent has sent something."""
+        self.liveness.heard(now)
+
+    def awaits_leases(self) -> bool:
+        """Return whether leases may soon come that are to be released."""
+        return self.lookups is not None and self.lookups.awaits_leases()
+
     def poll(self, *, listen: bool = True) -> SessionChange:
         """Adopt a new session and read messages. Does not wait, except for a pending reset.
 
@@ -158,18 +185,20 @@ class AgentSession:
 
     def pinging(self) -> bool:
         """Return whether a ping is unanswered."""
-        return self.session is not None and self.session.pinging
+        return self._attachment is not None and self._attachment.session.pinging
 
     def stopped(self, now: float) -> bool:
         """Return whether the agent does not answer though its sockets exist.
 
         Called only while the engine waits for it.
         """
-        return self.session is not None and self.liveness.stopped(self.session, now)
+        return self._attachment is not None and self.liveness.stopped(self._attachment.session, now)
 
-    def release(self, lease: int) -> None:
-        """Release a lease. If the message cannot be sent, the lease ends with the session."""
-        if self._attachment is not None:
+    def release(self, lease: int, boot: bytes = b"") -> None:
+        """Release a lease, if the agent is still the one of that ``boot``. If the message cannot be
+        sent, the lease ends with the session.
+        """
+        if self._attachment is not None and boot in (b"", self._attachment.session.boot):
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.release([lease])
 
@@ -215,6 +244,9 @@ class AgentSession:
 
         Return False if the agent did not answer; the next session then resets first.
         """
+        return self._reset()
+
+    def _reset(self) -> bool:
         self._reset_pending = True
         if self._attachment is None:
             return True  # the next session resets before it loads
@@ -248,6 +280,10 @@ class AgentSession:
         """
         return self._renew(hold=False)
 
+    def begin_anew(self) -> None:
+        """End the session and its leases; the next one has the same registration."""
+        self._leave(self._link.renew)
+
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
         self._leave(self._link.close)
@@ -279,7 +315,7 @@ class AgentSession:
         self._attachment = attachment
         self._moved = False
         self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
-        if self._reset_pending and not self.reset():
+        if self._reset_pending and not self._reset():
             return False
         self.switches = m.Switches(1, 1)
         self.liveness = Liveness()

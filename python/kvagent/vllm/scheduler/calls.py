@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
-from kvagent.vllm.nodes import elsewhere, node
+from kvagent.vllm.nodes.placement import Part, elsewhere, node
+from kvagent.vllm.nodes.rules import difference
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -33,6 +34,7 @@ class SchedulerCalls:
     _workers: tuple[WorkerInfo, ...] = ()
     _options: Options
     _ranks: Ranks
+    _part: Part = Part()
     _identity: tuple[tuple[str, str], ...]
     _uncached: str = ""
     """Why the engine is served without the agent; empty if it is not."""
@@ -86,8 +88,8 @@ class SchedulerCalls:
             self._side.report(report)
             if self._uncached:
                 return
-            reason = report.unsupported
-            if report.workers and not reason:
+            reason = report.unsupported or difference(self._identity, report.news)
+            if report.workers and not reason and self._part.count == 1:
                 reason = elsewhere(report.workers, node())
             if reason:
                 self._refuse_engine(self._side, reason)
@@ -203,8 +205,8 @@ class SchedulerCalls:
                 self._identity = with_resolved(self._identity, one.resolved)
                 self._side.reregister()
         self._workers = (*self._workers, *workers)
-        if len(self._workers) < self._ranks.world:
-            return
+        if len(self._workers) < self._ranks.world or self._part.count > 1:
+            return  # words of other nodes cannot be mapped: saves are revoked by plans
         try:
             self._revocation = WorkerRevocation(self._workers)
         except OSError as error:

@@ -114,8 +114,8 @@ class Loads:
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
         name, space = tracked.request.request_id, self._agent.space
-        of = tracked.adapters
-        load = LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync, of)
+        of, elsewhere = tracked.adapters, self._agent.targets(lease) if boot else ()
+        load = LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync, of, elsewhere)
         self._planned.append(load)
 
     def cancel(self, tracked: Tracked) -> None:
@@ -143,9 +143,8 @@ class Loads:
             return None
         del self._inflight[job]
         self._blocks.unpin(load.blocks, load=True)
-        session = self._agent.session
-        if load.lease and session is not None and session.boot == load.boot:
-            self._agent.release(load.lease)
+        if load.lease and load.boot:
+            self._agent.release(load.lease, load.boot)
         if load.tracked.load == job:
             load.tracked.load = 0
         self._settle(load, load.outcome.statuses, now)

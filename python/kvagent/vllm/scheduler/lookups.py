@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
 from kvagent.messages import TRANSFERS_VERSION
 from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
-    from kvagent.vllm.scheduler.transfer_names import Wanted
     from kvagent.vllm.scheduler.waits import LookupWaits
+    from kvagent.vllm.transfer_names import Wanted
 
 STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
 IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
@@ -166,10 +166,8 @@ class Lookups:
         return answered
 
     def _release(self, leases: Sequence[int]) -> None:
-        try:
+        with contextlib.suppress(Busy, SessionEnded, SessionBroken):  # the leases end with the session
             self._attachment.session.release(leases)
-        except Busy:
-            return  # the leases end with the session
 
 
 _LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway

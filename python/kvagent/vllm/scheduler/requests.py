@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from kvagent.lookup import Ticket
     from kvagent.vllm.plan import Adapters
-    from kvagent.vllm.scheduler.transfer_names import Wanted
     from kvagent.vllm.scheduler.transfers import Offer
+    from kvagent.vllm.transfer_names import Wanted
 
 
 FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.keys.adapters import Adapters
+    from kvagent.vllm.nodes.orders import Target
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
     from kvagent.vllm.scheduler.save_plan import SaveRun, SaveSchedule
 
@@ -127,7 +128,9 @@ class Saves:
         room = self.batch.room() > 0 or self.blocks.room(deliver=True) > 0
         return bool(self._words) and room and self._step >= self._not_before
 
-    def finish(self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"") -> list[SaveJob]:
+    def finish(
+        self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"", elsewhere: tuple[Target, ...] = ()
+    ) -> list[SaveJob]:  # fmt: skip
         """Return the jobs of what was added and pinned."""
         planned = []
         batch = self.batch
@@ -138,7 +141,8 @@ class Saves:
             self._inflight[save.job] = save
             self.last_job = save.job
             self.counts.planned += len(blocks)
-            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space, self._adapters_of(runs)))
+            of = self._adapters_of(runs)
+            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space, of, elsewhere))
         if not batch.empty():
             self.drop()  # no free revocation word
         return planned

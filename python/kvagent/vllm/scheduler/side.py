@@ -12,7 +12,6 @@ import time
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.events.publication import Publication
 from kvagent.vllm.events.tokens import Tokens, extra_of
@@ -20,6 +19,7 @@ from kvagent.vllm.keys.adapters import Adapters, unkey
 from kvagent.vllm.keys.following import Followed, keyable
 from kvagent.vllm.keys.media import Keyed, Media
 from kvagent.vllm.link import LISTEN_STEPS
+from kvagent.vllm.nodes.joint import JointSession
 from kvagent.vllm.plan import StepPlan, calm_plan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 from kvagent.vllm.scheduler.keeps import Keeps
@@ -32,9 +32,9 @@ from kvagent.vllm.scheduler.saves import Saves
 from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.switches import Switches
 from kvagent.vllm.scheduler.sync_loads import SyncLoads
-from kvagent.vllm.scheduler.transfer_names import wanted
 from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
+from kvagent.vllm.transfer_names import wanted
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class SchedulerSide:
         whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
         unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
         token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0, events: EventsOptions | None = None,
+        parts: int = 1,
     ) -> None:  # fmt: skip
         """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
         ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
@@ -67,6 +68,8 @@ class SchedulerSide:
         a block its bytes depend on.
 
         ``events``: how KV events are made; None without them.
+
+        ``parts``: the nodes that the engine is on.
 
         ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
@@ -86,7 +89,7 @@ class SchedulerSide:
         self._following = following
         self._media = media or Media(options.media, geometry.hash_tokens)
         self._switches = Switches(self.counts, transfers=options.transfers)
-        self._agent = AgentSession(link, options)
+        self._agent = AgentSession(link, options) if parts < 2 else JointSession(link, options, parts)
         self.waits = LookupWaits(options)
         self._sync_loads = SyncLoads(options, geometry, token_bytes, preemption, self.counts)
         self._promises = Promises(self._agent, geometry, options, self.counts, self.waits, self._sync_loads.asks)
@@ -246,10 +249,14 @@ class SchedulerSide:
             self.counts.lookups_late += late
             if probed or late:
                 self.waits.answered()
+        plan.orders = self._agent.orders()
         return plan
 
     def report(self, report: Report) -> None:
         """Handle a report of the workers."""
+        if report.news:
+            self._calm = False
+            self._agent.hear(report.news)
         if self.saves is None or self._loads is None:
             return
         now = time.monotonic()
@@ -259,7 +266,7 @@ class SchedulerSide:
         if report.adapters:
             self._adapters_reported(report.adapters)
         if report.outcomes:
-            self._agent.liveness.heard(now)
+            self._agent.reported(now)
         for job in report.late:
             self._loads.late(job)
         for job, outcome in report.outcomes.items():
@@ -386,9 +393,8 @@ class SchedulerSide:
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
-        lookups = self._agent.lookups
         left = self.saves is not None and self.saves.waits() and self._saves_now() and not self._stopped
-        leases = lookups is not None and lookups.awaits_leases()
+        leases = self._agent.awaits_leases()
         return self._waiting() or left or self._transfers.busy() or leases or self._publishes()
 
     def counted(self) -> dict[str, int]:
@@ -476,9 +482,7 @@ class SchedulerSide:
             return
         self.saves.forget()
         self.saves.revocable = session.version > 1
-        self.saves.batch.job_blocks = self._loads.job_blocks = min(
-            session.limits.max_job_blocks or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS
-        )
+        self.saves.batch.job_blocks = self._loads.job_blocks = self._agent.job_blocks
         self._schedule.clear()
         for tracked in self._tracked.values():
             tracked.restart_saves()
@@ -700,7 +704,10 @@ class SchedulerSide:
         at_once = sends or short or near or left or self._schedule.sends()
         gathers = not (at_once or saves.batch.full() or self._transfers.busy())
         if session is not None and not (gathers and scheduled):
-            plan.saves = saves.finish(self._jobs.__next__, session.boot, session.epoch, self._agent.space)
+            agent = self._agent
+            plan.saves = saves.finish(
+                self._jobs.__next__, session.boot, session.epoch, agent.space, agent.targets()
+            )  # fmt: skip
         plan.revokes += saves.revoke_overdue()
 
     def _add_states(self, states: States, saves: Saves, output: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.scheduler.saves import HOLD_S
-from kvagent.vllm.scheduler.transfer_names import is_name, offered_name, split
+from kvagent.vllm.transfer_names import is_name, offered_name, split
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

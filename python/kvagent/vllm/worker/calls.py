@@ -15,8 +15,11 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, whole_failures
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.nodes.delegate import Delegate
+from kvagent.vllm.nodes.placement import Part
+from kvagent.vllm.nodes.rules import part_shard
 from kvagent.vllm.options import FAIL
-from kvagent.vllm.plan import StepPlan
+from kvagent.vllm.plan import StepPlan, localized
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.adapters import LoadedAdapters, listen
@@ -46,11 +49,13 @@ class WorkerCalls:
     _identity: tuple[tuple[str, str], ...]
     _ranks: geo.Ranks
     _replicas: int
+    _part: Part = Part()
     _cells: Cells | None
     _worker: WorkerSide | None = None
     _sync: Sync | None = None
     _memory: Memory | None = None
     _adapters: LoadedAdapters | None = None
+    _delegate: Delegate | None = None
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
@@ -83,6 +88,7 @@ class WorkerCalls:
         if not self._uncached:
             log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
         self._uncached = reason
+        self._close_delegate()
         self._close_memory()
         self._sync = self._sync or make_sync(None)
         if self._worker is None:
@@ -104,13 +110,14 @@ class WorkerCalls:
             self._identity = with_resolved(self._identity, backends)
         budget = self._options.cpu_bytes_to_use_per_rank
         link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget)
+        self._delegate = self._delegate or self._make_delegate()
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=sync.clock, generation=self._generation, use_generation=self._use_generation,
                 resolved=backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
-                stages=caches.stages, adapters=self._adapters,
+                stages=caches.stages, adapters=self._adapters, delegate=self._delegate,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
@@ -163,6 +170,8 @@ class WorkerCalls:
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
+        if self._worker is not None and self._part.index:
+            connector_metadata = Metadata(localized(_plan(connector_metadata), self._part.index))
         self._connector_metadata = connector_metadata
         if self._worker is not None:
             if (plan := _plan(connector_metadata)).uncached:
@@ -224,8 +233,26 @@ class WorkerCalls:
     def _use_generation(self, generation: str) -> None:
         self._generation = generation
 
+    def _make_delegate(self) -> Delegate | None:
+        """Return the scheduler's delegate in this node, if it is for this rank to be."""
+        if not self._part.index or self._rank != self._part.ranks[0]:
+            return None
+
+        def registration() -> Registration:
+            return Registration(role=Role.SCHEDULER, **self._common())
+
+        link = Link(self._options.socket_dir, f"delegate of node {self._part.index}", registration)
+        link.wait(self._options.start_wait_ms / 1e3)
+        return Delegate(link, self._options, self._part.index, lambda: self._identity)
+
+    def _close_delegate(self) -> None:
+        if self._delegate is not None:
+            self._delegate.close()
+            self._delegate = None
+
     def _leave_agent(self) -> None:
         worker, self._worker = self._worker, None
+        self._close_delegate()
         if self._adapters is not None:
             self._adapters.close()
             self._adapters = None
@@ -274,7 +301,8 @@ class WorkerCalls:
         words = self._sync.words
         tp = int(self._vllm_config.parallel_config.tensor_parallel_size)
         return Registration(
-            role=Role.WORKER, rank=self._rank, shard=geo.shard(self._rank, tp, self._replicas), sync=words.sync(0),
+            role=Role.WORKER, rank=self._rank - self._part.ranks[0],
+            shard=part_shard(self._part, self._rank, tp, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             segments=self._memory.segments, cells=self._memory.cells, **self._common(),
         )  # fmt: skip

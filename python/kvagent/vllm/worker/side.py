@@ -26,7 +26,7 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
-from kvagent.vllm.nodes import node
+from kvagent.vllm.nodes.placement import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.decode_steps import DecodeSteps
 from kvagent.vllm.worker.layer_loads import LayerLoads
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.nodes.delegate import Delegate
     from kvagent.vllm.uncached import NoLink
     from kvagent.vllm.worker.adapters import LoadedAdapters
     from kvagent.vllm.worker.stages import Stages
@@ -124,13 +125,15 @@ class WorkerSide:
         self, link: Link | NoLink, words: SyncWords, *, per_block: bool, whole_failures: bool,
         clock: Clock | None = None, generation: str = "", use_generation: Callable[[str], None] | None = None,
         resolved: str = "", sync_wait_s: float = 0.25, stages: Stages | None = None,
-        adapters: LoadedAdapters | None = None,
+        adapters: LoadedAdapters | None = None, delegate: Delegate | None = None,
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
         ``generation``. ``stages``: those of the memory, if steps wait layer by layer.
-        ``adapters``: the LoRA adapters that vLLM loads.
+        ``adapters``: the LoRA adapters that vLLM loads. ``delegate``: the scheduler's in this node,
+        if this rank has it.
         """
         self._adapters = adapters
+        self._delegate = delegate
         self.counts = WorkerCounts()
         self._generation = generation
         self._use_generation = use_generation
@@ -182,6 +185,8 @@ class WorkerSide:
             self._report_steps(steps)
         if plan.generation is not None:
             self._move(*plan.generation)
+        if self._delegate is not None:
+            self._delegate.begin(plan.orders, busy=bool(self._jobs), idle=plan.idle)
         for job in plan.cancels:
             if inflight := self._jobs.get(job):
                 inflight.cancel()
@@ -235,6 +240,8 @@ class WorkerSide:
         of the step.
         """
         self._end_sync()
+        if self._delegate is not None:
+            self._delegate.poll()
         if self._polls:
             self._poll()
             patient = self._backoff.active and not self._report.outcomes
@@ -251,8 +258,10 @@ class WorkerSide:
         report = self._report
         if self._adapters is not None:
             report.adapters = self._adapters.take()
-        news = report.outcomes or report.late or report.workers or report.moved or report.adapters
-        if not (news or report.unsupported):
+        if self._delegate is not None:
+            report.news = self._delegate.take()
+        jobs = report.outcomes or report.late
+        if not (jobs or report.workers or report.moved or report.adapters or report.unsupported or report.news):
             return None
         self._report = Report()
         return report
@@ -324,6 +333,8 @@ class WorkerSide:
             self._add_session(last)
         for attachment in self._sessions:
             attachment.session.leave()
+        if self._delegate is not None:
+            self._delegate.move()
 
     def _save(self, saves: Sequence[SaveJob]) -> None:
         """Send the saves of a step as one message: waking the agent costs more than sending."""

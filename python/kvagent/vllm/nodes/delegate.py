@@ -1,0 +1,176 @@
+"""The delegate of a node without the scheduler: the scheduler's session with that node's agent.
+
+It is part of the node's first rank, whose thread makes all calls. It waits for nothing except, for
+a bounded time, a reset.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.lookup import LookupStatus
+from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News
+from kvagent.vllm.scheduler.agent_session import AgentSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvagent.lookup import Answer, Ticket
+    from kvagent.vllm.link import Link
+    from kvagent.vllm.nodes.orders import Orders, Question
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.scheduler.lookups import Lookups
+
+VERSION = 2  # of the protocol, from which on saves can be revoked; an older agent is none
+_HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    question: Question
+    since: float
+    ticket: Ticket | None = None
+
+
+class Delegate:
+    """The delegate of a part.
+
+    In a step, ``begin`` follows the plan's orders, ``poll`` reads answers, and ``take`` returns
+    what the scheduler has to learn.
+    """
+
+    def __init__(
+        self, link: Link, options: Options, part: int, identity: Callable[[], tuple[tuple[str, str], ...]]
+    ) -> None:  # fmt: skip
+        self._agent = AgentSession(link, options)
+        self._part = part
+        self._identity = identity
+        self._age_s = options.lookup_age_ms / 1e3
+        self._tiers_s = options.tier_wait_ms / 1e3
+        self._incarnation = FIRST
+        self._resets = 0
+        self._open: list[_Open] = []
+        self._answers: list[Answered] = []
+        self._reset = False  # another engine has, and the scheduler was not told
+        self._stopped = False
+        self._told: News | None = None
+
+    def begin(self, orders: Orders | None, *, busy: bool, idle: bool) -> None:
+        """Begin a step. ``busy``: the agent has jobs of this rank. ``idle``: the engine has no
+        request.
+        """
+        self._listen()
+        if orders is not None:
+            self._follow(orders)
+        lookups = self._agent.lookups
+        if lookups is not None:
+            lookups.begin_step(idle=idle)
+        awaited = busy or self._agent.awaited()
+        self._stopped = awaited and self._agent.stopped(time.monotonic())
+
+    def poll(self) -> None:
+        """Read the answers that have arrived."""
+        if not self._open:
+            return
+        lookups, now = self._agent.lookups, time.monotonic()
+        self._open = [one for one in self._open if not self._settle(lookups, one, now)]
+
+    def take(self) -> tuple[News, ...]:
+        """Return the news since the last call."""
+        lookups = self._agent.lookups
+        news = News(
+            self._part, self._incarnation, self._resets, self._facts(), self._stopped,
+            late=lookups is not None and lookups.awaits_leases(),
+        )  # fmt: skip
+        if news == self._told and not (self._answers or self._reset):
+            return ()
+        self._told = news
+        answers, self._answers = tuple(self._answers), []
+        reset, self._reset = self._reset, False
+        return (replace(news, reset=reset, identity=self._identity(), answers=answers),)
+
+    def move(self) -> None:
+        """Register under another weights generation."""
+        self._agent.move()
+        self._agent.proceed()
+        self._lose()
+
+    def close(self) -> None:
+        """Leave the agent. The leases end with the session."""
+        self._agent.close()
+
+    def _listen(self) -> None:
+        change = self._agent.poll()
+        if change.ended:
+            self._lose()
+        self._reset |= change.reset
+
+    def _follow(self, orders: Orders) -> None:
+        if orders.incarnation != self._incarnation:
+            self._incarnation = orders.incarnation
+            self._agent.begin_anew()
+            self._open, self._answers, self._told = [], [], None
+        if orders.resets != self._resets:
+            self._resets = orders.resets
+            if not self._agent.reset():
+                self._lose()
+        for part, lease in orders.releases:
+            if part == self._part:
+                self._agent.release(lease)
+        now = time.monotonic()
+        self._open += [_Open(question, now) for question in orders.questions]
+
+    def _lose(self) -> None:
+        """Answer what was asked in a session that has ended."""
+        self._answers += [_lost(one) for one in self._open]
+        self._open = []
+
+    def _settle(self, lookups: Lookups | None, one: _Open, now: float) -> bool:
+        """Ask a question, or read its answer. Return whether it is answered."""
+        try:
+            answer = None if lookups is None else self._ask(lookups, one)
+        except (TimedOut, Malformed):
+            self._answers.append(_lost(one))
+            return True
+        waited = now - one.since
+        if answer is None:
+            if lookups is not None and waited < self._age_s:
+                return False
+            if lookups is not None and one.ticket is not None:
+                lookups.abandon(one.ticket)
+            self._answers.append(_lost(one))
+            return True
+        if answer.status == LookupStatus.PENDING and waited < self._tiers_s:
+            if answer.lease:
+                self._agent.release(answer.lease)
+            return False  # the next step asks again
+        hit = answer.status in _HITS and answer.lease
+        self._answers.append(Answered(one.question.number, answer.tokens if hit else 0, answer.lease))
+        return True
+
+    @staticmethod
+    def _ask(lookups: Lookups, one: _Open) -> Answer | None:
+        if one.ticket is None:
+            question, size = one.question, one.question.hash_len
+            hashes = [question.hashes[i : i + size] for i in range(0, len(question.hashes), size)]
+            try:
+                one.ticket = lookups.ask(question.tokens, question.own, hashes)
+            except Busy:
+                return None
+        answer = lookups.answer(one.ticket, first=False)
+        if answer is not None:
+            one.ticket = None
+        return answer
+
+    def _facts(self) -> Facts | None:
+        session = self._agent.session
+        if session is None or session.version < VERSION:
+            return None
+        return Facts(session.boot, session.number, session.epoch, self._agent.space, self._agent.job_blocks)
+
+
+def _lost(one: _Open) -> Answered:
+    return Answered(one.question.number, 0, 0, lost=True)

@@ -1,0 +1,95 @@
+"""Messages between the scheduler and the delegates of other nodes, in plans and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST = 1
+"""The first incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A look-up that reserves blocks. Each is answered once, unless its incarnation ends."""
+
+    number: int
+    tokens: int
+    own: int
+    hash_len: int
+    hashes: bytes
+    """Joined."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What the delegates are to do, in this order.
+
+    An incarnation is one session with each agent: it ends everywhere when one of them ends, and all
+    its leases with it.
+    """
+
+    incarnation: int
+    resets: int
+    """The resets ordered so far."""
+    releases: tuple[tuple[int, int], ...] = ()
+    """Parts, and leases at their agents."""
+    questions: tuple[Question, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a question."""
+
+    number: int
+    tokens: int
+    """That are stored, from the first one on."""
+    lease: int
+    """Pins them, unless it is 0."""
+    lost: bool = False
+    """Whether there was no answer in time, or no agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A delegate's session."""
+
+    boot: bytes
+    number: int
+    epoch: int
+    space: bytes
+    job_blocks: int
+    """The most blocks that the agent accepts in one job."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """The state of a delegate where it has changed, and its answers."""
+
+    part: int
+    incarnation: int
+    resets: int
+    """The resets that it has done, or will do before it has a session."""
+    session: Facts | None
+    stopped: bool = False
+    """Whether the agent does not respond though its sockets exist."""
+    late: bool = False
+    """Whether leases may still come in answers that are late."""
+    reset: bool = False
+    """Whether another engine has reset the space."""
+    identity: tuple[tuple[str, str], ...] = ()
+    """Of the part, without its weights generation."""
+    answers: tuple[Answered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a job is for in another part: see SaveJob and LoadJob."""
+
+    boot: bytes
+    epoch: int
+    space: bytes
+    lease: int
+
+
+NOWHERE = Target(b"", 0, b"", 0)
+"""A job that was planned without a session."""

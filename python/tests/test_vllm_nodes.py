@@ -1,0 +1,352 @@
+"""The sessions with the agents of several nodes as one: when they begin and end, and what becomes
+of leases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kvagent.errors import Busy, SessionEnded, TimedOut
+from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
+from kvagent.messages import Group, Registered
+from kvagent.vllm.geometry import Geometry, Unsupported
+from kvagent.vllm.link import Attachment
+from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
+from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Target
+from kvagent.vllm.nodes.placement import Part
+from kvagent.vllm.nodes.rules import check_part
+from kvagent.vllm.options import Options
+from kvagent.vllm.scheduler import agent_session
+
+if TYPE_CHECKING:
+    from kvagent.vllm.nodes.lookups import JointLookups
+
+HERE, THERE = b"h" * 16, b"t" * 16
+HASHES = [bytes([i]) * 32 for i in range(4)]
+FACTS = Facts(THERE, 7, 1, b"space there", 100)
+NEWS = News(1, FIRST, 0, FACTS)
+
+
+class Link:
+    """A link that has a new session whenever the last one was left."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.released: list[int] = []
+        self._make()
+
+    def current(self) -> Attachment:
+        return self.attachment
+
+    def lost(self, attachment: Attachment) -> None:
+        if attachment is self.attachment:
+            self._make()
+
+    def renew(self, *, hold: bool = False) -> Attachment:
+        last = self.attachment
+        self._make()
+        return last
+
+    def close(self) -> None:
+        """The session was taken before."""
+
+    def _make(self) -> None:
+        self.made += 1
+        session: Any = SimpleNamespace(
+            boot=HERE, version=3, number=self.made, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
+            limits=SimpleNamespace(max_job_blocks=0), release=self.released.extend, pinging=False,
+            reset=lambda _: 2,
+        )  # fmt: skip
+        self.attachment = Attachment(session, Registered(1, 0, "", b"space here".ljust(16), 1, "/none"))
+
+
+def begun(*, parts: int = 2, options: Options | None = None) -> tuple[JointSession, Link]:
+    """Return a joint session that is there."""
+    link: Any = Link()
+    joint = JointSession(link, options or Options(), parts)
+    joint.poll()
+    assert not there(joint)
+    joint.hear([replace(NEWS, part=part) for part in joint.others])
+    change = joint.poll()
+    assert (change.began, change.ended) == (True, False)
+    assert joint.orders() is None, "nobody has anything to do"
+    return joint, link
+
+
+def there(joint: JointSession) -> bool:
+    """Return whether the joint session is there; its parts agree on that."""
+    found = {joint.session is not None, joint.lookups is not None, bool(joint.targets())}
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def asked(joint: JointSession) -> tuple[JointLookups, Any]:
+    lookups: Any = joint.lookups
+    ticket = lookups.ask(65, 0, HASHES)
+    orders = joint.orders()
+    assert orders is not None
+    (question,) = orders.questions
+    assert (question.hashes, question.hash_len) == (b"".join(HASHES), 32)
+    assert lookups.answer(ticket, first=True) is None
+    return lookups, ticket
+
+
+def answer(joint: JointSession, ticket: Any, **more: Any) -> None:
+    answered = Answered(ticket.number, **({"tokens": 64, "lease": 30} | more))
+    joint.hear([replace(NEWS, answers=(answered,))])
+
+
+def test_it_is_there_while_all_sessions_are() -> None:
+    joint, link = begun(parts=3)
+    assert joint.targets() == (Target(THERE, 1, b"space there", 0),) * 2
+    assert joint.job_blocks == 100
+    joint.hear([replace(NEWS, part=2, session=None)])
+    assert not there(joint)
+    assert link.made == 2, "the own session goes on, and its leases"
+    assert joint.orders() == Orders(FIRST + 1, 0)
+    assert joint.poll().ended
+    both = [replace(NEWS, part=part) for part in joint.others]
+    joint.hear(both)
+    assert not joint.poll().began, "sessions of the incarnation before"
+    joint.hear([replace(one, incarnation=FIRST + 1) for one in both])
+    assert joint.poll().began
+
+
+def test_another_session_of_a_delegate_is_another_incarnation() -> None:
+    joint, link = begun()
+    joint.hear([replace(NEWS, session=replace(FACTS, epoch=2))])
+    assert there(joint)
+    assert joint.targets()[0].epoch == 2
+    joint.hear([replace(NEWS, session=replace(FACTS, number=8))])
+    assert not there(joint)
+    assert link.made == 2
+
+
+def test_the_end_of_the_own_session_ends_the_others() -> None:
+    joint, link = begun()
+    link.lost(link.attachment)
+    change = joint.poll()
+    assert (change.ended, change.began) == (True, False)
+    assert joint.orders() == Orders(FIRST + 1, 0)
+    assert joint.awaits_leases() is False
+
+
+def test_an_abandoned_question_gives_its_leases_back() -> None:
+    joint, _ = begun(parts=3)
+    lookups, ticket = asked(joint)
+    answer(joint, ticket)
+    assert joint.orders() is None
+    lookups.abandon(ticket)
+    orders = joint.orders()
+    assert orders is not None
+    assert orders.releases == ((1, 30),)
+    assert joint.awaits_leases(), "the other one may still answer"
+    joint.hear([replace(NEWS, part=2, answers=(Answered(ticket.number, 64, 31),))])
+    orders = joint.orders()
+    assert orders is not None
+    assert orders.releases == ((2, 31),)
+    assert not joint.awaits_leases()
+
+
+def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
+    joint, link = begun(parts=3)
+    lookups, ticket = asked(joint)
+    answer(joint, ticket, tokens=64, lease=30)
+    assert lookups.answer(ticket, first=False) is None, "the third node has not answered"
+    joint.hear([replace(NEWS, part=2, answers=(Answered(ticket.number, 32, 31),))])
+    sent: list[Any] = []
+    found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
+    client: Any = SimpleNamespace(
+        submit=lambda request, _: sent.append(request), poll=lambda *_: found, close=lambda: None
+    )  # fmt: skip
+    lookups._client = client
+    assert lookups.answer(ticket, first=False) == found
+    assert [one.tokens for one in sent] == [33]
+    assert [target.lease for target in joint.targets(5)] == [30, 31]
+    assert link.released == []
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) -> None:
+    joint, _ = begun()
+    lookups, ticket = asked(joint)
+    answer(joint, ticket, tokens=0, lease=0, lost=lost)
+    if lost:
+        with pytest.raises(TimedOut):
+            lookups.answer(ticket, first=False)
+        lookups.abandon(ticket)
+    else:
+        found = lookups.answer(ticket, first=False)
+        assert found is not None
+        assert (found.tokens, found.lease) == (0, 0)
+    assert ticket.here is None
+    assert not joint.awaits_leases()
+
+
+def test_all_leases_of_a_hit_are_released_as_one() -> None:
+    joint, link = begun()
+    joint.hold(5, {1: 30})
+    assert joint.targets(5)[0].lease == 30
+    joint.release(5, HERE)
+    orders = joint.orders()
+    assert orders is not None
+    assert orders.releases == ((1, 30),)
+    assert link.released == [5]
+    joint.release(5, HERE)
+    assert joint.orders() is None, "it is released once"
+
+
+def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
+    """A load from the last one may end after that."""
+    joint, link = begun()
+    joint.hold(5, {1: 30})
+    joint.release(5, b"l" * 16)
+    assert joint.orders() is None
+    assert joint.targets(5)[0].lease == 30
+    assert link.released == []
+
+
+@pytest.mark.parametrize("tier_wait_ms", [0.0, 60_000.0])
+def test_an_answer_that_was_lost_ends_the_incarnation(tier_wait_ms: float) -> None:
+    """As with a worker that failed: the lease in it would be kept."""
+    joint, link = begun(options=Options(tier_wait_ms=tier_wait_ms))
+    _, ticket = asked(joint)
+    longest = 2.0 + tier_wait_ms / 1e3 + OWED_S
+    joint.expire(ticket.since + longest)
+    assert link.made == 1
+    joint.expire(ticket.since + longest + 0.1)
+    assert link.made == 2
+    assert not joint.outstanding()
+
+
+def test_a_lost_answer_costs_no_steps_without_end() -> None:
+    """Also while a reset keeps the joint session from being there."""
+    joint, _ = begun()
+    lookups, ticket = asked(joint)
+    lookups.abandon(ticket)
+    joint.reset()
+    assert joint.orders() == Orders(FIRST, 1)
+    assert joint.awaits_leases()
+    ticket.since -= 100.0
+    assert joint.orders() == Orders(FIRST + 1, 1)
+    assert not joint.awaits_leases()
+
+
+def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
+    joint, _ = begun()
+    assert joint.reset()
+    assert not there(joint)
+    assert joint.orders() == Orders(FIRST, 1)
+    joint.hear([NEWS])
+    assert not joint.poll().began, "it has not reset"
+    joint.hear([replace(NEWS, resets=1, session=None)])
+    assert not joint.poll().began
+    joint.hear([replace(NEWS, resets=1)])
+    assert joint.poll().began
+
+
+@pytest.mark.parametrize("incarnation", [FIRST, FIRST - 1])
+def test_a_reset_elsewhere_is_heard_of_in_any_incarnation(incarnation: int) -> None:
+    """A delegate tells it once. Until it is handled, nothing promised before is loaded."""
+    joint, _ = begun()
+    joint.hear([replace(NEWS, incarnation=incarnation, reset=True)])
+    assert not there(joint)
+    assert joint.poll().reset
+    assert there(joint)
+    assert not joint.poll().reset
+
+
+def test_a_reset_does_not_hide_an_end() -> None:
+    """Nobody would abandon the question to the own agent, whose answer has a lease."""
+    joint, link = begun()
+    joint.hear([replace(NEWS, session=None, reset=True)])
+    assert link.made == 2, "the own session goes on, and its leases"
+    change = joint.poll()
+    assert (change.ended, change.began, change.reset) == (True, False, True)
+
+
+def test_a_late_lease_needs_no_session_to_be_released() -> None:
+    """The agent may have ended since the session was read."""
+    joint, link = begun()
+
+    def release(_: Any) -> None:
+        raise SessionEnded(())
+
+    session: Any = link.attachment.session
+    session.release = release
+    lookups: Any = joint.lookups
+    late = [Answer(3, LookupStatus.HIT, 32, 5, HERE)]
+    lookups._client = SimpleNamespace(late_answers=lambda: late, close=lambda: None)
+    assert lookups.begin_step() == (0, 1)
+
+
+def test_hashes_in_a_plan_are_bounded() -> None:
+    """Each rank gets them."""
+    joint, _ = begun()
+    lookups: Any = joint.lookups
+    hashes = [bytes(32)] * (PLAN_BYTES // 64)
+    for _ in range(2):
+        lookups.ask(65, 0, hashes)
+    with pytest.raises(Busy):
+        lookups.ask(65, 0, HASHES)
+    orders = joint.orders()
+    assert orders is not None
+    assert len(orders.questions) == 2
+    lookups.ask(65, 0, hashes)
+
+
+def test_questions_are_bounded() -> None:
+    joint, _ = begun()
+    lookups: Any = joint.lookups
+    for _ in range(MAX_OUTSTANDING):
+        lookups.ask(65, 0, HASHES)
+    with pytest.raises(Busy):
+        lookups.ask(65, 0, HASHES)
+
+
+def test_an_agent_elsewhere_that_stands_still_counts() -> None:
+    joint, _ = begun()
+    assert not joint.awaited()
+    joint.hear([replace(NEWS, stopped=True)])
+    assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (True, True, True)
+    joint.hear([NEWS])
+    assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (False, False, False)
+
+
+def test_the_own_agent_may_stand_still_while_another_is_away() -> None:
+    """Loads in flight are given up then."""
+    joint, link = begun()
+    joint.hear([replace(NEWS, session=None)])
+    joint.poll()
+    assert not there(joint)
+    session: Any = link.attachment.session
+    session.pinging = True
+    assert (joint.awaited(), joint.stopped(agent_session.SILENT_S + 0.1)) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"lora_config": SimpleNamespace()}, "LoRA adapters"),
+        ({"speculative_config": SimpleNamespace(method="eagle")}, "method eagle"),
+        ({"speculative_config": SimpleNamespace(method="mtp")}, "method mtp"),
+        ({"speculative_config": SimpleNamespace(method="draft_model")}, "method draft_model"),
+        ({"speculative_config": SimpleNamespace(method="ngram")}, ""),
+        ({}, ""),
+    ],
+)
+def test_adapters_and_draft_models_are_for_one_node(more: dict[str, Any], why: str) -> None:
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), lora_config=None, speculative_config=None)
+    vars(config).update(more)
+    geometry = Geometry((Group(16, 8, 0),), 16)
+    options = Options()
+    assert check_part(Part(), config, geometry, options, "kv_both") is options
+    if not why:
+        assert not check_part(Part(1, 2, 2), config, geometry, options, "kv_both").transfers
+        return
+    with pytest.raises(Unsupported, match=f"over 2 nodes with .*{why}"):
+        check_part(Part(1, 2, 2), config, geometry, options, "kv_both")

@@ -1,0 +1,64 @@
+"""A real engine over two nodes, with a pipeline stage on each: it loads what both agents have, and
+goes on without one of them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.agent import AgentProcess, eventually
+from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
+from tests.vllm.over_nodes import OverNodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.engine
+PATIENCE_S = 120.0  # for an engine to serve all prompts several times
+LEAST = (WHOLE_BLOCKS - 2 * len(PROMPTS)) * 32  # tokens, if some are computed together
+
+
+@pytest.fixture
+def far() -> Iterator[AgentProcess]:
+    """The other node's agent."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
+        folder = Path(name) / "run"
+        folder.mkdir(mode=0o700)
+        process = AgentProcess(folder)
+        yield process
+        process.close()
+
+
+def test_an_engine_over_two_nodes(
+    opt: Path, agent: AgentProcess, far: AgentProcess, reference: list[list[int]]
+) -> None:
+    engine = OverNodes(opt, [agent.folder, far.folder], pipeline_parallel_size=2)
+
+    def loads() -> bool:
+        said, loaded = engine.says()
+        assert said == reference
+        return loaded >= LEAST
+
+    try:
+        eventually(loads, "hits", PATIENCE_S)
+        for one in (agent, far):
+            assert one.status()["blocks_loaded"] >= LEAST // 32, "a node's ranks have not loaded"
+            assert one.status()["regions"] == 2
+        for one in (far, agent):
+            one.kill()
+            said, loaded = engine.says()
+            assert (said, loaded) == (reference, 0)
+            one.start()
+            eventually(loads, "hits with the agent that is back", PATIENCE_S)
+            one.freeze()  # no prompt is computed, and none saved there, before the engine has noticed
+            assert engine.says()[0] == reference
+            one.thaw()
+            eventually(loads, "hits with the agent that goes on", PATIENCE_S)
+        eventually(lambda: not (agent.status()["leases"] or far.status()["leases"]), "the end of all leases")
+    finally:
+        engine.close()
+    eventually(lambda: not (agent.status()["regions"] or far.status()["regions"]), "the end of its memory")
