@@ -86,6 +86,7 @@ func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = resp.Body.Close() }() // it was read to its end, or its error is returned
 	return a.body(resp)
 }
 
@@ -105,6 +106,7 @@ func (a *Client) request(ctx context.Context, client *http.Client, method, path 
 		return nil, fmt.Errorf("the agent at %s does not answer: %w", a.path, err)
 	}
 	if resp.StatusCode != http.StatusOK {
+		defer func() { _ = resp.Body.Close() }() // the status is the error
 		body, err := a.body(resp)
 		if err != nil {
 			return nil, err
@@ -116,7 +118,6 @@ func (a *Client) request(ctx context.Context, client *http.Client, method, path 
 
 // body reads an answer to its end.
 func (a *Client) body(resp *http.Response) ([]byte, error) {
-	defer func() { _ = resp.Body.Close() }() // it was read to its end, or its error is returned
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxReply))
 	if err != nil {
 		return nil, fmt.Errorf("the agent at %s broke off: %w", a.path, err)

@@ -63,7 +63,7 @@ func (r *reader) hear() (all bool) {
 		}
 		r.told += one.Blocks
 		hashes := between(one.First, one.Last)
-		if string(hashes[0]) != string(one.First) || len(hashes) != one.Blocks ||
+		if hashes[0] != string(one.First) || len(hashes) != one.Blocks ||
 			one.Tokens != one.Blocks*blockTokens || one.Before != int(one.First[4])*blockTokens {
 			r.t.Fatalf("%d blocks after %d tokens, %x to %x", one.Blocks, one.Before, one.First, one.Last)
 		}
