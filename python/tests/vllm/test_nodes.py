@@ -20,6 +20,7 @@ from kvagent.errors import KVAgentError
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.uncached import UncachedScheduler
+from kvagent.vllm.worker import calls
 from tests.agent import PATIENCE_S, AgentProcess, eventually
 from tests.vllm.agents import boot, flip
 from tests.vllm.gpu import PRIME
@@ -390,6 +391,21 @@ def test_parts_of_other_engines_do_not_share(worlds: Any, agent: AgentProcess, f
     assert strange.outputs["one"] == strange.sequences["one"].tokens[100:110]
     assert isinstance(strange.side, UncachedScheduler)
     assert "node 1 of the engine has another weights" in strange.scheduler.connector._uncached
+
+
+def test_attention_backends_of_nodes_may_differ(
+    worlds: Any, agent: AgentProcess, far: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler registers with those of its own node, as the ranks there."""
+    monkeypatch.setattr(calls, "used_backends", lambda config, _: "others" * bool(config.parallel_config.node_rank))
+    world = worlds(others=[str(far.folder)], extra=FIXED | {"pin_percent": 40}, **TP)
+    world.add("first", [5, 6, 7], 10)
+    world.run()
+    assert dict(world.scheduler.connector._identity)["resolved"] != "others", "those of another node"
+    together(world)
+    assert warm(world, "cold") == 0
+    assert warm(world, "warm") == WHOLE
+    both_clean(world, agent, far)
 
 
 @pytest.mark.parametrize(
