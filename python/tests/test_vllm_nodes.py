@@ -20,7 +20,10 @@ from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Targ
 from kvagent.vllm.nodes.placement import Part
 from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
+from kvagent.vllm.plan import Report
 from kvagent.vllm.scheduler import agent_session
+from kvagent.vllm.scheduler.side import SchedulerSide
+from tests.simulated import Pool
 
 if TYPE_CHECKING:
     from kvagent.vllm.nodes.lookups import JointLookups
@@ -247,6 +250,44 @@ def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
     assert not joint.poll().began
     joint.hear([replace(NEWS, resets=1)])
     assert joint.poll().began
+
+
+def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
+    """The delegate's agent was killed while it reset: the next one gives their numbers again."""
+    joint, link = begun()
+    joint.hold(5, {1: 30})
+    assert joint.reset()
+    assert joint.orders() == Orders(FIRST, 1)
+    joint.hear([replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
+    assert link.made == 2
+    joint.poll()
+    assert not there(joint)
+    joint.release(5, HERE)
+    assert joint.orders() == Orders(FIRST + 1, 1)
+
+
+def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> None:
+    """Before the next step, in which the scheduler polls."""
+    link: Any = Link()
+    side = SchedulerSide(
+        Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16), 2, link, saves=True, loads=True,
+        whole_failures=True, parts=2,
+    )  # fmt: skip
+    side.bind(Pool(8))
+    side._poll_agent()
+    side.report(Report(news=(NEWS,)))
+    side._poll_agent()
+    request = SimpleNamespace(request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES)
+    assert side.matched(request, 0) == (None, False)
+    orders = side._agent.orders()
+    assert orders is not None
+    answered = Answered(orders.questions[0].number, 64, 30)
+    side.report(Report(news=(replace(NEWS, answers=(answered,)),)))
+    side.report(Report(news=(replace(NEWS, reset=True),)))
+    side.finished(request, normally=False)
+    orders = side._agent.orders()
+    assert orders is not None
+    assert orders.releases == ((1, 30),)
 
 
 @pytest.mark.parametrize("incarnation", [FIRST, FIRST - 1])
