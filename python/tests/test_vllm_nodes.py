@@ -4,6 +4,7 @@ of leases.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.link import Attachment
+from kvagent.vllm.nodes.delegate import Delegate
 from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
-from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Target
+from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Question, Target
 from kvagent.vllm.nodes.placement import Part
 from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
@@ -356,6 +358,33 @@ def test_an_agent_elsewhere_that_stands_still_counts() -> None:
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (True, True, True)
     joint.hear([NEWS])
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (False, False, False)
+
+
+def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
+    """Else an engine without requests steps until lookup_age_ms have passed."""
+    link: Any = Link()
+    session: Any = link.attachment.session
+    session.start_ping = lambda: None
+    delegate = Delegate(link, Options(), 1, tuple)
+    delegate.begin(None, busy=False, idle=False)
+    lookups: Any = delegate._agent.lookups
+    ticket, abandoned = object(), list[Any]()
+    lookups._client = SimpleNamespace(
+        submit=lambda *_: ticket, poll=lambda *_: None, abandon=abandoned.append, outstanding=1, late=0,
+        late_answers=list, close=lambda: None,
+    )  # fmt: skip
+    question = Question(1, 65, 0, 32, b"".join(HASHES))
+    delegate._age_s = math.inf
+    delegate.begin(Orders(FIRST, 0, questions=(question,)), busy=False, idle=False)
+    delegate.poll()
+    assert [news.answers for news in delegate.take()] == [()]
+    session.pinging = True
+    delegate._agent.liveness.heard(-math.inf)
+    delegate.begin(None, busy=False, idle=False)
+    delegate.poll()
+    (news,) = delegate.take()
+    assert (news.stopped, news.answers) == (True, (Answered(1, 0, 0, lost=True),))
+    assert abandoned == [ticket], "a lease may still come"
 
 
 def test_the_own_agent_may_stand_still_while_another_is_away() -> None:
