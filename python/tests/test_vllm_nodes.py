@@ -4,6 +4,7 @@ of leases.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,16 @@ from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.link import Attachment
+from kvagent.vllm.nodes.delegate import Delegate
 from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
-from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Target
+from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Question, Target
 from kvagent.vllm.nodes.placement import Part
 from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
+from kvagent.vllm.plan import Report
 from kvagent.vllm.scheduler import agent_session
+from kvagent.vllm.scheduler.side import SchedulerSide
+from tests.simulated import Pool
 
 if TYPE_CHECKING:
     from kvagent.vllm.nodes.lookups import JointLookups
@@ -249,6 +254,44 @@ def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
     assert joint.poll().began
 
 
+def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
+    """The delegate's agent was killed while it reset: the next one gives their numbers again."""
+    joint, link = begun()
+    joint.hold(5, {1: 30})
+    assert joint.reset()
+    assert joint.orders() == Orders(FIRST, 1)
+    joint.hear([replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
+    assert link.made == 2
+    joint.poll()
+    assert not there(joint)
+    joint.release(5, HERE)
+    assert joint.orders() == Orders(FIRST + 1, 1)
+
+
+def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> None:
+    """Before the next step, in which the scheduler polls."""
+    link: Any = Link()
+    side = SchedulerSide(
+        Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16), 2, link, saves=True, loads=True,
+        whole_failures=True, parts=2,
+    )  # fmt: skip
+    side.bind(Pool(8))
+    side._poll_agent()
+    side.report(Report(news=(NEWS,)))
+    side._poll_agent()
+    request = SimpleNamespace(request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES)
+    assert side.matched(request, 0) == (None, False)
+    orders = side._agent.orders()
+    assert orders is not None
+    answered = Answered(orders.questions[0].number, 64, 30)
+    side.report(Report(news=(replace(NEWS, answers=(answered,)),)))
+    side.report(Report(news=(replace(NEWS, reset=True),)))
+    side.finished(request, normally=False)
+    orders = side._agent.orders()
+    assert orders is not None
+    assert orders.releases == ((1, 30),)
+
+
 @pytest.mark.parametrize("incarnation", [FIRST, FIRST - 1])
 def test_a_reset_elsewhere_is_heard_of_in_any_incarnation(incarnation: int) -> None:
     """A delegate tells it once. Until it is handled, nothing promised before is loaded."""
@@ -315,6 +358,33 @@ def test_an_agent_elsewhere_that_stands_still_counts() -> None:
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (True, True, True)
     joint.hear([NEWS])
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (False, False, False)
+
+
+def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
+    """Else an engine without requests steps until lookup_age_ms have passed."""
+    link: Any = Link()
+    session: Any = link.attachment.session
+    session.start_ping = lambda: None
+    delegate = Delegate(link, Options(), 1, tuple)
+    delegate.begin(None, busy=False, idle=False)
+    lookups: Any = delegate._agent.lookups
+    ticket, abandoned = object(), list[Any]()
+    lookups._client = SimpleNamespace(
+        submit=lambda *_: ticket, poll=lambda *_: None, abandon=abandoned.append, outstanding=1, late=0,
+        late_answers=list, close=lambda: None,
+    )  # fmt: skip
+    question = Question(1, 65, 0, 32, b"".join(HASHES))
+    delegate._age_s = math.inf
+    delegate.begin(Orders(FIRST, 0, questions=(question,)), busy=False, idle=False)
+    delegate.poll()
+    assert [news.answers for news in delegate.take()] == [()]
+    session.pinging = True
+    delegate._agent.liveness.heard(-math.inf)
+    delegate.begin(None, busy=False, idle=False)
+    delegate.poll()
+    (news,) = delegate.take()
+    assert (news.stopped, news.answers) == (True, (Answered(1, 0, 0, lost=True),))
+    assert abandoned == [ticket], "a lease may still come"
 
 
 def test_the_own_agent_may_stand_still_while_another_is_away() -> None:

@@ -1,8 +1,8 @@
 """A real engine over two nodes, each of which is played by a process on this machine with an agent
 of its own.
 
-Arguments: the node's number, MODEL SOCKET_DIR OPTIONS. Each line on the first one's stdin is a
-question; its answer is a line of JSON that begins with "=".
+Arguments: the node's number, MODEL SOCKET_DIR OPTIONS. Each line on the first one's stdin is what
+it is to do, "say" or "settle"; its answer is a line of JSON that begins with "=".
 """
 
 from __future__ import annotations
@@ -48,18 +48,14 @@ class OverNodes:
 
     def says(self) -> tuple[list[list[int]], int]:
         """Return the answers to PROMPTS, of which the engine's own cache has nothing, and how many
-        tokens were loaded.
+        tokens were loaded. No save may be in flight.
         """
-        leader = self._processes[0]
-        assert leader.stdin is not None
-        assert leader.stdout is not None
-        leader.stdin.write("says\n")
-        leader.stdin.flush()
-        for line in leader.stdout:
-            if line.startswith("="):
-                said, loaded = json.loads(line[1:])
-                return said, loaded
-        raise AssertionError(f"the engine ended with {leader.wait(60)}")
+        said, loaded = self._ask("say")
+        return said, loaded
+
+    def settle(self) -> None:
+        """Step the engine until no save is in flight."""
+        self._ask("settle")
 
     def close(self) -> None:
         """End the processes and their workers."""
@@ -67,6 +63,17 @@ class OverNodes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
             process.communicate()
+
+    def _ask(self, what: str) -> Any:
+        leader = self._processes[0]
+        assert leader.stdin is not None
+        assert leader.stdout is not None
+        leader.stdin.write(f"{what}\n")
+        leader.stdin.flush()
+        for line in leader.stdout:
+            if line.startswith("="):
+                return json.loads(line[1:])
+        raise AssertionError(f"the engine ended with {leader.wait(60)}")
 
 
 def _free() -> int:
@@ -79,15 +86,19 @@ def _free() -> int:
 
 
 def lead(model: Path, socket_dir: str, options: dict[str, Any]) -> None:
-    """Run the engine, and answer questions."""
+    """Run the engine, and do what is asked."""
     llm = real.make_engine(model, socket_dir, **options)
     side = llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler
-    for _ in sys.stdin:
-        assert llm.reset_prefix_cache()
-        before = side.counts.tokens_loaded
-        said = real.generate(llm, real.PROMPTS)
-        real.settle(llm)
-        print("=" + json.dumps([said, side.counts.tokens_loaded - before]), flush=True)
+    for what in sys.stdin:
+        answer = None
+        if what == "settle\n":
+            real.settle(llm)
+        else:
+            assert llm.reset_prefix_cache()
+            before = side.counts.tokens_loaded
+            said = real.generate(llm, real.PROMPTS)
+            answer = [said, side.counts.tokens_loaded - before]
+        print("=" + json.dumps(answer), flush=True)
 
 
 def follow(model: Path, socket_dir: str, options: dict[str, Any]) -> None:

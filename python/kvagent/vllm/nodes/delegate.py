@@ -137,7 +137,7 @@ class Delegate:
             return True
         waited = now - one.since
         if answer is None:
-            if lookups is not None and waited < self._age_s:
+            if lookups is not None and waited < self._age_s and not self._stopped:
                 return False
             if lookups is not None and one.ticket is not None:
                 lookups.abandon(one.ticket)

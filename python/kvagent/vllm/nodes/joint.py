@@ -43,6 +43,7 @@ class JointSession(AgentSession):
         self._owed_s = (options.lookup_age_ms + options.tier_wait_ms) / 1e3 + OWED_S
         self._incarnation = FIRST
         self._resets = 0
+        self._behind: set[int] = set()  # parts that have not reported the last reset
         self._numbers = itertools.count(1)
         self._waiting: Orders | None = None  # for the next plan
         self._questions: dict[int, JointTicket] = {}  # those that some part has not answered
@@ -83,7 +84,7 @@ class JointSession(AgentSession):
     def poll(self, *, listen: bool = True) -> SessionChange:
         """Adopt sessions and their ends, and read messages."""
         change = super().poll(listen=listen)
-        up = self._attachment is not None and None not in self._facts.values()
+        up = self._attachment is not None and None not in self._facts.values() and not self._behind
         if change is NO_CHANGE and up == self._up and not (self._ended or self._foreign_reset):
             return NO_CHANGE
         ended, reset = change.ended or self._ended, change.reset or self._foreign_reset
@@ -111,8 +112,9 @@ class JointSession(AgentSession):
             if used and _ended(self._facts[one.part], one.session):
                 self.begin_anew()
                 continue
-            self._facts[one.part] = one.session if one.resets == self._resets else None
-            for state, parts in ((one.stopped, self._stopped), (one.late, self._late)):
+            self._facts[one.part] = one.session
+            behind = one.resets != self._resets
+            for state, parts in ((behind, self._behind), (one.stopped, self._stopped), (one.late, self._late)):
                 (parts.add if state else parts.discard)(one.part)
 
     def reported(self, now: float) -> None:
@@ -192,7 +194,7 @@ class JointSession(AgentSession):
         """
         self._resets += 1
         self._order().resets = self._resets
-        self._facts = dict.fromkeys(self.others)
+        self._behind.update(self.others)
         self._up, self.lookups = False, None
         return super().reset()
 
@@ -231,6 +233,7 @@ class JointSession(AgentSession):
         self._ended, self._up = True, False
         self._incarnation += 1
         self._facts = dict.fromkeys(self.others)
+        self._behind.clear()
         self._questions.clear()
         self._leases.clear()
         self._stopped.clear()

@@ -257,6 +257,7 @@ class SchedulerSide:
         if report.news:
             self._calm = False
             self._agent.hear(report.news)
+            self._poll_agent(listen=False)  # while look-ups and leases can still be given back
         if self.saves is None or self._loads is None:
             return
         now = time.monotonic()

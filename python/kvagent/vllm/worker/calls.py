@@ -116,7 +116,7 @@ class WorkerCalls:
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=sync.clock, generation=self._generation, use_generation=self._use_generation,
-                resolved=backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
+                resolved="" if self._part.index else backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
                 stages=caches.stages, adapters=self._adapters, delegate=self._delegate,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
