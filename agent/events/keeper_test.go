@@ -237,6 +237,8 @@ func TestFileIsMadeAnew(t *testing.T) {
 		got := l.count()
 		return got['a'] == 0 && got['b'] == chainBlocks
 	})
+	l.begin() // whose file does not rest after it was made anew
+	l.follow(1, a)
 	l.say(a, 4)
 	l.tokens(a, 8) // before it is stored
 	anew, err := os.Stat(l.path)
@@ -316,9 +318,11 @@ func TestFileOfOthers(t *testing.T) {
 			return errors.Join(os.WriteFile(path+".target", []byte("text"), 0o600), os.Symlink(path+".target", path))
 		},
 		"a link to nothing": func(path string) error { return os.Symlink(path+".target", path) },
-		"readable":          func(path string) error { return os.WriteFile(path, []byte("text"), 0o644) },
-		"a directory":       func(path string) error { return os.Mkdir(path, 0o700) },
-		"a pipe":            func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"readable": func(path string) error { // whatever the umask is
+			return errors.Join(os.WriteFile(path, []byte("text"), 0o600), os.Chmod(path, 0o644))
+		},
+		"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"a pipe":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"in use": func(path string) error {
 			f, err := openOwn(path, os.O_CREATE)
 			if err == nil {
