@@ -408,6 +408,62 @@ func TestForgottenSpaceLeavesTheFile(t *testing.T) {
 	(*Desk)(nil).Forget(a.Print)
 }
 
+// TestClosedSpaceKeepsItsTokens: the file is made anew while the desk finds out that a space was
+// closed, of which nothing seems to be held any more. Its blocks may be on a disk.
+func TestClosedSpaceKeepsItsTokens(t *testing.T) {
+	l := newLasting(t)
+	a, b := l.open('a'), l.open('b')
+	l.begin()
+	l.follow(1, a)
+	l.follow(1, b)
+	l.say(a, 0)
+	l.say(b, 2)
+	d := l.desk
+	d.Close() // the rest is what its goroutines do
+	l.desk = nil
+	d.keeper.file = nil
+	if err := l.pool.CloseSpace(a.ID); err != nil {
+		t.Fatal(err)
+	}
+	if open, _ := d.get(a.ID).compare(); open {
+		t.Fatal("the space is open")
+	}
+	d.get(b.ID).compare()
+	d.keeper.makeAnew()
+	if got := l.count(); got['a'] != chainBlocks || got['b'] != chainBlocks || d.Report().FileErrors > 0 {
+		t.Errorf("blocks in the file: %v, %d errors", got, d.Report().FileErrors)
+	}
+	again := l.open('a')
+	d.open(again) // before the desk has dropped the closed one
+	if err := d.keeper.loadNew(); err != nil {
+		t.Fatal(err)
+	}
+	if blocks := len(d.get(again.ID).ledgers[0].index); blocks != chainBlocks {
+		t.Errorf("%d blocks of the space that was opened again are known", blocks)
+	}
+	for range 20 { // in either order
+		d.keeper.loaded = map[*space]bool{} // as by a desk that is late, which loads both at once
+		delete(d.spaces, again.ID)
+		sp := d.open(again)
+		if err := d.keeper.loadNew(); err != nil {
+			t.Fatal(err)
+		}
+		if blocks := len(sp.ledgers[0].index); blocks != chainBlocks {
+			t.Fatalf("%d blocks of the space that was opened again are known", blocks)
+		}
+	}
+	d.compareAll()
+	if err := d.keeper.loadNew(); err != nil {
+		t.Fatal(err)
+	}
+	if d.get(a.ID) != nil || len(d.keeper.loaded) != 2 {
+		t.Errorf("%d spaces are kept, want the two that are open", len(d.keeper.loaded))
+	}
+	if err := d.keeper.file.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func FuzzReadRecords(f *testing.F) {
 	one, err := appendRecord([]byte(tokenMagic), pool.Fingerprint{1}, &ipc.BlockTokens{
 		HashLen: 8, Hashes: make([]byte, 16), Tokens: make([]byte, 32), Extra: []byte{1},
