@@ -73,7 +73,8 @@ func (k *keeper) keep(fp pool.Fingerprint, m *ipc.BlockTokens) {
 	k.behind.Store(true)
 }
 
-// load has the tokens loaded of spaces that are open and were not, and those that were closed let go.
+// load has the tokens loaded of spaces that are open and were not, and lets go of those that were
+// closed.
 func (k *keeper) load() {
 	if k != nil {
 		select {
