@@ -204,9 +204,13 @@ func ParseSwitch(key, value string) (bool, error) {
 	return false, fmt.Errorf("%s: %q, allowed: on, off", key, value)
 }
 
+// closing is how long requests that run may take to end, such as of a reader of /events that has to
+// be told the end; then their connections are cut.
+const closing = 5 * time.Second
+
 // Close ends the running requests and waits for the server's goroutines.
 func (s *Server) Close() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), closing)
 	defer cancel()
 	if err := s.server.Shutdown(ctx); err != nil {
 		if err := s.server.Close(); err != nil {

@@ -178,6 +178,7 @@ func (d *Desk) compareAll() {
 			d.mu.Lock()
 			delete(d.spaces, id)
 			d.mu.Unlock()
+			d.keeper.load() // which lets go of it
 			continue
 		}
 		if d.keepUnkept(sp); cleared {

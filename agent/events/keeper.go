@@ -73,7 +73,8 @@ func (k *keeper) keep(fp pool.Fingerprint, m *ipc.BlockTokens) {
 	k.behind.Store(true)
 }
 
-// load has the tokens loaded of spaces that are open and were not.
+// load has the tokens loaded of spaces that are open and were not, and lets go of those that were
+// closed.
 func (k *keeper) load() {
 	if k != nil {
 		select {
@@ -186,19 +187,23 @@ func (k *keeper) adopt(f *os.File, size int64) {
 
 // loadNew says to spaces that were opened what the file has of them.
 func (k *keeper) loadNew() error {
-	fresh, loaded := map[pool.Fingerprint]*space{}, map[*space]bool{}
+	// A space that was closed, and one opened again since, may both be there.
+	fresh, loaded := map[pool.Fingerprint][]*space{}, map[*space]bool{}
 	for _, sp := range k.desk.all() {
 		if loaded[sp] = true; !k.loaded[sp] {
-			fresh[sp.print] = sp
+			fresh[sp.print] = append(fresh[sp.print], sp)
 		}
 	}
 	err := k.open(0)
 	if err == nil && len(fresh) > 0 {
 		_, err = readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
 			func(fp pool.Fingerprint, _, frame []byte) error {
-				if sp := fresh[fp]; sp != nil {
-					if m, err := ipc.Decode(recordVersion, frame); err == nil {
-						if said, ok := m.(*ipc.BlockTokens); ok {
+				if len(fresh[fp]) == 0 {
+					return nil
+				}
+				if m, err := ipc.Decode(recordVersion, frame); err == nil {
+					if said, ok := m.(*ipc.BlockTokens); ok {
+						for _, sp := range fresh[fp] {
 							sp.learn(said)
 						}
 					}

@@ -237,6 +237,8 @@ func TestFileIsMadeAnew(t *testing.T) {
 		got := l.count()
 		return got['a'] == 0 && got['b'] == chainBlocks
 	})
+	l.begin() // whose file does not rest after it was made anew
+	l.follow(1, a)
 	l.say(a, 4)
 	l.tokens(a, 8) // before it is stored
 	anew, err := os.Stat(l.path)
@@ -316,9 +318,11 @@ func TestFileOfOthers(t *testing.T) {
 			return errors.Join(os.WriteFile(path+".target", []byte("text"), 0o600), os.Symlink(path+".target", path))
 		},
 		"a link to nothing": func(path string) error { return os.Symlink(path+".target", path) },
-		"readable":          func(path string) error { return os.WriteFile(path, []byte("text"), 0o644) },
-		"a directory":       func(path string) error { return os.Mkdir(path, 0o700) },
-		"a pipe":            func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"readable": func(path string) error { // whatever the umask is
+			return errors.Join(os.WriteFile(path, []byte("text"), 0o600), os.Chmod(path, 0o644))
+		},
+		"a directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"a pipe":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		"in use": func(path string) error {
 			f, err := openOwn(path, os.O_CREATE)
 			if err == nil {
@@ -402,6 +406,62 @@ func TestForgottenSpaceLeavesTheFile(t *testing.T) {
 		t.Errorf("blocks in the file: %v", got)
 	}
 	(*Desk)(nil).Forget(a.Print)
+}
+
+// TestClosedSpaceKeepsItsTokens: the file is made anew while the desk finds out that a space was
+// closed, of which nothing seems to be held any more. Its blocks may be on a disk.
+func TestClosedSpaceKeepsItsTokens(t *testing.T) {
+	l := newLasting(t)
+	a, b := l.open('a'), l.open('b')
+	l.begin()
+	l.follow(1, a)
+	l.follow(1, b)
+	l.say(a, 0)
+	l.say(b, 2)
+	d := l.desk
+	d.Close() // the rest is what its goroutines do
+	l.desk = nil
+	d.keeper.file = nil
+	if err := l.pool.CloseSpace(a.ID); err != nil {
+		t.Fatal(err)
+	}
+	if open, _ := d.get(a.ID).compare(); open {
+		t.Fatal("the space is open")
+	}
+	d.get(b.ID).compare()
+	d.keeper.makeAnew()
+	if got := l.count(); got['a'] != chainBlocks || got['b'] != chainBlocks || d.Report().FileErrors > 0 {
+		t.Errorf("blocks in the file: %v, %d errors", got, d.Report().FileErrors)
+	}
+	again := l.open('a')
+	d.open(again) // before the desk has dropped the closed one
+	if err := d.keeper.loadNew(); err != nil {
+		t.Fatal(err)
+	}
+	if blocks := len(d.get(again.ID).ledgers[0].index); blocks != chainBlocks {
+		t.Errorf("%d blocks of the space that was opened again are known", blocks)
+	}
+	for range 20 { // in either order
+		d.keeper.loaded = map[*space]bool{} // as by a desk that is late, which loads both at once
+		delete(d.spaces, again.ID)
+		sp := d.open(again)
+		if err := d.keeper.loadNew(); err != nil {
+			t.Fatal(err)
+		}
+		if blocks := len(sp.ledgers[0].index); blocks != chainBlocks {
+			t.Fatalf("%d blocks of the space that was opened again are known", blocks)
+		}
+	}
+	d.compareAll()
+	if err := d.keeper.loadNew(); err != nil {
+		t.Fatal(err)
+	}
+	if d.get(a.ID) != nil || len(d.keeper.loaded) != 2 {
+		t.Errorf("%d spaces are kept, want the two that are open", len(d.keeper.loaded))
+	}
+	if err := d.keeper.file.Close(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func FuzzReadRecords(f *testing.F) {

@@ -119,30 +119,31 @@ func (k *keeper) writeAll(out *counting, forgotten map[pool.Fingerprint]bool) er
 	if err := out.write([]byte(tokenMagic)); err != nil {
 		return err
 	}
-	live := map[pool.Fingerprint]bool{}
-	open := map[*space]bool{}
+	live, open := map[pool.Fingerprint]bool{}, map[*space]bool{}
 	for _, sp := range k.desk.all() {
-		if k.loaded[sp] {
+		if k.loaded[sp] && sp.isOpen() {
 			live[sp.print], open[sp] = true, true
 		}
 	}
 	k.loaded = open // spaces that were closed are loaded again when they are opened again
-	_, err := readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
-		func(fp pool.Fingerprint, whole, _ []byte) error {
-			if live[fp] || forgotten[fp] || out.bytes > maxCarried {
-				return nil
-			}
-			return out.write(whole)
-		})
-	if err != nil {
-		return err
-	}
 	for sp := range open {
 		if err := sp.writeTokens(out); err != nil {
 			return err
 		}
+		if !sp.isOpen() { // what was written may lack blocks that outlive it
+			delete(live, sp.print)
+		}
 	}
-	return nil
+	carried := 0
+	_, err := readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
+		func(fp pool.Fingerprint, whole, _ []byte) error {
+			if live[fp] || forgotten[fp] || carried > maxCarried {
+				return nil
+			}
+			carried += len(whole)
+			return out.write(whole)
+		})
+	return err
 }
 
 // writeTokens writes the tokens of a space's blocks.

@@ -188,7 +188,7 @@ func (sp *space) takeUnkept() (said []*ipc.BlockTokens, more bool) {
 // compare looks up all blocks, because any may have changed. It reports whether the space is open,
 // and whether it was reset or closed.
 func (sp *space) compare() (open, cleared bool) {
-	open = sp.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil)
+	open = sp.isOpen()
 	sp.newEpoch(sp.memory.Epoch(sp.id))
 	for _, l := range sp.ledgers {
 		for from := uint32(1); l != nil && from != 0; {
@@ -197,6 +197,9 @@ func (sp *space) compare() (open, cleared bool) {
 	}
 	return open, sp.compared()
 }
+
+// isOpen reports whether the space is open. None opens again.
+func (sp *space) isOpen() bool { return sp.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil) }
 
 // newEpoch begins a comparison. Memory's epoch tells a reset from other reasons for it.
 func (sp *space) newEpoch(epoch uint32) {

@@ -151,6 +151,7 @@ func (t *Tail) join(adopt bool) {
 
 // look asks the spaces, beginning after the one that told something last.
 func (t *Tail) look() (out []Transition, all bool) {
+	closed := t.closed() // before the spaces are asked: all is known of these by now
 	ids := slices.Sorted(maps.Keys(t.spaces))
 	at, _ := slices.BinarySearch(ids, t.last+1)
 	all = true
@@ -165,19 +166,27 @@ func (t *Tail) look() (out []Transition, all bool) {
 			return more, false
 		}
 	}
-	t.dropClosed()
+	t.drop(closed)
 	return nil, all
 }
 
-// dropClosed forgets spaces that were closed, of which all was told.
-func (t *Tail) dropClosed() {
-	for id, one := range t.spaces {
+// closed returns the spaces that the desk has dropped, after it compared them for the last time.
+func (t *Tail) closed() (all []pool.SpaceID) {
+	for id := range t.spaces {
 		if t.desk.get(id) == nil {
-			if one.space != nil {
-				one.space.part(t, one)
-			}
-			delete(t.spaces, id)
+			all = append(all, id)
 		}
+	}
+	return all
+}
+
+// drop forgets spaces that were closed, of which all was told.
+func (t *Tail) drop(closed []pool.SpaceID) {
+	for _, id := range closed {
+		if one := t.spaces[id]; one.space != nil {
+			one.space.part(t, one)
+		}
+		delete(t.spaces, id)
 	}
 }
 

@@ -12,7 +12,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // reader is what an operator knows by one tail.
@@ -221,6 +223,62 @@ func TestTailTellsWhatIsHeld(t *testing.T) {
 		t.Errorf("the space was closed: %+v, %v", got, err)
 	}
 	follow.Close()
+}
+
+// TestASpaceThatIsClosedWhileATailLooks is told to be cleared: the tail asked before the end of the
+// comparison, and finds the space gone from the desk.
+func TestASpaceThatIsClosedWhileATailLooks(t *testing.T) {
+	d, p, rules := openDesk(t, blockTokens)
+	var h heard
+	d.Serve(1, rules, &ipc.NextEvents{Blocks: 100}, 0, h.send)
+	id, err := p.OpenSpace(pool.Spec{
+		Fingerprint: pool.Fingerprint{2}, Shards: 1,
+		Groups: []pool.Group{{BlockTokens: blockTokens, ShardBytes: []uint32{1024}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := d.open(&lookup.Space{ID: id, Groups: []lookup.Group{{BlockTokens: blockTokens}}})
+	tail, err := d.Tail(true, func(pool.SpaceID) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	closing := d.get(rules.ID)
+	closing.mu.Lock()
+	tail.spaces[rules.ID].held, closing.clearing = 3, true // three blocks were told, and the space is being compared
+	closing.mu.Unlock()
+	tail.last = id  // so that the other one is asked first
+	later.mu.Lock() // the tail has looked at that one when it waits for this one
+	var cleared []Transition
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		for len(cleared) == 0 && t.Context().Err() == nil {
+			if cleared, err = tail.Next(t.Context()); err != nil {
+				return
+			}
+		}
+	}()
+	pooltest.Until(t, "the tail looks", func() bool {
+		return pooltest.Parked("sync.Mutex.Lock", "events.(*space).tell")
+	})
+	closing.compared()
+	d.mu.Lock()
+	delete(d.spaces, rules.ID)
+	d.mu.Unlock()
+	later.mu.Unlock()
+	pooltest.Until(t, "the tail tells", func() bool {
+		select {
+		case <-looked:
+			return true
+		default:
+			return false
+		}
+	})
+	if err != nil || len(cleared) != 1 || cleared[0].Kind != Cleared || cleared[0].Blocks != 3 {
+		t.Errorf("%+v, %v", cleared, err)
+	}
+	tail.Close()
 }
 
 // TestTailsAreLimited, take no place of a session, and end with the desk.

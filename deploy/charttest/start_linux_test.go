@@ -15,9 +15,16 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 )
+
+// TestMain lets files have the modes that a kubelet gives them.
+func TestMain(m *testing.M) {
+	syscall.Umask(0o022)
+	os.Exit(m.Run())
+}
 
 // binary returns the path of a program that `make build` made.
 func binary(t *testing.T, name string) string {
@@ -82,11 +89,29 @@ func (n *node) sources(pod corev1.PodSpec, settings *corev1.ConfigMap) map[strin
 	return out
 }
 
+// shmBytes is room in /dev/shm for the pools of all tests that run at once.
+const shmBytes = 512 << 20
+
+// needShm skips the test where pools do not fit into /dev/shm: a container has 64 MiB by default.
+func needShm(t *testing.T) {
+	t.Helper()
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/dev/shm", &fs); err != nil {
+		t.Fatal(err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < shmBytes {
+		leaveOut(t, "/dev/shm has %d MiB, pools need %d (docker run --shm-size=1g)", free>>20, shmBytes>>20)
+	}
+}
+
 func (n *node) hostPath(h *corev1.HostPathVolumeSource) string {
 	dir := filepath.Join(n.root, h.Path)
 	for _, memory := range []string{"/dev/shm/", "/dev/hugepages/"} {
 		if rest, within := strings.CutPrefix(h.Path+"/", memory); within {
 			dir = filepath.Join(n.shm, rest)
+			if rest != "" {
+				needShm(n.t)
+			}
 		}
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
