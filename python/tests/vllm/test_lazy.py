@@ -157,10 +157,13 @@ def one_step(world: World) -> bool:
 
 
 def registered(world: World) -> bool:
-    """Run a step. Return whether all parts of an engine are registered."""
+    """Run a step. Return whether all parts of an engine are registered, and it does not wait for
+    the answer of an agent that was stopped: until then nothing is saved.
+    """
     one_step(world)
     links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
-    return world.side._agent.session is not None and all(link.current() is not None for link in links)
+    there = world.side._agent.session is not None and all(link.current() is not None for link in links)
+    return there and not world.side._agent.pinging()
 
 
 def test_nothing_is_saved_of_a_cache_that_was_reset(worlds: Any, agent: AgentProcess) -> None:
