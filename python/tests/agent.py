@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -28,6 +29,12 @@ KVBENCH = BINARY.with_name("kvbench")  # plays engines
 REQUIRE = "KVAGENT_REQUIRE_AGENT"  # set by make: the tests with the real agent may not be left out
 PATIENCE_S = 20.0  # for what takes milliseconds on a machine with nothing else to do
 START_S = 60.0  # for an agent to start, beside engines that take all processors
+# Limits of the product that a machine whose host takes its processors away breaks now and then: a
+# second and less.
+LIMITS = (
+    "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
+    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
+)  # fmt: skip
 BLOCK_TOKENS = 16
 BLOCKS = 32
 BLOCK_BYTES = 4096  # of one layer
@@ -42,6 +49,15 @@ def need_agent() -> None:
     if not BINARY.exists():
         message = f"{BINARY} is not there: run `make build`; tests with the real agent are LEFT OUT"
         pytest.fail(message) if os.environ.get(REQUIRE) else pytest.skip(message)
+
+
+def be_patient() -> None:
+    """Raise the timeouts of the product in this process, as the fixture ``patient`` does for a
+    test.
+    """
+    for limit in LIMITS:
+        module, _, name = limit.rpartition(".")
+        setattr(importlib.import_module(module), name, PATIENCE_S)
 
 
 def eventually(check: Callable[[], _T | None], what: str, patience_s: float = PATIENCE_S) -> _T:

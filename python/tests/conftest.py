@@ -6,17 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import PATIENCE_S, AgentProcess
+from tests.agent import LIMITS, PATIENCE_S, AgentProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-# Limits of the product that a machine whose host takes its processors away breaks now and then: a
-# second and less.
-LIMITS = (
-    "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
-)  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

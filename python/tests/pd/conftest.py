@@ -16,6 +16,9 @@ from tests.pd.processes import UPSTREAM, Engine, Nursery, free_port, write_token
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# A look-up that is late is a miss.
+PATIENT = {"weights_fixed": True, "lookup_grace_ms": 10_000, "lookup_age_ms": 60_000}
+
 collect_ignore_glob: list[str] = [] if UPSTREAM.exists() else ["test_*.py"]
 
 
@@ -83,7 +86,7 @@ class Node:
         transfer = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": role,
             "kv_load_failure_policy": "recompute", "engine_id": name,
-            "kv_connector_extra_config": {"socket_dir": str(self.agent.folder), "weights_fixed": True, **options},
+            "kv_connector_extra_config": {"socket_dir": str(self.agent.folder), **PATIENT, **options},
         }  # fmt: skip
         self._transfers[name] = transfer
         return Engine(self._nursery, self.model, self.folder / f"{name}.log", transfer)

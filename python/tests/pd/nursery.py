@@ -16,6 +16,8 @@ import signal
 import sys
 import traceback
 
+from tests.agent import be_patient
+
 MODULES = (
     "vllm.entrypoints.cli.main", "vllm.entrypoints.cli.serve", "vllm.entrypoints.openai.api_server",
     "vllm.entrypoints.openai.completion.api_router", "vllm.entrypoints.openai.chat_completion.api_router",
@@ -44,7 +46,10 @@ def _fork() -> None:
 
 
 def become(arguments: list[str], log: str) -> None:
-    """Run a command of `vllm` in this process, and end it."""
+    """Run a command of `vllm` in this process, and end it. The processes that it forks are as
+    patient with an agent as this one.
+    """
+    be_patient()
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

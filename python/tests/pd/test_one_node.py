@@ -1,4 +1,5 @@
-"""A prefill engine and a decode engine at one agent, behind vLLM's proxies, at default options.
+"""A prefill engine and a decode engine at one agent, behind vLLM's proxies, at default options, but
+for how long an answer of the agent is waited for.
 
 The number of tokens that the decode engine computes is read from its metrics: the usage that it
 reports has the prefill engine's figure.

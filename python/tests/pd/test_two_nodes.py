@@ -43,7 +43,9 @@ def nodes(node: Node, tiny: Path, nursery: Nursery) -> Iterator[Two]:
         key.write_bytes(os.urandom(32))
         key.chmod(0o600)
         peers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        flags = [["--peer-listen", peer, "--peer-key-file", str(key)] for peer in peers]
+        # The agents are not taken for dead, however late they are.
+        common = ["--peer-key-file", str(key), "--peer-timeout", "1m"]
+        flags = [["--peer-listen", peer, *common] for peer in peers]
         node.restart_agent(*flags[0])
         second = Node(Path(folder), tiny, nursery, *flags[1])
         yield Two(node, second, peers[0])

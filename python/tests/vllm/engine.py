@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.agent import BINARY, eventually
+from tests.agent import BINARY, be_patient, eventually
 from tests.vllm.forks import Forked
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def print_answers(model: str, socket_dir: str, options: str) -> None:
     """Print the answers to PROMPTS, as JSON in the last line; ``options`` are make_engine's."""
     from tests.vllm import kernels
 
+    be_patient()
     kernels.let_stages_receive()
     llm = make_engine(Path(model), socket_dir, **json.loads(options))
     said = generate(llm, PROMPTS)

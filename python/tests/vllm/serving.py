@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvagent.session import Session
-from tests.agent import eventually
+from tests.agent import be_patient, eventually
 from tests.vllm import engine as real
 from tests.vllm.forks import Forked
 
@@ -81,6 +81,7 @@ class Serving:
 
 def main(model: str, socket_dir: str, options: str) -> None:
     """Run the engine. With "-" as the socket directory it has no connector."""
+    be_patient()
     llm = real.make_engine(Path(model), None if socket_dir == "-" else socket_dir, options=json.loads(options))
     commands = Commands(llm, socket_dir)
     for line in sys.stdin:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from kvagent.vllm.worker.side import WorkerSide
-from tests.agent import eventually
+from tests.agent import be_patient, eventually
 from tests.vllm import engine as real
 from tests.vllm import kernels
 
 STAGES = 2
 TIMES = 3  # the first one is cold
-OPTIONS = {"weights_fixed": True, "load_mode": "sync", "lookup_wait_ms": 100}
+OPTIONS = {"weights_fixed": True, "load_mode": "sync", "lookup_wait_ms": 100, "sync_wait_ms": 10_000}
 
 
 def fail_some() -> None:
@@ -37,6 +37,7 @@ def fail_some() -> None:
 
 def main(model: str, socket_dir: str) -> None:
     """Run the engine; its workers are forked, so that they have the same failures."""
+    be_patient()
     kernels.let_stages_receive()
     fail_some()
     llm = real.make_engine(

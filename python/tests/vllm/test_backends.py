@@ -22,15 +22,15 @@ PROMPT = [i % 400 + 5 for i in range(100)]
 
 
 def joined_anew(world: World) -> None:
-    """Wait until the scheduler is registered in its workers' space."""
+    """Wait until the scheduler is registered in its workers' space, and all of them are there."""
     identities = {worker._identity for worker in world.workers}
     assert len(identities) == 1
 
     def registered() -> bool:
         world.step()
         world.settle()
-        session = world.side._agent.session
-        return world.scheduler.connector._identity in identities and session is not None
+        here = world.side._agent.session, *(worker._worker._link.current() for worker in world.workers)
+        return world.scheduler.connector._identity in identities and None not in here
 
     eventually(registered, "a scheduler of its workers' space")
 

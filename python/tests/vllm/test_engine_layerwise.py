@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.engine
-WAIT_S = 3.0  # of a step
+WAIT_MS = 10_000  # of a step: the most that is allowed
+STOPPED_S = 0.3  # of a step, from when its agent is stopped
 LAYER = "model.decoder.layers.{}.self_attn.attn"
 
 
@@ -32,7 +33,7 @@ def alive(opt: Path, reference: list[list[int]]) -> Iterator[Alive]:
         path.mkdir(mode=0o700)
         agent = HoldingAgent(path)
         options = {
-            "weights_fixed": True, "load_mode": "sync", "layerwise": True, "sync_wait_ms": WAIT_S * 1e3,
+            "weights_fixed": True, "load_mode": "sync", "layerwise": True, "sync_wait_ms": WAIT_MS,
             "lookup_wait_ms": 100,
         }  # fmt: skip
         llm = real.make_engine(opt, str(agent.folder), options=options)
@@ -103,9 +104,8 @@ def test_the_first_layer_computes_before_the_last_has_arrived(
 
 
 @pytest.mark.parametrize("how", ["freeze", "kill", "spoil"])
-def test_what_happens_between_two_layers(
-    alive: Alive, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_what_happens_between_two_layers(alive: Alive, reference: list[list[int]], how: str) -> None:
+    patch = pytest.MonkeyPatch()  # which ends before the test does
     alive.fill(reference)
     holding = alive.agent
     assert isinstance(holding, HoldingAgent)
@@ -115,7 +115,13 @@ def test_what_happens_between_two_layers(
         agents.spoil(alive.agent.process.pid)
         holding.release()
 
-    middle = Middle(alive, monkeypatch, {"spoil": spoiled, "freeze": holding.freeze, "kill": holding.kill}[how])
+    def freeze() -> None:
+        holding.freeze()
+        loads = alive.worker._sync_loads
+        patch.setattr(loads, "_wait_s", STOPPED_S)
+        loads._left_s = STOPPED_S
+
+    middle = Middle(alive, patch, {"spoil": spoiled, "freeze": freeze, "kill": holding.kill}[how])
     try:
         says(alive, reference)
         assert middle.computed == [LAYER.format(0), "-"]
@@ -123,7 +129,7 @@ def test_what_happens_between_two_layers(
         assert (alive.side.blocks.loading > 0) == (how == "freeze"), "pins without a fence to come, or none"
         assert alive.says() == reference
     finally:
-        monkeypatch.undo()
+        patch.undo()
         if how == "kill":
             holding.start()
         elif how == "freeze":

@@ -36,11 +36,14 @@ def llm(opt: Path, reference: list[list[int]], holding: HoldingAgent) -> Iterato
 
 
 def evict(llm: Any, salt: int) -> None:
-    """Serve other prompts until nothing that was served before is in the engine's own cache."""
+    """Serve other prompts until nothing that was served before is in the engine's own cache.
+
+    Each evicts fewer blocks than the watermark, and the next one waits for its saves.
+    """
     for i in range(0, BLOCKS, 10):
         prompt = [(j * 11 + 13 * i + salt) % 450 + 10 for j in range(10 * BLOCK)]
         real.generate(llm, [prompt], 2)
-    real.settle(llm)
+        real.settle(llm)
 
 
 def test_answers_are_the_same_from_the_cache_from_the_agent_and_without_it(

@@ -263,6 +263,7 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
     finally:
         agent.thaw()
     world.run()
+    eventually(lambda: not one_step(world).side._agent.pinging(), "an answer: until then nothing is saved")
     world.add("again", PROMPT, 4)
     world.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK

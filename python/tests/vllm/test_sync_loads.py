@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROMPT = [i % 400 + 5 for i in range(100)]
-SYNC: dict[str, Any] = {"load_mode": "sync", "weights_fixed": True, "sync_wait_ms": 2_000}
+SYNC: dict[str, Any] = {"load_mode": "sync", "weights_fixed": True, "sync_wait_ms": 10_000}
 SETTINGS: dict[str, dict[str, Any]] = {
     "v1": {"v2": False},
     "v2": {"v2": True},

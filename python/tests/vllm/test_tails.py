@@ -49,7 +49,9 @@ def run(world: World, blocks: int, tokens: int, requests: int, arrive: int) -> N
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("load", LOADS)
 def test_long_prompts_are_saved_to_their_end(worlds: Any, agent: AgentProcess, load: str, asynchronous: bool) -> None:
-    """No block is lost without being counted, and none at all where none is evicted."""
+    """No block is lost without being counted, and none at all where none is evicted. One whose
+    save was revoked, and which was evicted then, is counted though the agent may have stored it.
+    """
     blocks, size, tokens, requests, arrive = LOADS[load]
     world = worlds(
         blocks=blocks, max_batched=2048, asynchronous=asynchronous, depth=2 if asynchronous else 1,
@@ -61,7 +63,7 @@ def test_long_prompts_are_saved_to_their_end(worlds: Any, agent: AgentProcess, l
     counts = world.side.saves.counts
     print(f"{load}, {'async' if asynchronous else 'sync'}: {share:.3f} of {requests * size} blocks, {counts}")
     assert world.preempted or load != "preempted"
-    assert stored + counts.missed == requests * size
+    assert requests * size - counts.missed <= stored <= requests * size
     assert share == 1 or load != "all fit"
     for number in range(requests):
         first = size * BLOCK + 1
@@ -77,7 +79,7 @@ def test_what_waits_for_its_turn_is_served_right(worlds: Any, agent: AgentProces
     world = worlds(blocks=blocks, max_batched=2048, extra={"pin_percent": 5, "save_decode": False})
     run(world, 60, 2, 8, 4)
     stored, missed = agent.status()["blocks_stored"], world.side.saves.counts.missed
-    assert stored + missed == 8 * 60
+    assert 8 * 60 - missed <= stored <= 8 * 60
     assert bool(missed) == (blocks == 128)
     assert world.scheduler.reset_prefix_cache()
     for number in range(8):

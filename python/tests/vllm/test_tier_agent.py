@@ -212,13 +212,16 @@ def region(world: TieredWorld) -> bytes:
     return bytes(world.manager.primary_tier.get_kv_memoryview())
 
 
-def frozen_at(world: TieredWorld, agent: AgentProcess, call: str) -> None:
-    """Freeze the agent when the tier is given its next job."""
-    submit = getattr(world.tier, call)
+def frozen_at(world: TieredWorld, agent: AgentProcess, call: str, deadline_s: float) -> None:
+    """Freeze the agent when the tier is given its next job. From then on jobs have that long: a
+    limit that is short from the start also strikes an agent that is merely late.
+    """
+    submit, courier = getattr(world.tier, call), world.tier._courier
 
     def freeze(job: Any) -> None:
         setattr(world.tier, call, submit)
         agent.freeze()
+        courier._loads._deadline_s = courier._saves._deadline_s = deadline_s
         submit(job)
 
     setattr(world.tier, call, freeze)
@@ -227,10 +230,10 @@ def frozen_at(world: TieredWorld, agent: AgentProcess, call: str) -> None:
 def test_a_load_that_was_given_up_reaches_no_row_when_the_agent_wakes(
     tiered: Callable[..., TieredWorld], agent: AgentProcess
 ) -> None:
-    world = tiered(tier(agent.folder, **SOON | {"lookup_age_ms": 10_000}), rows=8)
+    world = tiered(tier(agent.folder), rows=8)
     world.prompt("cold", PROMPT)
     world.forget()
-    frozen_at(world, agent, "submit_load")
+    frozen_at(world, agent, "submit_load", 0.3)
     assert world.prompt("warm", PROMPT) == 0
     assert world.heard.failed == 6
     world.prompt("other", OTHER)  # uses the rows
@@ -246,9 +249,8 @@ def test_a_load_that_was_given_up_reaches_no_row_when_the_agent_wakes(
 def test_a_save_that_was_given_up_stores_nothing_when_the_agent_wakes(
     tiered: Callable[..., TieredWorld], agent: AgentProcess, way: str
 ) -> None:
-    more = {"load_deadline_ms": 60_000, "drain_wait_ms": 50} if way == "drain" else {"load_deadline_ms": 100}
-    world = tiered(tier(agent.folder, **more), rows=8)
-    frozen_at(world, agent, "submit_store")
+    world = tiered(tier(agent.folder, **({"drain_wait_ms": 50} if way == "drain" else {})), rows=8)
+    frozen_at(world, agent, "submit_store", 60.0 if way == "drain" else 0.1)
     world.add("cold", PROMPT, 1)
     while not world.heard.open:
         world.step()

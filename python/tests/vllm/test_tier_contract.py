@@ -62,7 +62,8 @@ class Played:
         self.construction = making.Construction(config, kv)
         token = making._now.set(self.construction if whole else None)
         try:
-            self.tier = KVAgentTier(spec, self.view, "KVAgentTier", socket_dir=str(folder), **options)
+            patient = {"lookup_age_ms": 60_000}
+            self.tier = KVAgentTier(spec, self.view, "KVAgentTier", socket_dir=str(folder), **patient | options)
         finally:
             making._now.reset(token)
         self.jobs = 0

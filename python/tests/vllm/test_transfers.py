@@ -128,8 +128,8 @@ def test_a_prefill_request_that_is_aborted(worlds: Any, agent: AgentProcess, v2:
     """
     prefill, decode = worlds(transfer=PRODUCER, v2=v2, max_batched=32), worlds(transfer=CONSUMER, v2=v2)
     prefill.add("cmpl-x-0", PROMPT, 1, params=SENDS)
-    prefill.step()
-    prefill.step()
+    while not prefill.scheduler.requests["cmpl-x-0"].num_computed_tokens:  # first it waits for its look-up
+        prefill.step()
     prefill.abort("cmpl-x-0")
     prefill.run()
     assert prefill.params["cmpl-x-0"] is None
