@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 ROWS = 64
 ROW_BYTES = 8192
 TOKENS = 16
-# A machine that stands still for a moment is not taken for a slow agent. Tests of limits set their own.
+# A machine that stands still for a moment is not taken for a slow agent. Tests of limits set
+# their own.
 PATIENT = {"lookup_age_ms": 1e3 * PATIENCE_S, "load_deadline_ms": 1e3 * PATIENCE_S}
 
 _Result = TypeVar("_Result", Answered, Finished)
