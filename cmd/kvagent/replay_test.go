@@ -59,12 +59,12 @@ func (o *replayed) clean(t *testing.T) {
 	}
 }
 
-// busyFactor is how many waits that end as late as the machine's own a clean-up may have: an engine's
-// end is seen and handled by several processes in turn.
+// busyFactor is how many waits that end as late as the machine's own a clean-up may have: an
+// engine's end is seen and handled by several processes in turn.
 const busyFactor = 10
 
-// cleanedUp holds what is kept of a process that died to be free within two seconds of a machine that
-// does not stand still.
+// cleanedUp holds what is kept of a process that died to be free within two seconds of a machine
+// that does not stand still.
 func (o *replayed) cleanedUp(t *testing.T) {
 	t.Helper()
 	if most := 2000 + busyFactor*o.MachineLagUS/1000; o.CleanupMaxMS >= most {
