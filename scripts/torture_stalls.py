@@ -37,11 +37,12 @@ def sleep_and_record(processor: int) -> None:
         PermissionError
     ):  # without the right it sees what a thread of the agent sees, including other work
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    before = time.monotonic()
     print(READY, file=sys.stderr, flush=True)
     while True:
-        before = time.monotonic()
         ended = select.select([sys.stdin], [], [], WAIT_S)[0]
-        took = time.monotonic() - before
+        woke = time.monotonic()
+        took, before = woke - before, woke  # without a gap, so that no stall is missed
         if took > WAIT_S + STALL_S:  # including the one in which the input ended
             now = time.time()
             print(f"{now - took:.6f} {now:.6f}")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -58,22 +59,27 @@ func (o *replayed) clean(t *testing.T) {
 	}
 }
 
-// cleanedUp holds what is kept of a process that died to be free within two seconds.
+// busyFactor is how many waits that end as late as the machine's own a clean-up may have: an
+// engine's end is seen and handled by several processes in turn.
+const busyFactor = 10
+
+// cleanedUp holds what is kept of a process that died to be free within two seconds of a machine
+// that does not stand still.
 func (o *replayed) cleanedUp(t *testing.T) {
 	t.Helper()
-	if o.CleanupMaxMS >= 2000 {
-		t.Errorf("the agent kept a dead engine's memory for %.0f ms", o.CleanupMaxMS)
+	if most := 2000 + busyFactor*o.MachineLagUS/1000; o.CleanupMaxMS >= most {
+		t.Errorf("the agent kept a dead engine's memory for %.0f ms, allowed: %.0f", o.CleanupMaxMS, most)
 	}
 }
 
 // Plain: the hit rate is that of the simulation, also where caches and pool are small. The
-// simulated pool is LRU.
+// simulated pool is LRU. Its look-ups are never late, which are misses.
 func TestReplayHitsAsSimulated(t *testing.T) {
 	figures(t)
 	t.Parallel()
 	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"},
 		{"--engines", "5", "--engines-per-process", "2"}} {
-		o := replayJSON(t, append([]string{"--requests", "500"}, args...)...)
+		o := replayJSON(t, slices.Concat([]string{"--requests", "500"}, patientEngines, args)...)
 		o.clean(t)
 		if d := o.HitRate - o.SimHitRate; d < -0.01 || d > 0.01 {
 			t.Errorf("%v: hit rate %.4f, the simulation says %.4f", args, o.HitRate, o.SimHitRate)

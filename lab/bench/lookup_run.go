@@ -24,7 +24,7 @@ const (
 )
 
 // measure asks the agent and the other server the same questions, in alternating order, that many
-// rounds.
+// rounds, and more until a save has ended beside them, if there is an engine that saves.
 func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks, Clients: len(b.askers)}
 	each := 1
@@ -33,7 +33,7 @@ func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	}
 	var own, echo []float64
 	saved, start := b.saved(), time.Now()
-	for turn := 0; len(own) < rounds; turn++ {
+	for turn := 0; len(own) < rounds || b.savesSince(saved) == 0 && b.saving(); turn++ {
 		for _, a := range b.askers {
 			if err := a.draw(form, n, each); err != nil {
 				return r, err
@@ -57,9 +57,15 @@ func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	r.P50us, r.P99us = own[len(own)/2], own[len(own)*99/100]
 	r.EchoP50us, r.EchoP99us = echo[len(echo)/2], echo[len(echo)*99/100]
 	r.RatioP50, r.RatioP99 = r.P50us/r.EchoP50us, r.P99us/r.EchoP99us
-	r.SavedGBs = float64(b.saved()-saved) / time.Since(start).Seconds() / 1e9
+	r.SavedGBs = float64(b.savesSince(saved)) / time.Since(start).Seconds() / 1e9
 	return r, nil
 }
+
+// saving reports whether an engine saves meanwhile.
+func (b *lookupBench) saving() bool { return b.saver != nil && !b.saver.ended.Load() }
+
+// savesSince returns the bytes that were saved since saved returned before.
+func (b *lookupBench) savesSince(before int64) int64 { return b.saved() - before }
 
 func (b *lookupBench) saved() int64 {
 	if b.saver == nil {

@@ -29,6 +29,7 @@ type lookupSaver struct {
 	conn  *ipc.Conn
 	bytes atomic.Int64
 	stop  atomic.Bool
+	ended atomic.Bool // by an error, unless it was stopped
 	done  chan error
 
 	epoch  uint32
@@ -46,7 +47,11 @@ func startSaver(dir string) (*lookupSaver, error) {
 	if err := s.register(); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	go func() { s.done <- s.run() }()
+	go func() {
+		err := s.run()
+		s.ended.Store(true)
+		s.done <- err
+	}()
 	return s, nil
 }
 

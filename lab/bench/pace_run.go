@@ -133,35 +133,46 @@ func (f *flood) close() error {
 	return f.transferBench.close()
 }
 
-// beside saves while something runs, and returns its result and 10^9 bytes of saves per second.
+// beside saves while something runs, and returns its result and 10^9 bytes of saves per second. It
+// runs again, with more results, until a save has ended beside it.
 func (f *flood) beside(run func() []float64) (took []float64, rate float64, err error) {
-	var over atomic.Bool
-	var moved int64
+	var over, failed atomic.Bool
+	var moved atomic.Int64
 	var saving sync.WaitGroup
 	saving.Go(func() {
-		waiting := 0
-		for !over.Load() || waiting > 0 {
-			for waiting < paceJobs && !over.Load() {
-				f.chains++
-				for _, job := range f.chain(transfer.Save, f.chains, paceBlocks) {
-					if err = errors.Join(err, f.worker.Submit(job)); err != nil {
-						return
-					}
-					waiting++
-				}
-			}
-			if waiting > 0 {
-				atomic.AddInt64(&moved, (<-f.done).Bytes)
-				waiting--
-			}
+		if err = f.save(&over, &moved); err != nil {
+			failed.Store(true)
 		}
 	})
 	begin := time.Now()
-	took = run()
-	rate = float64(atomic.LoadInt64(&moved)) / time.Since(begin).Seconds() / 1e9
+	for took = run(); moved.Load() == 0 && !failed.Load(); {
+		took = append(took, run()...)
+	}
+	rate = float64(moved.Load()) / time.Since(begin).Seconds() / 1e9
 	over.Store(true)
 	saving.Wait()
 	return took, rate, err
+}
+
+// save saves until over, and counts the bytes.
+func (f *flood) save(over *atomic.Bool, moved *atomic.Int64) error {
+	waiting := 0
+	for !over.Load() || waiting > 0 {
+		for waiting < paceJobs && !over.Load() {
+			f.chains++
+			for _, job := range f.chain(transfer.Save, f.chains, paceBlocks) {
+				if err := f.worker.Submit(job); err != nil {
+					return err
+				}
+				waiting++
+			}
+		}
+		if waiting > 0 {
+			moved.Add((<-f.done).Bytes)
+			waiting--
+		}
+	}
+	return nil
 }
 
 // computeLoop reads its weights again and again, with threads of its own.

@@ -25,6 +25,7 @@ func TestStalledNamesWatches(t *testing.T) {
 	}
 	close(end)
 	r.watching.Wait()
+	r.set.stalledAfter = time.Minute
 	if err := r.awaitWatches(t.Context()); err != nil {
 		t.Errorf("nothing is waited for any more: %v", err)
 	}

@@ -102,4 +102,4 @@ def test_without_its_budget_a_worker_has_no_session(
         eventually(lambda: said in caplog.text, "the reason in the log")
     assert link.current() is None
     close(link)
-    assert agent.status()["pool"]["owners"]["list"] == []
+    eventually(lambda: agent.status()["pool"]["owners"]["list"] == [], "an agent without owners")

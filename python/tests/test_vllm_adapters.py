@@ -267,7 +267,10 @@ def test_files_that_change_during_or_just_before_a_load(
     before, begun = engine.adapters.states(adapter(folder)), time.time_ns()
     change(folder)
     engine.adapters.loaded(engine, adapter(folder), before, begun)  # during
-    engine.load_adapter(adapter(folder))  # before
+    before = engine.adapters.states(adapter(folder))
+    soonest = max((state.changed for _, state in before), default=0) + loading.SETTLED_NS
+    engine.adapters.loaded(engine, adapter(folder), before, soonest)  # before
+    engine.adapters._thread.submit(int).result()
     assert [one.digest for one in engine.adapters.take()] == [b"", b""]
     if change is touched:
         settle(folder)

@@ -258,8 +258,14 @@ def test_what_a_request_stored_first_is_dropped_after_its_time(
 ) -> None:
     engines("other").save("plain", "p", 2, 1)
     engine = engines()
-    engine.save("brief", "p", 5, 1, kv_transfer_params={"kvagent.ttl": 0.5})
+    request = engine.request("brief", "p", 5, kv_transfer_params={"kvagent.ttl": 0.5})
+    engine.matched(request)
+    engine.admit(request)
+    engine.fill(request, 1)
+    engine.step((request, request.num_tokens))
+    engine.quiet()
     assert agent.status()["blocks_stored"] == 5
+    engine.scheduler.finished(request, normally=True)  # its time begins
     eventually(lambda: kept(agent, "brief_dropped") == 3, "three dropped blocks")
     assert agent.status()["blocks_stored"] == 2
     assert engine.matched(engine.request("again", "p", 5)) == 2 * BLOCK

@@ -13,7 +13,7 @@ from kvagent.vllm.tier.identity import Space
 from kvagent.vllm.tier.options import parse
 from kvagent.vllm.tier.orders import Answered, Ask, Finished, Key, Load, Store
 from kvagent.vllm.tier.rows import Rows
-from tests.agent import eventually
+from tests.agent import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ROWS = 64
 ROW_BYTES = 8192
 TOKENS = 16
+# A machine that stands still for a moment is not taken for a slow agent. Tests of limits set
+# their own.
+PATIENT = {"lookup_age_ms": 1e3 * PATIENCE_S, "load_deadline_ms": 1e3 * PATIENCE_S}
 
 _Result = TypeVar("_Result", Answered, Finished)
 
@@ -42,7 +45,8 @@ class Rig:
         pairs = identity_pairs({"model": "m", "dtype": "d", "tenant": "", "weights": weights, "generation": ""})
         space = Space(pairs, "", groups, TOKENS, ())
         self.rows = Rows(self.view, self._fd if descriptor else None)
-        self.courier = Courier(parse({"socket_dir": str(folder), **options}), self.rows, space, instance)
+        given = {"socket_dir": str(folder), **PATIENT, **options}
+        self.courier = Courier(parse(given), self.rows, space, instance)
         self._jobs = 0
         self.results: list[Result] = []
 
