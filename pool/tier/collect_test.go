@@ -262,7 +262,7 @@ func resetOver(t *testing.T, open func() pool.Store) {
 	if got := a.know(fresh); got != blocks {
 		t.Errorf("%d blocks are shared after the reset, want %d", got, blocks)
 	}
-	a.waitFor("collecting is under way", func(r *pool.TierReport) bool { // of either first: one comes due before the other
+	a.waitFor("collecting is under way", func(r *pool.TierReport) bool { // either may come due first
 		return r.Tiers[0].Collected+r.Tiers[1].Collected > 0
 	})
 	check(t, a.Pool.Close())
