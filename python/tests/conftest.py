@@ -27,9 +27,7 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             monkeypatch.setattr(limit, PATIENCE_S)
 
 
-@pytest.fixture
-def agent() -> Iterator[AgentProcess]:
-    """A fresh agent."""
+def fresh_agent() -> Iterator[AgentProcess]:
     # Not tmp_path: a socket's path has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
         path = Path(folder) / "run"
@@ -37,3 +35,15 @@ def agent() -> Iterator[AgentProcess]:
         process = AgentProcess(path)
         yield process
         process.close()
+
+
+@pytest.fixture
+def agent() -> Iterator[AgentProcess]:
+    """A fresh agent."""
+    yield from fresh_agent()
+
+
+@pytest.fixture
+def far() -> Iterator[AgentProcess]:
+    """A fresh agent of another node."""
+    yield from fresh_agent()

@@ -4,33 +4,22 @@ goes on without one of them.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agent import AgentProcess, eventually
+from tests.agent import eventually
 from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
 from tests.vllm.over_nodes import OverNodes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.agent import AgentProcess
 
 pytestmark = pytest.mark.engine
 PATIENCE_S = 300.0  # for a running engine to serve all prompts several times
 LEAST = (WHOLE_BLOCKS - 2 * len(PROMPTS)) * 32  # tokens, if some are computed together
-
-
-@pytest.fixture
-def far() -> Iterator[AgentProcess]:
-    """The other node's agent."""
-    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
-        folder = Path(name) / "run"
-        folder.mkdir(mode=0o700)
-        process = AgentProcess(folder)
-        yield process
-        process.close()
 
 
 def test_an_engine_over_two_nodes(

@@ -50,17 +50,6 @@ SEED = 1  # unless KVAGENT_SEED is set
 
 
 @pytest.fixture
-def far() -> Iterator[AgentProcess]:
-    """The other node's agent."""
-    with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
-        folder = Path(name) / "run"
-        folder.mkdir(mode=0o700)
-        process = AgentProcess(folder)
-        yield process
-        process.close()
-
-
-@pytest.fixture
 def keeping() -> Iterator[AgentProcess]:
     """The other node's agent, which finds its pool again after its end."""
     with (

@@ -102,7 +102,7 @@ class SaveBatch:
         self.tokens: Tokens | None = None
         """What is told the tokens of all blocks that are to be saved; None without KV events."""
         self.late_keeps: list[Unsaved] = []
-        """Noted blocks that were added since the last call of ``Keeps.settle``, or need not be."""
+        """Noted blocks, added or offered recently, of which ``Keeps`` has not heard yet."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
