@@ -84,7 +84,7 @@ ci: packages vllm-early test test-rest ## everything
 
 .PHONY: test-rest
 test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, the chart, three nodes, fuzzing, mutants, figures
-	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-softcuda test-cuda \
+	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-mixin test-softcuda test-cuda \
 			torture-cuda-short mutants-vllm' \
 		'$(MAKE) test-vllm test-vllm-oldest torture-nodes-short'
 	@$(MAKE) test-figures
@@ -282,6 +282,12 @@ test-chart: build ## the Helm chart: lint, renderings, and the real agent starte
 	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
 	@cd deploy/charttest && ../../$(STAGE) test-chart go test -v -trimpath -vet=off -count=1 -timeout 5m ./...
 	@grep 'LEFT OUT' build/log/test-chart.log >&2 || true
+
+.PHONY: test-mixin
+test-mixin: build ## alerts, rules and dashboards: each expression against the metrics of the real agent
+	@$(STAGE) mixin-modules $(ENV) mixin-modules
+	@cd deploy/mixintest && ../../$(STAGE) mixin-vet go vet -trimpath ./...
+	@cd deploy/mixintest && ../../$(STAGE) test-mixin go test -v -trimpath -vet=off -count=1 -timeout 5m ./...
 
 .PHONY: wheel
 wheel: ## dist/kvagent-*.whl, the Python client
