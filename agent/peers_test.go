@@ -142,7 +142,8 @@ func (c *cable) cut() {
 
 // newNodes starts a prefill engine on one node and a decode engine on another.
 func newNodes(t *testing.T) (x *pair, p, d *peerNode) {
-	p, d = newNode(t, "k"), newNode(t, "k")
+	const ttl = testTTL * time.Millisecond
+	p, d = newNodeTTL(t, "k", ttl), newNodeTTL(t, "k", ttl)
 	return newPair(t, p.rig, d.rig), p, d
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-const testTTL = 30_000 // ms; no test lasts that long
+const testTTL = 300_000 // ms, so that nothing ends by it while a test waits for something else
 
 // pair is a prefill and a decode engine of one model, on one agent or on two.
 type pair struct {
@@ -76,10 +76,17 @@ func (x *pair) answers(q ipc.LookupRequest, want ipc.LookupStatus, blocks int) {
 // until asks until the answer is of some blocks, or of another status than pending.
 func (x *pair) until(q ipc.LookupRequest, blocks int) (got ipc.LookupReply) {
 	x.d.t.Helper()
+	answered := false
+	defer func() { // also when Until ends the test
+		if !answered {
+			x.d.t.Errorf("still %+v", got)
+		}
+	}()
 	pooltest.Until(x.d.t, "an answer", func() bool {
 		got = x.ask(q)
 		return got.Status != ipc.LookupPending || got.Tokens >= uint32(blocks*testBlockTokens)
 	})
+	answered = true
 	return got
 }
 
