@@ -52,7 +52,7 @@ func TestLostMoverEndsItsSessions(t *testing.T) {
 		scheduler.send(&ipc.Ping{Req: 9})
 		next[*ipc.Pong](scheduler) // has no memory in the mover
 		scheduler.close()
-		r.waitFor("the engine is gone", func(st admin.Status) bool { return st.Engines == 0 && st.Regions == 0 })
+		r.waitFor("the engine is gone", func(st admin.Status) bool { return st.Sessions == 0 && st.Regions == 0 })
 	}
 	st := r.agent.Status().Movers[0]
 	if st.Starts != 3 || st.Lost["crash"] != 3 || !strings.Contains(st.LastLoss, "crash") {

@@ -134,11 +134,12 @@ func sharedKey(t *testing.T) []string {
 	return []string{"--peer-key-file", path}
 }
 
-// startTwoPeers starts two agents that know each other.
+// startTwoPeers starts two agents that know each other. The time after which an agent counts as dead
+// is longer than a busy machine stands still.
 func startTwoPeers(t *testing.T, auth []string) *twoNodes {
 	t.Helper()
 	return startTwoNodes(t, slices.Concat(auth, []string{"--peer-listen", "127.0.0.1:0"}),
-		slices.Concat(auth, []string{"--peer-timeout", "500ms"}))
+		slices.Concat(auth, []string{"--peer-timeout", "5s"}))
 }
 
 func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
@@ -156,7 +157,8 @@ func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	return n
 }
 
-// save offers a transfer of all blocks, and stores the first of them.
+// save offers a transfer of all blocks, and stores the first of them. It returns when the agent knows
+// the offer: only a scheduler's is waited for by who asks for the transfer.
 func (n *twoNodes) save(blocks int) {
 	n.t.Helper()
 	ids := make([]byte, 0, 4*blocks)
@@ -165,7 +167,7 @@ func (n *twoNodes) save(blocks int) {
 	}
 	n.jobs++
 	for _, m := range []any{
-		&ipc.Offer{Name: []byte("a"), Tokens: 8 * 16, TTLMS: 60_000},
+		&ipc.Offer{Name: []byte("a"), Tokens: 8 * 16, TTLMS: 300_000},
 		&ipc.Save{Job: n.jobs, Epoch: 1, Event: ipc.None, Revoke: ipc.None,
 			Sections: []ipc.Section{{HashLen: 32, Hashes: n.hashes[:blocks*32], Blocks: ids}}},
 	} {
@@ -173,6 +175,7 @@ func (n *twoNodes) save(blocks int) {
 			n.t.Fatal(err)
 		}
 	}
+	pooltest.Until(n.t, "the offer is known", func() bool { return statusOf(n.t, n.pDir).Transfers.Opened > 0 })
 }
 
 // until asks for the transfer until the answer is right.
