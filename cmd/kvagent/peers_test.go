@@ -134,8 +134,8 @@ func sharedKey(t *testing.T) []string {
 	return []string{"--peer-key-file", path}
 }
 
-// startTwoPeers starts two agents that know each other. The time after which an agent counts as dead
-// is longer than a busy machine stands still.
+// startTwoPeers starts two agents that know each other. The time after which an agent counts as
+// dead is longer than a busy machine stands still.
 func startTwoPeers(t *testing.T, auth []string) *twoNodes {
 	t.Helper()
 	return startTwoNodes(t, slices.Concat(auth, []string{"--peer-listen", "127.0.0.1:0"}),
@@ -157,8 +157,8 @@ func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	return n
 }
 
-// save offers a transfer of all blocks, and stores the first of them. It returns when the agent knows
-// the offer: only a scheduler's is waited for by who asks for the transfer.
+// save offers a transfer of all blocks, and stores the first of them. It returns when the agent
+// knows the offer: only a scheduler's is waited for by who asks for the transfer.
 func (n *twoNodes) save(blocks int) {
 	n.t.Helper()
 	ids := make([]byte, 0, 4*blocks)
