@@ -58,12 +58,11 @@ type PolicyReport struct {
 
 	// The policy is compared with a shadow LRU of the same size. Zero for LRU itself.
 	Lookups, Hits, ShadowHits uint64  // blocks looked up; hits of the policy; hits of LRU
-	Margin                    float64 // blocks that the policy may still lose to LRU before the alarm
 	Missing                   int     // evicted blocks that LRU would still have
 	MayMiss                   float64 // limit of Missing; at the limit, LRU decides
-	// times that it lost the margin, forgot most of what it had learned, and let LRU decide
+	// times that it lost too many hits to LRU, forgot most of what it learned, and let LRU decide
 	Alarms         uint64
-	Fallback       bool   // LRU decides for a while, after an alarm
+	Fallback       bool   // LRU decides, after an alarm
 	LookupsDropped uint64 // look-ups not passed to the policy because its queue was full
 
 	Classes []PolicyClass

@@ -23,7 +23,7 @@ func (h *Hazard) Access(u *pool.Use) {
 	if len(u.Entries) < length {
 		h.missing = u.Prints[len(u.Entries)]
 	}
-	known, turn := h.findGhosts(u)
+	known, gap := h.findGhosts(u, h.clock.peek(u.Now))
 	k, step := h.kindOf(u), length
 	if k != nil {
 		step = k.recency.step(length)
@@ -39,7 +39,7 @@ func (h *Hazard) Access(u *pool.Use) {
 		h.settleLookup(u, k, missed, h.renew(u, step, now), ago < askedAtOnce)
 		return
 	}
-	t := traits(length, known, u.BlockTokens, turn)
+	t := traits(length, known, u.BlockTokens, gap)
 	for i := length - 1; i >= len(u.Entries); i-- {
 		h.await(u.Prints[i], i, i-len(u.Entries), &t, now-uint32(i/step))
 	}
@@ -87,7 +87,7 @@ func (h *Hazard) renew(u *pool.Use, step int, now uint32) (won int) {
 
 // refresh makes an entry the newest of a class and of LRU. It returns 1 if LRU would not have it,
 // else 0.
-func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
+func (h *Hazard) refresh(e uint32, n *node, class uint16, now uint32) (won int) {
 	k, r := h.kinds[n.kind], h.nodes.runOf(n)
 	if r.half == young && k.recency.has(r.used) {
 		k.recency.remove(r.used)
@@ -100,26 +100,26 @@ func (h *Hazard) refresh(e uint32, n *node, class uint8, now uint32) (won int) {
 }
 
 // findGhosts finds the ghosts of the missing blocks. known is the number of leading blocks that are
-// stored or remembered without a gap; turn is the chain's turn of the conversation.
-func (h *Hazard) findGhosts(u *pool.Use) (known int, turn uint8) {
+// stored or remembered without a gap; gap is the class of the time since the deepest was used.
+func (h *Hazard) findGhosts(u *pool.Use, now uint32) (known int, gap uint8) {
 	h.misses = h.misses[:0]
 	known = len(u.Entries)
 	if known > 0 {
 		if n := h.nodes.match(u.Entries[known-1], u.Prints[known-1]); n != nil {
-			turn = nextTurn(h.nodes.runOf(n).class)
+			gap = gapOf(now - h.nodes.runOf(n).used)
 		}
 	}
 	for i, print := range u.Prints[known:] {
 		s, w := h.ghosts.find(print)
 		h.misses = append(h.misses, ghostRef{s, w})
 		if w >= 0 {
-			known, turn = len(u.Entries)+i+1, nextTurn(s.info[w].class())
+			known, gap = len(u.Entries)+i+1, gapOf(now-s.way[w].used)
 		} else if i+len(u.Entries) >= known+maxGap {
 			break
 		}
 	}
 	h.misses = h.misses[:known-len(u.Entries)]
-	return known, turn
+	return known, gap
 }
 
 // use counts a use of a stored block and makes it the newest of its new class. It returns 1 if LRU

@@ -69,7 +69,7 @@ func (h *Hazard) ageBin(k *cells, c, b int, now uint32, budget int) (rest int) {
 	for half := r.half; budget > 0 && now-at.used >= ends[b]; {
 		budget -= int(r.count)
 		to := binAfter(b, now-at.used, ahead)
-		h.tables.enter(uint8(c), b, to, int32(r.count))
+		h.tables.enter(uint16(c), b, to, int32(r.count))
 		r.bin, ahead = uint8(to), to
 		if k.filled[c]>>to&1 == 0 {
 			k.first[c][to], k.filled[c] = at, k.filled[c]|1<<to

@@ -1,7 +1,7 @@
 package evict
 
 const (
-	places     = 7       // awaited blocks of a set
+	places     = 6       // awaited blocks of a set
 	maxAwaited = 1 << 16 // blocks looked up, not stored before, and not stored yet
 )
 
@@ -15,8 +15,8 @@ type awaited struct {
 // awaitedSet is one cache line.
 type awaitedSet struct {
 	print [places]uint64
-	class [places]uint8 // and one more; 0 is an empty place
-	hand  uint8         // place to be replaced next
+	class [places]uint16 // and one more; 0 is an empty place
+	hand  uint8          // place to be replaced next
 }
 
 // find returns the set of a print, and its place there; -1 if there is none.
@@ -31,7 +31,7 @@ func (a *awaited) find(print uint64) (*awaitedSet, int) {
 }
 
 // put records the class of a block, which may be there already.
-func (a *awaited) put(print uint64, class uint8) {
+func (a *awaited) put(print uint64, class uint16) {
 	s, i := a.find(print)
 	if i < 0 {
 		s.put(print, class+1)
@@ -40,7 +40,7 @@ func (a *awaited) put(print uint64, class uint8) {
 	s.class[i] = class + 1
 }
 
-func (s *awaitedSet) put(print uint64, mark uint8) {
+func (s *awaitedSet) put(print uint64, mark uint16) {
 	s.print[s.hand], s.class[s.hand] = print, mark
 	if s.hand++; s.hand == places {
 		s.hand = 0
@@ -48,7 +48,7 @@ func (s *awaitedSet) put(print uint64, mark uint8) {
 }
 
 // take removes a block and returns its class; ok is false if the block is not there.
-func (a *awaited) take(print uint64) (class uint8, ok bool) {
+func (a *awaited) take(print uint64) (class uint16, ok bool) {
 	s, i := a.find(print)
 	if i < 0 {
 		return 0, false

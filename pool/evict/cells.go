@@ -14,11 +14,11 @@ type cells struct {
 	first  [numClasses][numBins]eldest
 	filled [numClasses]uint64 // bit per bin that has entries
 	worst  [numClasses]float32
-	low    [numClasses]uint8     // bin of worst
-	winner [2 * numClasses]uint8 // tournament: winner[1] is the class whose worst is least
-	masked [numClasses]uint64    // bins that this call of Victim passes over
-	held   [numClasses]uint32    // entries
-	full   uint64                // bit per class that has entries
+	low    [numClasses]uint8              // bin of worst
+	winner [2 * numClasses]uint16         // tournament: winner[1] is the class whose worst is least
+	masked [numClasses]uint64             // bins that this call of Victim passes over
+	held   [numClasses]uint32             // entries
+	full   [(numClasses + 63) / 64]uint64 // bit per class that has entries
 }
 
 // eldest is the oldest run of a bin, and the time of its last use, ms, which is copied here so that
@@ -32,7 +32,7 @@ var inf = float32(math.Inf(1))
 
 func (k *cells) init() {
 	for c := range numClasses {
-		k.winner[numClasses+c] = uint8(c)
+		k.winner[numClasses+c] = uint16(c)
 		k.worst[c] = inf
 	}
 	for i := numClasses - 1; i > 0; i-- {
@@ -67,9 +67,9 @@ func (k *cells) settle(c int, w *worths) {
 func (k *cells) keep(c int, more int32) {
 	k.held[c] += uint32(more)
 	if k.held[c] == 0 {
-		k.full &^= 1 << c
+		k.full[c/64] &^= 1 << (c % 64)
 	} else {
-		k.full |= 1 << c
+		k.full[c/64] |= 1 << (c % 64)
 	}
 }
 

@@ -24,7 +24,7 @@ func (h *Hazard) Check() error {
 func (h *Hazard) checkKind(k *kind, number uint8) (n int, err error) {
 	inSpan := map[*span]int32{} // young entries
 	for c := range numClasses {
-		in, err := h.checkClass(k, number, uint8(c), inSpan)
+		in, err := h.checkClass(k, number, uint16(c), inSpan)
 		if err != nil {
 			return 0, fmt.Errorf("class %d: %w", c, err)
 		}
@@ -76,7 +76,7 @@ func (h *Hazard) checkRecency(k *kind, number uint8, inSpan map[*span]int32) err
 }
 
 // checkClass checks the runs of a class from its newest.
-func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n int, err error) {
+func (h *Hazard) checkClass(k *kind, kind uint8, c uint16, inSpan map[*span]int32) (n int, err error) {
 	var first [2][numBins]eldest
 	var held [2]uint32
 	newer := uint32(0)
@@ -108,7 +108,7 @@ func (h *Hazard) checkClass(k *kind, kind, c uint8, inSpan map[*span]int32) (n i
 	}
 	for i := range k.half {
 		half := &k.half[i]
-		if first[i] != half.first[c] || held[i] != half.held[c] || (held[i] != 0) != (half.full>>c&1 != 0) {
+		if first[i] != half.first[c] || held[i] != half.held[c] || (held[i] != 0) != (half.full[c/64]>>(c%64)&1 != 0) {
 			return 0, fmt.Errorf(
 				"half %d has %d entries, counts %d; oldest of the bins %v, holds %v", i, held[i], half.held[c],
 				first[i], half.first[c],

@@ -6,63 +6,55 @@ import (
 )
 
 // A class is what is known of a block when its chain is looked up: how often it was used again, its
-// distance from the end of the chain, whether the chain continues a conversation, and whether much
-// of the chain after it is new.
+// distance from the end of the chain, whether much of the chain is new, and how long ago the chain
+// was looked up before: a session that asked a moment ago asks again soon.
 const (
-	numClasses = (maxUses + 1) * distances * turns * 2
-	turns      = 2
+	numClasses = kindsOfUse * gaps
+	kindsOfUse = (maxUses + 1) * distances * 2
 	maxUses    = 3 // uses after the first are distinguished up to here
 	distances  = 4
+	gaps       = 16 // 0: nothing of the chain was known; then an octave each, from less than gapUnit on
 
 	unitTokens = 512     // distances are counted in units of this many tokens
 	longTokens = 8 * 512 // new tokens from which a chain counts as one with much new
+	gapUnit    = 250     // ms
 )
 
 // chainTraits are what all blocks of a look-up share.
 type chainTraits struct {
 	length      int
 	blockTokens uint32
-	turn        uint8
-	long        bool
+	gap         uint8
+	long        uint16 // 1: much of the chain is new
 }
 
-func traits(length, known int, blockTokens uint32, turn uint8) chainTraits {
+func traits(length, known int, blockTokens uint32, gap uint8) chainTraits {
 	if blockTokens == 0 {
 		blockTokens = unitTokens
 	}
-	return chainTraits{length, blockTokens, turn, uint64(length-known)*uint64(blockTokens) >= longTokens}
+	long := uint16(0)
+	if uint64(length-known)*uint64(blockTokens) >= longTokens {
+		long = 1
+	}
+	return chainTraits{length, blockTokens, gap, long}
 }
 
 // class returns the class of block i of the chain, which was used again uses times.
-func (t *chainTraits) class(i int, uses uint8) uint8 {
+func (t *chainTraits) class(i int, uses uint8) uint16 {
 	units := max(1, uint64(t.length-i)*uint64(t.blockTokens)/unitTokens)
 	far := min(distances-1, bits.Len64(units)-1)
-	c := (uses*distances+uint8(far))*turns + t.turn
-	c *= 2
-	if t.long {
-		c++
-	}
-	return c
+	return ((uint16(uses)*distances+uint16(far))*2+t.long)*gaps + uint16(t.gap)
 }
 
-func usesOf(class uint8) uint8 { return class / (2 * turns * distances) }
-func turnOf(class uint8) uint8 { return class / 2 % turns }
+func usesOf(class uint16) uint8 { return uint8(class / (gaps * 2 * distances)) }
 
-// nextTurn returns the turn of a chain whose last known block is of a class.
-func nextTurn(class uint8) uint8 {
-	if usesOf(class) > 0 {
-		return 0
-	}
-	return min(turnOf(class)+1, turns-1)
-}
+// gapOf returns the class of a gap of so many ms.
+func gapOf(ms uint32) uint8 { return uint8(min(gaps-1, 1+bits.Len32(ms/gapUnit))) }
 
 var distanceNames = [distances]string{"0.5k", "1k", "2k", "4k+"}
 
-// className returns the name of a class in labels of metrics.
-func className(c int) string {
-	uses, far, turn, fresh := c/2/turns/distances, c/2/turns%distances, c/2%turns, "short"
-	if c&1 != 0 {
-		fresh = "long"
-	}
-	return fmt.Sprintf("uses=%d,tail=%s,turn=%d,new=%s", uses, distanceNames[far], turn, fresh)
+// useName returns the name of the classes of all gaps in labels of metrics.
+func useName(use int) string {
+	fresh := [...]string{"short", "long"}[use%2]
+	return fmt.Sprintf("uses=%d,tail=%s,new=%s", use/2/distances, distanceNames[use/2%distances], fresh)
 }

@@ -30,6 +30,12 @@ func (c *clock) advance(ns int64) uint32 {
 	return uint32(c.now)
 }
 
+// peek returns the time for a pool's clock in ns, and leaves the clock as it is.
+func (c *clock) peek(ns int64) uint32 {
+	copied := *c
+	return copied.advance(ns)
+}
+
 // advanceBy returns the time of a look-up, at least steps ms after all before it.
 func (c *clock) advanceBy(u *pool.Use, steps int) uint32 {
 	before, tokens := c.now, int64(u.BlockTokens)

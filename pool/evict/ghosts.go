@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	ways         = 19      // ghosts of a set: the more, the more alike their time to be forgotten
+	ways         = 16      // ghosts of a set: the more, the more alike their time to be forgotten
 	setsAPage    = 256     // 64 KiB
 	minSets      = 64      // a power of two
 	ghostsAnItem = 8       // ghosts per entry, at most
@@ -37,7 +37,7 @@ type ghostSet struct {
 	info  [ways]ghostInfo
 	kind  [ways]uint8
 	hand  uint8 // way to be replaced next
-	_     [6]byte
+	_     [7]byte
 }
 
 // ghostWay is read only if the ghost's mark matches.
@@ -55,7 +55,7 @@ type lateGhost struct {
 }
 
 // ghostInfo is paid | recent | class<<8 | bin<<2 | awaited | there; 0 is an empty way.
-type ghostInfo uint16
+type ghostInfo uint32
 
 const (
 	marksAWord = 4
@@ -66,15 +66,15 @@ const (
 	binMask      = 63 // of ghostInfo>>2
 	ghostThere   = 1 << 0
 	ghostAwaited = 1 << 1  // looked up and not found: its next insertion is no further use
-	ghostRecent  = 1 << 14 // LRU had it at its last use, and has it while that is after the cutoff
-	ghostPaid    = 1 << 15 // ... and it is charged to the miss budget
+	ghostRecent  = 1 << 30 // LRU had it at its last use, and has it while that is after the cutoff
+	ghostPaid    = 1 << 31 // ... and it is charged to the miss budget
 )
 
-func makeInfo(class uint8, bin int) ghostInfo {
+func makeInfo(class uint16, bin int) ghostInfo {
 	return ghostInfo(class)<<8 | ghostInfo(bin)<<2 | ghostThere
 }
 
-func (i ghostInfo) class() uint8  { return uint8(i>>8) & (numClasses - 1) }
+func (i ghostInfo) class() uint16 { return uint16(i>>8) & (numClasses - 1) }
 func (i ghostInfo) bin() int      { return int(i>>2) & binMask }
 func (i ghostInfo) uses() uint8   { return usesOf(i.class()) }
 func (i ghostInfo) awaited() bool { return i&ghostAwaited != 0 }

@@ -28,7 +28,6 @@ type Hazard struct {
 	turn       turn // of ageing
 	lost       int  // blocks that LRU would have and the pool evicted
 	judge      judge
-	fallback   fallback
 	missBudget missBudget
 	victim     uint32 // last result of Victim
 	passing    passing
@@ -45,8 +44,6 @@ func NewHazard() *Hazard {
 	h.tables.weight = 1
 	h.ghosts.grow(0, 0)
 	h.awaited.grow(0, 0)
-	h.judge.margin = marginStart
-	h.fallback.resetBackoff()
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -118,7 +115,7 @@ func (h *Hazard) useOfParent(k *kind, in *pool.Insertion) (used uint32, ok bool)
 func growth(entries int) int { return 1 + entries }
 
 // classOnInsert returns the class of a block that is stored, from its ghost if it has one.
-func (h *Hazard) classOnInsert(print uint64, now uint32, t *chainTraits, i int) uint8 {
+func (h *Hazard) classOnInsert(print uint64, now uint32, t *chainTraits, i int) uint16 {
 	if class, ok := h.awaited.take(print); ok {
 		h.tables.enter(class, -1, 0, 1)
 		return class
@@ -189,30 +186,41 @@ func (h *Hazard) Report() pool.PolicyReport {
 	j := &h.judge
 	r := pool.PolicyReport{
 		Name: "hazard", Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
-		Lookups: j.lookups, Hits: j.hits, ShadowHits: j.lru, Margin: j.margin, Alarms: j.alarms,
-		Missing: h.lost, MayMiss: max(0, h.missBudget.mayLose(h.lost)),
-		Fallback: h.fallback.left > 0,
-		Classes:  make([]pool.PolicyClass, numClasses),
+		Lookups: j.lookups, Hits: j.hits, ShadowHits: j.lru, Alarms: j.alarms,
+		Missing: h.lost, MayMiss: max(0, h.mayMiss()),
+		Fallback: j.harm,
+		Classes:  make([]pool.PolicyClass, kindsOfUse),
 	}
 	for c := range r.Classes {
-		r.Classes[c] = h.reportClass(c)
+		r.Classes[c] = h.reportUse(c)
 	}
 	return r
 }
 
-func (h *Hazard) reportClass(c int) pool.PolicyClass {
+// reportUse describes the classes of all gaps together. Their worth is that of the mean entry.
+func (h *Hazard) reportUse(use int) pool.PolicyClass {
 	const hour = 3600
-	pc := pool.PolicyClass{Name: className(c), Worth: float64(h.worths[c][0]) * hour}
-	next := inf
-	for _, k := range h.kinds {
-		if k == nil {
-			continue
+	pc := pool.PolicyClass{Name: useName(use)}
+	next, worth := inf, 0.
+	for c := use * gaps; c < (use+1)*gaps; c++ {
+		held := 0
+		for _, k := range h.kinds {
+			if k == nil {
+				continue
+			}
+			pc.Evicted += k.removed[c]
+			for i := range k.half {
+				held += int(k.half[i].held[c])
+				next = min(next, k.half[i].worst[c])
+			}
 		}
-		pc.Evicted += k.removed[c]
-		for i := range k.half {
-			pc.Entries += int(k.half[i].held[c])
-			next = min(next, k.half[i].worst[c])
-		}
+		pc.Entries += held
+		worth += float64(held) * float64(h.worths[c][0])
+	}
+	if pc.Entries == 0 {
+		pc.Worth = float64(h.worths[use*gaps][0]) * hour
+	} else {
+		pc.Worth = worth / float64(pc.Entries) * hour
 	}
 	if next < inf {
 		pc.WorthNext = float64(next) * hour

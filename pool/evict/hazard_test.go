@@ -31,7 +31,7 @@ func TestStateOfAFullPool(t *testing.T) {
 		w.look(block)
 	}
 	for block := range uint32(2 * entries) {
-		h.missBudget.blocks, h.fallback.left = 1e6, 0
+		h.missBudget.blocks, h.judge = 1e6, judge{}
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		w.look(entries + block)
 	}
@@ -122,18 +122,24 @@ func TestStaleUseIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestFallingBehindForgets feeds the judge a policy that misses what LRU hits.
+// TestFallingBehindForgets looks up what LRU has and the pool has not.
 func TestFallingBehindForgets(t *testing.T) {
 	h := NewHazard()
 	h.tables.use(3, 4)
-	for range 10 {
-		h.record(-50, 60)
-	}
-	if r := h.Report(); r.Alarms == 0 || r.Margin <= 0 {
-		t.Fatalf("%d alarms, margin %g, 500 hits behind LRU", r.Alarms, r.Margin)
+	h.tables.settleAll()
+	u := &pool.Use{Prints: make([]uint64, 60)}
+	h.settleLookup(u, nil, missed{blocks: 50}, 0, false)
+	if r := h.Report(); r.Alarms != 1 || !r.Fallback {
+		t.Fatalf("%d alarms, LRU decides: %v; it is 50 hits behind LRU", r.Alarms, r.Fallback)
 	}
 	if got := h.tables.used[3][4]; got > 0.1 {
 		t.Errorf("%g uses are still remembered", got)
+	}
+	for range 2 {
+		h.settleLookup(u, nil, missed{blocks: 1}, 0, false)
+	}
+	if got := h.Report().Alarms; got != 1 {
+		t.Errorf("%d alarms for one harm", got)
 	}
 }
 
@@ -155,7 +161,8 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 	if got := h.Victim(100e9, 1, noneHeld{}); got == 1 {
 		t.Fatal("the oldest goes though it is worth most")
 	}
-	h.record(-5000, 0)
+	behind := &pool.Use{Prints: make([]uint64, 5000)}
+	h.settleLookup(behind, nil, missed{blocks: 5000}, 0, false)
 	for want := uint32(1); want <= 50; want++ {
 		got := h.Victim(100e9, 1, noneHeld{})
 		if got != want {
@@ -163,7 +170,10 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		}
 		h.Remove([]uint32{got})
 	}
-	h.fallback.pass(1 << 30)
+	h.judge.note(0, 4900, 0) // the harm is made up for, almost
+	if h.judge.harm {
+		h.judge.note(1_000_000, 0, 0)
+	}
 	h.missBudget.blocks = 1e6
 	if got := h.Victim(100e9, 1, noneHeld{}); got == 51 {
 		t.Fatal("LRU decides for ever")
@@ -195,7 +205,7 @@ func TestGhostsGrowWithoutLoss(t *testing.T) {
 	const n = 60_000
 	for i := range n {
 		g.grow(i*8, 2)
-		g.put(&lateGhost{spread(i), uint32(i), makeInfo(uint8(i%numClasses), i%numBins), uint8(i % pool.MaxKinds)})
+		g.put(&lateGhost{spread(i), uint32(i), makeInfo(uint16(i%numClasses), i%numBins), uint8(i % pool.MaxKinds)})
 	}
 	lost := 0
 	for i := range n {
@@ -222,7 +232,7 @@ func TestLateGhostsAreFound(t *testing.T) {
 	prompt.grow(0, 0)
 	const n = 3*minSets*ways/2 + lateGhosts/2 // more than fit, and the last of them are late
 	for i := range n {
-		info := makeInfo(uint8(i%numClasses), i%numBins)
+		info := makeInfo(uint16(i%numClasses), i%numBins)
 		late.putLate(spread(i), uint32(i), info, uint8(i%pool.MaxKinds))
 		prompt.put(&lateGhost{spread(i), uint32(i), info, uint8(i % pool.MaxKinds)})
 	}
@@ -249,15 +259,15 @@ func TestPassagesAreCountedInEachBin(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	got, want := tables{weight: 3}, tables{weight: 3}
 	for range 2000 {
-		c, from, n := uint8(r.IntN(numClasses)), r.IntN(numBins+1)-1, 1+r.IntN(9)
+		c, from, n := uint16(r.IntN(numClasses)), r.IntN(numBins+1)-1, 1+r.IntN(9)
 		to := max(0, from) + r.IntN(numBins-max(0, from))
 		got.enter(c, from, to, int32(n))
 		for b := from + 1; b <= to; b++ {
-			want.risk[c][b] += float64(n) * want.weight
+			want.risk[c][b] += float32(float64(n) * want.weight)
 		}
 		if r.IntN(2) == 0 {
 			got.use(c, to)
-			want.used[c][to] += want.weight
+			want.used[c][to] += float32(want.weight)
 		}
 		if r.IntN(100) == 0 {
 			got.settle(int(c))
@@ -285,7 +295,7 @@ func TestAPromptAgesAsOne(t *testing.T) {
 	h.age(ends[0], blocksAnAgeing)
 	h.age(ends[0], 10*blocksAnAgeing)
 	h.tables.settleAll()
-	passed := 0.
+	passed := float32(0)
 	for c := range numClasses {
 		passed += h.tables.risk[c][1]
 	}
@@ -304,8 +314,8 @@ func TestAwaitedGrowWithoutLoss(t *testing.T) {
 	const n = 20_000
 	for i := range n {
 		a.grow(i*4, 2)
-		a.put(spread(i), uint8(i%7))
-		a.put(spread(i), uint8(i%numClasses)) // looked up again
+		a.put(spread(i), uint16(i%7))
+		a.put(spread(i), uint16(i%numClasses)) // looked up again
 	}
 	lost := 0
 	for i := range n {

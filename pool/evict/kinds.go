@@ -48,7 +48,7 @@ const fewPut = 8
 // put makes an entry one of the newest of class c, young, in bin 0, and returns the time that its
 // use counts as. An entry with a slightly earlier use, such as the end of a chain, is put after
 // later ones.
-func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, used uint32, last *putLast) uint32 {
+func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint16, used uint32, last *putLast) uint32 {
 	k.half[young].keep(int(c), 1)
 	newer, older := k.position(&t.runs, c, used, last)
 	if older != 0 {
@@ -70,7 +70,7 @@ func (k *kind) put(t *nodes, w *[numClasses]worths, e uint32, n *node, c uint8, 
 	return used
 }
 
-func (l *putLast) note(c uint8, run uint32) {
+func (l *putLast) note(c uint16, run uint32) {
 	if l != nil {
 		l[c] = run
 	}
@@ -78,7 +78,7 @@ func (l *putLast) note(c uint8, run uint32) {
 
 // position returns the place of a use in the list of a class: before the run of last, or else
 // before the newest run that was used no later, or is not in bin 0, or is too far away.
-func (k *kind) position(t *runs, c uint8, used uint32, last *putLast) (newer, older uint32) {
+func (k *kind) position(t *runs, c uint16, used uint32, last *putLast) (newer, older uint32) {
 	if last != nil && last[c] != 0 {
 		older = last[c]
 		for newer = t.at(older).newer; newer != 0 && !before(used, t.at(newer).used); newer = t.at(newer).newer {
@@ -163,8 +163,7 @@ func (k *kind) unlink(t *runs, id uint32, r *run) {
 // cross makes the entries old that LRU no longer has, or all.
 func (k *kind) cross(t *runs, w *[numClasses]worths, all bool) {
 	cutoff, from, to := k.recency.cutoff(), &k.half[young], &k.half[old]
-	for m := from.full; m != 0; m &= m - 1 {
-		c := bits.TrailingZeros64(m)
+	for c := range numClasses {
 		for from.filled[c] != 0 {
 			at := from.first[c][bits.Len64(from.filled[c])-1]
 			if !all && !before(at.used, cutoff) {

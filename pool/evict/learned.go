@@ -10,15 +10,14 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The learned state, encoded little-endian: magic, version, classes, bins (uint32 each); the margin
-// (float32), the turns of the next alarm and the blocks for which LRU still decides (uint32 each);
-// the members of the miss budget (float32 each); for each class and bin the blocks at risk and
-// those used (float32 each); CRC-32C of all before.
+// The learned state, encoded little-endian: magic, version, classes, bins (uint32 each); the
+// members of the miss budget (float32 each); for each class and bin the blocks at risk and those
+// used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
-	learnedVersion = 5
+	learnedVersion = 6
 	learnedHead    = 4 * 4
-	learnedGuard   = (3 + 6) * 4
+	learnedGuard   = 6 * 4
 	learnedBytes   = learnedHead + learnedGuard + numClasses*numBins*2*4 + 4
 
 	maxCount = 1e12 // blocks; more is taken for damage
@@ -39,8 +38,6 @@ var (
 // knowledge is the decoded form.
 type knowledge struct {
 	tables     tables
-	margin     float64
-	fallback   fallback
 	missBudget missBudget
 }
 
@@ -52,9 +49,6 @@ func (h *Hazard) Learned() []byte {
 	for _, n := range [...]uint32{learnedMagic, learnedVersion, numClasses, numBins} {
 		b = binary.LittleEndian.AppendUint32(b, n)
 	}
-	b = appendFloat(b, h.judge.margin)
-	b = binary.LittleEndian.AppendUint32(b, uint32(h.fallback.turns))
-	b = binary.LittleEndian.AppendUint32(b, uint32(min(h.fallback.left, math.MaxInt32)))
 	for _, f := range h.missBudget.members() {
 		b = appendFloat(b, *f)
 	}
@@ -62,8 +56,8 @@ func (h *Hazard) Learned() []byte {
 	t.settleAll()
 	for c := range t.risk {
 		for i := range t.risk[c] {
-			b = appendFloat(b, t.risk[c][i]/t.weight)
-			b = appendFloat(b, t.used[c][i]/t.weight)
+			b = appendFloat(b, float64(t.risk[c][i])/t.weight)
+			b = appendFloat(b, float64(t.used[c][i])/t.weight)
 		}
 	}
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
@@ -79,7 +73,7 @@ func (h *Hazard) Learn(b []byte) error {
 	if err != nil {
 		return err
 	}
-	h.tables, h.judge.margin, h.fallback, h.missBudget = k.tables, k.margin, k.fallback, k.missBudget
+	h.tables, h.missBudget = k.tables, k.missBudget
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
@@ -110,16 +104,9 @@ func parseLearned(b []byte) (*knowledge, error) {
 }
 
 func parseKnowledge(b []byte) (*knowledge, error) {
-	k := &knowledge{tables: tables{weight: 1}, margin: floatAt(b, 0)}
-	k.fallback = fallback{turns: int(binary.LittleEndian.Uint32(b[4:])), left: int(binary.LittleEndian.Uint32(b[8:]))}
-	if !(k.margin >= 0 && k.margin <= maxCount) || k.fallback.turns < firstTurns || k.fallback.turns > mostTurns ||
-		k.fallback.left > math.MaxInt32 {
-		return nil, fmt.Errorf(
-			"%w: margin %g, %d turns, %d blocks left", ErrLearned, k.margin, k.fallback.turns, k.fallback.left,
-		)
-	}
+	k := &knowledge{tables: tables{weight: 1}}
 	for i, f := range k.missBudget.members() {
-		if *f = floatAt(b, 3+i); !(math.Abs(*f) <= maxCount) {
+		if *f = floatAt(b, i); !(math.Abs(*f) <= maxCount) {
 			return nil, fmt.Errorf("%w: member %d of the miss budget is %g", ErrLearned, i, *f)
 		}
 	}
@@ -131,7 +118,7 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 			if !isCount(risk) || !isCount(used) {
 				return nil, fmt.Errorf("%w: class %d, bin %d: %g at risk, %g used", ErrLearned, c, i, risk, used)
 			}
-			t.risk[c][i], t.used[c][i] = risk, used
+			t.risk[c][i], t.used[c][i] = float32(risk), float32(used)
 		}
 	}
 	return k, nil

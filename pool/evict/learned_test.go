@@ -16,8 +16,6 @@ func experienced() *Hazard {
 	for i := range 5000 {
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: []uint64{spread(i % 1000)}})
 	}
-	h.judge.margin = 77
-	h.fallback = fallback{turns: 2 * firstTurns, left: 1234}
 	h.missBudget = missBudget{blocks: -5.25, calm: 17, lead: -3, all: 1e6, looked: 500, square: 1024}
 	return h
 }
@@ -27,11 +25,8 @@ func TestLearnedSurvives(t *testing.T) {
 	if err := g.Learn(h.Learned()); err != nil {
 		t.Fatal(err)
 	}
-	if g.judge.margin != h.judge.margin || g.fallback != h.fallback || g.missBudget != h.missBudget {
-		t.Errorf(
-			"margin %g, %+v and %+v, were %g, %+v and %+v", g.judge.margin, g.fallback, g.missBudget, h.judge.margin,
-			h.fallback, h.missBudget,
-		)
+	if g.missBudget != h.missBudget {
+		t.Errorf("%+v, was %+v", g.missBudget, h.missBudget)
 	}
 	h.startRound()
 	for c := range numClasses {
@@ -48,7 +43,7 @@ func TestLearnedSurvives(t *testing.T) {
 func TestDamagedLearnedIsRefused(t *testing.T) {
 	b, g := experienced().Learned(), NewHazard()
 	before := string(g.Learned())
-	for i := range b {
+	for i := 0; i < len(b); i += 1 + i/20 { // each byte of the head
 		bad := append([]byte(nil), b...)
 		bad[i] ^= 1 << (i % 8)
 		if err := g.Learn(bad); !errors.Is(err, ErrLearned) {
@@ -89,17 +84,12 @@ func TestForeignLearnedIsRefused(t *testing.T) {
 		{1, learnedVersion + 1, ErrLearnedVersion},
 		{2, numClasses + 1, ErrLearned},
 		{4, nan, ErrLearned},
-		{4, math.Float32bits(-1), ErrLearned},
-		{5, 0, ErrLearned},
-		{5, mostTurns + 1, ErrLearned},
-		{6, 1 << 31, ErrLearned},
-		{7, nan, ErrLearned},
-		{7, math.Float32bits(float32(math.Inf(-1))), ErrLearned},
-		{8, nan, ErrLearned},
+		{4, math.Float32bits(float32(math.Inf(-1))), ErrLearned},
+		{5, nan, ErrLearned},
 		{9, math.Float32bits(float32(math.Inf(1))), ErrLearned},
-		{13, nan, ErrLearned},
-		{13, math.Float32bits(-1), ErrLearned},
-		{13, 1 << 31, ErrLearned}, // a negative zero
+		{10, nan, ErrLearned},
+		{10, math.Float32bits(-1), ErrLearned},
+		{10, 1 << 31, ErrLearned}, // a negative zero
 	} {
 		g := NewHazard()
 		before := string(g.Learned())

@@ -67,7 +67,7 @@ type run struct {
 	newer, older uint32 // runs of the class, 0 at the ends
 	first, last  uint32 // entries
 	count        uint8  // entries, maxRun at most
-	class        uint8
+	class        uint16
 	bin          uint8
 	half         uint8
 }

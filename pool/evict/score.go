@@ -7,20 +7,23 @@ const (
 	ratioPrior   = 30
 	onceRatio    = 0.5 // hazard of blocks that never came again beside the flat one ...
 	againRatio   = 4   // ... and of those that did
-	hazardPrior  = 600
+	hazardPrior  = 1500
 	maxHazard    = 0.999 // a hazard of 1 would leave no block in the next bin
 	minReach     = 1e-6  // share that is taken to reach any bin, so that slopes there still differ
-	blocksAScore = 12    // blocks looked up between the turn of one class and of the next
+	blocksARound = 2048  // blocks looked up in a round, at least
+	blocksAScore = 12    // blocks looked up between the score of one class and of the next
 	maxScores    = 4     // classes scored at one look-up
+	classesATurn = 32    // classes examined to find one to score
 	freshShare   = 0.02  // of the blocks that a class is judged by: fewer new ones can wait ...
-	waitRounds   = 8     // ... for so many turns of the class at most
+	waitRounds   = 8     // ... for so many rounds at most
 )
 
 // scorer converts counts to worths, one class at a time, so that no look-up waits for all of them.
 type scorer struct {
 	flat    [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
-	next    int              // class
+	next    int              // class; numClasses: the round is over
 	pending int              // blocks looked up and not yet used for scoring
+	left    int              // blocks to be looked up before the next round
 	round   int
 	enough  [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
 }
@@ -28,32 +31,48 @@ type scorer struct {
 // score continues the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {
 	s := &h.scorer
+	s.left -= blocks
 	s.pending = min(s.pending+blocks, maxScores*blocksAScore)
 	for ; s.pending >= blocksAScore; s.pending -= blocksAScore {
-		if s.next == 0 {
+		if s.next == numClasses && s.left <= 0 {
 			h.startRound()
 		}
-		if float64(h.tables.fresh[s.next].n) >= s.enough[s.next] || s.round%waitRounds == s.next%waitRounds {
-			h.scoreClass(s.next)
+		if c, ok := h.nextToScore(); ok {
+			h.scoreClass(c)
 		}
-		s.next = (s.next + 1) % numClasses
 	}
 }
 
+// nextToScore returns the next class of the round that has enough new counts.
+func (h *Hazard) nextToScore() (c int, ok bool) {
+	s := &h.scorer
+	for last := min(s.next+classesATurn, numClasses); s.next < last; {
+		c = s.next
+		s.next++
+		fresh := float64(h.tables.fresh[c].n)
+		if fresh >= s.enough[c] || fresh > 0 && s.round%waitRounds == c%waitRounds {
+			return c, true
+		}
+	}
+	return 0, false
+}
+
+// startRound finds the chances over all classes.
 func (h *Hazard) startRound() {
-	h.scorer.round++
-	var used, risk [numBins]float64
-	t, prior := &h.tables, float64(max(minFlat, h.entries))
-	for c := range t.risk {
+	s, t := &h.scorer, &h.tables
+	s.round++
+	s.next, s.left = 0, blocksARound
+	var used, risk [numBins]float32
+	for c := range numClasses {
 		for b := range risk {
 			used[b] += t.used[c][b]
 			risk[b] += t.risk[c][b]
 		}
 	}
-	believed := flatHazard
+	prior, believed := float64(max(minFlat, h.entries)), flatHazard
 	for b := range risk {
-		h.scorer.flat[b] = (used[b]/t.weight + believed*prior) / (risk[b]/t.weight + prior)
-		believed = min(believed, h.scorer.flat[b]) // an age that none has reached is no better than those before it
+		s.flat[b] = (float64(used[b])/t.weight + believed*prior) / (float64(risk[b])/t.weight + prior)
+		believed = min(believed, s.flat[b]) // an age that none has reached is no better than those before it
 	}
 }
 
@@ -65,17 +84,17 @@ func (h *Hazard) scoreClass(c int) {
 	t.settle(c)
 	used, risk, expected := 0., 0., 0.
 	for b := range flat {
-		used += t.used[c][b]
-		risk += t.risk[c][b]
-		expected += t.risk[c][b] * flat[b]
+		used += float64(t.used[c][b])
+		risk += float64(t.risk[c][b])
+		expected += float64(t.risk[c][b]) * flat[b]
 	}
 	scale := 1 / t.weight
 	h.scorer.enough[c] = freshShare * (risk*scale + hazardPrior)
-	ratio := (used*scale + ratioPrior*usualRatio(uint8(c))) / (expected*scale + ratioPrior)
+	ratio := (used*scale + ratioPrior*usualRatio(uint16(c))) / (expected*scale + ratioPrior)
 	var hazard [numBins]float64
 	for b := range flat {
-		believed := atMost(flat[b]*ratio, 1)
-		hazard[b] = atMost((t.used[c][b]*scale+hazardPrior*believed)/(t.risk[c][b]*scale+hazardPrior), maxHazard)
+		believed := atMost(flat[b]*ratio, 1) * hazardPrior
+		hazard[b] = atMost((float64(t.used[c][b])*scale+believed)/(float64(t.risk[c][b])*scale+hazardPrior), maxHazard)
 	}
 	index(&hazard, &h.worths[c])
 	for _, k := range h.kinds {
@@ -91,7 +110,7 @@ func (h *Hazard) scoreClass(c int) {
 }
 
 // usualRatio returns how the hazard of a class usually compares.
-func usualRatio(class uint8) float64 {
+func usualRatio(class uint16) float64 {
 	if usesOf(class) == 0 {
 		return onceRatio
 	}

@@ -62,15 +62,14 @@ func (h *Hazard) settleLookup(u *pool.Use, k *kind, m missed, won int, again boo
 		h.trim(k, k.entries)
 		k.spare = max(0, m.blocks-won)
 	}
-	j := &h.judge
-	j.lookups += uint64(len(u.Prints))
-	j.hits += uint64(len(u.Entries))
-	j.lru += uint64(len(u.Entries) - won + m.blocks)
+	if h.judge.note(len(u.Prints), len(u.Entries), len(u.Entries)-won+m.blocks) {
+		h.tables.forget()
+	}
 	h.missBudget.note(m.unpaid, 0, h.entries)
 	if again {
-		h.record(-m.unpaid, 0)
+		h.missBudget.record(-m.unpaid, 0, h.entries)
 	} else {
-		h.record(won-m.unpaid, len(u.Prints))
+		h.missBudget.record(won-m.unpaid, len(u.Prints), h.entries)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // still stored are observations too (Kaplan and Meier). Counts fade: newer ones weigh more, and all
 // are scaled back from time to time.
 type tables struct {
-	risk, used [numClasses][numBins]float64 // but for what is in fresh
+	risk, used [numClasses][numBins]float32 // but for what is in fresh
 	fresh      [numClasses]counts
 	weight     float64 // of a count made now
 }
@@ -25,7 +25,7 @@ type counts struct {
 
 const (
 	fading    = 1 / 0.9999 // growth of the weight per look-up
-	maxWeight = 1e9
+	maxWeight = 1e6
 	forgetful = 20 // counts are divided by this on an alarm
 )
 
@@ -35,14 +35,14 @@ const (
 //	bin         0  1  2  3  4  5  6
 //	from 1 to 4       +n       -n      come
 //	                  n  n  n  0  0    its running sum
-func (t *tables) enter(c uint8, from, to int, n int32) {
+func (t *tables) enter(c uint16, from, to int, n int32) {
 	fresh := &t.fresh[c]
 	fresh.come[from+1] += n
 	fresh.come[to+1] -= n
 	fresh.n += n
 }
 
-func (t *tables) use(c uint8, b int) { t.fresh[c].used[b]++ }
+func (t *tables) use(c uint16, b int) { t.fresh[c].used[b]++ }
 
 // settle adds the counts of a class to the tables, with the current weight: they are never older
 // than a round of scores.
@@ -50,8 +50,8 @@ func (t *tables) settle(c int) {
 	fresh, in := &t.fresh[c], int32(0)
 	for b := range numBins {
 		in += fresh.come[b]
-		t.risk[c][b] += float64(in) * t.weight
-		t.used[c][b] += float64(fresh.used[b]) * t.weight
+		t.risk[c][b] += float32(float64(in) * t.weight)
+		t.used[c][b] += float32(float64(fresh.used[b]) * t.weight)
 	}
 	*fresh = counts{}
 }
@@ -76,8 +76,8 @@ func (t *tables) scale(f float64) {
 	t.settleAll()
 	for c := range t.risk {
 		for b := range t.risk[c] {
-			t.risk[c][b] *= f
-			t.used[c][b] *= f
+			t.risk[c][b] *= float32(f)
+			t.used[c][b] *= float32(f)
 		}
 	}
 }

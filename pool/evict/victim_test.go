@@ -41,7 +41,7 @@ func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
 	h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(1), spread(-1)}, Entries: []uint32{1}})
 	v := &inUse{end: end}
 	for i := range others {
-		h.missBudget.blocks, h.fallback.left = 1e6, 0
+		h.missBudget.blocks, h.judge = 1e6, judge{}
 		h.prefer(func(bin int) float32 { return float32(bin + 1) })
 		got := h.Victim(now, 1, v)
 		if got <= end {

@@ -1,7 +1,9 @@
-// Package tracetest locates the published trace that tests of eviction policies use.
+// Package tracetest locates the traces that tests of eviction policies use.
 package tracetest
 
 import (
+	"compress/gzip"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -13,7 +15,9 @@ const (
 	// RequireEnv makes a test fail, not skip, without the trace. CI sets it.
 	RequireEnv = "KVAGENT_REQUIRE_TRACE"
 
-	shared = "../shared/traces/conversation_trace.jsonl" // seen from the module's root
+	// seen from the module's root
+	shared = "../shared/traces/conversation_trace.jsonl"
+	agents = "../shared/traces/agent_sessions.jsonl.gz"
 )
 
 // Conversation returns the path of the conversation trace, of which
@@ -33,6 +37,33 @@ func Conversation(t testing.TB) string {
 			t.Fatalf(text, err)
 		}
 		t.Skipf("SKIPPED: "+text, err)
+	}
+	return path
+}
+
+// Agents returns the path of a copy, in a folder of the test's own, of the trace of coding agents'
+// sessions. Without the trace the test is skipped: it is in no public place.
+func Agents(t testing.TB) string {
+	t.Helper()
+	packed, err := os.Open(filepath.Join(moduleRoot(t), agents))
+	if err != nil {
+		t.Skipf("SKIPPED: the trace of agents' sessions is not there, so this test's figures are not held: %v", err)
+	}
+	defer func() { _ = packed.Close() }()
+	lines, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "agents.jsonl")
+	out, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(out, lines); err != nil {
+		t.Fatal(err)
+	}
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -1,81 +1,24 @@
 package evict
 
-const (
-	slack       = 0.002 // hits per block looked up by which the policy may be worse than LRU
-	marginStart = 128   // ... in blocks, before it has been better, ...
-	marginBase  = 256   // ... later on, ...
-	marginShare = 32    // ... plus this part of the entries
-	again       = 4     // factor by which the next alarm comes sooner
-)
-
-// judge compares the policy with LRU, block by block.
-type judge struct {
-	lookups, hits, lru uint64  // blocks looked up; hits of the pool, and of LRU
-	margin             float64 // blocks that the policy may still lose to LRU
-	alarms             uint64
-}
-
-// record records hits beyond those of LRU. If the margin is used up, it forgets what it learned,
-// and LRU decides for a while.
-func (h *Hazard) record(ahead, blocks int) {
-	h.missBudget.record(ahead, blocks, h.entries)
-	if h.fallback.pass(blocks) {
-		return
-	}
-	j, start := &h.judge, marginBase+float64(h.entries)/marginShare
-	j.margin += float64(ahead) + slack*float64(blocks)
-	if j.margin >= 2*start { // as far ahead as counts
-		j.margin = 2 * start
-		h.fallback.resetBackoff()
-	}
-	if j.margin < 0 {
-		h.tables.forget()
-		h.fallback.begin(h.entries)
-		j.margin = start / again
-		j.alarms++
-	}
-}
-
-const (
-	firstTurns = 8  // times the entries are the blocks looked up in which LRU decides after the first alarm
-	mostTurns  = 96 // ... and after many: each alarm doubles it
-)
-
-// fallback is the time after an alarm in which LRU decides. The policy continues to learn, since
-// its counts do not depend on what is evicted.
-type fallback struct {
-	turns int // of the next alarm
-	left  int // blocks to be looked up
-}
-
-func (u *fallback) begin(entries int) {
-	u.left = u.turns * entries
-	u.turns = min(2*u.turns, mostTurns)
-}
-
-// resetBackoff makes the next alarm count as the first.
-func (u *fallback) resetBackoff() { u.turns = firstTurns }
-
-// pass passes some blocks, and reports whether the fallback lasts.
-func (u *fallback) pass(blocks int) bool {
-	u.left = max(0, u.left-blocks)
-	return u.left > 0
-}
-
-// A block is lost if LRU still has it and the pool evicted it. Asking for a lost block is a hit of
-// LRU and a miss of the pool, and stores it again. So if no more blocks are lost than the budget
-// has, and each one that is asked for costs one of the budget, the budget bounds the deficit for
-// any sequence of requests:
+// A block is lost if LRU still has it and the pool evicted it. Asking for a lost block is
+// a hit of LRU and a miss of the pool, and stores it again. So if no more blocks are lost than the
+// budget has, and each one that is asked for costs one of the budget, the budget bounds the deficit
+// for any sequence of requests:
 //
-//	hits of the pool >= hits of LRU - giftShare * blocks looked up
+//	hits of the pool >= hits of LRU - giftShare * blocks looked up - entries / lent
 //
 // with LRU's room known to one part in 128. More is lent to a policy that is ahead of LRU, if its
 // lost blocks were not asked for and are those of many prompts. In the worst case, all of that is
 // asked for at once and at most leadShare of the blocks looked up so far are missed in addition,
 // and are paid back before more is lent. The bound excludes pinned entries, pools with several
 // kinds, and blocks that are not stored again.
+//
+// The budget is for what may happen; harm is what has happened. At harmShare below LRU, what was
+// learned is mostly forgotten, and LRU decides until half of that is made up.
 const (
 	giftShare = 0.0075 // blocks given for each block looked up
+	harmShare = 0.0035 // hits fewer than LRU's per block looked up from which LRU decides
+	lent      = 8      // part of the entries that may be lost before anything is earned
 	// blocks lent at most for each block looked up: one for each hit more than LRU, up to this
 	// share
 	leadShare   = 0.02
@@ -83,6 +26,27 @@ const (
 	manyPrompts = 16   // prompts that lost blocks must amount to: those of few may be asked for at once
 	meanLooks   = 1024 // look-ups over which the size of a prompt is averaged
 )
+
+// judge compares the policy with LRU, block by block.
+type judge struct {
+	lookups, hits, lru uint64 // blocks looked up; hits of the pool, and of LRU
+	harm               bool   // LRU decides
+	alarms             uint64 // times that it began
+}
+
+// note counts a look-up, and reports whether harm begins.
+func (j *judge) note(blocks, hits, lru int) (begins bool) {
+	j.lookups += uint64(blocks)
+	j.hits += uint64(hits)
+	j.lru += uint64(lru)
+	deficit, bound := float64(int64(j.lru-j.hits)), harmShare*float64(j.lookups)
+	begins = !j.harm && deficit > bound
+	j.harm = j.harm && deficit > bound/2 || begins
+	if begins {
+		j.alarms++
+	}
+	return begins
+}
 
 // missBudget is how many blocks may be lost. A new policy follows LRU; it may risk what it gains.
 type missBudget struct {
@@ -133,14 +97,10 @@ func (c *missBudget) trust(lost float64) float64 {
 	return max(0, min(1, c.calm/max(1, lost))) * min(1, lost/(manyPrompts*prompt))
 }
 
-// mayDeviate reports whether the policy decides: one more block that LRU would have may be lost.
-func (h *Hazard) mayDeviate() bool {
-	more := float64(h.lost) + 1
-	switch {
-	case h.fallback.left > 0:
-		return false
-	case more <= h.missBudget.blocks: // at any trust
-		return true
-	}
-	return more <= h.missBudget.mayLose(h.lost)
+// mayMiss returns how many blocks that LRU would have may be lost in total.
+func (h *Hazard) mayMiss() float64 {
+	return float64(h.entries)/lent + h.missBudget.mayLose(h.lost)
 }
+
+// mayDeviate reports whether the policy decides: one more block that LRU would have may be lost.
+func (h *Hazard) mayDeviate() bool { return !h.judge.harm && float64(h.lost+1) <= h.mayMiss() }

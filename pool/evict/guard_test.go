@@ -220,7 +220,7 @@ func TestMissingIsCountedAndBounded(t *testing.T) {
 		if i > 2*entries && (all < entries-1-entries/grains || all > entries+entries/grains) {
 			t.Fatalf("look-up %d: LRU is taken to have %d blocks, it has room for %d", i, all, entries)
 		}
-		if may := float64(ahead) + giftShare*float64(looked); float64(got) > may {
+		if may := float64(entries)/lent + float64(ahead) + giftShare*float64(looked); float64(got) > may {
 			t.Fatalf(
 				"risks more than its budget: look-up %d: %d are missing, and %d ahead after %d only %.1f may be", i,
 				got, ahead, looked, may,
