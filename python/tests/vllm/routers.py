@@ -19,7 +19,9 @@ MEDIA = ("CPU", "STORAGE")  # of the agent; others are vLLM's own
 class Routers:
     """Both routers, of one engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, media: tuple[str, ...] = MEDIA) -> None:
+        """``media``: those that the agent's blocks are told in."""
+        self._media = media
         self.counted: Counter[tuple[int, str]] = Counter()
         """By llm-d: how often a block was stored in one of the agent's media and not removed."""
         self.known: dict[int, tuple[int | None, tuple[int, ...]]] = {}
@@ -63,7 +65,7 @@ class Routers:
             self.known.clear()
             self.media.clear()
             self.clears += 1
-        elif event["medium"] not in MEDIA:
+        elif event["medium"] not in self._media:
             return
         elif kind == "BlockStored":
             self._store(event)
