@@ -101,8 +101,9 @@ class Routers:
 class Subscribed(Routers):
     """Routers that subscribe to a publisher's endpoint."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__()
+    def __init__(self, endpoint: str, media: tuple[str, ...] = MEDIA) -> None:
+        super().__init__(media)
+        self.endpoint = endpoint
         self._next = -1  # sequence number
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)

@@ -33,11 +33,12 @@ class Chunks:
     blocks.
     """
 
-    def __init__(self, world: TieredWorld, chunk: int) -> None:
+    def __init__(self, connector: Any, chunk: int = 1, block: int = BLOCK) -> None:
+        """``connector``: vLLM's, in the scheduler. ``block``: tokens of a block."""
         self.hashes: dict[tuple[int, ...], list[bytes]] = {}
         """The block hashes of each prompt with its answer."""
-        self._world, self._chunk = world, chunk
-        connector = world.scheduler.connector
+        self._tier = connector.connector_scheduler.manager.secondary_tiers[0]
+        self._chunk, self._size = chunk, chunk * block
         finish = connector.request_finished_all_groups
 
         def finished(request: Any, block_ids: Any) -> Any:
@@ -49,7 +50,7 @@ class Chunks:
 
     def held(self) -> dict[tuple[int, ...], int]:
         """Return how many of the first chunks of each prompt the agent has."""
-        attachment, size = self._world.tier._courier._load_port.attachment, self._chunk * BLOCK
+        attachment, size = self._tier._courier._load_port.attachment, self._size
         if attachment is None:
             return dict.fromkeys(self.hashes, -1)
         client = LookupClient(attachment.registered.lookup_path, 10.0)
@@ -80,7 +81,7 @@ class Heard:
         self.agent, self.chunk = agent, chunk
         sizes = {"blocks": 44, "rows": 30 // chunk, "chunk": chunk, "pace": AT_ONCE}
         self.world = tiered(tier(agent.folder), events=self.routers.take, **sizes | options)
-        self.prompts = Chunks(self.world, chunk)
+        self.prompts = Chunks(self.world.scheduler.connector, chunk)
         self.requests = 0
 
     def serve(self, dice: random.Random, most: int = 4) -> None:
