@@ -198,7 +198,7 @@ WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
 .PHONY: vllm-early
 vllm-early: # starts to install the environments with vLLM while other stages run; those that need them wait
 	@mkdir -p build/log
-	@{ $(WITH_VLLM) { nice -n 19 $(ENV) vllm $(VLLM_OLDEST) && nice -n 19 $(ENV) vllm-serve; }; } \
+	@{ $(WITH_VLLM) for name in 'vllm $(VLLM_OLDEST)' vllm-serve dynamo; do nice -n 19 $(ENV) $$name || exit; done; } \
 		>build/log/vllm-early.log 2>&1 </dev/null &
 
 .PHONY: test-vllm
@@ -207,6 +207,7 @@ test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download t
 	@$(STAGE) venv $(ENV) tools
 	@$(WITH_VLLM) $(STAGE) -v vllm-venv $(ENV) vllm
 	@$(WITH_VLLM) $(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
+	@$(WITH_VLLM) $(STAGE) -v dynamo-venv $(ENV) dynamo
 	@$(STAGE) -v test-vllm scripts/test-vllm
 
 .PHONY: test-vllm-oldest

@@ -262,5 +262,6 @@ func TestEventMetricsAtZero(t *testing.T) {
 		`kvagent_events_blocks_told{medium="CPU"} 0`,
 		`kvagent_events_blocks_told{medium="STORAGE"} 0`, "kvagent_events_bytes 0",
 		"kvagent_events_blocks_refused_total 0", "kvagent_events_file_bytes 0", "kvagent_events_file_errors_total 0",
+		"kvagent_events_gaps_total 0",
 	)
 }

@@ -17,6 +17,8 @@ var (
 	eventRefusedDesc = desc("kvagent_events_blocks_refused_total",
 		"Blocks whose tokens were not kept for KV events, because a limit was reached or they were not as many as "+
 			"a block has.")
+	eventGapsDesc = desc("kvagent_events_gaps_total",
+		"Inventories that were told because a session had fallen too far behind to be told the changes.")
 )
 
 var (
@@ -26,7 +28,7 @@ var (
 
 var eventDescs = []*prometheus.Desc{
 	eventSpacesDesc, eventSessionDesc, eventBlocksDesc, eventToldDesc, eventBytesDesc, eventRefusedDesc, eventFileDesc,
-	eventErrorsDesc,
+	eventErrorsDesc, eventGapsDesc,
 }
 
 func collectEvents(ch chan<- prometheus.Metric, r *events.Report) {
@@ -38,6 +40,7 @@ func collectEvents(ch chan<- prometheus.Metric, r *events.Report) {
 	}
 	gauge(ch, eventBytesDesc, int(r.Bytes))
 	count(ch, eventRefusedDesc, r.Refused)
+	count(ch, eventGapsDesc, r.Gaps)
 	gauge(ch, eventFileDesc, int(r.FileBytes))
 	count(ch, eventErrorsDesc, r.FileErrors)
 }

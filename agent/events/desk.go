@@ -1,6 +1,7 @@
 package events
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -23,6 +24,7 @@ type Desk struct {
 	mu     sync.Mutex
 	spaces map[pool.SpaceID]*space
 	tails  [MaxTails]*Tail
+	gaps   uint64 // of spaces that were closed
 }
 
 // Memory is the pool whose blocks are told.
@@ -175,9 +177,7 @@ func (d *Desk) compareAll() {
 	for id, sp := range d.all() {
 		open, cleared := sp.compare()
 		if !open {
-			d.mu.Lock()
-			delete(d.spaces, id)
-			d.mu.Unlock()
+			d.drop(id, sp)
 			d.keeper.load() // which lets go of it
 			continue
 		}
@@ -185,6 +185,16 @@ func (d *Desk) compareAll() {
 			d.keeper.renew()
 		}
 	}
+}
+
+// drop removes a space that was closed, but keeps what it has counted.
+func (d *Desk) drop(id pool.SpaceID, sp *space) {
+	var r Report
+	sp.report(&r)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.spaces, id)
+	d.gaps += r.Gaps
 }
 
 // keepUnkept keeps the tokens of blocks that were not held when the file was made, and are now.
@@ -209,11 +219,7 @@ func (d *Desk) Forget(fp pool.Fingerprint) {
 func (d *Desk) all() map[pool.SpaceID]*space {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	all := make(map[pool.SpaceID]*space, len(d.spaces))
-	for id, sp := range d.spaces {
-		all[id] = sp
-	}
-	return all
+	return maps.Clone(d.spaces)
 }
 
 // Report is the state of a Desk.
@@ -225,6 +231,7 @@ type Report struct {
 	Told    [media]int
 	Bytes   int64
 	Refused uint64 // blocks whose tokens were not taken
+	Gaps    uint64 // inventories that were told because a subscriber was too far behind
 
 	FileBytes  int64 // of the file of tokens
 	FileErrors uint64
@@ -239,7 +246,11 @@ func (d *Desk) Report() (r Report) {
 	if k := d.keeper; k != nil {
 		r.FileBytes, r.FileErrors = k.bytes.Load(), k.errors.Load()
 	}
-	for _, sp := range d.all() {
+	d.mu.Lock()
+	r.Gaps = d.gaps // together with the spaces: one that is dropped meanwhile counts once
+	spaces := maps.Clone(d.spaces)
+	d.mu.Unlock()
+	for _, sp := range spaces {
 		r.Spaces++
 		sp.report(&r)
 	}

@@ -392,6 +392,10 @@ func TestViewsEqualThePool(t *testing.T) {
 				w.settle()
 				w.check(func(h []byte) bool { return w.said[string(h)] })
 			}
+			var r Report
+			if w.space.report(&r); (r.Gaps > 0) != (l.log == 6) {
+				t.Errorf("%d gaps with a log of %d changes", r.Gaps, l.log)
+			}
 		})
 	}
 }

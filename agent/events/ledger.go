@@ -49,6 +49,7 @@ type ledger struct {
 
 	log   []uint32 // blocks that changed, the oldest first
 	first uint64   // number of log[0]
+	gaps  uint64   // how often a subscriber had not seen a change that the log no longer has
 
 	path []uint32 // scratch
 }

@@ -338,6 +338,7 @@ func (sp *space) report(r *Report) {
 				r.Told[m] += blocks
 			}
 			r.Bytes += l.bytes()
+			r.Gaps += l.gaps
 		}
 	}
 }

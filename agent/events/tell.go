@@ -25,6 +25,7 @@ func (l *ledger) withdraw(bit uint64) {
 // block is told stored after those before it in its chain, and removed after those that follow it.
 func (l *ledger) take(c *cursor, bit uint64, out *batch) (all bool) {
 	if c.seen < l.first { // the log does not reach back as far
+		l.gaps++
 		l.begin(c)
 	}
 	for ; c.scan != 0; c.scan++ {

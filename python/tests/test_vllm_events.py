@@ -18,7 +18,7 @@ from kvagent.errors import Busy, Malformed, SessionEnded
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.events import publication, tokens
-from kvagent.vllm.events.publication import ASK_BLOCKS, Publication
+from kvagent.vllm.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
 from kvagent.vllm.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
 from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.options import Options
@@ -112,7 +112,8 @@ class Case:
         self.counts = Counts()
         form: Any = Form()
         agent: Any = self.agent
-        self.it = Publication(agent, Tokens(GEOMETRY, self.counts), form, self.counts)
+        said = Tokens(GEOMETRY, self.counts)
+        self.it = Publication(agent, said, EventsOptions(form), Published(form, said.sizes, self.counts))
 
     @property
     def asked(self) -> tuple[Any, ...]:

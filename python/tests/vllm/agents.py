@@ -4,10 +4,12 @@ reconnects.
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from tests.agent import eventually
+from tests.agent import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     import random
@@ -102,3 +104,15 @@ def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callabl
         return at(links, now)
 
     eventually(there, "the engine at the new agent")
+
+
+def metric(agent: AgentProcess, name: str) -> int:
+    """Return one of the agent's counters."""
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.settimeout(PATIENCE_S)
+        admin.connect(str(agent.folder / "admin.sock"))
+        admin.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = b"".join(iter(lambda: admin.recv(1 << 16), b"")).decode()
+    found = re.search(rf"^{name} (\d+)$", text, re.MULTILINE)
+    assert found, f"no metric {name}"
+    return int(found[1])

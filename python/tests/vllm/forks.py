@@ -42,6 +42,11 @@ class Forked:
             self._process.start()
             self._stdin, self.stdout = os.fdopen(os.dup(say.fileno()), "w"), os.fdopen(os.dup(hear.fileno()))
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def say(self, line: str) -> None:
         """Write a line to its standard input."""
         self._stdin.write(line + "\n")

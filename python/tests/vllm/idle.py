@@ -6,10 +6,14 @@ It takes an order from each line of its standard input, and answers each with th
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.forks import Forked
 
@@ -27,8 +31,36 @@ class IdleEngine:
         self._process.say(json.dumps([what, prompts]))
         self._process.hear("done")
 
+    def freeze(self) -> None:
+        """Stop all its processes, and return when they have stopped."""
+        self._signal(signal.SIGSTOP)
+        eventually(lambda: {state for _, state in self._processes()} <= {"T", "Z"}, "stopped processes")
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
     def close(self) -> None:
         self._process.end()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid, _ in self._processes():
+            os.kill(pid, number)
+
+    def _processes(self) -> list[tuple[int, str]]:
+        """Return the process and those that vLLM has started in it, with their states."""
+        found = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = re.fullmatch(r"(\d+) \(.*\) (\S) (\d+) .*\n", stat.read_text(), re.DOTALL)
+            except OSError:
+                continue  # it has ended
+            assert fields, stat
+            pid, state, parent = fields.groups()
+            found[int(pid)] = state, int(parent)
+        mine = [self._process.pid]
+        for pid in mine:
+            mine += [child for child, (_, parent) in found.items() if parent == pid]
+        return [(pid, found[pid][0]) for pid in mine if pid in found]
 
 
 def main(model: str, socket_dir: str, endpoint: str) -> None:

@@ -5,13 +5,23 @@ Dynamo's does. Both expect more than the real ones tolerate.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import zmq
 
 from kvagent.lookup import LookupClient, Want
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+LATE_S = 0.5
+"""The longest that a router credits a block that is gone, while agent, engine and machine run and
+no more than a step's worth of blocks changes (docs/VLLM.md, "Events for routers").
+"""
+LOOK_S = 0.1  # what the time between two looks counts at most: a machine that stalls ages nothing
 
 MEDIA = ("CPU", "STORAGE")  # of the agent; others are vLLM's own
 
@@ -19,7 +29,9 @@ MEDIA = ("CPU", "STORAGE")  # of the agent; others are vLLM's own
 class Routers:
     """Both routers, of one engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, media: tuple[str, ...] = MEDIA) -> None:
+        """``media``: those that the agent's blocks are told in."""
+        self._media = media
         self.counted: Counter[tuple[int, str]] = Counter()
         """By llm-d: how often a block was stored in one of the agent's media and not removed."""
         self.known: dict[int, tuple[int | None, tuple[int, ...]]] = {}
@@ -63,7 +75,7 @@ class Routers:
             self.known.clear()
             self.media.clear()
             self.clears += 1
-        elif event["medium"] not in MEDIA:
+        elif event["medium"] not in self._media:
             return
         elif kind == "BlockStored":
             self._store(event)
@@ -99,8 +111,9 @@ class Routers:
 class Subscribed(Routers):
     """Routers that subscribe to a publisher's endpoint."""
 
-    def __init__(self, endpoint: str) -> None:
-        super().__init__()
+    def __init__(self, endpoint: str, media: tuple[str, ...] = MEDIA) -> None:
+        super().__init__(media)
+        self.endpoint = endpoint
         self._next = -1  # sequence number
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
@@ -126,6 +139,38 @@ class Subscribed(Routers):
         return batches
 
 
+class Lateness:
+    """For how long blocks are credited that were found to be gone."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        """In seconds in which agent and engines went on."""
+        self.seen = 0
+        """Blocks that were credited when they were gone."""
+        self.clock = 0.0
+        """Seconds so far."""
+        self._last = time.monotonic()
+        self._since: dict[Hashable, float] = {}
+
+    def due(self) -> bool:
+        """Return whether the last look was some time ago."""
+        return time.monotonic() > self._last + LOOK_S / 4
+
+    def look(self, late: Iterable[Hashable]) -> None:
+        """Take the blocks that are credited now, though a look-up before did not find them."""
+        now = time.monotonic()
+        self.clock += min(now - self._last, LOOK_S)
+        self._last = now
+        late = set(late)
+        self.seen += len(late - self._since.keys())
+        self._since = {one: self._since.get(one, self.clock) for one in late}
+        self.longest = max([self.longest, *(self.clock - since for since in self._since.values())])
+
+    def check(self) -> None:
+        """Check that no router has credited a block for too long."""
+        assert self.longest <= LATE_S, f"credited for {self.longest:.2f} s after it was gone"
+
+
 class Prompts:
     """The prompts that an engine has served, and what is held of them."""
 
@@ -144,15 +189,21 @@ class Prompts:
 
         side.finished = note
 
-    def held(self) -> dict[tuple[int, ...], int]:
-        """Return how many of the first blocks of each prompt the agent has."""
+    def held(self, routers: Routers | None = None) -> dict[tuple[int, ...], int]:
+        """Return how many of the first blocks of each prompt the agent has; with ``routers``, only
+        of those that they credit blocks of.
+        """
         lookups = self.side._agent.lookups
+        prompts = [
+            prompt for prompt, hashes in self.hashes.items() if routers is None or routers.prefix(named(hashes[:1]))
+        ]
         if lookups is None:
-            return dict.fromkeys(self.hashes, -1)
+            return dict.fromkeys(prompts, -1)
         client = LookupClient(lookups._attachment.registered.lookup_path, 10.0)
         try:
             found = {}
-            for prompt, hashes in self.hashes.items():
+            for prompt in prompts:
+                hashes = self.hashes[prompt]
                 asked = lookups._request(Want.PROBE, len(hashes) * self._block + 1, 0, hashes, None)
                 found[prompt] = client.lookup(asked).tokens // self._block
             return found
@@ -162,6 +213,14 @@ class Prompts:
     def credited(self, routers: Routers) -> dict[tuple[int, ...], int]:
         """Return the same by routers."""
         return {prompt: routers.prefix(named(hashes)) for prompt, hashes in self.hashes.items()}
+
+    def late(self, routers: Routers, held: dict[tuple[int, ...], int]) -> set[int]:
+        """Return the blocks that routers credit beyond what was ``held``."""
+        return {
+            one
+            for prompt, blocks in held.items()
+            for one in named(self.hashes[prompt])[max(blocks, 0) : routers.prefix(named(self.hashes[prompt]))]
+        }
 
     def check_tokens(self, routers: Routers) -> None:
         """Check that each known block has the tokens that it was computed for."""

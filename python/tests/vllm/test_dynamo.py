@@ -1,8 +1,8 @@
 """Dynamo's own indexer, unmodified, subscribed to vLLM's own publisher: it credits the blocks that
 the agent has, through evictions, resets and agents that are killed.
 
-KVAGENT_DYNAMO is the Python that it is installed in (scripts/env dynamo). Without it the test is
-left out.
+KVAGENT_DYNAMO is the Python that it is installed in (scripts/env dynamo). scripts/test-vllm sets it
+for the locked vLLM; under others the test is left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Indexer:
         self._port = free_port()
         command = [PYTHON, "-m", "dynamo.indexer", "--block-size", str(BLOCK), "--port", str(self._port)]
         command += ["--workers", f"1=tcp://127.0.0.1:{events}", "--model-name", MODEL]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        quiet = os.environ | {"DYN_LOG": "error"}
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=quiet)
         eventually(self._listens, "an indexer that answers", PATIENCE_S)
 
     def cpu(self, prompt: list[int]) -> int:

@@ -6,7 +6,9 @@ GPUs"), so its copies are played; model, engine, scheduler, tiering and the tier
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +16,9 @@ import pytest
 from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.engine import BLOCK, PROMPTS, WHOLE_BLOCKS
+from tests.vllm.routers import Subscribed
+from tests.vllm.test_engine_events import events_config, other_prompts
+from tests.vllm.test_tier_events import Chunks
 from tests.vllm.tiered import AT_ONCE, PlayedWorker
 
 if TYPE_CHECKING:
@@ -41,7 +46,15 @@ class AtOnce(PlayedWorker):
 
 
 @pytest.fixture(scope="module")
-def llm(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator[Any]:
+def routers() -> Iterator[Subscribed]:
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
+        made = Subscribed(f"ipc://{folder}/events", ("STORAGE",))
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def llm(opt: Path, reference: list[list[int]], node: AgentProcess, routers: Subscribed) -> Iterator[Any]:
     from vllm import LLM
     from vllm.config import KVTransferConfig
     from vllm.v1.kv_offload.tiering import spec
@@ -69,7 +82,7 @@ def llm(opt: Path, reference: list[list[int]], node: AgentProcess) -> Iterator[A
         made = LLM(
             model=str(opt), skip_tokenizer_init=True, load_format="safetensors", dtype="float32", enforce_eager=True,
             kv_cache_memory_bytes=16 << 20, max_model_len=1024, kv_transfer_config=transfer, block_size=BLOCK,
-            disable_log_stats=True,
+            disable_log_stats=True, kv_events_config=events_config(routers.endpoint),
         )  # fmt: skip
         yield made
         made.llm_engine.engine_core.shutdown()
@@ -119,3 +132,42 @@ def test_answers_are_the_same_cold_warm_and_without_the_agent(
     assert real.generate(llm, PROMPTS) == reference
     assert loaded(llm) > warm
     assert not manager(llm)._jobs
+
+
+def test_routers_agree_with_the_agent(llm: Any, node: AgentProcess, routers: Subscribed) -> None:
+    seed = int(os.environ.get("KVAGENT_SEED", random.randrange(1 << 30)))
+    print(f"KVAGENT_SEED={seed}")
+    dice = random.Random(seed)
+    joined(llm, node)
+    others = other_prompts()
+    while not routers.hear():  # until they are subscribed, each new block is told in vain
+        real.generate(llm, [next(others)], 1)
+    forget(llm)  # so that all is told again
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    chunks = Chunks(connector, block=BLOCK)
+
+    def until(check: Any, what: str) -> None:
+        def look() -> bool:
+            llm.llm_engine.step()
+            routers.hear()
+            return bool(check())
+
+        eventually(look, what, 60.0)
+
+    for end in (False, True, False):
+        for _ in range(3):
+            prompts = [dice.choice(PROMPTS)[: dice.randint(1, 6) * BLOCK] + [dice.randrange(20, 420)] * BLOCK]
+            real.generate(llm, prompts, dice.randint(1, 2 * BLOCK))
+            real.settle(llm)
+            until(lambda: chunks.credited(routers) == chunks.held(), "routers that agree with the agent")
+            routers.check()
+            assert routers.known
+        if end:
+            node.kill()
+            until(lambda: not routers.known, "routers that know of the agent's end")
+            node.start()
+            joined(llm, node)
+        forget(llm)
+    assert routers.clears >= 3
+    assert routers.removes
+    print(f"tier: {routers.stores} stores, {routers.removes} removes")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.agent import AgentProcess, eventually
 from tests.vllm import agents
-from tests.vllm.routers import Prompts, Routers
+from tests.vllm.routers import LATE_S, Lateness, Prompts, Routers
 from tests.vllm.setting import BLOCK
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.vllm.world import World
 
 ROUNDS = 20
+LOOK_STEPS = 10
 OPENINGS = 5  # different beginnings of prompts
 EXTRA = {"weights_fixed": True}
 
@@ -36,11 +37,11 @@ class Heard:
         self.prompts = Prompts(self.world.side, BLOCK)
         self.requests = 0
 
-    def add(self, dice: random.Random, most: int = 4, **more: Any) -> None:
+    def add(self, dice: random.Random, most: int = 4, openings: int = OPENINGS, **more: Any) -> None:
         """Add requests."""
         for _ in range(dice.randint(1, most)):
             self.requests += 1
-            self.world.add(f"r{self.requests}", random_prompt(dice), dice.randint(1, 3 * BLOCK), **more)
+            self.world.add(f"r{self.requests}", random_prompt(dice, openings), dice.randint(1, 3 * BLOCK), **more)
 
     def serve(self, dice: random.Random, most: int = 4, **more: Any) -> None:
         """Add requests, and step until nothing is left to do."""
@@ -63,9 +64,9 @@ class Heard:
         return len(self.routers.known)
 
 
-def random_prompt(dice: random.Random) -> list[int]:
+def random_prompt(dice: random.Random, openings: int = OPENINGS) -> list[int]:
     """Return a prompt that begins like others."""
-    opening = dice.randrange(OPENINGS)
+    opening = dice.randrange(openings)
     head = [(opening * 31 + i * 7) % 400 + 5 for i in range(dice.randint(1, 4) * BLOCK)]
     return head + [dice.randrange(5, 400) for _ in range(dice.randint(1, 10 * BLOCK))]
 
@@ -100,6 +101,7 @@ def test_routers_agree_with_the_agent(worlds: Any, small: AgentProcess, asynchro
     dice = random.Random(seed)
     options = {"asynchronous": asynchronous, "depth": 1 + asynchronous, "blocks": 40}
     both = [Heard(worlds, **options, extra=EXTRA | {"socket_dir": str(small.folder)}) for _ in range(2)]
+    lateness = look_while_they_step(both, small)
     done: set[str] = set()
     rounds = 0
     evicted = 0
@@ -115,13 +117,54 @@ def test_routers_agree_with_the_agent(worlds: Any, small: AgentProcess, asynchro
         done.add(blow)
         for one in both:
             one.agree(tuple(other.prompts for other in both))
+    idle = lateness.clock
+    while lateness.clock < idle + 3 * LATE_S:  # the second engine only hears what the first one does
+        both[0].serve(dice, openings=400)
     for one in both:
         one.agree(tuple(other.prompts for other in both))
     assert both[0].routers.known == both[1].routers.known
     assert both[0].routers.clears
+    assert lateness.seen, "no look came between an eviction and its event"
+    lateness.check()
+    print(f"{lateness.seen} blocks credited when they were gone, for {lateness.longest * 1e3:.0f} ms at most")
     routers = [(one.routers.stores, one.routers.removes, one.routers.largest) for one in both]
     preempted = sum(one.world.preempted for one in both)
     print(f"{rounds} rounds, {preempted} preemptions, {evicted} evicted; stores, removes, largest batch: {routers}")
+
+
+def look_while_they_step(both: list[Heard], agent: AgentProcess) -> Lateness:
+    """Have idle engines woken, as the engine core is, after each step of another; and look after
+    some steps for blocks that routers credit though they are gone.
+    """
+    lateness = Lateness()
+    steps = 0
+    nested = False
+
+    def after_step() -> None:
+        nonlocal steps, nested
+        if nested:
+            return
+        nested = True
+        steps += 1
+        looks = (steps % LOOK_STEPS == 0 or lateness.due()) and agent.process.poll() is None
+        held = [one.prompts.held(one.routers) for one in both if looks]
+        for one in both:
+            if not one.world.scheduler.requests:
+                one.world.run()
+        if looks:
+            late = [one.prompts.late(one.routers, found) for one, found in zip(both, held, strict=True)]
+            lateness.look((i, block) for i, blocks in enumerate(late) for block in blocks)
+        nested = False
+
+    for one in both:
+
+        def step(original: Any = one.world.step) -> None:
+            original()
+            after_step()
+
+        world: Any = one.world
+        world.step = step
+    return lateness
 
 
 def _nothing(one: Heard, agent: AgentProcess, both: list[Heard]) -> None: ...

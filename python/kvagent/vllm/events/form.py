@@ -8,7 +8,7 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MEDIA = {1: "CPU", 2: "STORAGE"}  # by the agent's numbers, as vLLM names them
 _FIELDS = frozenset(BlockStored.__struct_fields__)
@@ -17,7 +17,9 @@ _FIELDS = frozenset(BlockStored.__struct_fields__)
 class EventForm:
     """Makes events. It is bound to vLLM's KV cache manager, which knows the kinds of its groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, media: Mapping[int, str] = MEDIA) -> None:
+        """``media``: names by the agent's numbers."""
+        self._media = media
         self._kinds: Sequence[tuple[str, int | None]] = ()
 
     def bind(self, manager: Any) -> None:
@@ -47,11 +49,11 @@ class EventForm:
         }  # fmt: skip
         return BlockStored(
             block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=size, lora_id=None,
-            medium=MEDIA[medium], lora_name=None,
+            medium=self._media[medium], lora_name=None,
             **{name: value for name, value in optional.items() if name in _FIELDS},
         )  # fmt: skip
 
     def removed(self, group: int, hashes: list[Any], medium: int) -> Any:
         """Return the event that blocks are no longer stored there."""
         optional = {"group_idx": group} if "group_idx" in BlockRemoved.__struct_fields__ else {}
-        return BlockRemoved(block_hashes=hashes, medium=MEDIA[medium], **optional)
+        return BlockRemoved(block_hashes=hashes, medium=self._media[medium], **optional)

@@ -13,7 +13,7 @@ import logging
 import time
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.messages import EVENTS_VERSION, EventKind, EventsState
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from kvagent.messages import BlockEvents, EventRun
     from kvagent.session import Session
-    from kvagent.vllm.counters import Counts
     from kvagent.vllm.events.form import EventForm
     from kvagent.vllm.events.tokens import Tokens
     from kvagent.vllm.events.waking import Waker
@@ -38,6 +37,14 @@ MEDIA = (1, 2)  # of an EventRun: the agent's memory, and its disk
 log = logging.getLogger("vllm.kvagent")
 
 
+class EventCounts(Protocol):
+    """What is counted, in blocks (counters)."""
+
+    events_stored: int
+    events_removed: int
+    events_unsaid: int
+
+
 class EventsOptions(NamedTuple):
     """How events are made, and what wakes an idle engine for them, if anything can."""
 
@@ -45,10 +52,26 @@ class EventsOptions(NamedTuple):
     waker: Waker | None = None
 
 
+class Told(Protocol):
+    """What the engine's stream says is stored."""
+
+    def __len__(self) -> int:
+        """Return how many blocks of the agent are stored."""
+
+    def clear(self) -> None:
+        """Forget all: the stream says that nothing is stored."""
+
+    def remove(self, most: int) -> list[Any]:
+        """Return events that remove blocks, at most that many, each before the one before it."""
+
+    def take(self, run: EventRun) -> list[Any]:
+        """Return the events of a run: none if it says nothing new."""
+
+
 class Published:
     """The blocks of which the engine's stream says that they are stored."""
 
-    def __init__(self, form: EventForm, sizes: Mapping[int, int], counts: Counts) -> None:
+    def __init__(self, form: EventForm, sizes: Mapping[int, int], counts: EventCounts) -> None:
         """``sizes``: tokens of a block, by group of which events tell."""
         self._form = form
         self._sizes = sizes
@@ -78,8 +101,12 @@ class Published:
                         events.append(self._form.removed(group, hashes, medium))
         return events
 
-    def take(self, run: EventRun) -> Any | None:
-        """Return the event of a run, or None if it says nothing new."""
+    def take(self, run: EventRun) -> list[Any]:
+        """Return the event of a run, if it says anything new."""
+        event = self._take(run)
+        return [] if event is None else [event]
+
+    def _take(self, run: EventRun) -> Any | None:
         stored = self._stored.get(run.group)
         if stored is None or run.medium not in MEDIA:
             return None
@@ -117,16 +144,16 @@ def _leave(stored: dict[Any, int], block: Any, bit: int) -> bool:
 
 
 class Publication:
-    """Asks the agent, and publishes its answers. ``waker`` may be None."""
+    """Asks the agent, and publishes its answers."""
 
-    def __init__(
-        self, agent: AgentSession, tokens: Tokens, form: EventForm, counts: Counts, waker: Waker | None = None
-    ) -> None:
+    def __init__(self, agent: AgentSession, tokens: Tokens, options: EventsOptions, told: Told, scale: int = 1) -> None:
+        """``scale``: blocks of vLLM in one of the agent."""
         self.tokens = tokens
-        self.form = form
+        self.form = options.form
         self._agent = agent
-        self._published = Published(form, tokens.sizes, counts)
-        self._waker = waker
+        self._published = told
+        self._scale = scale
+        self._waker = options.waker
         self._session: Session | None = None  # whose events are published
         self._requests = 0
         self._asked = 0  # the request whose answer is awaited
@@ -142,7 +169,7 @@ class Publication:
         session = self._session
         events: list[Any] = []
         if self._leaving:
-            events = self._published.remove(REMOVE_BLOCKS)
+            events = self._published.remove(max(1, REMOVE_BLOCKS // self._scale))
             self._leaving = len(self._published) > 0
         elif session is not None:
             for answer in self._agent.take_answers():
@@ -205,14 +232,14 @@ class Publication:
             self._not_before = time.monotonic() + REFUSED_S
             return []
         self._open = True
-        return [event for run in answer.runs if (event := self._published.take(run)) is not None]
+        return [event for run in answer.runs for event in self._published.take(run)]
 
     def _ask(self, session: Session) -> None:
         if self._asked or time.monotonic() < self._not_before:
             return
         self._requests = self._requests % 0xFFFFFFFF + 1
         try:
-            session.next_events(self._requests, ASK_BLOCKS, anew=self._anew)
+            session.next_events(self._requests, max(1, ASK_BLOCKS // self._scale), anew=self._anew)
         except Busy:
             self._full = True
         except (SessionEnded, SessionBroken):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_EXTRA, TOKEN_BYTES
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.session import Session
-    from kvagent.vllm.counters import Counts
+    from kvagent.vllm.events.publication import EventCounts
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.scheduler.requests import Tracked
 
 RUN_BYTES = 64 << 10  # tokens in one message
 MAX_WAITING_BYTES = 16 << 20  # tokens that wait until the agent reads; more are lost
@@ -58,6 +57,18 @@ def salt_of(extra: bytes) -> tuple[str] | None:
         return None
 
 
+class Prompt(Protocol):
+    """A request whose blocks are said."""
+
+    @property
+    def request(self) -> Any:
+        """vLLM's request, or one with other keys."""
+
+    @property
+    def events_extra(self) -> bytes | None:
+        """``extra`` of its first block; None if its blocks are not said."""
+
+
 class _Run(NamedTuple):
     group: int
     parent: bytes
@@ -69,7 +80,7 @@ class _Run(NamedTuple):
 class Tokens:
     """The tokens that are to be said."""
 
-    def __init__(self, geometry: Geometry, counts: Counts) -> None:
+    def __init__(self, geometry: Geometry, counts: EventCounts) -> None:
         self.sizes = {
             group: spec.block_tokens
             for group, spec in enumerate(geometry.groups)
@@ -81,13 +92,13 @@ class Tokens:
         self._waiting: deque[_Run] = deque()
         self._bytes = 0
 
-    def say(self, tracked: Tracked, group: int, first: int, blocks: int) -> None:
+    def say(self, prompt: Prompt, group: int, first: int, blocks: int) -> None:
         """Say the tokens of a request's blocks of a group from the block ``first`` on."""
-        extra, size = tracked.events_extra, self.sizes.get(group)
+        extra, size = prompt.events_extra, self.sizes.get(group)
         if extra is None or size is None or blocks <= 0:
             return
-        scale, hashes = self._scales[group], tracked.request.block_hashes
-        ids = tracked.request.all_token_ids[first * size : (first + blocks) * size]
+        scale, hashes = self._scales[group], prompt.request.block_hashes
+        ids = prompt.request.all_token_ids[first * size : (first + blocks) * size]
         if len(ids) < blocks * size:
             return
         tokens = _packed(ids)

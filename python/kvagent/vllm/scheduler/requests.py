@@ -317,16 +317,21 @@ class Blocks:
         """Call ``before`` before each reset of the prefix cache, which fails while blocks are
         referenced, and ``done`` after each that did not.
         """
-        reset = self._pool.reset_prefix_cache
+        after_reset(self._pool, done, before)
 
-        def reset_prefix_cache() -> Any:
-            before()
-            succeeded = reset()
-            if succeeded:
-                done()
-            return succeeded
 
-        self._pool.reset_prefix_cache = reset_prefix_cache
+def after_reset(pool: Any, done: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+    """Call ``done`` after each reset of a block pool that succeeds, and ``before`` before each."""
+    reset = pool.reset_prefix_cache
+
+    def reset_prefix_cache() -> Any:
+        before()
+        succeeded = reset()
+        if succeeded:
+            done()
+        return succeeded
+
+    pool.reset_prefix_cache = reset_prefix_cache
 
 
 class Tables:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.events.publication import Publication
+from kvagent.vllm.events.publication import Publication, Published
 from kvagent.vllm.events.tokens import Tokens, extra_of
 from kvagent.vllm.keys.adapters import Adapters, unkey
 from kvagent.vllm.keys.following import Followed, keyable
@@ -433,7 +433,7 @@ class SchedulerSide:
         if events is None:
             return None
         tokens = Tokens(self._geometry, self.counts)
-        return Publication(self._agent, tokens, events.form, self.counts, events.waker)
+        return Publication(self._agent, tokens, events, Published(events.form, tokens.sizes, self.counts))
 
     def _publishes(self) -> bool:
         """Return whether there are KV events to publish."""

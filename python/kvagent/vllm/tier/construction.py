@@ -2,7 +2,8 @@
 
 vLLM hands a tier no VllmConfig. Its connector has it, and makes its tiers in its own ``__init__``;
 so the plugin keeps it at hand while that runs. Afterwards the connector passes on to its tiers what
-the engine core says of the weights (weight_changes).
+the engine core says of the weights (weight_changes), and what they need for KV events, which it
+publishes (events).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
+
+from kvagent.vllm.scheduler.requests import after_reset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -36,6 +39,22 @@ class WeightsListener(Protocol):
         """Detect writes to a model in this process."""
 
 
+class EventsSource(Protocol):
+    """Makes KV events, and takes what vLLM tells its connector."""
+
+    def bind(self, manager: Any) -> None:
+        """Take vLLM's KV cache manager."""
+
+    def begin(self, request: Any) -> None:
+        """Handle the arrival of a request."""
+
+    def cleared(self) -> None:
+        """Handle that vLLM's stream says that all blocks are gone."""
+
+    def take(self) -> list[Any]:
+        """Return the next events."""
+
+
 @dataclass(slots=True)
 class Construction:
     """A connector under construction."""
@@ -44,6 +63,8 @@ class Construction:
     kv_cache_config: Any
     listeners: list[WeightsListener] = field(default_factory=list)
     """The tiers that it has made."""
+    sources: list[EventsSource] = field(default_factory=list)
+    """Those of the tiers that tell what their agent holds."""
 
 
 _now: ContextVar[Construction | None] = ContextVar("kvagent_construction", default=None)
@@ -88,6 +109,8 @@ def observed(connector: Any) -> Any:
             _now.reset(token)
         if construction.listeners:
             _forward(self, construction.listeners)
+        for source in construction.sources:
+            _publish(self, source)
 
     setattr(constructing, _MARK, True)
     connector.__init__ = constructing
@@ -103,3 +126,30 @@ def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
                 getattr(listener, _name)(*args)
 
         setattr(connector, name, notify)
+
+
+def _publish(connector: Any, source: EventsSource) -> None:
+    """Have a connector publish a source's events after its own."""
+    events, arrived, bind = connector.take_events, connector.on_new_request, connector.bind_gpu_block_pool
+
+    def take_events() -> list[Any]:
+        return [*events(), *source.take()]
+
+    def on_new_request(request: Any) -> None:
+        source.begin(request)
+        arrived(request)
+
+    def bind_gpu_block_pool(gpu_block_pool: Any) -> None:
+        bind(gpu_block_pool)
+        after_reset(gpu_block_pool, source.cleared)
+
+    connector.take_events = take_events
+    connector.on_new_request = on_new_request
+    connector.bind_gpu_block_pool = bind_gpu_block_pool
+    if (whole := getattr(connector, "bind_kv_cache_manager", None)) is not None:  # from 0.30 on
+
+        def bind_kv_cache_manager(kv_cache_manager: Any) -> None:
+            source.bind(kv_cache_manager)
+            whole(kv_cache_manager)  # which binds the pool
+
+        connector.bind_kv_cache_manager = bind_kv_cache_manager

@@ -1,4 +1,4 @@
-"""What the tier counts, in chunks."""
+"""What the tier counts, in chunks unless it says blocks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ HELP = {
     "loads_failed": "Chunks that did not arrive, or did not verify.",
     "stored": "Chunks that the agent stored, or had already.",
     "stores_failed": "Chunks that the agent did not store.",
+    "events_stored": "Blocks of vLLM of which KV events said that the agent holds them.",
+    "events_removed": "Blocks of vLLM of which KV events said that the agent no longer holds them.",
+    "events_unsaid": "Chunks whose tokens the agent was not told, because it did not read for too long.",
 }
 
 
@@ -28,6 +31,9 @@ class TierCounts:
     loads_failed: int = 0
     stored: int = 0
     stores_failed: int = 0
+    events_stored: int = 0
+    events_removed: int = 0
+    events_unsaid: int = 0
 
     def since(self, last: TierCounts) -> dict[str, int]:
         """Return what has grown since the last call with the same ``last``, which is updated."""

@@ -26,10 +26,11 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvagent.vllm.tier import identity
+from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
 from kvagent.vllm.tier.courier import Courier
+from kvagent.vllm.tier.events import TierEvents
 from kvagent.vllm.tier.options import connector_options, parse
 from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of, kind_of
 from kvagent.vllm.tier.rows import Rows
@@ -38,6 +39,8 @@ from kvagent.vllm.weight_changes import Generations, LiveWeights, watch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvagent.vllm.tier.construction import Construction
+    from kvagent.vllm.tier.identity import Space
     from kvagent.vllm.tier.orders import Key
 
 MAX_KEYS = 4096  # of one question
@@ -94,6 +97,7 @@ class KVAgentTier(SecondaryTierManager):
         self._live: LiveWeights | None = None
         self._unobserved = False  # whether weights may change without notice
         self._courier: Courier | None = None
+        self._events: TierEvents | None = None
         self._patience_s = (self._options.lookup_age_ms + self._options.tier_wait_ms) / 1e3 + MARGIN_S
         self._generations = self._start(offloading_spec, primary_kv_view)
 
@@ -116,7 +120,24 @@ class KVAgentTier(SecondaryTierManager):
         space = identity.space(construction, config, self._options, rows.bytes, vllm.__version__, unobserved)
         identity.explain(space)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
-        return Generations(space.generation, connector_options(self._options))
+        generations = Generations(space.generation, connector_options(self._options))
+        if construction is not None and events.wanted(construction, self._options):
+            self._events = self._make_events(construction, config, space, rows.count, generations)
+        return generations
+
+    def _make_events(
+        self, construction: Construction, config: Any, space: Space, rows: int, generations: Generations
+    ) -> TierEvents | None:
+        geometry = events.geometry_of(construction, config, space, rows)
+        if len(geometry.states) == len(geometry.groups):
+            log.warning("tier: KV events do not tell what the agent holds: no group's blocks have the hashes of events")
+            return None
+        made = TierEvents(
+            self._options, space, geometry, generations, str(config.engine_id),
+            events.of_vllm(construction.vllm_config), self._counts,
+        )  # fmt: skip
+        construction.sources.append(made)
+        return made
 
     def _watch(self) -> list[str]:
         from vllm.v1.engine import core  # in the scheduler's process it is there
@@ -182,6 +203,8 @@ class KVAgentTier(SecondaryTierManager):
         """Drop what a request has asked."""
         asked = self._requests.pop(req_context.req_id, None)
         self._fresh.pop(req_context.req_id, None)
+        if self._events is not None:
+            self._events.end(req_context.req_id)
         if asked is not None and asked.verdicts and self._courier is not None:
             self._courier.post(Forget(req_context.req_id))
 
@@ -205,11 +228,13 @@ class KVAgentTier(SecondaryTierManager):
         """Have rows saved."""
         keys, rows = _chunks(job_metadata)
         self._submit(Store(int(job_metadata.job_id), keys, rows, self._parents(keys, job_metadata.req_context)))
+        self._say(keys, job_metadata)
 
     def submit_load(self, job_metadata: Any) -> None:
         """Have chunks loaded into rows."""
         keys, rows = _chunks(job_metadata)
         self._submit(Load(int(job_metadata.job_id), job_metadata.req_context.req_id, keys, rows))
+        self._say(keys, job_metadata)
 
     def get_finished_jobs(self) -> Iterable[Any]:
         """Return the jobs that have ended since the last call."""
@@ -219,8 +244,8 @@ class KVAgentTier(SecondaryTierManager):
         return [self._result(one) for one in finished]
 
     def has_pending_work(self) -> bool:
-        """Return whether results are to come."""
-        return bool(self._jobs)
+        """Return whether results are to come, or KV events are to be published."""
+        return bool(self._jobs) or (self._events is not None and self._events.pending())
 
     def drain_jobs(self) -> None:
         """End all jobs, within drain_wait_ms, before a reset of vLLM's cache.
@@ -232,6 +257,8 @@ class KVAgentTier(SecondaryTierManager):
             self._collect(self._courier)
             if self._live is not None:
                 self._live.changed()  # the reset applies to the current weights
+            if self._events is not None:
+                self._events.drained()
             self._held_steps = 0 if FENCED else self._flushing_steps()
             if self._generations.after_reset():
                 self._move()
@@ -250,8 +277,15 @@ class KVAgentTier(SecondaryTierManager):
         if courier is not None:
             courier.drain(self._options.drain_wait_ms / 1e3)
             courier.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
         self._requests.clear()
         self._fresh.clear()
+
+    def _say(self, keys: tuple[Key, ...], job: Any) -> None:
+        if self._events is not None:
+            self._events.say(job.req_context.req_id, keys)
 
     def _submit(self, order: Store | Load) -> None:
         if self._courier is None:
@@ -385,6 +419,8 @@ class KVAgentTier(SecondaryTierManager):
         if self._courier is not None:
             self._courier.loading = False
             self._courier.post(Move(self._generations.now))
+        if self._events is not None:
+            self._events.move()
 
     # ---- metrics
 

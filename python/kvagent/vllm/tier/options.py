@@ -44,6 +44,8 @@ class TierOptions:
     weights_fixed: bool = False
     start_wait_ms: float = 2_000.0
     """The longest that the engine's start waits for a running agent to accept its registration."""
+    events: str = connector.AUTO
+    """Whether the engine's KV events tell which chunks the agent holds."""
 
 
 _RANGES: dict[str, tuple[int, int]] = {"drain_wait_ms": (0, 60_000), "staging_bytes": (1 << 20, 1 << 36)}
