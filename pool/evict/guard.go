@@ -14,7 +14,9 @@ package evict
 // kinds, and blocks that are not stored again.
 //
 // The budget is for what may happen; harm is what has happened. At harmShare below LRU, what was
-// learned is mostly forgotten, and LRU decides until half of that is made up.
+// learned is mostly forgotten, and LRU decides until half of that is made up. What is then still
+// lost can make the harm greater, but nothing else can: LRU is not blamed for hits that a pool with
+// blocks on their way in and out does not have. So LRU never decides for ever.
 const (
 	giftShare = 0.0075 // blocks given for each block looked up
 	harmShare = 0.0035 // hits fewer than LRU's per block looked up from which LRU decides
@@ -31,18 +33,26 @@ const (
 type judge struct {
 	lookups, hits, lru uint64 // blocks looked up; hits of the pool, and of LRU
 	harm               bool   // LRU decides
+	most               int64  // hits fewer than LRU's that count while it does
 	alarms             uint64 // times that it began
 }
 
-// note counts a look-up, and reports whether harm begins.
-func (j *judge) note(blocks, hits, lru int) (begins bool) {
+// note counts a look-up, and reports whether harm begins. lost blocks are missing that LRU would
+// have.
+func (j *judge) note(blocks, hits, lru, lost int) (begins bool) {
 	j.lookups += uint64(blocks)
 	j.hits += uint64(hits)
 	j.lru += uint64(lru)
-	deficit, bound := float64(int64(j.lru-j.hits)), harmShare*float64(j.lookups)
-	begins = !j.harm && deficit > bound
-	j.harm = j.harm && deficit > bound/2 || begins
+	deficit := int64(j.lru - j.hits)
+	if over := deficit - j.most; j.harm && over > 0 {
+		j.lru -= uint64(over)
+		deficit = j.most
+	}
+	bound := harmShare * float64(j.lookups)
+	begins = !j.harm && float64(deficit) > bound
+	j.harm = begins || j.harm && float64(deficit) > bound/2
 	if begins {
+		j.most = deficit + int64(lost)
 		j.alarms++
 	}
 	return begins

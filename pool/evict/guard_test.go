@@ -118,6 +118,35 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 	t.Fatal("nothing was lost: the test tests nothing")
 }
 
+// TestLRUNeverDecidesForEver gives LRU hits that the pool lacks whoever decides.
+func TestLRUNeverDecidesForEver(t *testing.T) {
+	const lost = 30
+	var j judge
+	look := func() (begins bool) { return j.note(1000, 100, 105, lost) }
+	n := 1
+	for ; !look(); n++ {
+		if n > 100 {
+			t.Fatalf("no alarm at %d hits fewer than LRU's after %d blocks looked up", j.lru-j.hits, j.lookups)
+		}
+	}
+	deficit := 5 * n
+	if float64(deficit) <= harmShare*1000*float64(n) {
+		t.Errorf("an alarm at %d hits fewer than LRU's after %d blocks looked up", deficit, j.lookups)
+	}
+	for j.harm {
+		if look(); int(j.lru-j.hits) > deficit+lost {
+			t.Fatalf("%d hits fewer than LRU's count, it was %d at the alarm and %d blocks were lost",
+				j.lru-j.hits, deficit, lost)
+		}
+		if n++; n > 100 {
+			t.Fatalf("LRU still decides after %d blocks looked up", j.lookups)
+		}
+	}
+	if got := float64(j.lru - j.hits); got > harmShare/2*float64(j.lookups) {
+		t.Errorf("LRU stops deciding at %g hits fewer after %d blocks looked up", got, j.lookups)
+	}
+}
+
 // lruWorld is a pool of single blocks that knows what LRU would have.
 type lruWorld struct {
 	noneHeld
