@@ -55,3 +55,13 @@ func TestPolicyMetrics(t *testing.T) {
 		t.Errorf("a class is worth %g hits per hour", worth)
 	}
 }
+
+// TestStatusTellsOfEviction reports a policy in status, as it stands beside LRU.
+func TestStatusTellsOfEviction(t *testing.T) {
+	got := poolStatus(&pool.Stats{Policy: pool.PolicyReport{Name: "p", Lookups: 9, Hits: 3, ShadowHits: 4, Alarms: 2,
+		Fallback: true, LookupsDropped: 1}}).Eviction
+	want := EvictionStatus{Policy: "p", LookedUp: 9, Hits: 3, ShadowLRU: 4, Alarms: 2, Fallback: true, Dropped: 1}
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}

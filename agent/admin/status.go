@@ -96,6 +96,20 @@ type PoolStatus struct {
 	FileFaults    uint64        `json:"file_faults"`
 	Classes       []ClassStatus `json:"classes"`
 	Owners        OwnersStatus  `json:"owners"`
+
+	Eviction EvictionStatus `json:"eviction"`
+}
+
+// EvictionStatus compares the eviction policy with LRU in a pool of the same size. LRU itself has
+// the name alone.
+type EvictionStatus struct {
+	Policy    string `json:"policy"`
+	LookedUp  uint64 `json:"blocks_looked_up"`
+	Hits      uint64 `json:"blocks_hit"`
+	ShadowLRU uint64 `json:"blocks_hit_by_lru"`
+	Alarms    uint64 `json:"alarms"`          // times that it lost too many hits to LRU
+	Fallback  bool   `json:"fallback"`        // LRU decides, after an alarm
+	Dropped   uint64 `json:"lookups_dropped"` // unknown to the policy, as its queue was full
 }
 
 // ClassStatus is one slot size of the pool.
@@ -107,6 +121,7 @@ type ClassStatus struct {
 }
 
 func poolStatus(s *pool.Stats) PoolStatus {
+	p := &s.Policy
 	out := PoolStatus{
 		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes,
 		Entries: s.Entries,
@@ -115,6 +130,8 @@ func poolStatus(s *pool.Stats) PoolStatus {
 		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
 		BadBytesLimit: s.Bad.MaxBytes, BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults,
 		Classes: make([]ClassStatus, len(s.Classes)), Owners: ownersStatus(&s.Owners),
+		Eviction: EvictionStatus{Policy: p.Name, LookedUp: p.Lookups, Hits: p.Hits, ShadowLRU: p.ShadowHits,
+			Alarms: p.Alarms, Fallback: p.Fallback, Dropped: p.LookupsDropped},
 	}
 	for i, c := range s.Classes {
 		out.Classes[i] = ClassStatus{SlotBytes: c.SlotBytes, Slabs: c.Slabs, Slots: c.Slots, Used: c.Used}

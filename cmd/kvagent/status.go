@@ -68,6 +68,14 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
 		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned),
 		st.BlocksStored, st.Pool.Evicted)
+	if e := &st.Pool.Eviction; e.LookedUp > 0 {
+		decides := e.Policy
+		if e.Fallback {
+			decides = "lru, after an alarm of " + e.Policy
+		}
+		fmt.Fprintf(t, "eviction\t%s; hits: %.1f %% of blocks, %.1f %% with LRU; alarms: %d\n", decides,
+			100*float64(e.Hits)/float64(e.LookedUp), 100*float64(e.ShadowLRU)/float64(e.LookedUp), e.Alarms)
+	}
 	for _, o := range st.Pool.Owners.List {
 		fmt.Fprintf(t, "\t%s of %s belong to %s, %d evicted and %d refused for it\n", settings.HumanSize(o.Bytes),
 			settings.HumanSize(o.Budget), o.Name, o.Evicted, o.Refused)

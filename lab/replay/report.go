@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/mockengine"
 )
 
@@ -74,11 +75,13 @@ type Report struct {
 	Sources         []source `json:"sources"`                     // of the blocks loaded
 	LookupsPending  uint64   `json:"lookups_pending"`
 	// Blocks that the agents' last incarnations checked end to end.
-	SamplesMatched    uint64  `json:"samples_matched"`
-	SamplesMismatched uint64  `json:"samples_mismatched"`
-	SamplesUnverified uint64  `json:"samples_unverified"`
-	WallS             float64 `json:"wall_s"`
-	Seed              uint64  `json:"seed"`
+	SamplesMatched    uint64 `json:"samples_matched"`
+	SamplesMismatched uint64 `json:"samples_mismatched"`
+	SamplesUnverified uint64 `json:"samples_unverified"`
+	// Of the eviction policies of the agents' last incarnations, in the order of the nodes.
+	Evictions []admin.EvictionStatus `json:"evictions"`
+	WallS     float64                `json:"wall_s"`
+	Seed      uint64                 `json:"seed"`
 
 	wrong, failed []string
 	stopErr       error
@@ -88,7 +91,8 @@ func (r *replay) report() Report {
 	var total mockengine.Stats
 	o := Report{Requests: r.done, FailedRequests: len(r.failed), LeasesLeft: r.leases, RegionsLeft: r.regions,
 		EnginesLeft: r.leftEngines, ImportsLeft: r.imports,
-		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources, wrong: r.wrong, failed: r.failed,
+		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources, Evictions: r.evictions,
+		wrong: r.wrong, failed: r.failed,
 		stopErr: r.stopErr}
 	for _, e := range r.engines {
 		s := e.stats()

@@ -84,6 +84,7 @@ type replay struct {
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
+	evictions                    []admin.EvictionStatus // of each node's agent
 	sample                       admin.SampleCounts
 	nodes                        []*agentProcess
 	stopErr                      error
