@@ -13,13 +13,15 @@ package evict
 // and are paid back before more is lent. The bound excludes pinned entries, pools with several
 // kinds, and blocks that are not stored again.
 //
-// The budget is for what may happen; harm is what has happened. At harmShare below LRU, what was
-// learned is mostly forgotten, and LRU decides until half of that is made up. What is then still
-// lost can make the harm greater, but nothing else can: LRU is not blamed for hits that a pool with
-// blocks on their way in and out does not have. So LRU never decides for ever.
+// The budget is for what may happen; harm is what has happened. At harmShare below LRU, but not for
+// a few blocks at the start, what was learned is mostly forgotten, and LRU decides until half of
+// the harm is made up. What is then still lost can make the harm greater, but nothing else can: the
+// policy is not charged for hits that a pool with blocks on their way in and out lacks whoever
+// decides. So LRU never decides for ever.
 const (
 	giftShare = 0.0075 // blocks given for each block looked up
 	harmShare = 0.0035 // hits fewer than LRU's per block looked up from which LRU decides
+	harmLooks = 4      // blocks looked up for each entry that harm is measured by at least
 	lent      = 8      // part of the entries that may be lost before anything is earned
 	// blocks lent at most for each block looked up: one for each hit more than LRU, up to this
 	// share
@@ -37,9 +39,9 @@ type judge struct {
 	alarms             uint64 // times that it began
 }
 
-// note counts a look-up, and reports whether harm begins. lost blocks are missing that LRU would
-// have.
-func (j *judge) note(blocks, hits, lru, lost int) (begins bool) {
+// note counts a look-up, and reports whether harm begins. Of entries, lost are missing that LRU
+// would have.
+func (j *judge) note(blocks, hits, lru, lost, entries int) (begins bool) {
 	j.lookups += uint64(blocks)
 	j.hits += uint64(hits)
 	j.lru += uint64(lru)
@@ -49,7 +51,7 @@ func (j *judge) note(blocks, hits, lru, lost int) (begins bool) {
 		deficit = j.most
 	}
 	bound := harmShare * float64(j.lookups)
-	begins = !j.harm && float64(deficit) > bound
+	begins = !j.harm && float64(deficit) > max(bound, harmShare*harmLooks*float64(entries))
 	j.harm = begins || j.harm && float64(deficit) > bound/2
 	if begins {
 		j.most = deficit + int64(lost)

@@ -122,7 +122,7 @@ func TestWhatIsAskedForCostsTrust(t *testing.T) {
 func TestLRUNeverDecidesForEver(t *testing.T) {
 	const lost = 30
 	var j judge
-	look := func() (begins bool) { return j.note(1000, 100, 105, lost) }
+	look := func() (begins bool) { return j.note(1000, 100, 105, lost, 0) }
 	n := 1
 	for ; !look(); n++ {
 		if n > 100 {
@@ -144,6 +144,19 @@ func TestLRUNeverDecidesForEver(t *testing.T) {
 	}
 	if got := float64(j.lru - j.hits); got > harmShare/2*float64(j.lookups) {
 		t.Errorf("LRU stops deciding at %g hits fewer after %d blocks looked up", got, j.lookups)
+	}
+}
+
+// TestFirstMissesAreNoHarm misses a few blocks that LRU has, of the first ones looked up.
+func TestFirstMissesAreNoHarm(t *testing.T) {
+	const entries = 10_000
+	few := int(harmShare * harmLooks * entries)
+	var j judge
+	if j.note(1000, 0, few, 0, entries) {
+		t.Errorf("an alarm at %d hits fewer than LRU's, in a pool of %d blocks", j.lru, entries)
+	}
+	if !j.note(0, 0, 1, 0, entries) {
+		t.Errorf("no alarm at %d hits fewer than LRU's, after %d blocks looked up", j.lru, j.lookups)
 	}
 }
 

@@ -170,9 +170,9 @@ func TestLRUDecidesAfterAnAlarm(t *testing.T) {
 		}
 		h.Remove([]uint32{got})
 	}
-	h.judge.note(0, 4900, 0, 0) // the harm is made up for, almost
+	h.judge.note(0, 4900, 0, 0, 0) // the harm is made up for, almost
 	if h.judge.harm {
-		h.judge.note(1_000_000, 0, 0, 0)
+		h.judge.note(1_000_000, 0, 0, 0, 0)
 	}
 	h.missBudget.blocks = 1e6
 	if got := h.Victim(100e9, 1, noneHeld{}); got == 51 {

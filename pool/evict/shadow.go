@@ -62,7 +62,7 @@ func (h *Hazard) settleLookup(u *pool.Use, k *kind, m missed, won int, again boo
 		h.trim(k, k.entries)
 		k.spare = max(0, m.blocks-won)
 	}
-	if h.judge.note(len(u.Prints), len(u.Entries), len(u.Entries)-won+m.blocks, h.lost) {
+	if h.judge.note(len(u.Prints), len(u.Entries), len(u.Entries)-won+m.blocks, h.lost, h.entries) {
 		h.tables.forget()
 	}
 	h.missBudget.note(m.unpaid, 0, h.entries)
