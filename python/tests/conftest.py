@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import reruns
 from tests.agent import LIMITS, PATIENCE_S, AgentProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+pytest_runtest_logreport = reruns.report
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    reruns.configure(config)
     config.addinivalue_line("markers", "stops: an agent that stands still is to be seen as soon as the product sees it")
 
 

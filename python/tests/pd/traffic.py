@@ -42,7 +42,7 @@ def compare(proxy: Proxy, decode: Sequence[Engine], some: list[list[int]], at_on
     expected = decode[0].complete_all(some, at_once, cache_salt=SALT)
     before = sum(one.computed() for one in decode)
     begin = time.monotonic()
-    assert proxy.complete_all(some, at_once) == expected
+    assert proxy.complete_all(some, at_once) == expected, "wrong tokens"
     took = time.monotonic() - begin
     computed = sum(one.computed() for one in decode) - before
     if computed != tails(some):
