@@ -121,6 +121,6 @@ func TestTwoRanksTwoGroups(t *testing.T) {
 func compareHalves(t *testing.T, p []byte) {
 	t.Helper()
 	if half := len(p) / 2; !bytes.Equal(p[:half], p[half:]) {
-		t.Fatal("the blocks that were loaded are not those that were saved")
+		t.Fatal("the blocks that were loaded have other bytes than were saved")
 	}
 }

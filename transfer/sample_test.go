@@ -230,7 +230,7 @@ func catchesLoad(t *testing.T, open openSampled, fault devicetest.Miscopied, int
 	}
 	for i := range uint32(4 - bad) {
 		if !bytes.Equal(r.block(10+i), r.block(i)) {
-			t.Errorf("block %d is said to have been delivered, and is another", i)
+			t.Errorf("block %d is said to have been delivered, and has other bytes", i)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func TestCUDARegionsBeginInTheirAllocation(t *testing.T) {
 	for r := range cudaipc.RegionID(3) {
 		b.copy(cudaipc.Gather, cudaipc.Run{Region: r + 1, Len: n})
 		if !bytes.Equal(b.arena[:n], pattern(uint64(r), n)) {
-			t.Fatalf("region %d: the bytes are not its own", r+1)
+			t.Fatalf("region %d: other bytes than its own", r+1)
 		}
 	}
 	if got := b.device.Info().Imports; got != 1 {

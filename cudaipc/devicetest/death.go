@@ -94,7 +94,7 @@ func testDeathWhileCopying(t *testing.T, f Fixture) {
 		part := n / len(last.Sums)
 		bad := last.Bad != nil && last.Bad[b]
 		if !bad && !bytes.Equal(f.Arena[b*part:(b+1)*part], want[b*part:(b+1)*part]) {
-			t.Fatalf("block %d is said to have arrived after the death of its process, and has not", b)
+			t.Fatalf("block %d is said to have arrived after the death of its process, and has wrong bytes", b)
 		}
 	}
 	c.close()

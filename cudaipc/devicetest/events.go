@@ -115,12 +115,12 @@ func testStaleWithoutWaiting(t *testing.T, f Fixture) {
 	Pattern(fresh, 2, 0)
 	c.copy(copy)
 	if !bytes.Equal(f.Arena[:n], old) {
-		t.Error("a copy without waiting did not read the bytes that were there")
+		t.Error("a copy without waiting read wrong bytes")
 	}
 	c.do(Op{Kind: LetGo})
 	c.until(event(0), "the event", func(s cudaipc.State) bool { return s.Fired })
 	c.copy(copy)
 	if !bytes.Equal(f.Arena[:n], fresh) {
-		t.Error("a copy after the event did not read the bytes that the kernel wrote")
+		t.Error("a copy after the event read other bytes than the kernel wrote")
 	}
 }

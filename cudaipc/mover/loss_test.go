@@ -50,7 +50,7 @@ func TestMoverKilledWhileCopying(t *testing.T) {
 	want := make([]byte, regionSize)
 	devicetest.Pattern(want, 3, 0)
 	if !bytes.Equal(m.arena[:regionSize], want) {
-		t.Error("a copy that ended well is not whole")
+		t.Error("a copy that ended well has wrong bytes")
 	}
 	m.expectLost(1, cudaipc.LostCrash)
 	m.told(2)
