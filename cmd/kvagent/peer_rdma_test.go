@@ -68,6 +68,9 @@ func TestOneSidedReadsAreNotThere(t *testing.T) {
 // The other agent stands still, and its helper with it, or only its helper is killed: the fetch
 // ends within its bound or goes on in frames, and nothing stays pinned or reserved.
 func TestOneSidedReadsFromALostAgent(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: several nodes")
+	}
 	t.Run("killed", func(t *testing.T) {
 		n := startTwoPeers(t, oneSided(t))
 		n.up()

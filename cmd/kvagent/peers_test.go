@@ -205,6 +205,9 @@ func hitOf(blocks uint32) func(ipc.LookupReply) bool {
 // The prefill engine's agent is killed, stopped or ended while it is waited for: the decode engine
 // gets what has come and waits no more, its agent keeps nothing, and kvagent status says why.
 func TestPrefillAgentIsLost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: several nodes")
+	}
 	for name, signal := range map[string]syscall.Signal{
 		"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP, "ended": syscall.SIGTERM,
 	} {

@@ -21,6 +21,9 @@ import (
 // Agents of every node die, one after the other, and the one that died is the one that is waited
 // for and started again.
 func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: several nodes")
+	}
 	for _, nodes := range []string{"2", "3"} {
 		o := replayJSON(t, "--requests", "240", "--nodes", nodes, "--kill-agent-every", "40",
 			"--kill-engine-every", "57", "--pause-agent-every", "90", "--pause-engine-every", "70",
@@ -40,6 +43,9 @@ func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
 
 // A server that the replay starts is killed and stopped, too.
 func TestReplayKillsItsServer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	server, spec := redisCommand(t)
 	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--nodes", "2", "--shared", spec, "--server", server,
 		"--tiers-within", "20s", "--pool", "24MiB", "--engine-blocks", "600", "--kill-server-every", "110",
@@ -199,6 +205,9 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 
 // A replay that comes to a halt says what it waits for, and leaves no process.
 func TestReplayNamesWhatItWaitsFor(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a replay that stands still")
+	}
 	l := startReplay(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
 	engine := l.await(t, "an engine", func(_ int, command string) bool { return strings.Contains(command, " mock ") })
 	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil {

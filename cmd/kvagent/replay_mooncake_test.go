@@ -87,6 +87,9 @@ func TestReplayTwoNodesOverMooncake(t *testing.T) {
 
 // A master that stops for a while, and then dies, costs hits and nothing else.
 func TestReplayMooncakeStops(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: stores that are stopped and killed")
+	}
 	spec, master := startMooncake(t)
 	master.Kill() // the replay starts its own
 	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
@@ -119,6 +122,9 @@ func TestMooncakeSpecs(t *testing.T) {
 // with no other way between the two: they are told to wait, from before the first block is there
 // until the last one is, and what was absent a moment ago is asked for again each time.
 func TestTransferThroughMooncake(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: several nodes")
+	}
 	spec, _ := startMooncake(t)
 	n := startTwoNodes(t, []string{"--tier", spec + "&absent-for=1h", "--tier-state", t.TempDir()},
 		[]string{"--tier", spec + "&absent-for=1h", "--tier-state", t.TempDir()})

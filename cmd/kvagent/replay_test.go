@@ -113,6 +113,9 @@ func TestReplayEvictionGains(t *testing.T) {
 
 // Everything an engine can do, at once, against the real agent.
 func TestReplayStorm(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	t.Parallel()
 	o := replayJSON(t, "--requests", "300", "--ranks", "2", "--groups", "2", "--block-bytes", "32768", "--spec", "3",
 		"--abort-rate", "0.2",
@@ -129,6 +132,9 @@ func TestReplayStorm(t *testing.T) {
 
 // Any process may die or stop at any time, and no request fails.
 func TestReplayKills(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	t.Parallel()
 	o := replayJSON(t, "--requests", "400", "--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150",
 		"--pause-agent-every", "250",
@@ -182,6 +188,9 @@ func TestReplayFindsAFlippedByte(t *testing.T) {
 
 // Many engines at one agent.
 func TestReplayManyEngines(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: many engines")
+	}
 	t.Parallel()
 	o := replayJSON(t, "--requests", "300", "--engines", "32", "--engines-per-process", "8", "--engine-blocks", "260")
 	o.clean(t)
@@ -189,6 +198,9 @@ func TestReplayManyEngines(t *testing.T) {
 
 // An engine of many ranks, of which each has a shard of its own: TP 8 x PP 4.
 func TestReplayManyRanks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: many ranks")
+	}
 	t.Parallel()
 	o := replayJSON(t, "--requests", "300", "--engines", "2", "--ranks", "32", "--block-bytes", "1KiB",
 		"--engine-blocks", "260")
@@ -302,6 +314,9 @@ func TestMockFill(t *testing.T) {
 // agent may. Not beside other replays of this package: a mover that starts again needs a processor
 // for its two seconds to be about the agent.
 func TestReplayMoverKills(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150",
 		"--kill-agent-every", "400", "--kill-mover-every", "60")
 	o.clean(t)

@@ -19,6 +19,9 @@ func (o *replayed) from(name string) uint64 {
 // A pool much smaller than the trace serves most of it from disk, every byte checked, also when
 // agent and engines are killed.
 func TestReplayOverDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a replay over four lives")
+	}
 	t.Parallel()
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=1GiB&write=save"
 	o := replayJSON(t, append(patientEngines, "--requests", "400", "--pool", "24MiB", "--engine-blocks", "600",
@@ -58,6 +61,9 @@ func (o *replayed) sharedBy(t *testing.T, store string) {
 
 // Two agents over one store: the blocks of one are hits on the other.
 func TestReplayTwoNodes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: several nodes")
+	}
 	addr := servertest.Redis(t).Addr
 	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared",
 		"redis://"+addr+"?"+patientTier)...)
@@ -70,6 +76,9 @@ func TestReplayTwoNodes(t *testing.T) {
 
 // A server that stops for a while, and then dies, costs hits and nothing else.
 func TestReplayServerStops(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	server, spec := redisCommand(t)
 	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
 		spec, "--server", server, "--tiers-within", "1m", "--pause-server-every", "210", "--pause-for", "600ms",

@@ -7,6 +7,9 @@ import (
 )
 
 func TestBenchDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a benchmark")
+	}
 	var out bytes.Buffer
 	cmd := diskCommand()
 	cmd.SetOut(&out)

@@ -7,6 +7,9 @@ import (
 )
 
 func TestBenchIndexKeepsItsBudget(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a benchmark")
+	}
 	var out bytes.Buffer
 	cmd := indexCommand()
 	cmd.SetOut(&out)

@@ -8,6 +8,9 @@ import (
 // Agent and echo are processes of their own: they end with the measurement, and it checks their
 // answers.
 func TestBenchLookup(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a benchmark")
+	}
 	for name, args := range map[string][]string{
 		"one":     {"--form", "own"},
 		"several": {"--form", "upstream", "--clients", "3"},

@@ -6,6 +6,9 @@ import (
 )
 
 func TestBenchPeer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a benchmark")
+	}
 	out, code := benchOutput(t, "bench", "peer", "--json", "--bytes", "16777216", "--rounds", "1")
 	var r peerReport
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 {

@@ -75,6 +75,9 @@ func TestPoolDoesAsTheSimulation(t *testing.T) {
 }
 
 func TestBenchPolicyOutput(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a benchmark")
+	}
 	file := policyTrace(t)
 	run := func(args ...string) (string, error) {
 		cmd := policyCommand()

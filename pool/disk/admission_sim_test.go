@@ -140,6 +140,9 @@ func (s *twoTiers) evict() {
 
 // TestAdmissionOnATrace computes the figures in docs/TIERS.md.
 func TestAdmissionOnATrace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a trace")
+	}
 	all := readTrace(t)
 	type result struct{ hits, written float64 }
 	results := map[string]result{}

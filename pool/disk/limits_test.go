@@ -155,6 +155,9 @@ func TestAdmission(t *testing.T) {
 }
 
 func TestIndexTakesAtMost64BytesABlock(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a million blocks")
+	}
 	x := newIndex()
 	defer x.close()
 	var worst float64

@@ -96,10 +96,10 @@ func stormWork(s *Store, w int, r *rand.Rand, tell func(string, int)) {
 }
 
 func TestKillStorm(t *testing.T) {
-	rounds := 20
 	if testing.Short() {
-		rounds = 8
+		t.Skip("LONG: a torture")
 	}
+	rounds := 20
 	if text := os.Getenv("KVAGENT_KILLS"); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil {

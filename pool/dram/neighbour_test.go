@@ -85,6 +85,9 @@ func numbered(ids []uint64) pool.Hashes {
 // TestNeighbourWithABudget plays the trace beside an engine that stores as much and finds nothing:
 // a budget for that one gives most of what it took back.
 func TestNeighbourWithABudget(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a trace")
+	}
 	requests, err := trace.Read(tracetest.Conversation(t), 0)
 	if err != nil {
 		t.Fatal(err)

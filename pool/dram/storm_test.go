@@ -30,15 +30,15 @@ const (
 // TestKilledInAStorm kills a process at random moments while it saves, loads, evicts and resets,
 // and opens its pool.
 func TestKilledInAStorm(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	rounds, asked := stormRounds, os.Getenv(roundsEnv) != ""
 	if text := os.Getenv(roundsEnv); text != "" {
 		var err error
 		if rounds, err = strconv.Atoi(text); err != nil {
 			t.Fatalf("%s: %v", roundsEnv, err)
 		}
-	}
-	if testing.Short() {
-		rounds = 5
 	}
 	dir, err := os.MkdirTemp("/dev/shm", "kvagent-storm-")
 	if err != nil {

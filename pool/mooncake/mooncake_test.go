@@ -143,6 +143,9 @@ func TestStore(t *testing.T) {
 }
 
 func TestFaultyStore(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a store whose processes are killed")
+	}
 	t.Parallel()
 	next := views(t)
 	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {

@@ -65,6 +65,9 @@ if mooncake:
 // TestClientMovesNothing expects a client that answers every question and moves no byte to be
 // replaced, and so the next one, after twice as long; the third one works.
 func TestClientMovesNothing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a store whose processes are killed")
+	}
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)

@@ -277,6 +277,9 @@ func TestArenaInUse(t *testing.T) {
 // TestMasterTrouble pauses, kills and restarts a master: calls end in time and nothing is wrong,
 // and the store recovers. The helper is not replaced, since it is not at fault.
 func TestMasterTrouble(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a store whose processes are killed")
+	}
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)
@@ -358,6 +361,9 @@ func (l *lamp) changed() {
 
 // TestStormOfDeaths makes many calls while helpers are killed and stopped.
 func TestStormOfDeaths(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a torture")
+	}
 	t.Parallel()
 	master, python := servertest.Mooncake(t)
 	o := options(t, master, python)

@@ -256,6 +256,9 @@ func (f *far) fetches(t *testing.T, name string, blocks int) {
 // ends by the peer's time, not by the kernel's, which is minutes, nothing stays reserved or pinned,
 // and when the link is back the blocks arrive.
 func TestFetchOverABadLink(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: several nodes")
+	}
 	f := newFar(t, 20*time.Millisecond, 0.01)
 	f.fetches(t, "first", 40)
 	for _, c := range []struct {

@@ -18,6 +18,9 @@ import (
 
 // TestCluster kills one of three nodes of a cluster: its blocks are missing, the others' are there.
 func TestCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a cluster")
+	}
 	var nodes []*servertest.Server
 	var addrs []string
 	for range 3 {
@@ -116,6 +119,9 @@ func TestTLS(t *testing.T) {
 // TestClusterFailsOver kills a master of a cluster that has a replica: the replica takes over, and
 // every block is there again.
 func TestClusterFailsOver(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a cluster")
+	}
 	var nodes []*servertest.Server
 	var addrs []string
 	for range 4 {

@@ -142,6 +142,9 @@ func TestTwoResetsAtOnce(t *testing.T) {
 // TestAfterAWeekAndALossOfMarkers checks that a node that missed many resets, of which the store
 // lost all markers, learns of the last one as soon as the store is back.
 func TestAfterAWeekAndALossOfMarkers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: a week of several nodes")
+	}
 	synctest.Test(t, func(t *testing.T) {
 		store := pooltest.NewShelf()
 		away := &moody{Store: store}

@@ -48,6 +48,9 @@ func TestClosedSpaceIsFollowedUntilItIsCollected(t *testing.T) {
 // nothing in a shared tier, where another node uses it: its blocks and the markers of its epoch
 // stay.
 func TestSpaceThatMadeRoomIsUsedByOthers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: as many spaces as a catalog has")
+	}
 	synctest.Test(t, func(t *testing.T) {
 		store := &listing{Shelf: pooltest.NewShelf()}
 		local := &listing{Shelf: pooltest.NewShelf()}

@@ -145,6 +145,9 @@ func TestUnusedGenerationsAreCollected(t *testing.T) {
 // them back, also if it loses them between two of its questions or while another node reads them. A
 // store whose marks cannot be read is not collected from.
 func TestUnusedGenerationsWithoutMarks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: months of several nodes")
+	}
 	for name, read := range map[string]func(store *listing) func() error{
 		"lost as they are read": func(store *listing) func() error {
 			first := true
@@ -190,6 +193,9 @@ func TestUnusedGenerationsWithoutMarks(t *testing.T) {
 // TestUnusedForSomeNodesAlone checks that nodes whose CollectUnused differ, and one that collects
 // nothing, respect what the others use.
 func TestUnusedForSomeNodesAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: months of several nodes")
+	}
 	for name, of := range map[string]time.Duration{"longer": 7 * 24 * time.Hour, "shorter": 10 * time.Minute,
 		"never": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -307,6 +313,9 @@ func TestUnusedGenerationIsUsedInTheMiddle(t *testing.T) {
 // one node, and that another node still has in its file with an epoch, is shared again: in either
 // order, and without either file.
 func TestUnusedGenerationComesBack(t *testing.T) {
+	if testing.Short() {
+		t.Skip("LONG: months of several nodes")
+	}
 	for name, c := range map[string]struct{ first, loses bool }{
 		"collector first": {first: true}, "the other first": {}, "the other lost its file": {loses: true},
 	} {
