@@ -1,6 +1,7 @@
-# kvagent: `make demo` shows it at work, `make check` is the fast loop, `make test` runs all tests
-# except those with vLLM and of GPU code, `make ci` everything; `make help` lists the rest. Needs Go
-# 1.26 and make; `make deps` installs or names everything else.
+# kvagent: `make demo` shows it at work, `make check` is the fast loop, `make test` the daily tests
+# of Go and Python, `make gate` those and the connector in vLLM, which every change has to pass,
+# `make ci` everything; `make help` lists the rest. Needs Go 1.26 and make; `make deps` installs or
+# names everything else.
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -22,9 +23,10 @@ BASE     ?= $(shell git merge-base HEAD origin/main 2>/dev/null || \
 
 # -vet=off: `make lint` vets everything, with more checks; go test would repeat it, also for
 # imported packages, once with -race and once without.
-GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m
-# -trimpath, as in GO_BUILD and in the linter's environment, so that all share what is compiled.
-GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS)) -trimpath
+# -trimpath, as in GO_BUILD and in the linter's environment, so that all share what is compiled, and
+# other clones too.
+GO_TEST_FLAGS ?= -race -vet=off -p 2 -timeout 15m -trimpath
+GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS))
 # A process with the race detector sleeps a second before it ends, to detect goroutines that outlive
 # main. Ours are joined, and tests end a hundred processes.
 export GORACE ?= atexit_sleep_ms=50
@@ -32,9 +34,11 @@ FUZZTIME      ?= 5000x
 TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
+# A failed test runs again, twice at most; what passes then is listed at the end.
+FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
-	dockerfile-check cuda-header-check mutants_vllm.py envs/vllm-uv envs/vllm-warm)
+	dockerfile-check cuda-header-check flaky gotest mutants_vllm.py envs/vllm-uv envs/vllm-warm)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -51,6 +55,7 @@ deps: deps-of-tests ## install what `make check` and `make test` need (packages 
 .PHONY: deps-of-tests
 deps-of-tests: packages
 	@$(STAGE) modules $(ENV) modules
+	@$(STAGE) gotestsum $(ENV) gotestsum
 	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) servers $(ENV) servers
 
@@ -76,17 +81,26 @@ check: ## format, lint of what changed, unit tests: two minutes, no download, no
 	@scripts/beside '$(MAKE) lint-changed test-python-units' '$(MAKE) test-go-units'
 
 .PHONY: test
-test: deps-of-tests build ## lint and all tests of Go (race detector) and Python, with real agents and servers; no vLLM
-	@scripts/beside '$(MAKE) lint' '$(MAKE) test-go test-python torture-short'
+test: ## lint and the daily tests of Go (race detector) and Python, with real agents and servers; no vLLM
+	@$(FLAKY) $(MAKE) test-stages
+
+.PHONY: test-stages
+test-stages: deps-of-tests build
+	@scripts/beside '$(MAKE) lint' '$(MAKE) test-go test-python test-cuda-smoke'
+
+.PHONY: gate
+gate: packages vllm-early ## what every change has to pass: `make test` and a short run of the connector in vLLM
+	@$(FLAKY) $(MAKE) test test-vllm-short
 
 .PHONY: ci
-ci: packages vllm-early test test-rest ## everything
+ci: packages vllm-early ## everything
+	@$(FLAKY) $(MAKE) test test-rest
 
 .PHONY: test-rest
-test-rest: build ## the rest of `make ci`: vLLM, the CUDA path, the chart, three nodes, fuzzing, mutants, figures
+test-rest: build # long tests, vLLM, the CUDA path, the chart, several nodes, fuzzing, mutants, figures
 	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-mixin test-softcuda test-cuda \
 			torture-cuda-short mutants-vllm' \
-		'$(MAKE) test-vllm test-vllm-oldest torture-nodes-short'
+		'$(MAKE) test-long test-vllm test-vllm-oldest torture-short torture-nodes-short'
 	@$(MAKE) test-figures
 
 # ---- Lint
@@ -121,12 +135,19 @@ trace-said:
 		'are LEFT OUT' >&2
 
 .PHONY: test-go
-test-go: trace-said ## Go tests, with the race detector; those of policies that are pure functions, without
+test-go: trace-said ## Go tests with -short and the race detector; those of policies, pure functions, without it
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test \
-		go test $(GO_TEST_FLAGS) $$(go list ./... | grep -v /pool/evict)
-	@$(STAGE) -v go-test-pure go test $(GO_TEST_PLAIN) ./pool/evict/...
+		scripts/gotest go-test "$$(go list ./... | grep -v /pool/evict | xargs)" -- -short $(GO_TEST_FLAGS)
+	@$(STAGE) -v go-test-pure scripts/gotest go-test-pure ./pool/evict/... -- -short $(GO_TEST_PLAIN)
+
+.PHONY: test-long
+test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, several nodes, benchmarks
+	@$(ENV) packages go servers
+	@$(STAGE) servers $(ENV) servers
+	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
+		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict
@@ -140,7 +161,8 @@ test-go-units: trace-said # without those that start whole agents, those that ar
 test-figures: trace-said ## Go tests that measure hits, rates and times, without the race detector; nothing else may run
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
-	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures scripts/figures
+	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-figures \
+		scripts/marked go-test-figures 'figures\(t\)' -count=1 $(GO_TEST_PLAIN) -p 1
 
 # Only builds with the tag softcuda load the software driver that KVAGENT_LIBCUDA names.
 SOFTCUDA := $(CURDIR)/build/softcuda/libcuda.so.1
@@ -168,17 +190,24 @@ cuda-header-check: ## check third_party/cuda and the copy kernel with NVIDIA's h
 	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check
 
+WITH_SOFTCUDA := env KVAGENT_LIBCUDA=$(SOFTCUDA)
+CUDA_TAGS     := -tags cuda,softcuda
+
+.PHONY: test-cuda-smoke
+test-cuda-smoke: softcuda # one walk of blocks through the CUDA path, on the software driver
+	@$(STAGE) -v test-cuda-smoke $(WITH_SOFTCUDA) \
+		scripts/gotest test-cuda-smoke ./cudaipc/cuda -- -run '^TestCUDADevice$$' $(CUDA_TAGS) $(GO_TEST_PLAIN)
+
 .PHONY: test-cuda
 test-cuda: softcuda ## the CUDA path on a software driver, mostly with the race detector
-	@$(STAGE) -v test-cuda env KVAGENT_LIBCUDA=$(SOFTCUDA) \
-		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./cudaipc/...
-	@$(STAGE) -v test-cuda-never env KVAGENT_LIBCUDA=$(SOFTCUDA) \
-		SOFTCUDA_EVENTS_ON_DEATH=never SOFTCUDA_DRIVER_VERSION=13000 \
-		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run CUDA ./cudaipc/...
-	@$(STAGE) -v test-cuda-sample env KVAGENT_LIBCUDA=$(SOFTCUDA) \
-		go test -count=1 $(GO_TEST_FLAGS) -tags cuda,softcuda -run CUDA ./transfer
-	@$(STAGE) -v test-cuda-path env KVAGENT_LIBCUDA=$(SOFTCUDA) \
-		go test -count=1 $(GO_TEST_PLAIN) -tags cuda,softcuda -run 'TestCUDA' ./cmd/kvagent
+	@$(STAGE) -v test-cuda $(WITH_SOFTCUDA) \
+		scripts/gotest test-cuda ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
+	@$(STAGE) -v test-cuda-never $(WITH_SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=never SOFTCUDA_DRIVER_VERSION=13000 \
+		scripts/gotest test-cuda-never ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
+	@$(STAGE) -v test-cuda-sample $(WITH_SOFTCUDA) \
+		scripts/gotest test-cuda-sample ./transfer -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
+	@$(STAGE) -v test-cuda-path $(WITH_SOFTCUDA) \
+		scripts/gotest test-cuda-path ./cmd/kvagent -- -count=1 -run TestCUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
 
 .PHONY: test-python
 test-python: build ## Python tests, with the real agent
@@ -196,10 +225,9 @@ VLLM_BETWEEN := 0.30.0 0.31.0 0.32.0
 WITH_VLLM    := [ "$${KVAGENT_SKIP_VLLM:-0}" = 1 ] ||
 
 .PHONY: vllm-early
-vllm-early: # starts to install the environments with vLLM while other stages run; those that need them wait
+vllm-early: # starts to install the environment with vLLM while other stages run; those that need it wait
 	@mkdir -p build/log
-	@{ $(WITH_VLLM) for name in 'vllm $(VLLM_OLDEST)' vllm-serve dynamo; do nice -n 19 $(ENV) $$name || exit; done; } \
-		>build/log/vllm-early.log 2>&1 </dev/null &
+	@{ $(WITH_VLLM) nice -n 19 $(ENV) vllm-serve; } >build/log/vllm-early.log 2>&1 </dev/null &
 
 .PHONY: test-vllm
 test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download the first time; KVAGENT_SKIP_VLLM=1)
@@ -210,6 +238,14 @@ test-vllm: build ## the vLLM connector under the locked vLLM (1 GB of download t
 	@$(WITH_VLLM) $(STAGE) -v dynamo-venv $(ENV) dynamo
 	@$(STAGE) -v test-vllm scripts/test-vllm
 
+.PHONY: test-vllm-short
+test-vllm-short: build ## the shortest run that shows the connector at work: schedulers, an engine, a vllm serve pair
+	@$(ENV) packages python
+	@$(STAGE) venv $(ENV) tools
+	@$(WITH_VLLM) $(STAGE) -v vllm-venv $(ENV) vllm
+	@$(WITH_VLLM) $(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
+	@ONLY=short $(STAGE) -v test-vllm-short scripts/test-vllm
+
 .PHONY: test-vllm-oldest
 test-vllm-oldest: build ## the same under the oldest supported vLLM; only one engine, cold and warm
 	@$(ENV) packages python
@@ -217,9 +253,9 @@ test-vllm-oldest: build ## the same under the oldest supported vLLM; only one en
 	@$(WITH_VLLM) $(STAGE) -v vllm-venv-$(VLLM_OLDEST) $(ENV) vllm $(VLLM_OLDEST)
 	@$(STAGE) -v test-vllm-$(VLLM_OLDEST) scripts/test-vllm $(VLLM_OLDEST)
 
-.PHONY: test-vllm-all
-test-vllm-all: test-vllm test-vllm-oldest ## the same under every supported vLLM
-	@for v in $(VLLM_BETWEEN); do $(STAGE) -v test-vllm-$$v scripts/test-vllm $$v || exit 1; done
+.PHONY: test-vllm-between
+test-vllm-between: build ## the same under the supported versions between the oldest and the locked one
+	@for v in $(VLLM_BETWEEN); do $(STAGE) -v test-vllm-$$v $(FLAKY) scripts/test-vllm $$v || exit 1; done
 
 .PHONY: mutants-vllm
 mutants-vllm: build ## break the connector in known ways and check that its tests fail
@@ -281,14 +317,16 @@ dockerfile-check: ## check the Dockerfile as far as possible without a container
 test-chart: build ## the Helm chart: lint, renderings, and the real agent started with each, also in pods of namespaces
 	@$(STAGE) chart-modules $(ENV) chart-modules
 	@cd deploy/charttest && ../../$(STAGE) chart-vet go vet -trimpath ./...
-	@cd deploy/charttest && ../../$(STAGE) test-chart go test -v -trimpath -vet=off -count=1 -timeout 5m ./...
+	@cd deploy/charttest && ../../$(STAGE) test-chart \
+		../../scripts/gotest test-chart ./... -- -trimpath -vet=off -count=1 -timeout 5m
 	@grep 'LEFT OUT' build/log/test-chart.log >&2 || true
 
 .PHONY: test-mixin
 test-mixin: build ## alerts, rules and dashboards: each expression against the metrics of the real agent
 	@$(STAGE) mixin-modules $(ENV) mixin-modules
 	@cd deploy/mixintest && ../../$(STAGE) mixin-vet go vet -trimpath ./...
-	@cd deploy/mixintest && ../../$(STAGE) test-mixin go test -v -trimpath -vet=off -count=1 -timeout 5m ./...
+	@cd deploy/mixintest && ../../$(STAGE) test-mixin \
+		../../scripts/gotest test-mixin ./... -- -trimpath -vet=off -count=1 -timeout 5m
 
 .PHONY: wheel
 wheel: ## dist/kvagent-*.whl, the Python client
