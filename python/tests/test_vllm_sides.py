@@ -210,9 +210,15 @@ def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
         return quiet(stream)
 
     monkeypatch.setattr(FrameStream, "quiet", count)
-    for _ in range(10 * LISTEN_STEPS):
-        engine.step((request, 0))
-    assert len(asked) == 2 * 10
+    calm = 0  # rounds in a row in which nothing was expected of the agent, such as the answer to a ping
+    for _ in range(1000):
+        asked.clear()
+        for _ in range(LISTEN_STEPS):
+            engine.step((request, 0))
+        calm = calm + 1 if len(asked) == 2 else 0  # by two sides
+        if calm == 10:
+            break
+    assert calm == 10
     agent.kill()
     for _ in range(LISTEN_STEPS):
         engine.step((request, 0))
