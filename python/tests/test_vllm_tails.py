@@ -13,7 +13,7 @@ from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.scheduler.tails import MAX_TRIES
 from tests.agent import eventually
-from tests.simulated import Clock, SimulatedEngine
+from tests.simulated import SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -282,15 +282,4 @@ def test_a_block_that_was_found_saved_in_its_turn_is_kept(
             request.num_computed_tokens = request.num_tokens
         end(engine, request)
     until_kept(engine, agent, 20)
-    assert agent.status()["blocks_stored"] == 21
-
-
-def test_it_is_kept_for_what_is_left_of_its_time(
-    engines: Callable[..., SimulatedEngine], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engines(pin_percent=10.0)
-    clock = Clock(monkeypatch)
-    end(engine, computed(engine, "a", 20, kv_transfer_params={"kvagent.pin": 1000}))
-    clock.now += 1001
-    until_kept(engine, agent, 6)  # those that were on their way at its end
     assert agent.status()["blocks_stored"] == 21
