@@ -2,14 +2,11 @@ package cudaipc
 
 import (
 	"fmt"
-	"hash/crc32"
 	"time"
 
+	"github.com/kvagent/kvagent/crc32c"
 	"github.com/kvagent/kvagent/pagefault"
 )
-
-// Castagnoli is the polynomial of all checksums.
-var Castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // MaxSampleWait is the longest Sample.Within. A mover is not killed for a sum that takes as long.
 const MaxSampleWait = 5 * time.Second
@@ -64,7 +61,7 @@ func StartSum(d Device, s *Sample) (Ticket, error) {
 // cannot be read is an error. The whole mapping is guarded: the kernel may report the start of
 // such a page, which may lie before off.
 func SumBytes(state uint32, mapping []byte, off, n int64) (sum uint32, err error) {
-	err = pagefault.Guard(mapping, nil, func() { sum = crc32.Update(state, Castagnoli, mapping[off:off+n]) })
+	err = pagefault.Guard(mapping, nil, func() { sum = crc32c.Update(state, mapping[off:off+n]) })
 	return sum, err
 }
 
@@ -111,7 +108,7 @@ func (f *Summing) sumBlock(b *SampleBlock, read ReadPeer, scratch []byte) (uint3
 			if err := read(at, part); err != nil {
 				return 0, err
 			}
-			sum = crc32.Update(sum, Castagnoli, part)
+			sum = crc32c.Update(sum, part)
 			at.Off += uint64(len(part))
 			left -= len(part)
 		}

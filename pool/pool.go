@@ -1,12 +1,13 @@
 // Package pool defines what a stored block is (its key, its space, its shards) and the interfaces
-// through which blocks are stored. It imports nothing of the module; the packages below it
-// implement storage.
+// through which blocks are stored. Of the module it imports the checksum alone; the packages below
+// it implement storage.
 package pool
 
 import (
 	"encoding/binary"
 	"errors"
-	"hash/crc32"
+
+	"github.com/kvagent/kvagent/crc32c"
 )
 
 // Limits are part of the contract: a request beyond one is refused with an error that names it.
@@ -67,8 +68,6 @@ func MakeHash(b []byte) (h Hash) {
 	return h
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 // Seed returns the CRC-32C state that a content checksum starts from. It binds the checksum to the
 // key and the length: the same bytes under another key have another sum.
 func (k *Key) Seed(length uint32) uint32 {
@@ -77,12 +76,12 @@ func (k *Key) Seed(length uint32) uint32 {
 	b[16], b[17], b[18] = k.Group, k.Shard, k.Hash.Len
 	copy(b[19:], k.Hash.Bytes[:])
 	binary.LittleEndian.PutUint32(b[19+MaxHashLen:], length)
-	return crc32.Update(0, castagnoli, b[:])
+	return crc32c.Update(0, b[:])
 }
 
 // Sum continues a content checksum over p: Sum(k.Seed(n), p) is the checksum of p stored under k,
 // and Sum(Sum(s, a), b) is Sum(s, ab).
-func Sum(state uint32, p []byte) uint32 { return crc32.Update(state, castagnoli, p) }
+func Sum(state uint32, p []byte) uint32 { return crc32c.Update(state, p) }
 
 // Hashes is a view of a chain of block hashes of equal length that lie next to each other in Blob.
 // Hash i of the view is number First+i*Step of the blob. The view does not own Blob.

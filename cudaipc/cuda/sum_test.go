@@ -3,9 +3,9 @@
 package cuda
 
 import (
-	"hash/crc32"
 	"testing"
 
+	"github.com/kvagent/kvagent/crc32c"
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
@@ -58,8 +58,8 @@ func TestCUDASumsBeginBeforeTheEnd(t *testing.T) {
 		t.Errorf("%d waits, want the one for the copies", n)
 	}
 	for i, want := range []uint32{
-		crc32.Checksum(arena[:2<<20], cudaipc.Castagnoli), 5, crc32.Update(9, cudaipc.Castagnoli, arena[2<<20:5<<20]),
-		crc32.Checksum(arena[5<<20:], cudaipc.Castagnoli),
+		crc32c.Update(0, arena[:2<<20]), 5, crc32c.Update(9, arena[2<<20:5<<20]),
+		crc32c.Update(0, arena[5<<20:]),
 	} {
 		if f.End.Sums[i] != want {
 			t.Errorf("block %d: sum %08x, want %08x", i, f.End.Sums[i], want)

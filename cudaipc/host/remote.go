@@ -2,11 +2,11 @@ package host
 
 import (
 	"fmt"
-	"hash/crc32"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/crc32c"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pagefault"
 )
@@ -94,7 +94,7 @@ func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (
 // sum goes over the arena's side of a piece, for both directions.
 func (v *piece) sum(state uint32) uint32 {
 	for i := range v.local {
-		state = crc32.Update(state, cudaipc.Castagnoli, iovecBytes(&v.local[i]))
+		state = crc32c.Update(state, iovecBytes(&v.local[i]))
 	}
 	return state
 }

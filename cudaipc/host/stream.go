@@ -1,6 +1,7 @@
 package host
 
 import (
+	"github.com/kvagent/kvagent/crc32c"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pagefault"
 )
@@ -30,7 +31,7 @@ func (s *stream) run() {
 	defer close(s.ended)
 	for f := range s.work {
 		s.copy(f)
-		storeFence()
+		crc32c.StoreFence()
 		f.Finish()
 	}
 }
@@ -70,7 +71,7 @@ func (s *stream) block(dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, su
 		}
 		var err error
 		if r.Mem != nil {
-			sum, err = s.mapped(r.Mem, dir, runs[:n], sum, sums || fastMove)
+			sum, err = s.mapped(r.Mem, dir, runs[:n], sum, sums || crc32c.CopiesFast())
 		} else {
 			sum, err = s.remote(r, dir, runs[:n], sum, sums)
 		}
@@ -95,7 +96,7 @@ func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, s
 				dst, src = there, here
 			}
 			if sums {
-				sum = move(dst, src, sum)
+				sum = crc32c.Copy(dst, src, sum)
 			} else {
 				copy(dst, src)
 			}

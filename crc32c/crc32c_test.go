@@ -1,4 +1,4 @@
-package host
+package crc32c
 
 import (
 	"bytes"
@@ -10,14 +10,12 @@ import (
 	"runtime"
 	"strconv"
 	"testing"
-
-	"github.com/kvagent/kvagent/cudaipc"
 )
 
-// TestMoveIsCopyAndCRC32C holds every form of move to copy and hash/crc32, at all alignments and
+// TestCopyIsCopyAndCRC32C holds every form of Copy to copy and hash/crc32, at all alignments and
 // odd lengths.
-func TestMoveIsCopyAndCRC32C(t *testing.T) {
-	for _, form := range moveForms() {
+func TestCopyIsCopyAndCRC32C(t *testing.T) {
+	for _, form := range forms() {
 		t.Run(form.name, func(t *testing.T) {
 			defer form.use()()
 			random := rand.NewChaCha8([32]byte{1})
@@ -28,8 +26,8 @@ func TestMoveIsCopyAndCRC32C(t *testing.T) {
 				n, from, to := r.IntN(1+r.IntN(64<<10)), r.IntN(256), r.IntN(256)
 				state := r.Uint32()
 				clear(dst)
-				sum := move(dst[to:to+n], src[from:from+n], state)
-				if want := crc32.Update(state, cudaipc.Castagnoli, src[from:from+n]); sum != want {
+				sum := Copy(dst[to:to+n], src[from:from+n], state)
+				if want := crc32.Update(state, table, src[from:from+n]); sum != want {
 					t.Fatalf("%d: %d bytes from +%d to +%d: sum %08x, hash/crc32 says %08x", i, n, from, to, sum, want)
 				}
 				if !bytes.Equal(dst[to:to+n], src[from:from+n]) {
@@ -37,6 +35,26 @@ func TestMoveIsCopyAndCRC32C(t *testing.T) {
 				}
 				if anySet(dst[:to]) || anySet(dst[to+n:]) {
 					t.Fatalf("%d: %d bytes from +%d to +%d: wrote beside the destination", i, n, from, to)
+				}
+			}
+		})
+	}
+}
+
+// TestUpdateIsCRC32C holds every form of Update to hash/crc32, at all alignments and odd lengths.
+func TestUpdateIsCRC32C(t *testing.T) {
+	for _, form := range forms() {
+		t.Run(form.name, func(t *testing.T) {
+			defer form.use()()
+			random := rand.NewChaCha8([32]byte{2})
+			p := make([]byte, 70<<10)
+			_, _ = random.Read(p)
+			for i := range 3000 {
+				r := rand.New(random)
+				n, from, state := r.IntN(1+r.IntN(64<<10)), r.IntN(256), r.Uint32()
+				sum, want := Update(state, p[from:from+n]), crc32.Update(state, table, p[from:from+n])
+				if sum != want {
+					t.Fatalf("%d: %d bytes at +%d: sum %08x, hash/crc32 says %08x", i, n, from, sum, want)
 				}
 			}
 		})
@@ -52,9 +70,9 @@ func anySet(p []byte) bool {
 	return false
 }
 
-// TestFoldConstants computes the numbers in move_amd64.s from the polynomial.
+// TestFoldConstants computes the numbers in crc32c_amd64.s from the polynomial.
 func TestFoldConstants(t *testing.T) {
-	text, err := os.ReadFile("move_amd64.s")
+	text, err := os.ReadFile("crc32c_amd64.s")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +106,7 @@ func powerMod(n int) uint32 {
 	return v
 }
 
-func BenchmarkMove(b *testing.B) {
+func BenchmarkCopy(b *testing.B) {
 	const segment, size = 32 << 10, 256 << 20
 	src, dst := make([]byte, size), make([]byte, size)
 	copy(dst, src)
@@ -103,11 +121,36 @@ func BenchmarkMove(b *testing.B) {
 		}
 	}
 	b.Run("copy", run(func(d, s []byte) { copy(d, s) }))
-	for _, form := range moveForms() {
+	for _, form := range forms() {
 		b.Run(form.name, func(b *testing.B) {
 			defer form.use()()
-			run(func(d, s []byte) { move(d, s, 0) })(b)
+			run(func(d, s []byte) { Copy(d, s, 0) })(b)
 		})
 	}
 	runtime.KeepAlive(dst)
+}
+
+// BenchmarkUpdate sums memory that no cache holds. The portable form is hash/crc32.
+func BenchmarkUpdate(b *testing.B) {
+	const segment, size = 256 << 10, 256 << 20
+	mem := make([]byte, size)
+	for i := range mem {
+		mem[i] = byte(i)
+	}
+	run := func(f func(p []byte)) func(*testing.B) {
+		return func(b *testing.B) {
+			at := 0
+			b.SetBytes(segment)
+			for b.Loop() {
+				f(mem[at : at+segment])
+				at = (at + segment) % size
+			}
+		}
+	}
+	for _, form := range forms() {
+		b.Run(form.name, func(b *testing.B) {
+			defer form.use()()
+			run(func(p []byte) { Update(0, p) })(b)
+		})
+	}
 }
