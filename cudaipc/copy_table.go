@@ -45,8 +45,7 @@ const MaxCopyRules = 64
 // DefaultCopyTable returns the table for a GPU that was not measured: few calls, no kernel.
 func DefaultCopyTable() CopyTable {
 	return CopyTable{Rules: []CopyRule{
-		{UpTo: 1 << 20, Flat: CopyBatch, Rows: CopyRect},
-		{UpTo: math.MaxUint64, Flat: CopySingle, Rows: CopyRect},
+		{UpTo: math.MaxUint64, Flat: CopyBatch, Rows: CopyRect},
 	}}
 }
 
