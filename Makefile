@@ -202,8 +202,8 @@ test-cuda-smoke: softcuda # one walk of blocks through the CUDA path, on the sof
 test-cuda: softcuda ## the CUDA path on a software driver, mostly with the race detector
 	@$(STAGE) -v test-cuda $(WITH_SOFTCUDA) \
 		scripts/gotest test-cuda ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
-	@$(STAGE) -v test-cuda-never $(WITH_SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=never SOFTCUDA_DRIVER_VERSION=13000 \
-		scripts/gotest test-cuda-never ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
+	@$(STAGE) -v test-cuda-fire $(WITH_SOFTCUDA) SOFTCUDA_EVENTS_ON_DEATH=fire SOFTCUDA_DRIVER_VERSION=13000 \
+		scripts/gotest test-cuda-fire ./cudaipc/... -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_PLAIN)
 	@$(STAGE) -v test-cuda-sample $(WITH_SOFTCUDA) \
 		scripts/gotest test-cuda-sample ./transfer -- -count=1 -run CUDA $(CUDA_TAGS) $(GO_TEST_FLAGS)
 	@$(STAGE) -v test-cuda-path $(WITH_SOFTCUDA) \

@@ -121,7 +121,7 @@ void event_fire(shared_event *e, uint64_t upto) {
 // event_on_death ends a pending event of a process that died: it fires or never does.
 static void event_on_death(shared_event *e) {
 	const char *ending = getenv("SOFTCUDA_EVENTS_ON_DEATH");
-	if (!ending || strcmp(ending, "never"))
+	if (ending && !strcmp(ending, "fire"))
 		event_fire(e, atomic_load(&e->recorded));
 	e->owner = -1;
 	atomic_store(&e->destroyed, 1);

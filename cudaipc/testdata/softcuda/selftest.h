@@ -51,5 +51,8 @@ typedef struct {
 	void (*run)(void);
 	const char *knobs[4]; // NAME=value
 } test_case;
-void pieces(void); // a case
+// Cases of selftest_pieces.c.
+void pieces(void);
+void piece_of_the_dead(void);
+void private_piece(void);
 extern const test_case alone[], together[]; // a NULL name ends each

@@ -85,3 +85,34 @@ void pieces(void) {
 	IS(0, used());
 	IS(0, live(LIVE_VMM_MAPS) + live(LIVE_VMM_HANDLES));
 }
+
+// A piece that was imported is not mapped any more when its exporter has ended.
+void piece_of_the_dead(void) {
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+	peer engine = peer_new(exports_pieces);
+	driver();
+	CUdeviceptr at;
+	CUmemGenericAllocationHandle h;
+	OK(cuMemAddressReserve(&at, PIECE, 0, 0, 0));
+	int fd = receive_fd(sockets[1]);
+	OK(cuMemImportFromShareableHandle(&h, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	close(fd);
+	for (int i = 1; i < PIECES; i++)
+		close(receive_fd(sockets[1]));
+	peer_kill(engine);
+	IS(CUDA_ERROR_NOT_SUPPORTED, cuMemMap(at, PIECE, 0, h, 0));
+	OK(cuMemRelease(h));
+	OK(cuMemAddressFree(at, PIECE));
+	IS(0, used());
+}
+
+// Memory that was made without an export flag, as vLLM's sleep mode makes it, has no descriptor.
+void private_piece(void) {
+	CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUmemGenericAllocationHandle h;
+	int fd;
+	driver();
+	OK(cuMemCreate(&h, PIECE, &prop, 0));
+	IS(CUDA_ERROR_INVALID_VALUE, cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	OK(cuMemRelease(h));
+}

@@ -11,7 +11,7 @@ static struct handle {
 	int fd, entry, refs, device; // refs: the program's, and one for each mapping
 	uint64_t uid;
 	size_t size;
-	bool released;
+	bool released, exportable, imported;
 } handles[MAX_HANDLES];
 static int handle_count;
 
@@ -92,7 +92,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *out, size_t n, const CUmemAll
 	CONTEXT(c);
 	if (!n || n % GRANULARITY || flags || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED || !device_ok(prop->location.id))
 		return CUDA_ERROR_INVALID_VALUE;
-	struct handle h = {.refs = 1, .size = n, .device = prop->location.id};
+	struct handle h = {.refs = 1, .size = n, .device = prop->location.id,
+		.exportable = prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR};
 	CUresult r = backing_create(n, h.device, &h.entry, &h.uid, &h.fd);
 	return r ? r : handle_give(out, h);
 }
@@ -117,7 +118,9 @@ CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocation
 	CUresult r = CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&mine);
 	struct handle *h = handle_of(x);
-	if (h && !flags && !offset && n == h->size && window_has(p) && p % GRANULARITY == 0 && !window_at(p)) {
+	if (h && h->imported && backing_orphaned(h->entry)) {
+		r = CUDA_ERROR_NOT_SUPPORTED; // as on an H100 with driver 580
+	} else if (h && !flags && !offset && n == h->size && window_has(p) && p % GRANULARITY == 0 && !window_at(p)) {
 		segment s = {.va = p, .size = n, .kind = PIECE, .entry = h->entry, .uid = h->uid, .device = h->device,
 			.handle = (int)x};
 		r = window_map(s, h->fd) ? CUDA_ERROR_MAP_FAILED : CUDA_SUCCESS;
@@ -174,7 +177,8 @@ CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle x,
 	CONTEXT(c);
 	pthread_mutex_lock(&mine);
 	struct handle *h = handle_of(x);
-	int fd = h && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !flags ? fcntl(h->fd, F_DUPFD_CLOEXEC, 0) : -1;
+	bool may = h && h->exportable && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && !flags;
+	int fd = may ? fcntl(h->fd, F_DUPFD_CLOEXEC, 0) : -1;
 	pthread_mutex_unlock(&mine);
 	if (fd < 0)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -211,7 +215,7 @@ static bool identify(int fd, struct handle *h) {
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *shareable,
 	CUmemAllocationHandleType type) {
 	CONTEXT(c);
-	struct handle h = {.refs = 1};
+	struct handle h = {.refs = 1, .imported = true};
 	int fd = (int)(intptr_t)shareable;
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
