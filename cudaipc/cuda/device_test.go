@@ -343,9 +343,9 @@ func TestCUDAOptionsAreChecked(t *testing.T) {
 	}
 }
 
-// TestCUDAWritesAreThere expects a wait after each write and each clearing of unpinned memory of an
-// engine, because a driver may still be working on it when the call returns. A software driver is
-// not, so the test looks at the calls.
+// TestCUDAWritesAreThere expects a wait after each write from unpinned memory (what an engine's
+// stage is too small for) and each clearing, because a driver may still be working on it when the
+// call returns. A software driver is not, so the test looks at the calls.
 func TestCUDAWritesAreThere(t *testing.T) {
 	engine, err := engine.NewCUDA(cudaipc.UUID{}, 0, 0)
 	if err != nil {

@@ -20,6 +20,7 @@ type CUDA struct {
 	gpu           driver.GPU
 	ctx           *driver.Context
 	front, copier *driver.Role // launch; copy for the CPU
+	stage         *stage       // the copier's
 	engineWords                // pinned, with the gates of the streams and the words of load events after them
 	recorded      []driver.Event
 	loads         []driver.Event // of a device
@@ -62,6 +63,9 @@ func (e *CUDA) open(events, revokes uint32) (err error) {
 		return err
 	}
 	if e.copier, err = driver.StartRole(e.ctx); err != nil {
+		return err
+	}
+	if e.copier.Do(func() { e.stage, err = openStage() }); err != nil {
 		return err
 	}
 	if e.front, err = driver.StartRole(e.ctx); err != nil {
@@ -111,6 +115,9 @@ func (e *CUDA) Close() error {
 	}
 	if e.front != nil {
 		e.front.Do(func() { errs = append(errs, e.freeAll()) })
+	}
+	if e.stage != nil {
+		e.copier.Do(func() { errs = append(errs, e.stage.close()) })
 	}
 	for _, r := range []*driver.Role{e.front, e.copier} {
 		if r != nil {

@@ -176,7 +176,13 @@ func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	var err error
-	m.engine.copier.Do(func() { err = driver.Write(m.start+driver.Addr(off), p) })
+	m.engine.copier.Do(func() {
+		if to := m.start + driver.Addr(off); len(p) <= stageBytes {
+			err = m.engine.stage.write(to, p)
+		} else {
+			err = driver.Write(to, p)
+		}
+	})
 	return len(p), err
 }
 
@@ -186,7 +192,13 @@ func (m *CUDAMemory) ReadAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	var err error
-	m.engine.copier.Do(func() { err = driver.Read(p, m.start+driver.Addr(off)) })
+	m.engine.copier.Do(func() {
+		if from := m.start + driver.Addr(off); len(p) <= stageBytes {
+			err = m.engine.stage.read(p, from)
+		} else {
+			err = driver.Read(p, from)
+		}
+	})
 	return len(p), err
 }
 
