@@ -166,9 +166,9 @@ func (d *Device) openHandle(p *peer, r *cudaipc.Region) (*cudaipc.Opened, error)
 
 // withHandleHint adds to an error of opening a memory handle what the user can set.
 func withHandleHint(err error) error {
-	hint := "the engine and this process need the same GPU, one IPC namespace and one PID namespace " +
-		"(docker: --ipc and --pid, Kubernetes: hostIPC and hostPID, or containers of one pod " +
-		"with shareProcessNamespace), one user id (--user, runAsUser), and the engine must be alive"
+	hint := "the engine and this process need the same GPU, one /dev/shm (a volume for both, or one IPC " +
+		"namespace: docker --ipc, Kubernetes hostIPC), on some drivers one PID namespace (--pid, hostPID) and one " +
+		"user id (--user, runAsUser), and the engine must be alive"
 	switch driver.CodeOf(err) {
 	case driver.InvalidValue, driver.NotSupported:
 		hint = "memory of PyTorch's expandable segments has no such handle " +
@@ -201,8 +201,9 @@ func (d *Device) openWords(p *peer, im *cudaipc.Import) error {
 		e, err := driver.OpenEvent(&handle)
 		if err != nil {
 			return fmt.Errorf("sync: event %d: %w: %w: make it with interprocess=True, on the GPU of the regions, "+
-				"and keep it as long as the session; the engine and this process need one IPC and one PID namespace, "+
-				"and one user id", i, cudaipc.ErrKind, err)
+				"and keep it as long as the session; the engine and this process need one /dev/shm (a volume for "+
+				"both, or one IPC namespace), on some drivers one PID namespace and one user id", i,
+				cudaipc.ErrKind, err)
 		}
 		p.events = append(p.events, e)
 		d.imports.Add(1)
