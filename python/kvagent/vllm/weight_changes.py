@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import logging
 import re
 import secrets
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from kvagent.vllm.options import Options
+    from kvagent.vllm.weight_samples import Samples
 
 
 PAIR = "generation"
@@ -208,10 +208,6 @@ def _private() -> str:
     return PRIVATE + secrets.token_hex(16)
 
 
-SAMPLED = 64
-"""Evenly spaced elements of each tensor; a change of fewer than one in size / 64 may be missed."""
-
-
 class Unreachable(Exception):
     """The model's weights cannot be sampled."""
 
@@ -225,6 +221,7 @@ class LiveWeights:
         Unreachable: the model is in another process.
         """
         self._core, self._executor = core, core.model_executor
+        self._samples: Samples | None = None
         self._last = self._sample()
 
     @property
@@ -250,12 +247,22 @@ class LiveWeights:
             return True
         return self._last != before
 
+    def forget(self) -> None:
+        """Drop what may keep the memory of weights that a call will replace."""
+        if self._samples is not None:
+            self._samples.forget()
+
     def _sample(self) -> bytes:
         worker = getattr(self._executor, "driver_worker", None)
         if worker is None:
             raise Unreachable("the executor has no worker in this process")
+        from kvagent.vllm.weight_samples import Samples
+
         try:
-            return sample(getattr(worker, "worker", worker).get_model())
+            model = getattr(worker, "worker", worker).get_model()
+            if self._samples is None or self._samples.model is not model:
+                self._samples = Samples(model)
+            return self._samples.take()
         except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             raise Unreachable(str(error)) from error
 
@@ -289,26 +296,6 @@ def watch(core: Any, version: str) -> tuple[list[str], LiveWeights | None]:
         return [], LiveWeights(engine)
     except Unreachable as error:
         return [f"the model is in the calling program's process but cannot be sampled: {error}"], None
-
-
-def sample(model: Any) -> bytes:
-    """Return a digest of SAMPLED elements of every parameter and buffer of a torch module, and of
-    their names.
-    """
-    import torch
-
-    digest, samples = hashlib.sha256(), []
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        if tensor.is_meta or not tensor.numel():
-            continue
-        flat = tensor.detach().reshape(-1)
-        part = flat[:: max(flat.numel() // SAMPLED, 1)]
-        samples.append((tensor.device, part.contiguous().view(torch.uint8)))
-    for device in sorted({str(device) for device, _ in samples}):
-        together = torch.cat([part for on, part in samples if str(on) == device])
-        digest.update(together.cpu().numpy().tobytes())
-    return digest.digest()
 
 
 HARMLESS = (

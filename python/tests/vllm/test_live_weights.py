@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvagent.vllm.weight_changes import LiveWeights, Unreachable, sample, under_construction
+from kvagent.vllm.weight_changes import LiveWeights, Unreachable, under_construction
+from kvagent.vllm.weight_samples import Samples
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
 
@@ -27,6 +29,7 @@ class Model(torch.nn.Module):
         self.large = torch.nn.Parameter(torch.arange(100_000, dtype=torch.float32).view(1000, 100).t())
         self.small = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
         self.empty = torch.nn.Parameter(torch.ones(0))
+        self.columns = torch.nn.Parameter(torch.ones(4, 6)[:, :3])
         self.register_buffer("mask", torch.zeros(5, dtype=torch.bool))
 
 
@@ -42,7 +45,10 @@ def core_of(model: Any, *, sleeping: bool = False) -> Any:
         lambda m: m.small.data.add_(1),
         lambda m: m.mask.logical_not_(),
         lambda m: setattr(m, "small", torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))),
-        lambda m: m.large.data[-1].mul_(2),
+        lambda m: m.large.data[:, 960:].mul_(2),
+        lambda m: m.large.data[:, :64].mul_(2),
+        lambda m: m.columns.data.add_(1),
+        lambda m: setattr(m.small, "data", torch.zeros(3, dtype=torch.bfloat16)),
     ],
 )
 def test_a_write_is_seen_once(write: Callable[[Model], Any]) -> None:
@@ -96,7 +102,36 @@ def test_the_sample_is_of_names_and_shapes_too() -> None:
     one, other = torch.nn.Module(), torch.nn.Module()
     one.register_parameter("a", torch.nn.Parameter(torch.zeros(2, 3)))
     other.register_parameter("a", torch.nn.Parameter(torch.zeros(3, 2)))
-    assert sample(one) != sample(other)
+    assert Samples(one).take() != Samples(other).take()
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls that do work on a device: on a GPU each is a launch, or a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+        if not func.is_view:
+            self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_sample_of_many_tensors_is_few_calls() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(150)))
+    samples = Samples(model)
+    before = samples.take()
+    with Calls() as calls:
+        assert samples.take() == before
+    assert len(calls.seen) <= 2, calls.seen
+    model[70].bias.data.add_(1)
+    with Calls() as calls:
+        changed = samples.take()
+    assert changed != before
+    assert len(calls.seen) <= 2, calls.seen
+    samples.forget()
+    assert samples.take() == changed
 
 
 @pytest.mark.engine

@@ -153,6 +153,8 @@ class SchedulerCalls:
         """Handle a call of vLLM's engine core that may change the weights, before it is made
         (generation.observe).
         """
+        if self._live is not None:
+            self._live.forget()
         if self._scheduler is not None:
             self._scheduler.before_weights_call(call)
 

@@ -374,6 +374,8 @@ class KVAgentTier(SecondaryTierManager):
 
     def before_weights_call(self, call: str) -> None:
         """Handle a call of vLLM's engine core that may change the weights, before it is made."""
+        if self._live is not None:
+            self._live.forget()
         if self._courier is not None and self._generations.after_call(call):
             self._move()
 
