@@ -125,15 +125,19 @@ def test_ranks_and_groups_and_hashes_of_half_a_block(
     clean(world, agent)
 
 
-def test_the_last_token_is_never_promised(worlds: Any, agent: AgentProcess) -> None:
+def test_the_last_block_is_loaded_with_others_and_never_alone(worlds: Any, agent: AgentProcess) -> None:
+    """vLLM computes the last token again."""
     world = worlds()
     world.add("cold", PROMPT[: 4 * BLOCK], 10)
     world.run()
     world.scheduler.reset_prefix_cache()
     world.add("warm", PROMPT[: 4 * BLOCK], 10)
     world.run()
-    assert world.side.counts.tokens_promised == 3 * BLOCK
-    assert world.outputs["warm"] == world.outputs["cold"]
+    assert world.side.counts.tokens_promised == 4 * BLOCK
+    world.add("own", PROMPT[: 4 * BLOCK], 10)
+    world.run()
+    assert world.side.counts.tokens_promised == 4 * BLOCK
+    assert world.outputs["own"] == world.outputs["warm"] == world.outputs["cold"]
 
 
 def test_reset_cache_forgets_what_was_stored(worlds: Any, agent: AgentProcess) -> None:

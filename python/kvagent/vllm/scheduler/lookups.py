@@ -199,7 +199,7 @@ class Promises:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
         most = self._whole(most_tokens(tracked, own)) - own
-        if lookups is None or most < self._least_of(tracked):
+        if lookups is None or most < self._least_of(tracked) or self._last_alone(tracked, own):
             return 0
         promised = tracked.promised
         if promised is None or own < promised.own or now - promised.at > ANSWER_S:
@@ -307,9 +307,7 @@ class Promises:
         return promised
 
     def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:
-        """Limit an answer to whole blocks of every group, before the last token and before any key
-        that failed.
-        """
+        """Limit an answer to whole blocks of every group, before any key that failed."""
         tokens = self._whole(min(tokens, most_tokens(tracked, own)))
         if tracked.failed:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
@@ -318,6 +316,14 @@ class Promises:
                     tokens = 0 if self._states else self._whole(i * size)  # a shorter prefix has another state
                     break
         return tokens - own if tokens - own >= self._least_of(tracked) else 0
+
+    def _last_alone(self, tracked: Tracked, own: int) -> bool:
+        """Return whether the last block is all that a request lacks.
+
+        With others it is worth its load, for a step that computes one token is a decode step, with
+        CUDA graphs; alone only if it was computed for the request.
+        """
+        return tracked.wanted is None and tracked.request.num_tokens - own <= self._align
 
     def _least_of(self, tracked: Tracked) -> int:
         """Return the fewest tokens that a request loads: any block that was computed for it."""
@@ -331,11 +337,10 @@ class Promises:
 def most_tokens(tracked: Tracked, own: int) -> int:
     """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
 
-    vLLM computes the last token again if all are loaded, but only of a prompt that was computed for
-    it elsewhere is the last block worth that. A state that has the last token must not take it
+    vLLM computes the last token again if all are loaded. A state that has it must not take it
     again.
     """
-    most: int = tracked.request.num_tokens - (tracked.wanted is None or tracked.has_states)
+    most: int = tracked.request.num_tokens - tracked.has_states
     return min(most, own + tracked.max_load_tokens)
 
 

@@ -171,6 +171,8 @@ class SchedulerSide:
         tokens = self._promises.promise(tracked, own, now)
         tracked.own = own
         tracked.sync = tokens is not None and self._sync_loads.takes(tracked, tokens, now)
+        if tracked.sync and tokens and own + tokens == request.num_tokens:
+            tokens -= self._geometry.align  # vLLM computes the last token again only after loads that it waits for
         return tokens, bool(tokens) and not tracked.sync
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
