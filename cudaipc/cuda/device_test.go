@@ -354,11 +354,11 @@ func TestCUDAWritesAreThere(t *testing.T) {
 	defer engine.Close()
 	list := filepath.Join(t.TempDir(), "calls")
 	t.Setenv("SOFTCUDA_CALLS", list) // nothing is in flight: C's environment is not for two threads
-	m, err := engine.Alloc(1, 1<<16)
+	m, err := engine.Alloc(1, 1<<17)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.WriteAt(make([]byte, 512), 0); err != nil {
+	if _, err := m.WriteAt(make([]byte, 1<<17), 0); err != nil {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(list)

@@ -5,6 +5,7 @@ package mover_test
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,7 +99,12 @@ func TestCUDAProbe(t *testing.T) {
 // others not.
 func TestCUDAProbeKnows(t *testing.T) {
 	known := cudaipc.DefaultCopyTable()
-	known.GPU, known.Rules[0].UpTo = "Software CUDA device 0", 12345
+	known.GPU = "Software CUDA device 0"
+	known.Rules = slices.Insert(known.Rules, 0, cudaipc.CopyRule{
+		UpTo: 12345,
+		Flat: cudaipc.CopySingle,
+		Rows: cudaipc.CopySingle,
+	})
 	for name, test := range map[string]struct {
 		driver, version int
 		want            cudaipc.TableSource
