@@ -65,6 +65,10 @@ class Pool:
         for block in blocks:
             block.ref_cnt -= 1
 
+    def get_cached_block(self, key: bytes, groups: Sequence[int]) -> None:  # noqa: ARG002
+        """Return that the engine's own cache has none of the blocks."""
+        return
+
     def get_num_free_blocks(self) -> int:
         return self.num_gpu_blocks
 

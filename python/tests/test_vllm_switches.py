@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -126,10 +128,48 @@ def test_clients_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == MAX_LOGGED
 
 
-def test_what_is_no_mapping_is_no_switch() -> None:
-    nothing: list[Any] = [None, [], "kvagent.save", 3]
-    for params in nothing:
-        assert state(applied(params)[0]) == PLAIN
+@pytest.mark.parametrize("given", [[], [{"kvagent.save": False}], "kvagent.save", 3, 0, "", False])
+def test_what_is_no_mapping_is_taken_from_the_request(given: Any) -> None:
+    """vLLM reads it too."""
+    counts, request = Counts(), SimpleNamespace(request_id="r", kv_transfer_params=given)
+    assert Switches(counts, transfers=True).checked(request) == {}
+    assert request.kv_transfer_params is None
+    assert counts == Counts(switches_ignored=1)
+
+
+NAMES = (
+    "kvagent", "kvagent.save", "kvagent.load", "kvagent.max_load_tokens", "kvagent.pin", "kvagent.ttl",
+    "do_remote_decode", "do_remote_prefill", "transfer_id", "remote_engine_id", "remote_request_id", "remote_host",
+    "remote_port", "remote_num_tokens", "remote_bootstrap_addr",
+)  # fmt: skip
+SCALARS = (
+    None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0", "y" * 9999,
+)  # fmt: skip
+
+
+def some_json(dice: random.Random, depth: int = 2) -> Any:
+    kind = dice.randrange(4) if depth else 0
+    if kind == 1:
+        return [some_json(dice, depth - 1) for _ in range(dice.randrange(3))]
+    if kind == 2:
+        return {dice.choice((*NAMES, "", "\ud800")): some_json(dice, depth - 1) for _ in range(dice.randrange(4))}
+    return dice.choice(SCALARS)
+
+
+def test_whatever_a_client_sends_its_request_runs(engines: Callable[..., SimulatedEngine]) -> None:
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice, engine = random.Random(seed), engines(transfers=True, pin_percent=100.0)
+    for i in range(400):
+        sane = {dice.choice(("do_remote_decode", "do_remote_prefill")): True, "transfer_id": f"t{i}", "remote_port": 8080}
+        params = sane | {name: some_json(dice, dice.randrange(3)) for name in dice.sample(NAMES, dice.randrange(5))}
+        given = some_json(dice) if dice.random() < 0.2 else params
+        request = engine.request(f"r{i}", f"p{i % 7}", 1, kv_transfer_params=given)
+        engine.scheduler.on_new_request(request)
+        engine.scheduler.matched(request, 0)
+        engine.scheduler.finished(request, normally=bool(i % 2))
+        engine.scheduler.transfer_params(request)
+        engine.step()
 
 
 def test_a_request_that_is_not_to_be_saved_is_loaded(

@@ -96,7 +96,7 @@ def _peer(params: Mapping[str, Any]) -> str:
         address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     elif "remote_bootstrap_addr" in params and isinstance(engine_id, str) and "@" in engine_id:
         address = engine_id.rpartition("@")[2]
-    return address if len(address.encode()) <= MAX_PEER_ADDRESS else ""
+    return address if address.isascii() and len(address) <= MAX_PEER_ADDRESS else ""
 
 
 def split(peer: str) -> tuple[str, int]:

@@ -176,9 +176,10 @@ class Adapted:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Return keys in place of vLLM's hashes, as many as there are by now."""
+        """Return keys in place of vLLM's hashes, as many and as long as there are by now."""
         if len(self._keys) < len(self.plain.block_hashes):
             hashes = self._unadapted.block_hashes
             hashes += self._hasher(self._unadapted)
-            self._keys += [hashlib.sha256(self._digest + one).digest() for one in hashes[len(self._keys) :]]
+            new = hashes[len(self._keys) :]
+            self._keys += [hashlib.sha256(self._digest + one).digest()[: len(one)] for one in new]
         return self._keys

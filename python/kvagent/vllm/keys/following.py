@@ -25,14 +25,14 @@ class Followed:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Return keys in place of vLLM's hashes: of the blocks whose next token is known."""
+        """Return keys as long as vLLM's hashes: of the blocks whose next token is known."""
         hashes, size, keys = self._request.block_hashes, self._hash_tokens, self._keys
         most = min(len(hashes), (self._request.num_tokens - 1) // size)
         if len(keys) < most:
             tokens = self._request.all_token_ids
             for i in range(len(keys), most):
                 following = struct.pack("<q", tokens[(i + 1) * size])
-                keys.append(hashlib.sha256(hashes[i] + following).digest())
+                keys.append(hashlib.sha256(hashes[i] + following).digest()[: len(hashes[i])])
         return keys
 
 

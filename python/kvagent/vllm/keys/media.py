@@ -103,7 +103,7 @@ class Keyed:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        """Return keys in place of vLLM's hashes, as many as there are by now."""
+        """Return keys in place of vLLM's hashes, as many and as long as there are by now."""
         hashes = self._request.block_hashes
         if len(self._request.mm_features) != len(self._items):
             return self._keys  # the content of later items is unknown
@@ -116,7 +116,7 @@ class Keyed:
                 self._taken += 1
             key = self._seen.copy()
             key.update(hashes[i])
-            self._keys.append(key.digest() if self._taken else hashes[i])
+            self._keys.append(key.digest()[: len(hashes[i])] if self._taken else hashes[i])
         return self._keys
 
     def _begin(self) -> None:

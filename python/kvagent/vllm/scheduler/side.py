@@ -332,8 +332,8 @@ class SchedulerSide:
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
         """Return what a decode engine needs to know about a request that was computed for it."""
-        params = getattr(request, "kv_transfer_params", None)
-        if not (self._options.transfers and self._may_save and params and params.get("do_remote_decode") is True):
+        params = self._switches.checked(request)
+        if not (self._options.transfers and self._may_save and params.get("do_remote_decode") is True):
             return None
         return self._transfers.params(request, self._tp_size)
 
@@ -518,7 +518,7 @@ class SchedulerSide:
             elif self._following:
                 tracked.bypass = True
             self._tracked[request.request_id] = tracked
-            if params := getattr(request, "kv_transfer_params", None):
+            if params := self._switches.checked(request):
                 self._switches.apply(tracked, params)
                 if tracked.ttl_ms and self.saves is not None:
                     self.saves.notes = True

@@ -42,10 +42,20 @@ class Switches:
         self._transfers = transfers
         self._logged: set[str] = set()
 
-    def apply(self, tracked: Tracked, params: Any) -> None:
+    def checked(self, request: Any) -> Mapping[str, Any]:
+        """Return a request's ``kv_transfer_params``, for which a client may have sent any JSON.
+
+        What is no mapping is taken from the request: vLLM reads it too.
+        """
+        params = getattr(request, "kv_transfer_params", None)
+        if params is None or isinstance(params, dict):
+            return params or {}
+        self._ignore(f"kv_transfer_params: {_shown(params)}, allowed is a mapping")
+        request.kv_transfer_params = None
+        return {}
+
+    def apply(self, tracked: Tracked, params: Mapping[str, Any]) -> None:
         """Apply the switches of a request that has arrived."""
-        if not isinstance(params, Mapping):
-            return
         delivers = self._transfers and params.get("do_remote_decode") is True
         receives = self._transfers and params.get("do_remote_prefill") is True
         for name, value in _given(params):
@@ -72,13 +82,13 @@ class Switches:
                 elif name not in NAMES:
                     raise BadSwitch(f"{_shown(name)}: no such switch; there are {', '.join(NAMES)}")
             except BadSwitch as reason:
-                self._ignore(str(reason))
+                self._ignore(f"kv_transfer_params: {PREFIX}.{reason}")
 
     def _ignore(self, reason: str) -> None:
         self._counts.switches_ignored += 1
         if reason not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(reason)
-            log.warning("kv_transfer_params: %s.%s; it is ignored", PREFIX, reason)
+            log.warning("%s; it is ignored", reason)
 
 
 NAMES = ("save", "load", "max_load_tokens", "pin", "ttl")
