@@ -65,7 +65,7 @@ class Pool:
         for block in blocks:
             block.ref_cnt -= 1
 
-    def get_cached_block(self, key: bytes, groups: Sequence[int]) -> None:  # noqa: ARG002
+    def get_cached_block(self, key: bytes, groups: Sequence[int]) -> None:
         """Return that the engine's own cache has none of the blocks."""
         return
 

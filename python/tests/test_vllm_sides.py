@@ -81,10 +81,10 @@ def test_what_one_engine_saves_another_loads(
 def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     """Several jobs save it; one load of several parts loads it and is reported once."""
     engine = engines(blocks=512, pin_percent=50.0)
-    for limited in (engine.scheduler.saves, engine.scheduler._loads):
+    for limited in (engine.scheduler.saves, engine.scheduler.loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.batch.job_blocks = engine.scheduler._loads.job_blocks = 30  # type: ignore[union-attr]
+    engine.scheduler.saves.batch.job_blocks = engine.scheduler.loads.job_blocks = 30  # type: ignore[union-attr]
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -115,7 +115,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     """
     engine = engines(blocks=256)
     engine.save("a", "p", 60, 3)
-    engine.scheduler._loads.job_blocks = 20  # type: ignore[union-attr]
+    engine.scheduler.loads.job_blocks = 20  # type: ignore[union-attr]
     request = engine.request("b", "p", 60)
     engine.admit(request, engine.matched(request))
     session = engine.worker_link.current().session  # type: ignore[union-attr]
@@ -696,7 +696,7 @@ def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}, "no fence ever came"
     if again:
         assert engine.worker_link.wait(20) is not None
-        engine.scheduler._loads._deadline_s = PATIENCE_S  # type: ignore[union-attr]
+        engine.scheduler.loads._deadline_s = PATIENCE_S  # type: ignore[union-attr]
         load(engine, "c", "p", 4, 7)
 
 

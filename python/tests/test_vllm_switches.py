@@ -143,7 +143,8 @@ NAMES = (
     "remote_port", "remote_num_tokens", "remote_bootstrap_addr",
 )  # fmt: skip
 SCALARS = (
-    None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0", "y" * 9999,
+    None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0",
+    "y" * 9999,
 )  # fmt: skip
 
 
@@ -158,10 +159,14 @@ def some_json(dice: random.Random, depth: int = 2) -> Any:
 
 def test_whatever_a_client_sends_its_request_runs(engines: Callable[..., SimulatedEngine]) -> None:
     seed = random.randrange(1 << 32)
-    print("seed", seed)
+    logging.getLogger("tests").info("seed %d", seed)
     dice, engine = random.Random(seed), engines(transfers=True, pin_percent=100.0)
     for i in range(400):
-        sane = {dice.choice(("do_remote_decode", "do_remote_prefill")): True, "transfer_id": f"t{i}", "remote_port": 8080}
+        sane = {
+            dice.choice(("do_remote_decode", "do_remote_prefill")): True,
+            "transfer_id": f"t{i}",
+            "remote_port": 8080,
+        }
         params = sane | {name: some_json(dice, dice.randrange(3)) for name in dice.sample(NAMES, dice.randrange(5))}
         given = some_json(dice) if dice.random() < 0.2 else params
         request = engine.request(f"r{i}", f"p{i % 7}", 1, kv_transfer_params=given)

@@ -82,8 +82,8 @@ def test_the_deadline_of_a_load_that_a_step_waits_for(*, waited_for: bool) -> No
     sync, link = make_sync(None), SimpleNamespace(current=lambda: None)
     side = WorkerSide(link, sync.words, per_block=True, whole_failures=True)  # type: ignore[arg-type]
     load = LoadJob(1, b"", 0, "warm", 0, 1.0, (), struct.pack("<2I", 3, 4), sync=waited_for)
-    side._jobs[1] = InflightJob(load, None, [None])
+    side.jobs[1] = InflightJob(load, None, [None])
     side._expire_loads(2.0)
-    assert side._results.received == (set() if waited_for else {"warm"})
+    assert side.pending_results.received == (set() if waited_for else {"warm"})
     assert side.counts.loads_late == int(not waited_for)
     sync.close()

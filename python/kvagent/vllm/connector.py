@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
+from kvagent.vllm.boundary import Errors, contained
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import check_options, following_tokens
@@ -29,6 +30,7 @@ from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
 from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
+from kvagent.vllm.scheduler.containment import Unloaded, of_little
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal
@@ -49,6 +51,7 @@ STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vL
 log = logging.getLogger("vllm.kvagent")
 
 
+@contained({"get_kv_connector_stats": of_little(None), "shutdown": of_little(None)})
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):
     """Save KV blocks to the node's agent and load them from it. See docs/VLLM.md."""
 
@@ -61,6 +64,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._next_stats = 0.0
         self._told_uncached = False
         self._notice: Notice | None = None
+        self.errors, self.unloaded = Errors(), Unloaded()
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
             _log_translation(transfer)
@@ -199,8 +203,9 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             side = self._scheduler
             if isinstance(side, SchedulerSide) and side.saves is not None:
                 self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
+                self._deltas.append(CounterDeltas(self.errors.counts))
             elif self._worker_deltas is not None:
-                self._deltas = [self._worker_deltas]
+                self._deltas = [self._worker_deltas, CounterDeltas(self.errors.counts, "worker_")]
         return self._deltas
 
     def _watch_weights(self) -> list[str]:

@@ -82,6 +82,7 @@ GAUGES = {
 }
 
 HELP = {
+    "errors": "Errors in the connector's scheduler part; the requests went on uncached.",
     "lookups": "Look-ups that reserve.",
     "lookups_unanswered": "Look-ups that the agent did not answer in time.",
     "lookups_late": "Answers that came after their look-up was given up.",
@@ -115,6 +116,7 @@ HELP = {
     "saves_refused": "Blocks that the agent did not store.",
     "saves_revoked": "Blocks whose save was revoked: for lack of free blocks, or because it took too long.",
     "saves_missed": "Blocks that the engine evicted before they were offered, as they waited for their turn.",
+    "worker_errors": "Errors in the connector's worker parts; the loads in flight failed.",
     "worker_saved": "Blocks stored, counted by every rank.",
     "worker_loaded": "Blocks loaded, counted by every rank.",
     "worker_loads_failed": "Failed loads, counted by every rank.",
@@ -129,7 +131,8 @@ class CounterDeltas:
         self._counts = counts
         names = [field.name for field in fields(counts)]
         self._names = [prefix + name for name in names]
-        self._values = attrgetter(*names)
+        one = attrgetter(names[0])
+        self._values = attrgetter(*names) if len(names) > 1 else lambda counts: (one(counts),)
         self._last: tuple[int, ...] = (0,) * len(names)
 
     def take(self) -> dict[str, int]:

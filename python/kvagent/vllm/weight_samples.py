@@ -68,7 +68,7 @@ class Samples:
 
 
 def _spaced(flat: torch.Tensor) -> torch.Tensor:
-    """Return a view of every so many-th element: an odd number, so that not all lie in few columns."""
+    """Return evenly spaced elements, an odd number apart, so that not all lie in few columns."""
     return flat[:: flat.numel() // SAMPLED | 1]
 
 
@@ -83,8 +83,8 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _places(modules: list[Any]) -> list[int]:
-    """Return what tells that a module has other submodules, or tensors with other memory: as long as
-    there are views of the old, no other has its address.
+    """Return what tells that a module has other submodules, or tensors with other memory. As long
+    as there are views of a memory, no other has its address.
     """
     tensors = (each for m in modules for some in (m._parameters, m._buffers) for each in some.values())
     places = [tensor.data_ptr() for tensor in tensors if tensor is not None]

@@ -68,7 +68,7 @@ class Faults:
     def _delays(self) -> bool:
         """Return whether a load may wait for what is delayed: it does so until it is given up."""
         side = self._world.side
-        return self._last == "delay" and side.counts.loads_late == self._late and bool(side._loads.busy())
+        return self._last == "delay" and side.counts.loads_late == self._late and bool(side.loads.busy())
 
     def _strike(self, moment: str) -> None:
         if self._armed is None or self._armed[1] != moment:

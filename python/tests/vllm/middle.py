@@ -27,7 +27,7 @@ def middle(alive: Alive, event: str, call: str) -> Iterator[list[str]]:
     before they are sent, for those that a step waits for. Yield a list that is empty before it.
     """
     agent, client = alive.agent, alive.side._agent.lookups._client
-    loads, sync = alive.side._loads, alive.worker._sync_loads
+    loads, sync = alive.side.loads, alive.worker._sync_loads
     assert isinstance(agent, HoldingAgent)
     before = loads._deadline_s, sync._wait_s, client.timeout_s
     if event in SILENT:

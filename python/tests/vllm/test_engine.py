@@ -155,7 +155,7 @@ def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int
     alive.fill(reference)
     steps = iter(range(1 << 30))
     client = alive.side._agent.lookups._client
-    deadline_s, alive.side._loads._deadline_s = alive.side._loads._deadline_s, 0.3
+    deadline_s, alive.side.loads._deadline_s = alive.side.loads._deadline_s, 0.3
     age_s, client.timeout_s = client.timeout_s, 0.5
     go = getattr(alive.agent, how)
     if when == "load":
@@ -171,7 +171,7 @@ def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int
         assert alive.says() == reference
     finally:
         alive.never()
-        alive.side._loads._deadline_s, client.timeout_s = deadline_s, age_s
+        alive.side.loads._deadline_s, client.timeout_s = deadline_s, age_s
         alive.agent.start() if how == "kill" else alive.agent.thaw()
     assert alive.says() == reference
     print(f"{how} in the middle of a {when}: {alive.side.counted()}")

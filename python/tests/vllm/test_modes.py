@@ -79,7 +79,7 @@ class Loads:
     def __init__(self, world: World) -> None:
         self.given: dict[str, dict[str, Any]] = {}
         self.blocks = 0
-        plan = world.side._loads.plan
+        plan = world.side.loads.plan
 
         def planned(job: int, tracked: Any, tables: Any, external: int, promise: Any) -> None:
             switches = self.given.get(tracked.request.request_id, {})
@@ -88,7 +88,7 @@ class Loads:
             self.blocks += external // BLOCK
             plan(job, tracked, tables, external, promise)
 
-        world.side._loads.plan = planned
+        world.side.loads.plan = planned
 
 
 def live(world: World, faults: Faults, loads: Loads, seed: int, name: str) -> None:

@@ -196,11 +196,11 @@ class World:
         merely late, on a busy machine.
         """
         side, lookups = self.side, self.side._agent.lookups
-        side.waits._age_s = side.waits._grace_s = side._loads._deadline_s = wait_s
+        side.waits._age_s = side.waits._grace_s = side.loads._deadline_s = wait_s
         if lookups is not None:
             lookups._age_s = lookups._client.timeout_s = wait_s
         for worker in self.workers:
-            for inflight in worker._worker._jobs.values():
+            for inflight in worker._worker.jobs.values():
                 inflight.deadline = min(inflight.deadline, time.monotonic() + wait_s)
 
     @property

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.boundary import contained
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.nodes.placement import Part, elsewhere, node
 from kvagent.vllm.nodes.rules import difference
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.revocation import WorkerRevocation
+from kvagent.vllm.scheduler.containment import CALLS, RetiredScheduler, Unloaded
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import with_resolved
 from kvagent.vllm.uncached import UncachedScheduler, warn
@@ -18,6 +21,7 @@ from kvagent.vllm.uncached import UncachedScheduler, warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.vllm.boundary import Errors
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
@@ -26,8 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvagent")
 
 
+@contained(CALLS)
 class SchedulerCalls:
-    """A part of KVAgentConnector."""
+    """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
     _scheduler: SchedulerSide | UncachedScheduler | None = None
     _revocation: WorkerRevocation | None = None
@@ -41,6 +46,40 @@ class SchedulerCalls:
     _live: LiveWeights | None = None
     """Samples of the weights, if the model is in the process of the program that uses the engine.
     """
+    errors: Errors
+    unloaded: Unloaded
+
+    def exclude(self, request_id: str, reason: str) -> None:
+        """Neither save nor load a request any more; retire after too many errors."""
+        if isinstance(self._scheduler, SchedulerSide):
+            try:
+                self._scheduler.exclude(request_id)
+            except Exception as error:  # noqa: BLE001
+                self.retire(self.errors.note("exclude", error, "The engine goes on uncached"))
+        if self.errors.too_many:
+            self.retire(reason)
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that has ended with an error."""
+        if isinstance(self._scheduler, SchedulerSide):
+            self._scheduler.drop(request_id)
+
+    def is_sync(self, request_id: str) -> bool:
+        """Return whether the step that admits a request waits for what was promised."""
+        return isinstance(self._scheduler, SchedulerSide) and self._scheduler.is_sync(request_id)
+
+    def retire(self, reason: str) -> None:
+        """Save and load nothing more, after an error."""
+        side = self._scheduler
+        if not isinstance(side, SchedulerSide):
+            return
+        self._uncached = self._uncached or reason
+        warn(reason)
+        if side.loads is not None:
+            self.unloaded.add_planned(side.loads.planned())
+        self._scheduler = RetiredScheduler(side)
+        with contextlib.suppress(Exception):
+            self._say_uncached()
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take vLLM's block tables and block pool."""
@@ -75,7 +114,7 @@ class SchedulerCalls:
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
         """Return the plan of a step."""
-        metadata = Metadata(self._side.plan(scheduler_output))
+        metadata = Metadata(self.unloaded.put(self._side.plan(scheduler_output)))
         if self._uncached and isinstance(self._side, SchedulerSide) and self._side.retired():
             self._end_scheduler()
         return metadata
@@ -83,7 +122,9 @@ class SchedulerCalls:
     def update_connector_output(self, connector_output: Any) -> None:
         """Handle the workers' reports."""
         meta = connector_output.kv_connector_worker_meta
-        if isinstance(meta, WorkerMetadata) and isinstance(self._side, SchedulerSide):
+        if isinstance(meta, WorkerMetadata) and isinstance(self._side, RetiredScheduler):
+            self._side.report(meta.report)
+        elif isinstance(meta, WorkerMetadata) and isinstance(self._side, SchedulerSide):
             report = meta.report
             self._side.report(report)
             if self._uncached:

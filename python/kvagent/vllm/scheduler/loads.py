@@ -63,6 +63,8 @@ class Loads:
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
         self._planned: list[LoadJob] = []
+        self.unsent: list[LoadJob] = []
+        """The loads that were taken last."""
         self._cancels: list[int] = []
         self._agent = agent
         self._geometry = geometry
@@ -82,7 +84,7 @@ class Loads:
 
     def take(self) -> tuple[list[LoadJob], list[int]]:
         """Return the loads to start and those to cancel in the next step."""
-        taken = self._planned, self._cancels
+        taken = self.unsent, _ = self._planned, self._cancels
         self._planned, self._cancels = [], []
         return taken
 
@@ -117,6 +119,20 @@ class Loads:
         of, elsewhere = tracked.adapters, self._agent.targets(lease) if boot else ()
         load = LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync, of, elsewhere)
         self._planned.append(load)
+
+    def withdraw(self, tracked: Tracked) -> None:
+        """Forget the loads of a request that no plan has yet."""
+        planned = {load.job for load in self._planned}
+        for job, load in list(self._inflight.items()):
+            if load.tracked is tracked and (job in planned or not tracked.load):
+                del self._inflight[job]
+                self._blocks.unpin(load.blocks, load=True)
+        self._planned = [load for load in self._planned if load.job in self._inflight]
+        tracked.load = 0
+
+    def planned(self) -> list[LoadJob]:
+        """Return the loads that workers may not have been told of."""
+        return [*self.unsent, *self._planned]
 
     def cancel(self, tracked: Tracked) -> None:
         """Cancel the load of a request that has ended; the load ends with the workers' report."""

@@ -109,7 +109,7 @@ class SchedulerSide:
         self.tables = Tables()
         self.blocks: Blocks | None = None
         self.saves: Saves | None = None
-        self._loads: Loads | None = None
+        self.loads: Loads | None = None
         self._states: States | None = None
         self._stale_requests: StaleRequests | None = None
 
@@ -123,7 +123,7 @@ class SchedulerSide:
                 watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
                 adapters=self._adapters, following=self._following,
             )  # fmt: skip
-            self._loads = Loads(
+            self.loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded,
                 self.saves.forget_keys,
             )  # fmt: skip
@@ -133,7 +133,7 @@ class SchedulerSide:
             )
             self.blocks.around_reset(self._before_reset, self._after_reset)
             if self._publication is not None:
-                self.saves.batch.tokens = self._loads.tokens = self._publication.tokens
+                self.saves.batch.tokens = self.loads.tokens = self._publication.tokens
         if self._publication is not None:
             self._publication.form.bind(manager)
         self.tables.bind(pool, manager)
@@ -185,13 +185,13 @@ class SchedulerSide:
         if tracked.admitted:  # reset_prefix_cache took its blocks between two steps
             self._lost_blocks(tracked)
         self._sync_loads.lost(tracked)
-        if external > 0 and self._loads is not None:
+        if external > 0 and self.loads is not None:
             asked = self._promises.take(tracked)
             self._check_stale(tracked, blocks.blocks)
             job = next(self._jobs)
             if tracked.sync:
                 self._sync_loads.begin(job, tracked, external)
-            self._loads.plan(job, tracked, blocks.blocks, external, asked)
+            self.loads.plan(job, tracked, blocks.blocks, external, asked)
             return
         self._promises.forget(tracked)
         self._transfers.deliver(tracked)
@@ -213,7 +213,7 @@ class SchedulerSide:
         return plan
 
     def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
-        waiting = self._waiting()
+        waiting = self.waiting()
         woken = self._publication is not None and not scheduled
         self._poll_agent(listen=waiting or woken or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
         if preempted and self._stale_requests is not None:
@@ -230,10 +230,10 @@ class SchedulerSide:
         plan = StepPlan(idle=not self._tracked or not scheduled, decoding=_decoding(output))
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
-        if self._loads is not None and self._loads.busy():
-            plan.loads, plan.cancels = self._loads.take()
+        if self.loads is not None and self.loads.busy():
+            plan.loads, plan.cancels = self.loads.take()
         plan.revokes, self._revokes = self._revokes, []
-        awaited = (waiting and self._waiting()) or self._agent.awaited()
+        awaited = (waiting and self.waiting()) or self._agent.awaited()
         self._stopped = plan.stopped = awaited and self._agent.stopped(now)
         if self.saves is not None:
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
@@ -260,7 +260,7 @@ class SchedulerSide:
             self._calm = False
             self._agent.hear(report.news)
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
-        if self.saves is None or self._loads is None:
+        if self.saves is None or self.loads is None:
             return
         now = time.monotonic()
         if report.moved:
@@ -271,9 +271,9 @@ class SchedulerSide:
         if report.outcomes:
             self._agent.reported(now)
         for job in report.late:
-            self._loads.late(job)
+            self.loads.late(job)
         for job, outcome in report.outcomes.items():
-            if not self.saves.report(job, outcome) and (tracked := self._loads.report(job, outcome, now)):
+            if not self.saves.report(job, outcome) and (tracked := self.loads.report(job, outcome, now)):
                 self._calm = False
                 self._transfers.deliver(tracked)
         for tracked, good in self._sync_loads.settle(report, self._world, now):
@@ -312,8 +312,8 @@ class SchedulerSide:
             self._stale_requests.remove(tracked)
         self._transfers.deliver(tracked)
         tokens = 0
-        if tracked.load and not complete and self._loads is not None:
-            self._loads.cancel(tracked)
+        if tracked.load and not complete and self.loads is not None:
+            self.loads.cancel(tracked)
         elif normally and self.saves is not None and self._saving(tracked):
             # The last token was not computed, and async scheduling may have an extra step in
             # flight.
@@ -398,7 +398,7 @@ class SchedulerSide:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
         left = self.saves is not None and self.saves.waits() and self._saves_now() and not self._stopped
         leases = self._agent.awaits_leases()
-        return self._waiting() or left or self._transfers.busy() or leases or self._publishes()
+        return self.waiting() or left or self._transfers.busy() or leases or self._publishes()
 
     def counted(self) -> dict[str, int]:
         """Return all counters by name."""
@@ -422,7 +422,7 @@ class SchedulerSide:
 
     def retired(self) -> bool:
         """Return whether nothing is in flight after ``retire``."""
-        busy = self._waiting() or self._revokes or self._revoking or self._transfers.busy() or self._publishes()
+        busy = self.waiting() or self._revokes or self._revoking or self._transfers.busy() or self._publishes()
         return not busy
 
     def close(self) -> None:
@@ -481,11 +481,11 @@ class SchedulerSide:
     def _offer_again(self) -> None:
         """Offer all blocks again, since a new agent may have none."""
         session = self._agent.session
-        if session is None or self.saves is None or self._loads is None:
+        if session is None or self.saves is None or self.loads is None:
             return
         self.saves.forget()
         self.saves.revocable = session.version > 1
-        self.saves.batch.job_blocks = self._loads.job_blocks = self._agent.job_blocks
+        self.saves.batch.job_blocks = self.loads.job_blocks = self._agent.job_blocks
         self._schedule.clear()
         for tracked in self._tracked.values():
             tracked.restart_saves()
@@ -493,9 +493,29 @@ class SchedulerSide:
                 self._schedule.add(tracked)
         self._transfers.again(time.monotonic())
 
-    def _waiting(self) -> bool:
+    def waiting(self) -> bool:
         """Return whether a report of the workers is outstanding."""
-        return (self.saves is not None and self.saves.busy()) or (self._loads is not None and self._loads.busy())
+        return (self.saves is not None and self.saves.busy()) or (self.loads is not None and self.loads.busy())
+
+    def exclude(self, request_id: str) -> None:
+        """Neither save nor load a request any more, after an error in a call about it."""
+        tracked = self._tracked.get(request_id)
+        if tracked is None:
+            return
+        tracked.bypass, tracked.admitted = True, False
+        self._schedule.remove(tracked)
+        self._promises.forget(tracked)
+        if self.loads is not None:
+            self.loads.withdraw(tracked)
+
+    def is_sync(self, request_id: str) -> bool:
+        """Return whether the step that admits a request waits for what was promised to it."""
+        tracked = self._tracked.get(request_id)
+        return tracked is not None and tracked.sync
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request that has ended with an error."""
+        self._tracked.pop(request_id, None)
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)
@@ -650,7 +670,7 @@ class SchedulerSide:
         return (
             not (asks or self._stopped or self._agent.pinging() or self._transfers.busy())
             and plan.generation is None
-            and not (self._loads is None or self._loads.busy())
+            and not (self.loads is None or self.loads.busy())
             and not (self._stale_requests is None or self._stale_requests.busy())
             and self.tables.live
             and not self._sync_loads.possible()

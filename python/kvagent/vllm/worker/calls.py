@@ -11,6 +11,7 @@ from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
+from kvagent.vllm.boundary import contained
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, whole_failures
 from kvagent.vllm.link import Link
@@ -23,14 +24,16 @@ from kvagent.vllm.plan import StepPlan, localized
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.adapters import LoadedAdapters, listen
+from kvagent.vllm.worker.containment import CALLS, LostWorker, abandon
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
-from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide
+from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
 from kvagent.vllm.worker.stages import calling_layers
 from kvagent.vllm.worker.sync import Sync, make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvagent.vllm.boundary import Errors
     from kvagent.vllm.cells import Cells
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.side import Results
@@ -39,8 +42,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvagent")
 
 
+@contained(CALLS)
 class WorkerCalls:
-    """A part of KVAgentConnector."""
+    """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
     _vllm_config: Any
     _config: Any
@@ -51,7 +55,7 @@ class WorkerCalls:
     _replicas: int
     _part: Part = Part()
     _cells: Cells | None
-    _worker: WorkerSide | None = None
+    _worker: WorkerSide | LostWorker | None = None
     _sync: Sync | None = None
     _memory: Memory | None = None
     _adapters: LoadedAdapters | None = None
@@ -60,6 +64,9 @@ class WorkerCalls:
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
     _worker_deltas: CounterDeltas | None = None
+    errors: Errors
+    _given_up: Results | None = None
+    """The results of jobs that were given up after an error."""
     _generation: str  # of the weights, for registrations: written by the worker's thread, read by its link's
 
     def _common(self) -> dict[str, Any]:
@@ -79,9 +86,9 @@ class WorkerCalls:
         except Unsupported as error:
             if self._options.on_unsupported == FAIL:
                 raise
-            self._refuse(str(error))
+            self.refuse(str(error))
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Join no agent, and report the reason with the next step. Jobs that the scheduler's side
         has planned until it knows fail at once.
         """
@@ -101,6 +108,32 @@ class WorkerCalls:
             self._worker.rejoin(NoLink())
         self._worker.refuse(f"rank {int(self._vllm_config.parallel_config.rank)}: {reason}")
 
+    def recover(self, reason: str) -> None:
+        """Give up what is in flight after an error, and leave the agent; join it again unless
+        there were too many.
+        """
+        worker = self._worker
+        if worker is None:
+            return
+        if isinstance(worker, LostWorker):
+            return
+        plan = _plan(self._connector_metadata)
+        self._given_up = joined(self._given_up, abandon(worker, plan))
+        try:
+            free = worker.leave()
+            if free and not self.errors.too_many:
+                worker.rejoin(self._make_link())
+                return
+        except Exception as error:  # noqa: BLE001
+            self.errors.note("leave", error, "The engine goes on uncached")
+        self._uncached = self._uncached or reason
+        log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
+        self._worker = LostWorker(worker, reason)
+
+    def _make_link(self) -> Link:
+        budget = self._options.cpu_bytes_to_use_per_rank
+        return Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget)
+
     def _register(self, kv_caches: dict[str, Any]) -> None:
         self._kv_caches = kv_caches
         caches, sync = self._share(kv_caches)
@@ -108,8 +141,7 @@ class WorkerCalls:
             self._adapters = listen(lora)
         if backends := used_backends(self._vllm_config, self._config):
             self._identity = with_resolved(self._identity, backends)
-        budget = self._options.cpu_bytes_to_use_per_rank
-        link = Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget)
+        link = self._make_link()
         self._delegate = self._delegate or self._make_delegate()
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
@@ -267,7 +299,7 @@ class WorkerCalls:
             self._sync.close()
             self._sync = None
 
-    def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
+    def _retain(self, worker: WorkerSide | LostWorker, fenced: Callable[[], bool]) -> None:
         """Retain what the agent can access of this worker: the KV caches, their exports and the
         words.
         """
@@ -291,6 +323,8 @@ class WorkerCalls:
 
     def _take_results(self) -> Results:
         results = NO_RESULTS if self._worker is None else self._worker.results()
+        if self._given_up is not None:
+            results, self._given_up = joined(self._given_up, results), None
         if results.bad_blocks:
             self._bad_blocks = self._bad_blocks | results.bad_blocks
         return results

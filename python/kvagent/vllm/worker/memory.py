@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from kvagent.cuda.driver import Driver
     from kvagent.vllm.cells import Cells
+    from kvagent.vllm.worker.containment import LostWorker
     from kvagent.vllm.worker.side import WorkerSide
 
 FIRST_REGION = 1  # region 0 holds the words
@@ -197,7 +198,7 @@ class RetainedMemory:
     """The memory of one worker, retained until ``fenced``."""
 
     owner: str
-    worker: WorkerSide
+    worker: WorkerSide | LostWorker
     """Owns the sessions, which must stay open."""
     memory: tuple[Any, ...]
     """Objects that must not be freed."""

@@ -112,6 +112,16 @@ class Results:
     bad_blocks: set[int] = field(default_factory=set)
 
 
+def joined(some: Results | None, others: Results) -> Results:
+    """Return both results as one."""
+    if some is None:
+        return others
+    return Results(
+        some.sent | others.sent, some.received | others.received, some.failed | others.failed,
+        some.bad_blocks | others.bad_blocks,
+    )  # fmt: skip
+
+
 NO_RESULTS = Results()  # shared: never modified
 
 
@@ -139,38 +149,40 @@ class WorkerSide:
         self._use_generation = use_generation
         self._serial = 0  # the generation's serial number in the scheduler
         self._link = link
-        self._words = words
+        self.words = words
         self._clock: Clock = clock or HostClock(words)
-        self._per_block = per_block
+        self.per_block = per_block
         self._whole_failures = whole_failures
         self._backoff = IdleBackoff()
         self._decode_steps = DecodeSteps()
         self._step = 0
         self._open: StepPlan | None = None
-        self._jobs: dict[int, InflightJob] = {}
+        self.jobs: dict[int, InflightJob] = {}
+        self.started: set[int] = set()
+        """The jobs of the step in progress that were sent, or have failed."""
         self._numbers: dict[
             tuple[int, int], tuple[int, int]
         ] = {}  # by attachment and the session's number: job and part
         self._sessions: list[Attachment] = []
         self._mismatch: tuple[Attachment, float] | None = None  # another agent than the scheduler's, and since when
-        self._results = Results()
+        self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
         self._sync_loads = SyncLoads(
             sync_wait_s, submit=self._submit_sync, poll=self._poll, give_up=self._give_up_sync,
-            pending=lambda jobs: [job for job in jobs if job in self._jobs],
+            pending=lambda jobs: [job for job in jobs if job in self.jobs],
             descriptors=lambda: [one.session.fileno() for one in self._sessions],
         )  # fmt: skip
         self._layers = None if stages is None else LayerLoads(stages, words)
         self._sync_open: list[LoadJob] = []  # the loads that the step in progress waits for
-        self._report = Report(workers=(_info(words, resolved),))
+        self.pending_report = Report(workers=(_info(words, resolved),))
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
         if self._open is not None:  # vLLM 0.29 and 0.30 do not end a step without tokens
             self.end(self._open)
         for job in plan.revokes:
-            if (inflight := self._jobs.get(job)) and isinstance(inflight.plan, SaveJob):
-                self._words.revoke(inflight.plan.revoke)
+            if (inflight := self.jobs.get(job)) and isinstance(inflight.plan, SaveJob):
+                self.words.revoke(inflight.plan.revoke)
 
     def begin(self, plan: StepPlan) -> None:
         """Begin a step, before its kernels are launched."""
@@ -178,7 +190,8 @@ class WorkerSide:
             self.revoke_saves(plan)  # usually a repetition, which costs nothing
         self._step = step = self._step + 1
         self._open = plan
-        self._polls = bool(self._jobs) or plan.idle or step % LISTEN_STEPS == 0
+        self.started.clear()
+        self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._backoff.step(idle=plan.idle)
         self._clock.begin(step)
         if steps := self._decode_steps.begin(plan.decoding, time.monotonic()):
@@ -186,14 +199,14 @@ class WorkerSide:
         if plan.generation is not None:
             self._move(*plan.generation)
         if self._delegate is not None:
-            self._delegate.begin(plan.orders, busy=bool(self._jobs), idle=plan.idle)
+            self._delegate.begin(plan.orders, busy=bool(self.jobs), idle=plan.idle)
         for job in plan.cancels:
-            if inflight := self._jobs.get(job):
+            if inflight := self.jobs.get(job):
                 inflight.cancel()
         if plan.released:
-            self._results.sent.update(plan.released)
+            self.pending_results.sent.update(plan.released)
         if plan.stopped:
-            for inflight in self._jobs.values():
+            for inflight in self.jobs.values():
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
@@ -206,7 +219,7 @@ class WorkerSide:
         sync = [load for load in plan.loads if load.sync]
         if sync and self._layers is None:
             took = self._sync_loads.run(sync, self._step - 1, stopped=plan.stopped)
-            self._report.waited.update(dict.fromkeys((load.job for load in sync), took))
+            self.pending_report.waited.update(dict.fromkeys((load.job for load in sync), took))
         elif sync and self._layers is not None:
             self._sync_open = sync
             self._sync_loads.begin(sync, self._step - 1, stopped=plan.stopped)
@@ -244,18 +257,18 @@ class WorkerSide:
             self._delegate.poll()
         if self._polls:
             self._poll()
-            patient = self._backoff.active and not self._report.outcomes
+            patient = self._backoff.active and not self.pending_report.outcomes
             if patient and self._backoff.wait(one.session.fileno() for one in self._sessions):
                 self._poll()
             self._expire_loads(time.monotonic())
-        if not (self._results.received or self._results.sent or self._results.bad_blocks):
+        if not (self.pending_results.received or self.pending_results.sent or self.pending_results.bad_blocks):
             return NO_RESULTS
-        results, self._results = self._results, Results()
+        results, self.pending_results = self.pending_results, Results()
         return results
 
     def report(self) -> Report | None:
         """Return what the scheduler's side has to learn since the last call, or None."""
-        report = self._report
+        report = self.pending_report
         if self._adapters is not None:
             report.adapters = self._adapters.take()
         if self._delegate is not None:
@@ -263,16 +276,16 @@ class WorkerSide:
         jobs = report.outcomes or report.late
         if not (jobs or report.workers or report.moved or report.adapters or report.unsupported or report.news):
             return None
-        self._report = Report()
+        self.pending_report = Report()
         return report
 
     def refuse(self, reason: str) -> None:
         """Report why this worker cannot be served."""
-        self._report.unsupported = reason
+        self.pending_report.unsupported = reason
 
     def busy(self) -> bool:
         """Return whether the agent has jobs of this worker."""
-        return bool(self._jobs)
+        return bool(self.jobs)
 
     def close(self) -> bool:
         """Leave. Return whether the agent has let go of the memory.
@@ -323,7 +336,7 @@ class WorkerSide:
         if serial == self._serial:
             return
         self._serial = serial
-        self._report.moved = (*self._report.moved, serial)
+        self.pending_report.moved = (*self.pending_report.moved, serial)
         if generation == self._generation:
             return
         self._generation = generation
@@ -354,17 +367,18 @@ class WorkerSide:
             return
         loads, self._sync_open = self._sync_open, []
         self._sync_loads.wait()
-        self._report.waited.update(dict.fromkeys((load.job for load in loads), self._sync_loads.waited_s))
+        self.pending_report.waited.update(dict.fromkeys((load.job for load in loads), self._sync_loads.waited_s))
         if not self._layers.end():
             for load in loads:
-                self._report.late.add(load.job)
-                self._results.bad_blocks.update(_bad(load, b"\1" * load.blocks))
+                self.pending_report.late.add(load.job)
+                self.pending_results.bad_blocks.update(bad_blocks(load, b"\1" * load.blocks))
 
     def _submit_sync(self, load: LoadJob, step: int | None) -> None:
         """Send a load that names a step; without one it fails at once."""
         if step is None:
             statuses = [lost(None, part.blocks) for part in load.parts]
             self._finish(InflightJob(load, None, list(statuses)))
+            self.started.add(load.job)
         else:
             self._submit(load, load.parts, step)
 
@@ -372,12 +386,12 @@ class WorkerSide:
         """Report a load that a step waited for as failed, from its first block on. It stays in
         flight: a deadline is no fence.
         """
-        inflight = self._jobs[job]
+        inflight = self.jobs[job]
         assert isinstance(inflight.plan, LoadJob)
         inflight.reported = True
         self.counts.loads_late += 1
-        self._report.late.add(job)
-        self._results.bad_blocks.update(_bad(inflight.plan, b"\1" * inflight.plan.blocks))
+        self.pending_report.late.add(job)
+        self.pending_results.bad_blocks.update(bad_blocks(inflight.plan, b"\1" * inflight.plan.blocks))
         inflight.cancel()
 
     def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...], step: int | None = None) -> None:
@@ -401,10 +415,11 @@ class WorkerSide:
             self._numbers[id(attachment), status] = plan.job, part
         if inflight.done:
             self._finish(inflight)
-            return
-        if isinstance(plan, LoadJob):
-            inflight.deadline = time.monotonic() + plan.deadline_s
-        self._jobs[plan.job] = inflight
+        else:
+            if isinstance(plan, LoadJob):
+                inflight.deadline = time.monotonic() + plan.deadline_s
+            self.jobs[plan.job] = inflight
+        self.started.add(plan.job)
 
     def _same_adapters(self, plan: SaveJob | LoadJob) -> bool:
         """Return whether the LoRA adapters that a job is for are those that computed its blocks, or
@@ -479,7 +494,7 @@ class WorkerSide:
     def _poll(self) -> None:
         self._attached()
         for attachment in list(self._sessions):
-            if not self._jobs and attachment.session.quiet():  # else a message is there, nearly always
+            if not self.jobs and attachment.session.quiet():  # else a message is there, nearly always
                 continue
             try:
                 for event in attachment.session.poll():
@@ -492,12 +507,12 @@ class WorkerSide:
         self._backoff.reset()
         self._sync_loads.heard()
         job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
-        inflight = self._jobs.get(job)
+        inflight = self.jobs.get(job)
         if inflight is not None:
             inflight.parts[part] = event.statuses
             if inflight.done:
-                del self._jobs[job]
                 self._finish(inflight)
+                del self.jobs[job]
 
     def _fenced(self, attachment: Attachment) -> None:
         """Handle the end of the agent's session: the agent has stopped accessing the memory."""
@@ -505,13 +520,13 @@ class WorkerSide:
         self._sync_loads.heard()
         attachment.session.close()
         self._link.lost(attachment)
-        for job, inflight in list(self._jobs.items()):
+        for job, inflight in list(self.jobs.items()):
             if inflight.attachment is attachment:
-                del self._jobs[job]
                 for number in inflight.numbers:
                     self._numbers.pop((id(attachment), number), None)
                 self._fail_rest(inflight)
                 self._finish(inflight)
+                del self.jobs[job]
 
     @staticmethod
     def _fail_rest(inflight: InflightJob) -> None:
@@ -523,9 +538,9 @@ class WorkerSide:
         plan, statuses = inflight.plan, inflight.statuses
         if isinstance(plan, LoadJob) and not self._same_adapters(plan):
             statuses = bytes([BlockStatus.FAILED]) * plan.blocks  # another adapter's than will compute the rest
-        self._report.outcomes[plan.job] = Outcome(1, statuses)
+        self.pending_report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
-            self._words.clear_revoke(plan.revoke)
+            self.words.clear_revoke(plan.revoke)
             self.counts.saved += statuses.count(_OK)
             return
         self.counts.loaded += statuses.count(_OK)
@@ -536,33 +551,33 @@ class WorkerSide:
 
     def _report_load(self, plan: LoadJob, statuses: bytes, *, cancelled: bool) -> None:
         if not plan.sync:
-            self._results.received.add(plan.request)
+            self.pending_results.received.add(plan.request)
         if cancelled or (statuses and not any(statuses)):
             return
         self.counts.loads_failed += 1
-        if self._per_block and statuses:
-            self._results.bad_blocks.update(_bad(plan, statuses))
+        if self.per_block and statuses:
+            self.pending_results.bad_blocks.update(bad_blocks(plan, statuses))
         else:
-            self._results.failed.add(plan.request)
+            self.pending_results.failed.add(plan.request)
 
     def _expire_loads(self, now: float) -> None:
         """Report loads whose deadline has passed. They stay in flight: a deadline is no fence.
 
         Not those that a step waits for: vLLM expects no end of them, and their wait is limited.
         """
-        for inflight in self._jobs.values():
+        for inflight in self.jobs.values():
             plan = inflight.plan
             if not isinstance(plan, LoadJob) or plan.sync or inflight.reported or now < inflight.deadline:
                 continue
             inflight.reported = True
             self.counts.loads_late += 1
-            self._report.late.add(plan.job)
-            self._results.received.add(plan.request)
+            self.pending_report.late.add(plan.job)
+            self.pending_results.received.add(plan.request)
             if not inflight.cancelled:
                 if self._whole_failures:
-                    self._results.failed.add(plan.request)
+                    self.pending_results.failed.add(plan.request)
                 else:  # from the request's first block on, so that it gets other blocks
-                    self._results.bad_blocks.update(_bad(plan, b"\1" * plan.blocks))
+                    self.pending_results.bad_blocks.update(bad_blocks(plan, b"\1" * plan.blocks))
             inflight.cancel()
 
 
@@ -575,6 +590,7 @@ def _info(words: SyncWords, resolved: str) -> WorkerInfo:
     )  # fmt: skip
 
 
-def _bad(plan: LoadJob, statuses: bytes) -> set[int]:
+def bad_blocks(plan: LoadJob, statuses: bytes) -> set[int]:
+    """Return the blocks of a load that did not arrive."""
     blocks = memoryview(plan.ids).cast("I")
     return {block for block, status in zip(blocks, statuses, strict=False) if status != 0}

@@ -1,0 +1,152 @@
+"""What becomes of the scheduler's part after an error in a call of vLLM's (boundary)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from kvagent.packing import Packed
+from kvagent.vllm.plan import LoadJob, StepPlan, uncached_plan
+from kvagent.vllm.uncached import UncachedScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from kvagent.vllm.plan import Report
+    from kvagent.vllm.scheduler.side import SchedulerSide
+
+
+class RetiredScheduler(UncachedScheduler):
+    """Takes the place of a SchedulerSide that failed: nothing is saved or loaded any more.
+
+    What the workers have in flight ends as it does otherwise, and its blocks stay pinned until
+    they have reported it. Then they leave the agent.
+    """
+
+    def __init__(self, side: SchedulerSide) -> None:
+        self._side = side
+        with contextlib.suppress(Exception):
+            side.close()
+
+    def plan(self, output: Any) -> StepPlan:  # noqa: ARG002
+        """Return a plan without jobs, and at the end the plan to leave the agent."""
+        return StepPlan(idle=True) if self.pending() else uncached_plan()
+
+    def report(self, report: Report) -> None:
+        """Release the blocks of jobs that are over."""
+        side = self._side
+        for job, outcome in report.outcomes.items():
+            with contextlib.suppress(Exception):
+                if side.saves is None or not side.saves.report(job, outcome):
+                    assert side.loads is not None
+                    side.loads.report(job, outcome, time.monotonic())
+
+    def pending(self) -> bool:
+        """Return whether steps are needed without requests: a report is outstanding."""
+        try:
+            return self._side.waiting()
+        except Exception:  # noqa: BLE001  the blocks stay pinned
+            return False
+
+
+class Unloaded:
+    """Loads that were promised to vLLM and that no worker was told of, which have to fail."""
+
+    def __init__(self) -> None:
+        self._jobs: list[LoadJob] = []
+        self._told = 0
+        """The last load that workers were told of; their numbers grow."""
+        self._number = 0
+
+    def add(self, request: str, blocks: Any, *, sync: bool) -> None:
+        """Add a load that was not planned."""
+        self._number -= 1  # no other job has it
+        ids = [block for group in blocks.get_block_ids() for block in group]
+        parts = (Packed(b"", len(ids)),)
+        packed = b"".join(block.to_bytes(4, "little") for block in ids)
+        self._jobs.append(LoadJob(self._number, b"", 0, request, 0, 0.0, parts, packed, sync=sync))
+
+    def add_planned(self, loads: Iterable[LoadJob]) -> None:
+        """Add those of planned loads that workers were not told of."""
+        self._jobs += [dataclasses.replace(load, boot=b"") for load in loads if load.job > self._told]
+
+    def put(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with these loads, which fail in the workers as planned for no agent."""
+        jobs, self._jobs = self._jobs, []
+        if jobs:
+            plan = dataclasses.replace(plan, loads=[*plan.loads, *jobs], uncached=False)
+        self._told = max([self._told, *(load.job for load in plan.loads)])
+        return plan
+
+
+def of_request(answer: Any) -> Callable[..., Any]:
+    """Return what to do after an error in a call about a request."""
+
+    def failed(self: Any, call: str, error: Exception, request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+        reason = self.errors.note(call, error, "The request goes on uncached")
+        self.exclude(request.request_id, reason)
+        return answer
+
+    return failed
+
+
+def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: Any, num_external_tokens: int) -> None:
+    """Handle an error when a request was admitted: vLLM waits for what was promised."""
+    sync = self.is_sync(request.request_id)
+    of_request(None)(self, call, error, request)
+    if num_external_tokens > 0:
+        self.unloaded.add(request.request_id, blocks, sync=sync)
+
+
+def of_end(self: Any, call: str, error: Exception, request: Any, *args: Any) -> Any:  # noqa: ARG001
+    """Handle an error when a request ended: vLLM frees its blocks, except for pinned ones."""
+    of_request(None)(self, call, error, request)
+    self.forget(request.request_id)
+    return False, None
+
+
+def of_all(answer: Any) -> Callable[..., Any]:
+    """Return what to do after an error in a call that the whole part depends on."""
+
+    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+        self.retire(self.errors.note(call, error, "The engine goes on uncached"))
+        return answer
+
+    return failed
+
+
+def of_plan(self: Any, call: str, error: Exception, output: Any) -> Any:
+    """Handle an error in a step's plan: the loads in it have to fail."""
+    of_all(None)(self, call, error)
+    return self.build_connector_meta(output)
+
+
+def of_output(self: Any, call: str, error: Exception, output: Any) -> None:
+    """Handle an error in the workers' report, which is not repeated."""
+    of_all(None)(self, call, error)
+    self.update_connector_output(output)
+
+
+def of_little(answer: Any) -> Callable[..., Any]:
+    """Return what to do after an error in a call that nothing depends on."""
+
+    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+        reason = self.errors.note(call, error, "The call is ignored")
+        if self.errors.too_many:
+            self.retire(reason)
+        return answer
+
+    return failed
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "bind_kv_cache_manager": of_all(None), "bind_gpu_block_pool": of_all(None),
+    "on_new_request": of_request(None), "get_num_new_matched_tokens": of_request((0, False)),
+    "update_state_after_alloc": of_admission, "build_connector_meta": of_plan,
+    "update_connector_output": of_output, "take_events": of_little(()), "request_finished": of_end,
+    "request_finished_all_groups": of_end, "has_pending_push_work": of_little(False), "reset_cache": of_all(True),
+    "before_request": of_all(None), "look_at_weights": of_all(None), "before_weights_call": of_all(None),
+    "weights_named": of_all(None),
+}  # fmt: skip

@@ -1,0 +1,157 @@
+"""What becomes of a worker's part after an error in a call of vLLM's (boundary)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from kvagent.messages import BlockStatus
+from kvagent.vllm.counters import WorkerCounts
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan
+from kvagent.vllm.worker.side import Results, bad_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvagent.vllm.worker.side import WorkerSide
+
+
+class LostWorker:
+    """Takes the place of a WorkerSide that failed again and again: each load fails.
+
+    The agent may still access the memory, so blocks of jobs in flight stay pinned.
+    """
+
+    def __init__(self, side: WorkerSide, reason: str) -> None:
+        self.counts = WorkerCounts()
+        self.started: set[int] = set()
+        self._side = side
+        self._reason = reason
+        self._results, self._report = Results(), Report()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Begin a step."""
+        self.revoke_saves(plan)
+        self._results.sent.update(plan.released)
+
+    def revoke_saves(self, plan: StepPlan) -> None:
+        """Do nothing: all saves were revoked."""
+
+    def start(self, plan: StepPlan) -> None:
+        """Fail the loads."""
+        for load in plan.loads:
+            fail(load, self._side, self._results, self._report)
+
+    def wait_layer(self, name: str) -> None:
+        """Wait for nothing."""
+
+    def end(self, plan: StepPlan) -> None:
+        """Fail the saves."""
+        for save in plan.saves:
+            self._report.outcomes[save.job] = Outcome(1, bytes([BlockStatus.FAILED]) * save.sections.blocks)
+
+    def results(self) -> Results:
+        """Return what has failed since the last call."""
+        results, self._results = self._results, Results()
+        return results
+
+    def report(self) -> Report:
+        """Return why this worker cannot be served, and what has failed since the last call."""
+        report, self._report = self._report, Report()
+        report.unsupported = self._reason
+        return report
+
+    def refuse(self, reason: str) -> None:
+        """Do nothing: it has."""
+
+    def busy(self) -> bool:
+        """Return that it has no jobs."""
+        return False
+
+    def fence(self) -> Callable[[], bool]:
+        """Return a function for use after ``leave``: the agent never lets go for sure."""
+        return lambda: False
+
+    def leave(self) -> bool:
+        """Return that the agent may still access the memory."""
+        return False
+
+    def close(self) -> bool:
+        """Return that the agent may still access the memory."""
+        return False
+
+    def rejoin(self, link: Any, clock: Any = None) -> None:
+        """Do nothing: it joins no agent."""
+
+
+def fail(load: LoadJob, side: WorkerSide, results: Results, report: Report) -> None:
+    """Report a load that was not sent as failed."""
+    report.outcomes[load.job] = Outcome(1, bytes([BlockStatus.FAILED]) * load.blocks)
+    _failed(load, side, results)
+
+
+def _failed(load: LoadJob, side: WorkerSide, results: Results) -> None:
+    if not load.sync:
+        results.received.add(load.request)
+    if side.per_block or load.sync:
+        results.bad_blocks.update(bad_blocks(load, b"\1" * load.blocks))
+    else:
+        results.failed.add(load.request)
+
+
+def abandon(side: WorkerSide, plan: StepPlan) -> Results:
+    """Give up what is in flight after an error, and return it with the results that vLLM was not
+    told.
+
+    Loads have failed from their first block on, as at their deadline; the agent may still access
+    their blocks, which stay pinned until their outcome. Saves are revoked.
+    """
+    results, side.pending_results = side.pending_results, Results()
+    for inflight in side.jobs.values():
+        job = inflight.plan
+        if isinstance(job, SaveJob):
+            with contextlib.suppress(Exception):
+                side.words.revoke(job.revoke)
+        elif not inflight.reported:
+            inflight.reported = True
+            side.pending_report.late.add(job.job)
+            _failed(job, side, results)
+    for load in plan.loads:
+        if load.job not in side.jobs and load.job not in side.started:
+            fail(load, side, results, side.pending_report)
+    return results
+
+
+def of_step(answer: Any) -> Callable[..., Any]:
+    """Return what to do after an error in a call in a step."""
+
+    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
+        self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
+        return answer
+
+    return failed
+
+
+def of_begin(self: Any, call: str, error: Exception, connector_metadata: Any) -> None:
+    """Handle an error when a step began: the loads in its plan fail."""
+    self._connector_metadata = connector_metadata
+    of_step(None)(self, call, error)
+
+
+def of_results(self: Any, call: str, error: Exception, *args: Any) -> Any:
+    """Handle an error when vLLM asked for results."""
+    of_step(None)(self, call, error)
+    return getattr(self, call)(*args)
+
+
+def of_start(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
+    """Handle an error before the first step: the worker joins no agent."""
+    self.refuse(self.errors.note(call, error, "The engine goes on uncached"))
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "register_kv_caches": of_start, "unregister_kv_caches": of_step(None), "restore_kv_caches": of_start,
+    "handle_preemptions": of_step(None), "bind_connector_metadata": of_begin, "start_load_kv": of_step(None),
+    "wait_for_layer_load": of_step(None), "wait_for_save": of_step(None), "get_finished": of_results,
+    "get_transfer_results": of_results, "build_connector_worker_meta": of_step(None),
+}  # fmt: skip
