@@ -103,23 +103,25 @@ func (o *Options) checkAddresses() error {
 	return nil
 }
 
-// client returns the client library's options: no cache, and no retries, since they would not be
-// counted.
-func (o *Options) client() rueidis.ClientOption {
+// client returns the client library's options, and the connections that a client of them opens: no
+// cache, and no retries, since they would not be counted.
+func (o *Options) client() (rueidis.ClientOption, *connections) {
+	all := &connections{
+		max: maxConnections + o.Concurrency, redirects: o.Mode == Cluster, open: map[*bounded]bool{},
+	}
 	c := rueidis.ClientOption{
-		InitAddress: o.Addresses, SelectDB: o.Database, ForceSingleClient: o.Mode == Single,
+		InitAddress: o.Addresses, SelectDB: o.Database, ForceSingleClient: o.Mode != Cluster,
 		Username: o.Username, Password: o.Password, TLSConfig: o.TLS, ClientName: "kvagent",
-		Dialer:           net.Dialer{Timeout: o.DialTimeout, KeepAlive: o.Silence},
-		ConnWriteTimeout: o.Silence,
-		DisableCache:     true,
-		DisableRetry:     true,
-		AlwaysPipelining: true,
+		DialCtxFn:          all.dial,
+		ReadBufferEachConn: 4 << 10, // besides the one of each connection
+		Dialer:             net.Dialer{Timeout: o.DialTimeout, KeepAlive: o.Silence},
+		ConnWriteTimeout:   o.Silence,
+		DisableCache:       true,
+		DisableRetry:       true,
+		AlwaysPipelining:   true,
 	}
-	if o.Mode == Sentinel {
-		c.Sentinel = rueidis.SentinelOption{
-			MasterSet: o.MasterName, Username: o.Username, Password: o.Password, TLSConfig: o.TLS,
-			ClientName: c.ClientName, Dialer: c.Dialer,
-		}
+	if o.Mode == Cluster { // of each node
+		c.WriteBufferEachConn, c.RingScaleEachConn = 32<<10, 8
 	}
-	return c
+	return c, all
 }

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -25,10 +26,11 @@ import (
 
 // Fixed times.
 const (
-	orphanTTL  = time.Hour // of chunks that no value names yet
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = 10 * time.Second
-	usageEvery = 10 * time.Second // how old Usage may be
+	orphanTTL   = time.Hour // of chunks that no value names yet
+	firstRetry  = 100 * time.Millisecond
+	lastRetry   = 10 * time.Second
+	usageEvery  = 10 * time.Second // how old Usage may be
+	masterEvery = time.Second      // between two questions to the sentinels
 )
 
 // ErrNotConnected is wrapped by errors of calls while there is no connection.
@@ -74,39 +76,66 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// run connects, and then keeps Usage and the state up to date until ctx ends.
+// run connects, and then keeps Usage and the state up to date until ctx ends. It connects again
+// when the sentinels name another master.
 func (s *Store) run(ctx context.Context) {
-	client := s.connect(ctx)
-	if client == nil {
-		return
-	}
-	tick := time.NewTicker(usageEvery)
-	defer tick.Stop()
-	for {
-		s.refresh(ctx, client)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			s.mu.Lock()
-			s.client, s.why = nil, errors.New("closed")
-			s.mu.Unlock()
-			client.Close()
+	for ctx.Err() == nil {
+		client, all, master := s.connect(ctx)
+		if client == nil {
 			return
+		}
+		why := s.serve(ctx, client, master)
+		s.mu.Lock()
+		s.client, s.why = nil, why
+		s.mu.Unlock()
+		if ctx.Err() == nil {
+			s.condition.Set(remote.Lost, why)
+		}
+		all.close()
+		client.Close()
+	}
+}
+
+// serve returns why the client is not used any more.
+func (s *Store) serve(ctx context.Context, client rueidis.Client, master string) error {
+	usage, sentinels := time.NewTicker(usageEvery), time.NewTicker(masterEvery)
+	defer usage.Stop()
+	defer sentinels.Stop()
+	s.refresh(ctx, client)
+	for {
+		select {
+		case <-usage.C:
+			s.refresh(ctx, client)
+		case <-sentinels.C:
+			if now, err := s.master(ctx); err == nil && now != master {
+				return fmt.Errorf("the master is now %s", now)
+			}
+		case <-ctx.Done():
+			return errors.New("closed")
 		}
 	}
 }
 
-// connect tries to connect, with growing pauses. The client reconnects by itself afterwards. It
-// returns nil if ctx ended.
-func (s *Store) connect(ctx context.Context) rueidis.Client {
+// connect tries to connect, with growing pauses, to the servers and with Sentinel to the master.
+// The client reconnects by itself afterwards. It returns nil if ctx ended.
+func (s *Store) connect(ctx context.Context) (client rueidis.Client, all *connections, master string) {
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
-		client, err := rueidis.NewClient(s.o.client())
+		master, err := s.master(ctx)
+		if err == nil {
+			var o rueidis.ClientOption
+			if o, all = s.o.client(); master != "" {
+				o.InitAddress = []string{master}
+			}
+			if client, err = rueidis.NewClient(o); err != nil {
+				all.close()
+			}
+		}
 		s.mu.Lock()
 		if err == nil {
 			s.client, s.why = client, nil
 			s.mu.Unlock()
 			s.condition.Set(remote.OK, nil)
-			return client
+			return client, all, master
 		}
 		s.why = err
 		s.mu.Unlock()
@@ -119,9 +148,49 @@ func (s *Store) connect(ctx context.Context) rueidis.Client {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return nil
+			return nil, nil, ""
 		}
 	}
+}
+
+// master asks the sentinels, one after the other, for the address of the master. Without Sentinel
+// it returns none. The library's own client of sentinels panics at some of their answers.
+func (s *Store) master(ctx context.Context) (addr string, err error) {
+	if s.o.Mode != Sentinel {
+		return "", nil
+	}
+	for _, sentinel := range s.o.Addresses {
+		if addr, err = s.ask(ctx, sentinel); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return addr, err
+}
+
+// ask asks one sentinel.
+func (s *Store) ask(ctx context.Context, sentinel string) (addr string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.o.Silence)
+	defer cancel()
+	o, all := s.o.client()
+	o.InitAddress, o.SelectDB = []string{sentinel}, 0
+	client, err := rueidis.NewClient(o)
+	if err != nil {
+		all.close()
+		return "", fmt.Errorf("redis: sentinel %s: %w", sentinel, err)
+	}
+	defer func() {
+		all.close()
+		client.Close()
+	}()
+	question := client.B().SentinelGetMasterAddrByName().Master(s.o.MasterName).Build()
+	named, err := client.Do(ctx, question).AsStrSlice()
+	if err == nil && len(named) != 2 {
+		err = fmt.Errorf("%d words for the address of master %s", len(named), s.o.MasterName)
+	}
+	if err != nil {
+		return "", fmt.Errorf("redis: sentinel %s: %w", sentinel, err)
+	}
+	return net.JoinHostPort(named[0], named[1]), nil
 }
 
 // enter returns the client and takes a place for a pipeline, which leave frees.

@@ -20,7 +20,11 @@ import (
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain ignores what the library starts for a cluster, which ends within 5 s of its client.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*call).DelayDo.func1"),
+		goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2"))
+}
 
 // openOn opens a store on a server, and waits until it is connected.
 func openOn(t testing.TB, o Options) *Store {

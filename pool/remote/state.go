@@ -4,10 +4,15 @@
 package remote
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/kvagent/kvagent/pool"
 )
+
+// ErrAnswer is wrapped by the error of a call whose server sent what was not asked for. Nothing
+// reads it, and the connection ends.
+var ErrAnswer = errors.New("not an answer to what was asked")
 
 // State is the state of a store as this node sees it.
 type State uint8
