@@ -99,8 +99,13 @@ func (o *Options) credentials() *credentials.Credentials {
 	if o.AccessKey != "" {
 		return credentials.NewStaticV4(o.AccessKey, o.SecretKey, o.SessionToken)
 	}
+	transport := newTransport(o)
+	transport.DisableKeepAlives = true
 	return credentials.NewChainCredentials([]credentials.Provider{
 		&credentials.EnvAWS{}, &credentials.FileAWSCredentials{},
-		&credentials.IAM{Client: &http.Client{Timeout: o.DialTimeout}},
+		&credentials.IAM{Client: &http.Client{
+			Timeout: o.DialTimeout, Transport: bounded{transport},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		}},
 	})
 }

@@ -7,8 +7,8 @@ package s3
 import (
 	"context"
 	"encoding/hex"
-	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,16 +51,14 @@ func Open(o Options) (*Store, error) {
 	s := &Store{o: o, places: make(chan struct{}, o.Concurrency), condition: remote.NewCondition(remote.OK, o.OnState)}
 	transport := o.Transport
 	if transport == nil {
-		s.transport = &http.Transport{
-			DialContext:     (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
-			TLSClientConfig: o.TLS, TLSHandshakeTimeout: o.DialTimeout, Proxy: http.ProxyFromEnvironment,
-			MaxIdleConns: o.Concurrency, MaxIdleConnsPerHost: o.Concurrency, IdleConnTimeout: time.Minute,
-			DisableCompression: true,
-			WriteBufferSize:    16 << 10, ReadBufferSize: 16 << 10,
-		}
+		s.transport = newTransport(&o)
+		s.transport.TLSClientConfig = o.TLS
+		s.transport.MaxIdleConns, s.transport.MaxIdleConnsPerHost = o.Concurrency, o.Concurrency
+		s.transport.IdleConnTimeout = time.Minute
+		s.transport.WriteBufferSize, s.transport.ReadBufferSize = 16<<10, 16<<10
 		transport = s.transport
 	}
-	core, err := o.client(transport)
+	core, err := o.client(bounded{transport})
 	if err != nil {
 		return nil, err
 	}
@@ -140,29 +138,38 @@ func (s *Store) ListSpaces(
 	for i := range spaces {
 		n := 0
 		prefix := s.o.Prefix + hex.EncodeToString(spaces[i][:])
-		options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true}
+		options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true, MaxKeys: pageKeys}
 		for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
 			if o.Err != nil {
+				s.judge(ctx, o.Err)
 				return o.Err
 			}
-			if k, err := pool.ParseKey(o.Key[len(s.o.Prefix):]); err == nil {
-				found(k, max(o.Size-pool.ValueHeader, 0))
+			if k, bytes, ok := s.block(&o); ok {
+				found(k, bytes)
 			}
-			if n++; n%lookedEvery == 0 {
-				if err := looked(lookedEvery); err != nil {
+			if n++; n%pageKeys == 0 {
+				if err := looked(pageKeys); err != nil {
 					return err
 				}
 			}
 		}
-		if err := looked(n % lookedEvery); err != nil {
+		if err := looked(n % pageKeys); err != nil {
 			return err
 		}
 	}
 	return ctx.Err()
 }
 
-// lookedEvery is how many objects are listed between two calls of looked.
-const lookedEvery = 256
+// block returns the key of an object that was listed, and the length of its data. An object of
+// another name is none of ours.
+func (s *Store) block(o *minio.ObjectInfo) (k pool.Key, bytes int64, ok bool) {
+	text, ok := strings.CutPrefix(o.Key, s.o.Prefix)
+	if !ok {
+		return k, 0, false
+	}
+	k, err := pool.ParseKey(text)
+	return k, max(o.Size, pool.ValueHeader) - pool.ValueHeader, err == nil
+}
 
 // Delete implements pool.Store.
 func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
@@ -197,13 +204,13 @@ func (s *Store) remove(ctx context.Context, k *pool.Key) error {
 func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	options := minio.ListObjectsOptions{Prefix: s.o.Prefix, Recursive: true}
+	options := minio.ListObjectsOptions{Prefix: s.o.Prefix, Recursive: true, MaxKeys: pageKeys}
 	for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
 		if o.Err != nil {
+			s.judge(ctx, o.Err)
 			return o.Err
 		}
-		k, err := pool.ParseKey(o.Key[len(s.o.Prefix):])
-		if err == nil && !found(k, max(o.Size-pool.ValueHeader, 0)) {
+		if k, bytes, ok := s.block(&o); ok && !found(k, bytes) {
 			return nil
 		}
 	}
