@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool/remote"
 )
 
 // helper is a process and the requests sent to it. It is used until it is reaped, and not started
@@ -34,9 +36,9 @@ type helper struct {
 	}
 }
 
-// startHelper starts a Python module as a helper of so many requests at once. The calling thread
-// must live as long as the process.
-func startHelper(python, module string, env []string, requests int) (*helper, error) {
+// startHelper starts a Python module as a helper of so many requests at once, which may use so many
+// bytes of memory besides what it shares. The calling thread must live as long as the process.
+func startHelper(python, module string, env []string, requests int, memory int64) (*helper, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("socketpair: %w", err)
@@ -68,7 +70,33 @@ func startHelper(python, module string, env []string, requests int) (*helper, er
 		h.exit = h.cmd.Wait()
 		close(h.reaped)
 	})
+	h.owned.Go(func() { h.bound(memory) })
 	return h, nil
+}
+
+// boundEvery is how often a helper's memory is read. Within this time it grows by a few MiB.
+const boundEvery = 10 * time.Millisecond
+
+// bound kills a helper that uses too much memory: its library takes what servers send.
+func (h *helper) bound(memory int64) {
+	tick := time.NewTicker(boundEvery)
+	defer tick.Stop()
+	name := fmt.Sprintf("/proc/%d/statm", h.cmd.Process.Pid)
+	for {
+		select {
+		case <-h.reaped:
+			return
+		case <-tick.C:
+			var size, resident, shared int64
+			text, err := os.ReadFile(name)
+			if err == nil {
+				_, err = fmt.Sscan(string(text), &size, &resident, &shared) // pages: proc(5)
+			}
+			if used := (resident - shared) * int64(os.Getpagesize()); err == nil && used > memory {
+				h.killFor(fmt.Errorf("%w: %d bytes of memory, allowed: %d", remote.ErrAnswer, used, memory))
+			}
+		}
+	}
 }
 
 // handshake passes the memory to the helper and waits until its client has connected.

@@ -27,6 +27,10 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
+// helperSlack is what a helper may use besides its segment, its local buffer and what Python takes
+// with the client, bytes. A helper that uses more is killed.
+const helperSlack = 64 << 20
+
 // Fixed times.
 const (
 	firstRetry  = 100 * time.Millisecond // first pause before a helper is restarted; doubles each time
@@ -42,6 +46,7 @@ var ErrNotConnected = errors.New("not connected")
 // Store implements pool.Store. All methods may run concurrently; after Close they fail.
 type Store struct {
 	o         Options
+	memory    int64 // bytes that a helper may use
 	bounce    Memory
 	values    chan int // numbers of the free shares of the bounce memory
 	questions chan int // free places for questions and deletes
@@ -67,7 +72,8 @@ func Open(o Options) (*Store, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	if err := checkPython(&o); err != nil {
+	memory, err := checkPython(&o)
+	if err != nil {
 		return nil, err
 	}
 	bounce, err := newMemory(o.Bounce)
@@ -77,6 +83,7 @@ func Open(o Options) (*Store, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Store{
 		o: o, bounce: bounce, cancel: cancel, why: errors.New("connecting"),
+		memory: memory + o.Segment + o.LocalBuffer + helperSlack,
 		values: numbers(o.Concurrency), questions: numbers(o.Concurrency),
 		transfers: newTransfers(o.FailingFor),
 		condition: remote.NewCondition(remote.Lost, o.OnState),
@@ -148,7 +155,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 		return err
 	}
 	s.count.starts.Add(1)
-	h, err := startHelper(s.o.Python, module, s.o.environment(), 2*s.o.Concurrency)
+	h, err := startHelper(s.o.Python, module, s.o.environment(), 2*s.o.Concurrency, s.memory)
 	if err != nil {
 		return err
 	}

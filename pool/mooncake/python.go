@@ -8,16 +8,18 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // module is the helper's module in the Python package kvagent.
 const module = "kvagent.mooncake"
 
-// checkPython returns an error that names what is to be installed, if anything is.
-func checkPython(o *Options) error {
+// checkPython returns an error that names what is to be installed, if anything is, or the memory
+// that Python takes with the client, in bytes.
+func checkPython(o *Options) (memory int64, err error) {
 	path, err := exec.LookPath(o.Python)
 	if err != nil {
-		return fmt.Errorf("mooncake: Python is %q, which is not installed: install Python 3.10 or newer, "+
+		return 0, fmt.Errorf("mooncake: Python is %q, which is not installed: install Python 3.10 or newer, "+
 			"then pip install kvagent mooncake-transfer-engine: %w", o.Python, err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), checkWithin)
@@ -26,13 +28,14 @@ func checkPython(o *Options) error {
 	cmd.Env = o.environment()
 	out, err := cmd.CombinedOutput()
 	if err == nil {
-		return nil
+		usage, _ := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+		return usage.Maxrss << 10, nil
 	}
 	text := lastLine(out)
 	if strings.Contains(text, "kvagent") && !strings.HasPrefix(text, module) {
 		text += ": pip install kvagent mooncake-transfer-engine"
 	}
-	return fmt.Errorf("mooncake: Python at %s: %w: %s", path, err, text)
+	return 0, fmt.Errorf("mooncake: Python at %s: %w: %s", path, err, text)
 }
 
 func lastLine(out []byte) string {

@@ -13,6 +13,9 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
+// readsMemory is what a helper of Reads may use besides the arena, bytes.
+const readsMemory = 1 << 30
+
 // readsModule is the module of Reads' helper in the Python package kvagent.
 const readsModule = "kvagent.mooncake_reads"
 
@@ -175,7 +178,7 @@ func (r *Reads) supervise(ctx context.Context) {
 // runHelper runs one helper from its start until it is reaped. It returns whether it was ever
 // ready, and why it ended.
 func (r *Reads) runHelper(ctx context.Context) (ready bool, err error) {
-	h, err := startHelper(r.o.Python, readsModule, r.o.environment(), r.o.Concurrency)
+	h, err := startHelper(r.o.Python, readsModule, r.o.environment(), r.o.Concurrency, readsMemory)
 	if err != nil {
 		return false, err
 	}
