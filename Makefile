@@ -263,8 +263,10 @@ mutants-vllm: build ## break the connector in known ways and check that its test
 	@$(STAGE) -v mutants-vllm-$(VLLM_OLDEST) scripts/mutants vllm $(VLLM_OLDEST)
 
 .PHONY: fuzz
-fuzz: ## every Fuzz target FUZZTIME (default 5000x: times) each
-	@$(STAGE) -v fuzz scripts/fuzz $(FUZZTIME)
+fuzz: ## every Fuzz target FUZZTIME (default 5000x: times; 500x with servers) each
+	@$(ENV) packages go servers
+	@$(STAGE) servers $(ENV) servers
+	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v fuzz scripts/fuzz $(FUZZTIME)
 
 .PHONY: torture-short
 torture-short: build
