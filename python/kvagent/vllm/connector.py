@@ -15,7 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary import Errors, contained
+from kvagent.vllm.boundary.errors import Errors, contained
+from kvagent.vllm.boundary.scheduler import Unloaded, of_little
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import check_options, following_tokens
@@ -30,7 +31,6 @@ from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
 from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, translation
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
-from kvagent.vllm.scheduler.containment import Unloaded, of_little
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.boundary import contained
+from kvagent.vllm.boundary.errors import contained
+from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.nodes.placement import Part, elsewhere, node
 from kvagent.vllm.nodes.rules import difference
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.revocation import WorkerRevocation
-from kvagent.vllm.scheduler.containment import CALLS, RetiredScheduler, Unloaded
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import with_resolved
 from kvagent.vllm.uncached import UncachedScheduler, warn
@@ -21,7 +20,7 @@ from kvagent.vllm.uncached import UncachedScheduler, warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.boundary import Errors
+    from kvagent.vllm.boundary.errors import Errors
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
@@ -48,38 +47,6 @@ class SchedulerCalls:
     """
     errors: Errors
     unloaded: Unloaded
-
-    def exclude(self, request_id: str, reason: str) -> None:
-        """Neither save nor load a request any more; retire after too many errors."""
-        if isinstance(self._scheduler, SchedulerSide):
-            try:
-                self._scheduler.exclude(request_id)
-            except Exception as error:  # noqa: BLE001
-                self.retire(self.errors.note("exclude", error, "The engine goes on uncached"))
-        if self.errors.too_many:
-            self.retire(reason)
-
-    def forget(self, request_id: str) -> None:
-        """Forget a request that has ended with an error."""
-        if isinstance(self._scheduler, SchedulerSide):
-            self._scheduler.drop(request_id)
-
-    def is_sync(self, request_id: str) -> bool:
-        """Return whether the step that admits a request waits for what was promised."""
-        return isinstance(self._scheduler, SchedulerSide) and self._scheduler.is_sync(request_id)
-
-    def retire(self, reason: str) -> None:
-        """Save and load nothing more, after an error."""
-        side = self._scheduler
-        if not isinstance(side, SchedulerSide):
-            return
-        self._uncached = self._uncached or reason
-        warn(reason)
-        if side.loads is not None:
-            self.unloaded.add_planned(side.loads.planned())
-        self._scheduler = RetiredScheduler(side)
-        with contextlib.suppress(Exception):
-            self._say_uncached()
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take vLLM's block tables and block pool."""

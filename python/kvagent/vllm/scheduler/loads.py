@@ -51,7 +51,7 @@ class _Run:
 
 
 class Loads:
-    """The loads. ``_planned`` and ``_cancels`` wait for the next step's plan."""
+    """The loads. ``planned`` and ``_cancels`` wait for the next step's plan."""
 
     def __init__(
         self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts,
@@ -62,9 +62,8 @@ class Loads:
         """
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
-        self._planned: list[LoadJob] = []
-        self.unsent: list[LoadJob] = []
-        """The loads that were taken last."""
+        self.planned: list[LoadJob] = []
+        self.taken: list[LoadJob] = []  # by the last plan
         self._cancels: list[int] = []
         self._agent = agent
         self._geometry = geometry
@@ -80,12 +79,12 @@ class Loads:
 
     def busy(self) -> bool:
         """Return whether loads are in flight or wait to be sent."""
-        return bool(self._inflight or self._cancels or self._planned)
+        return bool(self._inflight or self._cancels or self.planned)
 
     def take(self) -> tuple[list[LoadJob], list[int]]:
         """Return the loads to start and those to cancel in the next step."""
-        taken = self.unsent, _ = self._planned, self._cancels
-        self._planned, self._cancels = [], []
+        taken = self.taken, _ = self.planned, self._cancels
+        self.planned, self._cancels = [], []
         return taken
 
     def plan(
@@ -104,35 +103,26 @@ class Loads:
         session = self._agent.session
         boot = session.boot if session and self._complete(tables, own + external) else b""
         lease = promise.lease if promise else 0
-        self._blocks.pin(blocks, load=True)
         keys = [key for run in runs for key in run.hashes]
-        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot, time.monotonic())
-        self._counts.loads += 1
-        self._counts.tokens_promised += external
-        tracked.load = job
-        tracked.loaded = (own, own + external)
-        tracked.ever_loaded = True
         ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
         name, space = tracked.request.request_id, self._agent.space
         of, elsewhere = tracked.adapters, self._agent.targets(lease) if boot else ()
         load = LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync, of, elsewhere)
-        self._planned.append(load)
+        self._blocks.pin(blocks, load=True)
+        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot, time.monotonic())
+        self._counts.loads += 1
+        self._counts.tokens_promised += external
+        tracked.load, tracked.loaded, tracked.ever_loaded = job, (own, own + external), True
+        self.planned.append(load)
 
     def withdraw(self, tracked: Tracked) -> None:
         """Forget the loads of a request that no plan has yet."""
-        planned = {load.job for load in self._planned}
-        for job, load in list(self._inflight.items()):
-            if load.tracked is tracked and (job in planned or not tracked.load):
-                del self._inflight[job]
-                self._blocks.unpin(load.blocks, load=True)
-        self._planned = [load for load in self._planned if load.job in self._inflight]
-        tracked.load = 0
-
-    def planned(self) -> list[LoadJob]:
-        """Return the loads that workers may not have been told of."""
-        return [*self.unsent, *self._planned]
+        for load in [one for one in self.planned if self._inflight[one.job].tracked is tracked]:
+            self.planned.remove(load)
+            self._blocks.unpin(self._inflight.pop(load.job).blocks, load=True)
+            tracked.load = 0
 
     def cancel(self, tracked: Tracked) -> None:
         """Cancel the load of a request that has ended; the load ends with the workers' report."""

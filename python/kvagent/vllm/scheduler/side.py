@@ -497,25 +497,19 @@ class SchedulerSide:
         """Return whether a report of the workers is outstanding."""
         return (self.saves is not None and self.saves.busy()) or (self.loads is not None and self.loads.busy())
 
-    def exclude(self, request_id: str) -> None:
-        """Neither save nor load a request any more, after an error in a call about it."""
-        tracked = self._tracked.get(request_id)
+    def exclude(self, request_id: str, *, over: bool) -> bool:
+        """Neither save nor load a request any more, after an error in a call about it; forget it
+        if it is ``over``. Return whether the step that admits it waits for what was promised.
+        """
+        tracked = self._tracked.pop(request_id, None) if over else self._tracked.get(request_id)
         if tracked is None:
-            return
+            return False
         tracked.bypass, tracked.admitted = True, False
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         if self.loads is not None:
             self.loads.withdraw(tracked)
-
-    def is_sync(self, request_id: str) -> bool:
-        """Return whether the step that admits a request waits for what was promised to it."""
-        tracked = self._tracked.get(request_id)
-        return tracked is not None and tracked.sync
-
-    def drop(self, request_id: str) -> None:
-        """Forget a request that has ended with an error."""
-        self._tracked.pop(request_id, None)
+        return tracked.sync
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)

@@ -11,7 +11,8 @@ from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary import contained
+from kvagent.vllm.boundary.errors import contained
+from kvagent.vllm.boundary.worker import CALLS, LostWorker, abandon
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, whole_failures
 from kvagent.vllm.link import Link
@@ -24,7 +25,6 @@ from kvagent.vllm.plan import StepPlan, localized
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.adapters import LoadedAdapters, listen
-from kvagent.vllm.worker.containment import CALLS, LostWorker, abandon
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
 from kvagent.vllm.worker.stages import calling_layers
@@ -33,7 +33,7 @@ from kvagent.vllm.worker.sync import Sync, make_sync
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from kvagent.vllm.boundary import Errors
+    from kvagent.vllm.boundary.errors import Errors
     from kvagent.vllm.cells import Cells
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.side import Results

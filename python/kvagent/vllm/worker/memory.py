@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.cuda.driver import Driver
+    from kvagent.vllm.boundary.worker import LostWorker
     from kvagent.vllm.cells import Cells
-    from kvagent.vllm.worker.containment import LostWorker
     from kvagent.vllm.worker.side import WorkerSide
 
 FIRST_REGION = 1  # region 0 holds the words

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.packing import Packed
 from kvagent.vllm.plan import LoadJob, StepPlan, uncached_plan
-from kvagent.vllm.uncached import UncachedScheduler
+from kvagent.vllm.uncached import UncachedScheduler, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,12 +81,42 @@ class Unloaded:
         return plan
 
 
+def retire(self: Any, reason: str) -> None:
+    """Save and load nothing more in a connector's engine, after an error."""
+    side = self._scheduler
+    if side is None or isinstance(side, UncachedScheduler):
+        return
+    self._uncached = self._uncached or reason
+    warn(reason)
+    if side.loads is not None:
+        self.unloaded.add_planned([*side.loads.taken, *side.loads.planned])
+    self._scheduler = RetiredScheduler(side)
+    with contextlib.suppress(Exception):
+        self._say_uncached()
+
+
+def exclude(self: Any, request: Any, reason: str, *, over: bool = False) -> bool:
+    """Neither save nor load a request any more, or forget one that is over; retire after too many
+    errors. Return whether the step that admits it waits for what was promised.
+    """
+    side = self._scheduler
+    if side is None or isinstance(side, UncachedScheduler):
+        return False
+    sync = False
+    try:
+        sync = side.exclude(request.request_id, over=over)
+    except Exception as error:  # noqa: BLE001
+        retire(self, self.errors.note("exclude", error, "The engine goes on uncached"))
+    if self.errors.too_many:
+        retire(self, reason)
+    return sync
+
+
 def of_request(answer: Any) -> Callable[..., Any]:
     """Return what to do after an error in a call about a request."""
 
     def failed(self: Any, call: str, error: Exception, request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        reason = self.errors.note(call, error, "The request goes on uncached")
-        self.exclude(request.request_id, reason)
+        exclude(self, request, self.errors.note(call, error, "The request goes on uncached"))
         return answer
 
     return failed
@@ -94,16 +124,14 @@ def of_request(answer: Any) -> Callable[..., Any]:
 
 def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: Any, num_external_tokens: int) -> None:
     """Handle an error when a request was admitted: vLLM waits for what was promised."""
-    sync = self.is_sync(request.request_id)
-    of_request(None)(self, call, error, request)
+    sync = exclude(self, request, self.errors.note(call, error, "The request goes on uncached"))
     if num_external_tokens > 0:
         self.unloaded.add(request.request_id, blocks, sync=sync)
 
 
 def of_end(self: Any, call: str, error: Exception, request: Any, *args: Any) -> Any:  # noqa: ARG001
     """Handle an error when a request ended: vLLM frees its blocks, except for pinned ones."""
-    of_request(None)(self, call, error, request)
-    self.forget(request.request_id)
+    exclude(self, request, self.errors.note(call, error, "Its blocks are freed"), over=True)
     return False, None
 
 
@@ -111,7 +139,7 @@ def of_all(answer: Any) -> Callable[..., Any]:
     """Return what to do after an error in a call that the whole part depends on."""
 
     def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        self.retire(self.errors.note(call, error, "The engine goes on uncached"))
+        retire(self, self.errors.note(call, error, "The engine goes on uncached"))
         return answer
 
     return failed
@@ -135,7 +163,7 @@ def of_little(answer: Any) -> Callable[..., Any]:
     def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
         reason = self.errors.note(call, error, "The call is ignored")
         if self.errors.too_many:
-            self.retire(reason)
+            retire(self, reason)
         return answer
 
     return failed
