@@ -100,7 +100,7 @@ ci: packages vllm-early ## everything
 test-rest: build # long tests, vLLM, the CUDA path, the chart, several nodes, fuzzing, mutants, figures
 	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-mixin test-softcuda test-cuda \
 			torture-cuda-short mutants-vllm' \
-		'$(MAKE) test-long test-vllm test-vllm-oldest torture-short torture-nodes-short'
+		'$(MAKE) test-long test-vllm test-vllm-oldest test-vllm-identity torture-short torture-nodes-short'
 	@$(MAKE) test-figures
 
 # ---- Lint
@@ -256,6 +256,10 @@ test-vllm-oldest: build ## the same under the oldest supported vLLM; only one en
 .PHONY: test-vllm-between
 test-vllm-between: build ## the same under the supported versions between the oldest and the locked one
 	@for v in $(VLLM_BETWEEN); do $(STAGE) -v test-vllm-$$v $(FLAKY) scripts/test-vllm $$v || exit 1; done
+
+.PHONY: test-vllm-identity
+test-vllm-identity: build ## what counts as identity, of every field of the versions between
+	@for v in $(VLLM_BETWEEN); do ONLY=identity $(STAGE) -v test-vllm-identity-$$v scripts/test-vllm $$v || exit 1; done
 
 .PHONY: mutants-vllm
 mutants-vllm: build ## break the connector in known ways and check that its tests fail

@@ -49,6 +49,7 @@ class Mutant:
 
 
 WEIGHTS = "tests/test_vllm_weights.py"
+IDENTITY = "tests/vllm/test_identity.py"
 TRANSFERS = "tests/test_vllm_transfers.py"
 WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
@@ -247,7 +248,7 @@ MUTANTS = [
     Mutant("over nodes, a lease for nobody is kept", "nodes/joint.py",
         "if ticket.abandoned:", "if False:", "comes_after_its_request", "without leases", where=NODES),
     Mutant("over nodes, parts with other weights are one engine", "nodes/rules.py",
-        '_OWN = (PAIR, GENERATION, "resolved")', '_OWN = (PAIR, GENERATION, "resolved", "weights")',
+        '_OWN = (PAIR, GENERATION, UNSHARED, "resolved")', '_OWN = (PAIR, GENERATION, UNSHARED, "resolved", "weights")',
         "parts_of_other_engines", "assert", where=NODES),
     Mutant("over nodes, a load ends when one node's ranks have reported", "scheduler/loads.py",
         "if load.outcome.ranks < self._world:", "if load.outcome.ranks < 1:",
@@ -266,7 +267,7 @@ MUTANTS = [
         "            self._poll_agent(listen=False)  # while look-ups", "            pass  # while look-ups",
         "ends_after_a_reset_elsewhere", "assert None is not None", where=JOINT),
     Mutant("over nodes, the scheduler registers with another node's attention backends", "worker/calls.py",
-        'resolved="" if self._part.index else backends,', "resolved=backends,",
+        "identity=() if self._part.index else self._identity,", "identity=self._identity,",
         "attention_backends_of_nodes", "those of another node", where=NODES),
     Mutant("over nodes, an agent that stands still keeps its questions", "nodes/delegate.py",
         "waited < self._age_s and not self._stopped:", "waited < self._age_s:",
@@ -622,8 +623,20 @@ MUTANTS = [
         "                tracked.bypass, tracked.admitted = True, False\n", "",
         "two_contents_in", "may be of either content"),
     Mutant("the scheduler assumes the attention backend", "scheduler/calls.py",
-        "            if one.resolved and one.resolved !=", "            if not one.resolved and one.resolved !=",
+        "            theirs = as_worker(self._identity, one.identity or self._identity)\n", "            continue\n",
         "supposed_another_backend", "a scheduler of its workers' space"),
+    Mutant("a value of an unknown type counts as its type", "resolved.py",
+        "        self.unknown.append(f\"{path} {why}\")\n", "",
+        "unknown_type", "KeyError", where=IDENTITY),
+    Mutant("an attribute that is no field does not count", "resolved.py",
+        "for name in sorted(names | set(getattr(value, \"__dict__\", ())))", "for name in sorted(names)",
+        "unknown_field", "one of them does not count", where=IDENTITY),
+    Mutant("an option's file counts by its name", "resolved.py",
+        "return files.digest(files.files(place, every=True), [], None if new else self._since)", "return str(place)",
+        "an_option_names", "AssertionError", where=IDENTITY),
+    Mutant("a name of the weights is taken for all that counts", "weight_changes.py",
+        "pairs | {PAIR: own or generation}", "pairs | {PAIR: generation}",
+        "unknown_type", "AssertionError", where=IDENTITY),
     Mutant("a transfer is complete before its saves are reported", "scheduler/transfers.py",
         "if offer.through < 0 or not saves.settled(offer.through):", "if offer.through < 0:",
         "complete_only_when", "complete before its saves", where=TRANSFERS),

@@ -15,6 +15,7 @@ import pytest
 from kvagent.doctor import agent as of_agent
 from kvagent.doctor import events, host, installed
 from kvagent.doctor.__main__ import findings, main
+from kvagent.vllm.weight_changes import UNSHARED
 from tests.agent import BINARY, AgentProcess, Engine
 from tests.simulated import SimulatedEngine
 
@@ -82,7 +83,7 @@ def test_why_two_engines_do_not_share(agent: AgentProcess, engines: Callable[...
 
 def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) -> None:
     private = "private:" + 31 * "0"
-    made = {"changed": {"weights": "aa"}, "unknown": {"weights": ""}}
+    made = {"changed": {"weights": "aa"}, "unknown": {"weights": ""}, "opaque": {"weights": "aa", UNSHARED: private}}
     simulated = [
         SimulatedEngine(agent, name, identity=pairs, generation=f"{private}{i}")
         for i, (name, pairs) in enumerate(made.items())
@@ -93,6 +94,7 @@ def test_a_private_engine_is_reported(agent: AgentProcess, engines: Callable[...
     for part in (
         "engine changed: shares with no other engine, since its weights were changed in place, or can change",
         "engine unknown: shares with no other engine, since its weight files are not in a local folder there",
+        "engine opaque: shares with no other engine, since a value of its configuration has no form",
         "engine named: its weights are version v2",
     ):
         assert any(part in text for text in said), part
@@ -217,7 +219,7 @@ def test_every_key_of_an_identity_has_a_hint() -> None:
     """The keys are those of space.identity."""
     text = (Path(host.__file__).parents[1] / "vllm" / "space.py").read_text()
     keys = set(re.findall(r'^ {8,12}"(\w+)":', text, re.MULTILINE))
-    assert keys == set(of_agent.HINTS)
+    assert keys | {UNSHARED} == set(of_agent.HINTS)
 
 
 def test_it_is_a_command() -> None:

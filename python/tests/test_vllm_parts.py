@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import os
 import pickle
@@ -550,6 +549,11 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 
 
+@dataclass
+class KVTransferConfig:
+    engine_id: str
+
+
 def _identity(tenant: str = "t", **changes: Any) -> tuple[tuple[str, str], ...]:
     """Return the identity of a plain configuration with changes: model__dtype is its model_config's
     dtype.
@@ -560,64 +564,20 @@ def _identity(tenant: str = "t", **changes: Any) -> tuple[tuple[str, str], ...]:
         setattr(parts.setdefault(part, SimpleNamespace()), field, value)
     config = SimpleNamespace(
         model_config=parts["model"], cache_config=parts["cache"], parallel_config=parts["parallel"],
-        kv_transfer_config=parts["transfer"], attention_config=parts["attention"],
+        kv_transfer_config=KVTransferConfig(parts["transfer"].engine_id), attention_config=parts["attention"],
         load_config=parts.get("load"),
     )  # fmt: skip
     return identity(config, SimpleNamespace(kv_cache_groups=[]), tenant, Ranks(1, 1), "0.33.0")
 
 
-def test_whatever_changes_a_blocks_bytes_makes_another_space(tmp_path: Path) -> None:
-    class Backend(enum.Enum):
-        FLASH_ATTN = 1
-        TRITON_ATTN = 2
+def test_an_engine_of_random_hashes_shares_with_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
 
-    weights = tmp_path / "weights.gguf"
-    weights.write_bytes(b"w")
+    def made(algorithm: str, engine: str) -> tuple[tuple[str, str], ...]:
+        return _identity(model__model="nowhere", cache__prefix_caching_hash_algo=algorithm, transfer__engine_id=engine)
 
-    def made(**changes: Any) -> tuple[tuple[str, str], ...]:
-        return _identity(**({"model__model": str(weights)} | changes))
-
-    long = SimpleNamespace(rope_parameters={"rope_type": "longrope"})
-    assert made() == made()
-    assert made(transfer__engine_id="another") == made()
-    assert made(model__max_model_len=8192) == made()
-    spaces = [
-        made(), made(model__model="n"), made(model__revision="r"), made(model__hf_overrides={"rope_theta": 1}),
-        made(model__dtype="float16"), made(model__quantization="fp8"), made(cache__cache_dtype="fp8"),
-        made(cache__cache_dtype="fp8", cache__kv_cache_dtype_skip_layers=["3"]), made(cache__kv_cache_layout="BLHNC"),
-        made(cache__prefix_caching_hash_algo="sha256_cbor"), made(attention__backend=Backend.FLASH_ATTN),
-        made(attention__backend=Backend.TRITON_ATTN), made(attention__backend_per_kind={"full": Backend.FLASH_ATTN}),
-        made(model__hf_text_config=long), made(model__hf_text_config=long, model__max_model_len=131072),
-        made(parallel__tensor_parallel_size=2), made(parallel__pipeline_parallel_size=2),
-        made(cache__prefix_caching_hash_algo="xxhash"),
-        made(cache__prefix_caching_hash_algo="xxhash", transfer__engine_id="another"),
-    ]  # fmt: skip
-    bits = [made(model__quantization_config=Quantization(bits)) for bits in (4, 8)]
-    assert made(model__quantization_config={"bits": 4}) == bits[0]
-    spaces += [*bits, made(model__config_format="mistral")]
-    spaces += [made(attention__indexer_kv_dtype=kind) for kind in ("mxfp4", "nvfp4")]
-    assert made(attention__indexer_kv_dtype="auto") == made()
-    spaces.append(made(model__model_class_overrides={"A": "module:B"}))
-    assert made(model__model_class_overrides={}) == made()
-    assert made(model__multimodal_config=Media()) == made()
-    items = [Media("fp8"), Media("fp8", "scales"), *(Media(None, None, *one) for one in ((0.5,), (0.2,), (0.5, "x")))]
-    spaces += [made(model__multimodal_config=one) for one in items]
-    assert len(set(spaces)) == len(spaces)
-
-
-@dataclass
-class Media:
-    """What vLLM does with the items of a prompt: its MultiModalConfig."""
-
-    mm_encoder_attn_dtype: str | None = None
-    mm_encoder_fp8_scale_path: str | None = None
-    video_pruning_rate: float | None = None
-    video_pruning_method: str = "evs"
-
-
-@dataclass
-class Quantization:
-    bits: int
+    assert made("sha256", "one") == made("sha256", "other")
+    assert len({made(algorithm, engine) for algorithm in ("sha256", "xxhash") for engine in ("one", "other")}) == 3
 
 
 @pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
@@ -644,12 +604,12 @@ def test_the_backends_that_layers_use() -> None:
     groups = [SimpleNamespace(kv_cache_spec=FullAttentionSpec(), layer_names=names) for names in (["a", "b"], ["c"])]
     layers: dict[str, Any] = {"a": Layer("FLASH_ATTN"), "b": Layer("FLASH_ATTN"), "c": Layer("FLASHINFER")}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=layers))
-    cache = SimpleNamespace(kv_cache_groups=groups)
-    assert used_backends(config, cache) == "FLASH_ATTN; FLASHINFER"
+    cache = SimpleNamespace(kv_cache_groups=groups, num_blocks=7)
+    assert used_backends(config, cache, {}) == "FLASH_ATTN; FLASHINFER"
     layers["b"] = Layer("TRITON_ATTN")
-    assert used_backends(config, cache) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
-    layers.clear()
-    assert used_backends(config, cache) == ""
+    assert used_backends(config, cache, {}) == "FLASH_ATTN, TRITON_ATTN; FLASHINFER"
+    caches = {name: SimpleNamespace(shape=(pages * 7,)) for name, pages in {"a": 4, "b": 4, "c": 1}.items()}
+    assert used_backends(config, cache, caches) == "FLASH_ATTN, TRITON_ATTN 4 pages a block; FLASHINFER"
     pairs = _identity(model__model="nowhere")
     assert dict(pairs) | {"resolved": "FLASH_ATTN"} == dict(with_resolved(pairs, "FLASH_ATTN"))
 

@@ -9,27 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.doctor.finding import Finding
 from kvagent.vllm.uncached import PAIR as UNCACHED
-from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE
+from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE, UNSHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+_LOGS = "with VLLM_LOGGING_LEVEL=DEBUG both log what counts of it"
 # How to make two engines agree on a key of their identity; see docs/VLLM.md.
 HINTS = {
     "model": "give both the same model path or name",
-    "revision": "give both the same --revision",
     "weights": "their files differ: let both read the same files (one volume, or one revision)",
     "generation": "their weights may differ: give both the same weights_version, or, where weights were changed in "
     'place, name them to both after the change (docs/VLLM.md, "Weights that change")',
-    "overrides": "give both the same --hf-overrides",
+    UNSHARED: "a value of its configuration has no form that can be compared: its log names it",
+    "environment": "give both the same variables of vLLM and of the libraries that compute; " + _LOGS,
+    "code": "install the same plugins of vLLM in both, and give both the same code of the model",
     "dtype": "give both the same --dtype",
-    "quantization": "give both the same --quantization",
-    "cache_dtype": "give both the same --kv-cache-dtype",
-    "backend": "give both the same --attention-backend, or neither",
     "resolved": "vLLM chose other attention backends: give both the same --attention-backend or environment",
     "device": "blocks of different kinds of devices, or of their FP8 formats, cannot be exchanged",
-    "config": "give both the same --quantization-config, --config-format, --code-revision and --model-impl",
-    "rope": "give both the same --max-model-len",
     "tenant": "tenants do not share: that is what the option tenant is for",
     "layout": "give both the same layout option, and run both with the same attention backend",
     "groups": "give both the same --block-size and the same model",
@@ -38,7 +35,6 @@ HINTS = {
     "pp": "give both the same --pipeline-parallel-size",
     "shards": "give both the same parallel sizes, or the same share_tp and share_pp",
     "cells": "give both the same share_tp and share_pp, which say how blocks are cut",
-    "hash": "give both the same --prefix-caching-hash-algo",
     "hash_seed": "set the same PYTHONHASHSEED in both, or in neither and use --prefix-caching-hash-algo sha256",
     "engine": "run the same minor version of vLLM in both",
 }
@@ -105,16 +101,15 @@ def _generation(engine: Mapping[str, Any]) -> Iterator[Finding]:
     if generation.startswith(NAMED):
         yield Finding(f"engine {engine.get('instance')}: its weights are version {generation.removeprefix(NAMED)}")
     if generation.startswith(PRIVATE):
-        unknown = isinstance(identity, dict) and not identity.get("weights", "unknown")
-        yield Finding(
-            f"engine {engine.get('instance')}: shares with no other engine, since "
-            + (
-                "its weight files are not in a local folder there; weights_version names them"
-                if unknown
-                else "its weights were changed in place, or can change unobserved (its log says how); "
-                "weights_version names those that it starts with, and weights_fixed says that they never change"
-            )
+        why = (
+            "its weights were changed in place, or can change unobserved (its log says how); weights_version names "
+            "those that it starts with, and weights_fixed says that they never change"
         )
+        if isinstance(identity, dict) and not identity.get("weights", "unknown"):
+            why = "its weight files are not in a local folder there; weights_version names them"
+        if isinstance(identity, dict) and UNSHARED in identity:
+            why = HINTS[UNSHARED]
+        yield Finding(f"engine {engine.get('instance')}: shares with no other engine, since {why}")
 
 
 def sharing(status: Mapping[str, Any]) -> Iterator[Finding]:
@@ -143,7 +138,10 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> Finding:
     if "model" in keys and "weights" in keys:
         return Finding(f"{pair}: they serve different models ({mine.get('model')}, {its.get('model')})")
     named = "; ".join(f"{key}: {mine.get(key)!r} and {its.get(key)!r}" for key in keys)
-    return Finding(f"{pair}: {named}", "; ".join(HINTS.get(key, f"make {key} equal") for key in keys))
+    return Finding(
+        f"{pair}: {named}",
+        "; ".join(HINTS.get(key, f"give both the same options of vLLM's {key}; {_LOGS}") for key in keys),
+    )
 
 
 def _hits(status: Mapping[str, Any]) -> Finding:

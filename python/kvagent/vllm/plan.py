@@ -247,5 +247,5 @@ class WorkerInfo:
     file: tuple[int, int]
     node: str = ""
     """The node that it is on (nodes.placement.node); empty if it cannot tell."""
-    resolved: str = ""
-    """The attention backends of its layers (space.used_backends); empty if they do not tell."""
+    identity: tuple[tuple[str, str], ...] = ()
+    """What it registers (space.identity); empty if the scheduler is to keep its own."""

@@ -3,18 +3,17 @@
 Both roles derive it from the same vLLM configuration and must get the same result, so it contains
 nothing that only one of them knows.
 
-One part is not configured but resolved by vLLM: the attention backend and the device. Two backends
-may lay out blocks of the same shape differently, and the CPU backend packs keys for the instruction
-set. A worker sees the backends of its layers. The scheduler asks vLLM which ones it would choose in
-the same environment; the workers report theirs (WorkerInfo) if they differ.
+All that vLLM resolved and the environment count, unless the table of harmless names it (resolved).
+A worker computes the blocks, so what it has counts: its configuration after vLLM's changes, and the
+attention backends and pages of its layers. Two backends may lay out blocks of the same shape
+differently, and the CPU backend packs keys for the instruction set. The scheduler supposes the same
+of its own copy, and asks vLLM which backends it would choose; the workers report what they have
+(WorkerInfo).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-import itertools
-import json
 import logging
 import os
 import platform
@@ -24,12 +23,13 @@ from kvagent.identity import identity_pairs
 from kvagent.vllm.cells import whole_spec
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, replicated
 from kvagent.vllm.options import OptionError
+from kvagent.vllm.resolved import Forms
 from kvagent.vllm.specs import STATE, WINDOW, group_spec
-from kvagent.vllm.weight_changes import LOADED
-from kvagent.vllm.weights import DUMMY, load_format, weights_digest
+from kvagent.vllm.weight_changes import LOADED, UNSHARED, of_engine
+from kvagent.vllm.weights import DUMMY, load_format, process_began_ns, weights_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from kvagent.vllm.cells import Cells
     from kvagent.vllm.geometry import Ranks
@@ -68,26 +68,28 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
     return "; ".join(names)
 
 
-def used_backends(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return the backends that the layers of each group use in this worker.
+def used_backends(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> str:
+    """Return the backends that the layers of each group use in this worker, and into how many pages
+    they split a block.
 
-    A group without layers here, or whose layers do not tell, gets the expected backends. The result
-    is empty if no group's layers tell.
+    A group without layers here, or whose layers do not tell, gets the expected backends.
     """
     layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
+    expected = expected_backends(vllm_config, kv_cache_config).split("; ")
     found = []
-    for group in kv_cache_config.kv_cache_groups:
+    for i, group in enumerate(kv_cache_config.kv_cache_groups):
         spec = group_spec(group.kv_cache_spec)
         backends = [
             layers[name].get_attn_backend()
             for name in (group.layer_names if type(spec).__name__ != STATE else ())
             if hasattr(layers.get(name), "get_attn_backend")
         ]
-        found.append(", ".join(sorted({_backend_name(one, vllm_config, spec) for one in backends})))
-    if not any(found):
-        return ""
-    others = expected_backends(vllm_config, kv_cache_config).split("; ")
-    return "; ".join(one or other for one, other in itertools.zip_longest(found, others, fillvalue=""))
+        names = ", ".join(sorted({_backend_name(one, vllm_config, spec) for one in backends}))
+        names = names or "".join(expected[i : i + 1])
+        caches = [kv_caches[name] for name in group.layer_names if hasattr(kv_caches.get(name), "shape")]
+        pages = sorted({int(one.shape[0]) // int(kv_cache_config.num_blocks) for one in caches} - {1})
+        found.append(" ".join([names, *(f"{count} pages a block" for count in pages)]).strip())
+    return "; ".join(found)
 
 
 def device_kind(cache: Any) -> str:
@@ -133,30 +135,29 @@ def identity(
     algorithm = str(cache.prefix_caching_hash_algo)
     _check_hash(algorithm, tenant)
     layout = getattr(kv_cache_config, "kv_cache_layout", None) or getattr(cache, "kv_cache_layout", None)
-    return identity_pairs(
-        {
-            "model": str(model.model),
-            "revision": str(getattr(model, "revision", None) or ""),
-            "weights": _weights(vllm_config) or UNKNOWN,
-            "generation": LOADED,
-            "overrides": _digest([_plain(getattr(model, "hf_overrides", None))]),
-            "dtype": str(model.dtype),
-            "quantization": str(getattr(model, "quantization", None) or ""),
-            "cache_dtype": _cache_dtype(cache),
-            "config": _config(model),
-            "backend": _backend(getattr(vllm_config, "attention_config", None)),
-            "resolved": expected_backends(vllm_config, kv_cache_config),
-            "device": device_kind(cache),
-            "rope": _rope(model),
-            "tenant": tenant,
-            "layout": str(getattr(layout, "name", layout) or ""),
-            "shards": str(ranks.shards),
-            "hash": algorithm,
-            "hash_seed": _seed(algorithm, str(vllm_config.kv_transfer_config.engine_id)),
-            "engine": f"vllm {'.'.join(version.split('.')[:2])}",
-        }
-        | _distribution(vllm_config.parallel_config, kv_cache_config, plan)
-    )
+    forms = Forms(process_began_ns())
+    pairs = forms.sections(vllm_config) | {
+        "environment": forms.environment(),
+        "code": forms.code(getattr(getattr(model, "hf_config", None), "architectures", None) or ()),
+        "model": str(model.model),
+        "weights": _weights(vllm_config) or UNKNOWN,
+        "generation": LOADED,
+        "dtype": str(model.dtype),
+        "resolved": expected_backends(vllm_config, kv_cache_config),
+        "device": device_kind(cache),
+        "tenant": tenant,
+        "layout": str(getattr(layout, "name", layout) or ""),
+        "shards": str(ranks.shards),
+        "hash_seed": _seed(algorithm, str(vllm_config.kv_transfer_config.engine_id)),
+        "engine": f"vllm {'.'.join(version.split('.')[:2])}",
+    }
+    if forms.unknown:
+        log.warning(
+            "this engine shares blocks with no other engine: of its configuration, %s. See docs/VLLM.md",
+            "; ".join(forms.unknown),
+        )
+        pairs[UNSHARED] = of_engine(vllm_config)
+    return identity_pairs(pairs | _distribution(vllm_config.parallel_config, kv_cache_config, plan))
 
 
 def _distribution(parallel: Any, kv_cache_config: Any, plan: Cells | None) -> dict[str, str]:
@@ -187,6 +188,13 @@ def with_resolved(pairs: tuple[tuple[str, str], ...], names: str) -> tuple[tuple
     return identity_pairs(dict(pairs) | {"resolved": names})
 
 
+def as_worker(pairs: tuple[tuple[str, str], ...], worker: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the scheduler's identity as a worker has it, but for the digest of the weights: if
+    their files changed between the two, nobody knows which ones were loaded.
+    """
+    return identity_pairs(dict(worker) | {"weights": dict(pairs)["weights"]})
+
+
 def _check_hash(algorithm: str, tenant: str) -> None:
     """Raise OptionError if a client of one tenant could construct a prompt with another prompt's
     block hashes.
@@ -199,55 +207,6 @@ def _check_hash(algorithm: str, tenant: str) -> None:
         raise OptionError(
             f"{given}: prompts can be constructed that have another tenant's block hashes; {hint}", "tenant"
         )
-
-
-def _config(model: Any) -> str:
-    """Return the digest of the remaining options that determine how the model is read and run."""
-    quantization = getattr(model, "quantization_config", None)
-    if dataclasses.is_dataclass(quantization) and not isinstance(quantization, type):
-        quantization = dataclasses.asdict(quantization)
-    given = [quantization, *(getattr(model, name, None) for name in ("config_format", "code_revision", "model_impl"))]
-    if seldom := _seldom(model):
-        given.append(seldom)
-    return _digest([_plain(given)])
-
-
-def _seldom(model: Any) -> dict[str, Any]:
-    """Return those options that are set of others that seldom are: the class of the model, and what
-    becomes of an image, audio or video after its processor. The digest is as before without them.
-    """
-    media = getattr(model, "multimodal_config", None)
-    names = ["mm_encoder_attn_dtype", "mm_encoder_fp8_scale_path"]
-    if getattr(media, "video_pruning_rate", None):
-        names += ["video_pruning_rate", "video_pruning_method"]
-    given = {name: getattr(media, name, None) for name in names}
-    given["model_class_overrides"] = getattr(model, "model_class_overrides", None)
-    return {name: value for name, value in given.items() if value}
-
-
-def _cache_dtype(cache: Any) -> str:
-    """Return the KV cache's type, and the layers that use the model's type instead."""
-    skipped = getattr(cache, "kv_cache_dtype_skip_layers", None)
-    return f"{cache.cache_dtype} but {', '.join(map(str, skipped))}" if skipped else str(cache.cache_dtype)
-
-
-def _backend(attention: Any) -> str:
-    """Return the configured attention backends; each defines its own block layout. And the type of
-    an indexer's cache, which is not that of the first layer of its group.
-    """
-    asked = [getattr(attention, "backend", None), *sorted((getattr(attention, "backend_per_kind", None) or {}).items())]
-    if (indexer := getattr(attention, "indexer_kv_dtype", "auto")) != "auto":
-        asked.append(("indexer", str(indexer)))
-    return ", ".join(_plain(one) for one in asked if one is not None)
-
-
-def _rope(model: Any) -> str:
-    """Return the maximum prompt length if rotary embeddings depend on it (longrope), else an empty
-    string.
-    """
-    config = getattr(model, "hf_text_config", None)
-    parameters = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
-    return f"longrope up to {model.max_model_len}" if '"longrope"' in _plain(parameters) else ""
 
 
 def _weights(vllm_config: Any) -> str | None:
@@ -271,15 +230,6 @@ def _seed(algorithm: str, engine: str) -> str:
     if seed is not None:
         return f"PYTHONHASHSEED {seed}"
     return f"random {engine}" if algorithm in _WEAK_HASHES else "default"
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=_named)
-
-
-def _named(value: Any) -> str:
-    """Return the name of an enum member, class or function; of anything else, its type's name."""
-    return str(getattr(value, "name", None) or getattr(value, "__qualname__", type(value).__name__))
 
 
 def _digest(parts: Iterable[str]) -> str:

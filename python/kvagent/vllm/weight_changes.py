@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 PAIR = "generation"
+UNSHARED = "private"
+"""The key of the identity whose value is the private generation of such an engine."""
 LOADED = ""  # the weights are those that the pair ``weights`` digests
 NAMED = "named:"  # then a version: the user asserts that engines of this name have equal weights
 PRIVATE = "private:"  # then 32 hex digits: not shared with any other engine
@@ -57,22 +59,30 @@ def is_version(text: str) -> bool:
 
 
 def with_generation(identity: tuple[tuple[str, str], ...], generation: str) -> tuple[tuple[str, str], ...]:
-    """Return the identity with this generation."""
-    return identity_pairs(dict(identity) | {PAIR: generation})
+    """Return the identity with this generation, or with the private one of an engine of which not
+    all that counts is known.
+    """
+    pairs = dict(identity)
+    own = "" if generation.startswith(PRIVATE) else pairs.get(UNSHARED, "")
+    return identity_pairs(pairs | {PAIR: own or generation})
 
 
 def initial_generation(vllm_config: Any, version: str, reasons: list[str]) -> str:
     """Return the generation of an engine that starts.
 
-    ``reasons`` say why its weights may differ from what the identity says. A private generation is
-    derived from configuration that is equal in all processes of the engine: the time at which it
-    was made and the engine's ID. The ID alone is not enough: the user can set it, and the next
-    start would reuse it.
+    ``reasons`` say why its weights may differ from what the identity says.
     """
     if version:
         return NAMED + version
-    if not reasons:
-        return LOADED
+    return of_engine(vllm_config) if reasons else LOADED
+
+
+def of_engine(vllm_config: Any) -> str:
+    """Return a private generation that is equal in all processes of the engine.
+
+    It is derived from the time at which the configuration was made and the engine's ID. The ID
+    alone is not enough: the user can set it, and the next start would reuse it.
+    """
     one = (
         str(getattr(vllm_config, "instance_id", "")),
         str(vllm_config.kv_transfer_config.engine_id),

@@ -32,10 +32,10 @@ class Found(NamedTuple):
     blob: str
 
 
-def files(place: Path) -> dict[str, Found]:
+def files(place: Path, *, every: bool = False) -> dict[str, Found]:
     """Return the relevant files of a model's folder, or the one file, by name.
 
-    Unreadable: there are too many.
+    ``every``: all files but compiled Python. Unreadable: there are too many.
     """
     if place.is_file():
         return {place.name: _found(place)}
@@ -47,10 +47,10 @@ def files(place: Path) -> dict[str, Found]:
             folders.clear()
             continue
         seen.add((here.st_dev, here.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in names:
             path = Path(folder, name)
-            if path.suffix in DIGESTED and path.is_file():
+            if (every or path.suffix in DIGESTED) and path.is_file():
                 found[str(path.relative_to(place))] = _found(path)
         if max(len(found), len(seen)) > MAX_FILES:
             raise Unreadable(f"{place}: more than {MAX_FILES} files or folders")

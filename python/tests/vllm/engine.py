@@ -73,6 +73,7 @@ def make_engine(model: Path, socket_dir: str | None, **more: Any) -> Any:
 
     from tests.vllm import kernels
 
+    kernels.plugin()
     kernels.install()
     gc.freeze()  # while it starts, vLLM looks for garbage often, in all that was ever imported
     return LLM(**arguments(model, socket_dir, **more))

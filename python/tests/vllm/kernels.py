@@ -9,7 +9,13 @@ token by token; each function's arguments are those of vLLM's op of the same nam
 
 from __future__ import annotations
 
+import atexit
+import functools
 import math
+import shutil
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +24,21 @@ if TYPE_CHECKING:
     import pytest
 
 _SEEN: list[bool] = []
+
+
+@functools.cache
+def plugin() -> Path:
+    """Make the stand-ins a plugin of vLLM, for this process and those that have the returned folder
+    in PYTHONPATH: engines share only with those that have the same plugins.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="kvagent-standins-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    info = folder / "standins-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: standins\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nstandins = tests.vllm.kernels:install\n")
+    sys.path.append(str(folder))
+    return folder
 
 
 def install() -> None:

@@ -117,6 +117,7 @@ def main(node: str, model: str, socket_dir: str, options: str) -> None:
     from tests.pd import nursery
     from tests.vllm import kernels
 
+    kernels.plugin()
     nursery.install()
     kernels.let_stages_receive()
     (follow if int(node) else lead)(Path(model), socket_dir, json.loads(options))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess, eventually
-from tests.vllm import agents
+from tests.vllm import agents, kernels
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
 from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS, documented
@@ -112,7 +112,7 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 
 
 def test_a_second_engine_whose_core_is_a_process_of_its_own(
-    alive: Alive, reference: list[list[int]], opt: Path, tmp_path: Path
+    alive: Alive, reference: list[list[int]], opt: Path
 ) -> None:
     """Scheduler, worker and LLM are in processes of their own, as under `vllm serve`.
 
@@ -121,15 +121,11 @@ def test_a_second_engine_whose_core_is_a_process_of_its_own(
     alive.fill(reference)
     before = int(alive.agent.status()["blocks_loaded"])
     # The stand-ins come to the other process as the connector does, by an entry point.
-    plugin = tmp_path / "standins-0.dist-info"
-    plugin.mkdir()
-    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: standins\nVersion: 0\n")
-    (plugin / "entry_points.txt").write_text("[vllm.general_plugins]\nstandins = tests.vllm.kernels:install\n")
     command = [sys.executable, "-m", "tests.vllm.engine", str(opt), str(alive.agent.folder)]
     env = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(kernels.plugin()), os.environ.get("PYTHONPATH", "")]),
     }
     run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=500, env=env)
     assert run.returncode == 0, run.stderr[-3000:]

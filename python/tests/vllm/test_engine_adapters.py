@@ -83,7 +83,8 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
 
     used = write_adapter(tmp_path / "used", 0)
     one, two = LoRARequest("one", 1, str(used)), LoRARequest("two", 2, str(contents["b"]))
-    with engine(opt, node.folder) as llm:
+    same = {"max_model_len": 256}
+    with engine(opt, node.folder, **same) as llm:
         side, _ = real.sides(llm)
 
         def loaded(lora: Any, name: str) -> int:
@@ -107,8 +108,9 @@ def test_adapters(opt: Path, node: AgentProcess, tmp_path: Path) -> None:
         assert replaced[0] == 0 < replaced[1]
         assert dropped[0] == 0 < dropped[2]
 
-    few = {"num_gpu_blocks_override": FEW, "max_model_len": 256}
-    with engine(opt, node.folder, **few) as llm:  # another engine, other names and numbers
+    with engine(
+        opt, node.folder, num_gpu_blocks_override=FEW, **same
+    ) as llm:  # another engine, other names and numbers
         side, _ = real.sides(llm)
         preempted = real.preemptions(llm)
         for number, name in enumerate(contents, 7):

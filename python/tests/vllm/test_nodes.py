@@ -384,14 +384,15 @@ def test_parts_of_other_engines_do_not_share(worlds: Any, agent: AgentProcess, f
 
 
 def test_attention_backends_of_nodes_may_differ(
-    worlds: Any, agent: AgentProcess, far: AgentProcess, monkeypatch: pytest.MonkeyPatch
+    worlds: Any, agent: AgentProcess, far: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     """The scheduler registers with those of its own node, as the ranks there."""
-    monkeypatch.setattr(calls, "used_backends", lambda config, _: "others" * bool(config.parallel_config.node_rank))
+    monkeypatch.setattr(calls, "used_backends", lambda config, *_: "others" * bool(config.parallel_config.node_rank))
     world = worlds(others=[str(far.folder)], extra=FIXED | {"pin_percent": 40}, **TP)
     world.add("first", [5, 6, 7], 10)
     world.run()
-    assert dict(world.scheduler.connector._identity)["resolved"] != "others", "those of another node"
+    assert dict(world.scheduler.connector._identity)["resolved"] != "others"
+    assert "different values" not in caplog.text, "those of another node"
     together(world)
     assert warm(world, "cold") == 0
     assert warm(world, "warm") == WHOLE

@@ -9,6 +9,7 @@ from kvagent.identity import identity_pairs
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Ranks, Unsupported, shard
 from kvagent.vllm.options import LAZY
 from kvagent.vllm.weight_changes import PAIR as GENERATION
+from kvagent.vllm.weight_changes import UNSHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Identity = tuple[tuple[str, str], ...]
 PAIR = "part"
-_OWN = (PAIR, GENERATION, "resolved")
+_OWN = (PAIR, GENERATION, UNSHARED, "resolved")
 """Pairs that may differ between the parts of an engine: the generation is ordered by the scheduler,
 and blocks of all attention backends that may have computed other parts are equivalent.
 """

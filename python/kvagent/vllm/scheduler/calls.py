@@ -14,7 +14,7 @@ from kvagent.vllm.nodes.rules import difference
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.space import with_resolved
+from kvagent.vllm.space import as_worker
 from kvagent.vllm.uncached import UncachedScheduler, warn
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class SchedulerCalls:
             self._side.report(report)
             if self._uncached:
                 return
+            self._adopt(report.workers)
             reason = report.unsupported or difference(self._identity, report.news)
             if report.workers and not reason and self._part.count == 1:
                 reason = elsewhere(report.workers, node())
@@ -206,14 +207,25 @@ class SchedulerCalls:
         assert self._scheduler is not None, "a worker's connector, or one that was shut down"
         return self._scheduler
 
+    def _adopt(self, workers: Sequence[WorkerInfo]) -> None:
+        """Register as the first worker does, whose configuration computes the blocks."""
+        assert isinstance(self._side, SchedulerSide)
+        first = not self._workers
+        for one in workers:
+            theirs = as_worker(self._identity, one.identity or self._identity)
+            if theirs != self._identity:
+                names = ", ".join(sorted({key for key, _ in {*theirs} ^ {*self._identity}}))
+                if not first:
+                    log.warning("ranks of this engine resolved different values (%s): it finds nothing", names)
+                    continue
+                log.info("the workers resolved other values than this process (%s): registering again", names)
+                self._identity = theirs
+                self._side.reregister()
+            first = False
+
     def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
         """Record workers that reported for the first time."""
         assert isinstance(self._side, SchedulerSide)
-        for one in workers:
-            if one.resolved and one.resolved != dict(self._identity)["resolved"]:
-                log.info("the workers use the attention backends %s: registering again", one.resolved)
-                self._identity = with_resolved(self._identity, one.resolved)
-                self._side.reregister()
         self._workers = (*self._workers, *workers)
         if len(self._workers) < self._ranks.world or self._part.count > 1:
             return  # words of other nodes cannot be mapped: saves are revoked by plans

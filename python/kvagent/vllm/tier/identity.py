@@ -21,7 +21,7 @@ from kvagent.vllm.geometry import Ranks
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal
-from kvagent.vllm.weight_changes import LOADED, PRIVATE, initial_generation, unobserved_changes
+from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation, unobserved_changes
 
 if TYPE_CHECKING:
     from kvagent.vllm.tier.construction import Construction
@@ -101,6 +101,8 @@ def space(
     identified = identity_pairs(pairs | layout)
     unknown = ["the model's weight files are not in a local folder"] if unknown_weights(identified) else []
     media = _media(construction, options)
+    if UNSHARED in pairs:
+        media.append("a value of vLLM's configuration has no form that can be compared")
     generation = initial_generation(construction.vllm_config, options.weights_version, [*unobserved, *unknown, *media])
     if media:  # a name of the weights says nothing of them
         generation = PRIVATE + secrets.token_hex(16)
@@ -170,12 +172,11 @@ def _groups(config: Any) -> int:
 def _layout(construction: Construction | None, config: Any, row_bytes: int) -> str:
     """Return what determines the place of every byte in a chunk, besides the connector's pairs.
 
-    ``interleave``: which rank has which tokens under context parallelism. ``retention``: which
-    blocks of a chunk vLLM writes, where a sliding window or a state needs only some.
+    ``retention``: which blocks of a chunk vLLM writes, where a sliding window or a state needs only
+    some.
     """
     parallel = config.parallel
     whole = construction.vllm_config if construction is not None else None
-    given, cache = getattr(whole, "parallel_config", None), getattr(whole, "cache_config", None)
     placement = _placement(construction.kv_cache_config) if construction is not None else []
     layers = [[int(getattr(g, "group_id", i)), *g.layer_names] for i, g in enumerate(config.groups)]
     return json.dumps(
@@ -188,14 +189,10 @@ def _layout(construction: Construction | None, config: Any, row_bytes: int) -> s
             "ranks": [
                 parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
             ],
-            "interleave": [
-                getattr(given, f"{which}_kv_cache_interleave_size", None) for which in ("cp", "dcp")
-            ],
-            "retention": getattr(cache, "prefix_cache_retention_interval", None),
+            "retention": getattr(getattr(whole, "cache_config", None), "prefix_cache_retention_interval", None),
             "canonical": config.canonical_layout,
             "replicated": config.replicated_layout,
             "layout": str(config.kv_cache_layout),
-            "dtype": str(config.model.dtype),
             "runner": "v2" if getattr(whole, "use_v2_model_runner", False) else "v1",
             "layers": hashlib.sha256(json.dumps([layers, placement]).encode()).hexdigest()[:32],
         },

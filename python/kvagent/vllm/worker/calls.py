@@ -139,8 +139,7 @@ class WorkerCalls:
         caches, sync = self._share(kv_caches)
         if self._adapters is None and (lora := getattr(self._vllm_config, "lora_config", None)) is not None:
             self._adapters = listen(lora)
-        if backends := used_backends(self._vllm_config, self._config):
-            self._identity = with_resolved(self._identity, backends)
+        self._identity = with_resolved(self._identity, used_backends(self._vllm_config, self._config, self._kv_caches))
         link = self._make_link()
         self._delegate = self._delegate or self._make_delegate()
         if self._worker is None:
@@ -148,7 +147,7 @@ class WorkerCalls:
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, whole_failures=whole_failures(base),
                 clock=sync.clock, generation=self._generation, use_generation=self._use_generation,
-                resolved="" if self._part.index else backends, sync_wait_s=self._options.sync_wait_ms / 1e3,
+                identity=() if self._part.index else self._identity, sync_wait_s=self._options.sync_wait_ms / 1e3,
                 stages=caches.stages, adapters=self._adapters, delegate=self._delegate,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")

@@ -134,7 +134,7 @@ class WorkerSide:
     def __init__(
         self, link: Link | NoLink, words: SyncWords, *, per_block: bool, whole_failures: bool,
         clock: Clock | None = None, generation: str = "", use_generation: Callable[[str], None] | None = None,
-        resolved: str = "", sync_wait_s: float = 0.25, stages: Stages | None = None,
+        identity: tuple[tuple[str, str], ...] = (), sync_wait_s: float = 0.25, stages: Stages | None = None,
         adapters: LoadedAdapters | None = None, delegate: Delegate | None = None,
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
@@ -174,7 +174,7 @@ class WorkerSide:
         )  # fmt: skip
         self._layers = None if stages is None else LayerLoads(stages, words)
         self._sync_open: list[LoadJob] = []  # the loads that the step in progress waits for
-        self.pending_report = Report(workers=(_info(words, resolved),))
+        self.pending_report = Report(workers=(_info(words, identity),))
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
@@ -581,12 +581,12 @@ class WorkerSide:
             inflight.cancel()
 
 
-def _info(words: SyncWords, resolved: str) -> WorkerInfo:
+def _info(words: SyncWords, identity: tuple[tuple[str, str], ...]) -> WorkerInfo:
     fd = words.memory.fd
     found = os.fstat(fd)
     return WorkerInfo(
         f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, words.revokes,
-        file=(found.st_dev, found.st_ino), node=node(), resolved=resolved,
+        file=(found.st_dev, found.st_ino), node=node(), identity=identity,
     )  # fmt: skip
 
 
