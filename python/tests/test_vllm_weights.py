@@ -426,19 +426,15 @@ def test_code_and_other_configurations_count(tmp_path: Path) -> None:
     other = tmp_path / "config"
     other.mkdir()
     (other / "config.json").write_text('{"rope_theta": 1}')
-    (tmp_path / "quantization.json").write_text("{}")
     digests = [weights_digest(model(folder)), weights_digest(model(folder, hf_config_path=str(other)))]
     (other / "config.json").write_text('{"rope_theta": 2}')
     digests += [weights_digest(model(folder, hf_config_path=str(other)))]
-    overrides = {"quantization_config_file": str(tmp_path / "quantization.json")}
-    digests += [weights_digest(model(folder, hf_overrides=overrides))]
     (folder / "modeling.py").write_text("")
     digests += [weights_digest(model(folder))]
     part = SimpleNamespace(audio_model_id=str(other), text_model_id=None)
     digests += [weights_digest(model(folder, hf_config=part))]
     assert None not in digests
     assert len(set(digests)) == len(digests)
-    assert weights_digest(model(folder, hf_overrides=lambda config: config)) is None
     assert weights_digest(model(folder, hf_config=SimpleNamespace(audio_model_id="nowhere/model"))) is None
 
 
@@ -595,7 +591,18 @@ def test_weights_of_an_object_store_have_an_identity_that_survives_a_restart(
         seen.add(of_store(tmp_path / "here"))
     assert len(seen) == 3
     assert None not in seen
+    other = tmp_path / "config"
+    other.mkdir()
+    (other / "config.json").write_text(CONFIG)
+    asked = model(tmp_path / "here", model_weights="s3://bucket/m/", hf_config_path=str(other))
+    seen = {weights_digest(asked, load("runai_streamer"))}
+    (other / "config.json").write_text("{}")
+    seen |= {weights_digest(asked, load("runai_streamer", model_loader_extra_config={"concurrency": 4})), first}
+    assert len(seen) == 3, "the rest counts as it does with a folder"
+    assert None not in seen
+    assert weights_digest(asked, load("runai_streamer", model_loader_extra_config={"pattern": "x"})) is None
     monkeypatch.setattr(weights, "process_began_ns", lambda: 1_050_000_000_000)
+    assert weights_digest(asked, load("runai_streamer")) is None, "the other configuration was changed since"
     assert of_store(tmp_path / "here") is None, "it changed when this process began, by the store's clock"
     monkeypatch.setattr(weights, "process_began_ns", lambda: 1_070_000_000_000)
     assert of_store(tmp_path / "here") is not None

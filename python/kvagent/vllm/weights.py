@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvagent.vllm.harmless import fields
 from kvagent.weights import files, objects
 from kvagent.weights.samples import Unreadable
 
@@ -39,8 +40,6 @@ matches files.
 
 npcache is absent: it reads copies that it made earlier. Other loaders may read anything.
 """
-_HARMLESS = {"enable_multithread_load", "num_threads", "enable_weights_track"}
-"""Keys of model_loader_extra_config that change how files are read, not which."""
 _STREAMED = "runai_streamer"  # reads an object store's files as they are
 _PARTS = ("audio_model_id", "text_model_id")  # keys of a model's configuration that name further models
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
@@ -71,16 +70,16 @@ def _digest(model: Any, load: Any) -> str:
     since = process_began_ns()
     named = load_format(load)
     url = str(getattr(model, "model_weights", None) or "")
-    if url:
-        _check(load, named == _STREAMED, named)
-        here = files.digest(files.files(Path(str(model.model))), [], None)  # its configuration, fetched just now
-        return _joined([here, objects.digest(url, since)])
-    _check(load, named in _READ, named)
+    _check(load, named in ((_STREAMED,) if url else _READ), named)
     places = _places(model, load, since)
     found = [files.files(place) for place in places]
     if not any(found):
         raise Unreadable(f"{model.model}: its files are not here")
-    return _joined(files.digest(some, [_reads(named, some)], since) for some in found)
+    if not url:
+        return _joined(files.digest(some, [_reads(named, some)], since) for some in found)
+    # The first folder has the store's configuration, fetched just now.
+    here = [files.digest(some, [], since if i else None) for i, some in enumerate(found)]
+    return _joined([*here, objects.digest(url, since)])
 
 
 def _check(load: Any, known: bool, named: str) -> None:
@@ -88,9 +87,10 @@ def _check(load: Any, known: bool, named: str) -> None:
     extra = getattr(load, "model_loader_extra_config", None) or {}
     if not known:
         raise Unreadable(f"load_format {named}: it may read other weights than those in the folder")
-    if named in _READ and not (isinstance(extra, dict) and set(extra) <= _HARMLESS):
+    harmless = {one.rpartition(".")[2] for one in fields() if one.startswith("LoadConfig.model_loader_extra_config.")}
+    if not (isinstance(extra, dict) and set(extra) <= harmless):
         raise Unreadable(
-            f"model_loader_extra_config, allowed is {', '.join(sorted(_HARMLESS))}: other keys may change what is read"
+            f"model_loader_extra_config, allowed is {', '.join(sorted(harmless))}: other keys may change what is read"
         )
     if not _own_loader(named):
         raise Unreadable(f"load_format {named}: a plugin's loader may read other weights than those in the folder")
@@ -125,11 +125,7 @@ def _places(model: Any, load: Any, since: int | None) -> list[Path]:
         asked.append((str(other), revision))
     config = getattr(model, "hf_config", None)
     asked += [(part, None) for name in _PARTS if isinstance(part := getattr(config, name, None), str)]
-    overrides = getattr(model, "hf_overrides", None)
-    if callable(overrides) and not str(getattr(overrides, "__module__", "")).startswith("vllm."):
-        raise Unreadable("hf_overrides is a function, whose effect is unknown")
-    quantization = overrides.get("quantization_config_file") if isinstance(overrides, dict) else None
-    places = [Path(quantization)] if isinstance(quantization, str) else []
+    places: list[Path] = []
     for name, version in asked:
         found = [Path(name)] if Path(name).exists() else _fetched(name, version, load, since)
         if not found:
