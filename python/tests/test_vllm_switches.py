@@ -13,7 +13,7 @@ import pytest
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
 from kvagent.vllm.scheduler.saves import RETRY_STEPS
-from kvagent.vllm.scheduler.switches import MAX_LOGGED, MAX_TOKENS, Switches
+from kvagent.vllm.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from tests.agent import eventually
 from tests.simulated import BLOCK, SimulatedEngine
 

@@ -30,10 +30,10 @@ from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Track
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
 from kvagent.vllm.scheduler.states import States
-from kvagent.vllm.scheduler.switches import Switches
 from kvagent.vllm.scheduler.sync_loads import SyncLoads
 from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
+from kvagent.vllm.switches import Switches
 from kvagent.vllm.transfer_names import wanted
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
