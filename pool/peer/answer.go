@@ -1,9 +1,7 @@
 package peer
 
 import (
-	"errors"
 	"net"
-	"syscall"
 	"time"
 
 	"github.com/kvagent/kvagent/pagefault"
@@ -123,21 +121,27 @@ func (v *served) tally(a *answer, took time.Duration) {
 	v.server.peers.add(v.host, len(a.send), a.bytes, took)
 }
 
-// writeBlocks writes a BLOCKS. A slot of which a page cannot be read is sent as zeros from there
-// on, which the client finds not to match its sum; it is released as corrupt.
-func (v *served) writeBlocks(id uint32, a *answer) (err error) {
-	table := encodeTable(nil, a.rows)
+// writeBlocks writes a BLOCKS. A part of a slot that cannot be read is sent as zeros, which the
+// client finds not to match the block's sum; the slot is released as corrupt.
+func (v *served) writeBlocks(id uint32, a *answer) error {
 	v.writing.Lock()
 	defer v.writing.Unlock()
-	v.seal(kindBlocks, id, uint32(int64(len(table))+a.bytes), table)
-	if v.direct {
-		err = v.writeDirect(a)
-	} else if err = v.writeAll(v.frame); err == nil {
-		for k := range a.send {
-			if err = v.writeCopied(a, k, v.memory(a.slot(k))); err != nil {
-				break
-			}
+	after := int64(0)
+	for k := range a.send {
+		after += sealed(int64(a.slot(k).Len))
+	}
+	v.seal(kindBlocks, id, encodeTable(nil, a.rows), after)
+	out := &gather{conn: v.conn}
+	err := out.add(v.frame)
+	for k := range a.send {
+		for mem := v.memory(a.slot(k)); len(mem) > 0 && err == nil; {
+			n := min(len(mem), sealPart)
+			err = v.writeSealed(out, a, k, mem[:n])
+			mem = mem[n:]
 		}
+	}
+	if err == nil {
+		err = out.flush()
 	}
 	if err != nil {
 		return writeError(err, v.timeout)
@@ -148,66 +152,59 @@ func (v *served) writeBlocks(id uint32, a *answer) (err error) {
 // slot returns the slot that is sent as number k.
 func (a *answer) slot(k int) pool.Slot { return a.held[a.send[k]] }
 
-// writeDirect writes the frame and the slots by vectored system calls, which copy from the arena
-// into the kernel.
-func (v *served) writeDirect(a *answer) error {
-	rest, k, at := v.frame, 0, int64(0) // the next byte is at of slot k, after rest
-	for len(rest) > 0 || k < len(a.send) {
-		part, owner, room := net.Buffers{}, []int{}, int64(writePart)
-		if len(rest) > 0 {
-			part, owner, room = append(part, rest), append(owner, -1), room-int64(len(rest))
-			rest = nil
+// writeSealed writes a part of slot k of an answer, and its tag. Where the kernel reads slots
+// itself, and the part can be read, nothing is copied here. A page that is lost after that ends the
+// connection.
+func (v *served) writeSealed(out *gather, a *answer, k int, mem []byte) error {
+	if v.direct {
+		var tag []byte
+		if pagefault.Guard(mem, nil, func() { tag = v.out.tag(nil, mem) }) == nil {
+			return out.add(mem, tag)
 		}
-		for k < len(a.send) && room > 0 {
-			n := min(int64(a.slot(k).Len)-at, room)
-			part, owner = append(part, v.memory(a.slot(k))[at:at+n]), append(owner, k)
-			if at, room = at+n, room-n; at == int64(a.slot(k).Len) {
-				k, at = k+1, 0
-			}
-		}
-		if err := v.raw.SetWriteDeadline(time.Now().Add(v.timeout)); err != nil {
-			return err
-		}
-		left := part
-		_, err := left.WriteTo(v.raw)
-		if errors.Is(err, syscall.EFAULT) {
-			owner = owner[len(owner)-len(left):]
-			for i, mem := range left {
-				if err = v.writeCopied(a, owner[i], mem); err != nil {
-					return err
-				}
-			}
-			continue
-		}
-		if err != nil {
-			return err
-		}
+		v.out.back()
 	}
-	return nil
+	if err := out.flush(); err != nil {
+		return err
+	}
+	if v.copied == nil {
+		v.copied = make([]byte, sealPart+macBytes)
+	}
+	b := v.copied[:len(mem)]
+	if pagefault.Guard(mem, nil, func() { copy(b, mem) }) != nil {
+		clear(b)
+		v.probe(a.slot(k))
+		a.status[a.send[k]] = pool.Corrupt
+	}
+	return v.writeAll(v.out.tag(b, b))
 }
 
-// copyPart is what is copied at once where the kernel does not read slots itself, bytes.
-const copyPart = 64 << 10
+// gather collects what is written by one vectored system call, which copies from the arena into the
+// kernel: about sealPart bytes, which are still in the processor's cache then.
+type gather struct {
+	*conn
+	parts net.Buffers
+	bytes int
+}
 
-// writeCopied writes memory of slot k of an answer through a copy. Bytes that cannot be read
-// become zeros. k is -1 for memory that is no slot's.
-func (v *served) writeCopied(a *answer, k int, mem []byte) error {
-	if v.copied == nil {
-		v.copied = make([]byte, copyPart)
+func (g *gather) add(parts ...[]byte) error {
+	for _, b := range parts {
+		g.parts, g.bytes = append(g.parts, b), g.bytes+len(b)
 	}
-	for len(mem) > 0 {
-		n := min(len(mem), copyPart)
-		if pagefault.Guard(mem, nil, func() { copy(v.copied, mem[:n]) }) != nil {
-			clear(v.copied)
-			if k >= 0 {
-				v.probe(a.slot(k))
-				a.status[a.send[k]] = pool.Corrupt
-			}
-		}
-		if err := v.writeAll(v.copied[:n]); err != nil {
-			return err
-		}
-		mem = mem[n:]
+	if g.bytes < sealPart {
+		return nil
 	}
-	return nil
+	return g.flush()
+}
+
+func (g *gather) flush() error {
+	if len(g.parts) == 0 {
+		return nil
+	}
+	if err := g.raw.SetWriteDeadline(time.Now().Add(g.timeout)); err != nil {
+		return err
+	}
+	left := g.parts
+	_, err := left.WriteTo(g.raw)
+	g.parts, g.bytes = g.parts[:0], 0
+	return err
 }

@@ -41,9 +41,8 @@ func (a Auth) String() string {
 // GoString is String: a key is not printed by mistake.
 func (a Auth) GoString() string { return a.String() }
 
-// Key returns the Auth of a shared key of MinKey to MaxKey bytes. It protects against strangers and
-// mistakes. It does not encrypt, and somebody in the path can alter blocks so that their CRC
-// matches.
+// Key returns the Auth of a shared key of MinKey to MaxKey bytes. Every byte after the handshake is
+// authenticated under it. It does not encrypt.
 func Key(key []byte) (Auth, error) {
 	if len(key) < MinKey || len(key) > MaxKey {
 		return Auth{}, fmt.Errorf("%d bytes, allowed: %d to %d", len(key), MinKey, MaxKey)

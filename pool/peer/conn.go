@@ -1,11 +1,8 @@
 package peer
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"net"
 	"os"
 	"sync"
@@ -15,13 +12,13 @@ import (
 // conn is a connection of which both sides are authenticated. One goroutine reads; any may write.
 type conn struct {
 	raw     net.Conn
-	version uint16
 	direct  bool          // the kernel reads and writes slots: no TLS between
 	timeout time.Duration // silence after which the other side counts as dead
 	beat    time.Duration // how often this side writes at least
 
 	in      seal
 	head    [headerBytes]byte
+	mac     [macBytes]byte // of the part of a block at hand
 	payload []byte
 	bounce  []byte // for slots, where TLS is between
 
@@ -32,81 +29,54 @@ type conn struct {
 	wrote   bool   // since the last beat
 }
 
-// seal makes the MACs of one direction. It counts frames, so none can be left out or repeated.
-type seal struct {
-	mac   hash.Hash
-	frame uint64
-}
-
-func newSeal(key []byte) seal { return seal{mac: hmac.New(sha256.New, key)} }
-
-// sum returns the MAC of the next frame: of its number, its header, and its payload; of a BLOCKS,
-// of the table.
-func (s *seal) sum(head, payload []byte) (mac [macBytes]byte) {
-	s.begin(head)
-	s.mac.Write(payload)
-	return s.end()
-}
-
-// begin begins the MAC of the next frame: its payload is written to s.mac.
-func (s *seal) begin(head []byte) {
-	var number [8]byte
-	le.PutUint64(number[:], s.frame)
-	s.frame++
-	s.mac.Reset()
-	s.mac.Write(number[:])
-	s.mac.Write(head[:macAt])
-}
-
-func (s *seal) end() (mac [macBytes]byte) {
-	var full [sha256.Size]byte
-	copy(mac[:], s.mac.Sum(full[:0]))
-	return mac
-}
-
 // errSilent is a peer from which nothing came, or that took nothing, for its time.
 var errSilent = errors.New("silent")
 
-// next reads the header of the next frame. The rest must be read before the next call.
+// next reads the header of the next frame, and verifies its tag. The rest must be read before the
+// next call.
 func (c *conn) next() (header, error) {
 	if err := c.readFull(c.head[:]); err != nil {
 		return header{}, err
 	}
-	return parseHeader(c.head[:])
+	h, err := parseHeader(c.head[:])
+	if err != nil {
+		return header{}, err
+	}
+	return h, c.in.verify(c.head[:macAt], c.head[macAt:])
 }
 
-// rest reads the first n bytes of the payload of the frame at hand, and verifies its MAC with them.
-// They are valid until the next call.
+// rest reads the next n bytes of the frame at hand, which are a part and its tag, and verifies
+// them. The part is valid until the next call.
 func (c *conn) rest(n int) ([]byte, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	if n <= macBytes {
+		return nil, malformed("%d bytes after a header, allowed: none, or more than a tag", n)
+	}
 	if cap(c.payload) < n {
 		c.payload = make([]byte, n)
 	}
-	p := c.payload[:n]
-	if err := c.readFull(p); err != nil {
+	b := c.payload[:n]
+	if err := c.readFull(b); err != nil {
 		return nil, err
 	}
-	want := c.in.sum(c.head[:], p)
-	return p, c.verify(want)
+	part := b[:n-macBytes]
+	return part, c.in.verify(part, b[n-macBytes:])
 }
 
-// skip reads the payload of the frame at hand without keeping it, and verifies its MAC.
+// skip reads the rest of the frame at hand, n bytes, and uses nothing of it.
 func (c *conn) skip(n int) error {
-	var part [4 << 10]byte
-	c.in.begin(c.head[:])
+	var some [4 << 10]byte
+	if n > 0 {
+		c.in.skip(1)
+	}
 	for n > 0 {
-		p := part[:min(n, len(part))]
+		p := some[:min(n, len(some))]
 		if err := c.readFull(p); err != nil {
 			return err
 		}
-		c.in.mac.Write(p)
 		n -= len(p)
-	}
-	return c.verify(c.in.end())
-}
-
-func (c *conn) verify(want [macBytes]byte) error {
-	if !hmac.Equal(want[:], c.head[macAt:]) {
-		return malformed("a MAC that does not match")
 	}
 	return nil
 }
@@ -148,18 +118,24 @@ func (c *conn) readWithin(p []byte, d time.Duration) (int, error) {
 func (c *conn) send(k kind, id uint32, payload []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	c.seal(k, id, uint32(len(payload)), payload)
+	c.seal(k, id, payload, 0)
 	return c.writeAll(c.frame)
 }
 
-// seal puts a frame without what its MAC does not cover into c.frame.
-func (c *conn) seal(k kind, id, length uint32, payload []byte) {
-	h := header{kind: k, id: id, length: length}
+// seal puts a frame into c.frame, with tags. After it, the caller writes so many more bytes of the
+// same frame: parts with their tags.
+func (c *conn) seal(k kind, id uint32, payload []byte, after int64) {
+	h := header{kind: k, id: id, length: uint32(after)}
+	if len(payload) > 0 {
+		h.length += uint32(len(payload) + macBytes)
+	}
 	c.frame = append(c.frame[:0], make([]byte, headerBytes)...)
 	h.put(c.frame)
-	mac := c.out.sum(c.frame, payload)
-	copy(c.frame[macAt:], mac[:])
-	c.frame = append(c.frame, payload...)
+	c.out.tag(c.frame[:macAt], c.frame[:macAt])
+	if len(payload) > 0 {
+		c.frame = append(c.frame, payload...)
+		c.frame = c.out.tag(c.frame, payload)
+	}
 	c.wrote = true
 }
 

@@ -32,19 +32,20 @@ const (
 	kinds              = 17
 )
 
-// A frame is a header and a payload. The header is, little-endian:
+// A frame is a header and, unless it is empty, a payload and its tag. The header is, little-endian:
 //
-//	0  4  "kvp" and 1
+//	0  4  "kvp" and 3
 //	4  1  kind
 //	5  3  zero
 //	8  4  id: of a subscription or a GET, chosen by the client; else 0
-//	12 4  length of the payload
-//	16 16 MAC: zero until both sides are authenticated
+//	12 4  bytes that follow the header, with the tags
+//	16 16 tag of the bytes before it: zero until both sides are authenticated; until then the
+//	      payload has none either
 const (
 	headerBytes = 32
 	macAt       = 16
 	macBytes    = 16
-	magic       = "kvp\x01"
+	magic       = "kvp\x03"
 )
 
 // header is a frame's.
@@ -54,25 +55,29 @@ type header struct {
 	length uint32
 }
 
-// maxPayload bounds the payload of each kind, bytes; a kind that is not in it does not exist.
-var maxPayload = [kinds]uint32{
+// maxLength bounds what follows the header of each kind, bytes.
+var maxLength = [kinds]uint32{
 	kindHello:     helloBytes,
 	kindChallenge: challengeBytes,
 	kindProof:     proofBytes,
 	kindWelcome:   0,
-	kindError:     maxErrorText,
-	kindSubscribe: subscribeBytes + MaxName + 256*groupBytes + MaxHashes*32,
-	kindHave:      maxRuns * runBytes,
-	kindEnd:       endBytes,
-	kindGet:       getBytes + MaxBatch*32,
-	kindBlocks:    tableBytes + MaxBatch*rowBytes + MaxBlockBytes,
+	kindError:     maxErrorText + macBytes,
+	kindSubscribe: subscribeBytes + MaxName + 256*groupBytes + MaxHashes*32 + macBytes,
+	kindHave:      maxRuns*runBytes + macBytes,
+	kindEnd:       endBytes + macBytes,
+	kindGet:       getBytes + MaxBatch*32 + macBytes,
+	kindBlocks:    maxBlocks,
 	kindCancel:    0,
-	kindDelivered: 16 + MaxName,
+	kindDelivered: 16 + MaxName + macBytes,
 	kindPing:      0,
-	kindPin:       getBytes + MaxBatch*32,
-	kindPlaces:    placesBytes + pool.MaxTarget + MaxBatch*placeBytes,
+	kindPin:       getBytes + MaxBatch*32 + macBytes,
+	kindPlaces:    placesBytes + pool.MaxTarget + MaxBatch*placeBytes + macBytes,
 	kindUnpin:     0,
 }
+
+// maxBlocks is the length of the longest BLOCKS: its table, and a block of which every part has a
+// tag.
+const maxBlocks = tableBytes + MaxBatch*rowBytes + macBytes + MaxBlockBytes + MaxBlockBytes/sealPart*macBytes
 
 // errMalformed is wrapped by what a peer sent against the protocol.
 var errMalformed = errors.New("malformed")
@@ -81,7 +86,7 @@ func malformed(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errMalformed}, args...)...)
 }
 
-// put encodes the header without its MAC.
+// put encodes the header without its tag.
 func (h *header) put(b []byte) {
 	copy(b, magic)
 	b[4], b[5], b[6], b[7] = byte(h.kind), 0, 0, 0
@@ -90,7 +95,7 @@ func (h *header) put(b []byte) {
 	clear(b[macAt:headerBytes])
 }
 
-// parseHeader decodes a header of headerBytes and checks all of it but the MAC.
+// parseHeader decodes a header of headerBytes and checks all of it but the tag.
 func parseHeader(b []byte) (h header, err error) {
 	h = header{
 		kind: kind(b[4]), id: binary.LittleEndian.Uint32(b[8:]), length: binary.LittleEndian.Uint32(b[12:]),
@@ -100,8 +105,8 @@ func parseHeader(b []byte) (h header, err error) {
 		return h, malformed("begins with %x, not with %x", b[:4], magic)
 	case h.kind == 0 || h.kind >= kinds || b[5] != 0 || b[6] != 0 || b[7] != 0:
 		return h, malformed("kind %x", b[4:8])
-	case h.length > maxPayload[h.kind]:
-		return h, malformed("kind %d with %d bytes, allowed: at most %d", h.kind, h.length, maxPayload[h.kind])
+	case h.length > maxLength[h.kind]:
+		return h, malformed("kind %d with %d bytes, allowed: at most %d", h.kind, h.length, maxLength[h.kind])
 	}
 	return h, nil
 }

@@ -19,17 +19,18 @@ import (
 //	client ── HELLO versions, timeout, nonce ──────────────▶ server
 //	client ◀─ CHALLENGE version, timeout, nonce, proof ───── server
 //	client ── PROOF ───────────────────────────────────────▶ server
-//	client ◀─ WELCOME, the first frame with a MAC ────────── server
+//	client ◀─ WELCOME, the first frame with tags ───────── server
 //
-// A proof is an HMAC-SHA256 of a label, HELLO and CHALLENGE. Each side's label is another one, so
-// that a proof cannot be sent back, and both nonces are new, so that none can be replayed. The keys
-// of the MACs are made of the same, with labels of their own.
+// A proof is derived by HKDF-SHA256 from the key, HELLO, CHALLENGE and a label. Each side's label
+// is another one, so that a proof cannot be sent back, and both nonces are new, so that none can be
+// replayed. The keys of the seals, one for each direction, are derived from the same, with labels
+// of their own.
 const (
-	labelServer   = "kvagent peer 1: server"
-	labelClient   = "kvagent peer 1: client"
-	labelToServer = "kvagent peer 1: frames to server"
-	labelToClient = "kvagent peer 1: frames to client"
-	labelTLS      = "EXPORTER-kvagent-peer-1"
+	labelServer   = "kvagent peer 3: server"
+	labelClient   = "kvagent peer 3: client"
+	labelToServer = "kvagent peer 3: frames to server"
+	labelToClient = "kvagent peer 3: frames to client"
+	labelTLS      = "EXPORTER-kvagent-peer-3"
 )
 
 // maxHandshake bounds what an unauthenticated peer can make this side read, bytes. Certificates are
@@ -38,15 +39,6 @@ const maxHandshake = 32 << 10
 
 // transcript is what both sides have sent before the proofs.
 type transcript struct{ key, hello, challenge []byte }
-
-func (t *transcript) derive(label string) []byte {
-	m := hmac.New(sha256.New, t.key)
-	_, _ = io.WriteString(m, label)
-	m.Write([]byte{0})
-	m.Write(t.hello)
-	m.Write(t.challenge[:challengeBytes-proofBytes])
-	return m.Sum(nil)
-}
 
 // gate counts what is read before a connection is authenticated.
 type gate struct {
@@ -85,11 +77,11 @@ func accepted(raw net.Conn, cfg *Config) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.low > version || h.high < firstVersion {
-		err = fmt.Errorf("versions %d to %d, this side speaks %d to %d", h.low, h.high, firstVersion, version)
+	if h.low > version || h.high < version {
+		err = fmt.Errorf("versions %d to %d, this side speaks %d", h.low, h.high, version)
 		return nil, errors.Join(err, sendBare(secured, kindError, []byte(err.Error())))
 	}
-	ch := challenge{version: min(h.high, version), timeout: cfg.Timeout}
+	ch := challenge{version: version, timeout: cfg.Timeout}
 	_, _ = rand.Read(ch.nonce[:])
 	t := transcript{key, b, ch.encode()}
 	copy(ch.proof[:], t.derive(labelServer))
@@ -105,7 +97,6 @@ func accepted(raw net.Conn, cfg *Config) (*conn, error) {
 		return nil, fmt.Errorf("%w: the client has another key", ErrAuth)
 	}
 	c := open(secured, &t, labelToServer, labelToClient, cfg.Timeout, h.timeout)
-	c.version = ch.version
 	return c, c.send(kindWelcome, 0, nil)
 }
 
@@ -121,7 +112,7 @@ func dialled(ctx context.Context, raw net.Conn, addr string, auth *Auth, timeout
 	if err != nil {
 		return nil, err
 	}
-	h := hello{low: firstVersion, high: version, timeout: timeout}
+	h := hello{low: version, high: version, timeout: timeout}
 	_, _ = rand.Read(h.nonce[:])
 	t := transcript{key: key, hello: h.encode()}
 	if err = sendBare(secured, kindHello, t.hello); err != nil {
@@ -134,7 +125,7 @@ func dialled(ctx context.Context, raw net.Conn, addr string, auth *Auth, timeout
 	if err != nil {
 		return nil, err
 	}
-	if ch.version < firstVersion || ch.version > version {
+	if ch.version != version {
 		return nil, malformed("version %d was not offered", ch.version)
 	}
 	if !hmac.Equal(ch.proof[:], t.derive(labelServer)) {
@@ -144,13 +135,9 @@ func dialled(ctx context.Context, raw net.Conn, addr string, auth *Auth, timeout
 		return nil, err
 	}
 	c := open(secured, &t, labelToClient, labelToServer, timeout, ch.timeout)
-	c.version = ch.version
 	w, err := c.next()
 	if err == nil && w.kind != kindWelcome {
 		err = malformed("kind %d instead of WELCOME", w.kind)
-	}
-	if err == nil {
-		_, err = c.rest(0)
 	}
 	return c, err
 }
@@ -192,7 +179,7 @@ func open(raw net.Conn, t *transcript, in, out string, timeout, theirs time.Dura
 	}
 }
 
-// sendBare writes a frame without a MAC.
+// sendBare writes a frame without tags.
 func sendBare(c net.Conn, k kind, payload []byte) error {
 	b := make([]byte, headerBytes, headerBytes+len(payload))
 	(&header{kind: k, length: uint32(len(payload))}).put(b)
@@ -200,7 +187,7 @@ func sendBare(c net.Conn, k kind, payload []byte) error {
 	return err
 }
 
-// bare reads a frame without a MAC, of one kind.
+// bare reads a frame without tags, of one kind.
 func bare(c net.Conn, k kind) ([]byte, error) {
 	var b [headerBytes]byte
 	if _, err := io.ReadFull(c, b[:]); err != nil {
@@ -213,7 +200,7 @@ func bare(c net.Conn, k kind) ([]byte, error) {
 	if h.kind != k && h.kind != kindError || h.id != 0 || [macBytes]byte(b[macAt:]) != [macBytes]byte{} {
 		return nil, malformed("kind %d instead of %d", h.kind, k)
 	}
-	p := make([]byte, h.length) // of a bare kind: at most maxErrorText
+	p := make([]byte, h.length) // bounded by maxLength
 	if _, err = io.ReadFull(c, p); err == nil && h.kind == kindError {
 		err = fmt.Errorf("the peer says: %q", p)
 	}

@@ -74,8 +74,8 @@ func TestHostileClient(t *testing.T) {
 			return c.raw.(*net.TCPConn).CloseWrite()
 		}, ""},
 		"oversized": {func(c *conn) error { return c.writeAll(frame(kindSubscribe, 1<<30)) }, "allowed"},
-		"BLOCKS":    {func(c *conn) error { return c.writeAll(frame(kindBlocks, 1<<20)) }, "from a client"},
-		"HELLO":     {func(c *conn) error { return c.send(kindHello, 0, make([]byte, helloBytes)) }, "from a client"},
+		"BLOCKS":    {func(c *conn) error { return c.send(kindBlocks, 1, make([]byte, 1<<10)) }, "from a client"},
+		"HELLO":     {func(c *conn) error { return c.send(kindHello, 0, make([]byte, 8)) }, "from a client"},
 		"kind 0":    {func(c *conn) error { return c.send(0, 0, nil) }, "kind"},
 		"repeated frame": {func(c *conn) error {
 			if err := c.send(kindPing, 0, nil); err != nil {
@@ -85,7 +85,7 @@ func TestHostileClient(t *testing.T) {
 		}, "MAC"},
 		"altered GET": {func(c *conn) error {
 			p := whole.encode(nil)
-			c.seal(kindGet, 1, uint32(len(p)), p)
+			c.seal(kindGet, 1, p, 0)
 			c.frame[len(c.frame)-1] ^= 1
 			return c.writeAll(c.frame)
 		}, "MAC"},
@@ -145,8 +145,8 @@ func TestRefusedSubscribe(t *testing.T) {
 			t.Errorf("SUBSCRIBE %d: kind %d, id %d: %v, %v", id, h.kind, h.id, end, err)
 		}
 	}
-	c.seal(kindSubscribe, 2, uint32(len(b)), b)
-	c.frame[len(c.frame)-1] ^= 1
+	c.seal(kindSubscribe, 2, b, 0)
+	c.frame[8] ^= 1 // its id: nothing else of a refused one is used
 	check(t, c.writeAll(c.frame))
 	if text := closes(t, c); !strings.Contains(text, "MAC") {
 		t.Errorf("an altered one: it says %q", text)
@@ -242,13 +242,18 @@ func asked(c *conn) (id uint32, m get, err error) {
 	}
 }
 
-// sendBytes sends a BLOCKS with these rows and bytes.
+// sendBytes sends a BLOCKS with these rows and bytes, of blocks of 4,096 bytes. It announces length
+// bytes.
 func sendBytes(c *conn, id uint32, rows []row, length int, data []byte) error {
 	table := encodeTable(nil, rows)
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	c.seal(kindBlocks, id, uint32(len(table)+length), table)
-	return errors.Join(c.writeAll(c.frame), c.writeAll(data))
+	c.seal(kindBlocks, id, table, int64(length+(length+4095)/4096*macBytes))
+	all := slices.Clone(c.frame)
+	for block := range slices.Chunk(data, 4096) {
+		all = c.out.tag(append(all, block...), block)
+	}
+	return c.writeAll(all)
 }
 
 // good is the right answer to a GET, altered by change.
@@ -412,7 +417,7 @@ func TestWrongKey(t *testing.T) {
 	raw, err := net.Dial("tcp", s.Addr().String())
 	check(t, err)
 	defer raw.Close()
-	m := hello{low: 1, high: 1, timeout: time.Second}
+	m := hello{low: version, high: version, timeout: time.Second}
 	check(t, sendBare(raw, kindHello, m.encode()))
 	ch, err := bare(raw, kindChallenge)
 	check(t, err)
@@ -480,7 +485,7 @@ func TestVersions(t *testing.T) {
 	defer raw.Close()
 	m := hello{low: version + 1, high: 9, timeout: time.Second}
 	check(t, sendBare(raw, kindHello, m.encode()))
-	if _, err := bare(raw, kindChallenge); err == nil || !strings.Contains(err.Error(), "versions 3 to 9") {
+	if _, err := bare(raw, kindChallenge); err == nil || !strings.Contains(err.Error(), "versions 4 to 9") {
 		t.Error(err)
 	}
 }

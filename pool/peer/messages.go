@@ -7,11 +7,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The versions of the protocol that this package speaks. Version 2 has PIN, PLACES and UNPIN.
-const (
-	firstVersion = 1
-	version      = 2
-)
+// version is the version of the protocol that this package speaks.
+const version = 3
 
 // Sizes of payloads, or of their fixed parts, bytes.
 const (
@@ -32,7 +29,10 @@ const (
 	placeBytes     = 16
 )
 
-var le = binary.LittleEndian
+var (
+	le = binary.LittleEndian
+	be = binary.BigEndian
+)
 
 // hello is what the client sends first:
 //
@@ -156,7 +156,8 @@ type row struct {
 }
 
 // A table begins a BLOCKS: rows (2), zero (2), and for each block of the GET status (1), zero (3),
-// sum (4). The bytes of the blocks that are OK follow it, in order.
+// sum (4). The bytes of the blocks that are OK follow it, in order, each sealPart of a block and
+// its rest with a tag.
 func encodeTable(b []byte, rows []row) []byte {
 	b = le.AppendUint16(b, uint16(len(rows)))
 	b = append(b, 0, 0)

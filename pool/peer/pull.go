@@ -3,18 +3,17 @@ package peer
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
 )
 
-// reads reports whether blocks of this peer are to be read by one-sided reads: both sides speak of
-// them, this side's reader works, and none failed a short while ago.
+// reads reports whether blocks of this peer are to be read by one-sided reads: this side's reader
+// works, and none failed a short while ago.
 func (l *link) reads() bool {
 	c := l.client
-	if c.cfg.Reader == nil || slices.ContainsFunc(l.streams, func(s *stream) bool { return s.version < 2 }) {
+	if c.cfg.Reader == nil {
 		return false
 	}
 	if _, err := c.cfg.Reader.Exposed(); err != nil {

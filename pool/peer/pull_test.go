@@ -3,7 +3,6 @@ package peer
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -403,28 +402,6 @@ func TestClientClosesDuringARead(t *testing.T) {
 	p.to.nothingLeft()
 }
 
-// handRaised is a connection whose client is played by the test.
-func handRaised(t *testing.T, p *pulling, high uint16) *conn {
-	t.Helper()
-	raw, err := net.Dial("tcp", p.addr)
-	check(t, err)
-	t.Cleanup(func() { _ = raw.Close() })
-	auth := testKey(t, 1)
-	tr := transcript{key: auth.key, hello: (&hello{low: 1, high: high, timeout: time.Minute}).encode()}
-	check(t, sendBare(raw, kindHello, tr.hello))
-	tr.challenge, err = bare(raw, kindChallenge)
-	check(t, err)
-	ch, err := parseChallenge(tr.challenge)
-	check(t, err)
-	if ch.version != min(high, version) {
-		t.Errorf("version %d for a client of at most %d", ch.version, high)
-	}
-	check(t, sendBare(raw, kindProof, tr.derive(labelClient)))
-	c := open(raw, &tr, labelToClient, labelToServer, time.Minute, time.Minute)
-	answers(t, c, kindWelcome)
-	return c
-}
-
 // answers returns the payload of the next frame but PINGs, which must be of a kind.
 func answers(t *testing.T, c *conn, k kind) []byte {
 	t.Helper()
@@ -448,7 +425,7 @@ func TestPinsEndWithTheConnection(t *testing.T) {
 	p := newPulling(t, 1, nil)
 	h := chain("a", 3)
 	p.from.save(h.Slice(0, 2))
-	c := handRaised(t, p, version)
+	c := connect(t, p.addr, testKey(t, 1))
 	for id := range uint32(2) {
 		m := get{space: p.from.spec.Fingerprint, length: 4096, hashes: h.Slice(int(id), int(id)+2)}
 		check(t, c.send(kindPin, id, m.encode(nil)))
@@ -474,7 +451,7 @@ func TestPinsOfAnotherLength(t *testing.T) {
 	p := newPulling(t, 1, nil)
 	h := chain("a", 3)
 	p.from.save(h)
-	c := handRaised(t, p, version)
+	c := connect(t, p.addr, testKey(t, 1))
 	m := get{space: p.from.spec.Fingerprint, length: 4095, hashes: h}
 	check(t, c.send(kindPin, 1, m.encode(nil)))
 	got, err := parsePlaces(answers(t, c, kindPlaces))
@@ -491,7 +468,7 @@ func TestPinsOfAnotherLength(t *testing.T) {
 func TestEmptyPinsAreBounded(t *testing.T) {
 	p := newPulling(t, 1, nil)
 	p.from.save(chain("a", 1))
-	c := handRaised(t, p, version)
+	c := connect(t, p.addr, testKey(t, 1))
 	pin := func(id uint32, name string) placed {
 		m := get{space: p.from.spec.Fingerprint, length: 4096, hashes: chain(name, 1)}
 		check(t, c.send(kindPin, id, m.encode(nil)))
@@ -515,18 +492,15 @@ func TestEmptyPinsAreBounded(t *testing.T) {
 	}
 }
 
-// A client of version 1 cannot pin, nobody can pin twice under one id, or free what is not pinned.
+// Nobody can pin twice under one id, or free what is not pinned.
 func TestPinsThatBreakTheProtocol(t *testing.T) {
 	p := newPulling(t, 1, nil)
 	p.from.save(chain("a", 1))
 	pin := (&get{space: p.from.spec.Fingerprint, length: 4096, hashes: chain("a", 1)}).encode(nil)
-	c := handRaised(t, p, firstVersion)
-	check(t, c.send(kindPin, 1, pin))
-	answers(t, c, kindError)
-	c = handRaised(t, p, version)
+	c := connect(t, p.addr, testKey(t, 1))
 	check(t, c.send(kindUnpin, 1, nil))
 	answers(t, c, kindError)
-	c = handRaised(t, p, version)
+	c = connect(t, p.addr, testKey(t, 1))
 	check(t, c.send(kindPin, 1, pin))
 	answers(t, c, kindPlaces)
 	check(t, c.send(kindPin, 1, pin))

@@ -45,7 +45,7 @@ func (s *stream) receiveBlocks(h header) error {
 	if a == nil || a.id != h.id || a.pin {
 		return malformed("BLOCKS %d was not asked for", h.id)
 	}
-	head := tableBytes + len(a.parts)*rowBytes
+	head := tableBytes + len(a.parts)*rowBytes + macBytes
 	if int(h.length) < head {
 		return malformed("BLOCKS of %d bytes for %d blocks", h.length, len(a.parts))
 	}
@@ -63,7 +63,7 @@ func (s *stream) receiveBlocks(h header) error {
 	total := int64(head)
 	for _, r := range rows {
 		if r.status == pool.OK {
-			total += int64(a.get.length)
+			total += sealed(int64(a.get.length))
 		}
 	}
 	if total != int64(h.length) {
@@ -83,16 +83,16 @@ func (s *stream) receiveBlocks(h header) error {
 	return nil
 }
 
-// receiveBlock reads the bytes of one block into its slot, and sums them there. An error is the
-// connection's.
+// receiveBlock reads the bytes of one block into its slot, and verifies and sums them there. An
+// error is the connection's.
 func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 	cfg := &s.link.client.cfg
 	slot := a.slot(i)
 	mem := cfg.Arena[slot.Off : slot.Off+int64(slot.Len)]
 	slot.Sum = a.seed(i)
-	for at := 0; at < len(mem); {
-		n, bad, err := s.into(mem[at:min(at+sumPart, len(mem))], &slot.Sum)
-		at += n
+	for len(mem) > 0 {
+		n := min(len(mem), sealPart)
+		taken, bad, err := s.receivePart(mem[:n], &slot.Sum)
 		if err != nil {
 			return cancelled, err
 		}
@@ -100,8 +100,10 @@ func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 			if p, ok := cfg.Slots.(pool.Prober); ok {
 				p.Probe(*slot)
 			}
-			return badPage, s.discard(len(mem) - at)
+			s.in.skip(parts(int64(len(mem))))
+			return badPage, s.discard(sealed(int64(len(mem))) - int64(taken))
 		}
+		mem = mem[n:]
 	}
 	if slot.Sum != want {
 		return pool.Corrupt, nil
@@ -109,13 +111,33 @@ func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 	return pool.OK, nil
 }
 
-// sumPart is how much is read before it is summed, bytes: it is still in the processor's cache
-// then, and the kernel goes on to receive meanwhile.
-const sumPart = 256 << 10
+// receivePart reads a part of a block into memory of the arena, and its tag, and verifies and sums
+// what is there then. It returns bad if a page cannot be written or read; then taken bytes of the
+// part have been taken off the stream, and the part is not counted.
+func (s *stream) receivePart(mem []byte, sum *uint32) (taken int, bad bool, err error) {
+	for taken < len(mem) {
+		n, bad, err := s.into(mem[taken:])
+		taken += n
+		if bad || err != nil {
+			return taken, bad, err
+		}
+	}
+	if err := s.readFull(s.mac[:]); err != nil {
+		return taken, false, err
+	}
+	if pagefault.Guard(mem, nil, func() {
+		err = s.in.verify(mem, s.mac[:])
+		*sum = pool.Sum(*sum, mem)
+	}) != nil {
+		s.in.back()
+		return taken + macBytes, true, nil
+	}
+	return taken, false, err
+}
 
-// into reads some bytes into memory of the arena, and sums what is there then. It returns bad if a
-// page cannot be written or read; n bytes have been taken off the stream.
-func (s *stream) into(mem []byte, sum *uint32) (n int, bad bool, err error) {
+// into reads some bytes into memory of the arena. It returns bad if a page cannot be written; n
+// bytes have been taken off the stream.
+func (s *stream) into(mem []byte) (n int, bad bool, err error) {
 	if s.direct {
 		if n, err = s.read(mem); err != nil {
 			return 0, errors.Is(err, syscall.EFAULT), notFault(err)
@@ -127,14 +149,9 @@ func (s *stream) into(mem []byte, sum *uint32) (n int, bad bool, err error) {
 		if n, err = s.read(s.bounce[:min(len(mem), copyPart)]); err != nil {
 			return 0, false, err
 		}
+		bad = pagefault.Guard(mem[:n], nil, func() { copy(mem, s.bounce[:n]) }) != nil
 	}
 	s.taken.Add(1)
-	bad = pagefault.Guard(mem, nil, func() {
-		if !s.direct {
-			copy(mem, s.bounce[:n])
-		}
-		*sum = pool.Sum(*sum, mem[:n])
-	}) != nil
 	return n, bad, nil
 }
 
@@ -146,13 +163,16 @@ func notFault(err error) error {
 	return err
 }
 
+// copyPart is what is read at once where the kernel does not write to slots itself, bytes.
+const copyPart = 64 << 10
+
 // discard reads n bytes that have no place.
-func (s *stream) discard(n int) error {
+func (s *stream) discard(n int64) error {
 	if s.bounce == nil {
 		s.bounce = make([]byte, copyPart)
 	}
 	for n > 0 {
-		k := min(n, copyPart)
+		k := min(n, int64(copyPart))
 		if err := s.readFull(s.bounce[:k]); err != nil {
 			return err
 		}

@@ -98,14 +98,14 @@ func (v *served) receive() error {
 		if err != nil {
 			return err
 		}
-		if first := fromClient[h.kind]; first == 0 || v.version < first {
+		if !fromClient[h.kind] {
 			return malformed("kind %d from a client", h.kind)
 		}
 		if h.kind == kindSubscribe {
 			err = v.takeSubscribe(h)
 		} else {
 			var p []byte
-			if p, err = v.rest(int(h.length)); err == nil { // bounded by maxPayload
+			if p, err = v.rest(int(h.length)); err == nil { // bounded by maxLength
 				err = v.take(h, p)
 			}
 		}
@@ -115,9 +115,10 @@ func (v *served) receive() error {
 	}
 }
 
-// fromClient has the first version of each kind that a client sends after the handshake.
-var fromClient = [kinds]uint16{
-	kindError: 1, kindSubscribe: 1, kindGet: 1, kindCancel: 1, kindDelivered: 1, kindPing: 1, kindPin: 2, kindUnpin: 2,
+// fromClient has the kinds that a client sends after the handshake.
+var fromClient = [kinds]bool{
+	kindError: true, kindSubscribe: true, kindGet: true, kindCancel: true, kindDelivered: true, kindPing: true,
+	kindPin: true, kindUnpin: true,
 }
 
 // takeSubscribe handles a SUBSCRIBE. Its memory is taken from the host's budget before it is read.

@@ -17,14 +17,15 @@ var update = flag.Bool("update", false, "write testdata/wire/peer.json anew")
 
 const vectorsFile = "../../testdata/wire/peer.json"
 
-// vector is a frame. The frames of one side are numbered from 0 on, from the first with a MAC.
+// vector is a frame. The parts of one side's frames are numbered from 0 on, from the first with a
+// tag.
 type vector struct {
 	Name   string         `json:"name"`
 	From   string         `json:"from"` // client or server
 	Kind   kind           `json:"kind"`
 	ID     uint32         `json:"id"`
 	Fields map[string]any `json:"fields,omitempty"`
-	Hex    string         `json:"hex"` // the header and the payload; of BLOCKS with its bytes
+	Hex    string         `json:"hex"` // the header and the payload, with tags; of BLOCKS with its bytes
 }
 
 type badVector struct {
@@ -36,7 +37,7 @@ type vectors struct {
 	Key       string      `json:"key"`
 	Handshake []vector    `json:"handshake"`
 	Frames    []vector    `json:"frames"`
-	Malformed []badVector `json:"malformed"` // headers and payloads that must be refused, whatever the MAC
+	Malformed []badVector `json:"malformed"` // headers and payloads that must be refused, whatever the tags
 }
 
 func filled(from byte) (b [32]byte) {
@@ -50,8 +51,8 @@ func filled(from byte) (b [32]byte) {
 func makeVectors(t *testing.T) (v vectors) {
 	key := filled(0)
 	v.Key = hex.EncodeToString(key[:])
-	h := hello{low: 1, high: 1, timeout: 2 * time.Second, nonce: filled(0x20)}
-	ch := challenge{version: 1, timeout: 3 * time.Second, nonce: filled(0x40)}
+	h := hello{low: version, high: version, timeout: 2 * time.Second, nonce: filled(0x20)}
+	ch := challenge{version: version, timeout: 3 * time.Second, nonce: filled(0x40)}
 	tr := transcript{key[:], h.encode(), ch.encode()}
 	copy(ch.proof[:], tr.derive(labelServer))
 	tr.challenge = ch.encode()
@@ -61,9 +62,9 @@ func makeVectors(t *testing.T) (v vectors) {
 		text := hex.EncodeToString(slices.Concat(b, payload))
 		v.Handshake = append(v.Handshake, vector{name, from, k, 0, fields, text})
 	}
-	bare("hello", "client", kindHello, tr.hello, map[string]any{"low": 1, "high": 1, "timeout_ms": 2000,
+	bare("hello", "client", kindHello, tr.hello, map[string]any{"low": version, "high": version, "timeout_ms": 2000,
 		"nonce": hex.EncodeToString(h.nonce[:])})
-	bare("challenge", "server", kindChallenge, tr.challenge, map[string]any{"version": 1, "timeout_ms": 3000,
+	bare("challenge", "server", kindChallenge, tr.challenge, map[string]any{"version": version, "timeout_ms": 3000,
 		"nonce": hex.EncodeToString(ch.nonce[:]), "proof": hex.EncodeToString(ch.proof[:])})
 	proof := tr.derive(labelClient)
 	bare("proof", "client", kindProof, proof, map[string]any{"proof": hex.EncodeToString(proof)})
@@ -126,9 +127,12 @@ func makeVectors(t *testing.T) (v vectors) {
 		{"unpin", "client", kindUnpin, 3, nil, nil, nil},
 	} {
 		c := sides[f.from]
-		c.seal(f.kind, f.id, uint32(len(f.payload)+len(f.data)), f.payload)
-		v.Frames = append(v.Frames, vector{f.name, f.from, f.kind, f.id, f.fields,
-			hex.EncodeToString(append(c.frame, f.data...))})
+		c.seal(f.kind, f.id, f.payload, sealed(int64(len(f.data))))
+		b := append(c.frame, f.data...)
+		if len(f.data) > 0 {
+			b = c.out.tag(b, f.data)
+		}
+		v.Frames = append(v.Frames, vector{f.name, f.from, f.kind, f.id, f.fields, hex.EncodeToString(b)})
 	}
 	v.Malformed = malformedVectors(t, v.Frames)
 	return v
@@ -183,7 +187,7 @@ func malformedVectors(t *testing.T, frames []vector) (out []badVector) {
 			if f.Name == m.of {
 				b, err := hex.DecodeString(f.Hex)
 				check(t, err)
-				out, found = append(out, badVector{m.name, hex.EncodeToString(m.change(b))}), true
+				out, found = append(out, badVector{m.name, hex.EncodeToString(changed(f.Kind, b, m.change))}), true
 			}
 		}
 		if !found {
@@ -193,9 +197,20 @@ func malformedVectors(t *testing.T, frames []vector) (out []badVector) {
 	return out
 }
 
+// changed changes a frame whose payload has no tag meanwhile, and then one of zeros.
+func changed(k kind, b []byte, change func(b []byte) []byte) []byte {
+	if len(b) == headerBytes || k == kindBlocks || k == 0 {
+		return change(b)
+	}
+	le.PutUint32(b[12:], le.Uint32(b[12:])-macBytes)
+	b = change(b[:len(b)-macBytes])
+	le.PutUint32(b[12:], le.Uint32(b[12:])+macBytes)
+	return append(b, make([]byte, macBytes)...)
+}
+
 func handshakeOf(*testing.T) []vector {
-	h := hello{low: 1, high: 1, timeout: 2 * time.Second}
-	ch := challenge{version: 1, timeout: 3 * time.Second}
+	h := hello{low: version, high: version, timeout: 2 * time.Second}
+	ch := challenge{version: version, timeout: 3 * time.Second}
 	frame := func(name string, k kind, payload []byte) vector {
 		b := make([]byte, headerBytes)
 		(&header{kind: k, length: uint32(len(payload))}).put(b)
@@ -227,33 +242,63 @@ func parseFrame(b []byte) (again []byte, err error) {
 	case kindChallenge:
 		m, err := parseChallenge(p)
 		return slices.Concat(again, m.encode()), err
-	case kindSubscribe:
-		m, err := parseSubscribe(p)
-		return slices.Concat(again, m.encode()), err
-	case kindHave:
-		m, err := parseHave(p)
-		return slices.Concat(again, encodeHave(m)), err
-	case kindEnd:
-		e, tokens, err := parseEnd(p)
-		return slices.Concat(again, encodeEnd(e, tokens)), err
-	case kindGet, kindPin:
-		m, err := parseGet(p)
-		return m.encode(again), err
-	case kindPlaces:
-		m, err := parsePlaces(p)
-		return slices.Concat(again, m.encode()), err
-	case kindBlocks:
-		if len(p) < tableBytes || len(p) < tableBytes+int(le.Uint16(p))*rowBytes {
+	case kindProof:
+		return slices.Concat(again, p), nil
+	}
+	return parsePayload(h.kind, p, again)
+}
+
+// parsePayload decodes the payload of a frame with tags but these, and encodes it again.
+func parsePayload(k kind, p, again []byte) ([]byte, error) {
+	if len(p) == 0 {
+		return again, nil
+	}
+	if len(p) <= macBytes {
+		return nil, malformed("cut off")
+	}
+	n := len(p) - macBytes
+	if k == kindBlocks {
+		if n < tableBytes || n < tableBytes+int(le.Uint16(p))*rowBytes {
 			return nil, malformed("cut off")
 		}
-		n := tableBytes + int(le.Uint16(p))*rowBytes
-		rows, err := parseTable(p[:n], nil)
-		return append(encodeTable(again, rows), p[n:]...), err
-	case kindDelivered:
-		m, err := parseDelivered(p)
-		return slices.Concat(again, m.encode()), err
+		n = tableBytes + int(le.Uint16(p))*rowBytes
 	}
-	return slices.Concat(again, p), nil
+	p, tags := p[:n], p[n:]
+	var err error
+	switch k {
+	case kindSubscribe:
+		var m subscribe
+		m, err = parseSubscribe(p)
+		again = append(again, m.encode()...)
+	case kindHave:
+		var runs []run
+		runs, err = parseHave(p)
+		again = append(again, encodeHave(runs)...)
+	case kindEnd:
+		var e End
+		var tokens uint32
+		e, tokens, err = parseEnd(p)
+		again = append(again, encodeEnd(e, tokens)...)
+	case kindGet, kindPin:
+		var m get
+		m, err = parseGet(p)
+		again = m.encode(again)
+	case kindPlaces:
+		var m places
+		m, err = parsePlaces(p)
+		again = append(again, m.encode()...)
+	case kindBlocks:
+		var rows []row
+		rows, err = parseTable(p, nil)
+		again = encodeTable(again, rows)
+	case kindDelivered:
+		var m delivered
+		m, err = parseDelivered(p)
+		again = append(again, m.encode()...)
+	default:
+		again = append(again, p...)
+	}
+	return append(again, tags...), err
 }
 
 // TestVectors: the frames are those of testdata/wire/peer.json, and those that are malformed are
