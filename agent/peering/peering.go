@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/pool/peer/allow"
 )
 
 // Options of a peering. Timeout, Streams and NoSums are as in peer.ClientConfig and peer.Config.
@@ -19,6 +20,7 @@ type Options struct {
 	Memory  Memory     // whose blocks are served
 	Slots   pool.Slots // where fetched blocks are stored: the same, or the stack of tiers above it
 	Auth    peer.Auth
+	Allow   allow.Hosts // the hosts that requests may name
 	Timeout time.Duration
 	Streams int
 	NoSums  bool
@@ -72,7 +74,7 @@ type delivered struct {
 func New(o Options) (*Peering, error) {
 	arena, _ := o.Memory.Arena()
 	client, err := peer.NewClient(peer.ClientConfig{
-		Slots: o.Slots, Arena: arena, Auth: o.Auth, Timeout: o.Timeout, Streams: o.Streams,
+		Slots: o.Slots, Arena: arena, Auth: o.Auth, Allow: o.Allow, Timeout: o.Timeout, Streams: o.Streams,
 		Fetches: delivery.MaxFetches, Reader: o.Reader, Log: o.Log,
 	})
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/mooncake"
 	"github.com/kvagent/kvagent/pool/peer"
+	"github.com/kvagent/kvagent/pool/peer/allow"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -27,6 +28,7 @@ import (
 type peerSettings struct {
 	listen, advertise string // host:port
 	keyFile           string
+	allow             allow.Hosts
 	cert, key, ca     string // files
 	streams           int
 	timeout           time.Duration
@@ -51,6 +53,9 @@ func (p *peerSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&p.cert, "peer-tls-cert", "", "certificate of this agent for the others, PEM; instead of a key")
 	f.StringVar(&p.key, "peer-tls-key", "", "private key of that certificate, PEM")
 	f.StringVar(&p.ca, "peer-tls-ca", "", "authorities that sign the certificates of the other agents, PEM")
+	f.Var((*allowValue)(&p.allow), "peer-allow",
+		"hosts from which requests may have blocks fetched: names, addresses and networks, separated by commas; "+
+			"default: any that has the key or a certificate")
 	f.Var(&p.rdma, "peer-rdma",
 		"read blocks of other agents by Mooncake's transfer engine: rdma or tcp, with options such as "+
 			"rdma?devices=mlx5_0&python=/opt/venv/bin/python; empty: they are sent over the connection (docs/PD.md)")
@@ -75,6 +80,9 @@ func (p *peerSettings) check() error {
 	case p.listen != "" && !tls && p.keyFile == "":
 		bad = append(bad, errors.New("peer-listen: given without peer-key-file and peer-tls-cert, allowed: with one"))
 	}
+	if !p.allow.Any() && !tls && p.keyFile == "" {
+		bad = append(bad, errors.New("peer-allow: given without peer-key-file and peer-tls-cert, allowed: with one"))
+	}
 	for _, a := range []struct{ name, value string }{{"peer-listen", p.listen}, {"peer-advertise", p.advertise}} {
 		if a.value != "" {
 			if err := checkHostPort(a.value); err != nil {
@@ -86,6 +94,24 @@ func (p *peerSettings) check() error {
 		bad = append(bad, errors.New("peer-advertise: given without peer-listen, allowed: with it"))
 	}
 	return errors.Join(append(bad, p.checkRDMA())...)
+}
+
+// allowValue is the hosts of --peer-allow.
+type allowValue allow.Hosts
+
+func (a *allowValue) Type() string { return "hosts" }
+
+func (a *allowValue) String() string {
+	if hosts := (*allow.Hosts)(a); !hosts.Any() {
+		return hosts.String()
+	}
+	return ""
+}
+
+func (a *allowValue) Set(text string) error {
+	hosts, err := allow.Parse(text)
+	*a = allowValue(hosts)
+	return err
 }
 
 func checkHostPort(text string) error {
@@ -139,9 +165,9 @@ func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Conf
 			zap.Stringer("auth", auth))
 	}
 	o := peering.Options{
-		Memory: p, Slots: pool.Slots(stack), Auth: auth, Timeout: s.peers.timeout, Streams: s.peers.streams,
-		NoSums: s.integrity == settings.IntegrityHeader,
-		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
+		Memory: p, Slots: pool.Slots(stack), Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
+		Streams: s.peers.streams, NoSums: s.integrity == settings.IntegrityHeader,
+		Log: func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
 	if s.peers.rdma.protocol != "" {
 		if out.reads, err = openReads(&s.peers, cfg.Peers.Address, p, log); err != nil {

@@ -45,8 +45,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 // peer is lost, at most Timeout after its last byte. No slot is reserved when it returns.
 //
 // The error is nil if the peer said how the fetch ended. Otherwise it wraps ctx's error, ErrLost,
-// ErrAuth, ErrSuspended, ErrBusy or ErrClosed, or names an invalid field of the request. The result
-// counts every block in any case.
+// ErrAuth, ErrSuspended, ErrBusy, ErrClosed or allow.ErrRefused, or names an invalid field of the
+// request. The result counts every block in any case.
 //
 // Stored calls, from any goroutine and never two at once, with the blocks and bytes that a commit
 // made visible. It must not block, and may be nil.
@@ -141,6 +141,11 @@ func (c *Client) begin(addr string, fetch bool) (*node, error) {
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, ErrClosed
+	}
+	if err := c.cfg.Allow.Check(addr); err != nil {
+		c.count.Refused++
+		c.log.say(addr, "refused: the host is not allowed", err)
+		return nil, err
 	}
 	n := c.nodes[addr]
 	if fetch && c.count.Fetches >= c.cfg.Fetches || n == nil && !c.makeRoom() {

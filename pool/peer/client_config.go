@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer/allow"
 )
 
 // ClientConfig configures a client.
@@ -33,7 +34,8 @@ type ClientConfig struct {
 	BreakFirst, BreakLast time.Duration
 	// Reader reads blocks of agents that have one, too, not having them sent; nil: they are.
 	Reader Reader
-	// Dial opens a connection; nil is TCP.
+	Allow  allow.Hosts // the hosts that requests may name
+	// Dial opens a connection to an allowed host; nil is TCP.
 	Dial func(ctx context.Context, addr string) (net.Conn, error)
 	// Log reports lost peers and damaged blocks, at most every second for each kind. It may be nil.
 	Log func(peer, what string, err error)
@@ -57,9 +59,7 @@ func (c *ClientConfig) complete() error {
 	setDefault(&c.BreakFirst, 500*time.Millisecond)
 	setDefault(&c.BreakLast, 30*time.Second)
 	if c.Dial == nil {
-		c.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-		}
+		c.Dial = c.Allow.Dial
 	}
 	return errors.Join(
 		between("Timeout", c.Timeout, MinTimeout, MaxTimeout),

@@ -43,7 +43,7 @@ type HostTraffic struct {
 type ClientStats struct {
 	Fetches       int             // now
 	Done          [ends]uint64    // fetches that ended, by how; index is an End
-	Refused       uint64          // with ErrBusy
+	Refused       uint64          // with ErrBusy, or a host that is not allowed
 	Suspended     uint64          // with ErrSuspended
 	Blocks, Bytes uint64          // stored, with all their shards
 	Seconds       float64         // of the fetches together
