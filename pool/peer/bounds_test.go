@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // TestHeartbeats: a fetch that waits for long keeps its connections, without a byte of blocks.
@@ -141,7 +142,7 @@ func TestSilentServerEnds(t *testing.T) {
 				}
 				go func() {
 					defer raw.Close()
-					c, err := accepted(raw, &cfg)
+					c, err := accepted(raw, &cfg, func() {})
 					if err != nil {
 						return
 					}
@@ -192,7 +193,7 @@ func TestStrangers(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 		synctest.Wait()
-		if st := w.server.Stats(); st.Pending != 0 || st.Unauthenticated != 3 {
+		if st := w.server.Stats(); st.Pending != 0 || st.Unauthenticated != 5 {
 			t.Errorf("%+v", st)
 		}
 		// One that sends without end is cut off by the first frame that is none.
@@ -213,6 +214,35 @@ func TestStrangers(t *testing.T) {
 			t.Errorf("%+v, %v", got, err)
 		}
 	})
+}
+
+// TestStrangersGiveWay: strangers that hold all places keep no agent out, wherever they come from.
+func TestStrangersGiveWay(t *testing.T) {
+	spec := specOf(1, 4096)
+	for name, from := range map[string]func(i int) string{
+		"from another host":  func(int) string { return "127.0.0.2" },
+		"from the same host": func(int) string { return "127.0.0.1" },
+		"from many hosts":    func(i int) string { return fmt.Sprintf("127.0.1.%d", i+1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, d := newAgent(t, 16<<20, spec), newAgent(t, 16<<20, spec)
+			h := chain("a", 2)
+			p.save(h)
+			s := serve(t, p.config())
+			for i := range s.cfg.Limits.Pending {
+				local := &net.TCPAddr{IP: net.ParseIP(from(i))}
+				c, err := (&net.Dialer{LocalAddr: local}).Dial("tcp", s.Addr().String())
+				check(t, err)
+				defer c.Close()
+			}
+			full := s.cfg.Limits.Pending * (knownShare - 1) / knownShare // the rest is kept
+			pooltest.Until(t, "strangers", func() bool { return s.strangers.Taken() == full })
+			got, err := fetchAll(t, newClient(t, d.clientConfig()), s.Addr().String(), d.request("", h))
+			if err != nil || got.Blocks != 4 {
+				t.Errorf("strangers keep agents out: %+v, %v", got, err)
+			}
+		})
+	}
 }
 
 // TestGate: a TLS handshake can make a side read so much and no more.

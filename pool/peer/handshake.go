@@ -60,8 +60,9 @@ func (g *gate) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// accepted authenticates the client of a connection.
-func accepted(raw net.Conn, cfg *Config) (*conn, error) {
+// accepted authenticates the client of a connection. It calls begun when the client has said
+// something that only an agent says.
+func accepted(raw net.Conn, cfg *Config, begun func()) (*conn, error) {
 	if err := raw.SetDeadline(time.Now().Add(handshakeTime)); err != nil {
 		return nil, err
 	}
@@ -77,6 +78,7 @@ func accepted(raw net.Conn, cfg *Config) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	begun()
 	if h.low > version || h.high < version {
 		err = fmt.Errorf("versions %d to %d, this side speaks %d", h.low, h.high, version)
 		return nil, errors.Join(err, sendBare(secured, kindError, []byte(err.Error())))

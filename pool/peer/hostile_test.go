@@ -202,7 +202,7 @@ func fakeServer(t testing.TB, play func(c *conn, sub uint32, m subscribe) error)
 			}
 			func() {
 				defer raw.Close()
-				c, err := accepted(raw, &cfg)
+				c, err := accepted(raw, &cfg, func() {})
 				if err != nil {
 					return
 				}

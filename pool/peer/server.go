@@ -3,9 +3,13 @@ package peer
 import (
 	"errors"
 	"net"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvagent/kvagent/connlimit"
 )
 
 // Server serves the blocks of a pool to other agents.
@@ -19,11 +23,22 @@ type Server struct {
 	pinned   atomic.Int64 // bytes, for one-sided reads of all connections
 	serving  sync.WaitGroup
 
+	strangers *connlimit.Limit // unauthenticated connections
+	places    *connlimit.Limit // the others
+
 	mu      sync.Mutex
 	closed  bool
 	pending map[net.Conn]struct{}
 	conns   map[*served]struct{}
+	known   []string // hosts that have authenticated, the latest last
 }
+
+// maxKnown bounds the hosts that a server knows. A quarter of the places of unauthenticated
+// connections is kept for them.
+const (
+	maxKnown   = 256
+	knownShare = 4
+)
 
 // Serve accepts connections until Close. The listener is the server's from then on.
 func Serve(l net.Listener, cfg Config) (*Server, error) {
@@ -33,6 +48,8 @@ func Serve(l net.Listener, cfg Config) (*Server, error) {
 	s := &Server{
 		cfg: cfg, listener: l, log: newLimitedLog(cfg.Log), budget: newBudget(&cfg.Limits),
 		pending: map[net.Conn]struct{}{}, conns: map[*served]struct{}{},
+		strangers: connlimit.New(cfg.Limits.Pending, cfg.Limits.Pending/knownShare),
+		places:    connlimit.New(cfg.Limits.Connections, 0),
 	}
 	s.serving.Go(s.accept)
 	return s, nil
@@ -68,6 +85,7 @@ func (s *Server) accept() {
 		raw, err := s.listener.Accept()
 		if err == nil {
 			s.admit(raw)
+			runtime.Gosched() // a client that has begun its handshake gives way after those that have not
 			continue
 		}
 		if s.over() || errors.Is(err, net.ErrClosed) {
@@ -89,25 +107,41 @@ func (s *Server) over() bool {
 
 // admit starts the handshake of a connection, or closes it because there are too many.
 func (s *Server) admit(raw net.Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.closed:
-	case len(s.pending) >= s.cfg.Limits.Pending:
+	place, err := s.strangers.Enter(s.owner(raw), func() {
 		s.count.refusedPending.Add(1)
-		s.log.say(host(raw), "refused: too many unauthenticated connections", nil)
-	default:
-		s.pending[raw] = struct{}{}
-		s.serving.Go(func() { s.serve(raw) })
+		_ = raw.Close()
+	})
+	if err != nil {
+		s.count.refusedPending.Add(1)
+		s.log.say(host(raw), "refused: too many unauthenticated connections", err)
+		_ = raw.Close()
 		return
 	}
-	_ = raw.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		place.Leave()
+		_ = raw.Close()
+		return
+	}
+	s.pending[raw] = struct{}{}
+	s.serving.Go(func() { s.serve(raw, place) })
+}
+
+// owner returns who has made a connection.
+func (s *Server) owner(raw net.Conn) connlimit.Owner {
+	o := connlimit.Host(raw.RemoteAddr())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o.Kept = slices.Contains(s.known, o.Name)
+	return o
 }
 
 // serve authenticates a connection and serves it to its end.
-func (s *Server) serve(raw net.Conn) {
+func (s *Server) serve(raw net.Conn, place *connlimit.Place) {
 	defer raw.Close()
-	c, err := accepted(raw, &s.cfg)
+	c, err := accepted(raw, &s.cfg, func() { place.Set(connlimit.Busy) })
+	place.Leave()
 	if err != nil {
 		s.forget(raw)
 		if !s.over() {
@@ -117,7 +151,17 @@ func (s *Server) serve(raw net.Conn) {
 		return
 	}
 	v := newServed(s, c)
-	if s.enter(raw, v) {
+	owner := connlimit.Host(raw.RemoteAddr())
+	place, err = s.places.Enter(owner, v.close)
+	if err != nil {
+		s.forget(raw)
+		s.count.refused.Add(1)
+		s.log.say(host(raw), "refused: too many connections", err)
+		return
+	}
+	defer place.Leave()
+	place.Set(connlimit.Held)
+	if s.enter(raw, v, owner.Name) {
 		v.run()
 		s.leave(v)
 	}
@@ -129,21 +173,18 @@ func (s *Server) forget(raw net.Conn) {
 	delete(s.pending, raw)
 }
 
-// enter moves a connection from the unauthenticated to the others, if there is room.
-func (s *Server) enter(raw net.Conn, v *served) bool {
+// enter moves a connection from the unauthenticated to the others.
+func (s *Server) enter(raw net.Conn, v *served, owner string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pending, raw)
 	if s.closed {
 		return false
 	}
-	if len(s.conns) >= s.cfg.Limits.Connections {
-		s.count.refused.Add(1)
-		s.log.say(host(raw), "refused: too many connections", nil)
-		return false
-	}
 	s.conns[v] = struct{}{}
 	s.count.accepted.Add(1)
+	s.known = append(slices.DeleteFunc(s.known, func(known string) bool { return known == owner }), owner)
+	s.known = s.known[max(len(s.known)-maxKnown, 0):]
 	return true
 }
 

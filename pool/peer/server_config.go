@@ -64,9 +64,11 @@ type Config struct {
 
 // Limits of a server. Zero fields take the default in parentheses.
 type Limits struct {
-	Connections   int // authenticated connections at once (256); another one is closed
-	Pending       int // unauthenticated connections at once (32); another one is closed
-	Subscriptions int // of one connection at once (64); another one ends at once, as refused
+	// Connections is of authenticated connections at once (256), and Pending of unauthenticated
+	// ones (32). Beyond it the host with most gives way, as connlimit says; a quarter of the latter
+	// is kept for hosts that have authenticated before.
+	Connections, Pending int
+	Subscriptions        int // of one connection at once (64); another one ends at once, as refused
 	// PeerBytes is the memory that the subscriptions of one host may hold, whatever it has
 	// connections (64 MiB), and Bytes that of all hosts together (256 MiB). One that finds no room
 	// is not read into memory, and ends as above.

@@ -18,7 +18,7 @@ type ServerStats struct {
 	Accepted        uint64 // connections authenticated
 	Refused         uint64 // closed because there were too many connections
 	RefusedPending  uint64 // closed because too many were unauthenticated
-	Unauthenticated uint64 // that failed to authenticate in time
+	Unauthenticated uint64 // that failed to authenticate in time, or gave way before
 	Lost            uint64 // ended by silence, or by what does not take what is sent to it
 	Malformed       uint64 // ended because the peer broke the protocol
 
