@@ -90,7 +90,7 @@ var errShutdown = errors.New("the agent is shutting down")
 //  3. the sessions are notified and torn down, see teardown: jobs, regions, leases, the socket
 //     last;
 //  4. the look-up sockets close: every request got its answer until here, and no lease is left;
-//  5. the fetches from other agents end, as does the service to them;
+//  5. the fetches from other agents end, without waiting for these, as does the service to them;
 //  6. the pressure call is removed: nothing is leased any more;
 //  7. the watchdog and the sweep end;
 //     then nothing is kept for requests any more, and no events are told;
@@ -105,6 +105,9 @@ func (a *Agent) Close() {
 		}
 		a.sessions.end(endShutdown, ipc.ErrCodeShutdown, errShutdown)
 		a.closed("look-up sockets", a.sockets.close())
+		if a.cfg.Peers.Leave != nil {
+			a.closed("fetches from other agents", a.cfg.Peers.Leave())
+		}
 		a.deliveries.Close()
 		if a.cfg.Peers.Stop != nil {
 			a.closed("peer listener", a.cfg.Peers.Stop())

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"net"
 	"strings"
 	"sync"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -53,7 +55,7 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 			check(t, err)
 			return Peers{
 				TransferTTL: ttl, Address: n.addr, Fetch: n.peering.Fetch, Deliver: n.peering.Deliver,
-				Stop: n.peering.StopServing,
+				Leave: n.peering.Close, Stop: n.peering.StopServing,
 				Report: func() (r admin.Peers) {
 					r.Client, r.Server = n.peering.Stats()
 					return r
@@ -64,6 +66,32 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 	n.rig = newRig(t, options...)
 	check(t, n.peering.Serve(l, n.rig.agent))
 	return n
+}
+
+// TestCloseWaitsForNoPeer: an agent that closes ends its fetches before it waits for them: a peer
+// may send what a fetch has asked for as slowly as it is allowed to.
+func TestCloseWaitsForNoPeer(t *testing.T) {
+	left, fetching := make(chan struct{}), make(chan struct{})
+	r := newRig(t, func(c *rigConfig) {
+		c.peers = func(arenaPool) Peers {
+			return Peers{
+				Fetch: func(ctx context.Context, _ *delivery.Request) error {
+					close(fetching)
+					<-ctx.Done()
+					select {
+					case <-left:
+					default:
+						t.Error("a fetch is waited for that was not ended")
+					}
+					return ctx.Err()
+				},
+				Leave: func() error { close(left); return nil },
+			}
+		}
+	})
+	r.agent.deliveries.Start(&delivery.Request{Peer: "h:1", Name: "a", Chains: make([]delivery.Chain, 1)}, 1)
+	<-fetching
+	r.agent.Close()
 }
 
 // testPeerTimeout is how long the tests' agents wait for a silent one.

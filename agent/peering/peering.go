@@ -51,7 +51,7 @@ type Agent interface {
 // transfer ends at its time.
 const maxTold = 1024
 
-// Peering is made by New, may Serve, and ends with Close, after the agent has ended its fetches.
+// Peering is made by New, may Serve, and ends with Close, which ends its fetches, and StopServing.
 type Peering struct {
 	o      Options
 	client *peer.Client
@@ -207,12 +207,16 @@ func (p *Peering) StopServing() error {
 	return nil
 }
 
-// Close ends what Serve has not: fetches and connections to other agents.
+// Close ends what Serve has not: fetches and connections to other agents, for which it does not
+// wait. Later calls do nothing.
 func (p *Peering) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
 	err := p.client.Close()
 	p.telling.Wait()
+	if errors.Is(err, peer.ErrClosed) {
+		return nil
+	}
 	return err
 }

@@ -179,7 +179,7 @@ func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Conf
 		return nil, settings.Invalid(errors.Join(err, out.close()))
 	}
 	cfg.Peers.Fetch, cfg.Peers.Deliver = out.peering.Fetch, out.peering.Deliver
-	cfg.Peers.Stop = out.stop
+	cfg.Peers.Leave, cfg.Peers.Stop = out.peering.Close, out.stop
 	cfg.Peers.Report = func() (r admin.Peers) {
 		r.Client, r.Server = out.peering.Stats()
 		r.Reads = reportReads(&s.peers, out.reads)

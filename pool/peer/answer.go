@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer/seal"
 )
 
 // answer answers GETs and PINs, in their order, until the connection ends. After a failed write it
@@ -128,14 +129,16 @@ func (v *served) writeBlocks(id uint32, a *answer) error {
 	defer v.writing.Unlock()
 	after := int64(0)
 	for k := range a.send {
-		after += sealed(int64(a.slot(k).Len))
+		after += seal.Sealed(int64(a.slot(k).Len))
 	}
+	v.until = time.Now().Add(v.timeout + atLeastRate(after))
+	defer func() { v.until = time.Time{} }()
 	v.seal(kindBlocks, id, encodeTable(nil, a.rows), after)
 	out := &gather{conn: v.conn}
 	err := out.add(v.frame)
 	for k := range a.send {
 		for mem := v.memory(a.slot(k)); len(mem) > 0 && err == nil; {
-			n := min(len(mem), sealPart)
+			n := min(len(mem), seal.Part)
 			err = v.writeSealed(out, a, k, mem[:n])
 			mem = mem[n:]
 		}
@@ -158,16 +161,16 @@ func (a *answer) slot(k int) pool.Slot { return a.held[a.send[k]] }
 func (v *served) writeSealed(out *gather, a *answer, k int, mem []byte) error {
 	if v.direct {
 		var tag []byte
-		if pagefault.Guard(mem, nil, func() { tag = v.out.tag(nil, mem) }) == nil {
+		if pagefault.Guard(mem, nil, func() { tag = v.out.Tag(nil, mem) }) == nil {
 			return out.add(mem, tag)
 		}
-		v.out.back()
+		v.out.Back()
 	}
 	if err := out.flush(); err != nil {
 		return err
 	}
 	if v.copied == nil {
-		v.copied = make([]byte, sealPart+macBytes)
+		v.copied = make([]byte, seal.Part+macBytes)
 	}
 	b := v.copied[:len(mem)]
 	if pagefault.Guard(mem, nil, func() { copy(b, mem) }) != nil {
@@ -175,11 +178,11 @@ func (v *served) writeSealed(out *gather, a *answer, k int, mem []byte) error {
 		v.probe(a.slot(k))
 		a.status[a.send[k]] = pool.Corrupt
 	}
-	return v.writeAll(v.out.tag(b, b))
+	return v.writeAll(v.out.Tag(b, b))
 }
 
 // gather collects what is written by one vectored system call, which copies from the arena into the
-// kernel: about sealPart bytes, which are still in the processor's cache then.
+// kernel: about seal.Part bytes, which are still in the processor's cache then.
 type gather struct {
 	*conn
 	parts net.Buffers
@@ -190,7 +193,7 @@ func (g *gather) add(parts ...[]byte) error {
 	for _, b := range parts {
 		g.parts, g.bytes = append(g.parts, b), g.bytes+len(b)
 	}
-	if g.bytes < sealPart {
+	if g.bytes < seal.Part {
 		return nil
 	}
 	return g.flush()
@@ -200,7 +203,7 @@ func (g *gather) flush() error {
 	if len(g.parts) == 0 {
 		return nil
 	}
-	if err := g.raw.SetWriteDeadline(time.Now().Add(g.timeout)); err != nil {
+	if err := g.limitWrite(); err != nil {
 		return err
 	}
 	left := g.parts

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,9 +24,10 @@ type Client struct {
 	mu     sync.Mutex
 	closed bool
 	nodes  map[string]*node
-	parts  int           // blocks that all fetches have reserved
-	change chan struct{} // closed when some of them were settled; nil: nobody waits
-	gone   AddressStats  // of addresses that gave way; its name is empty as long as none has
+	links  map[*link]struct{} // that have not ended
+	parts  int                // blocks that all fetches have reserved
+	change chan struct{}      // closed when some of them were settled; nil: nobody waits
+	gone   AddressStats       // of addresses that gave way; its name is empty as long as none has
 	count  ClientStats
 }
 
@@ -35,7 +38,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 		return nil, err
 	}
 	return &Client{
-		cfg: cfg, log: newLimitedLog(cfg.Log), nodes: map[string]*node{}, pulling: make(chan struct{}, maxPulling),
+		cfg: cfg, log: newLimitedLog(cfg.Log), nodes: map[string]*node{}, links: map[*link]struct{}{},
+		pulling: make(chan struct{}, maxPulling),
 	}, nil
 }
 
@@ -86,6 +90,7 @@ func (c *Client) Delivered(ctx context.Context, addr string, space pool.Fingerpr
 }
 
 // Close ends all fetches and connections, and returns when no slot is reserved or written any more.
+// It waits for no peer.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -93,22 +98,33 @@ func (c *Client) Close() error {
 		return ErrClosed
 	}
 	c.closed = true
-	var links []*link
+	links := slices.Collect(maps.Keys(c.links))
 	for _, n := range c.nodes {
-		if n.link != nil {
-			links = append(links, n.link)
-		}
 		if n.giveUp != nil {
 			n.giveUp()
 		}
 	}
 	c.mu.Unlock()
 	for _, l := range links {
+		l.cut()
 		l.fail(ErrClosed)
 	}
 	c.fetching.Wait()
 	c.reading.Wait()
 	return nil
+}
+
+func (c *Client) closes() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// forget removes a link that has ended.
+func (c *Client) forget(l *link) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.links, l)
 }
 
 // reserved counts blocks that a fetch has reserved, or, negative, settled.

@@ -1,12 +1,16 @@
 package peer
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/kvagent/kvagent/pool/peer/seal"
 )
 
 // conn is a connection of which both sides are authenticated. One goroutine reads; any may write.
@@ -16,21 +20,26 @@ type conn struct {
 	timeout time.Duration // silence after which the other side counts as dead
 	beat    time.Duration // how often this side writes at least
 
-	in      seal
+	in      seal.Seal
+	due     time.Time // when the other side must have sent what was asked of it; zero: nothing was
 	head    [headerBytes]byte
 	mac     [macBytes]byte // of the part of a block at hand
 	payload []byte
 	bounce  []byte // for slots, where TLS is between
 
 	writing sync.Mutex
-	out     seal
-	frame   []byte // scratch
-	copied  []byte // for slots, where TLS is between or a page faulted
-	wrote   bool   // since the last beat
+	out     seal.Seal
+	frame   []byte    // scratch
+	copied  []byte    // for slots, where TLS is between or a page faulted
+	until   time.Time // when the frame that is being written must have been taken; zero: writePart by writePart
+	wrote   bool      // since the last beat
 }
 
 // errSilent is a peer from which nothing came, or that took nothing, for its time.
 var errSilent = errors.New("silent")
+
+// errSlow is a peer that sends or takes something all the time, and too little.
+var errSlow = errors.New("too slow")
 
 // next reads the header of the next frame, and verifies its tag. The rest must be read before the
 // next call.
@@ -42,7 +51,7 @@ func (c *conn) next() (header, error) {
 	if err != nil {
 		return header{}, err
 	}
-	return h, c.in.verify(c.head[:macAt], c.head[macAt:])
+	return h, c.verify(c.head[:macAt], c.head[macAt:])
 }
 
 // rest reads the next n bytes of the frame at hand, which are a part and its tag, and verifies
@@ -62,14 +71,22 @@ func (c *conn) rest(n int) ([]byte, error) {
 		return nil, err
 	}
 	part := b[:n-macBytes]
-	return part, c.in.verify(part, b[n-macBytes:])
+	return part, c.verify(part, b[n-macBytes:])
+}
+
+// verify verifies the next part.
+func (c *conn) verify(part, tag []byte) error {
+	if err := c.in.Verify(part, tag); err != nil {
+		return malformed("%w", err)
+	}
+	return nil
 }
 
 // skip reads the rest of the frame at hand, n bytes, and uses nothing of it.
 func (c *conn) skip(n int) error {
 	var some [4 << 10]byte
 	if n > 0 {
-		c.in.skip(1)
+		c.in.Skip(1)
 	}
 	for n > 0 {
 		p := some[:min(n, len(some))]
@@ -81,10 +98,14 @@ func (c *conn) skip(n int) error {
 	return nil
 }
 
-// readFull fills p. It fails when nothing came for the timeout.
+// readFull fills p. It fails when nothing came for the timeout, or not all in the time of its size.
 func (c *conn) readFull(p []byte) error {
+	until := time.Now().Add(c.timeout + atLeastRate(len(p)))
+	if !c.due.IsZero() && c.due.Before(until) {
+		until = c.due
+	}
 	for len(p) > 0 {
-		n, err := c.read(p)
+		n, err := c.read(p, until)
 		if err != nil {
 			return err
 		}
@@ -93,24 +114,44 @@ func (c *conn) readFull(p []byte) error {
 	return nil
 }
 
-// read reads what there is, at least one byte.
-func (c *conn) read(p []byte) (int, error) {
-	n, err := c.readWithin(p, c.timeout)
-	if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
-		// This process may have been stopped, and the bytes have been there for long.
-		n, err = c.readWithin(p, c.timeout/8)
-	}
-	if n > 0 {
-		return n, nil
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return 0, fmt.Errorf("%w for %v", errSilent, c.timeout)
-	}
-	return 0, err
+// leastRate is how fast the other side must send and take at least, bytes per second: the timeout
+// says when it is dead, and this when it is too slow to be worth the slots, pins and goroutines.
+const leastRate = 1 << 20
+
+// atLeastRate returns how long so many bytes may take.
+func atLeastRate[T int | int64](bytes T) time.Duration {
+	return time.Duration(bytes) * time.Second / leastRate
 }
 
-func (c *conn) readWithin(p []byte, d time.Duration) (int, error) {
-	_ = c.raw.SetReadDeadline(time.Now().Add(d)) // fails if the connection has ended, and Read says how
+// read reads what there is, at least one byte, for the timeout at most, and until a time; zero:
+// none.
+func (c *conn) read(p []byte, until time.Time) (int, error) {
+	over := func() bool { return !until.IsZero() && !time.Now().Before(until) }
+	n, err := 0, os.ErrDeadlineExceeded
+	silence := time.Now().Add(c.timeout)
+	if !over() {
+		end := silence
+		if !until.IsZero() && until.Before(end) {
+			end = until
+		}
+		if n, err = c.readUntil(p, end); n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+			// This process may have been stopped, and the bytes have been there for long.
+			n, err = c.readUntil(p, time.Now().Add(c.timeout/8))
+		}
+	}
+	switch {
+	case n > 0:
+		return n, nil
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		return 0, err
+	case over() && time.Now().Before(silence):
+		return 0, fmt.Errorf("%w: less than %d bytes per second came", errSlow, leastRate)
+	}
+	return 0, fmt.Errorf("%w for %v", errSilent, c.timeout)
+}
+
+func (c *conn) readUntil(p []byte, end time.Time) (int, error) {
+	_ = c.raw.SetReadDeadline(end) // fails if the connection has ended, and Read says how
 	return c.raw.Read(p)
 }
 
@@ -131,27 +172,43 @@ func (c *conn) seal(k kind, id uint32, payload []byte, after int64) {
 	}
 	c.frame = append(c.frame[:0], make([]byte, headerBytes)...)
 	h.put(c.frame)
-	c.out.tag(c.frame[:macAt], c.frame[:macAt])
+	c.out.Tag(c.frame[:macAt], c.frame[:macAt])
 	if len(payload) > 0 {
 		c.frame = append(c.frame, payload...)
-		c.frame = c.out.tag(c.frame, payload)
+		c.frame = c.out.Tag(c.frame, payload)
 	}
 	c.wrote = true
 }
 
-// writeAll writes b, which the other side must take within the timeout for each MiB.
+// writeAll writes b, which the other side must take within the timeout for each MiB, and until
+// c.until.
 func (c *conn) writeAll(b []byte) error {
-	for len(b) > 0 {
-		n := min(len(b), writePart)
-		if err := c.raw.SetWriteDeadline(time.Now().Add(c.timeout)); err != nil {
+	for part := range slices.Chunk(b, writePart) {
+		if err := c.limitWrite(); err != nil {
 			return err
 		}
-		if _, err := c.raw.Write(b[:n]); err != nil {
+		if _, err := c.raw.Write(part); err != nil {
 			return writeError(err, c.timeout)
 		}
-		b = b[n:]
 	}
 	return nil
+}
+
+// limitWrite sets the time of the next write.
+func (c *conn) limitWrite() error {
+	until := time.Now().Add(c.timeout)
+	if !c.until.IsZero() && c.until.Before(until) {
+		until = c.until
+	}
+	return c.raw.SetWriteDeadline(until)
+}
+
+// cut ends the connection at once: TLS would wait to say so to a peer that takes nothing.
+func (c *conn) cut() {
+	if t, is := c.raw.(*tls.Conn); is {
+		_ = t.NetConn().Close()
+	}
+	_ = c.raw.Close()
 }
 
 // writePart is what one write may have, bytes.
@@ -159,7 +216,7 @@ const writePart = 1 << 20
 
 func writeError(err error, within time.Duration) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("%w: it took nothing for %v", errSilent, within)
+		return fmt.Errorf("%w: it took too little for %v", errSilent, within)
 	}
 	return err
 }

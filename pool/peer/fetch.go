@@ -81,10 +81,10 @@ func (f *fetch) run(ctx context.Context, n *node) error {
 			if !ended {
 				_ = l.send(kindCancel, id, nil)
 			}
-			f.drain(l)
+			f.drain()
 			return ctx.Err()
 		case l.reason() != nil:
-			f.drain(l)
+			f.drain()
 			return l.reason()
 		}
 		if b, ok := f.next(); ok {
@@ -134,12 +134,8 @@ func (f *fetch) abandoned() int {
 }
 
 // drain waits until what was asked for has arrived or was abandoned: the readers may write to its
-// slots until then. It is answered after what other fetches asked for earlier. A peer is lost that
-// sends nothing on a stream for too long.
-func (f *fetch) drain(l *link) {
-	tick := time.NewTicker(f.client.cfg.Timeout)
-	defer tick.Stop()
-	got, quiet := make([]uint64, len(l.streams)), make([]int, len(l.streams))
+// slots until then. A peer that is too slow is lost.
+func (f *fetch) drain() {
 	for {
 		f.mu.Lock()
 		parts := f.parts
@@ -147,26 +143,9 @@ func (f *fetch) drain(l *link) {
 		if parts == 0 {
 			return
 		}
-		select {
-		case <-f.wake:
-			continue
-		case <-tick.C:
-		}
-		for i, s := range l.streams {
-			n, owes := s.progress(f)
-			if quiet[i]++; !owes || n != got[i] {
-				got[i], quiet[i] = n, 0
-			}
-			if quiet[i] >= drainTimeouts {
-				l.fail(errors.New("it did not send what was asked for in time"))
-			}
-		}
+		<-f.wake
 	}
 }
-
-// drainTimeouts is for how many timeouts a peer may send nothing of the blocks that were asked for
-// on a stream before a fetch was cancelled: it may send heartbeats.
-const drainTimeouts = 4
 
 // announced queues blocks that the peer has. An error breaks the protocol.
 func (f *fetch) announced(runs []run) error {

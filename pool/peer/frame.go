@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer/seal"
 )
 
 // kind is the number of a message.
@@ -44,7 +45,7 @@ const (
 const (
 	headerBytes = 32
 	macAt       = 16
-	macBytes    = 16
+	macBytes    = seal.TagBytes
 	magic       = "kvp\x03"
 )
 
@@ -77,7 +78,7 @@ var maxLength = [kinds]uint32{
 
 // maxBlocks is the length of the longest BLOCKS: its table, and a block of which every part has a
 // tag.
-const maxBlocks = tableBytes + MaxBatch*rowBytes + macBytes + MaxBlockBytes + MaxBlockBytes/sealPart*macBytes
+const maxBlocks = tableBytes + MaxBatch*rowBytes + macBytes + MaxBlockBytes + MaxBlockBytes/seal.Part*macBytes
 
 // errMalformed is wrapped by what a peer sent against the protocol.
 var errMalformed = errors.New("malformed")

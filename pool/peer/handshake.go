@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"crypto/hkdf"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,6 +12,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/kvagent/kvagent/pool/peer/seal"
 )
 
 // The handshake is the same with a shared key and with certificates; with these, the key is one
@@ -39,6 +42,17 @@ const maxHandshake = 32 << 10
 
 // transcript is what both sides have sent before the proofs.
 type transcript struct{ key, hello, challenge []byte }
+
+// derive returns the bytes that only a holder of the key can make for this handshake and label: a
+// proof, or the key of a seal. The salt is all that was said before the proofs.
+func (t *transcript) derive(label string) []byte {
+	salt := append(append([]byte(nil), t.hello...), t.challenge[:challengeBytes-proofBytes]...)
+	b, err := hkdf.Key(sha256.New, t.key, salt, label, seal.KeyBytes)
+	if err != nil {
+		panic(err) // of a length beyond HKDF's
+	}
+	return b
+}
 
 // gate counts what is read before a connection is authenticated.
 type gate struct {
@@ -176,8 +190,8 @@ func open(raw net.Conn, t *transcript, in, out string, timeout, theirs time.Dura
 	_ = raw.SetDeadline(time.Time{})
 	_, isTLS := raw.(*tls.Conn)
 	return &conn{
-		raw: raw, direct: !isTLS, timeout: timeout, beat: theirs / 4, in: newSeal(t.derive(in)),
-		out: newSeal(t.derive(out)),
+		raw: raw, direct: !isTLS, timeout: timeout, beat: theirs / 4, in: seal.New(t.derive(in)),
+		out: seal.New(t.derive(out)),
 	}
 }
 

@@ -251,7 +251,7 @@ func sendBytes(c *conn, id uint32, rows []row, length int, data []byte) error {
 	c.seal(kindBlocks, id, table, int64(length+(length+4095)/4096*macBytes))
 	all := slices.Clone(c.frame)
 	for block := range slices.Chunk(data, 4096) {
-		all = c.out.tag(append(all, block...), block)
+		all = c.out.Tag(append(all, block...), block)
 	}
 	return c.writeAll(all)
 }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
-	"sync/atomic"
+	"time"
 )
 
 // link is the connections to one peer. They live and die together: when one ends, all do.
@@ -29,13 +28,13 @@ func dial(ctx context.Context, c *Client, n *node) (*link, error) {
 	for range c.cfg.Streams {
 		raw, err := c.cfg.Dial(ctx, n.addr)
 		if err != nil {
-			l.closeStreams()
+			l.cut()
 			return nil, err
 		}
 		conn, err := dialled(ctx, raw, n.addr, &c.cfg.Auth, c.cfg.Timeout)
 		if err != nil {
 			_ = raw.Close()
-			l.closeStreams()
+			l.cut()
 			return nil, err
 		}
 		l.streams = append(l.streams, newStream(l, conn))
@@ -43,16 +42,10 @@ func dial(ctx context.Context, c *Client, n *node) (*link, error) {
 	return l, nil
 }
 
-// closeStreams closes connections that were never started.
-func (l *link) closeStreams() {
-	for _, s := range l.streams {
-		_ = s.raw.Close()
-	}
-}
-
 // start starts the goroutines of a link: a reader and the heartbeats of each stream. Client.Close
-// waits for them.
+// waits for them. Client.mu is held.
 func (l *link) start() {
+	l.client.links[l] = struct{}{}
 	for _, s := range l.streams {
 		l.client.reading.Go(s.receive)
 		l.client.reading.Go(func() { s.heartbeats(l.dead) })
@@ -66,8 +59,8 @@ func (l *link) fail(err error) { l.failing.Do(func() { l.failNow(err) }) }
 func (l *link) failNow(err error) {
 	why := lost(l.node.addr, err)
 	switch {
-	case errors.Is(err, ErrClosed):
-		why = err
+	case errors.Is(err, ErrClosed) || l.client.closes():
+		why = ErrClosed
 	case !errors.Is(err, errIdle):
 		l.client.unlink(l, why)
 	}
@@ -79,7 +72,15 @@ func (l *link) failNow(err error) {
 		if errors.Is(err, errMalformed) {
 			_ = s.send(kindError, 0, []byte(cut(err.Error(), maxErrorText)))
 		}
-		_ = s.raw.Close()
+		s.cut()
+	}
+	l.client.forget(l)
+}
+
+// cut ends the connections at once, so that nothing of the link waits for the peer.
+func (l *link) cut() {
+	for _, s := range l.streams {
+		s.cut()
 	}
 }
 
@@ -139,12 +140,11 @@ type stream struct {
 
 	asking sync.Mutex // held while an ask is queued and its GET written, so that both orders agree
 
-	mu   sync.Mutex
-	asks []*ask // in the order of their GETs
-	owed int64  // bytes of them
-	over bool   // nothing is read any more
-
-	taken atomic.Uint64 // reads of blocks, and GETs answered
+	mu       sync.Mutex
+	asks     []*ask    // in the order of their GETs
+	owed     int64     // bytes of them
+	deadline time.Time // when they must have arrived; zero: there are none
+	over     bool      // nothing is read any more
 }
 
 func newStream(l *link, c *conn) *stream { return &stream{conn: c, link: l} }
@@ -159,6 +159,10 @@ func (s *stream) ask(a *ask) {
 	if !over {
 		s.asks = append(s.asks, a)
 		s.owed += a.bytes()
+		if s.deadline.IsZero() {
+			s.deadline = time.Now().Add(askTimeouts * s.timeout)
+		}
+		s.deadline = s.deadline.Add(atLeastRate(a.bytes()))
 	}
 	s.mu.Unlock()
 	if over {
@@ -181,14 +185,6 @@ func (s *stream) load() int64 {
 	return s.owed
 }
 
-// progress returns a number that grows with what the stream has received of blocks, and whether it
-// owes a fetch some.
-func (s *stream) progress(f *fetch) (n uint64, owes bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.taken.Load(), slices.ContainsFunc(s.asks, func(a *ask) bool { return a.fetch == f })
-}
-
 // oldest returns the ask whose answer is next; nil if there is none.
 func (s *stream) oldest() *ask {
 	s.mu.Lock()
@@ -209,8 +205,20 @@ func (s *stream) pop(a *ask) {
 	s.mu.Lock()
 	s.asks = append(s.asks[:0], s.asks[1:]...)
 	s.owed -= a.bytes()
+	if len(s.asks) == 0 {
+		s.deadline = time.Time{}
+	} else if due := s.latest(); due.Before(s.deadline) {
+		s.deadline = due // what came fast does not count for what follows
+	}
 	s.mu.Unlock()
-	s.taken.Add(1)
+}
+
+// askTimeouts is how many timeouts a peer has for what it was asked, besides the time of its size.
+const askTimeouts = 2
+
+// latest returns when all that is owed must have arrived if it was asked for now. s.mu is held.
+func (s *stream) latest() time.Time {
+	return time.Now().Add(askTimeouts*s.timeout + atLeastRate(s.owed))
 }
 
 // receive reads the stream to its end. All that was asked of it has been answered or abandoned when
@@ -231,11 +239,20 @@ func (s *stream) receive() {
 	}
 }
 
+// limit has what is read next arrive in the time of what is owed.
+func (s *stream) limit() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.due = s.deadline
+}
+
 func (s *stream) receiveOne() error {
+	s.limit()
 	h, err := s.next()
 	if err != nil {
 		return err
 	}
+	s.limit() // something may have been asked meanwhile
 	switch h.kind {
 	case kindBlocks:
 		return s.receiveBlocks(h)

@@ -29,10 +29,7 @@ const (
 	placeBytes     = 16
 )
 
-var (
-	le = binary.LittleEndian
-	be = binary.BigEndian
-)
+var le = binary.LittleEndian
 
 // hello is what the client sends first:
 //
@@ -156,7 +153,7 @@ type row struct {
 }
 
 // A table begins a BLOCKS: rows (2), zero (2), and for each block of the GET status (1), zero (3),
-// sum (4). The bytes of the blocks that are OK follow it, in order, each sealPart of a block and
+// sum (4). The bytes of the blocks that are OK follow it, in order, each seal.Part of a block and
 // its rest with a tag.
 func encodeTable(b []byte, rows []row) []byte {
 	b = le.AppendUint16(b, uint16(len(rows)))

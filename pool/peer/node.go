@@ -121,7 +121,7 @@ func (c *Client) connect(ctx context.Context, n *node) (*link, error) {
 		l.start()
 		return l, nil
 	case err == nil:
-		l.closeStreams()
+		l.cut()
 		return nil, ErrClosed
 	case c.closed:
 		return nil, ErrClosed

@@ -125,16 +125,16 @@ func (s *stream) pullNow(a *ask, m *places) (err error) {
 	if err := cfg.Reader.Read(m.target, pulls); err != nil {
 		return err
 	}
-	if err := s.verify(a, m); err != nil {
+	if err := s.sum(a, m); err != nil {
 		return err
 	}
 	s.link.client.countRead(s.link.node, len(pulls), int64(len(pulls))*int64(a.get.length), nil)
 	return nil
 }
 
-// verify sums what was read, in the slots. Bytes that do not match are read again in frames, which
+// sum sums what was read, in the slots. Bytes that do not match are read again in frames, which
 // shows whose fault it is.
-func (s *stream) verify(a *ask, m *places) error {
+func (s *stream) sum(a *ask, m *places) error {
 	cfg := &s.link.client.cfg
 	for i := range m.rows {
 		if a.result[i] != pool.OK {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer/seal"
 )
 
 // ask is one GET, or PIN: a shard of some blocks of a fetch, for each of which a slot is reserved.
@@ -63,7 +64,7 @@ func (s *stream) receiveBlocks(h header) error {
 	total := int64(head)
 	for _, r := range rows {
 		if r.status == pool.OK {
-			total += sealed(int64(a.get.length))
+			total += seal.Sealed(int64(a.get.length))
 		}
 	}
 	if total != int64(h.length) {
@@ -91,7 +92,7 @@ func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 	mem := cfg.Arena[slot.Off : slot.Off+int64(slot.Len)]
 	slot.Sum = a.seed(i)
 	for len(mem) > 0 {
-		n := min(len(mem), sealPart)
+		n := min(len(mem), seal.Part)
 		taken, bad, err := s.receivePart(mem[:n], &slot.Sum)
 		if err != nil {
 			return cancelled, err
@@ -100,8 +101,8 @@ func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 			if p, ok := cfg.Slots.(pool.Prober); ok {
 				p.Probe(*slot)
 			}
-			s.in.skip(parts(int64(len(mem))))
-			return badPage, s.discard(sealed(int64(len(mem))) - int64(taken))
+			s.in.Skip(seal.Parts(int64(len(mem))))
+			return badPage, s.discard(seal.Sealed(int64(len(mem))) - int64(taken))
 		}
 		mem = mem[n:]
 	}
@@ -126,10 +127,10 @@ func (s *stream) receivePart(mem []byte, sum *uint32) (taken int, bad bool, err 
 		return taken, false, err
 	}
 	if pagefault.Guard(mem, nil, func() {
-		err = s.in.verify(mem, s.mac[:])
+		err = s.verify(mem, s.mac[:])
 		*sum = pool.Sum(*sum, mem)
 	}) != nil {
-		s.in.back()
+		s.in.Back()
 		return taken + macBytes, true, nil
 	}
 	return taken, false, err
@@ -139,19 +140,18 @@ func (s *stream) receivePart(mem []byte, sum *uint32) (taken int, bad bool, err 
 // bytes have been taken off the stream.
 func (s *stream) into(mem []byte) (n int, bad bool, err error) {
 	if s.direct {
-		if n, err = s.read(mem); err != nil {
+		if n, err = s.read(mem, s.due); err != nil {
 			return 0, errors.Is(err, syscall.EFAULT), notFault(err)
 		}
 	} else {
 		if s.bounce == nil {
 			s.bounce = make([]byte, copyPart)
 		}
-		if n, err = s.read(s.bounce[:min(len(mem), copyPart)]); err != nil {
+		if n, err = s.read(s.bounce[:min(len(mem), copyPart)], s.due); err != nil {
 			return 0, false, err
 		}
 		bad = pagefault.Guard(mem[:n], nil, func() { copy(mem, s.bounce[:n]) }) != nil
 	}
-	s.taken.Add(1)
 	return n, bad, nil
 }
 

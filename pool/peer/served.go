@@ -56,7 +56,7 @@ func (v *served) close() {
 	if !v.closed {
 		v.closed = true
 		close(v.ended)
-		_ = v.raw.Close()
+		v.cut()
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer/seal"
 )
 
 var update = flag.Bool("update", false, "write testdata/wire/peer.json anew")
@@ -70,7 +71,7 @@ func makeVectors(t *testing.T) (v vectors) {
 	bare("proof", "client", kindProof, proof, map[string]any{"proof": hex.EncodeToString(proof)})
 
 	sides := map[string]*conn{
-		"client": {out: newSeal(tr.derive(labelToServer))}, "server": {out: newSeal(tr.derive(labelToClient))},
+		"client": {out: seal.New(tr.derive(labelToServer))}, "server": {out: seal.New(tr.derive(labelToClient))},
 	}
 	space, hashes := pool.Fingerprint(key[:16]), chain("vector", 3)
 	data := []byte("the bytes of one shard")
@@ -127,10 +128,10 @@ func makeVectors(t *testing.T) (v vectors) {
 		{"unpin", "client", kindUnpin, 3, nil, nil, nil},
 	} {
 		c := sides[f.from]
-		c.seal(f.kind, f.id, f.payload, sealed(int64(len(f.data))))
+		c.seal(f.kind, f.id, f.payload, seal.Sealed(int64(len(f.data))))
 		b := append(c.frame, f.data...)
 		if len(f.data) > 0 {
-			b = c.out.tag(b, f.data)
+			b = c.out.Tag(b, f.data)
 		}
 		v.Frames = append(v.Frames, vector{f.name, f.from, f.kind, f.id, f.fields, hex.EncodeToString(b)})
 	}
