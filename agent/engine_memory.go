@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/ipc"
 )
 
 // memory opens and closes the engines' memory in the device.
@@ -84,4 +86,13 @@ func (p *peerNumbers) give(id cudaipc.PeerID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.used, id)
+}
+
+// lostPeer ends the session of a worker whose memory was open in a mover that has ended. Its copies
+// have ended; the engine receives the reason and registers again.
+func (a *Agent) lostPeer(id cudaipc.PeerID, why error) {
+	if s := a.memory.peers.owner(id); s != nil {
+		s.terminate(endDevice, ipc.ErrCodeInternal,
+			fmt.Errorf("the worker's memory is not open any more; register again: %w", why))
+	}
 }
