@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import vllm
@@ -16,7 +17,7 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.boundary.errors import Errors, contained
-from kvagent.vllm.boundary.scheduler import Unloaded, of_little
+from kvagent.vllm.boundary.scheduler import Unloaded, of_all, of_little
 from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import check_options, following_tokens
@@ -240,6 +241,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens), following=following,
             events=events, parts=self._part.count,
         )  # fmt: skip
+        side.failed = partial(of_all(None), self)
         link.wait(self._options.start_wait_ms / 1e3)
         return side
 

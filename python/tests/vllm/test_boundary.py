@@ -40,8 +40,8 @@ FUNCTIONS = {name: (cls, function) for name, cls, function in functions()}
 BEHIND_A_CALL = [
     "SchedulerSide.on_new_request", "SchedulerSide.matched", "SchedulerSide.allocated", "SchedulerSide.plan",
     "SchedulerSide.report", "SchedulerSide.finished", "SchedulerSide.reset", "SchedulerSide.pending",
-    "SchedulerSide.take_events", "Promises.promise", "Loads.plan", "WorkerSide.begin", "WorkerSide.start",
-    "WorkerSide.end", "WorkerSide.results", "WorkerSide.report", "WorkerSide.revoke_saves", "WorkerSide._submit",
+    "SchedulerSide.take_events", "SchedulerSide._before_reset", "Promises.promise", "Loads.plan",
+    "WorkerSide.begin", "WorkerSide.start", "WorkerSide.end", "WorkerSide.results", "WorkerSide.report", "WorkerSide.revoke_saves", "WorkerSide._submit",
     "WorkerSide._poll", "WorkerSide._finish", "WorkerSide.leave",
 ]  # fmt: skip
 

@@ -106,6 +106,8 @@ class SchedulerSide:
         self._stopped = False  # the agent does not respond
         self._calm = False  # whether saves alone may be in progress, and no call was made since the last plan
         self._jobs = itertools.count(1)
+        self.failed: Callable[[str, Exception], None] | None = None
+        """What handles an error in a hook (boundary)."""
         self.tables = Tables()
         self.blocks: Blocks | None = None
         self.saves: Saves | None = None
@@ -131,7 +133,7 @@ class SchedulerSide:
             self._stale_requests = StaleRequests(
                 self.blocks, self.tables, len(self._geometry.groups), partial_hits=self._geometry.partial_hits
             )
-            self.blocks.around_reset(self._before_reset, self._after_reset)
+            self.blocks.around_reset(self._guarded(self._before_reset), self._guarded(self._after_reset))
             if self._publication is not None:
                 self.saves.batch.tokens = self.loads.tokens = self._publication.tokens
         if self._publication is not None:
@@ -750,6 +752,19 @@ class SchedulerSide:
         if self._was_reset:
             self._was_reset = False
             self.before_weights_call("reset_prefix_cache")
+
+    def _guarded(self, hook: Callable[[], None]) -> Callable[[], None]:
+        """Return a hook of vLLM's block pool whose errors go where those of vLLM's calls go."""
+
+        def call() -> None:
+            try:
+                hook()
+            except Exception as error:
+                if self.failed is None:
+                    raise
+                self.failed("reset_prefix_cache", error)
+
+        return call
 
     def _before_reset(self) -> None:
         """Release all pins of saves, since the prefix cache is about to be reset between two

@@ -130,6 +130,11 @@ class LoadedAdapters:
         else:
             log.info("LoRA adapter %s: its files are not here, or just changed: it is not cached", request.lora_name)
 
+    def unknown(self, request: Any, error: Exception) -> None:
+        """Handle an error: what vLLM loads for a request is not known, and its jobs fail."""
+        log.error("LoRA adapter %s is not cached: %s", request.lora_name, error, exc_info=error)
+        self._serials.pop(int(request.lora_int_id), None)
+
     def _changed(self, number: int) -> bool:
         """Return whether an adapter's files are not as they were when it was loaded."""
         return self.states(self._requests[number]) != self._states[number]
@@ -180,11 +185,18 @@ def _observed(load: Any) -> Any:
 
     @functools.wraps(load)
     def observed(self: Any, lora_request: Any) -> Any:
-        listeners = [one for one in _listening if one.config is self.lora_config]
-        begun, before = now_ns(), [one.states(lora_request) for one in listeners]
+        begun, before = now_ns(), {}
+        for one in [one for one in _listening if one.config is self.lora_config]:
+            try:
+                before[one] = one.states(lora_request)
+            except Exception as error:  # noqa: BLE001
+                one.unknown(lora_request, error)
         loaded = load(self, lora_request)
-        for one, states in zip(listeners, before, strict=True):
-            one.loaded(self, lora_request, states, begun)
+        for one, states in before.items():
+            try:
+                one.loaded(self, lora_request, states, begun)
+            except Exception as error:  # noqa: BLE001
+                one.unknown(lora_request, error)
         return loaded
 
     setattr(observed, _MARK, True)
