@@ -36,6 +36,7 @@ import (
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/agent/share"
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -150,11 +151,10 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		log: a.log,
 	}
 	a.sessions = &sessions{
-		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, most: limits.Sessions, leaseBytes: a.cfg.LeaseBytes,
-		log:      a.log,
+		boot: a.boot, dir: a.cfg.Dir, limits: &a.cfg.Limits, leaseBytes: a.cfg.LeaseBytes, log: a.log,
+		places:   connlimit.ForUsers(limits.Sessions),
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
-		workers: a.workers,
-		memory:  a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
+		workers: a.workers, memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
 		deliveries: a.deliveries, keeps: a.keeps, events: a.events, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}

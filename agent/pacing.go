@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"encoding/binary"
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
@@ -16,21 +15,6 @@ func (s *session) steps(m *ipc.Steps) {
 		return
 	}
 	if engine := st.steps.Load(); engine != nil {
-		engine.Steps(decodeSteps(m.List, time.Now()))
+		engine.Steps(pace.ParseSteps(m.List, time.Now()))
 	}
-}
-
-// decodeSteps returns the steps of a message that was sent now.
-func decodeSteps(list []byte, now time.Time) []pace.Step {
-	out := make([]pace.Step, 0, len(list)/ipc.StepBytes)
-	for ; len(list) > 0; list = list[ipc.StepBytes:] {
-		end := now.Add(-micros(list))
-		out = append(out, pace.Step{Begin: end.Add(-micros(list[4:])), End: end,
-			Requests: binary.LittleEndian.Uint32(list[8:])})
-	}
-	return out
-}
-
-func micros(b []byte) time.Duration {
-	return time.Duration(binary.LittleEndian.Uint32(b)) * time.Microsecond
 }

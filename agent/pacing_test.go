@@ -75,7 +75,7 @@ func TestStepsReachThePacer(t *testing.T) {
 // TestStepsAreOfTheirTime expects a step to be placed by its age.
 func TestStepsAreOfTheirTime(t *testing.T) {
 	now := time.Unix(1000, 0)
-	got := decodeSteps(append(step(time.Second, 10*time.Millisecond, 7), step(0, time.Millisecond, 8)...), now)
+	got := pace.ParseSteps(append(step(time.Second, 10*time.Millisecond, 7), step(0, time.Millisecond, 8)...), now)
 	want := []pace.Step{
 		{Begin: now.Add(-1010 * time.Millisecond), End: now.Add(-time.Second), Requests: 7},
 		{Begin: now.Add(-time.Millisecond), End: now, Requests: 8},

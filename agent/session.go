@@ -13,6 +13,7 @@ import (
 	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/agent/running"
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
 )
@@ -25,6 +26,7 @@ type session struct {
 	conn   *ipc.Conn
 	log    *zap.Logger
 	number uint64
+	place  *connlimit.Place
 	pid    int
 	out    *outbox.Queue
 	jobs   running.Table
@@ -103,6 +105,7 @@ func (s *session) read() {
 		s.terminate(endHandshake, 0, err)
 		return
 	}
+	s.place.Set(connlimit.Held)
 	for {
 		msg, fds, err := s.conn.Recv()
 		if err == nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,6 +21,7 @@ import (
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/peercred"
 	"github.com/kvagent/kvagent/pool"
@@ -31,7 +33,7 @@ type sessions struct {
 	boot       [16]byte
 	dir        string // of look-up sockets
 	limits     *Limits
-	most       int   // at once
+	places     *connlimit.Limit
 	leaseBytes int64 // cap of one engine's leases
 	log        *zap.Logger
 
@@ -95,18 +97,22 @@ func (all *sessions) refused(peer peercred.Cred, err error) {
 
 // admitConn starts a session, or ends it at once if there are too many.
 func (all *sessions) admitConn(conn *ipc.Conn) {
+	s := &session{
+		owner: all, conn: conn, pid: conn.Peer().Pid, out: outbox.New(all.limits.Outbox), ending: make(chan struct{}),
+	}
+	var err error
+	s.place, err = all.places.Enter(connlimit.User(conn.Peer().Uid, uint32(os.Geteuid())), func() {
+		s.terminate(endLimit, ipc.ErrCodeLimit, errors.New("sessions: it gave way to another user"))
+	})
 	all.mu.Lock()
-	if n := len(all.open); all.closed || n >= all.most {
+	if err != nil || all.closed {
 		all.mu.Unlock()
-		err := fmt.Errorf("sessions: %d are open, allowed: %d", n, all.most)
+		err = fmt.Errorf("sessions: %w", cmp.Or(err, errShutdown))
 		all.refused(conn.Peer(), err)
 		// the first send to a socket does not block
 		_ = conn.Send(&ipc.Error{Code: ipc.ErrCodeLimit, Text: err.Error()})
 		_ = conn.Close()
 		return
-	}
-	s := &session{
-		owner: all, conn: conn, pid: conn.Peer().Pid, out: outbox.New(all.limits.Outbox), ending: make(chan struct{}),
 	}
 	all.last++
 	s.number = all.last
@@ -121,6 +127,7 @@ func (all *sessions) forget(s *session) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	delete(all.open, s.number)
+	s.place.Leave()
 }
 
 // list returns all sessions in the order of their connection.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // TestMalformedStorm sends random bytes, cut and changed messages, and messages out of order, and
@@ -137,10 +138,11 @@ func TestSessionLimit(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Sessions = 2 }))
 	first := r.dial()
 	r.dial()
+	pooltest.Until(t, "both are held", func() bool { return r.agent.sessions.places.Held() == 2 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	_, _, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "third", 1, 2)
-	if !contains(err, "sessions: 2 are open, allowed: 2") {
+	if !contains(err, "allowed: 2 of all") {
 		t.Fatalf("%v", err)
 	}
 	first.close()

@@ -12,8 +12,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Owner is who makes a connection: a user of this node, or a host.
@@ -26,6 +29,26 @@ type Owner struct {
 // for the user of this process.
 func User(uid, own uint32) Owner {
 	return Owner{Name: "uid " + strconv.FormatUint(uint64(uid), 10), Kept: uid == 0 || uid == own}
+}
+
+// Of returns the owner of a connection: the user of its process, as the kernel names it, or its
+// address.
+func Of(c net.Conn) Owner {
+	u, is := c.(*net.UnixConn)
+	if !is {
+		return Host(c.RemoteAddr())
+	}
+	o := Owner{Name: "a user that is not known"}
+	raw, err := u.SyscallConn()
+	if err != nil {
+		return o
+	}
+	_ = raw.Control(func(fd uintptr) { // fails when it is closed
+		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			o = User(cred.Uid, uint32(os.Geteuid()))
+		}
+	})
+	return o
 }
 
 // Host returns the owner of the connections of an address: the address itself, or, of IPv6, its
@@ -78,6 +101,10 @@ const (
 func New(places, kept int) *Limit {
 	return &Limit{places: places, common: max(places-kept, 1), taken: list.New(), of: map[string]int{}}
 }
+
+// ForUsers returns the limit of a Unix socket, an eighth of whose places is kept for the user of
+// this process and for root: probes run as these.
+func ForUsers(places int) *Limit { return New(places, places/8) }
 
 // Place is one connection's.
 type Place struct {
@@ -176,4 +203,16 @@ func (l *Limit) Taken() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.taken.Len()
+}
+
+// Held returns the number of connections that are held.
+func (l *Limit) Held() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for e := l.taken.Front(); e != nil; e = e.Next() {
+		if e.Value.(*Place).state == Held {
+			n++
+		}
+	}
+	return n
 }

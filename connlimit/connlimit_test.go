@@ -1,11 +1,16 @@
 package connlimit
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"runtime"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // room is a limit, and the connections in it by name.
@@ -136,5 +141,58 @@ func TestHosts(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestUsers: the owner of a connection to a Unix socket is the user of the process that made it.
+func TestUsers(t *testing.T) {
+	l, err := net.Listen("unix", fmt.Sprintf("@kvagent-connlimit-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	of := func(connect func() error) Owner {
+		t.Helper()
+		if err := connect(); err != nil {
+			t.Fatal(err)
+		}
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return Of(c)
+	}
+	dial := func() error {
+		c, err := net.Dial("unix", l.Addr().String())
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	}
+	if got, want := of(dial), (Owner{fmt.Sprint("uid ", os.Geteuid()), true}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("another user is played by root alone")
+	}
+	as := func() error { // on a thread of its own, which ends with the goroutine
+		ended := make(chan error)
+		go func() {
+			runtime.LockOSThread()
+			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, 12345, 12345, 12345); errno != 0 {
+				ended <- errno
+				return
+			}
+			fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+			if err == nil {
+				err = errors.Join(unix.Connect(fd, &unix.SockaddrUnix{Name: l.Addr().String()}), unix.Close(fd))
+			}
+			ended <- err
+		}()
+		return <-ended
+	}
+	if got, want := of(as), (Owner{"uid 12345", false}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -9,13 +9,17 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/kvagent/kvagent/connlimit"
 )
 
 // lookupPeer is one connection of a look-up socket. Its goroutine owns it.
 type lookupPeer struct {
-	s   *LookupServer
-	nc  *net.UnixConn
-	raw syscall.RawConn
+	s  *LookupServer
+	nc *net.UnixConn
+	// places are those of the server and of its context.
+	places [2]*connlimit.Place
+	raw    syscall.RawConn
 
 	in      zmtpReader
 	begun   bool // part of a message or of the handshake has arrived, and the rest has a deadline
@@ -54,6 +58,11 @@ func (p *lookupPeer) run() {
 	defer p.settle()
 	defer p.contain()
 	err := p.greet()
+	if err == nil {
+		for _, place := range p.places {
+			place.Set(connlimit.Held) // a client keeps its connection between requests
+		}
+	}
 	for err == nil {
 		p.begun = p.in.r < p.in.w
 		if err = p.in.next(); err == nil {

@@ -6,13 +6,14 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"github.com/kvagent/kvagent/connlimit"
 )
 
 // Limits of a look-up socket.
 const (
-	MaxLookupPeers = 512 // connections at once; one more is closed
+	MaxLookupPeers = 512 // connections at once; of one more, the user with most gives way
 	// LargeMessages is how many messages above keepReceived a socket reads at once; one more waits,
 	// as long as a message may take.
 	LargeMessages = 8
@@ -54,10 +55,7 @@ const MaxLookupSockets = 256
 // Context holds the look-up sockets of a process, which needs only one. Its methods may be called
 // from any goroutine.
 type Context struct {
-	peers struct { // connections to all its servers
-		most int64 // 0: no limit
-		now  atomic.Int64
-	}
+	peers *connlimit.Limit // connections to all its servers
 
 	mu struct {
 		sync.Mutex
@@ -68,25 +66,14 @@ type Context struct {
 
 // NewContext returns a context without sockets.
 func NewContext() *Context {
-	c := &Context{}
+	c := &Context{peers: connlimit.ForUsers(MaxLookupSockets * MaxLookupPeers)}
 	c.mu.open = map[*LookupServer]struct{}{}
 	return c
 }
 
-// LimitPeers limits the connections to all servers of the context together; one more is closed, as
-// is one beyond MaxLookupPeers of its server. It is called before the first server exists.
-func (c *Context) LimitPeers(n int64) { c.peers.most = n }
-
-// enter counts a connection to a server; it returns false if there are too many.
-func (c *Context) enter() bool {
-	if n := c.peers.now.Add(1); c.peers.most == 0 || n <= c.peers.most {
-		return true
-	}
-	c.leave()
-	return false
-}
-
-func (c *Context) leave() { c.peers.now.Add(-1) }
+// LimitPeers limits the connections to all servers of the context together, as MaxLookupPeers does
+// those of a server. It is called before the first server exists.
+func (c *Context) LimitPeers(n int64) { c.peers = connlimit.ForUsers(int(n)) }
 
 // add registers a server.
 func (c *Context) add(s *LookupServer) error {
@@ -145,6 +132,8 @@ type LookupServer struct {
 
 	turn sync.Mutex // held while the handler runs
 
+	places *connlimit.Limit
+
 	mu    sync.Mutex
 	peers map[*lookupPeer]struct{}
 	quiet struct {
@@ -161,7 +150,7 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 	}
 	s := &LookupServer{
 		o: o, handler: handler, ctx: c, large: make(chan struct{}, LargeMessages), closing: make(chan struct{}),
-		peers: make(map[*lookupPeer]struct{}),
+		peers: make(map[*lookupPeer]struct{}), places: connlimit.ForUsers(MaxLookupPeers),
 	}
 	if err := c.add(s); err != nil {
 		return nil, err
@@ -217,20 +206,31 @@ func (s *LookupServer) accept() {
 
 // admit starts a peer, unless there are too many.
 func (s *LookupServer) admit(nc *net.UnixConn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, err := newLookupPeer(s, nc)
-	if err == nil && len(s.peers) >= MaxLookupPeers {
-		err = fmt.Errorf("peers: more than %d", MaxLookupPeers)
-	}
-	if err == nil && !s.ctx.enter() {
-		err = fmt.Errorf("peers of all look-up sockets: more than %d", s.ctx.peers.most)
-	}
-	if err != nil {
+	owner, giveWay := connlimit.Of(nc), func() {
 		s.count.dropped.Add(1)
 		nc.Close()
+	}
+	place, err := s.places.Enter(owner, giveWay)
+	var shared *connlimit.Place
+	if err == nil {
+		if shared, err = s.ctx.peers.Enter(owner, giveWay); err != nil {
+			place.Leave()
+		}
+	}
+	var p *lookupPeer
+	if err == nil {
+		if p, err = newLookupPeer(s, nc); err != nil {
+			place.Leave()
+			shared.Leave()
+		}
+	}
+	if err != nil {
+		giveWay()
 		return
 	}
+	p.places = [2]*connlimit.Place{place, shared}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.peers[p] = struct{}{}
 	s.running.Go(p.run)
 }
@@ -239,7 +239,9 @@ func (s *LookupServer) leave(p *lookupPeer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.peers, p)
-	s.ctx.leave()
+	for _, place := range p.places {
+		place.Leave()
+	}
 }
 
 func (s *LookupServer) ending() bool {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // zmtpFrame is a frame as it goes over the wire.
@@ -185,7 +187,8 @@ func TestLookupCloseAnswers(t *testing.T) {
 	}
 }
 
-// More peers than allowed: the further one is closed, and one is free when another leaves.
+// More peers than allowed: the further one is closed, and one is free when another leaves. Those
+// that say nothing give way.
 func TestLookupPeers(t *testing.T) {
 	c := testContext(t)
 	s := serveLookups(t, c, socketDir(t), "lookup", echoHandler)
@@ -193,8 +196,20 @@ func TestLookupPeers(t *testing.T) {
 	for range MaxLookupPeers {
 		all = append(all, dialRaw(t, s.Path()))
 	}
+	pooltest.Until(t, "all are clients", func() bool { return s.places.Held() == MaxLookupPeers })
 	turnedAway(t, s)
 	all[0].Close()
+	letIn(t, s)
+	for _, nc := range all {
+		nc.Close()
+	}
+	for range 2 * MaxLookupPeers {
+		nc, err := net.Dial("unix", s.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+	}
 	letIn(t, s)
 }
 
@@ -232,6 +247,7 @@ func TestLookupPeersOfAllSockets(t *testing.T) {
 	first := dialRaw(t, one.Path())
 	dialRaw(t, one.Path())
 	dialRaw(t, two.Path())
+	pooltest.Until(t, "all are clients", func() bool { return c.peers.Held() == 3 })
 	turnedAway(t, two)
 	if n := two.Counters().Dropped; n != 1 {
 		t.Errorf("%d connections dropped, want 1", n)

@@ -10,12 +10,12 @@ import (
 	"net/netip"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -67,7 +67,7 @@ func Start(v *View, o Options) (*Server, error) {
 	}
 	for _, l := range listeners {
 		s.serving.Go(func() {
-			if err := s.server.Serve(&fewConns{Listener: l}); !errors.Is(err, http.ErrServerClosed) {
+			if err := s.server.Serve(newFewConns(l)); !errors.Is(err, http.ErrServerClosed) {
 				o.Log.Error("HTTP ended", zap.Stringer("addr", l.Addr()), zap.Error(err))
 			}
 		})
@@ -223,14 +223,21 @@ func (s *Server) Close() {
 // Addr returns the address on which HTTP listens besides admin.sock, or nil.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// MaxConns bounds the connections that one address of HTTP serves at once; one more is closed. HTTP
-// must not take the descriptors that engines need.
+// MaxConns bounds the connections that one address of HTTP serves at once. Beyond it the owner with
+// most gives way. HTTP must not take the descriptors that engines need.
 const MaxConns = 64
 
 // fewConns is a listener that bounds its connections.
 type fewConns struct {
 	net.Listener
-	open atomic.Int64
+	limit *connlimit.Limit
+}
+
+func newFewConns(l net.Listener) *fewConns {
+	if l.Addr().Network() == "unix" {
+		return &fewConns{l, connlimit.ForUsers(MaxConns)}
+	}
+	return &fewConns{l, connlimit.New(MaxConns, 0)}
 }
 
 // Accept implements net.Listener.
@@ -240,10 +247,10 @@ func (l *fewConns) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.open.Add(1) <= MaxConns {
-			return &countedConn{Conn: c, end: sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+		place, err := l.limit.Enter(connlimit.Of(c), func() { _ = c.Close() })
+		if err == nil {
+			return &countedConn{c, place}, nil
 		}
-		l.open.Add(-1)
 		_ = c.Close() // one that was not served
 	}
 }
@@ -251,11 +258,11 @@ func (l *fewConns) Accept() (net.Conn, error) {
 // countedConn is counted until it is closed.
 type countedConn struct {
 	net.Conn
-	end func()
+	place *connlimit.Place
 }
 
 // Close implements net.Conn.
 func (c *countedConn) Close() error {
-	c.end()
+	c.place.Leave()
 	return c.Conn.Close()
 }

@@ -1,6 +1,7 @@
 package pace
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"slices"
 	"time"
@@ -62,6 +63,24 @@ func (c *control) decoding(now time.Time) bool { return now.Sub(c.decoded) < c.q
 type Step struct {
 	Begin, End time.Time
 	Requests   uint32
+}
+
+// stepBytes is a step of STEPS: the time from its end to the message and its own, microseconds, and
+// its requests; 4 bytes each, little-endian.
+const stepBytes = 12
+
+// ParseSteps returns the steps of a STEPS that was sent now.
+func ParseSteps(list []byte, now time.Time) []Step {
+	micros := func(b []byte) time.Duration {
+		return time.Duration(binary.LittleEndian.Uint32(b)) * time.Microsecond
+	}
+	out := make([]Step, 0, len(list)/stepBytes)
+	for ; len(list) > 0; list = list[stepBytes:] {
+		end := now.Add(-micros(list))
+		requests := binary.LittleEndian.Uint32(list[8:])
+		out = append(out, Step{Begin: end.Add(-micros(list[4:])), End: end, Requests: requests})
+	}
+	return out
 }
 
 // Engine is one engine worker, whose decode steps must not become slower. One goroutine at a time
