@@ -30,15 +30,16 @@ func relay(t *testing.T, to string, pass func(f relayed, back io.Writer) [][]byt
 		defer from.Close()
 		defer to.Close()
 		for {
-			b := make([]byte, headerBytes)
-			if _, err := io.ReadFull(from, b); err != nil {
+			var head [headerBytes]byte
+			if _, err := io.ReadFull(from, head[:]); err != nil {
 				return
 			}
-			h, err := parseHeader(b)
+			h, err := parseHeader(head[:])
 			if err != nil {
 				return
 			}
-			b = append(b, make([]byte, h.length)...)
+			b := make([]byte, headerBytes+h.length)
+			copy(b, head[:])
 			if _, err := io.ReadFull(from, b[headerBytes:]); err != nil {
 				return
 			}
