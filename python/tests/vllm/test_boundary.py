@@ -41,8 +41,9 @@ BEHIND_A_CALL = [
     "SchedulerSide.on_new_request", "SchedulerSide.matched", "SchedulerSide.allocated", "SchedulerSide.plan",
     "SchedulerSide.report", "SchedulerSide.finished", "SchedulerSide.reset", "SchedulerSide.pending",
     "SchedulerSide.take_events", "SchedulerSide._before_reset", "Promises.promise", "Loads.plan",
-    "WorkerSide.begin", "WorkerSide.start", "WorkerSide.end", "WorkerSide.results", "WorkerSide.report", "WorkerSide.revoke_saves", "WorkerSide._submit",
-    "WorkerSide._poll", "WorkerSide._finish", "WorkerSide.leave",
+    "WorkerSide.begin", "WorkerSide.start", "WorkerSide.end", "WorkerSide.results", "WorkerSide.report",
+    "WorkerSide.revoke_saves", "WorkerSide._submit", "WorkerSide._poll", "WorkerSide._finish",
+    "WorkerSide.leave",
 ]  # fmt: skip
 
 
