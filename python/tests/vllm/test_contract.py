@@ -220,7 +220,7 @@ def test_counters_reach_vllms_metrics(worlds: Any, agent: AgentProcess) -> None:
     assert set(exported) == documented()
     assert {sample.value for samples in exported.values() for sample in samples if "total" in sample.name} == {0}
     counted = {*world.side.counted(), *(f"worker_{one.name}" for one in fields(world.workers[0]._worker.counts))}
-    counted |= set(GAUGES)
+    counted |= {*GAUGES, "errors", "worker_errors"}
     assert {f"vllm:kvagent_{name}" for name in counted} == set(exported), "something that is counted is not exported"
     world.add("cold", PROMPT, 10)
     world.run()

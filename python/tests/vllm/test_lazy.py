@@ -111,7 +111,7 @@ def test_the_pool_extends_the_prefix_that_the_engine_still_has(worlds: Any, agen
         assert 0 < loaded < 48 * BLOCK, "all or nothing of the prompt comes from the agent"
     evict(world)
     assert world.side.saves.counts.missed == 0
-    assert ask(world, "all", prompt) == 49 * BLOCK
+    assert ask(world, "all", prompt) == 50 * BLOCK
     clean(world, agent)
 
 

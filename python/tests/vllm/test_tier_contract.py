@@ -251,7 +251,7 @@ def test_a_write_to_the_model_is_noticed_before_the_end_of_the_last_request_is_t
     one.result()
     assert one.look_up(key) is LookupResult.HIT
     (listener,) = one.construction.listeners
-    one.tier._live = SimpleNamespace(idle=False, changed=lambda: True)
+    one.tier._live = SimpleNamespace(idle=False, changed=lambda: True, forget=lambda: None)
     listener.before_request()
     assert one.look_up(key) is LookupResult.HIT, "the weights are sampled while requests run"
     one.tier._live.idle = True
