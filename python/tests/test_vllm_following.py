@@ -11,6 +11,8 @@ import pytest
 from kvagent.vllm import drafts
 from kvagent.vllm.drafts import check_options, following_tokens
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.keys.adapters import Adapted
+from kvagent.vllm.keys.following import Followed
 from kvagent.vllm.options import OptionError, Options
 from kvagent.vllm.scheduler.save_plan import final_tokens
 from tests.simulated import BLOCK, SimulatedEngine
@@ -39,6 +41,19 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
 def tokens(blocks: int, then: int = 9) -> list[int]:
     """Return the tokens of that many blocks, and one that follows."""
     return [*itertools.islice(itertools.cycle(range(50)), blocks * BLOCK), then]
+
+
+@pytest.mark.parametrize("length", [16, 32])
+def test_keys_are_as_long_as_vllms_hashes(length: int) -> None:
+    """Vary with --prefix-caching-hash-algo; one request's have one length."""
+    hashes = [bytes([i]) * length for i in range(3)]
+    request = SimpleNamespace(block_hashes=hashes, num_tokens=3 * BLOCK + 1, all_token_ids=tokens(3))
+    followed = Followed(request, BLOCK).block_hashes
+    plain = SimpleNamespace(block_hashes=hashes)
+    adapted = Adapted(plain, lambda one: hashes[len(one.block_hashes) :], b"digest").block_hashes
+    for keys in (followed, adapted):
+        assert [len(key) for key in keys] == [length] * 3
+        assert not {*keys} & {*hashes}
 
 
 def test_a_block_is_shared_only_before_the_same_token(
