@@ -260,6 +260,37 @@ def test_a_write_to_the_model_is_noticed_before_the_end_of_the_last_request_is_t
     assert one.look_up(key) is LookupResult.MISS, "chunks of the old weights are found"
 
 
+@pytest.mark.parametrize("name", ["_first", "_collect", "_parents", "_say", "_submit", "_result", "_missing"])
+@pytest.mark.parametrize("times", [1, 10**9])
+def test_an_error_of_its_own_leaves_no_call(
+    played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, name: str, times: int
+) -> None:
+    """Each question has an answer, and each job an end; what is said to be there is there."""
+    one = played(lookup_age_ms=200, tier_wait_ms=0).ready()
+    stored, missing = keys("p", 2), keys("q", 1)
+    one.fill(0, 10)
+    one.job(stored[:1], [0], load=False)
+    one.result()
+    real, raised = getattr(KVAgentTier, name), list[str]()
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if len(raised) < times:
+            raised.append(name)
+            raise RuntimeError("planted")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(KVAgentTier, name, failing)
+    assert one.look_up(missing[0]) is LookupResult.MISS
+    if one.look_up(stored[0]) is LookupResult.HIT:
+        one.job(stored[:1], [1], load=True)
+        if one.result().success:
+            assert one.value(1) == 10
+    one.job(missing, [2], load=True)
+    assert not one.result().success
+    one.job(stored[1:], [0], load=False)
+    one.result()
+
+
 def test_weights_that_get_a_name_at_run_time_are_private(played: Callable[..., Played]) -> None:
     """Others of that name must not find what vLLM's region and running requests still hold of the
     weights before.

@@ -82,7 +82,7 @@ def _guarded(name: str, method: Callable[..., Any], failed: Callable[..., Any]) 
         except OptionError:
             raise
         except Exception as error:
-            if isinstance(error, Unsupported) and self._options.on_unsupported == FAIL:
+            if isinstance(error, Unsupported) and getattr(self._options, "on_unsupported", "") == FAIL:
                 raise
             return failed(self, name, error, *args, **kwargs)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 PREFIX = "vllm:kvagent_tier_"
 CONNECTED = "connected", "Whether the tier has an agent that answers."
 HELP = {
+    "errors": "Errors of the tier's own in vLLM's calls.",
     "lookups": "Chunks that were asked for.",
     "hits": "Chunks that were stored.",
     "unanswered": "Chunks for which the agent's answer did not come in time.",
@@ -24,6 +25,7 @@ HELP = {
 class TierCounts:
     """The counters."""
 
+    errors: int = 0
     lookups: int = 0
     hits: int = 0
     unanswered: int = 0

@@ -26,6 +26,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
+from kvagent.vllm.boundary.errors import Errors, contained
+from kvagent.vllm.boundary.tier import CALLS, answer
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
@@ -73,8 +75,12 @@ class Asked:
     """By group, the end and the hash of the last chunk that was saved."""
 
 
+@contained(CALLS | {"lookup": answer(LookupResult.MISS)})
 class KVAgentTier(SecondaryTierManager):
-    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md."""
+    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md.
+
+    An error in a call of vLLM's is contained (boundary).
+    """
 
     def __init__(
         self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
@@ -85,6 +91,7 @@ class KVAgentTier(SecondaryTierManager):
             given.append(backpressure_detector)  # from 0.31 on
         super().__init__(*given)
         self._options = parse(config)
+        self._errors, self._retired = Errors(), False
         self._requests: dict[str, Asked] = {}
         self._fresh: dict[str, Asked] = {}
         self._jobs: dict[int, Store | Load] = {}
@@ -154,7 +161,7 @@ class KVAgentTier(SecondaryTierManager):
     def lookup(self, key: Key, req_context: Any) -> Any:
         """Return whether a chunk is stored; RETRY until it is known, for a bounded time."""
         courier = self._courier
-        if courier is None:
+        if courier is None or self._retired:
             return LookupResult.MISS
         if not courier.results.empty():
             self._collect(courier)
@@ -240,8 +247,16 @@ class KVAgentTier(SecondaryTierManager):
         """Return the jobs that have ended since the last call."""
         if self._courier is not None:
             self._collect(self._courier)
-        finished, self._finished = self._finished, []
-        return [self._result(one) for one in finished]
+        ended = []
+        while self._finished:
+            one = self._finished.pop()
+            try:
+                ended.append(self._result(one))
+            except Exception as error:  # noqa: BLE001
+                self.fail("get_finished_jobs", error)
+                self._jobs.pop(one.job, None)
+                ended.append(JobResult(job_id=one.job, success=False))
+        return ended
 
     def has_pending_work(self) -> bool:
         """Return whether results are to come, or KV events are to be published."""
@@ -273,15 +288,18 @@ class KVAgentTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
-        courier, self._courier = self._courier, None
-        if courier is not None:
-            courier.drain(self._options.drain_wait_ms / 1e3)
-            courier.close()
+        self._leave()
         if self._events is not None:
             self._events.close()
             self._events = None
         self._requests.clear()
         self._fresh.clear()
+
+    def _leave(self) -> None:
+        courier, self._courier = self._courier, None
+        if courier is not None:
+            courier.drain(self._options.drain_wait_ms / 1e3)
+            courier.close()
 
     def _say(self, keys: tuple[Key, ...], job: Any) -> None:
         if self._events is not None:
@@ -423,6 +441,35 @@ class KVAgentTier(SecondaryTierManager):
             self._courier.post(Move(self._generations.now))
         if self._events is not None:
             self._events.move()
+
+    # ---- errors
+
+    def fail(self, call: str, error: Exception, *, retires: bool = False) -> None:
+        """Handle an error in a call. After too many, or if it ``retires``, nothing is found."""
+        reason = self._errors.note(call, error, "Its chunks are computed")
+        self._counts.errors = self._errors.counts.errors
+        if (retires or self._errors.too_many) and not self._retired:
+            self._retired = True
+            log.warning("tier: it finds nothing any more: %s", reason)
+            try:
+                self._leave()
+            except Exception as left:  # noqa: BLE001  its thread may still copy into rows, so its jobs do not end
+                self._errors.note("leave", left, "Jobs in flight are not ended")
+                return
+            known = {one.job for one in self._finished}
+            self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
+
+    def give_up_questions(self, now: float) -> None:
+        """Wait no longer than usual for answers to questions that may not have been sent."""
+        for asked in self._fresh.values():
+            asked.since, asked.fresh = now, []
+        self._fresh.clear()
+
+    def end_job(self, job: int) -> None:
+        """Report a job as failed, unless the tier's thread has it."""
+        if job not in self._jobs:
+            self._jobs[job] = Store(job, (b"",), (0,), (b"",))
+            self._finished.append(Finished(job, (), 0.0))
 
     # ---- metrics
 
