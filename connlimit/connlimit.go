@@ -84,7 +84,7 @@ type Limit struct {
 }
 
 // greedy is the divisor of a limit's places that gives how many connections an owner may hold
-// without having to give way to another owner.
+// before it counts as one that has more than others: an agent opens some at once.
 const greedy = 8
 
 // State is what a connection is doing. Of one owner's, those in an earlier state give way first.
@@ -116,9 +116,10 @@ type Place struct {
 }
 
 // Enter takes a place for a connection, which close ends. If there is none, a connection of the
-// owner with most gives way, the oldest in the earliest state; one that is held only to an owner
-// with fewer, and if its own has more than an eighth of all places. Enter calls its close then, and
-// counts it no more. The error says what is allowed.
+// owner with most gives way, where all with at most an eighth of the places count alike: the oldest
+// in the earliest state. One that is held gives way only if its owner has more than that, and to an
+// owner with fewer. Enter calls its close then, and counts it no more. The error says what is
+// allowed.
 func (l *Limit) Enter(owner Owner, closeConn func()) (*Place, error) {
 	p := &Place{limit: l, owner: owner, close: closeConn}
 	gone, err := l.enter(p)
@@ -151,10 +152,11 @@ func (l *Limit) enter(p *Place) (gone *Place, err error) {
 
 // victim returns the place that gives way to a newcomer; nil: none does.
 func (l *Limit) victim(newcomer Owner) (best *Place) {
-	own, most := l.of[newcomer.Name]+1, 0
+	fair := l.places / greedy // up to which all owners count alike
+	own, most := max(l.of[newcomer.Name]+1, fair), 0
 	for e := l.taken.Front(); e != nil; e = e.Next() {
 		p := e.Value.(*Place)
-		n := l.of[p.owner.Name]
+		n := max(l.of[p.owner.Name], fair)
 		if p.owner.Name == newcomer.Name {
 			n = own
 		}

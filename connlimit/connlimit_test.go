@@ -48,6 +48,21 @@ func (r *room) fill(owner Owner, n int, s State) {
 	}
 }
 
+// TestSomeConnectionsAreNoGreed: a host that opens several connections at once loses none of them to
+// itself while others hold all places with one each.
+func TestSomeConnectionsAreNoGreed(t *testing.T) {
+	r := newRoom(32, 8)
+	for i := range uint32(24) {
+		r.fill(User(100+i, 1), 1, Idle)
+	}
+	for i := range 4 {
+		want := fmt.Sprintf("uid %d 0", 100+i)
+		if gone := r.enter(User(7, 1), fmt.Sprint("newcomer ", i)); gone != want {
+			t.Errorf("for connection %d of one host %q gave way, want %q", i, gone, want)
+		}
+	}
+}
+
 // TestOwnersShare: whoever holds most gives way, the oldest first, and those for whom places are
 // kept always find one.
 func TestOwnersShare(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -204,7 +206,12 @@ func TestLookupPeers(t *testing.T) {
 		nc.Close()
 	}
 	for range 2 * MaxLookupPeers {
-		nc, err := net.Dial("unix", s.Path())
+		var nc net.Conn
+		var err error
+		pooltest.Until(t, "room among those that are not accepted yet", func() bool {
+			nc, err = net.Dial("unix", s.Path())
+			return !errors.Is(err, unix.EAGAIN)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
