@@ -48,8 +48,8 @@ func (r *room) fill(owner Owner, n int, s State) {
 	}
 }
 
-// TestSomeConnectionsAreNoGreed: a host that opens several connections at once loses none of them to
-// itself while others hold all places with one each.
+// TestSomeConnectionsAreNoGreed: a host that opens several connections at once loses none of them
+// to itself while others hold all places with one each.
 func TestSomeConnectionsAreNoGreed(t *testing.T) {
 	r := newRoom(32, 8)
 	for i := range uint32(24) {
