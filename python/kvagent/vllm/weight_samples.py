@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 SAMPLED = 64
 """Evenly spaced elements of each tensor; a change of fewer than one in size / 64 may be missed."""
 
-_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By element size: the type as which elements are gathered, whatever they mean."""
+_INTEGER = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
+"""By element size: torch's type as which elements are gathered, whatever they mean."""
 
 
 class Samples:
@@ -36,6 +37,8 @@ class Samples:
 
     def take(self) -> bytes:
         """Return a sample."""
+        import torch
+
         if not self._places or _places(self._modules) != self._places:
             self._look()
         digest = hashlib.sha256(self._head)
@@ -52,6 +55,8 @@ class Samples:
 
     def _look(self) -> None:
         """Make the views."""
+        import torch
+
         self.forget()
         self._modules, head = list(self.model.modules()), []
         for name, tensor in itertools.chain(self.model.named_parameters(), self.model.named_buffers()):
@@ -60,7 +65,7 @@ class Samples:
                 continue
             if _dense(tensor) and tensor.element_size() in _INTEGER:
                 flat = tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
-                view = _spaced(flat.view(_INTEGER[tensor.element_size()]))
+                view = _spaced(flat.view(getattr(torch, _INTEGER[tensor.element_size()])))
                 self._views.setdefault((tensor.device, view.dtype), []).append(view)
             else:
                 self._scattered.append(tensor)
