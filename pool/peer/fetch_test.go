@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
 )
 
@@ -375,12 +376,14 @@ func TestCancel(t *testing.T) {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	d.nothingLeft()
+	pooltest.Until(t, "the server has read the CANCEL", func() bool { return s.Stats().Ended[EndCancelled] == 1 })
 	p.save(h)
 	if got, err = fetchAll(t, client, s.Addr().String(), d.request("r", h)); err != nil || got.Blocks != 20 {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	check(t, errors.Join(client.Close(), s.Close())) // the server may not have read the CANCEL before
-	if st := s.Stats(); st.Accepted != 2 || st.Ended[EndCancelled]+st.Ended[EndComplete]+st.Ended[EndLost] != 2 {
+	pooltest.Until(t, "the second fetch has ended, too", func() bool { return s.Stats().Ended[EndComplete] == 1 })
+	check(t, errors.Join(client.Close(), s.Close()))
+	if st := s.Stats(); st.Accepted != 2 {
 		t.Errorf("%+v", st)
 	}
 }
