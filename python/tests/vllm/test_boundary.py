@@ -110,5 +110,8 @@ def test_one_error_is_forgiven_and_many_are_not(
     for i in range(2 * MAX_ERRORS):
         world.add(f"again {i}", PROMPT, 2)
         run(world, f"again {i}")
+        world.scheduler.reset_prefix_cache()  # so that the next one asks for a promise too
     assert "served UNCACHED" in caplog.text
-    assert caplog.text.count("RuntimeError in get_num_new_matched_tokens: planted. The request") == 1, "logged once"
+    # Under vLLM 0.29 a handler gets each record twice.
+    logged = {id(one) for one in caplog.records if "get_num_new_matched_tokens: planted. The request" in one.message}
+    assert len(logged) == 1
