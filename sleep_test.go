@@ -28,6 +28,7 @@ var sleepsAllowed = map[string]string{
 	"agent.mark":                             "a hand-over that takes its time",
 	"agent.TestTransfersAtRandom":            "pauses between cuts of the connection",
 	"python/tests/agent.py":                  "polls what has no event",
+	"python/tests/gpu/engines.py":            "an engine that is idle, stepped as its own loop would",
 	"python/tests/vllm/tiered.py":            "a GPU's step that takes its time",
 	"python/tests/pd/test_many.py":           "kills come at random moments",
 	"python/tests/pd/traffic.py":             "an agent that is stopped half of the time",
