@@ -38,7 +38,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
-	dockerfile-check cuda-header-check flaky gotest mutants_vllm.py envs/vllm-uv envs/vllm-warm)
+	dockerfile-check cuda-header-check flaky gotest mutants_vllm.py run-page try envs/vllm-uv envs/vllm-warm)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -72,6 +72,21 @@ build: ## bin/kvagent, and bin/kvbench, which tests it: mock engines, traces, me
 demo: build ## one agent, two mock engines, the first 1,000 requests of a real trace
 	@bin/kvbench replay --trace testdata/conversation_1000.jsonl --engines 2 --progress --pace 10s
 
+.PHONY: try
+try: wheel cpu-vllm ## vLLM on processors, a tiny model, two engines: the first token computed, and loaded by kvagent
+	@build/cpu-vllm/bin/python scripts/try build/cpu-vllm
+
+.PHONY: cpu-vllm
+cpu-vllm: # build/cpu-vllm: vLLM that runs on processors, with the wheel of dist/ and a tiny model
+	@$(ENV) packages python
+	@$(STAGE) -v vllm-venv $(ENV) vllm
+	@$(STAGE) -v vllm-serve-venv $(ENV) vllm-serve
+	@$(STAGE) cpu-vllm scripts/cpu-vllm build/cpu-vllm
+
+.PHONY: test-start
+test-start: ## a newcomer's way, with an empty HOME: `make try`, docs/TUTORIAL.md as it stands, figures of engines
+	@$(WITH_VLLM) $(STAGE) -v test-start scripts/test-start
+
 # ---- The loop: each of the three includes the one before; no stage is in two of them.
 
 .PHONY: check
@@ -100,7 +115,7 @@ ci: packages vllm-early ## everything
 test-rest: build # long tests, vLLM, the CUDA path, the chart, several nodes, fuzzing, mutants, figures
 	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-mixin test-softcuda test-cuda \
 			torture-cuda-short mutants-vllm' \
-		'$(MAKE) test-long test-vllm test-vllm-oldest test-vllm-identity torture-short torture-nodes-short'
+		'$(MAKE) test-long test-vllm test-vllm-oldest test-vllm-identity test-start torture-short torture-nodes-short'
 	@$(MAKE) test-figures
 
 # ---- Lint
