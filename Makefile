@@ -8,7 +8,10 @@ SHELL       := /bin/bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# As in python/version.py: the tag's, or before the first one 0.1.0-dev with the number of commits.
+VERSION ?= $(shell { git describe --tags --dirty || \
+	echo "v0.1.0-dev-$$(git rev-list --count HEAD)-g$$(git describe --always --dirty)" | grep -v -- -g$$ || \
+	echo unknown; } 2>/dev/null)
 # Go stops the build if git refuses to work (a checkout of another owner): check first.
 BUILDVCS := $(shell git rev-parse HEAD >/dev/null 2>&1 && echo true || echo false)
 # The CUDA path is in every build by make; the driver's library is opened at run time. cu finds its

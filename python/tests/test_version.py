@@ -31,8 +31,10 @@ SPEC.loader.exec_module(version)
         ("v1.2.3-4-gabc1234-dirty", "1.2.3.post4+gabc1234.dirty"),
         ("v1.2.3-rc.1", "1.2.3rc1"),
         ("v1.2.3-rc1-4-gabc1234", "1.2.3rc1.post4+gabc1234"),
-        ("abc1234", "0+gabc1234"),
-        ("1234567-dirty", "0+g1234567.dirty"),
+        ("1.2.3", "1.2.3"),
+        ("v0.1.0-dev-12-gabc1234", "0.1.0.dev12+gabc1234"),
+        ("v0.1.0-dev-12-gabc1234-dirty", "0.1.0.dev12+gabc1234.dirty"),
+        ("main-dirty", "0+main.dirty"),
         ("unknown", "0+unknown"),
     ],
 )
