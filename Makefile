@@ -115,9 +115,9 @@ ci: packages vllm-early ## everything
 	@$(FLAKY) $(MAKE) test test-rest
 
 .PHONY: test-rest
-test-rest: build # long tests, vLLM, the CUDA path, the chart, several nodes, fuzzing, mutants, figures
-	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-chart test-mixin test-softcuda test-cuda \
-			torture-cuda-short mutants-vllm' \
+test-rest: build # long tests, vLLM, CUDA, wheels, chart, several nodes, fuzzing, mutants, figures
+	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-wheel test-chart test-mixin test-softcuda \
+			test-cuda torture-cuda-short mutants-vllm' \
 		'$(MAKE) test-long test-vllm test-vllm-oldest test-vllm-identity test-start torture-short torture-nodes-short'
 	@$(MAKE) test-figures
 
@@ -352,14 +352,35 @@ test-mixin: build ## alerts, rules and dashboards: each expression against the m
 	@cd deploy/mixintest && ../../$(STAGE) test-mixin \
 		../../scripts/gotest test-mixin ./... -- -trimpath -vet=off -count=1 -timeout 5m
 
+# ---- Wheels with the agent, for the platforms in ARCHS. zig's compiler builds for glibc 2.28 and
+# both processors, on any Linux.
+
+ARCHS ?= $(shell go env GOARCH)
+# Stripped; -buildid= leaves out what differs between folders.
+GO_RELEASE := $(subst -ldflags ',-ldflags '-s -w -buildid= -extldflags=-Wl$(comma)-s ,$(GO_BUILD))
+ZIG_TARGET  = $(subst amd64,x86_64,$(subst arm64,aarch64,$*))-linux-gnu.2.28
+
 .PHONY: wheel
-wheel: ## dist/kvagent-*.whl, the Python client
-	@$(ENV) packages python
+wheel: ## dist/kvagent-*.whl, connector, client and agent; ARCHS="amd64 arm64": for both platforms
+	@$(ENV) packages go python
 	@$(STAGE) venv $(ENV) tools
+	@$(STAGE) wheel-venv $(ENV) wheel
 	@rm -f dist/kvagent-*.whl
-	@$(STAGE) wheel env KVAGENT_VERSION='$(VERSION)' \
-		$(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
+	@$(MAKE) --no-print-directory $(addprefix wheel-,$(ARCHS))
 	@ls dist/*.whl
+
+wheel-%: program-%
+	@$(STAGE) $@ env KVAGENT_VERSION='$(VERSION)' KVAGENT_PROGRAM=$(CURDIR)/build/release/$*/kvagent \
+		$(VENV)/bin/python -m build --no-isolation --wheel --outdir dist python
+
+program-%:
+	@$(STAGE) $@ env CGO_ENABLED=1 GOARCH=$* CC="$(CURDIR)/scripts/zig-cc $$($(ENV) wheel) $(ZIG_TARGET)" \
+		$(GO_RELEASE) -o build/release/$*/ ./cmd/kvagent
+
+.PHONY: test-wheel
+test-wheel: ARCHS = amd64 arm64
+test-wheel: build wheel ## both wheels, installed from an empty folder in each Python from 3.10 on; arm64 under qemu
+	@$(STAGE) -v test-wheel scripts/test-wheel
 
 .PHONY: clean
 clean: ## remove what was built
