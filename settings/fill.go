@@ -28,7 +28,8 @@ func envName(key string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(key, "-", "_"))
 }
 
-// Fill sets each flag that is not on the command line from the environment or the file.
+// Fill sets each flag that is not on the command line from the environment or the file, and checks
+// the socket directory, of which the default too may not be allowed.
 func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
 	if err := fillFromEnv(flags, FileKey, lookupEnv); err != nil {
 		return err
@@ -52,6 +53,11 @@ func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
 			}
 		}
 	})
+	if f := flags.Lookup("socket-dir"); f != nil {
+		if dir, ours := f.Value.(*socketDirValue); ours {
+			bad = append(bad, dir.check())
+		}
+	}
 	return errors.Join(bad...)
 }
 

@@ -15,9 +15,6 @@ import (
 	"time"
 )
 
-// DefaultDir is the socket directory that agents and their clients use by default.
-const DefaultDir = "/run/kvagent"
-
 // Limits of a request to an agent.
 const (
 	timeout  = 5 * time.Second

@@ -104,9 +104,6 @@ func (s *serveSettings) check() error {
 	if _, err := parseGroup(s.socketGroup); err != nil {
 		bad = append(bad, err)
 	}
-	if s.socketDir == "" {
-		bad = append(bad, errors.New(`socket-dir: "", allowed: a directory`))
-	}
 	if s.http != "" {
 		if err := admin.CheckHTTPAddr(s.http, s.httpAny); err != nil {
 			bad = append(bad, err)

@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/agent"
-	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
@@ -77,7 +76,7 @@ const defaultPool = 1 << 30
 func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
-		socketDir: adminclient.DefaultDir, pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto,
+		socketDir: settings.DefaultSocketDir(), pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto,
 		copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: evict.DefaultName,
 		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample,
@@ -92,7 +91,7 @@ func defaultServeSettings() *serveSettings {
 // addFlags defines all settings: their keys, meaning and allowed values.
 func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
-	f.StringVar(&s.socketDir, "socket-dir", s.socketDir,
+	settings.AddSocketDir(f, &s.socketDir,
 		"directory of the agent's sockets; created if it does not exist")
 	f.Var(settings.Size(&s.pool, dram.MinBytes, dram.MaxBytes), "pool",
 		"memory for blocks; the default is small, set it to what the node can spare")

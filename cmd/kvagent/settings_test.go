@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -62,7 +61,7 @@ func TestSettingsPrecedence(t *testing.T) {
 		"http-any of the file":      s.httpAny,
 		"verify-sample of the file": s.verify == 7,
 		"integrity of the default":  s.integrity == settings.IntegrityFull,
-		"socket-dir of the default": s.socketDir == adminclient.DefaultDir,
+		"socket-dir of the default": s.socketDir == settings.DefaultSocketDir(),
 		"two look-up sockets":       len(s.lookups) == 2 && s.lookups["b"][0] == 0x0b,
 	} {
 		if !ok {
@@ -125,6 +124,8 @@ func TestSettingsErrors(t *testing.T) {
 			[]string{"KVAGENT_LOG_JSON", `"maybe"`, "allowed: true, false"}},
 		"bool flag": {[]string{"--http-any=2"}, nil, "", []string{"http-any", `"2"`, "allowed: true, false"}},
 		"directory": {[]string{"--socket-dir", ""}, nil, "", []string{"socket-dir", "allowed: a directory"}},
+		"directory long": {nil, map[string]string{"KVAGENT_SOCKET_DIR": "/" + strings.Repeat("d", 94)}, "",
+			[]string{"socket-dir", "95 bytes", "allowed: 1 to 94"}},
 		"uid": {[]string{"--allow-uid", "1,root"}, nil, "",
 			[]string{"allow-uid", `"root"`, "allowed: numbers"}},
 		"group": {[]string{"--socket-group", "no such group"}, nil, "",

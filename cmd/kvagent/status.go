@@ -313,10 +313,10 @@ func tierState(s *admin.TierStatus) string {
 
 // socketDirSetting returns the setting that all commands share.
 func socketDirSetting() *string {
-	dir := adminclient.DefaultDir
+	dir := settings.DefaultSocketDir()
 	return &dir
 }
 
 func addSocketDir(cmd *cobra.Command, dir *string) {
-	cmd.Flags().StringVar(dir, "socket-dir", *dir, "directory of the agent's sockets")
+	settings.AddSocketDir(cmd.Flags(), dir, "directory of the agent's sockets")
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/settings"
@@ -55,7 +54,7 @@ type options struct {
 
 // Command returns the command mock.
 func Command() *cobra.Command {
-	s := &options{socketDir: adminclient.DefaultDir, name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo",
+	s := &options{socketDir: settings.DefaultSocketDir(), name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo",
 		device: mockengine.DeviceHost, attach: 10 * time.Second, lookupWait: 50 * time.Millisecond,
 		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
 	cmd := &cobra.Command{
@@ -101,7 +100,7 @@ and prints their outcomes, one JSON object a line.`,
 
 func (s *options) addFlags(f *pflag.FlagSet) {
 	f.SortFlags = false
-	f.StringVar(&s.socketDir, "socket-dir", s.socketDir, "directory of the agent's sockets")
+	settings.AddSocketDir(f, &s.socketDir, "directory of the agent's sockets")
 	f.StringVar(&s.lookupName, "lookup-name", "",
 		"look-up socket that the agent opens for this engine; default: the common one")
 	f.StringVar(&s.name, "name", s.name, "name of the engine")

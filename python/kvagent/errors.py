@@ -14,6 +14,10 @@ class Malformed(KVAgentError):
     """
 
 
+class WrongSetting(KVAgentError):
+    """A setting is not allowed. The text names it and what is allowed."""
+
+
 class TimedOut(KVAgentError):
     """No answer arrived in time."""
 

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import sys
 
+from kvagent import socketdir
 from kvagent.bench import standalone
 
 RUNNING = (1, 64, 256)  # requests
@@ -17,7 +18,7 @@ RUNNING = (1, 64, 256)  # requests
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m kvagent.bench", description=__doc__)
-    parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
+    parser.add_argument("--socket-dir", default=socketdir.default(), help="the agent's (default %(default)s)")
     parser.add_argument(
         "--running", type=int, nargs="+", default=RUNNING, help="running requests (default %(default)s)"
     )

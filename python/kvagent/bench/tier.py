@@ -22,6 +22,7 @@ from vllm.v1.kv_offload import config as offloading
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from kvagent import socketdir
 from kvagent.bench.figures import Times, mean, percentile
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def measure(engines: dict[str, Engine]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(prog="python -m kvagent.bench.tier", description=__doc__)
-    parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
+    parser.add_argument("--socket-dir", default=socketdir.default(), help="the agent's (default %(default)s)")
     parser.add_argument("--fs-dir", default="/dev/shm", help="of fs's files (default %(default)s)")  # noqa: S108
     parser.add_argument("--rounds", type=int, default=3, help="of both tiers (default %(default)s)")
     given = parser.parse_args(arguments)

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvagent import socketdir
 from kvagent.doctor import admin, agent, events, host, installed
 from kvagent.doctor.finding import Finding
+from kvagent.errors import WrongSetting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line per finding. Return 1 if one is a problem."""
     parser = argparse.ArgumentParser(prog="kvagent-doctor", description=__doc__)
-    parser.add_argument("--socket-dir", default="/run/kvagent", help="the agent's (default %(default)s)")
+    parser.add_argument("--socket-dir", default=socketdir.default(), help="the agent's (default %(default)s)")
     parser.add_argument("--kv-events-config", metavar="JSON", help="the engine's, to be checked for routers")
     given = parser.parse_args(arguments)
+    try:
+        socketdir.check(given.socket_dir)
+    except WrongSetting as error:
+        parser.error(str(error))
     problems = 0
     for finding in findings(Path(given.socket_dir), given.kv_events_config):
         sys.stdout.write(finding.lines() + "\n")

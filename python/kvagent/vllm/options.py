@@ -5,10 +5,12 @@ They are checked once, at the start of the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvagent import socketdir
+from kvagent.errors import WrongSetting
 from kvagent.limits import MAX_BUDGET
 from kvagent.vllm.peer_options import translate
 from kvagent.vllm.weight_changes import ALLOWED, is_version
@@ -43,7 +45,7 @@ class OptionError(ValueError):
 class Options:
     """The validated options. A name ending in ``_ms`` is a time in milliseconds."""
 
-    socket_dir: str = "/run/kvagent"
+    socket_dir: str = field(default_factory=socketdir.default)
     tenant: str = ""
     """Engines share blocks only with engines of the same tenant."""
     lookup_wait_ms: float = 1.0
@@ -165,7 +167,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
     "on_unsupported": (UNCACHED, FAIL), "events": (AUTO, OFF),
 }  # fmt: skip
-_DEFAULTS = {field.name: field.default for field in fields(Options)}
+_DEFAULTS = {one.name: getattr(Options(), one.name) for one in fields(Options)}
 
 
 def parse(given: Mapping[str, Any], role: str = "") -> Options:
@@ -178,6 +180,7 @@ def parse(given: Mapping[str, Any], role: str = "") -> Options:
         raise OptionError("; ".join(f"{name}: {why}" for name, why in translated.refused.items()))
     try:
         options = Options(**{name: checked(name, value) for name, value in translated.options.items()})
+        _check_socket_dir(options)
         _check_weights(options)
         _check_layerwise(options)
         _check_lazy(options)
@@ -200,6 +203,13 @@ def saves(role: str, options: Options) -> bool:
 def loads(role: str, options: Options) -> bool:
     """Return whether an engine with this ``kv_role`` loads."""
     return role in ("kv_both", "kv_consumer") or options.producer_loads
+
+
+def _check_socket_dir(options: Options) -> None:
+    try:
+        socketdir.check(options.socket_dir)
+    except WrongSetting as error:
+        raise OptionError(str(error), "socket_dir") from None
 
 
 def _check_weights(options: Options) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from kvagent import socketdir
 from kvagent.vllm import options as connector
 from kvagent.vllm.options import OptionError
 
@@ -20,7 +21,7 @@ class TierOptions:
     Those that the connector has too mean the same there (kvagent.vllm.options).
     """
 
-    socket_dir: str = "/run/kvagent"
+    socket_dir: str = field(default_factory=socketdir.default)
     tenant: str = ""
     """Engines share chunks only with engines of the same tenant."""
     lookup_age_ms: float = 500.0
@@ -49,8 +50,8 @@ class TierOptions:
 
 
 _RANGES: dict[str, tuple[int, int]] = {"drain_wait_ms": (0, 60_000), "staging_bytes": (1 << 20, 1 << 36)}
-_OURS = {field.name: field.default for field in fields(TierOptions)}
-_SHARED = frozenset(_OURS) & {field.name for field in fields(connector.Options)}
+_OURS = {one.name: getattr(TierOptions(), one.name) for one in fields(TierOptions)}
+_SHARED = frozenset(_OURS) & {one.name for one in fields(connector.Options)}
 
 
 def parse(given: Mapping[str, Any]) -> TierOptions:
