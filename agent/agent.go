@@ -164,8 +164,12 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 // Set switches loads and saves on or off; nil leaves one as it is. Every session is notified.
 func (a *Agent) Set(loads, saves *bool) admin.SwitchState { return a.sessions.set(loads, saves) }
 
-// Boot returns the agent's boot epoch.
-func (a *Agent) Boot() [16]byte { return a.boot }
+// Sessions returns how many sessions are open, and the number of the newest one.
+func (a *Agent) Sessions() (open int, newest uint64) {
+	a.sessions.mu.Lock()
+	defer a.sessions.mu.Unlock()
+	return len(a.sessions.open), a.sessions.last
+}
 
 // SpaceID returns the pool's number of a space, once the sizes of all its shards are known.
 func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {

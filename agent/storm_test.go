@@ -147,7 +147,11 @@ func TestSessionLimit(t *testing.T) {
 	}
 	first.close()
 	r.waitFor("there is room", func(s admin.Status) bool { return s.Sessions == 1 })
+	open, newest := r.agent.Sessions()
 	r.dial()
+	if more, next := r.agent.Sessions(); open != 1 || more != 2 || next != newest+1 {
+		t.Errorf("%d sessions, then %d; the newest are %d, and then %d", open, more, newest, next)
+	}
 }
 
 // An engine whose parts do not come in time is let go.

@@ -27,7 +27,7 @@ func serveCommand() *cobra.Command {
 		Use:   "serve",
 		Short: "Run the agent of this node",
 		Long: `Serve keeps the pool, opens the sockets in the socket directory, and serves the
-engines of this node until it gets a signal.
+engines of this node until it gets a signal, or is idle for --end-idle.
 
 Every setting may be given as a flag, as KVAGENT_... in the environment (--socket-dir is KVAGENT_SOCKET_DIR), or in
 the YAML file of --config (socket-dir: ...), in this order of precedence.
@@ -38,8 +38,8 @@ such as a mover in a driver call that does not return, stays as an orphan: the n
 
 With --dram-path the pool is a file that outlives the agent: the next agent with that file has its blocks.
 
-Exit codes: 0 ended by a signal; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory or has the
-pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
+Exit codes: 0 ended by a signal, or idle; 1 failed; 2 a setting is not allowed; 3 another agent serves the directory
+or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
 		Example: `  kvagent serve --socket-dir /tmp/kv --pool 1GiB
   kvagent serve --pool 64GiB --socket-group kv --http 127.0.0.1:9480
   KVAGENT_POOL=64GiB kvagent serve --config /etc/kvagent.yaml`,

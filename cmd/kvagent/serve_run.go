@@ -89,6 +89,16 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	}
 	ctx, now, stop := untilSignal(ctx, log)
 	defer stop()
+	ctx, endRun := context.WithCancel(ctx)
+	defer endRun()
+	if s.endIdle > 0 {
+		pages.Go(func() {
+			if untilIdle(ctx, s.endIdle, a.Sessions) {
+				log.Info("no session has been open for long (end-idle)", zap.Duration("limit", s.endIdle))
+				endRun()
+			}
+		})
+	}
 	end.watch(ctx, now, s.drainTimeout, a.MoverPIDs, log)
 	err = a.Run(ctx, now, s.drainTimeout)
 	movers.Stop() // a successor may take the directory now; the movers end after this

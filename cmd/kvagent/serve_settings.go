@@ -50,6 +50,7 @@ type serveSettings struct {
 	logLevel     string
 	logJSON      bool
 	drainTimeout time.Duration
+	endIdle      time.Duration // 0: never
 
 	tiers tierSettings
 	peers peerSettings
@@ -144,6 +145,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 		"lowest level that is logged")
 	settings.AddBool(f, &s.logJSON, "log-json", "log JSON")
 	f.Var(settings.Duration(&s.drainTimeout, 0, time.Hour), "drain-timeout", "longest wait for running jobs at the end")
+	f.Var(settings.Duration(&s.endIdle, 0, 720*time.Hour), "end-idle",
+		"end when no session has been open for so long; 0 is never")
 
 	f.Var(settings.Count(&s.copyLanes, 0, 256), "copy-lanes",
 		"copies that run at once on one GPU, and on CPUs; 0 is as many as there are processors")

@@ -283,10 +283,11 @@ func (n *node) inPlace(pod corev1.PodSpec, o *objects) func(string) string {
 	return replace
 }
 
-// chartOwned are the settings of the agent that the chart sets itself.
+// chartOwned are the settings of the agent that the chart sets itself, or, as end-idle, leaves at
+// their defaults: the kubelet starts an agent that ends again.
 var chartOwned = []string{
-	"config", "copy-tables", "device", "drain-timeout", "dram-path", "help", "http", "http-any", "huge-pages",
-	"log-json", "pool", "socket-dir", "socket-group", "tier", "tier-state",
+	"config", "copy-tables", "device", "drain-timeout", "dram-path", "end-idle", "help", "http", "http-any",
+	"huge-pages", "log-json", "pool", "socket-dir", "socket-group", "tier", "tier-state",
 }
 
 // property is what the schema says of one setting.
