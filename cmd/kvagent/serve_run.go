@@ -134,9 +134,12 @@ func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
 	o.Nodes, _ = s.gpuNodes()
 	p, err := dram.Open(o)
 	if err != nil {
-		return nil, fmt.Errorf("pool: %s: %w", settings.FormatSize(s.pool), err)
+		err = fmt.Errorf("pool: %s: %w", settings.FormatSize(s.pool), err)
 	}
-	return p, nil
+	if errors.Is(err, pool.ErrTooLarge) {
+		err = settings.Invalid(err)
+	}
+	return p, err
 }
 
 // gpuNodes returns the NUMA nodes for the pool's memory, or the reason why there are none.

@@ -159,6 +159,14 @@ func TestServeAndCommands(t *testing.T) {
 	}
 }
 
+// A pool that the machine can never give is a setting that is not allowed.
+func TestPoolLargerThanTheMachine(t *testing.T) {
+	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "2TiB")
+	if code != exitConfig || !strings.Contains(out, "pool: 2TiB: ") || !strings.Contains(out, "the machine has ") {
+		t.Errorf("a pool of 2 TiB on this machine: %d %s", code, out)
+	}
+}
+
 // An agent outlives the reader of its log.
 func TestLogReaderGoes(t *testing.T) {
 	cmd := kvagentCommand(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "1MiB")

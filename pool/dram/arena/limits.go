@@ -17,31 +17,34 @@ type files struct{ meminfo, cgroup, root string }
 
 var systemFiles = files{meminfo: "/proc/meminfo", cgroup: "/proc/self/cgroup", root: "/sys/fs/cgroup"}
 
-// checkMemory refuses an arena of ordinary pages for which the cgroup or the machine has no memory.
+// checkMemory refuses an arena of ordinary pages for which the cgroup or the machine has no memory:
+// with ErrTooLarge if they never can, whatever others free.
 func checkMemory(bytes int64, f files) error {
-	machine, err := available(f)
+	total, err := meminfo(f, "MemTotal:")
+	if err != nil {
+		return fmt.Errorf("dram: how much memory there is: %w", err)
+	}
+	available, err := meminfo(f, "MemAvailable:")
 	if err != nil {
 		return fmt.Errorf("dram: how much memory there is: %w", err)
 	}
 	group, where := cgroupLimit(f)
-	if bytes <= machine && bytes <= group {
+	if bytes <= available<<10 && bytes <= group {
 		return nil
 	}
 	limit := "no limit"
 	if where != "" {
 		limit = fmt.Sprintf("%s (%s)", gib(group), where)
 	}
-	return fmt.Errorf("dram: a pool of %s: the machine has %s available, the cgroup allows %s: %w",
-		gib(bytes), gib(machine), limit, pool.ErrTooLarge)
+	err = fmt.Errorf("dram: a pool of %s: the machine has %s, of which %s are available, the cgroup allows %s",
+		gib(bytes), gib(total<<10), gib(available<<10), limit)
+	if bytes > total<<10 || bytes > group {
+		err = fmt.Errorf("%w: %w", err, pool.ErrTooLarge)
+	}
+	return err
 }
 
 func gib(n int64) string { return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30)) }
-
-// available returns the machine's available memory in bytes.
-func available(f files) (int64, error) {
-	kib, err := meminfo(f, "MemAvailable:")
-	return kib << 10, err
-}
 
 // freeHugePages returns the number of free, unreserved pages of 2 MiB.
 func freeHugePages(f files) (int64, error) {

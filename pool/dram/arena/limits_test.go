@@ -70,8 +70,12 @@ func TestPoolLargerThanTheMachineIsRefused(t *testing.T) {
 	if err := checkMemory(16<<30, m); err != nil {
 		t.Errorf("16 GiB: %v", err)
 	}
-	if err := checkMemory(17<<30, m); !errors.Is(err, pool.ErrTooLarge) || !strings.Contains(err.Error(), "no limit") {
-		t.Errorf("17 GiB: %v, want ErrTooLarge and that the cgroup has no limit", err)
+	const there = "has 32.00 GiB, of which 16.00 GiB are available, the cgroup allows no limit"
+	for size, never := range map[int64]bool{17 << 30: false, 32 << 30: false, 33 << 30: true} {
+		if err := checkMemory(size, m); err == nil || errors.Is(err, pool.ErrTooLarge) != never ||
+			!strings.Contains(err.Error(), there) {
+			t.Errorf("%s: %v, want what there is, and ErrTooLarge: %v", gib(size), err, never)
+		}
 	}
 	if n, err := freeHugePages(m); n != 70 || err != nil {
 		t.Errorf("free huge pages: %d, %v; want 70", n, err)
