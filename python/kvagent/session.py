@@ -15,6 +15,7 @@ must keep its copy of the descriptor.
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import socket
 import time
@@ -26,6 +27,7 @@ from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_RELEASES
 from kvagent.packing import Packed
 from kvagent.registration import Registration, parts
+from kvagent.socketdir import check_owner
 from kvagent.stream import FrameStream
 from kvagent.wire import encode, frame, load_frame, save_frame, staged_load_frame
 
@@ -76,8 +78,10 @@ class Session:
     ) -> Session:
         """Connect and exchange HELLO.
 
-        Raise TimedOut, SessionEnded, or OSError if there is no agent.
+        Raise TimedOut, SessionEnded, WrongSetting if the directory is not to be trusted, or OSError
+        if there is no agent.
         """
+        check_owner(os.path.dirname(path))  # noqa: PTH120
         deadline = time.monotonic() + timeout_s
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:

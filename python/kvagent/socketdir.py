@@ -4,6 +4,7 @@ agent has the same rules (settings/socketdir.go).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -37,12 +38,19 @@ def check(directory: str) -> None:
     size = len(os.fsencode(path))
     if size > MAX_BYTES:
         raise WrongSetting(f"socket_dir: {path!r}, {size} bytes, allowed is 1 to {MAX_BYTES}")
+    with contextlib.suppress(OSError):  # there is none yet, or using it fails
+        check_owner(path)
+
+
+def check_owner(directory: str) -> None:
+    """Raise WrongSetting for a temporary directory that another user made, or a link, and OSError
+    if there is none: another user may make it any time. Once it is this user's, none can replace
+    it.
+    """
+    path = os.path.abspath(directory)  # noqa: PTH100
     if path != _temporary():
         return
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return  # there is none yet, or using it fails
+    found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise WrongSetting(
             f"socket_dir: {path!r}, of user {found.st_uid} ({stat.filemode(found.st_mode)}), allowed is a directory "

@@ -14,6 +14,7 @@ import pytest
 from kvagent import socketdir
 from kvagent.doctor.__main__ import main
 from kvagent.errors import WrongSetting
+from kvagent.session import Session
 from kvagent.vllm.options import OptionError, parse
 from kvagent.vllm.tier.options import parse as parse_tier
 from tests.agent import BINARY, need_agent
@@ -83,6 +84,8 @@ def test_a_directory_of_another_user_or_a_link_is_refused_where_everybody_may_cr
         with pytest.raises(WrongSetting, match="and no link"):
             socketdir.check(str(tmp_path / "link"))
         socketdir.check(str(directory))
+        with pytest.raises(WrongSetting, match="and no link"):  # which was made after the check
+            Session.connect(tmp_path / "link" / "session.sock")
     finally:
         directory.rmdir()
 
