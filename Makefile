@@ -33,7 +33,7 @@ GO_TEST_PLAIN := $(filter-out -race,$(GO_TEST_FLAGS))
 # A process with the race detector sleeps a second before it ends, to detect goroutines that outlive
 # main. Ours are joined, and tests end a hundred processes.
 export GORACE ?= atexit_sleep_ms=50
-FUZZTIME      ?= 5000x
+FUZZTIME      ?=
 TRACE         ?= testdata/conversation_1000.jsonl
 
 STAGE := scripts/stage
