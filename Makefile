@@ -41,7 +41,8 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
-	dockerfile-check cuda-header-check flaky gotest mutants_vllm.py run-page try envs/vllm-uv envs/vllm-warm)
+	dockerfile-check cuda-header-check flaky gotest mutants_vllm.py run-page try envs/vllm-uv envs/vllm-warm \
+	release test_release.py)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
@@ -115,9 +116,9 @@ ci: packages vllm-early ## everything
 	@$(FLAKY) $(MAKE) test test-rest
 
 .PHONY: test-rest
-test-rest: build # long tests, vLLM, CUDA, wheels, chart, several nodes, fuzzing, mutants, figures
-	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-wheel test-chart test-mixin test-softcuda \
-			test-cuda torture-cuda-short mutants-vllm' \
+test-rest: build # long tests, vLLM, CUDA, wheels, release, chart, several nodes, fuzzing, mutants, figures
+	@scripts/beside '$(MAKE) fuzz dockerfile-check cuda-header-check test-wheel test-release test-chart test-mixin \
+			test-softcuda test-cuda torture-cuda-short mutants-vllm' \
 		'$(MAKE) test-long test-vllm test-vllm-oldest test-vllm-identity test-start torture-short torture-nodes-short'
 	@$(MAKE) test-figures
 
@@ -356,8 +357,10 @@ test-mixin: build ## alerts, rules and dashboards: each expression against the m
 # both processors, on any Linux.
 
 ARCHS ?= $(shell go env GOARCH)
-# Stripped; -buildid= leaves out what differs between folders.
-GO_RELEASE := $(subst -ldflags ',-ldflags '-s -w -buildid= -extldflags=-Wl$(comma)-s ,$(GO_BUILD))
+# Stripped, and the same bytes from any folder.
+COMMIT     := $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+GO_RELEASE := go build -tags cuda -trimpath -buildvcs=false \
+	-ldflags '-s -w -buildid= -extldflags=-Wl,-s -X main.version=$(VERSION) -X main.commit=$(COMMIT)'
 ZIG_TARGET  = $(subst amd64,x86_64,$(subst arm64,aarch64,$*))-linux-gnu.2.28
 
 .PHONY: wheel
@@ -381,6 +384,20 @@ program-%:
 test-wheel: ARCHS = amd64 arm64
 test-wheel: build wheel ## both wheels, installed from an empty folder in each Python from 3.10 on; arm64 under qemu
 	@$(STAGE) -v test-wheel scripts/test-wheel
+
+RELEASE_KEY ?=# private key for ssh-keygen -Y sign; none: no signature
+EPOCH       := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
+.PHONY: release
+release: ARCHS = amd64 arm64
+release: wheel ## dist/release: wheels, programs, image, chart, SBOM, checksums, signature: docs/RELEASING.md
+	@$(ENV) packages arm64 release
+	@$(STAGE) release scripts/release '$(VERSION)' $(EPOCH) '$(RELEASE_KEY)'
+	@ls -l dist/release
+
+.PHONY: test-release
+test-release: release ## the release: the image starts, arm64 under qemu; checksums, signature, SBOM, same bytes again
+	@$(STAGE) -v test-release $(VENV)/bin/pytest -q -p no:cacheprovider -c /dev/null scripts/test_release.py
 
 .PHONY: clean
 clean: ## remove what was built
