@@ -71,6 +71,7 @@ func TestDrippingServer(t *testing.T) {
 				var began time.Time
 				var took time.Duration
 				var err error
+				limit, want := askTimeouts*DefaultTimeout+atLeastRate(w.client.cfg.WindowBytes), ErrLost
 				var all sync.WaitGroup
 				all.Go(func() {
 					_, err = fetchWith(ctx, t, w.client, "p", w.d.request("r", h), func(int, int64) {
@@ -80,12 +81,12 @@ func TestDrippingServer(t *testing.T) {
 						began = time.Now()
 						for _, d := range drips {
 							d.bytes.Store(bytes)
+							time.AfterFunc(2*limit, func() { d.bytes.Store(0) })
 						}
 					})
 					took = time.Since(began)
 				})
 				synctest.Wait()
-				limit, want := askTimeouts*DefaultTimeout+atLeastRate(w.client.cfg.WindowBytes), ErrLost
 				switch end {
 				case "cancelled":
 					cancel()
