@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
-from vllm.utils.hashing import sha256
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from kvagent.vllm.keys.media import Keyed
-from tests.vllm import world as world_module
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
 
@@ -111,22 +109,6 @@ def test_text_before_an_item_is_shared(seeing: Any, agent: AgentProcess) -> None
     assert isinstance(keyed, Keyed)
     assert keyed.block_hashes[:3] == [b"a"] * 3
     assert len(set(keyed.block_hashes[3:])) == 1 != keyed.block_hashes[3:].count(b"a")
-
-
-@pytest.mark.parametrize("length", [16, 32])
-def test_an_item_after_some_text_has_keys_as_long_as_the_engines_hashes(
-    seeing: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
-    """Those of ``--prefix-caching-hash-algo xxhash`` have 16 bytes."""
-    monkeypatch.setattr(world_module, "sha256", lambda value: sha256(value)[:length])
-    one = seeing()
-    see(one, "cold", item(1, offset=3 * BLOCK + 4))
-    one.run()
-    assert one.scheduler.reset_prefix_cache()
-    see(one, "warm", item(1, offset=3 * BLOCK + 4))
-    one.run()
-    assert one.side.counts.tokens_loaded == WHOLE
-    clean(one, agent)
 
 
 def test_the_second_item_counts_from_its_own_place_on(seeing: Any, agent: AgentProcess) -> None:
