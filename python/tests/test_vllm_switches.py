@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
 from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from tests.agent import eventually
+from tests.clients import some_params
 from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
@@ -137,39 +137,12 @@ def test_what_is_no_mapping_is_taken_from_the_request(given: Any) -> None:
     assert counts == Counts(switches_ignored=1)
 
 
-NAMES = (
-    "kvagent", "kvagent.save", "kvagent.load", "kvagent.max_load_tokens", "kvagent.pin", "kvagent.ttl",
-    "do_remote_decode", "do_remote_prefill", "transfer_id", "remote_engine_id", "remote_request_id", "remote_host",
-    "remote_port", "remote_num_tokens", "remote_bootstrap_addr",
-)  # fmt: skip
-SCALARS = (
-    None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0",
-    "y" * 9999,
-)  # fmt: skip
-
-
-def some_json(dice: random.Random, depth: int = 2) -> Any:
-    kind = dice.randrange(4) if depth else 0
-    if kind == 1:
-        return [some_json(dice, depth - 1) for _ in range(dice.randrange(3))]
-    if kind == 2:
-        return {dice.choice((*NAMES, "", "\ud800")): some_json(dice, depth - 1) for _ in range(dice.randrange(4))}
-    return dice.choice(SCALARS)
-
-
 def test_whatever_a_client_sends_its_request_runs(engines: Callable[..., SimulatedEngine]) -> None:
     seed = random.randrange(1 << 32)
     logging.getLogger("tests").info("seed %d", seed)
     dice, engine = random.Random(seed), engines(transfers=True, pin_percent=100.0)
     for i in range(400):
-        sane = {
-            dice.choice(("do_remote_decode", "do_remote_prefill")): True,
-            "transfer_id": f"t{i}",
-            "remote_port": 8080,
-        }
-        params = sane | {name: some_json(dice, dice.randrange(3)) for name in dice.sample(NAMES, dice.randrange(5))}
-        given = some_json(dice) if dice.random() < 0.2 else params
-        request = engine.request(f"r{i}", f"p{i % 7}", 1, kv_transfer_params=given)
+        request = engine.request(f"r{i}", f"p{i % 7}", 1, kv_transfer_params=some_params(dice, i))
         engine.scheduler.on_new_request(request)
         engine.scheduler.matched(request, 0)
         engine.scheduler.finished(request, normally=bool(i % 2))

@@ -7,8 +7,10 @@ worker's calls; a submitted load waits for the end of the step, so it is certain
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.agent import AgentProcess, eventually
+from tests.clients import NAMES, some_json, some_params
 from tests.vllm import agents, kernels
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.engine
 ANSWER_S = 120.0  # for what takes a second or two on a machine with nothing else to do
 MIDDLE = 12  # the step of an answer in which something happens
+CLIENTS, FEW = 96, 8  # requests of clients, and tokens of each answer
 
 
 class Alive:
@@ -192,3 +196,52 @@ def test_an_agent_killed_and_started_again_hits_again(alive: Alive, reference: l
     assert alive.side.saves.counts.stored == stored or not kept, "the pool had not survived"
     print(f"first hit {soon_s:.2f} s after the agent's return, {'from the pool it kept' if kept else 'after a save'}")
     assert alive.says() == reference
+
+
+def some_arguments(dice: random.Random, number: int) -> dict[str, Any]:
+    """Return ``vllm_xargs`` of a client, of which ``kv_transfer_params`` are a part."""
+    given = {name: some_json(dice) for name in dice.sample(NAMES, dice.randrange(3))}
+    return given if dice.random() < 0.1 else given | {"kv_transfer_params": some_params(dice, number)}
+
+
+@pytest.mark.every_version
+def test_whatever_clients_send_their_requests_run(alive: Alive, reference: list[list[int]]) -> None:
+    """Values of every JSON type in every parameter that the connector reads. What vLLM itself
+    refuses does not reach its core.
+    """
+    from vllm import SamplingParams
+
+    alive.joined()
+    seed = int(os.environ.get("KVAGENT_SEED") or random.SystemRandom().randrange(1 << 32))  # vLLM seeds random
+    print(f"seed {seed} of what clients send")
+    dice, engine = random.Random(seed), alive.llm.llm_engine
+    scheduler = engine.engine_core.engine_core.scheduler
+    asked: dict[str, int] = {}
+    for number in range(CLIENTS):
+        which, name = dice.randrange(len(PROMPTS)), dice.choice(("{}", "cmpl-{}-3", "2_{}", "{}-0123abcd", "\u00e9{}"))
+        request = name.format(number)
+        prompt = {"prompt_token_ids": PROMPTS[which]} | dice.choice(({}, {"cache_salt": "\u00e9"}))
+        with contextlib.suppress(Exception):  # of vLLM, before its core
+            params = SamplingParams(
+                temperature=0.0, max_tokens=FEW, ignore_eos=True, detokenize=False,
+                extra_args=some_arguments(dice, number), skip_reading_prefix_cache=dice.choice((None, True, False)),
+            )  # fmt: skip
+            engine.add_request(request, prompt, params)
+            asked[request] = which
+        assert len(scheduler.requests) == len(asked), "what was refused reached the core"
+    ended: dict[str, int] = {}
+    while engine.has_unfinished_requests():
+        for one in engine.step():
+            if one.finished:
+                assert list(one.outputs[0].token_ids) == reference[asked[one.request_id]][:FEW], one.request_id
+                ended[one.request_id] = asked[one.request_id]
+    assert ended == asked
+    assert scheduler.connector.errors.counts.errors == 0
+    assert alive.side.counts.switches_ignored > 0
+    assert len(asked) > CLIENTS // 2
+    alive.forget()
+    alive.fill(reference)
+    loaded = alive.side.counts.tokens_loaded
+    assert alive.says() == reference
+    assert alive.side.counts.tokens_loaded > loaded, "a good request finds nothing"
+    print(f"{len(asked)} requests ran, vLLM refused {CLIENTS - len(asked)}; {alive.side.counted()}")

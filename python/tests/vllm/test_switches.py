@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.agent import eventually
+from tests.clients import some_params
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import clean
 
@@ -60,6 +62,26 @@ def test_a_bad_switch_fails_no_request(worlds: Any, agent: AgentProcess) -> None
         assert world.outputs[f"r{i}"] == world.sequences[f"r{i}"].tokens[101:105]
     assert agent.status()["blocks_stored"] == len(bad) * (104 // BLOCK)
     clean(world, agent)
+
+
+def test_whatever_clients_send_their_requests_run(worlds: Any, agent: AgentProcess) -> None:
+    """Values of every JSON type; test_engine has it in an engine, where a vLLM has one on CPUs."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed} of what clients send")
+    dice, world, other = random.Random(seed), worlds(), worlds()
+    for i in range(64):
+        world.add(f"r{i}", [i % 7 + 5, *PROMPT], 4, params=some_params(dice, i))
+        world.step()
+    world.run()
+    for i in range(64):
+        assert world.outputs[f"r{i}"] == world.sequences[f"r{i}"].tokens[101:105]
+    assert world.scheduler.connector.errors.counts.errors == 0
+    world.add("good", [*PROMPT, 7], 1)
+    world.run()
+    other.add("warm", [*PROMPT, 7], 1)
+    other.run()
+    assert other.side.counts.tokens_loaded == 96
+    clean(world, agent, other)
 
 
 def test_a_transfer_comes_before_the_switches(worlds: Any, agent: AgentProcess) -> None:

@@ -212,7 +212,7 @@ class World:
 
     def add(
         self, name: str, prompt: list[int], max_tokens: int, *, unread: bool = False,
-        params: dict[str, Any] | None = None, **more: Any,
+        params: Any = None, **more: Any,
     ) -> None:  # fmt: skip
         """Add a request.
 
@@ -221,13 +221,13 @@ class World:
         """
         sampling = SamplingParams(
             max_tokens=max_tokens, ignore_eos=True, skip_reading_prefix_cache=unread or None,
-            extra_args={"kv_transfer_params": dict(params)} if params is not None else None,
         )  # fmt: skip
         sampling.update_from_generation_config({}, EOS)
         request = Request(
             request_id=name, prompt_token_ids=prompt, sampling_params=sampling, pooling_params=None,
             block_hasher=self._hasher, **more,
         )  # fmt: skip
+        request.kv_transfer_params = copy.deepcopy(params)  # without vLLM's own checks of a client's
         lora = more.get("lora_request")
         self.sequences[name] = fake.Sequence(prompt, max_tokens, f"{more.get('cache_salt')} {lora and lora.lora_name}")
         self.outputs[name] = []

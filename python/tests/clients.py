@@ -1,0 +1,41 @@
+"""What clients may send: JSON of every type, under the names that the connector reads."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import random
+
+NAMES = (
+    "kvagent", "kvagent.save", "kvagent.load", "kvagent.max_load_tokens", "kvagent.pin", "kvagent.ttl",
+    "do_remote_decode", "do_remote_prefill", "transfer_id", "remote_engine_id", "remote_request_id", "remote_host",
+    "remote_port", "remote_num_tokens", "remote_bootstrap_addr",
+)  # fmt: skip
+NESTED = ("save", "load", "max_load_tokens", "pin", "ttl", "kv_transfer_params", "", "\ud800")
+SCALARS = (
+    None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0",
+    "y" * 9999,
+)  # fmt: skip
+
+
+def some_json(dice: random.Random, depth: int = 2) -> Any:
+    """Return a scalar, or a list or mapping of at most this depth."""
+    kind = dice.randrange(4) if depth else 0
+    if kind == 1:
+        return [some_json(dice, depth - 1) for _ in range(dice.randrange(3))]
+    if kind == 2:
+        return {dice.choice((*NAMES, *NESTED)): some_json(dice, depth - 1) for _ in range(dice.randrange(4))}
+    return dice.choice(SCALARS)
+
+
+def some_params(dice: random.Random, number: int) -> Any:
+    """Return ``kv_transfer_params`` of request ``number``: sane ones with random values among them,
+    or anything.
+    """
+    if dice.random() < 0.2:
+        return some_json(dice)
+    sane = {dice.choice(("do_remote_decode", "do_remote_prefill")): True, "transfer_id": f"t{number}"}
+    sane |= {"remote_port": 8080}
+    return sane | {name: some_json(dice, dice.randrange(3)) for name in dice.sample(NAMES, dice.randrange(5))}
