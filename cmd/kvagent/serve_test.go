@@ -24,6 +24,9 @@ import (
 const asCommand = "KVAGENT_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(asNeighbour); dir != "" {
+		neighbour(dir)
+	}
 	if os.Getenv(asCommand) != "" {
 		if os.Getenv(noKill) != "" {
 			endWithin = 3 * time.Second
