@@ -79,7 +79,8 @@ func onlySockets(dir string) bool {
 		return false
 	}
 	for _, e := range all {
-		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != MoversFile {
+		if e.Type()&fs.ModeSocket == 0 && !strings.HasSuffix(e.Name(), lockSuffix) && e.Name() != MoversFile &&
+			e.Name() != logFile {
 			return false
 		}
 	}
@@ -112,6 +113,9 @@ const (
 // MoversFile is the file in the socket directory in which an agent records its movers for its
 // successor. No look-up socket can have the name.
 const MoversFile = ".movers"
+
+// logFile is the log of an agent that an engine has started (python/kvagent/starter.py).
+const logFile = "agent.log"
 
 // alive reports whether a process accepts connections at path.
 func alive(path string) bool {

@@ -43,6 +43,7 @@ func TestSocketDirectories(t *testing.T) {
 		"narrow":           {make("d", 0o700, "x"), 0, 0o700},
 		"wide, empty":      {make("e", 0o755), 0, 0o700},
 		"wide, own locks":  {make("f", 0o755, "session.sock.lock"), 0, 0o700},
+		"wide, own log":    {make("i", 0o755, "agent.log", "start.lock"), 0, 0o700},
 		"wide, others":     {make("g", 0o755, "letter"), 0, 0},
 		"narrow for group": {make("h", 0o700), gid, os.ModeSetgid | 0o770},
 		"a file":           {file, 0, 0},

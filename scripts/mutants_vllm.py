@@ -51,6 +51,7 @@ class Mutant:
 WEIGHTS = "tests/test_vllm_weights.py"
 IDENTITY = "tests/vllm/test_identity.py"
 TRANSFERS = "tests/test_vllm_transfers.py"
+STARTER = "tests/test_starter.py"
 WAITS = "tests/test_vllm_waits.py"
 CELLS = "tests/test_vllm_cells.py"
 LAYERWISE = "tests/vllm/test_layerwise.py"
@@ -149,6 +150,15 @@ MUTANTS = [
     Mutant("another registration waits as a refused one does", "link.py",
         "if self._wanted.wait(pause):", "if self._closed.wait(pause):",
         "another_registration", "the other registration did not come about", where=PARTS),
+    Mutant("every process starts an agent", "../starter.py",
+        "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+        "eight_processes", "assert", where=STARTER),
+    Mutant("the agent is the engine's child", "../starter.py",
+        "        shell.kill()\n        shell.wait()\n", "        pass\n",
+        "belongs_to_no_engine", "assert", where=STARTER),
+    Mutant("no agent is started after the first one", "link.py",
+        "            if not self._pool:\n", "            if True:\n",
+        "killed_comes_back", "a session", where=STARTER),
     Mutant("an adapter is known by its name", "keys/adapters.py",
         "hasher, content.digest)", "hasher, str(lora.lora_name).encode())",
         "different_adapters_never_share", "assert", where=ADAPTERS),

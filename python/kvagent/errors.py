@@ -17,6 +17,14 @@ class Malformed(KVAgentError):
 class WrongSetting(KVAgentError):
     """A setting is not allowed. The text names it and what is allowed."""
 
+    def __init__(self, setting: str, why: str) -> None:
+        super().__init__(f"{setting}: {why}")
+        self.setting = setting
+
+
+class NotStarted(KVAgentError):
+    """No agent could be started. The same reason has the same first line."""
+
 
 class TimedOut(KVAgentError):
     """No answer arrived in time."""

@@ -33,11 +33,11 @@ def check(directory: str) -> None:
     another user made, or a link.
     """
     if not directory:
-        raise WrongSetting("socket_dir: '', allowed is a directory")
+        raise WrongSetting("socket_dir", "'', allowed is a directory")
     path = os.path.abspath(directory)  # noqa: PTH100  which resolves no links
     size = len(os.fsencode(path))
     if size > MAX_BYTES:
-        raise WrongSetting(f"socket_dir: {path!r}, {size} bytes, allowed is 1 to {MAX_BYTES}")
+        raise WrongSetting("socket_dir", f"{path!r}, {size} bytes, allowed is 1 to {MAX_BYTES}")
     with contextlib.suppress(OSError):  # there is none yet, or using it fails
         check_owner(path)
 
@@ -53,8 +53,9 @@ def check_owner(directory: str) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise WrongSetting(
-            f"socket_dir: {path!r}, of user {found.st_uid} ({stat.filemode(found.st_mode)}), allowed is a directory "
-            f"of user {os.geteuid()}, and no link"
+            "socket_dir",
+            f"{path!r}, of user {found.st_uid} ({stat.filemode(found.st_mode)}), allowed is a directory of user "
+            f"{os.geteuid()}, and no link",
         )
 
 

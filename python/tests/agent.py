@@ -7,6 +7,8 @@ import importlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -130,6 +132,50 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self.kill()
         self._log.close()
+
+
+class StartedAgents:
+    """A socket directory without an agent, in which the product starts some."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        need_agent()
+        self.folder = folder / "run"
+        self.log = self.folder / "agent.log"
+        self.programs = folder / "bin"
+        self.programs.mkdir()
+        (self.programs / "kvagent").symlink_to(BINARY)
+        patch.setattr("sysconfig.get_path", lambda _: str(self.programs))
+
+    def serving(self) -> int:
+        """Return the process of the agent that answers; 0: none does."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(str(self.folder / "session.sock"))
+            except OSError:
+                return 0
+            return int(struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+
+    def running(self) -> list[int]:
+        """Return the processes that serve the directory, or are about to."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes().split(b"\0")
+                if command[1:2] == [b"serve"] and os.fsencode(self.folder) in command:
+                    found.append(int(process.name))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        command = [str(BINARY), "status", "--json", "--socket-dir", str(self.folder)]
+        status: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
+        return status
+
+    def close(self) -> None:
+        """End all of them."""
+        for process in self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        eventually(lambda: not self.running(), "the end of all agents")
 
 
 class Engine:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import reruns
-from tests.agent import LIMITS, PATIENCE_S, AgentProcess
+from tests.agent import LIMITS, PATIENCE_S, AgentProcess, StartedAgents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,15 @@ def fresh_agent() -> Iterator[AgentProcess]:
 def agent() -> Iterator[AgentProcess]:
     """A fresh agent."""
     yield from fresh_agent()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartedAgents]:
+    """A directory in which agents are started; no fixture starts one."""
+    with tempfile.TemporaryDirectory(prefix="kvagent-") as folder:
+        agents = StartedAgents(Path(folder), monkeypatch)
+        yield agents
+        agents.close()
 
 
 @pytest.fixture

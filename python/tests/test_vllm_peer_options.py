@@ -62,7 +62,7 @@ def test_same_meanings_are_understood(given: dict[str, Any], role: str, becomes:
         ({"lazy_offload": True, "pin_percent": 0}, "kv_both", "^lazy_offload: offload: lazy, allowed only where"),
         ({"pin_procent": 3}, "kv_both", "pin_procent: no such option; did you mean pin_percent?"),
         ({"consumer_is_to_store": 3}, "kv_both", "did you mean consumer_saves or consumer_is_to_put"),
-        ({"xyzzy": 1}, "kv_both", "xyzzy: no such option; there are consumer_saves, "),
+        ({"xyzzy": 1}, "kv_both", "xyzzy: no such option; there are agent, consumer_saves, "),
         ({"backends": ["UCX"], "xyzzy": 1}, "kv_both", "backends: has no counterpart: .*; xyzzy: no such option"),
     ],
 )

@@ -25,7 +25,7 @@ from kvagent.vllm.events.publication import EventsOptions
 from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout, whole_failures
 from kvagent.vllm.keys.media import BYPASS, TRUST, Media
-from kvagent.vllm.link import Link
+from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.nodes.placement import part
 from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
@@ -99,6 +99,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__, self._cells
         )
         reasons = _reasons(vllm_config, self._options, self._identity)
+        start_agent(self._options.socket_dir, self._options.pool)
         if role == KVConnectorRole.SCHEDULER:
             _check_offload(self._options, vllm_config)
             unobserved = (
@@ -223,7 +224,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             self._generation = generations.now
             return Registration(role=Role.SCHEDULER, **self._common())
 
-        link = Link(self._options.socket_dir, "scheduler", registration)
+        link = Link(self._options.socket_dir, "scheduler", registration, pool=self._options.pool)
         whole = whole_failures(base)
         events = self._events()
         if events is not None and events.waker is not None:

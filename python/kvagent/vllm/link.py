@@ -7,6 +7,7 @@ Without an agent that costs one attribute access.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvagent.errors import KVAgentError, Refused
+from kvagent import starter
+from kvagent.errors import KVAgentError, NotStarted, Refused, WrongSetting
 from kvagent.messages import BUDGETS_VERSION
 from kvagent.session import Session
+from kvagent.vllm.options import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +39,21 @@ JOIN_S = 5.0  # wait for the thread in close
 log = logging.getLogger("vllm.kvagent")
 
 
+def start_agent(socket_dir: str, pool: str) -> None:
+    """Wait for an agent at an engine's start, so that its first request can hit. One is started if
+    none answers; with an empty ``pool`` nothing is done.
+
+    Raise OptionError if the agent refuses its settings. Whatever else fails, links try again.
+    """
+    if not pool:
+        return
+    try:
+        with contextlib.suppress(NotStarted, OSError):
+            starter.ensure(socket_dir, pool)
+    except WrongSetting as error:
+        raise OptionError(str(error), error.setting) from None
+
+
 @dataclass(eq=False, slots=True)
 class Attachment:
     """A registered session, owned by the engine's thread."""
@@ -47,14 +65,19 @@ class Attachment:
 class Link:
     """A session with the agent that is re-established when lost."""
 
-    def __init__(self, socket_dir: str, owner: str, registration: Callable[[], Registration], budget: int = 0) -> None:
-        """``budget``: the bytes of the pool that this worker may hold; 0: any number."""
+    def __init__(
+        self, socket_dir: str, owner: str, registration: Callable[[], Registration], budget: int = 0, pool: str = ""
+    ) -> None:
+        """``budget``: the bytes of the pool that this worker may hold; 0: any number. ``pool``: the
+        memory of an agent that is started where there is none; empty: none is started.
+        """
         self._path = Path(socket_dir) / "session.sock"
         self._owner = owner
         self._registration = registration
         self.attached: Callable[[], None] | None = None
         """Called by the link's thread after each registration."""
         self._budget = budget
+        self._pool = pool
         self._current: Attachment | None = None
         self._wanted = threading.Event()
         self._ready = threading.Event()
@@ -152,7 +175,7 @@ class Link:
         session: Session | None = None
         serial = self._serial  # read before the registration is made
         try:
-            session = Session.connect(self._path, CONNECT_S)
+            session = self._connect()
             registered = session.register(self._registration(), REGISTER_S)
             if self._budget:
                 self._limit(session)
@@ -162,6 +185,11 @@ class Link:
             if not isinstance(error, (OSError, KVAgentError)):
                 self._refused = True
                 self._log_once(logging.ERROR, f"{self._owner}: not registered, connecting is retried: {error!r}", error)
+                return False
+            if isinstance(error, (NotStarted, WrongSetting)):
+                self._refused = True
+                if not self._closed.is_set():
+                    self._log_once(logging.WARNING, f"{self._owner}: prompts are computed, a start is retried: {error}")
                 return False
             reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
             self._refused = isinstance(error, Refused)
@@ -185,6 +213,15 @@ class Link:
         self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
 
+    def _connect(self) -> Session:
+        try:
+            return Session.connect(self._path, CONNECT_S)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if not self._pool:
+                raise
+        starter.ensure(str(self._path.parent), self._pool, self._closed)
+        return Session.connect(self._path, CONNECT_S)
+
     def _limit(self, session: Session) -> None:
         """Tell the agent the budget before anything is saved; an agent that cannot keep to it is
         not used.
@@ -196,7 +233,8 @@ class Link:
         self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 
     def _log_once(self, level: int, text: str, fault: Exception | None = None) -> None:
-        """Log a change of state once, with the trace of a fault."""
-        if text != self._last_log:
-            self._last_log = text
+        """Log a change of state once, with the trace of a fault. Its first line tells a state."""
+        state = text.partition("\n")[0]
+        if state != self._last_log:
+            self._last_log = state
             log.log(level, "%s", text, exc_info=fault)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvagent import socketdir
+from kvagent import socketdir, starter
 from kvagent.errors import WrongSetting
 from kvagent.limits import MAX_BUDGET
 from kvagent.vllm.peer_options import translate
@@ -27,6 +27,7 @@ LOAD_MODES = ("async", "sync", "auto")
 EAGER, LAZY = "eager", "lazy"
 UNCACHED, FAIL = "uncached", "fail"
 AUTO, OFF = "auto", "off"
+START = "start"
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -46,6 +47,10 @@ class Options:
     """The validated options. A name ending in ``_ms`` is a time in milliseconds."""
 
     socket_dir: str = field(default_factory=socketdir.default)
+    agent: str = ""
+    """start: an agent is started if none answers in the socket directory."""
+    pool: str = ""
+    """The memory of that agent, as its --pool has it."""
     tenant: str = ""
     """Engines share blocks only with engines of the same tenant."""
     lookup_wait_ms: float = 1.0
@@ -165,7 +170,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
-    "on_unsupported": (UNCACHED, FAIL), "events": (AUTO, OFF),
+    "on_unsupported": (UNCACHED, FAIL), "events": (AUTO, OFF), "agent": (START,),
 }  # fmt: skip
 _DEFAULTS = {one.name: getattr(Options(), one.name) for one in fields(Options)}
 
@@ -180,7 +185,7 @@ def parse(given: Mapping[str, Any], role: str = "") -> Options:
         raise OptionError("; ".join(f"{name}: {why}" for name, why in translated.refused.items()))
     try:
         options = Options(**{name: checked(name, value) for name, value in translated.options.items()})
-        _check_socket_dir(options)
+        _check_agent(options)
         _check_weights(options)
         _check_layerwise(options)
         _check_lazy(options)
@@ -205,11 +210,15 @@ def loads(role: str, options: Options) -> bool:
     return role in ("kv_both", "kv_consumer") or options.producer_loads
 
 
-def _check_socket_dir(options: Options) -> None:
+def _check_agent(options: Options) -> None:
+    if options.pool and not options.agent:
+        raise OptionError(f"pool: {options.pool!r}, allowed only where agent is {START}", "pool", "agent")
     try:
         socketdir.check(options.socket_dir)
+        if options.agent:
+            starter.check_pool(options.pool)
     except WrongSetting as error:
-        raise OptionError(str(error), "socket_dir") from None
+        raise OptionError(str(error), error.setting) from None
 
 
 def _check_weights(options: Options) -> None:

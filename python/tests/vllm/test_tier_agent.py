@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm.options import OptionError
 from tests.agent import AgentProcess, eventually
 from tests.vllm.agents import figures, flip
 from tests.vllm.engine import keeps_its_pool
@@ -24,6 +25,8 @@ from tests.vllm.tiered import UNDEFINED, TieredWorld, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.agent import StartedAgents
 
 LIVES = 2
 OTHER = [i % 300 + 7 for i in range(140)]
@@ -189,6 +192,21 @@ def test_an_engine_starts_without_an_agent_and_finds_it_later(
     world.forget()
     assert world.prompt("warm", PROMPT) == 96
     clean(world)
+
+
+def test_an_engine_starts_the_agent_and_the_next_one_finds_what_it_stored(
+    tiered: Callable[..., TieredWorld], started: StartedAgents
+) -> None:
+    options = tier(started.folder, agent="start", pool="64MiB")
+    first = tiered(options)
+    assert there(first), "the engine's start does not wait for it"
+    assert first.prompt("cold", PROMPT) == 0
+    second = tiered(options)
+    assert second.prompt("warm", PROMPT) == 96
+    assert started.running() == [started.serving()]
+    clean(first, second)
+    with pytest.raises(OptionError, match=r"agent: start; pool: 2TiB: .* the machine has"):
+        tiered(tier(started.folder / "other", agent="start", pool="2TiB"))
 
 
 def test_all_requests_finish_while_the_agent_stands_still(

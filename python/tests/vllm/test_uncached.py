@@ -194,8 +194,9 @@ def far(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentP
     """
     from tests.agent import AgentProcess
 
-    def link(folder: str, owner: str, *more: Any) -> Any:
-        return Link(str(other.folder) if owner.startswith("rank ") and owner != "rank 0" else folder, owner, *more)
+    def link(folder: str, owner: str, *more: Any, **named: Any) -> Any:
+        away = owner.startswith("rank ") and owner != "rank 0"
+        return Link(str(other.folder) if away else folder, owner, *more, **named)
 
     def info(*given: Any) -> Any:
         return replace(plain_info(*given), node=next(names))

@@ -61,8 +61,8 @@ class Courier:
         )
         self._loads = Loads(rows, deadline_s, self.results.put, self._questions.release)
         self._saves = Saves(deadline_s, self.results.put)
-        self._load_port: Port[Staging] = Port(options.socket_dir, "tier, loads", self._load_registration)
-        self._save_port: Port[SaveMemory] = Port(options.socket_dir, "tier, saves", self._save_registration)
+        self._load_port: Port[Staging] = Port(options, "tier, loads", self._load_registration)
+        self._save_port: Port[SaveMemory] = Port(options, "tier, saves", self._save_registration)
         self._orders: SimpleQueue[Order] = SimpleQueue()
         self._drains: list[Drain] = []
         self._closing = False

@@ -131,7 +131,7 @@ class TierEvents:
                 groups=geometry.groups, hash_tokens=space.tokens,
             )  # fmt: skip
 
-        link = Link(options.socket_dir, "tier, events", registration)
+        link = Link(options.socket_dir, "tier, events", registration, pool=options.pool)
         waker = Waker(vllm.wake) if vllm.wake is not None else None
         if waker is not None:
             link.attached = waker.wake

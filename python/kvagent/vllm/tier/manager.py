@@ -28,6 +28,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.boundary.errors import Errors, contained
 from kvagent.vllm.boundary.tier import CALLS, answer
+from kvagent.vllm.link import start_agent
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
@@ -126,6 +127,7 @@ class KVAgentTier(SecondaryTierManager):
         self._unobserved = bool(unobserved)
         space = identity.space(construction, config, self._options, rows.bytes, vllm.__version__, unobserved)
         identity.explain(space)
+        start_agent(self._options.socket_dir, self._options.pool)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
         generations = Generations(space.generation, connector_options(self._options))
         if construction is not None and events.wanted(construction, self._options):

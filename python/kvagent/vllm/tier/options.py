@@ -22,6 +22,8 @@ class TierOptions:
     """
 
     socket_dir: str = field(default_factory=socketdir.default)
+    agent: str = ""
+    pool: str = ""
     tenant: str = ""
     """Engines share chunks only with engines of the same tenant."""
     lookup_age_ms: float = 500.0
@@ -72,7 +74,8 @@ def connector_options(options: TierOptions) -> connector.Options:
     """Return the connector's options with the same values. Raise OptionError where they exclude
     each other.
     """
-    return connector.parse({name: getattr(options, name) for name in _SHARED})
+    given = {name: getattr(options, name) for name in _SHARED}
+    return connector.parse({name: value for name, value in given.items() if value != _OURS[name]})
 
 
 def _checked(name: str, value: Any) -> Any:

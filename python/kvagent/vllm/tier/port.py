@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvagent.registration import Registration
     from kvagent.session import Event, Session
     from kvagent.vllm.link import Attachment
+    from kvagent.vllm.tier.options import TierOptions
 
 
 class Closable(Protocol):
@@ -43,7 +44,7 @@ class Port(Generic[Memory]):
     again.
     """
 
-    def __init__(self, socket_dir: str, owner: str, make: Callable[[], tuple[Registration, Memory]]) -> None:
+    def __init__(self, options: TierOptions, owner: str, make: Callable[[], tuple[Registration, Memory]]) -> None:
         self.attachment: Attachment | None = None
         self.memory: Memory | None = None
         """That of the session; None without one."""
@@ -52,7 +53,7 @@ class Port(Generic[Memory]):
         self._make = make
         self._made: list[Memory] = []  # by the link's thread, the last one for the session that it attaches
         self._liveness = Liveness()
-        self.link = Link(socket_dir, owner, self._registration)
+        self.link = Link(options.socket_dir, owner, self._registration, pool=options.pool)
 
     @property
     def session(self) -> Session | None:

@@ -131,8 +131,8 @@ class WorkerCalls:
         self._worker = LostWorker(worker, reason)
 
     def _make_link(self) -> Link:
-        budget = self._options.cpu_bytes_to_use_per_rank
-        return Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget)
+        budget, pool = self._options.cpu_bytes_to_use_per_rank, self._options.pool
+        return Link(self._options.socket_dir, f"rank {self._rank}", self._registration_of_worker, budget, pool)
 
     def _register(self, kv_caches: dict[str, Any]) -> None:
         self._kv_caches = kv_caches
@@ -272,7 +272,8 @@ class WorkerCalls:
         def registration() -> Registration:
             return Registration(role=Role.SCHEDULER, **self._common())
 
-        link = Link(self._options.socket_dir, f"delegate of node {self._part.index}", registration)
+        owner = f"delegate of node {self._part.index}"
+        link = Link(self._options.socket_dir, owner, registration, pool=self._options.pool)
         link.wait(self._options.start_wait_ms / 1e3)
         return Delegate(link, self._options, self._part.index, lambda: self._identity)
 
