@@ -78,7 +78,7 @@ demo: build ## one agent, two mock engines, the first 1,000 requests of a real t
 
 .PHONY: try
 try: wheel cpu-vllm ## vLLM on processors, a tiny model, two engines: the first token computed, and loaded by kvagent
-	@build/cpu-vllm/bin/python scripts/try build/cpu-vllm
+	@source build/cpu-vllm/bin/activate && python scripts/try build/cpu-vllm
 
 .PHONY: cpu-vllm
 cpu-vllm: # build/cpu-vllm: vLLM that runs on processors, with the wheel of dist/ and a tiny model
