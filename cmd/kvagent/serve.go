@@ -56,6 +56,12 @@ or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
 				return settings.Invalid(err)
 			}
 			defer func() { _ = log.Sync() }() // stderr has nothing to sync
+			// net/http writes there what servers of tiers send unasked, as often as they like.
+			restore, err := zap.RedirectStdLogAt(log, zapcore.DebugLevel)
+			if err != nil {
+				return err
+			}
+			defer restore()
 			if unknown := settings.UnknownEnv(cmd.Flags(), os.Environ()); len(unknown) > 0 {
 				log.Warn("unknown KVAGENT_ variables in the environment", zap.Strings("names", unknown))
 			}
