@@ -28,6 +28,7 @@ import (
 type liar struct {
 	addr   string
 	master string // what a sentinel names
+	shards bool   // its version is one that the library asks for CLUSTER SHARDS, not SLOTS
 
 	mu     sync.Mutex
 	values map[string]string
@@ -91,7 +92,8 @@ func (s *liar) truth(c []string) string {
 	host, port, _ := net.SplitHostPort(s.addr)
 	switch c[0] {
 	case "HELLO":
-		return "%3\r\n" + blob("server") + blob("redis") + blob("version") + blob("7.4.0") + blob("proto") + ":3\r\n"
+		version := map[bool]string{false: "7.4.0", true: "8.2.0"}[s.shards]
+		return "%3\r\n" + blob("server") + blob("redis") + blob("version") + blob(version) + blob("proto") + ":3\r\n"
 	case "SET":
 		if _, there := s.values[c[1]]; there && slices.Contains(c, "NX") {
 			return "_\r\n"
@@ -120,6 +122,11 @@ func (s *liar) truth(c []string) string {
 		}
 		return out
 	case "CLUSTER":
+		if c[1] == "SHARDS" {
+			node := blob("endpoint") + blob(host) + blob("port") + ":" + port + "\r\n" + blob("role") + blob("master") +
+				blob("health") + blob("online")
+			return "*1\r\n%2\r\n" + blob("slots") + "*2\r\n:0\r\n:16383\r\n" + blob("nodes") + "*1\r\n%4\r\n" + node
+		}
 		return fmt.Sprintf("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n%s:%s\r\n%s", blob(host), port, blob("node"))
 	case "SENTINEL":
 		host, port, _ = net.SplitHostPort(s.master)
@@ -127,6 +134,9 @@ func (s *liar) truth(c []string) string {
 	}
 	return "+OK\r\n"
 }
+
+// onlineMaster is a node of CLUSTER SHARDS, without an address.
+const onlineMaster = "%3\r\n+role\r\n+master\r\n+health\r\n+online\r\n+port\r\n:-1\r\n"
 
 // lies are answers that end a client which believes them, by a panic or for want of memory, and
 // some that are true of another command.
@@ -152,6 +162,8 @@ func lies() (all [][]byte) {
 		"*0\r\n",
 		"*1\r\n+x\r\n", "*2\r\n*0\r\n*0\r\n", "*2\r\n$-1\r\n$-1\r\n", "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n+\r\n:-1\r\n",
 		"*1\r\n*3\r\n:-5\r\n:99999999\r\n*2\r\n+?\r\n:1\r\n", "*1\r\n%1\r\n+nodes\r\n*1\r\n%1\r\n+role\r\n+master\r\n",
+		"*1\r\n%2\r\n+slots\r\n*3\r\n:-5\r\n:99999999\r\n:1\r\n+nodes\r\n*1\r\n" + onlineMaster,
+		"*2\r\n" + strings.Repeat("%2\r\n+slots\r\n+\r\n+nodes\r\n*2\r\n"+onlineMaster+onlineMaster, 2),
 		"%1\r\n+proto\r\n:2\r\n", "%1\r\n+version\r\n+6.0\r\n", "%1\r\n*0\r\n*0\r\n",
 		"-ERR unknown command 'HELLO'\r\n",
 	} {
@@ -162,8 +174,9 @@ func lies() (all [][]byte) {
 
 // believe makes each call to a store one of whose answers is a lie, and expects the store to serve
 // after it without having taken much memory.
-func believe(t *testing.T, mode Mode, honest int, lie []byte) {
-	s := newLiar(t, honest, lie)
+func believe(t *testing.T, kind, honest int, lie []byte) {
+	s, mode := newLiar(t, honest, lie), Mode(kind%3)
+	s.shards = kind/3%2 == 1
 	o := Options{
 		Mode: mode, Addresses: []string{s.addr}, DialTimeout: time.Second, Silence: 100 * time.Millisecond,
 		ChunkBytes: MinChunkBytes,
@@ -216,14 +229,14 @@ func TestServerLies(t *testing.T) {
 		if testing.Short() && i%7 != 0 {
 			continue
 		}
-		t.Run(strconv.Itoa(i), func(t *testing.T) { believe(t, Mode(i%3), i%23, lie) })
+		t.Run(strconv.Itoa(i), func(t *testing.T) { believe(t, i, i%23, lie) })
 	}
 }
 
 // FuzzServer is the same for anything.
 func FuzzServer(f *testing.F) {
 	f.Add(byte(0), byte(5), []byte("*1000000\r\n"))
-	f.Fuzz(func(t *testing.T, mode, honest byte, lie []byte) { believe(t, Mode(mode%3), int(honest), lie) })
+	f.Fuzz(func(t *testing.T, kind, honest byte, lie []byte) { believe(t, int(kind), int(honest), lie) })
 }
 
 // TestAnswersAreBounded reads what each kind of answer may be, and what it may not, from a
