@@ -57,6 +57,7 @@ CELLS = "tests/test_vllm_cells.py"
 LAYERWISE = "tests/vllm/test_layerwise.py"
 SWITCHES = "tests/test_vllm_switches.py"
 SWITCHED = "tests/vllm/test_switches.py"
+ALGORITHMS = "tests/vllm/test_hash_algorithms.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
 MODES = "tests/vllm/test_modes.py"
@@ -136,7 +137,7 @@ MUTANTS = [
         " or table[last - 1].is_null:", ":",
         "without_a_block_for_its_state", "assert", where=PLANNED_STATES),
     Mutant("a state takes the last token of a received prompt twice", "scheduler/lookups.py",
-        " or tracked.has_states)", ")",
+        "request.num_tokens - tracked.has_states", "request.num_tokens",
         "last_token_is_computed", "assert", where=PLANNED_STATES),
     Mutant("states of a request with old weights are saved", "scheduler/states.py",
         " or tracked.stale or tracked.no_save", " or tracked.no_save",
@@ -371,14 +372,14 @@ MUTANTS = [
         "self._sync_loads.run(sync, self._step, stopped=plan.stopped)",
         "step_that_computes and v2", "assert", where=SYNC),
     Mutant("the end of a synchronous load is reported to vLLM", "worker/side.py",
-        "if not plan.sync:\n            self._results.received", "if plan:\n            self._results.received",
+        "if not plan.sync:\n            self.pending_results.received",
+        "if plan:\n            self.pending_results.received",
         "step_that_computes and v2", "AssertionError", where=SYNC),
     Mutant("bad blocks of a synchronous load are reported a step later", "worker/side.py",
-        "        if not (self._results.received or self._results.sent or self._results.bad_blocks):\n",
-        "        if not (self._results.received or self._results.sent):\n",
+        " or self.pending_results.sent or self.pending_results.bad_blocks):", " or self.pending_results.sent):",
         "changes_between_promise_and_load", "AssertionError", where=SYNC),
     Mutant("a synchronous load that is given up counts as loaded", "worker/side.py",
-        'self._results.bad_blocks.update(_bad(inflight.plan, b"\\1" * inflight.plan.blocks))', "pass",
+        'self.pending_results.bad_blocks.update(bad_blocks(inflight.plan, b"\\1" * inflight.plan.blocks))', "pass",
         "frozen_agent_costs_one", "AssertionError: warm", where=SYNC),
     Mutant("every step waits for a silent agent", "worker/sync_loads.py",
         "            self._silent = True\n", "",
@@ -451,6 +452,15 @@ MUTANTS = [
     Mutant("a lazy save has the key of the block before it", "scheduler/lazy.py",
         "Unsaved(block.block_hash, group, key, parent, ", "Unsaved(block.block_hash, group, parent or key, b'', ",
         "is_saved_when_its_eviction_comes_near", "assert", where=LAZY),
+    Mutant("what clients send is taken for a mapping", "switches.py",
+        "if params is None or isinstance(params, dict):", "if True:",
+        "whatever_clients_send", "AttributeError", where=SWITCHED),
+    Mutant("keys are longer than hashes", "keys/media.py",
+        ".digest()[: len(hashes[i])]", ".digest()",
+        "xxhash", "assert", where=ALGORITHMS),
+    Mutant("an error of the connector's leaves a call of vLLM's", "boundary/errors.py",
+        "            return failed(self, name, error, *args, **kwargs)", "            raise",
+        "one_error_is_forgiven", "RuntimeError: planted", where="tests/vllm/test_boundary.py"),
     Mutant("a request loads against its switch", "switches.py",
         "                    tracked.no_load = True\n", "",
         "each_switch_holds", "assert", where=SWITCHED),
@@ -480,9 +490,9 @@ MUTANTS = [
         "        if worker is not None and not worker.close() and False:\n",
         "memory_is_kept", "memory was given up without a fence"),
     Mutant("a load is reported before it arrived", "worker/side.py",
-        "        self._jobs[plan.job] = inflight\n",
-        ("        self._jobs[plan.job] = inflight\n        if isinstance(plan, LoadJob):\n"
-         "            inflight.reported = True\n            self._results.received.add(plan.request)\n"),
+        "        self.jobs[plan.job] = inflight\n",
+        ("        self.jobs[plan.job] = inflight\n        if isinstance(plan, LoadJob):\n"
+         "            inflight.reported = True\n            self.pending_results.received.add(plan.request)\n"),
         "not_reported_before", "reported before it arrived"),
     Mutant("what precedes a failed block counts as good with windows too", "geometry.py",
         "return len(groups) == 1 and not specs.window(groups[0].kv_cache_spec)", "return len(groups) == 1",
@@ -518,8 +528,8 @@ MUTANTS = [
         "            tracked.waited_s += max(now - since, 0.0)", "            tracked.waited_s = max(now - since, 0.0)",
         "in_all_its_look_ups", "assert", where=WAITS),
     Mutant("an agent that answers no ping is waited for", "scheduler/side.py",
-        "        awaited = (waiting and self._waiting()) or self._agent.awaited()\n",
-        "        awaited = waiting and self._waiting()\n",
+        "        awaited = (waiting and self.waiting()) or self._agent.awaited()\n",
+        "        awaited = waiting and self.waiting()\n",
         "frozen_one_once", "answers no ping is waited for", where=WAITS),
     Mutant("the end of the session is not seen while a request waits", "scheduler/side.py",
         "listen=waiting or woken or self._agent.awaited() or", "listen=waiting or woken or",
