@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/disk"
@@ -36,10 +37,25 @@ type Needs struct {
 	Log     *zap.Logger
 }
 
+// Limits of what a server makes this process log by changing its state: lines a minute, and bytes
+// of the reason in each.
+const (
+	maxChanges = 20
+	maxReason  = 1 << 10
+)
+
 // onState returns a function that logs a store's changes of state.
 func (n *Needs) onState(store string) remote.OnState {
+	log := n.Log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, time.Minute, maxChanges, 0)
+	}))
 	return func(from, to remote.State, reason error) {
-		n.Log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), zap.Error(reason))
+		why := zap.Skip()
+		if reason != nil {
+			text := reason.Error()
+			why = zap.String("error", text[:min(len(text), maxReason)])
+		}
+		log.Warn(store, zap.Stringer("from", from), zap.Stringer("to", to), why)
 	}
 }
 
