@@ -153,7 +153,7 @@ MUTANTS = [
         "another_registration", "the other registration did not come about", where=PARTS),
     Mutant("every process starts an agent", "../starter.py",
         "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
-        "eight_processes", "assert", where=STARTER),
+        "eight_processes", "too many values", where=STARTER),
     Mutant("the agent is the engine's child", "../starter.py",
         "        shell.kill()\n        shell.wait()\n", "        pass\n",
         "belongs_to_no_engine", "assert", where=STARTER),

@@ -1,13 +1,14 @@
 package settings
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 )
 
 // The Python package has the same rules (python/kvagent/socketdir.py).
@@ -63,16 +64,12 @@ func (v *socketDirValue) check() error {
 	if len(dir) > maxSocketDir {
 		return fmt.Errorf("socket-dir: %q, %d bytes, allowed: 1 to %d", dir, len(dir), maxSocketDir)
 	}
-	if dir != temporarySocketDir() {
+	var st unix.Stat_t
+	if dir != temporarySocketDir() || errors.Is(unix.Lstat(dir, &st), unix.ENOENT) {
 		return nil
 	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return nil // there is none yet, or using it fails
-	}
-	if owner, uid := info.Sys().(*syscall.Stat_t).Uid, os.Geteuid(); !info.IsDir() || int(owner) != uid {
-		return fmt.Errorf("socket-dir: %q, of user %d (%v), allowed: a directory of user %d, and no link", dir, owner,
-			info.Mode(), uid)
+	if uid := os.Geteuid(); st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != uid {
+		return fmt.Errorf("socket-dir: %q, a link or of user %d, allowed: a directory of user %d", dir, st.Uid, uid)
 	}
 	return nil
 }

@@ -195,8 +195,9 @@ def test_an_engine_starts_without_an_agent_and_finds_it_later(
 
 
 def test_an_engine_starts_the_agent_and_the_next_one_finds_what_it_stored(
-    tiered: Callable[..., TieredWorld], started: StartedAgents
+    started: StartedAgents, tiered: Callable[..., TieredWorld]
 ) -> None:
+    # tiered ends first, and with it the engines, which would start another agent
     options = tier(started.folder, agent="start", pool="64MiB")
     first = tiered(options)
     assert there(first), "the engine's start does not wait for it"
