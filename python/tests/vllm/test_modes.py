@@ -32,6 +32,7 @@ REQUESTS = 30  # of a run
 LIVES = 8  # at most
 ABORTED, FORGOTTEN = 0.02, 0.05  # how often, of steps
 SWITCHED = 0.08  # how often a request has each of its switches
+ERRORS = 0.15  # how often a load raises an error before it is planned, and how often after
 SEED = int(os.environ.get("KVAGENT_SEED", "1"))
 ROUNDS = int(os.environ.get("KVAGENT_ORACLE_ROUNDS", "1"))  # of each kind; from the second on with seeds by chance
 COMMON: dict[str, Any] = {
@@ -74,9 +75,11 @@ def switched(dice: random.Random) -> dict[str, Any] | None:
 
 
 class Loads:
-    """What a world loads, by request: at most what its switches allow."""
+    """What a world loads, by request: at most what its switches allow. ``errors`` decides which
+    loads raise an error, before they are planned or afterwards.
+    """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, errors: random.Random | None = None) -> None:
         self.given: dict[str, dict[str, Any]] = {}
         self.blocks = 0
         plan = world.side.loads.plan
@@ -86,7 +89,11 @@ class Loads:
             assert switches.get("kvagent.load", True), "loaded against its switch"
             assert external <= switches.get("kvagent.max_load_tokens", external), "more than its switch allows"
             self.blocks += external // BLOCK
+            if errors is not None and errors.random() < ERRORS:
+                raise RuntimeError("planted")
             plan(job, tracked, tables, external, promise)
+            if errors is not None and errors.random() < ERRORS:
+                raise RuntimeError("planted")
 
         world.side.loads.plan = planned
 
@@ -143,6 +150,34 @@ def test_no_output_is_wrong(worlds: Any, agent: HoldingAgent, mode: str, way: st
     for world, fault in zip(engines, faults, strict=True):
         print(f"{world.steps} steps, {world.preempted} preemptions, {dict(fault.struck)}, {world.side.counted()}")
     print(f"{lives} lives of {REQUESTS}; {figures(agent)}")
+
+
+class NoFaults(Faults):
+    """Lets every step be."""
+
+    def step(self) -> None:
+        pass
+
+
+@pytest.mark.stops
+@pytest.mark.parametrize(
+    ("mode", "way"), [("async", "V1"), ("async", "V2 async"), ("sync", "V2"), ("layerwise", "V2 async")]
+)
+def test_no_output_is_wrong_where_loads_raise_errors(
+    worlds: Any, agent: HoldingAgent, monkeypatch: pytest.MonkeyPatch, mode: str, way: str
+) -> None:
+    monkeypatch.setattr("kvagent.vllm.boundary.errors.MAX_ERRORS", 10**9)
+    print(mode, "|", way, "KVAGENT_SEED", SEED)
+    extra = COMMON | MODES[mode]
+    engines: list[World] = [worlds(extra=extra, **WAYS[way]) for _ in range(2)]
+    for i, world in enumerate(engines):
+        world.gpu.taints = "load_mode" in extra
+        loads = Loads(world, random.Random(SEED + i))
+        for lives in range(2):
+            eventually(partial(registered, world, agent), "the engine at the running agent")
+            live(world, NoFaults(world, agent, random.Random(SEED)), loads, SEED + lives, f"{i}-{lives}-")
+    assert sum(world.scheduler.connector.errors.counts.errors for world in engines) > 2
+    clean(engines[0], agent, engines[1])
 
 
 def registered(world: World, agent: HoldingAgent) -> bool:

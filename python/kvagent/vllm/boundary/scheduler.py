@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from kvagent.vllm.plan import Report
+    from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
 
 
@@ -35,13 +36,17 @@ class RetiredScheduler(UncachedScheduler):
         return StepPlan(idle=True) if self.pending() else uncached_plan()
 
     def report(self, report: Report) -> None:
-        """Release the blocks of jobs that are over."""
-        side = self._side
+        """Release the blocks of jobs that are over. What a step computed from a load that failed is
+        dropped.
+        """
+        side, now = self._side, time.monotonic()
         for job, outcome in report.outcomes.items():
             with contextlib.suppress(Exception):
                 if side.saves is None or not side.saves.report(job, outcome):
                     assert side.loads is not None
-                    side.loads.report(job, outcome, time.monotonic())
+                    side.loads.report(job, outcome, now)
+        with contextlib.suppress(Exception):
+            side.settle_sync(report, now)
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report is outstanding."""
@@ -60,13 +65,17 @@ class Unloaded:
         """The last load that workers were told of; their numbers grow."""
         self._number = 0
 
-    def add(self, request: str, blocks: Any, *, sync: bool) -> None:
-        """Add a load that was not planned."""
+    def add(self, request: str, blocks: Any, own: int, *, sync: bool) -> int:
+        """Add a load that was not planned, and return its number. The first ``own`` blocks of a
+        request of one group are not loaded: other requests may have them too.
+        """
         self._number -= 1  # no other job has it
-        ids = [block for group in blocks.get_block_ids() for block in group]
+        tables = blocks.get_block_ids()
+        ids = list(tables[0][own:]) if len(tables) == 1 else [block for group in tables for block in group]
         parts = (Packed(b"", len(ids)),)
         packed = b"".join(block.to_bytes(4, "little") for block in ids)
         self._jobs.append(LoadJob(self._number, b"", 0, request, 0, 0.0, parts, packed, sync=sync))
+        return self._number
 
     def add_planned(self, loads: Iterable[LoadJob]) -> None:
         """Add those of planned loads that workers were not told of."""
@@ -95,21 +104,21 @@ def retire(self: Any, reason: str) -> None:
         self._say_uncached()
 
 
-def exclude(self: Any, request: Any, reason: str, *, over: bool = False) -> bool:
+def exclude(self: Any, request: Any, reason: str, *, over: bool = False) -> Tracked | None:
     """Neither save nor load a request any more, or forget one that is over; retire after too many
-    errors. Return whether the step that admits it waits for what was promised.
+    errors. Return its record, if there is one.
     """
     side = self._scheduler
     if side is None or isinstance(side, UncachedScheduler):
-        return False
-    sync = False
+        return None
+    tracked: Tracked | None = None
     try:
-        sync = side.exclude(request.request_id, over=over)
+        tracked = side.exclude(request.request_id, over=over)
     except Exception as error:  # noqa: BLE001
         retire(self, self.errors.note("exclude", error, "The engine goes on uncached"))
     if self.errors.too_many:
         retire(self, reason)
-    return sync
+    return tracked
 
 
 def of_request(answer: Any) -> Callable[..., Any]:
@@ -123,10 +132,21 @@ def of_request(answer: Any) -> Callable[..., Any]:
 
 
 def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: Any, num_external_tokens: int) -> None:
-    """Handle an error when a request was admitted: vLLM waits for what was promised."""
-    sync = exclude(self, request, self.errors.note(call, error, "The request goes on uncached"))
-    if num_external_tokens > 0:
-        self.unloaded.add(request.request_id, blocks, sync=sync)
+    """Handle an error when a request was admitted: vLLM waits for what was promised, or computes
+    in this step from what did not come.
+    """
+    side = self._scheduler
+    tracked = exclude(self, request, self.errors.note(call, error, "The request goes on uncached"))
+    if num_external_tokens <= 0:
+        return
+    own = 0 if tracked is None else tracked.own // self._geometry.groups[0].block_tokens
+    sync = tracked is not None and tracked.sync
+    job = self.unloaded.add(request.request_id, blocks, own, sync=sync)
+    if sync:
+        try:
+            side.will_fail(job, tracked, num_external_tokens)
+        except Exception as again:  # noqa: BLE001
+            retire(self, self.errors.note(call, again, "The engine goes on uncached"))
 
 
 def of_end(self: Any, call: str, error: Exception, request: Any, *args: Any) -> Any:  # noqa: ARG001

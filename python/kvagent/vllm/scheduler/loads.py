@@ -122,6 +122,8 @@ class Loads:
         for load in [one for one in self.planned if self._inflight[one.job].tracked is tracked]:
             self.planned.remove(load)
             self._blocks.unpin(self._inflight.pop(load.job).blocks, load=True)
+            if load.lease and load.boot:
+                self._agent.release(load.lease, load.boot)
             tracked.load = 0
 
     def cancel(self, tracked: Tracked) -> None:

@@ -188,12 +188,12 @@ class SchedulerSide:
             self._lost_blocks(tracked)
         self._sync_loads.lost(tracked)
         if external > 0 and self.loads is not None:
-            asked = self._promises.take(tracked)
             self._check_stale(tracked, blocks.blocks)
             job = next(self._jobs)
             if tracked.sync:
                 self._sync_loads.begin(job, tracked, external)
-            self.loads.plan(job, tracked, blocks.blocks, external, asked)
+            self.loads.plan(job, tracked, blocks.blocks, external, tracked.promised)
+            self._promises.take(tracked)  # its lease is the load's now
             return
         self._promises.forget(tracked)
         self._transfers.deliver(tracked)
@@ -278,14 +278,18 @@ class SchedulerSide:
             if not self.saves.report(job, outcome) and (tracked := self.loads.report(job, outcome, now)):
                 self._calm = False
                 self._transfers.deliver(tracked)
+        self.settle_sync(report, now)
+        self._transfers.settle(self.saves)
+        self._keeps.settle(self.saves)
+
+    def settle_sync(self, report: Report, now: float) -> None:
+        """Handle the end of loads that steps waited for."""
         for tracked, good in self._sync_loads.settle(report, self._world, now):
             if good:
                 self._admit(tracked)
             else:
                 self.tables.forget(tracked.request.request_id)
                 self._lost_blocks(tracked)
-        self._transfers.settle(self.saves)
-        self._keeps.settle(self.saves)
 
     def take_events(self) -> Sequence[Any]:
         """Return vLLM's KV events of what the agent's memory holds, since the last call."""
@@ -499,19 +503,23 @@ class SchedulerSide:
         """Return whether a report of the workers is outstanding."""
         return (self.saves is not None and self.saves.busy()) or (self.loads is not None and self.loads.busy())
 
-    def exclude(self, request_id: str, *, over: bool) -> bool:
+    def exclude(self, request_id: str, *, over: bool) -> Tracked | None:
         """Neither save nor load a request any more, after an error in a call about it; forget it
-        if it is ``over``. Return whether the step that admits it waits for what was promised.
+        if it is ``over``. Return its record, if there is one.
         """
         tracked = self._tracked.pop(request_id, None) if over else self._tracked.get(request_id)
         if tracked is None:
-            return False
+            return None
         tracked.bypass, tracked.admitted = True, False
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         if self.loads is not None:
             self.loads.withdraw(tracked)
-        return tracked.sync
+        return tracked
+
+    def will_fail(self, job: int, tracked: Tracked, external: int) -> None:
+        """Let another job, which will fail, stand for the load that a request's step waits for."""
+        self._sync_loads.replace(job, tracked, external)
 
     def _track(self, request: Any) -> Tracked:
         tracked = self._tracked.get(request.request_id)

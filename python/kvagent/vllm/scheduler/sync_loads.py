@@ -95,6 +95,13 @@ class SyncLoads:
         self._left -= size
         self._counts.loads_sync += 1
 
+    def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
+        """Let another job stand for a request's load, begun or not."""
+        if (old := self._jobs.get(tracked)) is None:
+            self.begin(job, tracked, tokens)
+        else:
+            self._withheld[job], self._jobs[tracked] = self._withheld.pop(old), job
+
     def step(self, *, computes: bool, now: float) -> None:
         """End the last step and begin the next one, which may wait for as many bytes again."""
         if self._preemption is None:
