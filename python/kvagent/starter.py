@@ -162,12 +162,14 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
 
 
 def _ended(code: int, log: Path, begin: int) -> NoReturn:
-    """Raise the error of an agent that ended, with what it has logged since."""
+    """Raise the error of an agent that ended, with what it has logged since. Go's runtime has the
+    exit code of a wrong setting too, but not its line.
+    """
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(begin, size - TAIL_BYTES))
-        lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
-    if code == _WRONG:
-        said = [line.removeprefix("kvagent: ") for line in lines if line.startswith("kvagent: ")]
+        lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+    said = [line.removeprefix("kvagent: ") for line in lines if line.startswith("kvagent: ")]
+    if code == _WRONG and said:
         raise WrongSetting("agent", "; ".join(["start", *said]))
-    raise NotStarted("\n  ".join([f"the agent ended at once, with {code}; {log} ends with", *lines]))
+    raise NotStarted("\n  ".join([f"the agent ended at once, with {code}; {log} ends with", *lines[-TAIL_LINES:]]))

@@ -125,6 +125,13 @@ def test_an_agent_that_an_engine_left_starting_is_waited_for(started: StartedAge
     assert started.running() == [started.serving()]
 
 
+def test_a_crash_is_no_wrong_setting(started: StartedAgents) -> None:
+    """Go's runtime ends with the exit code of one."""
+    replace_program(started, "echo 'runtime: failed to create new OS thread' >&2\nexit 2")
+    with pytest.raises(NotStarted, match=r"(?s)ended at once, with 2; .*\n  runtime: failed to create"):
+        starter.ensure(str(started.folder), POOL)
+
+
 def test_it_belongs_to_no_engine(started: StartedAgents) -> None:
     """The terminal's interrupt, the end of the engine and of all its children do not reach it."""
     with asker(started, "import signal\nsignal.pause()") as engine:
