@@ -111,25 +111,35 @@ def _locked(path: Path, wait: _Wait) -> Iterator[None]:
 
 
 def _start(directory: Path, pool: str, wait: _Wait) -> None:
-    """Start an agent, and wait until it answers. If another one has the directory by then, which
-    has no lock of ours, wait for that.
+    """Start an agent, and wait until one answers. Another one, which has no lock of ours, may have
+    the directory: it answers soon, or it was ending, and one is started again.
     """
-    path = directory / LOG
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    command = [_program(), "serve", "--socket-dir", str(directory), "--pool", pool, "--end-idle", END_IDLE]
+    log = os.open(directory / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         if os.fstat(log).st_size > MAX_LOG:
             os.ftruncate(log, 0)
-        begin = os.fstat(log).st_size
-        shell = _spawn(
-            [_program(), "serve", "--socket-dir", str(directory), "--pool", pool, "--end-idle", END_IDLE], log
-        )
+        while not _run(command, directory, log, wait):
+            pass
     finally:
         os.close(log)
+
+
+def _run(command: list[str], directory: Path, log: int, wait: _Wait) -> bool:
+    """Run an agent, and return True once one answers, False if it ended because another one has the
+    directory.
+    """
+    path = directory / LOG
+    begin = os.fstat(log).st_size
+    shell = _spawn(command, log)
     try:
         while not _answers(directory):
-            if (code := shell.poll()) not in (None, _HELD):
-                _ended(code, path, begin)
             wait.look(f"an agent was started, and has not answered (its log is {path})")
+            if (code := shell.poll()) == _HELD:
+                return False
+            if code is not None:
+                _ended(code, path, begin)
+        return True
     finally:
         shell.kill()
         shell.wait()

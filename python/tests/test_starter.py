@@ -120,7 +120,14 @@ def test_processes_killed_while_they_start_one_leave_room_for_the_next(started: 
 
 def test_an_agent_that_an_engine_left_starting_is_waited_for(started: StartedAgents) -> None:
     """The next one finds the directory taken, by one that does not answer yet."""
-    replace_program(started, f'{BINARY} "$@" &\nexit 3')
+    again = started.programs / "again"
+    replace_program(started, f'mkdir {again} || exec {BINARY} "$@"\n{BINARY} "$@" &\nexit 3')
+    starter.ensure(str(started.folder), POOL)
+    assert eventually(lambda: started.running() == [started.serving()], "one agent")
+
+
+def test_an_agent_that_was_ending_is_followed(started: StartedAgents) -> None:
+    replace_program(started, f'mkdir {started.programs}/again && exit 3\nexec {BINARY} "$@"')
     starter.ensure(str(started.folder), POOL)
     assert started.running() == [started.serving()]
 
