@@ -115,7 +115,9 @@ def _start(directory: Path, pool: str, wait: _Wait) -> None:
     the directory: it answers soon, or it was ending, and one is started again.
     """
     command = [_program(), "serve", "--socket-dir", str(directory), "--pool", pool, "--end-idle", END_IDLE]
-    log = os.open(directory / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    log = os.open(
+        directory / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
+    )
     try:
         if os.fstat(log).st_size > MAX_LOG:
             os.ftruncate(log, 0)

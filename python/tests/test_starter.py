@@ -139,6 +139,13 @@ def test_a_crash_is_no_wrong_setting(started: StartedAgents) -> None:
         starter.ensure(str(started.folder), POOL)
 
 
+def test_a_log_that_is_a_pipe_holds_up_nothing(started: StartedAgents) -> None:
+    started.folder.mkdir(0o700)
+    os.mkfifo(started.log)
+    with pytest.raises(OSError, match="No such device"):
+        starter.ensure(str(started.folder), POOL)
+
+
 def test_it_belongs_to_no_engine(started: StartedAgents) -> None:
     """The terminal's interrupt, the end of the engine and of all its children do not reach it."""
     with asker(started, "import signal\nsignal.pause()") as engine:
