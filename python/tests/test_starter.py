@@ -202,7 +202,9 @@ def test_an_agent_that_was_killed_comes_back_and_an_idle_one_ends(
     assert "no session has been open" in started.log.read_text()
 
 
-def test_a_link_without_the_option_starts_none(started: StartedAgents, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_link_without_the_option_starts_none(
+    started: StartedAgents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "vllm.kvagent")
     link = Link(str(started.folder), "scheduler", lambda: pytest.fail("there is nothing to register at"))
     eventually(lambda: "no agent" in caplog.text, "an attempt")
@@ -210,6 +212,11 @@ def test_a_link_without_the_option_starts_none(started: StartedAgents, caplog: p
     start_agent(str(started.folder), "")
     assert not started.running()
     assert not started.folder.exists()
+    started.folder.symlink_to(started.programs)
+    monkeypatch.setattr("kvagent.socketdir._temporary", lambda: str(started.folder))
+    link = Link(str(started.folder), "scheduler", lambda: pytest.fail("there is nothing to register at"))
+    eventually(lambda: "connecting is retried: socket_dir" in caplog.text, "a refusal")
+    link.close()
 
 
 def test_what_prevents_a_start_is_said_once(

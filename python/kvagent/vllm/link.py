@@ -189,7 +189,10 @@ class Link:
             if isinstance(error, (NotStarted, WrongSetting)):
                 self._refused = True
                 if not self._closed.is_set():
-                    self._log_once(logging.WARNING, f"{self._owner}: prompts are computed, a start is retried: {error}")
+                    retried = "a start" if self._pool else "connecting"
+                    self._log_once(
+                        logging.WARNING, f"{self._owner}: prompts are computed, {retried} is retried: {error}"
+                    )
                 return False
             reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
             self._refused = isinstance(error, Refused)
