@@ -163,7 +163,7 @@ def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     bound = os.sched_getaffinity(0)  # of this thread, which the new process would inherit
     with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
     try:
         return subprocess.Popen(
             ["/bin/sh", "-c", _SHELL, *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
