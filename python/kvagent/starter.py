@@ -157,8 +157,8 @@ def _program() -> str:
 
 
 def _spawn(command: list[str], log: int) -> subprocess.Popen[bytes]:
-    """Start a command apart from this process: its session, its terminal, its descriptors, and what
-    belongs to this engine alone, which are its GPUs and its processors.
+    """Start a command apart from this process: its process group, its terminal, its descriptors,
+    and what belongs to this engine alone, which are its GPUs and its processors.
     """
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     bound = os.sched_getaffinity(0)  # of this thread, which the new process would inherit
