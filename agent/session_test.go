@@ -3,9 +3,15 @@ package agent
 import (
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"testing"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 )
 
@@ -32,5 +38,28 @@ func TestWhyASessionIsLost(t *testing.T) {
 			t.Errorf("%v, greeted %v: %s with code %d, want %s with %d", c.why, c.greeted, s.end.reason, s.end.code,
 				c.want, c.code)
 		}
+	}
+}
+
+// A program that only looks whether an agent answers is nothing to warn of, one that breaks off is.
+func TestASessionThatOnlyLookedIsNotWarnedOf(t *testing.T) {
+	r := newRig(t)
+	for i, c := range []struct {
+		sent string
+		want zapcore.Level
+	}{{"", zap.InfoLevel}, {"\x00", zap.WarnLevel}} {
+		conn, err := net.Dial("unix", r.path(ipc.SessionSocket))
+		check(t, err)
+		_, err = conn.Write([]byte(c.sent))
+		check(t, err)
+		check(t, conn.Close())
+		ended := func() []observer.LoggedEntry { return r.logs.FilterMessage("session ended").All() }
+		r.waitFor("its end", func(admin.Status) bool { return len(ended()) == i+1 })
+		if got := ended()[i].Level; got != c.want {
+			t.Errorf("after %q: %v, want %v", c.sent, got, c.want)
+		}
+	}
+	if n := r.agent.metrics.SessionEnds[endHandshake].Load(); n != 2 {
+		t.Errorf("%d sessions ended in the handshake, want 2", n)
 	}
 }

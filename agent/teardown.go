@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"errors"
+	"io"
 	"time"
 
 	"go.uber.org/zap"
@@ -58,7 +60,8 @@ func (s *session) recordEnd(registered bool, took time.Duration) {
 		s.owner.metrics.CleanupMax.Observe(took)
 	}
 	level := zap.InfoLevel
-	if s.end.reason != endPeer && s.end.reason != endShutdown {
+	looked := s.end.reason == endHandshake && errors.Is(s.end.detail, io.EOF) // whether an agent answers
+	if s.end.reason != endPeer && s.end.reason != endShutdown && !looked {
 		level = zap.WarnLevel
 	}
 	s.log.Log(level, "session ended", zap.String("reason", s.end.reason), zap.NamedError("detail", s.end.detail),
