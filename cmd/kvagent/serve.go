@@ -56,7 +56,8 @@ or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
 				return settings.Invalid(err)
 			}
 			defer func() { _ = log.Sync() }() // stderr has nothing to sync
-			// net/http writes there what servers of tiers send unasked, as often as they like.
+			// net/http logs to the standard logger what tiers' servers send unasked, as often as
+			// they like.
 			restore, err := zap.RedirectStdLogAt(log, zapcore.DebugLevel)
 			if err != nil {
 				return err
