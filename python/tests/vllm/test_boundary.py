@@ -11,17 +11,20 @@ import pytest
 
 from kvagent.vllm import scheduler, worker
 from kvagent.vllm.boundary.errors import MAX_ERRORS
+from kvagent.vllm.worker.side import WorkerSide
 from tests.vllm.setting import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from kvagent.vllm.link import Link
     from tests.agent import AgentProcess
     from tests.vllm.world import World
 
 PROMPT = [(i * 7) % 90 + 3 for i in range(8 * BLOCK + 3)]
 OTHER = [(i * 11) % 90 + 3 for i in range(8 * BLOCK + 3)]
 STEPS = 400
+START_S = 20.0  # for a session
 
 
 def functions() -> Iterator[tuple[str, type, str]]:
@@ -97,6 +100,19 @@ def test_an_error_behind_a_call(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, name: str, times: int
 ) -> None:
     planted(worlds, agent, monkeypatch, name, times)
+
+
+def test_loads_that_failed_with_their_step_are_not_sent_by_the_next_session(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rejoin = WorkerSide.rejoin
+
+    def rejoined(self: WorkerSide, link: Link, clock: Any = None) -> None:
+        rejoin(self, link, clock)
+        assert link.wait(START_S)
+
+    monkeypatch.setattr(WorkerSide, "rejoin", rejoined)
+    planted(worlds, agent, monkeypatch, "WorkerSide.begin", MAX_ERRORS)
 
 
 def test_one_error_is_forgiven_and_many_are_not(

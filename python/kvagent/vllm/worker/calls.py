@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,7 @@ class WorkerCalls:
             return
         plan = _plan(self._connector_metadata)
         self._given_up = joined(self._given_up, abandon(worker, plan))
+        self._connector_metadata = Metadata(dataclasses.replace(plan, loads=[]))  # they have failed
         try:
             free = worker.leave()
             if free and not self.errors.too_many:
