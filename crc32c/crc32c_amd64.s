@@ -195,6 +195,10 @@ TEXT ·sum512(SB), NOSPLIT, $0-28
 	JZ reduce512
 
 loop512:
+	PREFETCHT0 4096(SI) // the processor's own prefetching ends with each page
+	PREFETCHT0 4160(SI)
+	PREFETCHT0 4224(SI)
+	PREFETCHT0 4288(SI)
 	VMOVDQU64 (SI), Z10
 	VMOVDQU64 64(SI), Z11
 	VMOVDQU64 128(SI), Z12

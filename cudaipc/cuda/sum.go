@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/kvagent/kvagent/crc32c"
@@ -14,6 +15,9 @@ import (
 const (
 	maxSummers  = 16      // goroutines, at most: one core sums 5 to 9 GiB/s from memory, a copy engine moves 25 to 50
 	sumsPerPart = 1 << 20 // bytes, about, that one of them takes at a time
+	// sumPiece is how many bytes are summed without a place at which the runtime can stop the
+	// goroutine: all others would wait for it, and the copies with them.
+	sumPiece = 64 << 10
 )
 
 // summers checksum blocks in the arena: those of a gather as they arrive, those of a scatter
@@ -91,17 +95,25 @@ func (s *summers) sum(part sumPart) {
 	c, run := part.f.copy, part.runs
 	for i := part.from; i < part.to; i++ {
 		state := c.Blocks[i].Seed
-		for range c.Blocks[i].Runs {
-			r := &c.Runs[run]
-			if err := pagefault.Guard(s.arena, nil, func() {
-				state = crc32c.Update(state, s.arena[r.ArenaOff:r.ArenaOff+int64(r.Len)])
-			}); err != nil {
-				part.f.noteFault(uint64(r.ArenaOff), uint64(r.Len), err)
+		for end := run + int(c.Blocks[i].Runs); run < end; {
+			off, n := c.Runs[run].ArenaOff, int64(0)
+			for ; run < end && c.Runs[run].ArenaOff == off+n; run++ {
+				n += int64(c.Runs[run].Len)
 			}
-			run++
+			if err := pagefault.Guard(s.arena, nil, func() { state = sumOf(s.arena[off:off+n], state) }); err != nil {
+				part.f.noteFault(uint64(off), uint64(n), err)
+			}
 		}
 		part.f.End.Sums[i] = state
 	}
+}
+
+// sumOf continues a sum over bytes of the arena.
+func sumOf(b []byte, state uint32) uint32 {
+	for piece := range slices.Chunk(b, sumPiece) {
+		state = crc32c.Update(state, piece)
+	}
+	return state
 }
 
 // close ends the summers after the parts that they have.

@@ -2,6 +2,7 @@ package mover
 
 import (
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -27,9 +28,13 @@ type laneCopy struct {
 	err    error // of its submission
 }
 
+// copies are ended ones, for their memory: a copy has thousands of runs.
+var copies = sync.Pool{New: func() any { return &laneCopy{} }}
+
 // copy puts a copy into its lane.
 func (s *server) copy(f *fields, t cudaipc.Ticket) error {
-	c := &laneCopy{ticket: t}
+	c, _ := copies.Get().(*laneCopy)
+	c.ticket = t
 	if err := takeCopy(f, &c.copy); err != nil {
 		return err
 	}
@@ -74,6 +79,9 @@ func (s *server) startLane(d cudaipc.Device) *lane {
 	s.running.Go(func() {
 		for c := range l.begun {
 			s.done(c, l.wait(d, c))
+			if c.sample == nil && c.err == nil { // else the device may still have it
+				copies.Put(c)
+			}
 		}
 	})
 	return l
