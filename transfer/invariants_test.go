@@ -273,11 +273,13 @@ func TestRevokedWithBatchesUnderWay(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	g := newGate(n.host)
-	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, DefaultLimits; c.Limits.BatchBytes = blockSize })
+	limits := DefaultLimits
+	limits.BatchBytes, limits.Batches = blockSize, 6
+	s := n.join(t, func(c *Config) { c.Device, c.Limits = g, limits })
 	job := save(1, section(0, 8, 0))
 	job.Revoke = 7
 	s.submit(job)
-	g.takes(s, DefaultLimits.Batches)
+	g.takes(s, limits.Batches)
 	s.engine.Revoke(7)
 	g.open()
 	s.ends(1, Revoked)
@@ -334,12 +336,14 @@ func TestRevocationIsNotTakenBack(t *testing.T) {
 	n := newNode(t, 64, false)
 	n.lanes = NewLanes(8, DefaultLimits.SaveAge, nil)
 	c := &clearing{gate: newGate(n.host)}
-	s := n.join(t, func(cfg *Config) { cfg.Device, cfg.Limits = c, DefaultLimits; cfg.Limits.BatchBytes = blockSize })
+	limits := DefaultLimits
+	limits.BatchBytes, limits.Batches = blockSize, 6
+	s := n.join(t, func(cfg *Config) { cfg.Device, cfg.Limits = c, limits })
 	c.clear = func() { s.engine.ClearRevoke(7) }
 	job := save(1, section(0, 8, 0))
 	job.Revoke = 7
 	s.submit(job)
-	c.takes(s, DefaultLimits.Batches)
+	c.takes(s, limits.Batches)
 	s.engine.Revoke(7)
 	c.open()
 	for i, status := range s.completion().Status {

@@ -84,7 +84,7 @@ type Limits struct {
 
 // DefaultLimits are an agent's limits by default.
 var DefaultLimits = Limits{
-	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 8 << 20, Batches: 6, EventWait: 60 * time.Second,
+	Queue: 1024, QueueBlocks: 1 << 18, BatchBytes: 16 << 20, Batches: 8, EventWait: 60 * time.Second,
 	SaveAge:    50 * time.Millisecond,
 	SampleWait: 250 * time.Millisecond,
 	PollFloor:  20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
