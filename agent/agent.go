@@ -84,7 +84,7 @@ type Agent struct {
 func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
 	if cfg.LeaseBytes == 0 {
-		cfg.LeaseBytes = max(capacity/defaultLeaseShare, 1)
+		cfg.LeaseBytes = max(capacity/2, 1)
 	}
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	if m, ok := p.(keep.Memory); ok {
 		a.keeps = keep.New(m, capacity/100*int64(cfg.KeepPercent), time.Now)
 	}
-	a.ledger = lease.New(max(capacity-capacity/defaultLeaseShare, cfg.LeaseBytes), p.Unpin, a.tiers)
+	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
 	}

@@ -37,7 +37,7 @@ type Config struct {
 	// VerifySample is the sampling interval of the end-to-end check: one block in VerifySample, of
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
-	LeaseBytes   int64 // cap of one engine's leases; 0: a quarter of the pool
+	LeaseBytes   int64 // cap of one engine's leases; 0: half of the pool
 	KeepPercent  int   // of the pool, that blocks kept for requests may take; 0: none are kept
 	// Lookups are look-up sockets that are open from the start, by name, with the fingerprints of
 	// their spaces.
@@ -89,10 +89,6 @@ var DefaultLimits = Limits{
 // maxLanes bounds the copies that may run at once.
 const maxLanes = 256
 
-// defaultLeaseShare is the divisor of the pool's capacity that gives the default lease cap of one
-// engine.
-const defaultLeaseShare = 4
-
 func (c *Config) validate() error {
 	switch {
 	case c.Dir == "":
@@ -100,7 +96,7 @@ func (c *Config) validate() error {
 	case c.KeepPercent < 0 || c.KeepPercent > MaxKeepPercent:
 		return fmt.Errorf("keep-percent: %d, allowed: 0 to %d", c.KeepPercent, MaxKeepPercent)
 	case c.LeaseBytes < 0:
-		return fmt.Errorf("lease-bytes: %d, allowed: 0 (a quarter of the pool) or more", c.LeaseBytes)
+		return fmt.Errorf("lease-bytes: %d, allowed: 0 (half of the pool) or more", c.LeaseBytes)
 	case c.Integrity != transfer.Full && c.Integrity != transfer.Header:
 		return fmt.Errorf("integrity: %d, allowed: full, header", c.Integrity)
 	case c.VerifySample > transfer.MaxSampleEvery:

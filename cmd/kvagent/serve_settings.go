@@ -35,7 +35,7 @@ type serveSettings struct {
 
 	integrity   string
 	verify      int   // one block in so many is checked end to end; 0: none
-	leaseBytes  int64 // 0: a quarter of the pool
+	leaseBytes  int64 // 0: half of the pool
 	copyLanes   int   // 0: one per processor
 	pace        int64 // pace.Off, pace.Auto, or bytes per second
 	keepPercent int
@@ -123,7 +123,7 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 		"check one block in so many end to end: at save and at load a sum of the engine's own memory must be that "+
 			"of the pool's block; 0 checks none, 1 all, which costs more than the copies")
 	f.Var(settings.Size(&s.leaseBytes, 0, dram.MaxBytes), "lease-bytes",
-		"most bytes that one engine's leases may pin; 0 is a quarter of the pool")
+		"most bytes that one engine's leases may pin; 0 is half of the pool")
 	f.Var(settings.Count(&s.keepPercent, 0, agent.MaxKeepPercent), "keep-percent",
 		"most of the pool, in percent, that blocks may take which requests want kept (kvagent.pin); 0 keeps none")
 
