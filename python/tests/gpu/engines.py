@@ -37,7 +37,9 @@ Answer = tuple[list[int], list[float]]  # tokens, and their log probabilities
 class Size:
     """What is asked of an engine, and what it is made of."""
 
-    prompts: tuple[int, ...]  # tokens of each that is asked alone
+    # Tokens of each that is asked alone: one more than whole blocks have, so that every hit, the
+    # engine's own too, computes one token, and has the same answer.
+    prompts: tuple[int, ...]
     batch: int  # prompts that are asked at once, and beside decode
     batch_tokens: int
     decoding: int  # requests that decode meanwhile
@@ -49,7 +51,7 @@ class Size:
 
 
 GPU = Size(
-    (2048, 8192, 32768), 8, 8192, 16, 12, 120_000, 30 << 30,
+    (2033, 8177, 32753), 8, 8177, 16, 12, 120_000, 30 << 30,
     {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "torch_dtype": "bfloat16",
@@ -63,7 +65,7 @@ GPU = Size(
     },
 )  # fmt: skip
 CPU = Size(
-    (64, 256), 4, 128, 4, 4, 500, 64 << 20,
+    (33, 225), 4, 97, 4, 4, 500, 64 << 20,
     {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 512, "torch_dtype": "float32",
