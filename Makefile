@@ -204,7 +204,7 @@ test-softcuda: ## the software driver's own test, under the address and undefine
 	@$(STAGE) test-softcuda cudaipc/testdata/softcuda/selftest-build $(CURDIR)/build/softcuda-asan
 
 .PHONY: cuda-header-check
-cuda-header-check: ## check third_party/cuda and the copy kernel with NVIDIA's headers and assemblers (86 MB once)
+cuda-header-check: ## check third_party/cuda with NVIDIA's headers (6 MB once)
 	@$(ENV) packages python
 	@$(STAGE) venv $(ENV) tools
 	@$(STAGE) -v cuda-header-check $(VENV)/bin/python scripts/cuda-header-check

@@ -61,26 +61,6 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// GPUFacts are measured once per GPU: by a probe, before the mover's first process opens its
-// device.
-type GPUFacts struct {
-	Table *CopyTable `json:",omitempty"` // nil: not measured
-	// Context is how much of the GPU's memory an open device takes for itself, without its
-	// engines' memory, bytes; 0: not known.
-	Context int64
-	Problem string // why something is missing; empty: nothing is
-}
-
-// TableSource is the origin of the copy table in use.
-type TableSource string
-
-// The sources.
-const (
-	TableMeasured   TableSource = "measured"   // at the start of this agent's first mover of the GPU
-	TableConfigured TableSource = "configured" // one of Options.Tables fits the GPU and its driver
-	TableDefault    TableSource = "default"    // nothing was measured on such a GPU
-)
-
 // CUDALimits are the limits of kernels in the device's context, as the driver reports them after
 // the device has lowered them, bytes; -1: unknown.
 type CUDALimits struct {
@@ -93,11 +73,8 @@ type CUDALimits struct {
 type CUDAInfo struct {
 	Name    string
 	GPU     UUID
-	Driver  int    // the newest CUDA that the driver supports, 1000 * major + 10 * minor
-	Batch   bool   // the driver has the batch call
-	Paths   string // the copy table in one line
-	Source  TableSource
-	Facts   GPUFacts
+	Driver  int  // the newest CUDA that the driver supports, 1000 * major + 10 * minor
+	Batch   bool // the driver has the batch call
 	Limits  CUDALimits
 	Free    int64 // bytes of the GPU's memory that are free, of Total
 	Total   int64
@@ -111,10 +88,7 @@ type CUDAInfo struct {
 	PinSeconds float64 // that the pinning has taken, or took in all
 	RingBytes  uint64  // copied through the rings so far
 
-	Singles, Batches, Rects, Kernels uint64 // calls so far
-	// KernelError is why the kernel is not loaded although the table names it; empty: it is
-	// loaded, or not named.
-	KernelError string
+	Singles, Batches, Rects uint64 // calls so far
 
 	Lost string // why every later call fails; empty: they do not
 }

@@ -117,10 +117,10 @@ func (a *arena) close() { _ = unix.Munmap(a.mem) }
 
 // open opens the GPU over an arena of size bytes, as the agent's mover does, and waits until it
 // is pinned.
-func (b *bench) open(size int64) error { return b.openWith(size, nil) }
+func (b *bench) open(size int64) error { return b.openWith(size, "") }
 
-// openWith opens the GPU with a copy table, after closing an open one.
-func (b *bench) openWith(size int64, table *cudaipc.CopyTable) (err error) {
+// openWith opens the GPU with all copies by one path, if one is named, after closing an open one.
+func (b *bench) openWith(size int64, path cuda.CopyPath) (err error) {
 	if b.arena == nil {
 		if b.arena, err = newArena(size, false); err != nil {
 			return err
@@ -132,24 +132,10 @@ func (b *bench) openWith(size int64, table *cudaipc.CopyTable) (err error) {
 		}
 		b.device = nil
 	}
-	if b.device, err = cuda.Open(cuda.Options{Arena: b.arena.mem, Table: table, MeasureKernel: true}); err != nil {
+	if b.device, err = cuda.Open(cuda.Options{Arena: b.arena.mem, Path: path}); err != nil {
 		return err
 	}
 	return b.pinned(b.device)
-}
-
-// openMeasured opens the GPU with a table measured here, including the kernel.
-func (b *bench) openMeasured(size int64) error {
-	if err := b.open(size); err != nil {
-		return err
-	}
-	begin := time.Now()
-	table, err := b.device.Calibrate(cuda.CalibrateWithin)
-	if err != nil {
-		return err
-	}
-	b.line.Figures["calibrate_s"], b.line.Facts["paths"] = time.Since(begin).Seconds(), table.String()
-	return b.openWith(size, &table)
 }
 
 func (b *bench) pinned(d *cuda.Device) error {

@@ -16,7 +16,7 @@ const limitedBatch = 8 << 20
 // checkCompute runs one kernel repeatedly in the engine: alone, while blocks are copied both ways,
 // and while they are copied at half of that rate, as `kvagent serve --pace` limits it.
 func checkCompute(b *bench) error {
-	if err := b.openMeasured(b.sizes.region); err != nil {
+	if err := b.open(b.sizes.region); err != nil {
 		return err
 	}
 	e, err := b.engine(false, 2*b.sizes.region, b.sizes.fill)

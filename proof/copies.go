@@ -2,7 +2,7 @@ package proof
 
 import (
 	"fmt"
-	"math"
+	"maps"
 	"slices"
 	"time"
 
@@ -27,7 +27,7 @@ const gib = 1 << 30
 // checkCopies measures the device on lists of fragments, as transfer submits them, against single
 // pinned copies.
 func checkCopies(b *bench) error {
-	if err := b.openMeasured(b.sizes.region); err != nil {
+	if err := b.open(b.sizes.region); err != nil {
 		return err
 	}
 	raw, err := b.device.Raw(b.sizes.raw, b.sizes.rounds)
@@ -162,53 +162,53 @@ func (b *bench) checksum(peer cudaipc.PeerID, which int) error {
 	return nil
 }
 
-// checkPaths measures each copy path at each length. checkCopies measures what the table makes of
-// them.
+// pathShare is the least share of the fastest path's rate that the device's own paths must have.
+const pathShare = 0.9
+
+// checkPaths measures each copy path at each length, and holds those that the device uses against
+// the fastest.
 func checkPaths(b *bench) error {
 	e, err := b.engine(false, 2*b.sizes.region)
 	if err != nil {
 		return err
 	}
-	for _, path := range []cudaipc.CopyPath{
-		cudaipc.CopySingle, cudaipc.CopyBatch, cudaipc.CopyRect, cudaipc.CopyKernel,
-	} {
-		if err := b.path(e, path); err != nil {
+	rates := map[cuda.CopyPath]map[string]float64{}
+	for _, path := range []cuda.CopyPath{cuda.CopySingle, cuda.CopyBatch, cuda.CopyRect} {
+		if rates[path], err = b.path(e, path); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
+	}
+	for _, run := range slices.Sorted(maps.Keys(rates[cuda.CopySingle])) {
+		flat := max(rates[cuda.CopySingle][run], rates[cuda.CopyBatch][run])
+		b.line.aim(run+" of the fastest path", rates[cuda.FlatPath][run]/flat, pathShare, false)
+		b.line.aim(run+" in rows of the fastest path", rates[cuda.RowsPath][run]/max(flat, rates[cuda.CopyRect][run]),
+			pathShare, false)
 	}
 	return nil
 }
 
-// path measures one path, if the driver has it.
-func (b *bench) path(e *child, path cudaipc.CopyPath) error {
-	flat := path
-	if path == cudaipc.CopyRect {
-		flat = cudaipc.CopySingle
-	}
-	table := &cudaipc.CopyTable{Rules: []cudaipc.CopyRule{{UpTo: math.MaxUint64, Flat: flat, Rows: path}}}
-	if err := b.openWith(b.sizes.region, table); err != nil {
-		return err
-	}
-	i := b.device.Info()
-	if path == cudaipc.CopyBatch && !i.Batch || path == cudaipc.CopyKernel && i.KernelError != "" {
-		b.line.Facts[string(path)] = "not with this driver: " + i.KernelError
-		return nil
+// path measures the rates of one path, bytes per second, by length and way. A driver without the
+// batch call has the path of single copies in its place.
+func (b *bench) path(e *child, path cuda.CopyPath) (map[string]float64, error) {
+	if err := b.openWith(b.sizes.region, path); err != nil {
+		return nil, err
 	}
 	peer, err := b.admit(e, true)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	text := ""
+	text, rates := "", map[string]float64{}
 	for _, fragment := range fragments {
 		for dir, way := range []string{"d2h", "h2d"} {
 			rate, err := b.rate([]*cudaipc.Copy{b.scattered(peer, cudaipc.Direction(dir), fragment.bytes)})
 			if err != nil {
-				return fmt.Errorf("%s %s: %w", fragment.name, way, err)
+				return nil, fmt.Errorf("%s %s: %w", fragment.name, way, err)
 			}
+			rates[fragment.name+"_"+way] = rate
 			b.line.Figures[fmt.Sprintf("%s_%s_%s_gib_s", path, fragment.name, way)] = rate / gib
 			text += fmt.Sprintf(" %.1f", rate/gib)
 		}
 	}
 	b.line.say("%s%s GiB/s", path, text)
-	return b.device.Close(peer)
+	return rates, b.device.Close(peer)
 }

@@ -24,8 +24,7 @@ const transferBlock = 2 << 20
 const transferSlab = 16 * transferBlock
 
 // checkTransfer measures an agent's saves and loads from the job to its completion, against
-// single pinned copies: the pool, transfer's threads, and a mover with the copy table that it
-// measures.
+// single pinned copies: the pool, transfer's threads, and a mover.
 func checkTransfer(b *bench) (err error) {
 	raw, gpu, err := b.measureRaw()
 	if err != nil {
@@ -50,7 +49,6 @@ func checkTransfer(b *bench) (err error) {
 	if err := p.pinned(); err != nil {
 		return err
 	}
-	b.line.Facts["paths"] = p.info.Load().Paths
 	for i := range fragments {
 		if err := b.measureTransfer(p, i, raw); err != nil {
 			return fmt.Errorf("%s: %w", fragments[i].name, err)
@@ -158,7 +156,6 @@ func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
 	o := mover.Options{
 		ArenaFD:   fd,
 		ArenaSize: int64(len(arena)),
-		Measure:   true,
 		Informed:  func(i cudaipc.CUDAInfo) { p.info.Store(&i) },
 	}
 	if p.mover, err = mover.New(o.ForGPU(gpu)); err != nil {

@@ -33,8 +33,6 @@ var gpuSeries = []struct {
 	{gpuDesc("ring_bytes_total",
 		"Bytes copied through the small pinned ring, because their place in the pool was not pinned."),
 		prometheus.CounterValue, func(i *cudaipc.CUDAInfo) float64 { return float64(i.RingBytes) }},
-	{gpuDesc("own_bytes", "Bytes of the GPU's memory that the mover takes for itself; 0: not measured."),
-		prometheus.GaugeValue, func(i *cudaipc.CUDAInfo) float64 { return float64(i.Facts.Context) }},
 	{gpuDesc("memory_free_bytes", "Bytes of the GPU's memory that are free."), prometheus.GaugeValue,
 		func(i *cudaipc.CUDAInfo) float64 { return float64(i.Free) }},
 	{gpuDesc("memory_bytes", "Bytes of the GPU's memory."), prometheus.GaugeValue,

@@ -5,7 +5,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +42,7 @@ func newNode(t *testing.T, driver []string, args ...string) *softNode {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) }) // a leftover of a failed test does no harm
 	n := &softNode{t: t, dir: filepath.Join(root, "s"), machine: []string{"SOFTCUDA_DIR=" +
-		filepath.Join(root, "machine"), "KVAGENT_COPY_TABLES=", "GORACE=atexit_sleep_ms=0"}}
+		filepath.Join(root, "machine"), "GORACE=atexit_sleep_ms=0"}}
 	n.start(driver, args...)
 	return n
 }
@@ -151,47 +150,22 @@ func series(t *testing.T, dir, name string) float64 {
 	return v
 }
 
-// The first engine on a type of GPU has it measured, and what the mover takes of it; the next agent
-// has the table from the file. A file that is broken is measured again.
-func TestCUDAMeasuredAtTheFirstStart(t *testing.T) {
+// A mover's GPU is told in the log and in the metrics.
+func TestCUDAPoolIsPinned(t *testing.T) {
 	t.Parallel()
-	const own = 3 << 20
-	file := filepath.Join(t.TempDir(), "tables.json")
-	if err := os.WriteFile(file, []byte("[{"), 0o600); err != nil {
-		t.Fatal(err)
+	n := newNode(t, nil)
+	if said, err := n.run("cuda"); err != nil {
+		t.Fatalf("%v: %s", err, said)
 	}
-	driver := []string{fmt.Sprintf("SOFTCUDA_CONTEXT_BYTES=%d", own)}
-	n := newNode(t, driver, "--copy-tables", file)
-	for _, want := range []cudaipc.TableSource{cudaipc.TableMeasured, cudaipc.TableConfigured} {
-		if said, err := n.run("cuda"); err != nil {
-			t.Fatalf("%v: %s", err, said)
-		}
-		i := gpuSays(t, n.dir, "the pool is pinned", func(i *cudaipc.CUDAInfo) bool { return i.PinDone })
-		if i.Source != want || i.Facts.Context != own || i.Facts.Problem != "" || i.Pinned != i.Arena ||
-			i.Refused != 0 {
-			t.Errorf("%+v, want a table that is %s, and %d bytes", i, want, own)
-		}
-		if got := series(t, n.dir, "kvagent_gpu_own_bytes"); got != own {
-			t.Errorf("kvagent_gpu_own_bytes is %g", got)
-		}
-		if got := series(t, n.dir, "kvagent_gpu_pool_pinned_bytes"); int64(got) != i.Arena {
-			t.Errorf("kvagent_gpu_pool_pinned_bytes is %g of %d", got, i.Arena)
-		}
-		log := n.end()
-		said := map[cudaipc.TableSource]string{cudaipc.TableMeasured: "measured now",
-			cudaipc.TableConfigured: "measured before"}[want]
-		if !strings.Contains(log, said) || !strings.Contains(log, i.Paths) ||
-			!strings.Contains(log, "the pool is pinned") ||
-			strings.Contains(log, "measured again") != (want == cudaipc.TableMeasured) {
-			t.Errorf("the log does not say %q and %q:\n%s", said, i.Paths, log)
-		}
-		if want == cudaipc.TableMeasured {
-			n.start(driver, "--copy-tables", file)
-		}
+	i := gpuSays(t, n.dir, "the pool is pinned", func(i *cudaipc.CUDAInfo) bool { return i.PinDone })
+	if i.Pinned != i.Arena || i.Refused != 0 {
+		t.Errorf("%+v", i)
 	}
-	if tables, err := readCopyTables(file); err != nil || len(tables) != 1 ||
-		tables[0].Version != cudaipc.CopyTableVersion || tables[0].Driver == 0 {
-		t.Errorf("%+v, %v", tables, err)
+	if got := series(t, n.dir, "kvagent_gpu_pool_pinned_bytes"); int64(got) != i.Arena {
+		t.Errorf("kvagent_gpu_pool_pinned_bytes is %g of %d", got, i.Arena)
+	}
+	if log := n.end(); !strings.Contains(log, "a GPU is open") || !strings.Contains(log, "the pool is pinned") {
+		t.Errorf("the log does not say so:\n%s", log)
 	}
 }
 
@@ -291,26 +265,19 @@ func TestCUDAAnotherGPU(t *testing.T) {
 }
 
 // A driver call that does not return costs its process, in bounded time; the engine is told what
-// hangs and what to do, and others are served on. Where it hangs only while the GPU is measured,
-// nothing is lost but the measure.
+// hangs and what to do, and others are served on.
 func TestCUDAHangs(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ knob, says string }{
 		{"cuInit:1", "open the device"}, {"cuDevicePrimaryCtxRetain:1", "open the device"},
-		{"cuIpcOpenMemHandle:1", "import of peer"}, {"cuMemAlloc:1", ""},
+		{"cuIpcOpenMemHandle:1", "import of peer"},
 	} {
 		t.Run(test.knob, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob}, "--gpu-start-within", "3s", "--gpu-import-within",
-				"2s", "--copy-tables", filepath.Join(t.TempDir(), "tables.json"))
+				"2s")
 			said, err := n.run("cuda", "--attach-within", "8s")
-			if test.says == "" {
-				i := gpuSays(t, n.dir, "the GPU was not measured",
-					func(i *cudaipc.CUDAInfo) bool { return i.Facts.Problem != "" })
-				if err != nil || i.Source != cudaipc.TableDefault {
-					t.Errorf("%v, %s, %+v", err, said, i)
-				}
-			} else if err == nil {
+			if err == nil {
 				t.Errorf("the engine was served: %s", said)
 			}
 			n.served()
@@ -318,8 +285,8 @@ func TestCUDAHangs(t *testing.T) {
 			_ = n.serve.Wait() // it was killed
 			// An engine that asks again while the first answer is out, on a busy machine, is told
 			// that only; the log has all.
-			if said += n.log.String(); test.says != "" && (!strings.Contains(said,
-				"did not answer in time: "+test.says) || !strings.Contains(said, "gpu-reset")) {
+			if said += n.log.String(); !strings.Contains(said, "did not answer in time: "+test.says) ||
+				!strings.Contains(said, "gpu-reset") {
 				t.Errorf("neither the engine nor the log is told what hangs: %s", said)
 			}
 		})

@@ -42,7 +42,6 @@ func softMachine(t *testing.T) (stat func(name string) int64) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	t.Setenv("SOFTCUDA_DIR", dir)
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
-	t.Setenv("KVAGENT_COPY_TABLES", "") // nothing is measured, unless a test is about that
 	watchLag(t)
 	return func(name string) int64 {
 		out, err := exec.Command(filepath.Join(filepath.Dir(library), "softcuda-stat")).Output()
@@ -259,33 +258,6 @@ func moverOf(t *testing.T, dir string) int {
 		return pid != 0
 	})
 	return pid
-}
-
-// The table that calibrate measured is used by the mover of that type of GPU, and is measured once.
-func TestCUDACalibrate(t *testing.T) {
-	softMachine(t)
-	file := filepath.Join(t.TempDir(), "tables", "copies.json")
-	first, code := kvagentOutput(t, "calibrate", "--copy-tables", file)
-	if code != 0 || !strings.HasPrefix(first, "Software CUDA device") {
-		t.Fatalf("exit %d: %s", code, first)
-	}
-	again, code := kvagentOutput(t, "calibrate", "--copy-tables", file)
-	if code != 0 || !strings.HasPrefix(again, strings.TrimSpace(first)) || !strings.Contains(again, "measured before") {
-		t.Errorf("exit %d: %s", code, again)
-	}
-	serve, dir, log := startServe(t, "--device", "cuda", "--copy-tables", file)
-	engine := mockEngine(t, dir, "cuda")
-	moverOf(t, dir)
-	pooltest.Until(t, "a mover uses "+strings.TrimSpace(first), func() bool {
-		out, _ := kvagentOutput(t, "status", "--json", "--socket-dir", dir)
-		return strings.Contains(out, strings.TrimSpace(first))
-	})
-	_ = engine.Process.Kill()
-	_ = engine.Wait() // it was killed
-	endServe(t, serve)
-	if want := strings.TrimSpace(first); !strings.Contains(log.String(), want) {
-		t.Errorf("the log does not say %q:\n%s", want, log)
-	}
 }
 
 // proofJSON runs a quick proof.

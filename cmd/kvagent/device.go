@@ -64,22 +64,13 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 	return node.Open(o), nil
 }
 
-// moverOfGPU returns a function that makes a GPU's mover. Without a file for copy tables nothing is
-// measured.
+// moverOfGPU returns a function that makes a GPU's mover.
 func moverOfGPU(base mover.Options, s *serveSettings, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
-	var tables *copyTables
-	if s.copyTables != "" {
-		tables = openCopyTables(s.copyTables, log)
-	}
 	base.Limits.Start, base.Limits.Import = s.gpuStart, s.gpuImport
-	base.Measure, base.Informed = tables != nil, newGPULog(tables, log).informed
+	base.Informed = newGPULog(log).informed
 	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
 		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
-		o := base.ForGPU(gpu)
-		if tables != nil {
-			o.Tables = tables.all()
-		}
-		return mover.New(o)
+		return mover.New(base.ForGPU(gpu))
 	}
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -11,18 +10,17 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// gpuLog logs changes of GPUs, and writes measured tables to the file.
+// gpuLog logs changes of GPUs.
 type gpuLog struct {
-	log    *zap.Logger
-	tables *copyTables
-	mu     struct {
+	log *zap.Logger
+	mu  struct {
 		sync.Mutex
 		last map[cudaipc.UUID]cudaipc.CUDAInfo
 	}
 }
 
-func newGPULog(tables *copyTables, log *zap.Logger) *gpuLog {
-	g := &gpuLog{log: log, tables: tables}
+func newGPULog(log *zap.Logger) *gpuLog {
+	g := &gpuLog{log: log}
 	g.mu.last = map[cudaipc.UUID]cudaipc.CUDAInfo{}
 	return g
 }
@@ -34,56 +32,11 @@ func (g *gpuLog) informed(i cudaipc.CUDAInfo) {
 	g.mu.last[i.GPU] = i
 	g.mu.Unlock()
 	if !known {
-		g.opened(&i)
+		g.log.Info("a GPU is open", zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver),
+			zap.Bool("batch_call", i.Batch), zap.String("kernel_limits",
+				fmt.Sprintf("stack %d, printing %d, heap %d bytes", i.Limits.Stack, i.Limits.Printing, i.Limits.Heap)))
 	}
 	g.pinning(&was, &i)
-}
-
-// opened logs, once for each GPU, its copy paths and their cost.
-func (g *gpuLog) opened(i *cudaipc.CUDAInfo) {
-	from := map[cudaipc.TableSource]string{cudaipc.TableConfigured: "measured before",
-		cudaipc.TableDefault: "default, not measured", cudaipc.TableMeasured: "measured now"}[i.Source]
-	fields := []zap.Field{zap.Stringer("gpu", i.GPU), zap.String("type", i.Name), zap.Int("driver", i.Driver),
-		zap.String("paths", i.Paths), zap.String("from", from)}
-	fields = append(fields, zap.String("kernel_limits",
-		fmt.Sprintf("stack %d, printing %d, heap %d bytes", i.Limits.Stack, i.Limits.Printing, i.Limits.Heap)))
-	if g.tables != nil {
-		fields = append(fields, zap.String("file", g.tables.path))
-	}
-	if i.Facts.Context > 0 {
-		fields = append(fields, zap.String("own_memory", settings.HumanSize(i.Facts.Context)))
-	}
-	if i.Facts.Problem != "" {
-		fields = append(fields, zap.String("problem", i.Facts.Problem))
-	}
-	if i.Source != cudaipc.TableMeasured || g.tables == nil {
-		g.log.Info("copy paths", fields...)
-		return
-	}
-	g.tables.add(i.Facts.Table)
-	go g.keep(i.Facts.Table, fields) // not waited for: a hanging disk must not delay a mover's end
-}
-
-// keepWithin is how long the log line about a measurement waits for the file.
-const keepWithin = 5 * time.Second
-
-// keep writes a measured table to the file, and then logs it.
-func (g *gpuLog) keep(t *cudaipc.CopyTable, fields []zap.Field) {
-	kept := make(chan error, 1)
-	go func() { kept <- g.tables.keep(t) }()
-	select {
-	case err := <-kept:
-		if err != nil {
-			fields = append(fields, zap.NamedError("not_kept", err))
-		}
-		g.log.Info("copy paths", fields...)
-	case <-time.After(keepWithin):
-		g.log.Info("copy paths",
-			append(fields, zap.String("not_kept", fmt.Sprintf("the file is not written after %v", keepWithin)))...)
-		if err := <-kept; err != nil {
-			g.log.Warn("the measured copy paths are not kept", zap.String("file", g.tables.path), zap.Error(err))
-		}
-	}
 }
 
 // pinning logs the result of pinning the pool, and parts that the driver refused.

@@ -25,7 +25,6 @@ type serveSettings struct {
 	takeoverWait time.Duration
 	eviction     string
 	device       string
-	copyTables   string // file
 	gpuStart     time.Duration
 	gpuImport    time.Duration
 
@@ -78,7 +77,7 @@ func defaultServeSettings() *serveSettings {
 	d := agent.DefaultLimits
 	return &serveSettings{
 		socketDir: settings.DefaultSocketDir(), pool: defaultPool, hugePages: hugeAuto, device: settings.DeviceAuto,
-		copyTables: defaultCopyTables, gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
+		gpuStart: mover.DefaultLimits.Start, gpuImport: mover.DefaultLimits.Import,
 		eviction: evict.DefaultName,
 		lookups:  map[string][16]byte{}, integrity: settings.IntegrityFull, verify: defaultVerifySample,
 		pace:  pace.Auto,
@@ -100,11 +99,8 @@ func (s *serveSettings) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Choice(&s.device, settings.Devices), "device",
 		"how engines' memory is reached: auto opens shared memory in the agent and each GPU in a process of its own, "+
 			"cuda ends the start without a GPU, host refuses GPUs, host-mover puts shared memory into a process too")
-	f.StringVar(&s.copyTables, "copy-tables", s.copyTables,
-		"file with the copy paths of each type of GPU and driver, measured when the first engine on one registers; "+
-			"empty: nothing is measured, the default is used")
 	f.Var(settings.Duration(&s.gpuStart, time.Second, time.Hour), "gpu-start-within",
-		"longest time for a GPU's process to open it, measuring included, before it is killed; without persistence "+
+		"longest time for a GPU's process to open it, before it is killed; without persistence "+
 			"mode drivers of many GPUs take long")
 	f.Var(settings.Duration(&s.gpuImport, time.Second, time.Hour), "gpu-import-within",
 		"longest time for a GPU's process to open one engine worker's memory before it is killed")

@@ -204,21 +204,13 @@ func printMover(t io.Writer, m *admin.MoverStatus) {
 
 // printGPU prints a mover's GPU in one line.
 func printGPU(t io.Writer, i *cudaipc.CUDAInfo) {
-	fmt.Fprintf(t, "\t%s, %s free of %s, the mover takes %s; %s pinned of %s", i.Name, settings.HumanSize(i.Free),
-		settings.HumanSize(i.Total), orUnknown(i.Facts.Context),
-		settings.HumanSize(i.Pinned), settings.HumanSize(i.Arena))
+	fmt.Fprintf(t, "\t%s, %s free of %s; %s pinned of %s", i.Name, settings.HumanSize(i.Free),
+		settings.HumanSize(i.Total), settings.HumanSize(i.Pinned), settings.HumanSize(i.Arena))
 	if i.PinError != "" {
 		fmt.Fprintf(t, ", %s REFUSED (%s), %s copied through the ring", settings.HumanSize(i.Refused), i.PinError,
 			settings.HumanSize(int64(i.RingBytes)))
 	}
 	fmt.Fprintln(t)
-}
-
-func orUnknown(n int64) string {
-	if n == 0 {
-		return "an unmeasured amount"
-	}
-	return settings.HumanSize(n)
 }
 
 func printEngines(out io.Writer, engines []admin.EngineStatus) error {

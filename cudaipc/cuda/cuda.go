@@ -32,8 +32,6 @@ type Device struct {
 	gpu      driver.GPU
 	ctx      *driver.Context
 
-	source cudaipc.TableSource // of the lanes' table
-	facts  cudaipc.GPUFacts
 	limits cudaipc.CUDALimits
 
 	opener, asker *driver.Role
@@ -41,8 +39,6 @@ type Device struct {
 	pins          *pins
 	sums          *summers
 	sampler       *sampler
-	kernel        copyKernel
-	measureKernel bool         // Options.MeasureKernel
 	imports       atomic.Int64 // CUDAInfo.Imports
 
 	lost struct {
@@ -59,7 +55,6 @@ const Built = true
 
 // Open opens a GPU for peers. Close(AllPeers) releases everything.
 func Open(o Options) (*Device, error) {
-	given := o.Table != nil
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -67,12 +62,7 @@ func Open(o Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{
-		arena: o.Arena, gpu: gpu, measureKernel: o.MeasureKernel, facts: o.Facts, source: cudaipc.TableConfigured,
-	}
-	if !given {
-		o.Table, d.source = o.choose(&gpu)
-	}
+	d := &Device{arena: o.Arena, gpu: gpu}
 	d.table.Init()
 	d.lost.ch = make(chan struct{})
 	if d.arena == nil {
@@ -99,9 +89,6 @@ func (d *Device) open(o *Options) (err error) {
 		d.ctx.Lower()
 		d.limits.Stack, d.limits.Printing, d.limits.Heap = d.ctx.Limits()
 	})
-	if o.Table.Names(cudaipc.CopyKernel) {
-		d.opener.Do(d.kernel.load)
-	}
 	if d.asker, err = driver.StartRole(d.ctx); err != nil {
 		return err
 	}
@@ -135,9 +122,6 @@ func (d *Device) shut() error {
 		d.sums.close()
 	}
 	d.sampler.close()
-	if d.opener != nil && d.alive() == nil {
-		d.opener.Do(func() { errs = append(errs, d.kernel.unload()) })
-	}
 	for _, r := range []*driver.Role{d.asker, d.opener} {
 		if r != nil {
 			r.Close()
@@ -181,9 +165,6 @@ func (d *Device) Close(id cudaipc.PeerID) error {
 	}
 	return err
 }
-
-// Learn sets the facts that Info reports. It is called before the device is shared.
-func (d *Device) Learn(f cudaipc.GPUFacts) { d.facts = f }
 
 // Lost returns a channel that is closed once no call of the device can succeed any more.
 func (d *Device) Lost() <-chan struct{} { return d.lost.ch }

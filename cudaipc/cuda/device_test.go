@@ -306,28 +306,11 @@ func TestCUDABothDirections(t *testing.T) {
 	}
 }
 
-func TestCUDACalibrate(t *testing.T) {
-	b := newBench(t, devicetest.Spec{Regions: []int64{4096}}, nil)
-	calls := devicetest.NoteCalls(t, b.device)
-	table, err := b.device.Calibrate(time.Minute)
-	if err == nil {
-		err = table.Check()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := calls()["cuModuleLoadData"]; n != 0 {
-		t.Errorf("%d modules loaded by a calibration that was not asked for the kernel", n)
-	}
-	t.Log(table.String())
-}
-
 func TestCUDAOptionsAreChecked(t *testing.T) {
 	for want, o := range map[string]cuda.Options{
 		"PinPiece":  {PinPiece: 100},
 		"Ring":      {Ring: 1},
 		"InFlight":  {InFlight: 1},
-		"rules":     {Table: &cudaipc.CopyTable{}},
 		"not among": {GPU: cudaipc.UUID{1}},
 	} {
 		if _, err := cuda.Open(o); err == nil || !strings.Contains(err.Error(), want) {

@@ -23,10 +23,6 @@ func (o *Options) complete() error {
 	if o.InFlight == 0 {
 		o.InFlight = DefaultInFlight
 	}
-	if o.Table == nil {
-		t := cudaipc.DefaultCopyTable()
-		o.Table = &t
-	}
 	if page := int64(os.Getpagesize()); o.PinPiece < MinPinPiece || o.PinPiece%page != 0 {
 		return fmt.Errorf("option PinPiece: %d bytes, want %d or more and a multiple of %d: %w", o.PinPiece,
 			MinPinPiece, page, cudaipc.ErrRange)
@@ -38,23 +34,7 @@ func (o *Options) complete() error {
 		return fmt.Errorf("option InFlight: %d bytes, want those of the ring, %d, or more: %w", o.InFlight, o.Ring,
 			cudaipc.ErrRange)
 	}
-	for i := range o.Tables {
-		if err := o.Tables[i].Check(); err != nil {
-			return fmt.Errorf("%s: %w", o.Tables[i].GPU, err)
-		}
-	}
-	return o.Table.Check()
-}
-
-// choose picks the copy table of a GPU.
-func (o *Options) choose(gpu *driver.GPU) (*cudaipc.CopyTable, cudaipc.TableSource) {
-	if o.Facts.Table != nil {
-		return o.Facts.Table, cudaipc.TableMeasured
-	}
-	if t := cudaipc.FindCopyTable(o.Tables, gpu.Name, driver.Version()); t != nil {
-		return t, cudaipc.TableConfigured
-	}
-	return o.Table, cudaipc.TableDefault
+	return nil
 }
 
 // FindGPU finds a GPU, or a MIG instance, by its UUID among those that this process sees.

@@ -19,30 +19,24 @@ func (is *issue) reset() {
 	is.rects = is.rects[:0]
 }
 
-// add puts a rectangle, or a single copy, on the table's path. It returns false if the kernel's
-// list of this chunk is full.
-func (l *lane) add(r *rect) (bool, error) {
+// add puts a rectangle, or a single copy, on its path.
+func (l *lane) add(r *rect) {
 	host := driver.HostAddr(l.d.arena) + r.off
-	path := l.table.Path(r.n, r.rows > 1)
-	if path == cudaipc.CopyKernel && l.lists != nil {
-		return l.addToList(r)
-	}
-	if path == cudaipc.CopyRect {
+	if r.rows > 1 && l.rowsPath == CopyRect {
 		c := driver.Rect{Dst: host, Src: r.dev, Width: r.n, Rows: r.rows, DstPitch: r.offPitch, SrcPitch: r.devPitch}
 		if l.dir == cudaipc.Scatter {
 			c.Dst, c.Src, c.DstPitch, c.SrcPitch = r.dev, host, r.devPitch, r.offPitch
 		}
 		l.issue.rects = append(l.issue.rects, c)
-		return true, nil
+		return
 	}
 	list := &l.issue.each
-	if path != cudaipc.CopySingle && driver.HasBatch() {
+	if l.flatPath == CopyBatch && driver.HasBatch() {
 		list = &l.issue.batch
 	}
 	for i := range r.rows {
 		l.addRow(list, r.dev+i*r.devPitch, host+i*r.offPitch, r.n)
 	}
-	return true, nil
 }
 
 func (l *lane) addRow(list *driver.List, dev, host, n uint64) {
@@ -72,9 +66,6 @@ func (l *lane) send() error {
 		if err := l.stream.Batch(&is.batch); err != nil {
 			return err
 		}
-	}
-	if err := l.launch(); err != nil {
-		return err
 	}
 	l.counts.singles.Add(uint64(len(is.each.Len)))
 	return l.stream.Each(&is.each, toHost)

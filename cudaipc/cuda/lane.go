@@ -20,6 +20,7 @@ const (
 	chunkCalls = 4096     // rectangles and single copies of one chunk
 	maxMerged  = 16 << 20 // bytes of one call
 	minRows    = 2        // of a rectangle
+	maxRows    = 16384
 )
 
 // pauses between two looks at the oldest chunk, by how long it has been looked for.
@@ -35,7 +36,8 @@ const (
 type lane struct {
 	d        *Device
 	dir      cudaipc.Direction
-	table    cudaipc.CopyTable
+	flatPath CopyPath
+	rowsPath CopyPath
 	inFlight uint64
 	flights  *queue[*flight]
 	role     *driver.Role
@@ -45,9 +47,6 @@ type lane struct {
 	spans    []span
 	issue    issue
 	ring     *ring
-	lists    *lists                 // nil: without the kernel
-	list     *list                  // of the chunk that is being made; nil: none
-	pieces   map[uint64]driver.Addr // of the arena, as the GPU sees them
 
 	flight  *flight // whose chunks are being started; nil: none
 	rects   []rect  // of it, not yet started
@@ -55,7 +54,7 @@ type lane struct {
 	bytes   uint64  // of started
 	events  []driver.Event
 
-	counts struct{ singles, batches, rects, kernels, ring atomic.Uint64 }
+	counts struct{ singles, batches, rects, ring atomic.Uint64 }
 }
 
 // chunk is some calls and the event recorded after them.
@@ -64,17 +63,19 @@ type chunk struct {
 	event  driver.Event
 	bytes  uint64
 	staged *staged // its bytes go through the ring
-	list   *list   // that the kernel reads
 }
 
 func startLane(d *Device, dir cudaipc.Direction, o *Options) (*lane, error) {
 	l := &lane{
 		d:        d,
 		dir:      dir,
-		table:    *o.Table,
+		flatPath: FlatPath,
+		rowsPath: RowsPath,
 		inFlight: uint64(o.InFlight),
 		flights:  newQueue[*flight](),
-		pieces:   map[uint64]driver.Addr{},
+	}
+	if o.Path != "" {
+		l.flatPath, l.rowsPath = o.Path, o.Path
 	}
 	var err error
 	if l.role, err = driver.StartRole(d.ctx); err != nil {
@@ -102,7 +103,7 @@ func (l *lane) open(o *Options) error {
 		piece:    uint64(o.PinPiece),
 		bytes:    min(maxMerged, uint64(o.Ring)),
 		minRows:  minRows,
-		maxRows:  listEntries,
+		maxRows:  maxRows,
 		maxPitch: pitch,
 	}
 	l.priority = last
@@ -111,11 +112,6 @@ func (l *lane) open(o *Options) error {
 	}
 	if l.stream, err = driver.NewStream(l.priority); err != nil {
 		return err
-	}
-	if l.d.kernel.Kernel != nil {
-		if l.lists, err = newLists(); err != nil {
-			return err
-		}
 	}
 	l.ring, err = newRing(int(o.Ring))
 	return err
@@ -214,7 +210,7 @@ func (l *lane) submitted() {
 func (l *lane) room(pinned bool) bool {
 	n := len(l.started)
 	return n == 0 || n < maxChunks && l.bytes < l.inFlight && (l.started[n-1].staged == nil) == pinned &&
-		(pinned && l.lists.room() || !pinned && l.ring.room())
+		(pinned || l.ring.room())
 }
 
 // chunk starts the next calls of the flight and records an event after them.
@@ -226,7 +222,6 @@ func (l *lane) chunk(pinned bool) {
 	} else {
 		c.staged, c.bytes, err = l.viaRing()
 	}
-	c.list, l.list = l.list, nil
 	if err = l.d.judge(err); err != nil {
 		l.flight.err = err // copies started before it are waited for all the same
 	}
@@ -252,13 +247,7 @@ func (l *lane) direct() (uint64, error) {
 	var bytes uint64
 	n := 0
 	for n < len(l.rects) && n < chunkCalls && bytes < most && l.d.pins.at(l.rects[n].off) {
-		taken, err := l.add(&l.rects[n])
-		if err != nil {
-			return bytes, err
-		}
-		if !taken {
-			break
-		}
+		l.add(&l.rects[n])
 		bytes += l.rects[n].n * l.rects[n].rows
 		n++
 	}
@@ -292,9 +281,6 @@ func (l *lane) reap() bool {
 	if c.staged != nil {
 		l.ring.end(c.staged, l.d.arena, c.flight)
 	}
-	if c.list != nil {
-		l.lists.free = append(l.lists.free, c.list.off)
-	}
 	l.d.arrived(c.flight, c.bytes)
 	c.flight.chunks--
 	if c.flight.submitted && c.flight.chunks == 0 {
@@ -314,7 +300,7 @@ func (l *lane) close() error {
 		for _, e := range l.events {
 			errs = append(errs, e.Destroy())
 		}
-		errs = append(errs, l.lists.close(), l.ring.close(), l.stream.Destroy())
+		errs = append(errs, l.ring.close(), l.stream.Destroy())
 	})
 	l.role.Close()
 	return errors.Join(errs...)

@@ -4,7 +4,6 @@ package cuda
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
@@ -27,18 +26,10 @@ func (*Device) Lost() <-chan struct{} { return nil }
 // LostBy is never called: there is no device.
 func (*Device) LostBy() error { return errNotBuilt }
 
-// Calibrate is never called: there is no device.
-func (*Device) Calibrate(time.Duration) (cudaipc.CopyTable, error) {
-	return cudaipc.CopyTable{}, errNotBuilt
-}
-
 var errNotBuilt = fmt.Errorf("%w: this program is built without it (build tag cuda)", cudaipc.ErrNoCUDA)
 
 // SeeGPUs returns why no GPU is visible.
 func SeeGPUs() error { return errNotBuilt }
-
-// Learn is never called: there is no device.
-func (*Device) Learn(cudaipc.GPUFacts) {}
 
 // Raw is never called: there is no device.
 func (*Device) Raw(int64, int) (RawCopies, error) { return RawCopies{}, errNotBuilt }

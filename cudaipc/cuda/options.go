@@ -21,9 +21,23 @@ const (
 	MinRing         = 1 << 16          // bytes
 )
 
-// CalibrateWithin is the usual time limit of Calibrate. Tests have a longer one: a software
-// driver is as slow as the machine is busy.
-const CalibrateWithin = 10 * time.Second
+// CopyPath is a way to copy between a GPU and pinned memory.
+type CopyPath string
+
+// The paths.
+const (
+	CopySingle CopyPath = "single" // one call per run
+	CopyBatch  CopyPath = "batch"  // one call for many runs (CUDA 12.8); single without it
+	CopyRect   CopyPath = "rect"   // one call for rows at constant distances
+)
+
+// FlatPath is the path of runs that lie anywhere, RowsPath that of runs at constant distances: the
+// fastest on an H100 and an H200 for all lengths. The proof's check "paths" says where they are
+// not.
+const (
+	FlatPath = CopyBatch
+	RowsPath = CopyRect
+)
 
 // Options of a CUDA device. Zero stands for the default.
 type Options struct {
@@ -35,16 +49,11 @@ type Options struct {
 	ArenaFD   int
 	ArenaSize int64
 
-	PinPiece int64              // bytes
-	Ring     int64              // bytes
-	InFlight int64              // bytes
-	Table    *cudaipc.CopyTable // nil: Facts.Table, else that of the GPU's type in Tables, else DefaultCopyTable
-	Tables   []cudaipc.CopyTable
-	Facts    cudaipc.GPUFacts
-	// MeasureKernel lets Calibrate measure the copy kernel too, and name it where it is much
-	// faster.
-	MeasureKernel bool
-	NoPin         bool // all copies go through the rings, as after a refusal: for tests
+	PinPiece int64    // bytes
+	Ring     int64    // bytes
+	InFlight int64    // bytes
+	Path     CopyPath // for all runs that it can copy, in place of FlatPath and RowsPath: for measurements
+	NoPin    bool     // all copies go through the rings, as after a refusal: for tests
 }
 
 // MaxRawCopy is the most that Raw copies at once, bytes.

@@ -121,19 +121,14 @@ func (p *pins) fillInfo(i *cudaipc.CUDAInfo) {
 func (d *Device) Info() cudaipc.CUDAInfo {
 	i := cudaipc.CUDAInfo{
 		Name: d.gpu.Name, GPU: cudaipc.UUID(d.gpu.UUID), Driver: driver.Version(), Batch: driver.HasBatch(),
-		Paths:  d.lanes[0].table.String(),
-		Source: d.source, Facts: d.facts, Limits: d.limits, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
+		Limits: d.limits, Imports: d.imports.Load(), Arena: int64(len(d.arena)),
 	}
 	d.pins.fillInfo(&i)
-	if d.kernel.err != nil {
-		i.KernelError = d.kernel.err.Error()
-	}
 	for _, l := range d.lanes {
 		i.RingBytes += l.counts.ring.Load()
 		i.Singles += l.counts.singles.Load()
 		i.Batches += l.counts.batches.Load()
 		i.Rects += l.counts.rects.Load()
-		i.Kernels += l.counts.kernels.Load()
 	}
 	if err := d.alive(); err != nil {
 		i.Lost = err.Error()

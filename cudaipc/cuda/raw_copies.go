@@ -12,6 +12,9 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
+// rawWait is how long one copy may take.
+const rawWait = 30 * time.Second
+
 // rawCopy is one direction of Raw: a stream, and memory on both sides. All its methods are called
 // in a role.
 type rawCopy struct {
@@ -71,7 +74,7 @@ func medianOf(copies []*rawCopy, rounds int) (time.Duration, error) {
 			}
 		}
 		for _, w := range copies {
-			if err := w.wait(begin.Add(calibrateWait)); err != nil {
+			if err := w.wait(begin.Add(rawWait)); err != nil {
 				return 0, err
 			}
 		}
@@ -116,12 +119,24 @@ func (w *rawCopy) wait(until time.Time) error {
 			return err
 		}
 		if time.Now().After(until) {
-			return fmt.Errorf("%d bytes did not arrive within %v", len(w.host), calibrateWait)
+			return fmt.Errorf("%d bytes did not arrive within %v", len(w.host), rawWait)
 		}
 	}
 }
 
 func (w *rawCopy) close() error {
-	c := calibration{stream: w.stream, end: w.end, gpu: w.gpu, host: w.host}
-	return c.close()
+	var errs []error
+	if w.host != nil {
+		errs = append(errs, driver.FreePinned(w.host))
+	}
+	if w.gpu != 0 {
+		errs = append(errs, driver.Free(w.gpu))
+	}
+	if w.end != (driver.Event{}) {
+		errs = append(errs, w.end.Destroy())
+	}
+	if w.stream != (driver.Stream{}) {
+		errs = append(errs, w.stream.Destroy())
+	}
+	return errors.Join(errs...)
 }

@@ -20,7 +20,7 @@ func TestCUDADevice(t *testing.T) {
 		{"Handles", cudaipc.KindCUDA, nil},
 		{"Pieces", cudaipc.KindCUDAFD, nil},
 		{"Ring", cudaipc.KindCUDA, func(o *cuda.Options) { o.NoPin, o.Ring = true, 1<<20 }},
-		{"Kernel", cudaipc.KindCUDA, useKernel},
+		{"Single", cudaipc.KindCUDA, func(o *cuda.Options) { o.Path = cuda.CopySingle }},
 		{"SmallPins", cudaipc.KindCUDA, func(o *cuda.Options) { o.PinPiece, o.Ring, o.InFlight = 1<<16, 1<<17, 1<<18 }},
 	} {
 		t.Run(variant.name, func(t *testing.T) {

@@ -155,19 +155,12 @@ func takeAnswer(f *fields) error {
 	return err
 }
 
-// maxProbe is how long an opening waits for its probe. In tests it is longer: a software driver
-// is as slow as the machine is busy.
-var maxProbe = 15 * time.Second
-
 // openDevice waits for the process's first message and has it open its device.
 func (p *process) openDevice() error {
 	o := &p.m.opts
-	measure, facts := p.m.facts()
 	return p.call("open the device", o.Limits.Start, func(number uint64) ([]byte, []int) {
 		b, err := putSetup(nil, number, &Setup{
 			Device: o.Device, GPU: o.GPU, ArenaSize: o.ArenaSize, FireOnDeath: o.FireOnDeath, Populate: o.Populate,
-			Tables:  o.Tables,
-			Measure: measure, Within: min(o.Limits.Start/4, maxProbe), Facts: facts,
 		})
 		if err != nil {
 			panic(err) // strings, numbers and booleans

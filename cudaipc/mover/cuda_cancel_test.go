@@ -22,7 +22,7 @@ func openHeld(t *testing.T, limits mover.Limits) (m *fixture, held heldCopies, d
 	list := filepath.Join(t.TempDir(), "calls")
 	held, _ = holdCopies(t)
 	held.hold()
-	m = newCUDAFixture(t, faultEngine(t), limits, eachPath, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
+	m = newCUDAFixture(t, faultEngine(t), limits, "SOFTCUDA_OPEN_HELD="+held.file, "SOFTCUDA_CALLS="+list)
 	if err := m.mover.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,18 +32,6 @@ type faultPlan struct {
 	*fixture
 	pattern []byte
 }
-
-// eachPath is a table that sends runs of these lengths by the kernel, by batches, by rectangles and
-// one by one.
-var eachPath = []cudaipc.CopyRule{
-	{UpTo: 64, Flat: cudaipc.CopyKernel, Rows: cudaipc.CopyKernel},
-	{UpTo: 1500, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyBatch},
-	{UpTo: 4096, Flat: cudaipc.CopyBatch, Rows: cudaipc.CopyRect},
-	{UpTo: math.MaxUint64, Flat: cudaipc.CopySingle, Rows: cudaipc.CopySingle},
-}
-
-// softGPU is what the double calls its GPUs.
-const softGPU = "Software CUDA device 0"
 
 func pattern(seed uint64, n int) []byte {
 	p := make([]byte, n)
@@ -82,17 +69,13 @@ func hung(step string) mover.Limits {
 }
 
 // newCUDAFixture is newFixture with a GPU in the mover, whose environment has env besides, and one
-// engine for all. rules may be nil. The end of the mover may go wrong.
-func newCUDAFixture(t *testing.T, engine devicetest.Engine, limits mover.Limits, rules []cudaipc.CopyRule,
-	env ...string) *fixture {
+// engine for all. The end of the mover may go wrong.
+func newCUDAFixture(t *testing.T, engine devicetest.Engine, limits mover.Limits, env ...string) *fixture {
 	t.Helper()
 	m := &fixture{t: t, engine: engine, lost: map[cudaipc.PeerID][]error{}}
 	m.mover, m.arena = devicetest.OpenMover(t, devicetest.MinArena, func(o *mover.Options) {
 		o.Device, o.Limits = cudaipc.CUDADevice, limits
 		o.Env = append(slices.Clone(o.Env), env...)
-		if rules != nil {
-			o.Tables = []cudaipc.CopyTable{{GPU: softGPU, Rules: rules}}
-		}
 	})
 	t.Cleanup(func() { _ = m.mover.Close(cudaipc.AllPeers) })
 	m.mover.Watch(func(id cudaipc.PeerID, err error) {
@@ -143,7 +126,16 @@ func (m *fixture) info() (info cudaipc.CUDAInfo) {
 	return info
 }
 
-// eachPathCopy returns a copy of blocks with runs for each path, from and to the same offsets.
+// loneCopy returns a copy of one run, which is a single call, from and to the same offset.
+func loneCopy(dir cudaipc.Direction) *cudaipc.Copy {
+	return &cudaipc.Copy{
+		Peer: 1, Dir: dir, Sum: true, Blocks: []cudaipc.Block{{Runs: 1}},
+		Runs: []cudaipc.Run{{Region: cudaipc.RegionID(dir) + 1, Len: 5000}},
+	}
+}
+
+// eachPathCopy returns a copy of blocks with runs for both other paths, from and to the same
+// offsets.
 func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
 	const blocks, size = 4, regionSize / 4
 	c := &cudaipc.Copy{Peer: 1, Dir: dir, Sum: true}
@@ -158,28 +150,29 @@ func eachPathCopy(dir cudaipc.Direction) *cudaipc.Copy {
 			})
 		}
 		for i := range int64(5) {
-			add(i*i*50, uint32(40+i))                // kernel
-			add(8192+i*i*1600, uint32(1000+i))       // batch
-			add(65536+i*4096, 2000)                  // rect
-			add(131072+i*i*20480, uint32(20000+i*8)) // single
+			add(8192+i*i*1600, uint32(1000+i+10*b)) // batch
+			add(65536+i*4096, 2000)                 // rect
 		}
 		c.Blocks = append(c.Blocks, cudaipc.Block{Runs: uint32(len(c.Runs) - runs)})
 	}
 	return c
 }
 
-// copies does a copy and holds its good blocks against what they must be. It gives why blocks are
-// bad.
+// copies does copies by each path and holds their good blocks against what they must be. It gives
+// why blocks are bad.
 func (p *faultPlan) copies(dir cudaipc.Direction, there func() []byte) error {
 	p.t.Helper()
-	c := eachPathCopy(dir)
-	ticket, err := p.mover.Copy(c)
-	if err != nil {
-		return err
+	for _, c := range []*cudaipc.Copy{eachPathCopy(dir), loneCopy(dir)} {
+		ticket, err := p.mover.Copy(c)
+		if err != nil {
+			return err
+		}
+		d := p.done(ticket)
+		if p.good(c, &d, there()); d.Err != nil {
+			return d.Err
+		}
 	}
-	d := p.done(ticket)
-	p.good(c, &d, there())
-	return d.Err
+	return nil
 }
 
 // good fails the test if a block that is not bad is not what it must be.
@@ -302,7 +295,7 @@ func (p *faultPlan) run() faultEnd {
 // close the mover.
 func faultRun(t *testing.T, engine devicetest.Engine, limits mover.Limits, env ...string) (*faultPlan, faultEnd) {
 	t.Helper()
-	p := &faultPlan{fixture: newCUDAFixture(t, engine, limits, eachPath, env...), pattern: pattern(3, regionSize)}
+	p := &faultPlan{fixture: newCUDAFixture(t, engine, limits, env...), pattern: pattern(3, regionSize)}
 	end := p.run()
 	t.Logf("%q: %v", end.step, end.err)
 	return p, end
@@ -353,17 +346,17 @@ var costOf = map[string]string{
 	"cuMemHostGetDevicePointer":  costsStart,
 	"cuDevicePrimaryCtxSetFlags": costsNothing, "cuCtxSetLimit": costsNothing, "cuCtxGetLimit": costsNothing,
 	"cuMemGetInfo": costsNothing, "cuGetProcAddress": costsNothing,
-	"cuMemHostRegister": costsNothing, "cuModuleLoadData": costsNothing, "cuModuleGetFunction": costsNothing,
+	"cuMemHostRegister":  costsNothing,
 	"cuEventDestroy":     costsNothing,
 	"cuIpcOpenMemHandle": "import", "cuMemGetAddressRange": "import", "cuIpcOpenEventHandle": "import",
-	"cuEventQuery": "poll", "cuLaunchKernel": "gather", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",
+	"cuEventQuery": "poll", "cuMemcpy2DAsync": "gather", "cuMemcpyBatchAsync": "gather",
 	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter", "cuMemcpyDtoH": "sample",
 	"cuMemGetAllocationGranularity": "import", "cuMemAddressReserve": "import",
 	"cuMemImportFromShareableHandle": "import", "cuMemMap": "import",
 	"cuMemSetAccess": "import", "cuMemRelease": "import", "cuIpcGetEventHandle": "events",
 	"cuMemUnmap": costsMover, "cuMemAddressFree": costsMover,
 	"cuEventCreate": costsMover, "cuEventRecord": costsMover, "cuIpcCloseMemHandle": costsMover,
-	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd, "cuModuleUnload": costsEnd,
+	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd,
 	"cuDevicePrimaryCtxRelease": costsEnd,
 }
 
@@ -426,7 +419,7 @@ func TestCUDAFailuresLater(t *testing.T) {
 	engine := faultEngine(t)
 	times, most := called(t, engine), 1
 	codes := []int{719}
-	names := []string{"cuMemcpyDtoHAsync", "cuMemcpyDtoH", "cuLaunchKernel", "cuEventQuery", "cuIpcOpenMemHandle"}
+	names := []string{"cuMemcpyDtoHAsync", "cuMemcpyDtoH", "cuMemcpy2DAsync", "cuEventQuery", "cuIpcOpenMemHandle"}
 	if os.Getenv(fullFaults) != "" {
 		most, codes, names = 6, []int{1, 2, 700, 719, 999}, slices.Sorted(maps.Keys(times))
 	}
@@ -473,13 +466,11 @@ func (h heldCopies) letGo() {
 func TestCUDACopiesOfTheDead(t *testing.T) {
 	ownMachine(t)
 	for _, ending := range []string{"finish", "end"} {
-		for dir, call := range map[cudaipc.Direction]string{
-			cudaipc.Gather: "cuMemcpyDtoHAsync", cudaipc.Scatter: "cuMemcpyHtoDAsync",
-		} {
+		for _, dir := range []cudaipc.Direction{cudaipc.Gather, cudaipc.Scatter} {
 			t.Run(fmt.Sprintf("%s/%d", ending, dir), func(t *testing.T) {
 				list := filepath.Join(t.TempDir(), "calls")
 				held, env := holdCopies(t)
-				m := newCUDAFixture(t, faultEngine(t), longLimits, eachPath, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
+				m := newCUDAFixture(t, faultEngine(t), longLimits, "SOFTCUDA_COPIES_ON_DEATH="+ending, env,
 					"SOFTCUDA_CALLS="+list)
 				m.attach(1)
 				clear(m.arena[:regionSize])
@@ -488,7 +479,9 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				devicetest.Until(t, "the copy begins", func() bool { return devicetest.ReadCalls(t, list)[call] > 0 })
+				devicetest.Until(t, "the copy begins", func() bool {
+					return devicetest.ReadCalls(t, list)["cuMemcpyBatchAsync"] > 0
+				})
 				m.engine.Kill()
 				held.letGo()
 				d := m.done(ticket)
@@ -511,7 +504,7 @@ func TestCUDACopiesOfTheDead(t *testing.T) {
 // and reaped within its limits, its copies to end with bad blocks, and the next mover to serve.
 func TestCUDAHangs(t *testing.T) {
 	ownMachine(t)
-	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuLaunchKernel", "cuEventQuery", "cuMemcpyDtoH"}
+	names := []string{"cuIpcOpenMemHandle", "cuMemcpyBatchAsync", "cuEventQuery", "cuMemcpyDtoH"}
 	if os.Getenv(fullFaults) != "" {
 		names = slices.Sorted(maps.Keys(called(t, faultEngine(t))))
 	}

@@ -28,7 +28,7 @@ type loader struct {
 func newLoader(t *testing.T, count uint32) *loader {
 	t.Helper()
 	held, env := holdCopies(t)
-	m := newCUDAFixture(t, faultEngine(t), longLimits, nil, env)
+	m := newCUDAFixture(t, faultEngine(t), longLimits, env)
 	l := &loader{m, held}
 	m.attach(1)
 	m.pinned()
@@ -143,7 +143,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 			if ending == "never" {
 				// The driver has taken back what the dead mover held when it serves another engine
 				// and mover, from their start to their end.
-				newCUDAFixture(t, faultEngine(t), longLimits, nil).works()
+				newCUDAFixture(t, faultEngine(t), longLimits).works()
 				select {
 				case err := <-through:
 					t.Errorf("the stream went on: %v", err)
@@ -170,7 +170,7 @@ func TestCUDALoadEventsOfADeadMover(t *testing.T) {
 // TestCUDALoadEventsAreChecked, and are none of the host's.
 func TestCUDALoadEventsAreChecked(t *testing.T) {
 	ownMachine(t)
-	m := newCUDAFixture(t, faultEngine(t), longLimits, nil)
+	m := newCUDAFixture(t, faultEngine(t), longLimits)
 	m.attach(1)
 	for _, bad := range []struct {
 		off   uint64

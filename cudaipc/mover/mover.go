@@ -3,6 +3,7 @@
 package mover
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -19,15 +20,11 @@ import (
 
 // Options of a mover.
 type Options struct {
-	Name      string              // in errors and figures
-	Device    string              // a name for OpenDevice
-	GPU       cudaipc.UUID        // zero for a device that is no GPU's
-	ArenaFD   int                 // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
-	ArenaSize int64               // bytes
-	Tables    []cudaipc.CopyTable // of types of GPUs: cuda.Options
-	// Measure lets the first process measure, before it opens its GPU, what Tables lack: some
-	// seconds, at most a quarter of Limits.Start.
-	Measure bool
+	Name      string       // in errors and figures
+	Device    string       // a name for OpenDevice
+	GPU       cudaipc.UUID // zero for a device that is no GPU's
+	ArenaFD   int          // a memfd of at least ArenaSize bytes; stays the caller's, may be closed after New
+	ArenaSize int64        // bytes
 	// Informed receives the state of a GPU's device from time to time, one call at a time for
 	// each process; may be nil.
 	Informed func(cudaipc.CUDAInfo)
@@ -127,7 +124,6 @@ type Mover struct {
 		tickets cudaipc.Tickets[*clientCopy]
 		closed  bool
 		history history
-		facts   *cudaipc.GPUFacts // nil: not reported yet
 	}
 }
 
@@ -158,6 +154,14 @@ func New(o Options) (*Mover, error) {
 	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
 	return m, nil
+}
+
+// inform passes a device's state on. The host's device has none.
+func (m *Mover) inform(text []byte) {
+	var info cudaipc.CUDAInfo
+	if m.opts.Informed != nil && len(text) > 0 && json.Unmarshal(text, &info) == nil {
+		m.opts.Informed(info)
+	}
 }
 
 // Watch sets the function that receives lost peers. It is called before any Import.

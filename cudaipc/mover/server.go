@@ -20,11 +20,7 @@ type Setup struct {
 	ArenaSize   int64        // bytes
 	FireOnDeath bool         // host.Options.FireOnDeath
 	Populate    bool         // host.Options.Populate
-	Tables      []cudaipc.CopyTable
-	Measure     bool             // measure the GPU's facts, in a probe
-	Within      time.Duration    // limit of the measuring
-	Facts       cudaipc.GPUFacts // those that are known already
-	ArenaFD     int              `json:"-"` // set in the mover; closed when the device is open
+	ArenaFD     int          `json:"-"` // set in the mover; closed when the device is open
 }
 
 // OpenDevice opens, in the mover, the device of a setup.

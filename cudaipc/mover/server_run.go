@@ -19,9 +19,6 @@ import (
 // socketFD is the mover's end of the socket pair, as it is started.
 const socketFD = 3
 
-// probeEnv is set in a process that a mover starts to measure its GPU.
-const probeEnv = "KVAGENT_MOVER_PROBE"
-
 // endWait is how long a mover without an agent may take to end its copies and close its regions.
 // After that it exits, and the kernel closes them.
 const endWait = 2 * time.Second
@@ -35,9 +32,6 @@ const endWait = 2 * time.Second
 // agent can go on.
 func Run(open OpenDevice) error {
 	unix.CloseOnExec(socketFD)
-	if os.Getenv(probeEnv) != "" {
-		return runProbe()
-	}
 	if err := closeInherited(); err != nil {
 		return err
 	}
@@ -127,25 +121,11 @@ func Open(s Setup) (cudaipc.Device, error) {
 // openCUDA opens the GPU of a setup over the pool's arena, which the device pins in the
 // background.
 func openCUDA(s Setup) (cudaipc.Device, error) {
-	open := openGPU
-	if s.Measure && cuda.Built {
-		open = openWithProbe
-	}
-	d, err := open(&s)
+	d, err := cuda.Open(cuda.Options{GPU: s.GPU, ArenaFD: s.ArenaFD, ArenaSize: s.ArenaSize})
 	if err != nil {
 		return nil, err
 	}
 	return d, nil
-}
-
-func openGPU(s *Setup) (*cuda.Device, error) {
-	return cuda.Open(cuda.Options{
-		GPU:       s.GPU,
-		ArenaFD:   s.ArenaFD,
-		ArenaSize: s.ArenaSize,
-		Tables:    s.Tables,
-		Facts:     s.Facts,
-	})
 }
 
 // deviceInfo returns the state of a device as JSON, or nothing if it has none.

@@ -286,7 +286,7 @@ func (n *node) inPlace(pod corev1.PodSpec, o *objects) func(string) string {
 // chartOwned are the settings of the agent that the chart sets itself, or, as end-idle, leaves at
 // their defaults: the kubelet starts an agent that ends again.
 var chartOwned = []string{
-	"config", "copy-tables", "device", "drain-timeout", "dram-path", "end-idle", "help", "http", "http-any",
+	"config", "device", "drain-timeout", "dram-path", "end-idle", "help", "http", "http-any",
 	"huge-pages", "log-json", "pool", "socket-dir", "socket-group", "tier", "tier-state",
 }
 

@@ -232,69 +232,6 @@ static void unsupported(void) {
 	IS(CUDA_ERROR_NOT_SUPPORTED, cuModuleLoad(&m, ""));
 }
 
-static const char COPY[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry kvagent_copy(\n";
-
-static CUfunction kernel(CUmodule *m) {
-	CUfunction f;
-	IS(CUDA_ERROR_INVALID_IMAGE, cuModuleLoadData(m, "ELF"));
-	IS(CUDA_ERROR_INVALID_PTX, cuModuleLoadData(m,
-		".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry another(\n"));
-	OK(cuModuleLoadData(m, COPY));
-	IS(1, live(LIVE_MODULES));
-	IS(CUDA_ERROR_NOT_FOUND, cuModuleGetFunction(&f, *m, "another"));
-	OK(cuModuleGetFunction(&f, *m, "kvagent_copy"));
-	return f;
-}
-
-static CUresult launch(CUfunction f, CUdeviceptr list, uint32_t count, CUstream s) {
-	void *params[] = {&list, &count};
-	return cuLaunchKernel(f, 8, 1, 1, 512, 1, 1, 0, s, params, NULL);
-}
-
-// The kernel reads its list when the stream gets there, and copies odd lengths between odd places.
-static void kernel_copies(void) {
-	driver();
-	CUmodule m;
-	CUfunction f = kernel(&m);
-	CUdeviceptr d = filled(MIB, 6), word = (uintptr_t)pinned(4096);
-	char *host = pinned(4096);
-	uint64_t *list = pinned(4096);
-	uint64_t entries[] = {(uintptr_t)host + 1, d + 3, 7, (uintptr_t)host + 100, d, 0, d + MIB - 5, (uintptr_t)host + 2,
-		5};
-	CUstream s = stream_new();
-	OK(cuStreamWaitValue32(s, word, 1, CU_STREAM_WAIT_VALUE_GEQ));
-	OK(launch(f, (uintptr_t)list, 3, s));
-	memcpy(list, entries, sizeof entries);
-	pause_ms(20);
-	TRUE(host[1] == 0);
-	*(volatile uint32_t *)(uintptr_t)word = 1;
-	OK(cuStreamSynchronize(s));
-	TRUE(host[0] == 0 && host[1] == 6 && host[7] == 6 && host[8] == 0 && host[100] == 0);
-	IS(3, machine->total[TOTAL_KERNEL_COPIES]);
-	IS(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel(f, 8, 1, 1, 100, 1, 1, 0, s, (void *[]){&list, &list}, NULL));
-	OK(cuModuleUnload(m));
-	IS(0, live(LIVE_MODULES));
-	IS(CUDA_ERROR_INVALID_HANDLE, launch(f, (uintptr_t)list, 0, s));
-}
-
-// A list, or a place that it names, where a kernel may not reach: the context is lost.
-static void kernel_astray(bool of_list) {
-	driver();
-	CUmodule m;
-	CUfunction f = kernel(&m);
-	CUdeviceptr d = filled(MIB, 6);
-	uint64_t *list = pinned(4096), away[3] = {0};
-	list[0] = (uintptr_t)list + 512;
-	list[1] = d + MIB - 4;
-	list[2] = 5;
-	CUstream s = stream_new();
-	OK(launch(f, of_list ? (uintptr_t)away : (uintptr_t)list, 1, s));
-	IS(CUDA_ERROR_ILLEGAL_ADDRESS, cuStreamSynchronize(s));
-	IS(CUDA_ERROR_ILLEGAL_ADDRESS, cuMemFree(d));
-}
-static void kernel_list_astray(void) { kernel_astray(true); }
-static void kernel_place_astray(void) { kernel_astray(false); }
-
 const test_case alone[] = {
 	{"window", window, {0}},
 	{"forked", forked, {0}},
@@ -311,8 +248,5 @@ const test_case alone[] = {
 	{"injected failures", injected, {"SOFTCUDA_FAIL=cuMemAlloc:2:2,cuStreamQuery:0:600"}},
 	{"sticky error", sticky_error, {"SOFTCUDA_FAIL=cuStreamQuery:1:700"}},
 	{"unsupported", unsupported, {0}},
-	{"kernel", kernel_copies, {0}},
-	{"kernel, its list astray", kernel_list_astray, {0}},
-	{"kernel, a place astray", kernel_place_astray, {0}},
 	{0},
 };

@@ -61,7 +61,7 @@ static void import_after_death(void) {
 }
 
 // Copies of the memory of a process that dies: those that begin when it is dead move nothing with
-// the knob, either way, by call and by kernel; and no error is reported.
+// the knob, either way; and no error is reported.
 static void copies_after_death(void) {
 	CUipcMemHandle h;
 	CUdeviceptr a;

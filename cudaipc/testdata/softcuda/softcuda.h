@@ -67,7 +67,7 @@ bool backing_orphaned(int entry); // its exporter has died
 // host.c
 bool host_pinned(uint64_t address, uint64_t n);
 
-// copy.c: what each copy, a kernel's too, does first
+// copy.c: what each copy does first
 void copy_pause(void);                // SOFTCUDA_COPY_US, SOFTCUDA_COPY_HELD
 void open_pause(void); // waits as long as the file that SOFTCUDA_OPEN_HELD names is there
 // SOFTCUDA_COPIES_ON_DEATH: the memory's exporter has died, and with it the copy

@@ -4,9 +4,9 @@
 #include <stdio.h>
 
 static const char *const live_names[LIVE_N] = {
-	"imports", "events", "open_events", "streams", "registered_bytes", "vmm_handles", "vmm_maps", "modules"};
+	"imports", "events", "open_events", "streams", "registered_bytes", "vmm_handles", "vmm_maps"};
 static const char *const total_names[TOTAL_N] = {
-	"copies", "bytes", "pageable_async", "device_syncs", "batch_calls", "wait_events", "kernel_copies"};
+	"copies", "bytes", "pageable_async", "device_syncs", "batch_calls", "wait_events"};
 
 int main(void) {
 	if (machine_open())

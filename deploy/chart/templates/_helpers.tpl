@@ -62,7 +62,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* kvagent.settings returns the file of settings. */}}
 {{- define "kvagent.settings" -}}
 {{- $v := .Values -}}
-{{- $s := dict "socket-dir" $v.socketDir "log-json" true "copy-tables" "/var/lib/kvagent/copy-tables.json" -}}
+{{- $s := dict "socket-dir" $v.socketDir "log-json" true -}}
 {{- $s = set $s "pool" (printf "%sMiB" (include "kvagent.mib" $v.memory.pool)) -}}
 {{- $s = set $s "drain-timeout" (printf "%ds" (int $v.drainSeconds)) -}}
 {{- $s = set $s "device" (ternary "host" "auto" (eq $v.gpu.via "none")) -}}
