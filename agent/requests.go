@@ -1,11 +1,6 @@
 package agent
 
-import (
-	"errors"
-
-	"github.com/kvagent/kvagent/cudaipc"
-	"github.com/kvagent/kvagent/ipc"
-)
+import "github.com/kvagent/kvagent/ipc"
 
 // cancel serves CANCEL. A running job's DONE is sent when the worker has fenced it, and the answer
 // right after it. An unknown job has ended already or never existed, and is answered at once.
@@ -49,24 +44,4 @@ func (s *session) reset(m *ipc.Reset) {
 		return
 	}
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})
-}
-
-var errNoLoadEvents = errors.New("load events are for workers that are registered, with regions on a GPU")
-
-// loadEvents serves LOAD_EVENTS: the worker's device makes events that it records after loads.
-func (s *session) loadEvents(m *ipc.LoadEvents) *ipc.EventsMade {
-	handles, err := s.makeLoadEvents(m)
-	if err != nil {
-		return &ipc.EventsMade{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())}
-	}
-	return &ipc.EventsMade{Req: m.Req, Handles: handles}
-}
-
-func (s *session) makeLoadEvents(m *ipc.LoadEvents) ([]byte, error) {
-	st := s.seat.Load()
-	r, ok := s.owner.memory.device.(cudaipc.Recorder)
-	if st == nil || st.role != ipc.RoleWorker || !ok {
-		return nil, errNoLoadEvents
-	}
-	return r.LoadEvents(st.peer, m.Off, m.Count)
 }

@@ -184,8 +184,6 @@ func (s *session) serve(msg any, fds []int) error {
 		return s.segmentsLocked(m)
 	case *ipc.Unregister:
 		s.unregisterLocked(m)
-	case *ipc.LoadEvents:
-		s.answer(s.loadEvents(m))
 	case *ipc.Release:
 		s.release(m)
 	case *ipc.Save:

@@ -81,15 +81,3 @@ func (p *Peer) CheckSample(s *Sample) error {
 	}
 	return nil
 }
-
-// CheckLoadEvents checks the words of load events against the peer's sync region.
-func (p *Peer) CheckLoadEvents(off uint64, count uint32) error {
-	if count < 1 || count > MaxLoadEvents {
-		return fmt.Errorf("peer %d: %d load events, allowed: 1 to %d: %w", p.ID, count, MaxLoadEvents, ErrRange)
-	}
-	if size := uint64(len(p.Words)); off%8 != 0 || off > size || uint64(count)*8 > size-off {
-		return fmt.Errorf("peer %d: %d words of load events at %d of the sync region, which has %d bytes, "+
-			"aligned to 8: %w", p.ID, count, off, size, ErrRange)
-	}
-	return nil
-}

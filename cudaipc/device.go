@@ -148,8 +148,7 @@ type Block struct {
 type Copy struct {
 	Peer   PeerID
 	Dir    Direction
-	Sum    bool   // make a CRC-32C of each block's bytes, as pool.Sum does
-	Serial uint64 // of a Scatter that is recorded (Recorder); 0: it is not
+	Sum    bool // make a CRC-32C of each block's bytes, as pool.Sum does
 	Runs   []Run
 	Blocks []Block
 }
@@ -207,25 +206,3 @@ var (
 	ErrLost   = errors.New("the device is lost")
 	ErrNoCUDA = errors.New("no CUDA") // wrapped with why: not built in, no driver, no GPU, not this GPU
 )
-
-// MaxLoadEvents is how many events a device records for one peer.
-const MaxLoadEvents = 64
-
-// Recorder is a device that records events of its own after a peer's loads, so that a stream of
-// the peer can wait for a load without the peer's processor.
-type Recorder interface {
-	// LoadEvents makes count events, 1 to MaxLoadEvents, and returns their joined handles,
-	// CUDAEventCell bytes each. off is where count words of 8 bytes are in the peer's sync
-	// region, aligned to 8. From then on a Scatter with a Serial is recorded: after its last call
-	// was started, event Serial % count is recorded, and then word Serial % count becomes Serial.
-	// It may be called once per import; later calls return ErrBusy.
-	LoadEvents(id PeerID, off uint64, count uint32) ([]byte, error)
-}
-
-// AskLoadEvents calls LoadEvents of a device that is a Recorder.
-func AskLoadEvents(d Device, id PeerID, off uint64, count uint32) ([]byte, error) {
-	if r, ok := d.(Recorder); ok {
-		return r.LoadEvents(id, off, count)
-	}
-	return nil, fmt.Errorf("peer %d: load events need a GPU, and this device has none: %w", id, ErrKind)
-}

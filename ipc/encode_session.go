@@ -94,23 +94,6 @@ func (m *Switches) walk(w *wire) {
 	w.flag("saves", &m.Saves)
 }
 
-func (m *LoadEvents) walk(w *wire) {
-	w.begin(TypeLoadEvents, 4)
-	w.since(2)
-	num(w, "req", &m.Req, 0, math.MaxUint32)
-	num(w, "off", &m.Off, 0, math.MaxUint64)
-	num(w, "count", &m.Count, 1, MaxLoadEvents)
-}
-
-func (m *EventsMade) walk(w *wire) {
-	w.begin(TypeEventsMade, 5)
-	w.since(2)
-	num(w, "req", &m.Req, 0, math.MaxUint32)
-	num(w, "status", &m.Status, 0, math.MaxUint8)
-	w.text(&m.Text)
-	w.bin("handles", &m.Handles, 0, MaxLoadEvents*EventHandle)
-}
-
 func (m *Steps) walk(w *wire) {
 	w.begin(TypeSteps, 2)
 	w.since(3)

@@ -35,8 +35,6 @@ const (
 	MaxReleases               = 4096 // lease numbers in one RELEASE
 	MaxHandle                 = 256  // bytes of a region's handle
 	MaxEvents                 = 65536
-	MaxLoadEvents             = 64 // of one worker
-	EventHandle               = 64 // bytes of the handle of a CUDA event
 	MaxSocketPath             = 107
 	MaxTransferName           = 256       // bytes of a transfer's name
 	MaxTransferMS             = 600000    // of a transfer's time to live
@@ -74,8 +72,6 @@ const (
 	TypeError        = 19
 	TypeSwitches     = 20
 	TypeUnregistered = 21
-	TypeLoadEvents   = 22
-	TypeEventsMade   = 23
 	TypeOffer        = 24
 	TypeOffered      = 25
 	TypeDelivered    = 26
@@ -272,20 +268,6 @@ type (
 		Req    uint32
 		Status uint8
 		Text   string
-	}
-	// LoadEvents requests events that the agent records after loads, with the words at Off of the
-	// sync region.
-	LoadEvents struct {
-		Req   uint32
-		Off   uint64
-		Count uint32
-	}
-	// EventsMade answers LoadEvents with the events' handles, joined.
-	EventsMade struct {
-		Req     uint32
-		Status  uint8
-		Text    string
-		Handles []byte
 	}
 	// Release ends leases.
 	Release struct{ Leases []uint64 }

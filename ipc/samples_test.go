@@ -237,12 +237,7 @@ func answerMessages() (all []namedMessage) {
 	}
 	return append(all, namedMessage{"epoch_v2", 2, &Epoch{Epoch: 3}},
 		namedMessage{"switches_on", 2, &Switches{Loads: true, Saves: true}},
-		namedMessage{"switches_loads_off", 2, &Switches{Saves: true}},
-		namedMessage{"load_events", 2, &LoadEvents{Req: 6, Off: 4096, Count: 2}},
-		namedMessage{"load_events_max", 2, &LoadEvents{Req: math.MaxUint32, Off: math.MaxUint64, Count: MaxLoadEvents}},
-		namedMessage{"events_made", 2, &EventsMade{Req: 6, Handles: run(1, 2*EventHandle)}},
-		namedMessage{"events_made_max", 2, &EventsMade{Req: 6, Handles: run(1, MaxLoadEvents*EventHandle)}},
-		namedMessage{"events_refused", 2, &EventsMade{Req: 6, Status: RegRefused, Text: "no regions on a GPU"}})
+		namedMessage{"switches_loads_off", 2, &Switches{Saves: true}})
 }
 
 type malformedMessage struct {
@@ -368,9 +363,6 @@ func malformedMessages() []malformedMessage {
 		{"switches_bool", 2, []byte{0x93, 0x14, 0xc3, 0xc3}},
 		{"switches_in_v1", 1, []byte{0x93, 0x14, 0x01, 0x01}},
 		{"epoch_in_v1", 1, []byte{0x92, 0x12, 0x01}},
-		{"load_events_0", 2, []byte{0x94, 0x16, 0x01, 0x00, 0x00}},
-		{"load_events_65", 2, []byte{0x94, 0x16, 0x01, 0x00, 0x41}},
-		{"load_events_in_v1", 1, []byte{0x94, 0x16, 0x01, 0x00, 0x01}},
 		{"events_made_in_v1", 1, []byte{0x95, 0x17, 0x01, 0x00, 0xa0, 0xc4, 0x00}},
 		{"offer_in_v2", 2, enc(3, offer)},
 		{"offer_in_v1", 1, enc(3, offer)},

@@ -35,11 +35,6 @@ func (th *thread) beginLoad(t *task, f *flight, parts []part) pool.Status {
 		t.setFrom(parts[0].first, pool.Stale)
 		return pool.Stale
 	}
-	if last := &parts[len(parts)-1]; last.first+last.to-last.from == len(t.shards) {
-		// with the last batch: copies of one direction run in order, so the job's event follows all
-		// of them
-		f.copy.Serial = t.job.ID
-	}
 	return pool.OK
 }
 

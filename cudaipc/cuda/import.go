@@ -5,7 +5,6 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
@@ -19,9 +18,8 @@ type peer struct {
 	allocations map[driver.Handle]driver.Addr // each opened once per import, however many regions are in it
 	ranges      []*driver.Range
 	events      []driver.Event
-	loads       atomic.Pointer[loadEvents] // nil: not asked for
-	wordsRegion *cudaipc.Opened            // the mapping of the words, which is no region to copy
-	statm       int                        // /proc/PID/statm; -1: not watched, or of no use
+	wordsRegion *cudaipc.Opened // the mapping of the words, which is no region to copy
+	statm       int             // /proc/PID/statm; -1: not watched, or of no use
 }
 
 // Import opens the regions and the events of a peer, all or none.
@@ -227,9 +225,6 @@ func (d *Device) closeOnGPU(p *peer) error {
 		}
 		d.lose(err)
 		errs = append(errs, d.alive())
-	}
-	if l := p.loads.Load(); l != nil {
-		l.close()
 	}
 	for _, e := range p.events {
 		if err := e.Destroy(); err == nil {

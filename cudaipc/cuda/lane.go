@@ -198,7 +198,6 @@ func (l *lane) start() {
 func (l *lane) submitted() {
 	f := l.flight
 	l.flight, l.rects, f.submitted = nil, nil, true
-	l.recordLoad(f)
 	if f.chunks == 0 {
 		l.d.copied(f)
 	}

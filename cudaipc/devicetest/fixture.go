@@ -66,13 +66,8 @@ const (
 	Synchronize                   // returns when the stream is empty
 	Revoke                        // word Index
 	ClearRevoke                   // word Index
-	// LoadWords returns the offset of the words of load events, 8 bytes, little-endian. It and
-	// the next three operations need a GPU.
-	LoadWords
-	OpenLoads // the events whose handles are Data
-	WaitLoad  // the stream waits for the load Step; one byte: 1, or 0 if its event is not recorded
 	// LaunchCopy copies Len bytes of Region at Off to the same place of region Index, when the
-	// stream reaches it.
+	// stream reaches it. It needs a GPU.
 	LaunchCopy
 )
 

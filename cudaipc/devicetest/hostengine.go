@@ -1,7 +1,6 @@
 package devicetest
 
 import (
-	"encoding/binary"
 	"encoding/gob"
 	"errors"
 	"fmt"
@@ -167,41 +166,12 @@ func (p *player) do(op *Op) ([]byte, error) {
 		p.engine.Revoke(op.Index)
 	case ClearRevoke:
 		p.engine.ClearRevoke(op.Index)
-	case LoadWords, OpenLoads, WaitLoad:
-		return p.doLoads(op)
 	case LaunchCopy:
 		return nil, p.launchCopy(op)
 	default:
 		return nil, fmt.Errorf("operation %d", op.Kind)
 	}
 	return nil, nil
-}
-
-// Methods that only engines on a GPU have.
-type (
-	loadOpener interface {
-		LoadWords() uint64
-		OpenLoads(handles []byte) error
-	}
-	loadWaiter interface{ WaitLoad(serial uint64) bool }
-)
-
-func (p *player) doLoads(op *Op) ([]byte, error) {
-	e, ok := p.engine.(loadOpener)
-	s, waits := p.stream.(loadWaiter)
-	if !ok || !waits {
-		return nil, fmt.Errorf("operation %d: no GPU", op.Kind)
-	}
-	switch op.Kind {
-	case LoadWords:
-		return binary.LittleEndian.AppendUint64(nil, e.LoadWords()), nil
-	case OpenLoads:
-		return nil, e.OpenLoads(op.Data)
-	}
-	if s.WaitLoad(op.Step) {
-		return []byte{1}, nil
-	}
-	return []byte{0}, nil
 }
 
 func (p *player) launchCopy(op *Op) error {

@@ -21,9 +21,8 @@ type CUDA struct {
 	ctx           *driver.Context
 	front, copier *driver.Role // launch; copy for the CPU
 	stage         *stage       // the copier's
-	engineWords                // pinned, with the gates of the streams and the words of load events after them
+	engineWords                // pinned, with the gates of the streams after them
 	recorded      []driver.Event
-	loads         []driver.Event // of a device
 
 	mu struct {
 		sync.Mutex
@@ -72,7 +71,7 @@ func (e *CUDA) open(events, revokes uint32) (err error) {
 		return err
 	}
 	if e.engineWords, err = newEngineWords(events, cudaipc.CUDAEventCell, revokes,
-		maxStreams*gateBytes+cudaipc.MaxLoadEvents*8); err != nil {
+		maxStreams*gateBytes); err != nil {
 		return err
 	}
 	e.front.Do(func() { err = e.openEvents(events) })
@@ -143,9 +142,6 @@ func (e *CUDA) Close() error {
 // freeAll frees the engine's driver objects. The front calls it.
 func (e *CUDA) freeAll() error {
 	var errs []error
-	for _, event := range e.loads {
-		errs = append(errs, event.Destroy())
-	}
 	for _, event := range e.recorded {
 		errs = append(errs, event.Destroy())
 	}

@@ -181,39 +181,3 @@ func (s *CUDAStream) Finish() {
 		return end.Destroy()
 	})
 }
-
-// The engine's side of load events (Recorder).
-
-// LoadWords returns the offset of the words of MaxLoadEvents load events in the engine's sync
-// region.
-func (e *CUDA) LoadWords() uint64 { return e.extraOff + maxStreams*gateBytes }
-
-// OpenLoads opens the events whose handles a device gave, joined. Close ends them.
-func (e *CUDA) OpenLoads(handles []byte) error {
-	if n := len(handles); n == 0 || n%cudaipc.CUDAEventCell != 0 || n > cudaipc.MaxLoadEvents*cudaipc.CUDAEventCell {
-		return fmt.Errorf("%d bytes of handles, allowed: 1 to %d times %d", n, cudaipc.MaxLoadEvents,
-			cudaipc.CUDAEventCell)
-	}
-	var err error
-	e.front.Do(func() {
-		for ; err == nil && len(handles) > 0; handles = handles[cudaipc.CUDAEventCell:] {
-			var event driver.Event
-			if event, err = driver.OpenEvent((*driver.Handle)(handles)); err == nil {
-				e.loads = append(e.loads, event)
-			}
-		}
-	})
-	return err
-}
-
-// WaitLoad lets the stream, not the caller, wait for the load of a serial. It returns false if
-// the load's event is not recorded yet; nothing is launched then, since a wait would end at once.
-func (s *CUDAStream) WaitLoad(serial uint64) bool {
-	e := s.engine
-	i := serial % uint64(len(e.loads))
-	if atomic.LoadUint64(cudaipc.Word64(e.words.Mem, e.LoadWords()+8*i)) != serial {
-		return false
-	}
-	s.enqueue("WaitLoad", func() error { return s.stream.AwaitEvent(e.loads[i]) })
-	return true
-}

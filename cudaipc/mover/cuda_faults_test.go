@@ -4,7 +4,6 @@ package mover_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
@@ -245,25 +244,6 @@ func (p *faultPlan) ask() error {
 	return err
 }
 
-// events makes load events, and a load that is recorded.
-func (p *faultPlan) events() error {
-	words, err := p.engine.Do(devicetest.Op{Kind: devicetest.LoadWords})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	if _, err := p.mover.LoadEvents(1, binary.LittleEndian.Uint64(words), 2); err != nil {
-		return err
-	}
-	c := eachPathCopy(cudaipc.Scatter)
-	c.Serial = 1
-	ticket, err := p.mover.Copy(c)
-	if err != nil {
-		return err
-	}
-	d := p.done(ticket)
-	return d.Err
-}
-
 // faultEnd is where a mover met its fault, and with what.
 type faultEnd struct {
 	step string // "": nowhere
@@ -281,7 +261,7 @@ func (p *faultPlan) run() faultEnd {
 		name string
 		do   func() error
 	}{
-		{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample}, {"events", p.events},
+		{"poll", p.ask}, {"gather", p.gather}, {"scatter", p.scatter}, {"sample", p.sample},
 		{"close", func() error { return p.mover.Close(1) }},
 	} {
 		if err := step.do(); err != nil {
@@ -353,7 +333,7 @@ var costOf = map[string]string{
 	"cuMemcpyDtoHAsync": "gather", "cuMemcpyHtoDAsync": "scatter", "cuMemcpyDtoH": "sample",
 	"cuMemGetAllocationGranularity": "import", "cuMemAddressReserve": "import",
 	"cuMemImportFromShareableHandle": "import", "cuMemMap": "import",
-	"cuMemSetAccess": "import", "cuMemRelease": "import", "cuIpcGetEventHandle": "events",
+	"cuMemSetAccess": "import", "cuMemRelease": "import",
 	"cuMemUnmap": costsMover, "cuMemAddressFree": costsMover,
 	"cuEventCreate": costsMover, "cuEventRecord": costsMover, "cuIpcCloseMemHandle": costsMover,
 	"cuStreamDestroy": costsEnd, "cuMemFreeHost": costsEnd, "cuMemHostUnregister": costsEnd,

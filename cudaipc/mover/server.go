@@ -131,12 +131,6 @@ func (s *server) request(msg []byte, fds []int) error {
 			s.running.Go(func() { s.poll(number, waits) })
 		}
 		return err
-	case msgEvents:
-		id, off, count, err := takeEvents(f)
-		if err == nil {
-			s.running.Go(func() { s.loadEvents(number, id, off, count) })
-		}
-		return err
 	case msgClose:
 		id := cudaipc.PeerID(f.u32())
 		s.running.Go(func() { s.answer(number, s.closePeer(id)) })

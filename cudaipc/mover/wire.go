@@ -13,24 +13,22 @@ import (
 // versions: one byte of kind, eight of number (a request's, or a ticket), and fields in
 // little-endian order, as the functions below put them.
 const (
-	msgSetup     byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
-	msgImport                    // agent: an Import, with its descriptors; the proof's first
-	msgClose                     // agent: a peer
-	msgPoll                      // agent: waits
-	msgCopy                      // agent: a copy; its number is the ticket
-	msgPing                      // agent
-	msgInfo                      // agent: asks for the state of the device
-	msgHello                     // mover: its build, before anything else
-	msgAnswer                    // mover: of setup, import and close
-	msgStates                    // mover: of a poll
-	msgDone                      // mover: the end of a copy
-	msgPong                      // mover
-	msgInfoIs                    // mover: of msgInfo, JSON or nothing
-	msgLost                      // mover: its device is lost (ErrLost), the agent ends it
-	msgEvents                    // agent: a peer, and where its words of load events are
-	msgEventsAre                 // mover: of msgEvents, the handles
-	msgSum                       // agent: a sample; its number is the ticket. Its end is msgDone
-	msgCancel                    // agent: the Import with this number is cancelled
+	msgSetup  byte = iota + 1 // agent: JSON of Setup, with the arena's descriptor. Answered when the device is open
+	msgImport                 // agent: an Import, with its descriptors; the proof's first
+	msgClose                  // agent: a peer
+	msgPoll                   // agent: waits
+	msgCopy                   // agent: a copy; its number is the ticket
+	msgPing                   // agent
+	msgInfo                   // agent: asks for the state of the device
+	msgHello                  // mover: its build, before anything else
+	msgAnswer                 // mover: of setup, import and close
+	msgStates                 // mover: of a poll
+	msgDone                   // mover: the end of a copy
+	msgPong                   // mover
+	msgInfoIs                 // mover: of msgInfo, JSON or nothing
+	msgLost                   // mover: its device is lost (ErrLost), the agent ends it
+	msgSum                    // agent: a sample; its number is the ticket. Its end is msgDone
+	msgCancel                 // agent: the Import with this number is cancelled
 )
 
 const headBytes = 9 // bytes of kind and number

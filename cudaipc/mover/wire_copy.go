@@ -17,7 +17,7 @@ const (
 func putCopy(b []byte, t cudaipc.Ticket, c *cudaipc.Copy) []byte {
 	b = putHead(b, msgCopy, uint64(t))
 	b = append(put32(b, uint32(c.Peer)), byte(c.Dir))
-	b = put64(put8(b, c.Sum), c.Serial)
+	b = put8(b, c.Sum)
 	b = put32(b, uint32(len(c.Blocks)))
 	for i := range c.Blocks {
 		b = put32(put32(b, c.Blocks[i].Runs), c.Blocks[i].Seed)
@@ -33,7 +33,7 @@ func putCopy(b []byte, t cudaipc.Ticket, c *cudaipc.Copy) []byte {
 
 // takeCopy reads a copy into c, whose slices are used again.
 func takeCopy(f *fields, c *cudaipc.Copy) error {
-	c.Peer, c.Dir, c.Sum, c.Serial = cudaipc.PeerID(f.u32()), cudaipc.Direction(f.u8()), f.flag(), f.u64()
+	c.Peer, c.Dir, c.Sum = cudaipc.PeerID(f.u32()), cudaipc.Direction(f.u8()), f.flag()
 	c.Blocks = c.Blocks[:0]
 	for raw := f.take(f.count(wireBlock) * wireBlock); len(raw) > 0; raw = raw[wireBlock:] {
 		c.Blocks = append(c.Blocks, cudaipc.Block{

@@ -28,15 +28,12 @@ func wireSeeds() [][]byte {
 			Peer:   7,
 			Dir:    cudaipc.Scatter,
 			Sum:    true,
-			Serial: 1<<33 + 1,
 			Blocks: []cudaipc.Block{{Runs: 1, Seed: 2}},
 			Runs:   []cudaipc.Run{{Region: 2, RegionOff: 3, ArenaOff: 4, Len: 5}},
 		}),
 		putPoll(nil, 3, []cudaipc.Wait{{Peer: 7, Event: cudaipc.None, Revoke: 1, Step: 1<<40 + 5}}),
 		putDone(nil, 9, &done),
 		putStates(nil, 3, []cudaipc.State{{Step: 4, Fired: true}}, nil),
-		putEvents(nil, 4, 7, 4096, 2),
-		putEventsAre(nil, 4, []byte{1, 2, 3}, cudaipc.ErrBusy),
 		putSample(nil, 9, &cudaipc.Sample{
 			Peer: 7, Within: time.Second, Blocks: []cudaipc.SampleBlock{{Block: 8, Seed: 9}},
 			Pieces: []cudaipc.Piece{
@@ -97,15 +94,6 @@ func reread(msg []byte) ([]byte, error) {
 	case msgDone:
 		d, err := takeDone(r)
 		return putDone(nil, cudaipc.Ticket(number), &d), err
-	case msgEvents:
-		id, off, count, err := takeEvents(r)
-		return putEvents(nil, number, id, off, count), err
-	case msgEventsAre:
-		handles, err := takeEventsAre(r)
-		if errors.Is(err, errWire) {
-			return nil, err
-		}
-		return putEventsAre(nil, number, handles, err), nil
 	case msgStates:
 		r.error()
 		states := make([]cudaipc.State, r.count(wireState))

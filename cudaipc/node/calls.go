@@ -77,15 +77,6 @@ func (n *Node) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return t | cudaipc.Ticket(d.place)<<placeShift, err
 }
 
-// LoadEvents calls LoadEvents of the peer's device.
-func (n *Node) LoadEvents(id cudaipc.PeerID, off uint64, count uint32) ([]byte, error) {
-	d, err := n.device(id)
-	if err != nil {
-		return nil, err
-	}
-	return cudaipc.AskLoadEvents(d.Device, id, off, count)
-}
-
 // SetWord calls SetWord of the peer's device.
 func (n *Node) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	d, err := n.device(id)

@@ -55,7 +55,6 @@ var (
 	_ cudaipc.Device     = (*Node)(nil)
 	_ cudaipc.Watcher    = (*Node)(nil)
 	_ cudaipc.Summer     = (*Node)(nil)
-	_ cudaipc.Recorder   = (*Node)(nil)
 	_ cudaipc.WordSetter = (*Node)(nil)
 )
 

@@ -232,27 +232,6 @@ class Unregistered:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadEvents:
-    """Requests events that the agent records after loads; ``off``, in bytes, is their words' offset
-    in the sync region.
-    """
-
-    req: int
-    off: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class EventsMade:
-    """Answers LOAD_EVENTS: the IPC handles of the events, joined."""
-
-    req: int
-    status: int
-    text: str
-    handles: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Release:
     """Releases leases."""
 
@@ -541,8 +520,6 @@ Message: TypeAlias = (
     | Registered
     | Unregister
     | Unregistered
-    | LoadEvents
-    | EventsMade
     | Release
     | Save
     | Load

@@ -40,7 +40,7 @@ MAX_EVENTS_PER_POLL = 1024
 MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
 Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents
-_Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)
+_Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.Pong)
 
 
 class Session:
@@ -140,18 +140,6 @@ class Session:
             raise Refused("unregister", answer.status, answer.text)
         self.registered = None
         self.epoch = 0
-
-    def load_events(self, off: int, count: int, timeout_s: float = 30.0) -> bytes:
-        """Have the agent record events after loads, once per registration (docs/PROTOCOL.md,
-        LOAD_EVENTS).
-
-        ``off`` is the offset of ``count`` words of 8 bytes in the sync region. Return the events'
-        IPC handles, joined. An agent that does not support the request ends the session.
-        """
-        answer = self._ask(lambda req: m.LoadEvents(req, off, count), m.EventsMade, timeout_s)
-        if answer.status != m.RegStatus.DONE:
-            raise Refused("load events", answer.status, answer.text)
-        return answer.handles
 
     def reset(self, timeout_s: float = 5.0) -> int:
         """Start a new weights epoch and return its number: blocks stored before are not found
@@ -454,7 +442,7 @@ class Session:
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message
-        elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.EventsMade, m.Pong)):
+        elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.Pong)):
             if message.req == self._awaited:  # others belong to abandoned requests
                 self._reply = message
             elif message.req == self._pinged:

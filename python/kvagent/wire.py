@@ -18,7 +18,6 @@ from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
 from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
 from kvagent.limits import (
-    EVENT_HANDLE,
     MAX_BUDGET,
     MAX_EVENT_BLOCKS,
     MAX_EVENTS,
@@ -31,7 +30,6 @@ from kvagent.limits import (
     MAX_IDENTITY_PAIRS,
     MAX_JOB_BLOCKS,
     MAX_KEEP_MS,
-    MAX_LOAD_EVENTS,
     MAX_NAME,
     MAX_PATH,
     MAX_PEER_ADDRESS,
@@ -126,8 +124,6 @@ _RECORDS: dict[int, Record] = {
     19: record(m.Error, code=_U8, text=_TEXT),
     20: record(m.Switches, loads=_FLAG, saves=_FLAG),
     21: record(m.Unregistered, req=_U32, status=_U8, text=_TEXT),
-    22: record(m.LoadEvents, req=_U32, off=_U64, count=Uint(1, MAX_LOAD_EVENTS)),
-    23: record(m.EventsMade, req=_U32, status=_U8, text=_TEXT, handles=Bin(0, MAX_LOAD_EVENTS * EVENT_HANDLE)),
     24: record(m.Offer, name=_TRANSFER, tokens=_U32, ttl_ms=Uint(1, MAX_TRANSFER_MS)),
     25: record(m.Offered, name=_TRANSFER, tokens=_U32),
     26: record(m.Delivered, name=_TRANSFER),
@@ -157,7 +153,7 @@ _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.it
 
 # Messages and fields that older versions lack.
 _SINCE: dict[type[Any], int] = {
-    m.Epoch: 2, m.Switches: 2, m.LoadEvents: 2, m.EventsMade: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
+    m.Epoch: 2, m.Switches: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
     m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3, m.Budget: 3, m.BlockTokens: 3, m.NextEvents: 3,
     m.BlockEvents: 3,
 }  # fmt: skip

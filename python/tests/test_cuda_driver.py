@@ -60,16 +60,6 @@ def test_what_fails_is_named(library: Path) -> None:
         driver.ipc_handle(MALLOC + 1)
 
 
-def test_events(library: Path) -> None:
-    driver = CudaDriver(str(library))
-    event = driver.open_event(bytes(range(1, 65)))
-    driver.wait_event(0x7F8800000020, event)
-    assert ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "waits").value == 1
-    driver.destroy_event(event)
-    with pytest.raises(CudaError, match="cuIpcOpenEventHandle"):
-        driver.open_event(bytes(64))
-
-
 def test_a_call_that_the_driver_lacks_is_named() -> None:
     driver = CudaDriver("libc.so.6")  # has none of them
     with pytest.raises(CudaError, match=r"cuPointerGetAttribute.*install a newer CUDA driver"):

@@ -15,7 +15,7 @@ from kvagent.errors import KVAgentError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-IPC_HANDLE = 64  # bytes of a CUipcMemHandle and of a CUipcEventHandle
+IPC_HANDLE = 64  # bytes of a CUipcMemHandle
 UUID = 16  # bytes
 
 _LIBRARY = "libcuda.so.1"
@@ -25,12 +25,6 @@ _POSIX_FD = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 class CudaError(KVAgentError):
     """A driver call failed. The text names the call and the driver's error."""
-
-
-class _IpcHandle(ctypes.Structure):
-    """A CUipcEventHandle, which is passed by value."""
-
-    _fields_ = (("reserved", ctypes.c_byte * IPC_HANDLE),)
 
 
 class Driver(Protocol):
@@ -105,20 +99,6 @@ class CudaDriver:
         finally:
             self._call("cuMemRelease", piece)
         return fd.value
-
-    def open_event(self, handle: bytes) -> int:
-        """Open an event of another process."""
-        event = ctypes.c_void_p()
-        self._call("cuIpcOpenEventHandle", ctypes.byref(event), _IpcHandle.from_buffer_copy(handle))
-        return event.value or 0
-
-    def wait_event(self, stream: int, event: int) -> None:
-        """Make later work on the stream wait for the event's last record."""
-        self._call("cuStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
-
-    def destroy_event(self, event: int) -> None:
-        """Close the event in this process."""
-        self._call("cuEventDestroy_v2", ctypes.c_void_p(event))
 
     def _attribute(self, attribute: int, address: int) -> int:
         value = ctypes.c_uint64()  # as large as the largest attribute
