@@ -214,14 +214,14 @@ func (s saying) Report() pool.StoreReport { return s.says }
 // may have nothing for another reason.
 func TestWhatAStoreSaysIsShown(t *testing.T) {
 	says := pool.StoreReport{State: "readonly", Reason: "/mnt/x: read-only file system",
-		Counts: []pool.Count{{Name: "over_budget", N: 7}, {Name: "not_admitted"}}}
+		Counts: []pool.Count{{Name: "puts_lost", N: 7}, {Name: "too_large"}}}
 	r := newRig(t, withTiers(
 		tier.Tier{Name: "disk", Store: saying{pooltest.NewShelf(), says}, Local: true},
 		tier.Tier{Name: "silent", Store: pooltest.NewShelf()},
 	))
 	list := r.agent.Status().Tiers.List
 	if got := list[0]; got.State != "up" || got.Store != "readonly" || got.Reason != says.Reason ||
-		got.Counts["over_budget"] != 7 || len(got.Counts) != 2 {
+		got.Counts["puts_lost"] != 7 || len(got.Counts) != 2 {
 		t.Errorf("status %+v", got)
 	}
 	if got := list[1]; got.Store != "" || len(got.Counts) != 0 {
@@ -230,8 +230,8 @@ func TestWhatAStoreSaysIsShown(t *testing.T) {
 	text := r.metricsText()
 	for _, line := range []string{
 		`kvagent_tier_store_state{state="readonly",tier="disk"} 1`,
-		`kvagent_tier_store_events_total{event="over_budget",tier="disk"} 7`,
-		`kvagent_tier_store_events_total{event="not_admitted",tier="disk"} 0`,
+		`kvagent_tier_store_events_total{event="puts_lost",tier="disk"} 7`,
+		`kvagent_tier_store_events_total{event="too_large",tier="disk"} 0`,
 	} {
 		if !strings.Contains(text, line) {
 			t.Errorf("metrics have no %s", line)

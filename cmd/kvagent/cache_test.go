@@ -34,7 +34,7 @@ func TestCache(t *testing.T) {
 		{[]string{"stat"}, 0, []string{"memory", "disk"}},
 		{[]string{"stat", "--tier", "tape"}, exitConfig, []string{"allowed: memory, disk"}},
 		{[]string{"stat", "--tier", "tape", "--json"}, exitConfig, []string{"allowed: memory, disk"}},
-		{[]string{"stat", "--tier", "disk", "--json"}, 0, []string{`"name":"disk"`, `"store":"ok"`, `"over_budget":0`}},
+		{[]string{"stat", "--tier", "disk", "--json"}, 0, []string{`"name":"disk"`, `"store":"ok"`, `"puts_lost":0`}},
 		{[]string{"rm"}, exitConfig, []string{"no filter given"}},
 		{[]string{"rm", "--tenant", "nobody's"}, 0, []string{"of 0 spaces"}},
 		{[]string{"ls", "--json"}, 0, []string{`"blocks": 2`}},

@@ -81,8 +81,8 @@ var matrix = []struct {
 			huge := o.agent.Spec.Template.Spec.Containers[0].Resources.Limits["hugepages-2Mi"]
 			equal(t, "huge pages", huge.String(), "1102Mi")
 		}},
-	{name: "disk", values: "{disk: {enabled: true, capacity: 1Gi, options: admit=again&write=save}}",
-		settings: []string{"- disk:/mnt/kvagent-disk?capacity=1024MiB&admit=again&write=save",
+	{name: "disk", values: "{disk: {enabled: true, capacity: 1Gi, options: read-depth=16&write=save}}",
+		settings: []string{"- disk:/mnt/kvagent-disk?capacity=1024MiB&read-depth=16&write=save",
 			"tier-state: /var/lib/kvagent"}},
 	{name: "disk on a volume",
 		values: "{disk: {enabled: true, capacity: 1Gi, volume: {persistentVolumeClaim: {claimName: disk}}}}",

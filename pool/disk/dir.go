@@ -59,7 +59,6 @@ type dir struct {
 	owed    []pool.Key // deleted while nothing could be written; at most maxOwed
 	owedAll bool       // there were more: everything is dropped when the directory is back
 
-	budget budget
 }
 
 // maxOwed bounds the deletes that a directory remembers while it cannot be written.
@@ -74,7 +73,6 @@ func newDir(s *Store, i int) (*dir, error) {
 		lockFD:  -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
 	}
 	d.work = sync.NewCond(&d.mu)
-	d.budget.init(o.Path, s.o.BudgetBytesPerDay, s.o.Now)
 	return d, d.takeMemory()
 }
 
@@ -144,7 +142,6 @@ func (d *dir) shut() error {
 		d.removeNext()
 		d.abandon()
 		d.closeEnded()
-		d.budget.save()
 	}
 	d.notify()
 	return errors.Join(d.detach(), d.queue.close(), d.freeMemory())

@@ -40,7 +40,6 @@ type Store struct {
 	dirs    []*dir
 	index   *index
 	handles handles
-	seen    *seen
 	seeds   [2]maphash.Seed // of tags; they live as long as the process
 	count   counters
 	notes   notes
@@ -70,7 +69,7 @@ func Open(o Options) (*Store, error) {
 	s := &Store{
 		o: o, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
 		puts: make(chan struct{}, o.MaxPuts), gets: make(chan struct{}, o.MaxGets),
-		index: newIndex(), seen: newSeen(o.Admission),
+		index: newIndex(),
 	}
 	s.background, s.end = context.WithCancel(context.Background())
 	for i := range o.Dirs {

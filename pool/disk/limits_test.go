@@ -80,80 +80,6 @@ func TestDeletedRoomComesBack(t *testing.T) {
 	}
 }
 
-func TestBudget(t *testing.T) {
-	o := small(t)
-	now := time.Unix(1e9, 0)
-	var mu sync.Mutex
-	o.Now = func() time.Time { mu.Lock(); defer mu.Unlock(); return now }
-	later := func(d time.Duration) { mu.Lock(); defer mu.Unlock(); now = now.Add(d) }
-	o.BudgetBytesPerDay = 8 << 20 // saves up 1 MiB
-	s := open(t, o)
-	fill := func(from int) (stored int) {
-		for i := range 300 {
-			if put(t, s, blockOf(from+i, size))[0] == pool.OK {
-				stored++
-			}
-		}
-		return stored
-	}
-	if n := fill(0); n < 100 || n > 130 { // pieces of two pages each
-		t.Fatalf("%d blocks of 8 KiB on the disk are stored within 1 MiB", n)
-	}
-	if st := s.Stats(); st.OverBudget == 0 || st.WrittenBytes > 1<<20+64<<10 {
-		t.Fatalf("%d bytes written, %d blocks refused", st.WrittenBytes, st.OverBudget)
-	}
-	closeNow(t, s)
-	s = open(t, o)
-	if n := fill(1000); n > 2 {
-		t.Fatalf("%d blocks are stored after a restart, with nothing left of the budget", n)
-	}
-	o.Dirs[0].Path = crash(t, o.Dirs[0].Path)
-	later(6 * time.Hour)
-	if n := fill(2000); n < 100 || n > 130 {
-		t.Fatalf("%d blocks are stored 6 h later: what is saved up is 3 h of it", n)
-	}
-}
-
-func TestBudgetSurvivesAKill(t *testing.T) {
-	dir := t.TempDir()
-	now := func() time.Time { return time.Unix(1e9, 0) }
-	var a, b budget
-	a.init(dir, 8<<20, now)
-	a.load()
-	a.spend(1 << 19)
-	b.init(dir, 8<<20, now) // a was killed
-	b.load()
-	if left := b.left(); left > 1<<19 || left < 1<<19-8<<10 {
-		t.Fatalf("half of 1 MiB was written; the next process has %d left", left)
-	}
-}
-
-func TestAdmission(t *testing.T) {
-	o := small(t)
-	o.Admission = Admission{Again: true, Tokens: 1000}
-	o.Hint = func(it *pool.Item) Hint {
-		switch it.Key {
-		case keyOf(1):
-			return Hint{Used: true}
-		case keyOf(2):
-			return Hint{Tokens: 1000}
-		}
-		return Hint{Tokens: 999}
-	}
-	s := open(t, o)
-	for i, want := range []pool.Status{pool.Busy, pool.OK, pool.OK, pool.Busy} {
-		if got := put(t, s, blockOf(i, size)); got[0] != want {
-			t.Fatalf("block %d: status %d, want %d", i, got[0], want)
-		}
-	}
-	if got := put(t, s, blockOf(3, size), blockOf(2, size)); got[0] != pool.OK || got[1] != pool.Exists {
-		t.Fatalf("block 3 offered again, and block 2, which is stored: status %v", got)
-	}
-	if n := s.Stats().NotAdmitted; n != 2 {
-		t.Fatalf("%d blocks were not admitted, want 2", n)
-	}
-}
-
 func TestIndexTakesAtMost64BytesABlock(t *testing.T) {
 	if testing.Short() {
 		t.Skip("LONG: a million blocks")
@@ -204,9 +130,6 @@ func TestOptions(t *testing.T) {
 		"ReadDepth":            func(o *Options) { o.ReadDepth = -1 },
 		"MaxPuts":              func(o *Options) { o.MaxPuts = -1 },
 		"MaxGets":              func(o *Options) { o.MaxGets = 1 << 20 },
-		"BudgetBytesPerDay":    func(o *Options) { o.BudgetBytesPerDay = 1 },
-		"Admission.Remember":   func(o *Options) { o.Admission.Remember = -1 },
-		"Admission.Tokens":     func(o *Options) { o.Admission.Tokens = -1 },
 		"ProbeEvery":           func(o *Options) { o.ProbeEvery = time.Microsecond },
 		"ProbeMax":             func(o *Options) { o.ProbeMax = time.Millisecond },
 		"must be a multiple":   func(o *Options) { o.WriteBytes = 20000 },

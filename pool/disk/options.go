@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"time"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
 // Limits of the options.
@@ -48,15 +46,6 @@ type Options struct {
 	ReadDepth  int // reads at once in each directory, 1 to MaxReadDepth; default 32
 	MaxPuts    int // concurrent Put and Delete calls, 1 to MaxCalls; further ones are Busy; default 64
 	MaxGets    int // concurrent Get calls, 1 to MaxCalls; further ones are Busy; default 256
-
-	// BudgetBytesPerDay bounds the bytes written to each directory, to spare flash: 0 for no bound,
-	// else at least one segment. At most an eighth of a day's share is saved up. A block beyond it
-	// is Busy.
-	BudgetBytesPerDay int64
-	Admission         Admission
-	// Hint returns what the caller knows of a block, when Admission needs it; it may be nil. It is
-	// called without any lock held, from the goroutine that called Put.
-	Hint func(it *pool.Item) Hint
 
 	// ProbeEvery is the first wait before a lost directory is tried again, doubled each time; 1 ms
 	// to 1 h; default 1 s.
@@ -113,8 +102,6 @@ func (o *Options) check() error {
 		{"ReadDepth", int64(o.ReadDepth), 1, MaxReadDepth},
 		{"MaxPuts", int64(o.MaxPuts), 1, MaxCalls},
 		{"MaxGets", int64(o.MaxGets), 1, MaxCalls},
-		{"Admission.Tokens", int64(o.Admission.Tokens), 0, 1 << 30},
-		{"Admission.Remember", int64(o.Admission.Remember), 0, MaxRemember},
 	} {
 		if r.value < r.low || r.value > r.high {
 			return fmt.Errorf("disk: %s is %d, must be %d to %d", r.name, r.value, r.low, r.high)
@@ -125,9 +112,6 @@ func (o *Options) check() error {
 	}
 	if o.WriteBytes%pageBytes != 0 {
 		return fmt.Errorf("disk: WriteBytes is %d, must be a multiple of %d", o.WriteBytes, pageBytes)
-	}
-	if b := o.BudgetBytesPerDay; b != 0 && (b < o.SegmentBytes || b > MaxDirBytes) {
-		return fmt.Errorf("disk: BudgetBytesPerDay is %d, must be 0 or %d to %d", b, o.SegmentBytes, int64(MaxDirBytes))
 	}
 	if o.ProbeEvery < time.Millisecond || o.ProbeEvery > time.Hour {
 		return fmt.Errorf("disk: ProbeEvery is %v, must be 1 ms to 1 h", o.ProbeEvery)

@@ -8,9 +8,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Put stores the items that are admitted, and waits until they are written. It waits for room in
-// memory, not for room on the disk: a block is Busy if its directory is not StateOK or over its
-// budget, or if it is not admitted. A kill leaves whole blocks.
+// Put stores the items, and waits until they are written. It waits for room in memory, not for
+// room on the disk: a block is Busy if its directory is not StateOK. A kill leaves whole blocks.
 func (s *Store) Put(ctx context.Context, items []pool.Item) error {
 	if err := s.enter(ctx, s.puts); err != nil {
 		return s.refused(err, items)
@@ -61,13 +60,6 @@ func (s *Store) prepare(it *pool.Item) pool.Status {
 	if int64(len(it.Data)) > int64(s.o.WriteBytes) || recordBytes(len(it.Data)) > int64(s.o.WriteBytes) {
 		s.count.tooLarge.Add(1)
 		return pool.Invalid
-	}
-	if !s.seen.admits(&s.o, it) {
-		if _, ok := s.index.get(s.tagOf(&it.Key)); ok {
-			return pool.Exists
-		}
-		s.count.notAdmitted.Add(1)
-		return pool.Busy
 	}
 	return pool.OK
 }

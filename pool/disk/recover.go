@@ -71,7 +71,6 @@ func (d *dir) recover() error {
 		<-places
 		d.apply(g, &f.contents, f.err)
 	}
-	d.budget.load()
 	return nil
 }
 

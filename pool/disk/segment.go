@@ -115,7 +115,6 @@ func (d *dir) writeFooter(g *segment) error {
 	copy(p, headers)
 	t := trailer{count: uint32(len(headers) / headerBytes), headers: g.tail, sum: pool.Sum(0, headers)}
 	t.encode(p[n-trailerBytes:n], g.nonce)
-	d.budget.spend(n)
 	if err := g.writeAt(p[:n], g.tail); err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ type Stats struct {
 	Dirs       []DirStats
 
 	// items of Put; Busy counts all that were refused for now
-	Stored, Existed, Busy, NotAdmitted, OverBudget, TooLarge uint64
+	Stored, Existed, Busy, TooLarge uint64
 	// items of Put that met a directory that cannot be written
 	PutsLost              uint64
 	Hits, Missed, Corrupt uint64 // items of Get; Corrupt ones were dropped
@@ -35,26 +35,25 @@ type Stats struct {
 
 // DirStats is the state of one directory.
 type DirStats struct {
-	Path       string
-	State      State
-	Reason     string // of a state other than StateOK
-	Direct     bool   // false: the file system cannot do O_DIRECT, and the page cache is used
-	Taken      int64  // bytes of disk
-	Capacity   int64  // bytes of disk allowed
-	Segments   int
-	BudgetLeft int64 // bytes that may be written now; -1 without a budget
-	Owed       int   // deletes still to be written
+	Path     string
+	State    State
+	Reason   string // of a state other than StateOK
+	Direct   bool   // false: the file system cannot do O_DIRECT, and the page cache is used
+	Taken    int64  // bytes of disk
+	Capacity int64  // bytes of disk allowed
+	Segments int
+	Owed     int // deletes still to be written
 }
 
 type counters struct {
-	stored, existed, busy, notAdmitted, overBudget, tooLarge, putsLost atomic.Uint64
-	hits, missed, corrupt                                              atomic.Uint64
-	deletes, deletesOwed, callsRefused                                 atomic.Uint64
-	writes, written, reads, read, writeErrors, readErrors              atomic.Uint64
-	inThreads                                                          atomic.Uint64
-	evicted, again, againBytes, segmentsDropped                        atomic.Uint64
-	stateChanges, probes, indexFull                                    atomic.Uint64
-	recovered, damaged, scanned, recoveryRead                          atomic.Uint64
+	stored, existed, busy, tooLarge, putsLost             atomic.Uint64
+	hits, missed, corrupt                                 atomic.Uint64
+	deletes, deletesOwed, callsRefused                    atomic.Uint64
+	writes, written, reads, read, writeErrors, readErrors atomic.Uint64
+	inThreads                                             atomic.Uint64
+	evicted, again, againBytes, segmentsDropped           atomic.Uint64
+	stateChanges, probes, indexFull                       atomic.Uint64
+	recovered, damaged, scanned, recoveryRead             atomic.Uint64
 }
 
 func (c *counters) put(s pool.Status) {
@@ -83,9 +82,8 @@ func (c *counters) get(it *pool.Item) {
 func (s *Store) Stats() Stats {
 	c := &s.count
 	st := Stats{
-		Stored: c.stored.Load(), Existed: c.existed.Load(), Busy: c.busy.Load(), NotAdmitted: c.notAdmitted.Load(),
-		OverBudget: c.overBudget.Load(),
-		TooLarge:   c.tooLarge.Load(), PutsLost: c.putsLost.Load(), Hits: c.hits.Load(), Missed: c.missed.Load(),
+		Stored: c.stored.Load(), Existed: c.existed.Load(), Busy: c.busy.Load(),
+		TooLarge: c.tooLarge.Load(), PutsLost: c.putsLost.Load(), Hits: c.hits.Load(), Missed: c.missed.Load(),
 		Corrupt: c.corrupt.Load(),
 		Deletes: c.deletes.Load(), DeletesOwed: c.deletesOwed.Load(), CallsRefused: c.callsRefused.Load(),
 		Writes: c.writes.Load(), WrittenBytes: c.written.Load(), Reads: c.reads.Load(), ReadBytes: c.read.Load(),
@@ -108,7 +106,7 @@ func (d *dir) stats() DirStats {
 	defer d.mu.Unlock()
 	st := DirStats{
 		Path: d.path, State: d.state, Direct: true, Taken: d.taken, Capacity: d.limit, Segments: len(d.segments),
-		BudgetLeft: d.budget.left(), Owed: len(d.owed),
+		Owed: len(d.owed),
 	}
 	if d.state != StateOK && d.reason != nil {
 		st.Reason = d.reason.Error()
@@ -134,7 +132,6 @@ func (s *Store) Report() pool.StoreReport {
 		}
 	}
 	r.Counts = []pool.Count{
-		{Name: "not_admitted", N: st.NotAdmitted}, {Name: "over_budget", N: st.OverBudget},
 		{Name: "too_large", N: st.TooLarge}, {Name: "calls_refused", N: st.CallsRefused},
 		{Name: "puts_lost", N: st.PutsLost}, {Name: "write_errors", N: st.WriteErrors},
 		{Name: "read_errors", N: st.ReadErrors},

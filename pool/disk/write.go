@@ -63,7 +63,6 @@ func (d *dir) writePiece(p *piece, how ioFunc) error {
 	if lost {
 		return reason
 	}
-	d.budget.spend(int64(p.n))
 	if err := p.seg.put(how, p.mem[:p.n], p.at); err != nil {
 		return err
 	}
@@ -182,10 +181,6 @@ func (d *dir) refuse(r *record) (pool.Status, bool) {
 		d.s.count.putsLost.Add(1)
 		return pool.Busy, true
 	}
-	if !d.budget.has() {
-		d.s.count.overBudget.Add(1)
-		return pool.Busy, true
-	}
 	return 0, false
 }
 
@@ -196,7 +191,7 @@ func (d *dir) refuseAgain(r *record) (pool.Status, bool) {
 		return pool.Missing, true
 	}
 	noSegment := d.writing == nil && d.next == nil
-	if d.state != StateOK || noSegment || !d.budget.has() {
+	if d.state != StateOK || noSegment {
 		return pool.Busy, true
 	}
 	if d.next == nil && !d.writing.room(int64(d.curBytes()), r.size(), d.s.o.SegmentBytes) {

@@ -38,7 +38,7 @@ var (
 			{"segment", "255KiB", ""}, {"segment", "5GiB", ""}, {"write-bytes", "1KiB", ""},
 			{"write-bytes", "257MiB", ""}, {"write-depth", "0", ""},
 			{"write-depth", "17", ""}, {"read-depth", "0", ""}, {"read-depth", "1025", ""},
-			{"budget-per-day", "65TiB", ""}, {"admit", "some", ""}, {"dirs", "relative", "Dir"},
+			{"dirs", "relative", "Dir"},
 		},
 		"disk:/nowhere": {{"capacity", "1KiB", ""}, {"capacity", "65TiB", ""}},
 		"redis://h:1": {

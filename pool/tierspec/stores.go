@@ -69,12 +69,10 @@ func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
 	}
 	d := disk.Options{
-		SegmentBytes:      o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes),
-		WriteBytes:        int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
-		WriteDepth:        o.count("write-depth", disk.MaxWriteDepth),
-		ReadDepth:         o.count("read-depth", disk.MaxReadDepth),
-		BudgetBytesPerDay: o.size("budget-per-day", 0, disk.MaxDirBytes),
-		Admission:         disk.Admission{Again: o.choice("admit", "all", "all", "again") == "again"},
+		SegmentBytes: o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes),
+		WriteBytes:   int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
+		WriteDepth:   o.count("write-depth", disk.MaxWriteDepth),
+		ReadDepth:    o.count("read-depth", disk.MaxReadDepth),
 	}
 	dirs := []string{u.Path}
 	if more := o.text("dirs", ""); more != "" {
