@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST = "0.29"
 AT_ONCE = 2
 COPIED = ("kvagent", "tests")
 LONGEST_S = 200  # for the tests of one mutant; hanging tests count as caught
@@ -42,8 +41,6 @@ class Mutant:
     new: str
     tests: str
     says: str
-    oldest: bool = False
-    """Whether it applies only with the oldest vLLM."""
     where: str = "tests/vllm"
     """The file or folder of the tests."""
 
@@ -510,16 +507,9 @@ MUTANTS = [
     Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/requests.py",
         "            row: Sequence[Any] = self._rows[group].get(request, ())[begin:end]\n            return row\n",
         "            now = self._rows[group].get(request, ())\n"
-        "            kept = self._seen.setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
+        "            kept = vars(self).setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
         "            return kept[begin:end]\n",
         "new_blocks_hold and False", "a table that was not replaced"),
-    Mutant("the block table of a resumed request is not replaced (V1), 0.29", "scheduler/requests.py",
-        "            self._seen.update(block_state.block_ids)",
-        "            for name, table in block_state.block_ids.items():\n"
-        "                kept = self._seen.setdefault(name + '.', [[] for _ in table])\n"
-        "                for old, new in zip(kept, table):\n                    old += new[len(old) :]\n"
-        "                self._seen[name] = kept",
-        "new_blocks_hold and False", "a table that was not replaced", oldest=True),
     Mutant("an agent that is late is given up", "scheduler/waits.py",
         "        self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)\n",
         "        self._grace_s = self._age_s = 0.02\n",
@@ -870,8 +860,7 @@ def main() -> None:
         enter(version)
     for module in WARM:
         importlib.import_module(module)
-    oldest = version.startswith(OLDEST)
-    chosen = [one for one in MUTANTS if one.oldest == oldest and all(word in one.name for word in arguments)]
+    chosen = [one for one in MUTANTS if all(word in one.name for word in arguments)]
     with tempfile.TemporaryDirectory(prefix="kvagent-mutants-") as folder:
         alive = run_all(chosen, compiled(chosen, Path(folder)))
     print(f"{len(chosen) - len(alive)} of {len(chosen)} mutants caught")

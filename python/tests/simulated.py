@@ -113,7 +113,7 @@ class SimulatedEngine:
         self._identity = {"model": "simulated", "dtype": "none", "tenant": ""} | (identity or {})
         groups = [Group(BLOCK, blocks)] + [Group(BLOCK, blocks, window)] * bool(window)
         self.groups = tuple(groups)
-        self.pool = Pool(blocks)
+        self.pool = self.block_pool = Pool(blocks)
         self.sync = self.make_memory(len(groups) * blocks * BLOCK_BYTES, peer=peer)
         self.tables: dict[str, list[Block]] = {}
         self._next = 1
@@ -126,12 +126,12 @@ class SimulatedEngine:
         self.worker_link.wait(20)
         self.link.wait(20)
         self.scheduler = SchedulerSide(
-            settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads, whole_failures=True,
+            settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads,
             generations=self.generations, unobserved=unobserved, engine_id=name, following=following,
         )  # fmt: skip
-        self.scheduler.bind(self.pool, self)
+        self.scheduler.bind(self)
         self.worker = WorkerSide(
-            self.worker_link, self.sync.words, per_block=not window, whole_failures=True, clock=self.sync.clock,
+            self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,
             generation=generation, use_generation=self._use_generation, adapters=adapters,
         )  # fmt: skip
 

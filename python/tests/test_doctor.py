@@ -198,7 +198,7 @@ def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installed, "_version", {"vllm": "0.28.1"}.get)
     first, second = (one for one in installed.packages({}) if one.hint)
     assert "kv_connector_module_path" in first.hint
-    assert "0.29 to 0.33" in second.hint
+    assert "0.31 to 0.33" in second.hint
     assert "only engines with the same one" in installed.seed({"PYTHONHASHSEED": "1"}).text
 
 

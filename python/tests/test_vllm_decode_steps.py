@@ -76,7 +76,7 @@ def test_an_agent_that_cannot_take_steps_costs_nothing(version: int) -> None:
     attachment = SimpleNamespace(session=SimpleNamespace(version=version, steps=refuse))
     link: Any = SimpleNamespace(current=lambda: attachment)
     sync = make_sync(None)
-    worker = WorkerSide(link, sync.words, per_block=True, whole_failures=True, clock=sync.clock)
+    worker = WorkerSide(link, sync.words, per_block=True, clock=sync.clock)
     for _ in range(2 * REPORT_STEPS + 1):
         worker.begin(StepPlan(decoding=1))
         worker.end(StepPlan())

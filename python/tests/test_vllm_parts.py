@@ -215,7 +215,7 @@ def _config(*specs: Any, **more: Any) -> Any:
 
 
 def test_groups() -> None:
-    both = geometry(_config(FullAttentionSpec, SlidingWindowSpec), None)
+    both = geometry(_config(FullAttentionSpec, SlidingWindowSpec), 16)
     assert [(g.block_tokens, g.window) for g in both.groups] == [(32, 0), (16, 100)]
     assert (both.hash_tokens, both.align, both.scale(0), both.scale(1)) == (16, 32, 2, 1)
     for config, said in (
@@ -223,7 +223,7 @@ def test_groups() -> None:
         (_config(), "no KV cache"),
     ):
         with pytest.raises(Unsupported, match=said):
-            geometry(config, None)
+            geometry(config, 16)
     with pytest.raises(Unsupported, match="hashes of 12"):
         geometry(_config(FullAttentionSpec), 12)
 
@@ -259,7 +259,6 @@ def test_ranks_on_several_nodes() -> None:
     with pytest.raises(Unsupported, match="65 ranks, allowed is 1 to 64"):
         over(130, **two, **mp)
     assert over(2, nnodes=4, nnodes_within_dp=1)[0].world == 2, "each replica is on one node"
-    assert over(2, nnodes=2, nnodes_within_dp=0)[0].world == 2, "0.29 rounds down"
     with pytest.raises(Unsupported, match="external_launcher with 2 ranks"):
         over(2, distributed_executor_backend="external_launcher")
     assert over(1, distributed_executor_backend="external_launcher")[0].world == 1
@@ -426,17 +425,20 @@ def test_a_reset_is_announced_before_it_happens() -> None:
     assert (seen, done, pool.resets) == ([0], [1], 1)
 
 
-def test_another_vllm_is_warned_about_and_one_that_lacks_a_method_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newer_vllm_is_warned_about_and_one_that_is_too_old_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     complete = SimpleNamespace(**dict.fromkeys(NEEDED))
-    for version in ("0.29.0", "0.33.2+cpu"):
+    for version in ("0.31.0", "0.33.2+cpu"):
         check(version, complete)
     assert not caplog.records
-    for version in ("0.28.9", "0.34.0", "1.0"):
+    for version in ("0.34.0", "1.0", "0.1.dev1+g1234567"):
         check(version, complete)
     assert len(caplog.records) == 3
-    assert "vLLM 0.34.0: this connector is tested with 0.29 to 0.33" in caplog.text
-    with pytest.raises(Unsupported, match="have no bind_gpu_block_pool, build_connector_worker_meta"):
-        check("0.20.1", SimpleNamespace(handle_preemptions=1, has_pending_push_work=1))
+    assert "vLLM 0.34.0: this connector is tested with 0.31 to 0.33" in caplog.text
+    for version in ("0.30.0", "0.29.1+cpu"):
+        with pytest.raises(Unsupported, match=r"is too old: 0\.31 or newer is needed"):
+            check(version, complete)
+    with pytest.raises(Unsupported, match=r"have no bind_kv_cache_manager, build_conn.*; 0\.31 or newer"):
+        check("0.1.dev1", SimpleNamespace(get_transfer_results=1, has_pending_push_work=1))
 
 
 @pytest.mark.parametrize(
@@ -501,17 +503,10 @@ def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None
     ):
         asked.clear()
         tables = Tables()
-        tables.bind(None, manager)
+        tables.bind(manager)
         assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
         assert list(tables.slice("a", 0, 4, 5)) == []
         assert len(asked) == calls
-    tables = Tables()  # 0.29: the step's output says the tables
-    tables.bind(SimpleNamespace(blocks=blocks))
-    assert list(tables.slice("a", 0, 0, 1)) == []
-    tables.take(SimpleNamespace(block_ids={"a": ([3, 1],)}))
-    assert list(tables.slice("a", 0, 1, 2)) == [blocks[1]]
-    tables.forget("a")
-    assert list(tables.slice("a", 0, 1, 2)) == []
 
 
 @pytest.mark.parametrize("answered_s", [0.0001, 0.0007, 10])

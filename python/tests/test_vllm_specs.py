@@ -64,10 +64,10 @@ def _config(*specs: Any, **more: Any) -> Any:
 
 def test_groups_of_other_kinds() -> None:
     kinds = (SinkFullAttentionSpec(), SlidingWindowMLASpec(), ChunkedLocalAttentionSpec(), MambaSpec())
-    found = geometry(_config(*kinds), None)
+    found = geometry(_config(*kinds), 16)
     assert [(g.block_tokens, g.window) for g in found.groups] == [(32, 0), (16, 100), (32, (1 << 31) + 64), (32, 2)]
     assert found.states == {3}
-    assert not geometry(_config(FullAttentionSpec(), SlidingWindowSpec()), None).states
+    assert not geometry(_config(FullAttentionSpec(), SlidingWindowSpec()), 16).states
 
 
 def test_whether_failures_are_told_block_by_block() -> None:
@@ -79,25 +79,25 @@ def test_whether_failures_are_told_block_by_block() -> None:
 
 
 def test_more_groups_than_the_agent_takes_are_not_supported() -> None:
-    assert len(geometry(_config(*[FullAttentionSpec()] * 16), None).groups) == 16
+    assert len(geometry(_config(*[FullAttentionSpec()] * 16), 16).groups) == 16
     with pytest.raises(Unsupported, match=r"^the model has 17 KV cache groups, allowed is 1 to 16$"):
-        geometry(_config(*[FullAttentionSpec()] * 17), None)
+        geometry(_config(*[FullAttentionSpec()] * 17), 16)
 
 
 def test_a_group_of_several_specifications_is_that_of_its_first() -> None:
     """The scheduler has the first one alone."""
     mla, indexer = MLAAttentionSpec(), MLAAttentionSpec(head_size=4)
     worker, scheduler = _config(UniformTypeKVCacheSpecs(mla, indexer)), _config(mla)
-    assert geometry(worker, None) == geometry(scheduler, None)
+    assert geometry(worker, 16) == geometry(scheduler, 16)
     assert replicated(worker)
     assert asynchronous_only(worker) == asynchronous_only(scheduler) == ""
     windows = SlidingWindowSpec(), SlidingWindowSpec(head_size=4)
-    assert geometry(_config(UniformTypeKVCacheSpecs(*windows)), None).groups[0].window == 100
+    assert geometry(_config(UniformTypeKVCacheSpecs(*windows)), 16).groups[0].window == 100
     for other in (FullAttentionSpec(), MLAAttentionSpec(block_size=64)):
         with pytest.raises(Unsupported, match=r"group 0 has layers of MLAAttentionSpec and .* that differ in window"):
-            geometry(_config(UniformTypeKVCacheSpecs(mla, other)), None)
+            geometry(_config(UniformTypeKVCacheSpecs(mla, other)), 16)
     with pytest.raises(Unsupported, match="is of RSWASpec"):
-        geometry(_config(UniformTypeKVCacheSpecs(FullAttentionSpec(), RSWASpec())), None)
+        geometry(_config(UniformTypeKVCacheSpecs(FullAttentionSpec(), RSWASpec())), 16)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +111,13 @@ def test_a_group_of_several_specifications_is_that_of_its_first() -> None:
 )
 def test_blocks_that_hashes_do_not_cover_are_refused(spec: Any, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(Unsupported, match=f"KV cache group 0 .*{said}"):
-        geometry(_config(spec(**fields)), None)
+        geometry(_config(spec(**fields)), 16)
 
 
 @pytest.mark.parametrize("field", [{"enable_kv_transfer": False}, {"host_resident": True}])
 def test_a_group_that_vllm_keeps_from_connectors_is_refused(field: dict[str, bool]) -> None:
     with pytest.raises(Unsupported, match="keeps from connectors"):
-        geometry(_config(FullAttentionSpec(), **field), None)
+        geometry(_config(FullAttentionSpec(), **field), 16)
 
 
 def _limits(**limits: Any) -> Any:
@@ -129,8 +129,8 @@ def _limits(**limits: Any) -> Any:
 
 
 def test_a_step_has_room_for_a_block_of_states() -> None:
-    states = geometry(_config(FullAttentionSpec(), MambaSpec()), None)
-    plain = geometry(_config(FullAttentionSpec()), None)
+    states = geometry(_config(FullAttentionSpec(), MambaSpec()), 32)
+    plain = geometry(_config(FullAttentionSpec()), 32)
     check_states(_limits(max_num_batched_tokens=32), states, Options())
     for name, argument in (
         ("max_num_batched_tokens", "--max-num-batched-tokens"),
@@ -143,9 +143,9 @@ def test_a_step_has_room_for_a_block_of_states() -> None:
 
 
 def test_what_states_exclude() -> None:
-    states = geometry(_config(FullAttentionSpec(), MambaSpec()), None)
+    states = geometry(_config(FullAttentionSpec(), MambaSpec()), 32)
     with pytest.raises(Unsupported, match="states alone"):
-        check_states(_limits(), geometry(_config(MambaSpec()), None), Options())
+        check_states(_limits(), geometry(_config(MambaSpec()), 32), Options())
     with pytest.raises(Unsupported, match="use_replayssm"):
         check_states(_limits(use_replayssm=True), states, Options())
     with pytest.raises(OptionError, match="offload: lazy, allowed is eager"):

@@ -35,11 +35,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch, missing: str) -> Any:
         namespace = {} if name == missing else {name: of(name, members, missing)}
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**namespace))
     one = of("Scheduler", preemption._OF_THE_SCHEDULER, missing)()
-    one.vllm_config = SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector="own"),
-        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
-        scheduler_config=SimpleNamespace(async_scheduling=True), use_v2_model_runner=False,
-    )  # fmt: skip
+    one.vllm_config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="own"))
 
     def preempt(request: Any, timestamp: float, drop_stale_output: bool = False) -> None: ...
 
@@ -55,19 +51,6 @@ def test_a_scheduler_that_has_all_that_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert "cannot drop the output" in preemption.unsupported(one, "own")
 
 
-@pytest.mark.parametrize("v2", [True, False])
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("stages", [1, 2])
-def test_pipeline_stages_of_the_first_runner(
-    monkeypatch: pytest.MonkeyPatch, *, stages: int, asynchronous: bool, v2: bool
-) -> None:
-    one = scheduler(monkeypatch, "")
-    one.vllm_config.parallel_config.pipeline_parallel_size = stages
-    one.vllm_config.scheduler_config.async_scheduling = asynchronous
-    one.vllm_config.use_v2_model_runner = v2
-    assert bool(preemption.unsupported(one, "own")) == (stages > 1 and asynchronous and not v2)
-
-
 @pytest.mark.parametrize("missing", [*USED, *CLASSES])
 def test_a_scheduler_that_lacks_something(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """It is refused at the start, instead of failing in a step."""
@@ -80,7 +63,7 @@ def test_a_scheduler_that_lacks_something(monkeypatch: pytest.MonkeyPatch, missi
 def test_the_deadline_of_a_load_that_a_step_waits_for(*, waited_for: bool) -> None:
     """VLLM expects no end of it, and would stop if one was reported."""
     sync, link = make_sync(None), SimpleNamespace(current=lambda: None)
-    side = WorkerSide(link, sync.words, per_block=True, whole_failures=True)  # type: ignore[arg-type]
+    side = WorkerSide(link, sync.words, per_block=True)  # type: ignore[arg-type]
     load = LoadJob(1, b"", 0, "warm", 0, 1.0, (), struct.pack("<2I", 3, 4), sync=waited_for)
     side.jobs[1] = InflightJob(load, None, [None])
     side._expire_loads(2.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -330,24 +329,6 @@ def test_blocks_of_old_weights_are_not_offered_again(pairs: Callable[..., Pair],
     pair.prefill.quiet()
     assert len(asked) == 1, "offered again"
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} <= {0, 1}
-
-
-def test_the_tables_of_kept_requests_are_dropped(pairs: Callable[..., Pair]) -> None:
-    """vLLM 0.29 provides tables only in the outputs of its scheduler."""
-    pair = pairs(deliver_percent=10.0)
-    tables = pair.prefill.scheduler.tables
-    tables.bind(pair.prefill.pool)
-    request = pair.offer("cmpl-a-0", "p", 20)
-    ids = [block.block_id for block in pair.prefill.admit(request)]
-    tables.take(SimpleNamespace(block_ids={request.request_id: (ids,)}))
-    pair.prefill.fill(request, 3)
-    pair.prefill.step((request, request.num_tokens))
-    request.num_tokens += 1
-    assert pair.end(request)[0]
-    assert tables.slice(request.request_id, 0, 0, 1), "what is still to be saved has no table"
-    pair.prefill.quiet()
-    assert pair.agent.status()["blocks_stored"] == 20
-    assert not tables.slice(request.request_id, 0, 0, 1), "the table of a request that vLLM has freed"
 
 
 def test_blocks_are_kept_where_they_cannot_be_pinned(pairs: Callable[..., Pair]) -> None:

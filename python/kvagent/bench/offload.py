@@ -83,7 +83,7 @@ class Node:
         near = watermark(options, geometry, STEP_BLOCKS * TOKENS, cache)
         self._saves = Saves(geometry, 1, self._blocks, self._tables, SaveSchedule(), watermark=near)
         self._running: dict[str, _Running] = {}
-        self._tables.bind(self._cache, SimpleNamespace(get_blocks=self._table))
+        self._tables.bind(SimpleNamespace(get_blocks=self._table))
         self._inflight: deque[tuple[int, list[bytes], int]] = deque()
         self._jobs = itertools.count(1)
         self._steps = 0

@@ -147,8 +147,7 @@ def _drive(driver: Any, output: Any, times: Times) -> Any:
     """Run a model runner's connector calls of a step."""
     times.begin()
     driver.pre_forward(output)
-    if hasattr(driver, "finish_forward"):
-        driver.finish_forward()
+    driver.finish_forward()
     reported = driver.post_forward(output.finished_req_ids)
     times.end()
     return reported

@@ -85,16 +85,16 @@ class Engine:
         self.group = Group(BLOCK_TOKENS, BLOCKS)
         self.cache = SharedMemory(BLOCKS * BLOCK_BYTES)
         self.words = SyncWords(EVENTS, REVOKES)
-        self.pool = _Pool()
+        self.pool = self.block_pool = _Pool()
         self.tables: dict[str, list[Any]] = {}
         worker_link = Link(socket_dir, "bench, worker", lambda: self._registration(Role.WORKER))
         link = Link(socket_dir, "bench, scheduler", lambda: self._registration(Role.SCHEDULER))
         if worker_link.wait(5) is None or link.wait(5) is None:
             sys.exit(f"no agent answers in {socket_dir}")
         geometry = Geometry((self.group,), BLOCK_TOKENS)
-        self.scheduler = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True, whole_failures=True)
-        self.scheduler.bind(self.pool, self)
-        self.worker = WorkerSide(worker_link, self.words, per_block=True, whole_failures=True)
+        self.scheduler = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True)
+        self.scheduler.bind(self)
+        self.worker = WorkerSide(worker_link, self.words, per_block=True)
         self.scheduler.plan(NOTHING)  # adopts the session: earlier blocks would be saved too
 
     def get_blocks(self, request: str) -> Any:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import vllm
-from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
 
 from kvagent.messages import Role
@@ -23,7 +22,7 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.drafts import check_options, following_tokens
 from kvagent.vllm.events.publication import EventsOptions
 from kvagent.vllm.events.waking import Waker, engine_wake
-from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout, whole_failures
+from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.keys.media import BYPASS, TRUST, Media
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import Stats, make_prom
@@ -225,15 +224,12 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return Registration(role=Role.SCHEDULER, **self._common())
 
         link = Link(self._options.socket_dir, "scheduler", registration, pool=self._options.pool)
-        whole = whole_failures(base)
         events = self._events()
         if events is not None and events.waker is not None:
             link.attached = events.waker.wake
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), whole_failures=whole, media=self._make_media(),
-            # vLLM 0.29 can be told of failed loads only block by block.
-            loads=loads(kv_role, self._options) and (whole or geo.fails_by_block(self._config)),
+            saves=saves(kv_role, self._options), loads=loads(kv_role, self._options), media=self._make_media(),
             generations=generations, unobserved=unobserved,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),

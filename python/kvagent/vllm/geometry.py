@@ -57,8 +57,8 @@ class Geometry:
         return self.groups[group].block_tokens // self.hash_tokens
 
 
-def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
-    """Return the geometry of vLLM's KVCacheConfig.
+def geometry(kv_cache_config: Any, hash_tokens: int) -> Geometry:
+    """Return the geometry of vLLM's KVCacheConfig, with blocks hashed by so many tokens.
 
     Unsupported names the group that cannot be served.
     """
@@ -72,13 +72,11 @@ def geometry(kv_cache_config: Any, hash_tokens: int | None) -> Geometry:
         raise Unsupported("the model has no KV cache")
     if len(groups) > MAX_GROUPS:
         raise Unsupported(f"the model has {len(groups)} KV cache groups, allowed is 1 to {MAX_GROUPS}")
-    tokens = hash_tokens or getattr(kv_cache_config, "hash_block_size", None)
-    tokens = tokens or math.gcd(*(group.block_tokens for group in groups))
     for i, group in enumerate(groups):
-        if group.block_tokens % tokens:
-            raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {tokens}")
+        if group.block_tokens % hash_tokens:
+            raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {hash_tokens}")
     states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if specs.is_state(one.kv_cache_spec)]
-    return Geometry(tuple(groups), int(tokens), frozenset(states))
+    return Geometry(tuple(groups), hash_tokens, frozenset(states))
 
 
 def token_bytes(kv_cache_config: Any) -> float:
@@ -206,44 +204,50 @@ def _supported(vllm_config: Any) -> Sequence[str]:
         return [layout.name for layout in get_supported_kv_cache_layouts([backend])]
 
 
-OLDEST, NEWEST = (0, 29), (0, 33)  # the range that the tests cover
+OLDEST, NEWEST = (0, 31), (0, 33)  # the range that the tests cover
 TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
-NEEDED = ("bind_gpu_block_pool", "build_connector_worker_meta", "handle_preemptions", "has_pending_push_work")
+_NEEDED = f"{OLDEST[0]}.{OLDEST[1]} or newer"
+NEEDED = ("bind_kv_cache_manager", "build_connector_worker_meta", "get_transfer_results", "has_pending_push_work")
 
 WITHOUT_DRAFTS = ("ngram", "ngram_gpu", "suffix", "custom_class")  # speculation methods that use no model weights
 
 
 def tested(version: str) -> bool:
     """Return whether the connector is tested with this version."""
-    return OLDEST <= tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) <= NEWEST
+    return OLDEST <= _minor(version) <= NEWEST
 
 
 def check(version: str, base: Any) -> None:
     """Warn about an untested version.
 
-    Raise Unsupported if its connector base class lacks a needed method.
+    Raise Unsupported if it is too old, or if its connector base class lacks a needed method.
     """
-    if not tested(version):
-        log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
+    check_version(version)
     missing = [name for name in NEEDED if not hasattr(base, name)]
     if missing:
-        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; 0.29 or newer is needed")
+        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; {_NEEDED} is needed")
 
 
-def whole_failures(base: Any) -> bool:
-    """Return whether vLLM accepts the failure of a whole load (0.30 and later).
+def check_version(version: str) -> None:
+    """Warn about an untested version. Raise Unsupported if it is too old.
 
-    ``base`` is the module of its connectors' base class.
+    A build of vLLM's source may have no version (0.1.dev), so only a release is too old.
     """
-    return hasattr(base, "KVConnectorTransferResults")
+    if _minor(version) < OLDEST and "dev" not in version:
+        raise Unsupported(f"vLLM {version} is too old: {_NEEDED} is needed")
+    if not tested(version):
+        log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
 
 
-def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int | None:
-    """Return the number of tokens per block hash in the scheduler; None if vLLM does not tell."""
-    told = getattr(kv_cache_config, "hash_block_size", None)
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Return the number of tokens per block hash in the scheduler."""
+    told = getattr(kv_cache_config, "hash_block_size", None)  # from 0.32 on
     if told is not None:
         return int(told)
-    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
-    resolve = getattr(kv_cache_utils, "resolve_kv_cache_block_sizes", None)
-    return int(resolve(kv_cache_config, vllm_config)[1]) if resolve is not None else None
+    return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])

@@ -49,7 +49,7 @@ class UncachedScheduler:
 
     saves = None
 
-    def bind(self, pool: Any, manager: Any = None) -> None:
+    def bind(self, manager: Any) -> None:
         """Use nothing of vLLM's."""
 
     def on_new_request(self, request: Any) -> None:

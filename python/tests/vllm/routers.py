@@ -93,7 +93,7 @@ class Routers:
         hashes, size, parent = event["block_hashes"], event["block_size"], event["parent_block_hash"]
         assert len(event["token_ids"]) == size * len(hashes)
         assert event["group_idx"] == 0
-        assert event.get("kv_cache_spec_kind", "full_attention") == "full_attention"  # 0.29 does not say
+        assert event["kv_cache_spec_kind"] == "full_attention"
         assert "locality" not in event
         assert "ownership" not in event
         assert parent is None or parent in self.known, "stored before its parent"

@@ -128,6 +128,5 @@ def test_one_error_is_forgiven_and_many_are_not(
         run(world, f"again {i}")
         world.scheduler.reset_prefix_cache()  # so that the next one asks for a promise too
     assert "served UNCACHED" in caplog.text
-    # Under vLLM 0.29 a handler gets each record twice.
-    logged = {id(one) for one in caplog.records if "get_num_new_matched_tokens: planted. The request" in one.message}
+    logged = [one for one in caplog.records if "get_num_new_matched_tokens: planted. The request" in one.message]
     assert len(logged) == 1

@@ -106,9 +106,7 @@ def test_no_byte_is_wrong_cold_or_warm(worlds: Any, agent: AgentProcess, kind: s
 
 def met(first: World, second: World) -> bool:
     """Return whether the cases to show have occurred: how soon depends on seed and machine."""
-    # vLLM 0.29 with several groups: saved blocks are not loaded (docs/VLLM.md).
-    loaded = (second.side.counts.tokens_loaded > 0) == second.side._may_load
-    return first.preempted + second.preempted > 0 and loaded
+    return first.preempted + second.preempted > 0 and second.side.counts.tokens_loaded > 0
 
 
 def test_a_byte_that_is_wrong_in_the_pool_is_seen(model: Path, lax_agent: AgentProcess) -> None:

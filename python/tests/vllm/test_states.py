@@ -16,13 +16,6 @@ PROMPT = [i % 400 + 5 for i in range(100)]
 LAST = 96  # tokens: the last end of a block in it, where vLLM keeps a state
 
 
-def served(world: World, tokens: int) -> int:
-    """Return how many tokens are loaded of those that can be: vLLM 0.29 loads nothing for a model
-    with several groups.
-    """
-    return tokens if world.side._may_load else 0
-
-
 def asked(world: World, name: str, prompt: list[int], tokens: int = 4) -> int:
     """Let an engine without blocks of its own answer. Return how many tokens it loaded."""
     before = world.side.counts.tokens_loaded
@@ -38,8 +31,8 @@ def asked(world: World, name: str, prompt: list[int], tokens: int = 4) -> int:
 def test_a_hit_ends_where_vllm_kept_a_state(worlds: Any, agent: AgentProcess, asynchronous: bool) -> None:
     world = worlds(window=1, kind="states", asynchronous=asynchronous, depth=1 + asynchronous)
     assert asked(world, "cold", PROMPT) == 0
-    assert asked(world, "warm", PROMPT) == served(world, LAST)
-    assert asked(world, "longer", [*PROMPT[: LAST + 2], *range(60)]) == served(world, LAST)
+    assert asked(world, "warm", PROMPT) == LAST
+    assert asked(world, "longer", [*PROMPT[: LAST + 2], *range(60)]) == LAST
     # The other groups have all its blocks, but no step has ended where one of them does.
     assert asked(world, "shorter", [*PROMPT[: LAST - 1], *range(60)]) == 0
     clean(world, agent)
@@ -49,30 +42,30 @@ def test_states_after_generated_tokens_are_found(worlds: Any, agent: AgentProces
     world = worlds(window=1, kind="states", dense=True)
     assert asked(world, "cold", PROMPT, 80) == 0
     said = PROMPT + world.outputs["cold"]
-    assert asked(world, "next", [*said, *range(20)]) == served(world, len(said) // BLOCK * BLOCK)
+    assert asked(world, "next", [*said, *range(20)]) == len(said) // BLOCK * BLOCK
     for end in range(LAST + BLOCK, len(said), BLOCK):
-        assert asked(world, f"at {end}", [*said[:end], *range(20)]) == served(world, end)
+        assert asked(world, f"at {end}", [*said[:end], *range(20)]) == end
 
 
 def test_vllm_keeps_no_states_after_generated_tokens_unless_asked_to(worlds: Any, agent: AgentProcess) -> None:
     world = worlds(window=1, kind="states")
     assert asked(world, "cold", PROMPT, 80) == 0
-    assert asked(world, "next", [*PROMPT, *world.outputs["cold"]]) == served(world, LAST)
+    assert asked(world, "next", [*PROMPT, *world.outputs["cold"]]) == LAST
     clean(world, agent)
 
 
 def test_only_states_of_prompts_are_saved_where_the_options_say_so(worlds: Any, agent: AgentProcess) -> None:
     world = worlds(window=1, kind="states", dense=True, extra={"save_decode": False})
     assert asked(world, "cold", PROMPT, 80) == 0
-    assert asked(world, "next", [*PROMPT, *world.outputs["cold"]]) == served(world, LAST)
+    assert asked(world, "next", [*PROMPT, *world.outputs["cold"]]) == LAST
     clean(world, agent)
 
 
 def test_a_chunk_that_has_begun_is_needed_whole(worlds: Any, agent: AgentProcess) -> None:
     world = worlds(window=64, kind="chunked")
     assert asked(world, "cold", PROMPT) == 0
-    assert asked(world, "warm", PROMPT) == served(world, LAST)
-    assert asked(world, "shorter", [*PROMPT[:70], *range(60)]) == served(world, 64)
+    assert asked(world, "warm", PROMPT) == LAST
+    assert asked(world, "shorter", [*PROMPT[:70], *range(60)]) == 64
     clean(world, agent)
 
 
@@ -82,7 +75,7 @@ def test_an_agent_that_is_gone_costs_no_state(worlds: Any, agent: AgentProcess, 
     assert asked(world, "cold", PROMPT) == 0
     assert world.scheduler.reset_prefix_cache()
     world.add("warm", PROMPT, 4)
-    while world.side._may_load and not world.promised["warm"]:
+    while not world.promised["warm"]:
         world.step()
     (agent.kill if end == "killed" else agent.freeze)()
     while "warm" not in world.reasons:

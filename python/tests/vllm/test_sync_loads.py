@@ -457,8 +457,6 @@ def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
-    with pytest.raises(OptionError, match="vLLM's first runner has pipeline stages with async scheduling"):
-        worlds(extra=SYNC, v2=False, asynchronous=True, ranks=2, stages=2)
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     own = {
         "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",

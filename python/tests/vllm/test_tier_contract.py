@@ -95,9 +95,7 @@ class Played:
 
     def job(self, keys: list[Any], rows: list[int], *, load: bool) -> int:
         self.jobs += 1
-        name = "block_ids" if "block_ids" in {one.name for one in dataclasses.fields(TransferJob)} else "chunk_ids"
-        given: dict[str, Any] = {"keys": keys, name: rows, "is_promotion": load, "req_context": self.request}
-        job = TransferJob(job_id=self.jobs, **given)
+        job = TransferJob(job_id=self.jobs, keys=keys, chunk_ids=rows, is_promotion=load, req_context=self.request)
         (self.tier.submit_load if load else self.tier.submit_store)(job)
         return self.jobs
 

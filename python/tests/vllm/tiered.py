@@ -291,7 +291,7 @@ class TieredWorld(World):
             self.played.append(PlayedWorker(self._dice, self._pace, **given))
             return self.played[-1]
 
-        # Without a GPU vLLM 0.29 to 0.31 cannot say which one is the worker's.
+        # Without a GPU vLLM 0.31 cannot say which one is the worker's.
         with (
             mock.patch("vllm.v1.kv_offload.tiering.spec.CPUOffloadingWorker", play),
             mock.patch("torch.accelerator.current_device_index", return_value=rank),

@@ -330,10 +330,6 @@ class World:
                 end_step()
         return launch.sampled
 
-    def caught_up(self) -> bool:
-        """Return whether the kernels of all launches have run, except for that in the making."""
-        return all(launch.sampled is not None for launch in self._flight)
-
     def settle(self) -> None:
         """Complete what is in flight."""
         while self._flight:
@@ -412,8 +408,7 @@ class World:
                 return driver.no_forward(output).kv_connector_output
             driver.pre_forward(output)
             self._forward(rank)
-            if hasattr(driver, "finish_forward"):
-                driver.finish_forward()
+            driver.finish_forward()
             if not hasattr(driver, "finalize_step") or "defer_finalize" not in inspect.signature(
                 driver.post_forward
             ).parameters:  # fmt: skip
@@ -452,26 +447,14 @@ class World:
 
 
 class _Clock(HostClock):
-    """Ends steps after the kernels of the current launch.
-
-    vLLM 0.29 and 0.30 end a step without tokens in the next one. If the kernels of all launches
-    before that have run, it ends at once.
-    """
+    """Ends steps after the kernels of the current launch."""
 
     def __init__(self, words: Any, world: World) -> None:
         super().__init__(words)
         self._world = world
-        self._launch = 0
-
-    def begin(self, step: int) -> None:
-        self._launch = self._world.steps
-        super().begin(step)
 
     def end(self, step: int) -> None:
-        if self._launch < self._world.steps and self._world.caught_up():
-            super().end(step)
-        else:
-            self._world.queue.append(lambda: super(_Clock, self).end(step))
+        self._world.queue.append(lambda: super(_Clock, self).end(step))
 
 
 def joined(world: World, agent: AgentProcess) -> None:

@@ -190,7 +190,7 @@ def of_little(answer: Any) -> Callable[..., Any]:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "bind_kv_cache_manager": of_all(None), "bind_gpu_block_pool": of_all(None),
+    "bind_kv_cache_manager": of_all(None),
     "on_new_request": of_request(None), "get_num_new_matched_tokens": of_request((0, False)),
     "update_state_after_alloc": of_admission, "build_connector_meta": of_plan,
     "update_connector_output": of_output, "take_events": of_little(()), "request_finished": of_end,

@@ -152,6 +152,6 @@ def of_start(self: Any, call: str, error: Exception, *args: Any) -> None:  # noq
 CALLS: dict[str, Callable[..., Any]] = {
     "register_kv_caches": of_start, "unregister_kv_caches": of_step(None), "restore_kv_caches": of_start,
     "handle_preemptions": of_step(None), "bind_connector_metadata": of_begin, "start_load_kv": of_step(None),
-    "wait_for_layer_load": of_step(None), "wait_for_save": of_step(None), "get_finished": of_results,
+    "wait_for_layer_load": of_step(None), "wait_for_save": of_step(None),
     "get_transfer_results": of_results, "build_connector_worker_meta": of_step(None),
 }  # fmt: skip

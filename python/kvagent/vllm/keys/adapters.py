@@ -1,9 +1,9 @@
 """Requests with LoRA adapters: their blocks are keyed by the adapter's content, not by its name.
 
-vLLM's block hash covers the name (and since 0.31 the path) that a request gives, while the content
-is what the workers have loaded under vLLM's number of the adapter. So the keys of such a request
-are hashes of the hashes that it would have without an adapter and of the digest of the content.
-Until all workers have reported the same digest, its requests are uncached.
+vLLM's block hash covers the name and the path that a request gives, while the content is what the
+workers have loaded under vLLM's number of the adapter. So the keys of such a request are hashes of
+the hashes that it would have without an adapter and of the digest of the content. Until all workers
+have reported the same digest, its requests are uncached.
 
 The engine's own cache goes by vLLM's hashes. Under one name it may have blocks of several contents
 if the content changed, or if the name's requests had several numbers. A request that finds such

@@ -50,13 +50,7 @@ class SchedulerCalls:
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take vLLM's block tables and block pool."""
-        self._kv_cache_manager = kv_cache_manager
-        self._side.bind(kv_cache_manager.block_pool, kv_cache_manager)
-
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Take vLLM's block pool, which is all that 0.29 provides."""
-        if getattr(self, "_kv_cache_manager", None) is None:
-            self._side.bind(gpu_block_pool)
+        self._side.bind(kv_cache_manager)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         """Ignore handshake data: MultiConnector passes that of other connectors.

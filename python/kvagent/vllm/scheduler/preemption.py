@@ -69,11 +69,6 @@ def unsupported(scheduler: Any | None, connector: str) -> str:
         return "another connector could save what is computed before a load has succeeded"
     if "drop_stale_output" not in inspect.signature(scheduler._preempt_request).parameters:
         return "this vLLM cannot drop the output of a preempted request"
-    config = scheduler.vllm_config
-    staged = config.parallel_config.pipeline_parallel_size > 1 and config.scheduler_config.async_scheduling
-    if staged and not config.use_v2_model_runner:
-        # Its stages but the last keep placeholders of a dropped output. 0.31 and later refuse this.
-        return "vLLM's first runner has pipeline stages with async scheduling"
     return ""
 
 

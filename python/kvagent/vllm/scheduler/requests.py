@@ -335,45 +335,24 @@ def after_reset(pool: Any, done: Callable[[], None], before: Callable[[], None] 
 
 
 class Tables:
-    """Block tables of requests, from the KV cache manager if the scheduler provides it (0.30 and
-    later).
-    """
+    """Block tables of requests, from vLLM's KV cache manager."""
 
     def __init__(self) -> None:
         self._manager: Any = None
-        self._pool: Any = None
         self._rows: list[Any] = []  # by group: the manager's own tables of requests, if it has them
-        self._seen: dict[str, tuple[Sequence[int], ...]] = {}
 
-    def bind(self, pool: Any, manager: Any = None) -> None:
-        """Set the sources."""
-        self._pool, self._manager = pool, manager
+    def bind(self, manager: Any) -> None:
+        """Set the source."""
+        self._manager = manager
         self._rows = _rows(manager)
-
-    @property
-    def live(self) -> bool:
-        """Whether they are vLLM's own, so that ``take`` has nothing to do."""
-        return self._manager is not None
-
-    def take(self, block_state: Any) -> None:
-        """Take the tables in a step's output if there is no manager (0.29)."""
-        if self._manager is None and block_state is not None:
-            self._seen.update(block_state.block_ids)
 
     def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
         """Return the blocks from begin to end of a group; fewer if the table is shorter."""
         if self._rows:
             row: Sequence[Any] = self._rows[group].get(request, ())[begin:end]
             return row
-        if self._manager is not None:
-            blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
-            return blocks
-        table = self._seen.get(request)
-        return [] if table is None else [self._pool.blocks[i] for i in table[group][begin:end]]
-
-    def forget(self, request: str) -> None:
-        """Drop the table of a request that has ended or lost its blocks."""
-        self._seen.pop(request, None)
+        blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
+        return blocks
 
 
 def _rows(manager: Any) -> list[Any]:

@@ -56,13 +56,11 @@ class SchedulerSide:
 
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
-        whole_failures: bool, generations: Generations | None = None, media: Media | None = None,
-        unobserved: bool = False, engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None,
-        token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0, events: EventsOptions | None = None,
-        parts: int = 1,
+        generations: Generations | None = None, media: Media | None = None, unobserved: bool = False,
+        engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None, token_bytes: float = 0.0,
+        step_tokens: int = 0, following: int = 0, events: EventsOptions | None = None, parts: int = 1,
     ) -> None:  # fmt: skip
-        """``whole_failures``: vLLM accepts the failure of a whole load (0.30 and later).
-        ``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
+        """``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
 
         ``step_tokens``: the most tokens that a step computes. ``following``: how many tokens after
         a block its bytes depend on.
@@ -84,7 +82,6 @@ class SchedulerSide:
         self._world = world
         self._may_save = saves
         self._may_load = loads
-        self._whole_failures = whole_failures
         self._adapters = Adapters(world)
         self._following = following
         self._media = media or Media(options.media, geometry.hash_tokens)
@@ -115,8 +112,9 @@ class SchedulerSide:
         self._states: States | None = None
         self._stale_requests: StaleRequests | None = None
 
-    def bind(self, pool: Any, manager: Any = None) -> None:
-        """Take vLLM's block pool, and its KV cache manager if the scheduler provides it."""
+    def bind(self, manager: Any) -> None:
+        """Take vLLM's KV cache manager, with its block pool."""
+        pool = manager.block_pool
         if self.blocks is None:
             deliver = self._options.deliver_percent if self._options.transfers else 0.0
             self.blocks = Blocks(pool, self._options.pin_percent / 100, deliver / 100)
@@ -138,7 +136,7 @@ class SchedulerSide:
                 self.saves.batch.tokens = self.loads.tokens = self._publication.tokens
         if self._publication is not None:
             self._publication.form.bind(manager)
-        self.tables.bind(pool, manager)
+        self.tables.bind(manager)
 
     def use_revocation(self, revoke: Callable[[int], None]) -> None:
         """Take the function that sets a revocation word in all workers at once."""
@@ -165,7 +163,7 @@ class SchedulerSide:
         tracked = self._track(request)
         if self._following:
             tracked.found = own
-        if not self._usable(tracked) or (own and not self._whole_failures):
+        if not self._usable(tracked):
             if self._stopped:
                 self._promises.give_up(tracked)
             return 0, False
@@ -223,7 +221,6 @@ class SchedulerSide:
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
             self._preempted(request, again=request in scheduled)
-        self.tables.take(getattr(output, "kv_connector_block_state", None))
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
         now = time.monotonic()
@@ -246,8 +243,6 @@ class SchedulerSide:
             self._transfers.settle(self.saves)
             self._keeps.settle(self.saves)
             plan.released = self._transfers.released()
-            for ended in plan.released:
-                self.tables.forget(ended)
         if self._agent.lookups is not None:
             probed, late = self._agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
@@ -288,7 +283,6 @@ class SchedulerSide:
             if good:
                 self._admit(tracked)
             else:
-                self.tables.forget(tracked.request.request_id)
                 self._lost_blocks(tracked)
 
     def take_events(self) -> Sequence[Any]:
@@ -331,10 +325,7 @@ class SchedulerSide:
             self.new_weights()
         if self.saves is not None:
             self._keeps.settle(self.saves)
-        if tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None):
-            return True
-        self.tables.forget(request.request_id)
-        return False
+        return tracked.offer is not None and self._transfers.end(tracked, tokens, self.saves if tokens else None)
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
         """Return what a decode engine needs to know about a request that was computed for it."""
@@ -639,7 +630,6 @@ class SchedulerSide:
         return int(request.num_tokens if self._options.save_decode else request.num_prompt_tokens)
 
     def _preempted(self, request: str, *, again: bool) -> None:
-        self.tables.forget(request)
         tracked = self._tracked.get(request)
         if tracked is not None and not again:
             self._sync_loads.lost(tracked)
@@ -676,7 +666,6 @@ class SchedulerSide:
             and plan.generation is None
             and not (self.loads is None or self.loads.busy())
             and not (self._stale_requests is None or self._stale_requests.busy())
-            and self.tables.live
             and not self._sync_loads.possible()
             and (self.saves is None or (self.saves.lazy is None and not self.saves.waits()))
             and self._states is None

@@ -130,7 +130,7 @@ def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
 
 def _publish(connector: Any, source: EventsSource) -> None:
     """Have a connector publish a source's events after its own."""
-    events, arrived, bind = connector.take_events, connector.on_new_request, connector.bind_gpu_block_pool
+    events, arrived, bind = connector.take_events, connector.on_new_request, connector.bind_kv_cache_manager
 
     def take_events() -> list[Any]:
         return [*events(), *source.take()]
@@ -139,17 +139,11 @@ def _publish(connector: Any, source: EventsSource) -> None:
         source.begin(request)
         arrived(request)
 
-    def bind_gpu_block_pool(gpu_block_pool: Any) -> None:
-        bind(gpu_block_pool)
-        after_reset(gpu_block_pool, source.cleared)
+    def bind_kv_cache_manager(kv_cache_manager: Any) -> None:
+        source.bind(kv_cache_manager)
+        bind(kv_cache_manager)
+        after_reset(kv_cache_manager.block_pool, source.cleared)
 
     connector.take_events = take_events
     connector.on_new_request = on_new_request
-    connector.bind_gpu_block_pool = bind_gpu_block_pool
-    if (whole := getattr(connector, "bind_kv_cache_manager", None)) is not None:  # from 0.30 on
-
-        def bind_kv_cache_manager(kv_cache_manager: Any) -> None:
-            source.bind(kv_cache_manager)
-            whole(kv_cache_manager)  # which binds the pool
-
-        connector.bind_kv_cache_manager = bind_kv_cache_manager
+    connector.bind_kv_cache_manager = bind_kv_cache_manager

@@ -79,8 +79,8 @@ def untold(construction: Construction, config: Any, tokens: int) -> frozenset[in
     """
     groups = construction.kv_cache_config.kv_cache_groups
     left_out = set(range(len(groups)))
-    for i, one in enumerate(config.groups):
-        group = int(getattr(one, "group_id", i))
+    for one in config.groups:
+        group = int(one.group_id)
         spec = groups[group].kv_cache_spec
         whole = not specs.window(spec) and not specs.is_state(spec)
         hashed = one.tokens_per_block == config.cache.tokens_per_hash

@@ -166,7 +166,7 @@ def _media(construction: Construction, options: TierOptions) -> list[str]:
 
 def _groups(config: Any) -> int:
     """Return how many groups the keys' numbers need."""
-    return max((int(getattr(group, "group_id", i)) + 1 for i, group in enumerate(config.groups)), default=0)
+    return max((int(group.group_id) + 1 for group in config.groups), default=0)
 
 
 def _layout(construction: Construction | None, config: Any, row_bytes: int) -> str:
@@ -178,7 +178,7 @@ def _layout(construction: Construction | None, config: Any, row_bytes: int) -> s
     parallel = config.parallel
     whole = construction.vllm_config if construction is not None else None
     placement = _placement(construction.kv_cache_config) if construction is not None else []
-    layers = [[int(getattr(g, "group_id", i)), *g.layer_names] for i, g in enumerate(config.groups)]
+    layers = [[int(group.group_id), *group.layer_names] for group in config.groups]
     return json.dumps(
         {
             "bytes": row_bytes,

@@ -7,10 +7,9 @@ answered ``RETRY`` once at least, and by the next step if the agent is quick.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import groupby
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.boundary.errors import Errors, contained
 from kvagent.vllm.boundary.tier import CALLS, answer
+from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
@@ -55,7 +55,6 @@ FENCED = hasattr(OffloadingManager, "on_reset_flushed")
 """Whether vLLM itself waits, after a reset, for the GPU's copies to and from freed rows before it
 fills them from a tier; from 0.33 on.
 """
-_RESULT = frozenset(field.name for field in fields(JobResult))
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -87,10 +86,8 @@ class KVAgentTier(SecondaryTierManager):
         self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
         **config: Any,
     ) -> None:  # fmt: skip
-        given = [offloading_spec, primary_kv_view, tier_type]
-        if "backpressure_detector" in inspect.signature(SecondaryTierManager.__init__).parameters:
-            given.append(backpressure_detector)  # from 0.31 on
-        super().__init__(*given)
+        check_version(vllm.__version__)
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._options = parse(config)
         self._errors, self._retired = Errors(), False
         self._requests: dict[str, Asked] = {}
@@ -343,14 +340,13 @@ class KVAgentTier(SecondaryTierManager):
             self._counts.loads_failed += count - done
             if done < count:
                 self._missing(order, frozenset(finished.done))
-        given = {
-            "job_id": finished.job,
-            "success": done == count,
-            "successful_keys": finished.done if isinstance(order, Load) and 0 < done < count else None,
-            "transfer_time": finished.seconds,
-            "transfer_bytes": done * self._primary_kv_view.strides[0],
-        }
-        return JobResult(**{name: value for name, value in given.items() if name in _RESULT})
+        return JobResult(
+            job_id=finished.job,
+            success=done == count,
+            successful_keys=finished.done if isinstance(order, Load) and 0 < done < count else None,
+            transfer_time=finished.seconds,
+            transfer_bytes=done * self._primary_kv_view.strides[0],
+        )
 
     def _missing(self, load: Load, arrived: frozenset[Key]) -> None:
         """Remember the keys of a load that did not arrive, so that they are not tried at once
@@ -370,12 +366,11 @@ class KVAgentTier(SecondaryTierManager):
 
     def _parents(self, keys: tuple[Key, ...], req_context: Any) -> tuple[bytes, ...]:
         """Return the hash before each chunk where it is known, for the agent's eviction."""
-        position = getattr(req_context, "get_offload_key_position", None)
         request = self._requests.get(req_context.req_id)
         tails = request.tails if request is not None else {}
         parents = []
         for key in keys:
-            group, end = group_of(key), position(key) if position is not None else None
+            group, end = group_of(key), req_context.get_offload_key_position(key)
             last = tails.get(group)
             follows = last is not None and (end is None or end == last[0] + self._tokens(group))
             parents.append(last[1] if last is not None and follows else b"")
@@ -385,8 +380,8 @@ class KVAgentTier(SecondaryTierManager):
     def _tokens(self, group: int) -> int:
         """Return the tokens of a chunk of a group."""
         config = self._offloading_spec.config
-        for i, one in enumerate(config.groups):
-            if int(getattr(one, "group_id", i)) == group:
+        for one in config.groups:
+            if int(one.group_id) == group:
                 return int(one.tokens_per_block * config.cache.blocks_per_chunk)
         return 0
 
@@ -497,5 +492,4 @@ class KVAgentTier(SecondaryTierManager):
 
 def _chunks(job: Any) -> tuple[tuple[Key, ...], tuple[int, ...]]:
     """Return the keys and rows of one of vLLM's jobs."""
-    rows = job.block_ids if hasattr(job, "block_ids") else job.chunk_ids  # 0.29 has another name
-    return tuple(bytes(key) for key in job.keys), tuple(int(row) for row in rows)
+    return tuple(bytes(key) for key in job.keys), tuple(int(row) for row in job.chunk_ids)

@@ -15,7 +15,7 @@ from kvagent.vllm import geometry as geo
 from kvagent.vllm.boundary.errors import contained
 from kvagent.vllm.boundary.worker import CALLS, LostWorker, abandon
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.geometry import Unsupported, whole_failures
+from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.nodes.delegate import Delegate
@@ -101,10 +101,7 @@ class WorkerCalls:
         self._sync = self._sync or make_sync(None)
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
-            self._worker = WorkerSide(
-                NoLink(), self._sync.words, per_block=per_block, whole_failures=whole_failures(base),
-                clock=self._sync.clock,
-            )  # fmt: skip
+            self._worker = WorkerSide(NoLink(), self._sync.words, per_block=per_block, clock=self._sync.clock)
         else:
             self._worker.rejoin(NoLink())
         self._worker.refuse(f"rank {int(self._vllm_config.parallel_config.rank)}: {reason}")
@@ -147,8 +144,8 @@ class WorkerCalls:
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
-                link, sync.words, per_block=per_block, whole_failures=whole_failures(base),
-                clock=sync.clock, generation=self._generation, use_generation=self._use_generation,
+                link, sync.words, per_block=per_block, clock=sync.clock,
+                generation=self._generation, use_generation=self._use_generation,
                 identity=() if self._part.index else self._identity, sync_wait_s=self._options.sync_wait_ms / 1e3,
                 stages=caches.stages, adapters=self._adapters, delegate=self._delegate,
             )  # fmt: skip
@@ -231,13 +228,6 @@ class WorkerCalls:
         if self._worker is not None:
             self._worker.end(_plan(self._connector_metadata))
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
-        """Return the ended requests that may be freed, and those whose load has ended (vLLM
-        0.29).
-        """
-        results = self._take_results()
-        return results.sent or None, results.received or None
-
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Return the ended requests that may be freed, those whose load has ended, and those whose
         load failed as a whole.
@@ -250,7 +240,7 @@ class WorkerCalls:
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Return the blocks that failed to load, of the requests in the last get_finished."""
+        """Return the blocks that failed to load, of the requests in the last results."""
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 

@@ -132,8 +132,8 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link | NoLink, words: SyncWords, *, per_block: bool, whole_failures: bool,
-        clock: Clock | None = None, generation: str = "", use_generation: Callable[[str], None] | None = None,
+        self, link: Link | NoLink, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
+        generation: str = "", use_generation: Callable[[str], None] | None = None,
         identity: tuple[tuple[str, str], ...] = (), sync_wait_s: float = 0.25, stages: Stages | None = None,
         adapters: LoadedAdapters | None = None, delegate: Delegate | None = None,
     ) -> None:  # fmt: skip
@@ -152,11 +152,10 @@ class WorkerSide:
         self.words = words
         self._clock: Clock = clock or HostClock(words)
         self.per_block = per_block
-        self._whole_failures = whole_failures
         self._backoff = IdleBackoff()
         self._decode_steps = DecodeSteps()
         self._step = 0
-        self._open: StepPlan | None = None
+        self._open = False  # whether a step has begun and not ended
         self.jobs: dict[int, InflightJob] = {}
         self.started: set[int] = set()
         """The jobs of the step in progress that were sent, or have failed."""
@@ -178,18 +177,16 @@ class WorkerSide:
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
-        if self._open is not None:  # vLLM 0.29 and 0.30 do not end a step without tokens
-            self.end(self._open)
         for job in plan.revokes:
             if (inflight := self.jobs.get(job)) and isinstance(inflight.plan, SaveJob):
                 self.words.revoke(inflight.plan.revoke)
 
     def begin(self, plan: StepPlan) -> None:
         """Begin a step, before its kernels are launched."""
-        if self._open is not None or plan.revokes:
+        if plan.revokes:
             self.revoke_saves(plan)  # usually a repetition, which costs nothing
         self._step = step = self._step + 1
-        self._open = plan
+        self._open = True
         self.started.clear()
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._backoff.step(idle=plan.idle)
@@ -238,13 +235,15 @@ class WorkerSide:
 
     def end(self, plan: StepPlan) -> None:
         """End the step and send the saves."""
-        if self._open is None:
+        if not self._open:
             return
-        self._end_sync()
-        self._open = None
-        self._clock.end(self._step)
-        if plan.saves:
-            self._save(plan.saves)
+        try:
+            self._end_sync()
+        finally:
+            self._open = False
+            self._clock.end(self._step)
+            if plan.saves:
+                self._save(plan.saves)
 
     def results(self) -> Results:
         """Return what has ended since the last call.
@@ -574,10 +573,7 @@ class WorkerSide:
             self.pending_report.late.add(plan.job)
             self.pending_results.received.add(plan.request)
             if not inflight.cancelled:
-                if self._whole_failures:
-                    self.pending_results.failed.add(plan.request)
-                else:  # from the request's first block on, so that it gets other blocks
-                    self.pending_results.bad_blocks.update(bad_blocks(plan, b"\1" * plan.blocks))
+                self.pending_results.failed.add(plan.request)
             inflight.cancel()
 
 
