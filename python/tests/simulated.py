@@ -106,7 +106,7 @@ class SimulatedEngine:
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
         loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
-        unobserved: bool = False, adapters: LoadedAdapters | None = None, following: int = 0,
+        unobserved: bool = False, in_process: bool = False, adapters: LoadedAdapters | None = None, following: int = 0,
         **options: Any,
     ) -> None:  # fmt: skip
         self.name = name
@@ -120,14 +120,15 @@ class SimulatedEngine:
         directory = str(agent.folder)
         self._directory = directory
         settings = Options(**(OPTIONS | {"pin_percent": 50.0} | options))
-        self.generations, self._workers_generation = Generations(generation, settings), generation
+        self.generations = Generations(generation, settings, unobserved=unobserved, in_process=in_process)
+        self._workers_generation = generation
         self.worker_link = self.new_worker_link()
         self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
         self.worker_link.wait(20)
         self.link.wait(20)
         self.scheduler = SchedulerSide(
             settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads,
-            generations=self.generations, unobserved=unobserved, engine_id=name, following=following,
+            generations=self.generations, engine_id=name, following=following,
         )  # fmt: skip
         self.scheduler.bind(self)
         self.worker = WorkerSide(

@@ -358,11 +358,12 @@ def test_blocks_that_a_load_brought_stay_of_their_weights(
     assert not engine.finds("p", NEW), "blocks of the old weights were saved as those of the new ones"
 
 
+@pytest.mark.parametrize("how", ["unobserved", "in_process"])
 def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(
-    engines: Callable[..., ChangingEngine],
+    engines: Callable[..., ChangingEngine], how: str
 ) -> None:
     """Like TRL, which writes to the model and resets without telling the connector."""
-    silent, heard = engines("a", unobserved=True), engines("b")
+    silent, heard = engines("a", **{how: True}), engines("b")
     for engine in (silent, heard):
         engine.stores(f"p{engine.name}", OLD)
         engine.pool.reset_prefix_cache()
@@ -370,6 +371,22 @@ def test_a_reset_of_vllms_own_cache_may_follow_weights_that_changed_unobserved(
     assert not silent.finds("pa", NEW)
     assert silent.scheduler.generations.now.startswith(PRIVATE)
     assert heard.finds("pb", OLD), "of weights that cannot change unobserved the blocks are as good as before"
+
+
+def test_a_name_says_that_a_reset_in_the_callers_process_is_a_plain_one(
+    engines: Callable[..., ChangingEngine],
+) -> None:
+    engine = engines("a", generation=NAMED + "v1", in_process=True)
+    engine.stores("p", OLD)
+    engine.pool.reset_prefix_cache()
+    assert engine.finds("p", OLD)
+    assert engine.scheduler.generations.now == NAMED + "v1"
+    engine.scheduler.before_weights_call("update_weights")
+    engine.stores("q", NEW)
+    before = engine.scheduler.generations.now
+    engine.pool.reset_prefix_cache()
+    assert not engine.finds("q", NEW), "the name ended with the call"
+    assert engine.scheduler.generations.now != before
 
 
 def test_a_reset_belongs_to_the_step_before_it(engines: Callable[..., ChangingEngine]) -> None:

@@ -173,6 +173,23 @@ def test_what_was_said_ends_with_the_next_call(caplog: pytest.LogCaptureFixture)
     ]
 
 
+def test_which_resets_of_vllms_own_cache_count() -> None:
+    def counts(now: str = LOADED, *, fixed: bool = False, **how: bool) -> bool:
+        return Generations(now, Options(weights_fixed=fixed), **how).counts_resets
+
+    assert not counts()
+    assert counts(unobserved=True)
+    assert counts(NAMED + "v1", unobserved=True), "another may have the name by then"
+    assert counts(in_process=True)
+    assert not counts(NAMED + "v1", in_process=True)
+    assert not counts(in_process=True, unobserved=True, fixed=True)
+    named = Generations(LOADED, Options(), in_process=True)
+    named.after_name("v1")
+    assert not named.counts_resets
+    named.after_call("update_weights")
+    assert named.counts_resets, "the name ended with the call"
+
+
 class _Core:
     """The calls of vLLM's engine core."""
 
@@ -187,9 +204,6 @@ class _Core:
     def set_weight_version(self, weight_version: str) -> None:
         self.version = weight_version
 
-    def add_request(self, request: Any, request_wave: int = 0) -> None:
-        """Takes a request."""
-
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         return reset_running_requests or reset_connector
 
@@ -198,10 +212,7 @@ class _Connector:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def before_request(self) -> None:
-        self.heard.append("request")
-
-    def look_at_weights(self) -> None:
+    def before_reset(self) -> None:
         self.heard.append("reset")
 
     def before_weights_call(self, call: str) -> None:
@@ -234,9 +245,8 @@ def test_calls_that_may_change_weights_are_heard() -> None:
         "version v1", "version v2",
     ]  # fmt: skip
     own.heard.clear()
-    core.add_request("r")
     assert core.reset_prefix_cache(reset_connector=True)
-    assert own.heard == ["request", "reset"]
+    assert own.heard == ["reset"]
     child = _Connector()
     several = SimpleNamespace(_connectors=[SimpleNamespace(), child])
     core_class(several).collective_rpc("update_weights")

@@ -98,19 +98,20 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__, self._cells
         )
         reasons = _reasons(vllm_config, self._options, self._identity)
+        unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
         start_agent(self._options.socket_dir, self._options.pool)
         if role == KVConnectorRole.SCHEDULER:
             _check_offload(self._options, vllm_config)
-            unobserved = (
-                [] if self._options.weights_fixed else [*unobserved_changes(vllm_config), *self._watch_weights()]
+            unwatched, in_process = ([], False) if self._options.weights_fixed else watch()
+            unobserved += unwatched
+            self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
+            _log_generation(self._generation, unobserved + reasons)
+            generations = Generations(
+                self._generation, self._options, unobserved=bool(unobserved), in_process=in_process
             )
-            reasons = [*unobserved, *reasons]
-            self._generation = initial_generation(vllm_config, self._options.weights_version, reasons)
-            _log_generation(self._generation, reasons)
-            self._scheduler = self._make_scheduler(transfer.kv_role, unobserved=bool(unobserved), following=following)
+            self._scheduler = self._make_scheduler(transfer.kv_role, generations, following)
         else:
-            unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
-            self._generation = initial_generation(vllm_config, self._options.weights_version, [*unobserved, *reasons])
+            self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -209,16 +210,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
                 self._deltas = [self._worker_deltas, CounterDeltas(self.errors.counts, "worker_")]
         return self._deltas
 
-    def _watch_weights(self) -> list[str]:
-        """Start observing changes of the weights. Return the reasons why some may go unobserved."""
-        from vllm.v1.engine import core  # this module exists only in the process of the scheduler
-
-        reasons, self._live = watch(core, vllm.__version__)
-        return reasons
-
-    def _make_scheduler(self, kv_role: str, *, unobserved: bool, following: int) -> SchedulerSide:
-        generations = Generations(self._generation, self._options)
-
+    def _make_scheduler(self, kv_role: str, generations: Generations, following: int) -> SchedulerSide:
         def registration() -> Registration:
             self._generation = generations.now
             return Registration(role=Role.SCHEDULER, **self._common())
@@ -230,7 +222,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
             saves=saves(kv_role, self._options), loads=loads(kv_role, self._options), media=self._make_media(),
-            generations=generations, unobserved=unobserved,
+            generations=generations,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
             preemption=self._preemption(),

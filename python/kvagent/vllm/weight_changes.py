@@ -12,9 +12,8 @@ All calls that change weights pass the engine core, in the scheduler's process, 
 else meanwhile: a step is planned wholly before or wholly after such a call.
 
 With VLLM_ENABLE_V1_MULTIPROCESSING=0 the engine core runs in the calling program's own process,
-where a write to the model passes none of vLLM's calls. It is detected by sampling every tensor:
-when the engine is made, when a request arrives at an idle engine, and before the prefix cache is
-reset.
+where a write to the model passes none of vLLM's calls. So there each reset of vLLM's own prefix
+cache counts as new weights, unless the present ones have a name.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from kvagent.vllm.options import Options
-    from kvagent.vllm.weight_samples import Samples
 
 
 PAIR = "generation"
@@ -95,8 +93,7 @@ def unobserved_changes(vllm_config: Any) -> Iterator[str]:
     """Yield the ways in which this engine's weights can change unobserved by the connector.
 
     Calls through vLLM's engine core are observed (observe). That covers the development
-    endpoints of ``vllm serve``, sleep mode and pickled client code. Writes to a model in the
-    calling program's own process are detected there too.
+    endpoints of ``vllm serve``, sleep mode and pickled client code.
     """
     parallel = vllm_config.parallel_config
     if getattr(vllm_config, "weight_transfer_config", None) is not None:
@@ -169,12 +166,31 @@ class Generations:
     Each method handles an event and returns whether the generation has changed.
     """
 
-    def __init__(self, now: str, options: Options) -> None:
+    def __init__(self, now: str, options: Options, *, unobserved: bool = False, in_process: bool = False) -> None:
+        """``unobserved``: the weights can change unobserved. ``in_process``: the engine core is in
+        the calling program's process.
+        """
         self.now = now
         self.serial = 1
         self._fixed = options.weights_fixed
+        self._unobserved = unobserved
+        self._in_process = in_process
         self._file = VersionFile(options.weights_version_file)
         self._warned = False
+        if in_process and self.counts_resets:
+            log.info(
+                "weights: the model is in the calling program's process: each reset of the prefix cache counts as new "
+                "weights, which are shared with no other engine, unless weights_version or weights_fixed is set"
+            )
+
+    @property
+    def counts_resets(self) -> bool:
+        """Whether a reset of vLLM's own cache may follow a change of the weights that no call told
+        of.
+        """
+        if self._fixed:
+            return False
+        return self._unobserved or (self._in_process and not self.now.startswith(NAMED))
 
     def after_reset(self) -> bool:
         """Handle a reset of vLLM's cache and the connector's: new weights, unless the user says
@@ -218,65 +234,6 @@ def _private() -> str:
     return PRIVATE + secrets.token_hex(16)
 
 
-class Unreachable(Exception):
-    """The model's weights cannot be sampled."""
-
-
-class LiveWeights:
-    """The last sample of one engine's weights."""
-
-    def __init__(self, core: Any) -> None:
-        """Take the first sample of an engine core's model.
-
-        Unreachable: the model is in another process.
-        """
-        self._core, self._executor = core, core.model_executor
-        self._samples: Samples | None = None
-        self._last = self._sample()
-
-    @property
-    def idle(self) -> bool:
-        """Whether the engine core has no unfinished request, so that a program may have written to
-        the model since the last one.
-        """
-        scheduler = getattr(self._core, "scheduler", None)
-        return scheduler is None or not scheduler.has_unfinished_requests()
-
-    def changed(self) -> bool:
-        """Take a sample.
-
-        Return whether it differs from the last one, or cannot be taken any more.
-        """
-        if getattr(self._executor, "is_sleeping", False):
-            return False  # its memory may be unmapped, and it computes nothing
-        before = self._last
-        try:
-            self._last = self._sample()
-        except Unreachable as error:
-            log.warning("the weights cannot be sampled any more, and count as changed: %s", error)
-            return True
-        return self._last != before
-
-    def forget(self) -> None:
-        """Drop what may keep the memory of weights that a call will replace."""
-        if self._samples is not None:
-            self._samples.forget()
-
-    def _sample(self) -> bytes:
-        worker = getattr(self._executor, "driver_worker", None)
-        if worker is None:
-            raise Unreachable("the executor has no worker in this process")
-        from kvagent.vllm.weight_samples import Samples
-
-        try:
-            model = getattr(worker, "worker", worker).get_model()
-            if self._samples is None or self._samples.model is not model:
-                self._samples = Samples(model)
-            return self._samples.take()
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise Unreachable(str(error)) from error
-
-
 def under_construction(core: type) -> Any | None:
     """Return the object of a class whose ``__init__`` this thread is running, or None.
 
@@ -291,21 +248,18 @@ def under_construction(core: type) -> Any | None:
     return None
 
 
-def watch(core: Any, version: str) -> tuple[list[str], LiveWeights | None]:
+def watch() -> tuple[list[str], bool]:
     """Start observing changes of the weights of the engine that is being made in this process.
 
-    ``core`` is vLLM's module of the engine core, ``version`` vLLM's. Return the reasons why some
-    may go unobserved, and the samples if the model is in the calling program's process.
+    Return the reasons why some may go unobserved, and whether the engine core is in the calling
+    program's process.
     """
+    from vllm.v1.engine import core  # this module exists only in the process of the scheduler
+
     if not observe(core.EngineCore):
-        return [f"vLLM {version} does not expose its calls that change weights"], None
+        return ["this vLLM does not expose its calls that change weights"], False
     engine = under_construction(core.EngineCore)
-    if engine is None or isinstance(engine, core.EngineCoreProc):
-        return [], None
-    try:
-        return [], LiveWeights(engine)
-    except Unreachable as error:
-        return [f"the model is in the calling program's process but cannot be sampled: {error}"], None
+    return [], engine is not None and not isinstance(engine, core.EngineCoreProc)
 
 
 HARMLESS = (
@@ -334,7 +288,6 @@ def observe(core: Any) -> bool:
         core.collective_rpc = _before(core.collective_rpc, _called)
         if hasattr(core, "set_weight_version"):
             core.set_weight_version = _before(core.set_weight_version, _named)
-        core.add_request = _before(core.add_request, _asked)
         core.reset_prefix_cache = _before(core.reset_prefix_cache, _resetting)
     return True
 
@@ -366,14 +319,10 @@ def _named(core: Any, version: Any) -> None:
         connector.weights_named(str(version))
 
 
-def _asked(core: Any, request: Any) -> None:  # noqa: ARG001
-    for connector in _connectors(core):
-        connector.before_request()
-
-
 def _resetting(core: Any, running: Any) -> None:  # noqa: ARG001
     for connector in _connectors(core):
-        connector.look_at_weights()
+        if hasattr(connector, "before_reset"):  # a tier's: KVAgentConnector is told by vLLM's block pool
+            connector.before_reset()
 
 
 def _connectors(core: Any) -> Iterator[Any]:

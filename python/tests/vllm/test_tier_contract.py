@@ -239,23 +239,20 @@ def test_a_call_that_may_change_the_weights_ends_what_was_found(played: Callable
     assert one.look_up(key) is LookupResult.MISS
 
 
-def test_a_write_to_the_model_is_noticed_before_the_end_of_the_last_request_is_told(
-    played: Callable[..., Played],
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_reset_of_vllms_own_cache_counts_in_the_callers_process(
+    played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch, *, in_process: bool
 ) -> None:
-    """vLLM tells it in the step after, which a program that writes to the model need not run."""
+    monkeypatch.setattr("kvagent.vllm.tier.manager.watch", lambda: ([], in_process))
     one = played().ready()
     (key,) = keys("p", 1)
     one.job([key], [0], load=False)
     one.result()
-    assert one.look_up(key) is LookupResult.HIT
     (listener,) = one.construction.listeners
-    one.tier._live = SimpleNamespace(idle=False, changed=lambda: True, forget=lambda: None)
-    listener.before_request()
-    assert one.look_up(key) is LookupResult.HIT, "the weights are sampled while requests run"
-    one.tier._live.idle = True
-    listener.before_request()
+    listener.before_reset()
     one.ready()
-    assert one.look_up(key) is LookupResult.MISS, "chunks of the old weights are found"
+    found = LookupResult.MISS if in_process else LookupResult.HIT
+    assert one.look_up(key) is found, "chunks of weights that the program may have written to"
 
 
 @pytest.mark.parametrize("name", ["_first", "_collect", "_parents", "_say", "_submit", "_result", "_missing"])
@@ -446,10 +443,7 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
         def weights_named(self, version: str) -> None:
             seen.append(version)
 
-        def before_request(self) -> None:
-            seen.append("request")
-
-        def look_at_weights(self) -> None:
+        def before_reset(self) -> None:
             seen.append("reset")
 
     registry: dict[str, Callable[[], Any]] = {"OffloadingConnector": lambda: Connector}
@@ -458,6 +452,6 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
     made = registry["OffloadingConnector"]()("config", "role", kv_cache_config="kv")
     assert seen == [("config", "kv")]
     made.before_weights_call("sleep")
-    made.look_at_weights()
+    made.before_reset()
     assert seen[1:] == ["sleep", "reset"]
     assert making.under_construction() is None

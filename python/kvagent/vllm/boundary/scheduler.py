@@ -195,6 +195,5 @@ CALLS: dict[str, Callable[..., Any]] = {
     "update_state_after_alloc": of_admission, "build_connector_meta": of_plan,
     "update_connector_output": of_output, "take_events": of_little(()), "request_finished": of_end,
     "request_finished_all_groups": of_end, "has_pending_push_work": of_little(False), "reset_cache": of_all(True),
-    "before_request": of_all(None), "look_at_weights": of_all(None), "before_weights_call": of_all(None),
-    "weights_named": of_all(None),
+    "before_weights_call": of_all(None), "weights_named": of_all(None),
 }  # fmt: skip

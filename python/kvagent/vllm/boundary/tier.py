@@ -40,6 +40,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "on_schedule_end": of_questions, "on_request_finished": answer(), "submit_store": of_job, "submit_load": of_job,
     "get_finished_jobs": answer(()), "has_pending_work": answer(False), "drain_jobs": of_weights,
     "shutdown": answer(), "before_weights_call": of_weights, "weights_named": of_weights,
-    "before_request": of_weights, "look_at_weights": of_weights, "get_stats": answer(),
+    "before_reset": of_weights, "get_stats": answer(),
 }  # fmt: skip
 """``lookup`` answers for itself."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
-    from kvagent.vllm.weight_changes import LiveWeights
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -42,9 +41,6 @@ class SchedulerCalls:
     _identity: tuple[tuple[str, str], ...]
     _uncached: str = ""
     """Why the engine is served without the agent; empty if it is not."""
-    _live: LiveWeights | None = None
-    """Samples of the weights, if the model is in the process of the program that uses the engine.
-    """
     errors: Errors
     unloaded: Unloaded
 
@@ -137,34 +133,18 @@ class SchedulerCalls:
         This holds even if the agent does not answer, so it always succeeds: a failure would keep
         vLLM from sleeping or pausing.
         """
-        if self._live is not None:
-            self._live.changed()  # the reset applies to the current weights
         self._side.reset()
         return True
 
-    def before_request(self) -> None:
-        """Sample the weights before vLLM's engine core takes a request while it has none."""
-        if self._live is not None and self._side.idle():
-            self.look_at_weights()
-
-    def look_at_weights(self) -> None:
-        """Detect writes to a model that is in the calling program's process."""
-        if self._live is not None and self._live.changed():
-            self._side.before_weights_call("a write to the model")
-
     def before_weights_call(self, call: str) -> None:
         """Handle a call of vLLM's engine core that may change the weights, before it is made
-        (generation.observe).
+        (weight_changes.observe).
         """
-        if self._live is not None:
-            self._live.forget()
         if self._scheduler is not None:
             self._scheduler.before_weights_call(call)
 
     def weights_named(self, version: str) -> None:
         """Handle the version of the weights that was passed to vLLM's engine core."""
-        if self._live is not None:
-            self._live.changed()  # the name applies to the current weights
         if self._scheduler is not None:
             self._scheduler.weights_named(version)
 

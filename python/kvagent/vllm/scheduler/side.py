@@ -56,9 +56,9 @@ class SchedulerSide:
 
     def __init__(
         self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
-        generations: Generations | None = None, media: Media | None = None, unobserved: bool = False,
-        engine_id: str = "", tp_size: int = 1, preemption: Preemption | None = None, token_bytes: float = 0.0,
-        step_tokens: int = 0, following: int = 0, events: EventsOptions | None = None, parts: int = 1,
+        generations: Generations | None = None, media: Media | None = None, engine_id: str = "", tp_size: int = 1,
+        preemption: Preemption | None = None, token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0,
+        events: EventsOptions | None = None, parts: int = 1,
     ) -> None:  # fmt: skip
         """``preemption``: steps may wait for loads. ``token_bytes``: what a rank has of a token.
 
@@ -68,10 +68,7 @@ class SchedulerSide:
         ``events``: how KV events are made; None without them.
 
         ``parts``: the nodes that the engine is on.
-
-        ``unobserved``: the weights can change unobserved, so any reset may follow such a change.
         """
-        self._unobserved = unobserved
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self.generations = generations or Generations(LOADED, options)
         self._workers_in_space = 0  # workers that have reported the current generation
@@ -768,7 +765,7 @@ class SchedulerSide:
         steps.
         """
         self._calm = False
-        self._was_reset = self._unobserved
+        self._was_reset = self.generations.counts_resets
         if self._stale_requests is not None:
             self._stale_requests.mark_lost()  # vLLM has preempted requests, and the reset may fail
         if self.saves is not None:

@@ -32,11 +32,8 @@ class WeightsListener(Protocol):
     def weights_named(self, version: str) -> None:
         """Handle the version of the current weights."""
 
-    def before_request(self) -> None:
-        """Handle the arrival of a request."""
-
-    def look_at_weights(self) -> None:
-        """Detect writes to a model in this process."""
+    def before_reset(self) -> None:
+        """Handle a reset of vLLM's own cache, before it is made."""
 
 
 class EventsSource(Protocol):
@@ -119,7 +116,7 @@ def observed(connector: Any) -> Any:
 
 def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
     """Give a connector the methods by which weight_changes notifies, for its tiers."""
-    for name in ("before_weights_call", "weights_named", "before_request", "look_at_weights"):
+    for name in ("before_weights_call", "weights_named", "before_reset"):
 
         def notify(*args: Any, _name: str = name) -> None:
             for listener in listeners:

@@ -37,7 +37,7 @@ from kvagent.vllm.tier.events import TierEvents
 from kvagent.vllm.tier.options import connector_options, parse
 from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of, kind_of
 from kvagent.vllm.tier.rows import Rows
-from kvagent.vllm.weight_changes import Generations, LiveWeights, watch
+from kvagent.vllm.weight_changes import Generations, watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,8 +99,6 @@ class KVAgentTier(SecondaryTierManager):
         self._held_steps = 0  # for which look-ups wait after a reset
         self._counts, self._reported = TierCounts(), TierCounts()
         self._connected = False
-        self._live: LiveWeights | None = None
-        self._unobserved = False  # whether weights may change without notice
         self._courier: Courier | None = None
         self._events: TierEvents | None = None
         self._patience_s = (self._options.lookup_age_ms + self._options.tier_wait_ms) / 1e3 + MARGIN_S
@@ -108,7 +106,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def _start(self, spec: Any, view: memoryview) -> Generations:
         """Join the agent, unless this engine cannot be served."""
-        construction = under_construction()
+        construction, in_process = under_construction(), False
         config = spec.config
         mmap = getattr(spec, "_scheduler_mmap", None)
         unobserved = identity.unobserved(construction, self._options)
@@ -120,13 +118,15 @@ class KVAgentTier(SecondaryTierManager):
         if construction is not None:
             construction.listeners.append(self)
             if not self._options.weights_fixed:
-                unobserved += self._watch()
-        self._unobserved = bool(unobserved)
+                unwatched, in_process = watch()
+                unobserved += unwatched
         space = identity.space(construction, config, self._options, rows.bytes, vllm.__version__, unobserved)
         identity.explain(space)
         start_agent(self._options.socket_dir, self._options.pool)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
-        generations = Generations(space.generation, connector_options(self._options))
+        generations = Generations(
+            space.generation, connector_options(self._options), unobserved=bool(unobserved), in_process=in_process
+        )
         if construction is not None and events.wanted(construction, self._options):
             self._events = self._make_events(construction, config, space, rows.count, generations)
         return generations
@@ -144,12 +144,6 @@ class KVAgentTier(SecondaryTierManager):
         )  # fmt: skip
         construction.sources.append(made)
         return made
-
-    def _watch(self) -> list[str]:
-        from vllm.v1.engine import core  # in the scheduler's process it is there
-
-        reasons, self._live = watch(core, vllm.__version__)
-        return reasons
 
     # ---- look-ups
 
@@ -269,8 +263,6 @@ class KVAgentTier(SecondaryTierManager):
         if self._courier is not None:
             self._courier.drain(self._options.drain_wait_ms / 1e3)
             self._collect(self._courier)
-            if self._live is not None:
-                self._live.changed()  # the reset applies to the current weights
             if self._events is not None:
                 self._events.drained()
             self._held_steps = 0 if FENCED else self._flushing_steps()
@@ -389,8 +381,6 @@ class KVAgentTier(SecondaryTierManager):
 
     def before_weights_call(self, call: str) -> None:
         """Handle a call of vLLM's engine core that may change the weights, before it is made."""
-        if self._live is not None:
-            self._live.forget()
         if self._courier is not None and self._generations.after_call(call):
             self._move()
 
@@ -400,30 +390,14 @@ class KVAgentTier(SecondaryTierManager):
         They are private all the same: chunks of others may still be in vLLM's region, and running
         requests hold KV of others.
         """
-        if self._live is not None:
-            self._live.changed()
         self.before_weights_call(f"version {version}")
 
-    def before_request(self) -> None:
-        """Sample the weights before vLLM's engine core takes a request while it has none.
-
-        The end of the last one is told in the step after it, which may not have come.
-        """
-        if self._live is not None and self._live.idle:
-            self._sample()
-
-    def look_at_weights(self) -> None:
-        """Handle a reset of vLLM's own cache: it may follow a write to the model that nothing
+    def before_reset(self) -> None:
+        """Handle a reset of vLLM's own cache: it may follow a change of the weights that nothing
         told of.
         """
-        self._sample()
-        if self._unobserved and self._courier is not None and self._generations.after_reset():
-            self._move()
-
-    def _sample(self) -> None:
-        """Detect writes to a model that is in the calling program's process."""
-        if self._live is not None and self._live.changed():
-            self.before_weights_call("a write to the model")
+        if self._generations.counts_resets:
+            self.before_weights_call("reset_prefix_cache")
 
     def _move(self) -> None:
         """Continue in the space of the present weights. Nothing of the others counts."""
