@@ -8,7 +8,6 @@ workers are pickled.
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import os
 import pickle
@@ -409,13 +408,10 @@ class World:
             driver.pre_forward(output)
             self._forward(rank)
             driver.finish_forward()
-            if not hasattr(driver, "finalize_step") or "defer_finalize" not in inspect.signature(
-                driver.post_forward
-            ).parameters:  # fmt: skip
+            if not later or not hasattr(driver, "finalize_step"):
                 return driver.post_forward(output.finished_req_ids)
             connector_output = driver.post_forward(output.finished_req_ids, **later)
-            if later:
-                driver.finalize_step()
+            driver.finalize_step()
             return connector_output
         from vllm.forward_context import set_forward_context
 
