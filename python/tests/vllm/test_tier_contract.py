@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
+from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.tier import KVAgentTier
 from kvagent.vllm.tier import construction as making
@@ -418,6 +419,14 @@ def test_an_engine_starts_without_an_agent(model: Path, tmp_path: Path) -> None:
 def test_an_unknown_option_ends_the_start(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="did you mean tenant"):
         Played(model, tmp_path, tennant="x")
+
+
+def test_a_vllm_that_is_too_old_is_refused_at_the_start(
+    played: Callable[..., Played], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.30.0")
+    with pytest.raises(Unsupported, match=r"vLLM 0\.30\.0 is too old: 0\.31 or newer is needed"):
+        played()
 
 
 def test_weights_that_are_transferred_are_not_fixed(model: Path) -> None:
