@@ -389,6 +389,16 @@ def test_a_name_says_that_a_reset_in_the_callers_process_is_a_plain_one(
     assert engine.scheduler.generations.now != before
 
 
+@pytest.mark.parametrize("how", ["unobserved", "in_process"])
+def test_a_name_after_a_reset_holds(engines: Callable[..., ChangingEngine], how: str) -> None:
+    engine = engines("a", **{how: True})
+    engine.stores("p", OLD)
+    engine.pool.reset_prefix_cache()
+    engine.scheduler.weights_named("v2")
+    assert not engine.finds("p", NEW)
+    assert engine.scheduler.generations.now == NAMED + "v2"
+
+
 def test_a_reset_belongs_to_the_step_before_it(engines: Callable[..., ChangingEngine]) -> None:
     """A reset that failed, since requests were running, is followed by a step at once."""
     engine = engines("a", unobserved=True)

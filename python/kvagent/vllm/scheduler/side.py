@@ -355,6 +355,7 @@ class SchedulerSide:
 
     def weights_named(self, version: str) -> None:
         """Handle the naming of the current weights' version."""
+        self._settle_reset()  # it precedes the name
         if self.generations.after_name(version):
             self._move()
 
