@@ -115,6 +115,19 @@ def test_loads_that_failed_with_their_step_are_not_sent_by_the_next_session(
     planted(worlds, agent, monkeypatch, "WorkerSide.begin", MAX_ERRORS)
 
 
+def test_saves_of_a_step_that_an_error_kept_from_its_end_are_ended(
+    worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds()
+    raised = errors_in(world, monkeypatch, "WorkerSide.end", 1)
+    for name, prompt in (("one", PROMPT), ("other", OTHER)):
+        world.add(name, prompt, 2)
+        run(world, name)
+    world.run(STEPS)
+    assert raised
+    assert world.side.blocks.saving == 0, "blocks are pinned for good"
+
+
 def test_one_error_is_forgiven_and_many_are_not(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -155,7 +155,7 @@ class WorkerSide:
         self._backoff = IdleBackoff()
         self._decode_steps = DecodeSteps()
         self._step = 0
-        self._open = False  # whether a step has begun and not ended
+        self._open: StepPlan | None = None
         self.jobs: dict[int, InflightJob] = {}
         self.started: set[int] = set()
         """The jobs of the step in progress that were sent, or have failed."""
@@ -177,16 +177,18 @@ class WorkerSide:
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
+        if self._open is not None:  # an error kept the last step from its end, and its saves from theirs
+            self.end(self._open)
         for job in plan.revokes:
             if (inflight := self.jobs.get(job)) and isinstance(inflight.plan, SaveJob):
                 self.words.revoke(inflight.plan.revoke)
 
     def begin(self, plan: StepPlan) -> None:
         """Begin a step, before its kernels are launched."""
-        if plan.revokes:
+        if self._open is not None or plan.revokes:
             self.revoke_saves(plan)  # usually a repetition, which costs nothing
         self._step = step = self._step + 1
-        self._open = True
+        self._open = plan
         self.started.clear()
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._backoff.step(idle=plan.idle)
@@ -235,15 +237,13 @@ class WorkerSide:
 
     def end(self, plan: StepPlan) -> None:
         """End the step and send the saves."""
-        if not self._open:
+        if self._open is None:
             return
-        try:
-            self._end_sync()
-        finally:
-            self._open = False
-            self._clock.end(self._step)
-            if plan.saves:
-                self._save(plan.saves)
+        self._end_sync()
+        self._open = None
+        self._clock.end(self._step)
+        if plan.saves:
+            self._save(plan.saves)
 
     def results(self) -> Results:
         """Return what has ended since the last call.
