@@ -7,6 +7,6 @@ import "github.com/spf13/cobra"
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
 	bench.AddCommand(lookupCommand(), indexCommand(), transferCommand(), policyCommand(), recoverCommand(),
-		diskCommand(), slabsCommand(), peerCommand(), paceCommand())
+		diskCommand(), peerCommand())
 	return bench
 }

@@ -10,13 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/crc32c"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
-	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 // Sizes of the measurement.
@@ -36,9 +36,8 @@ type transferBench struct {
 	host            *host.Device
 	worker          *transfer.Worker
 	done            chan transfer.Completion
-	pacer           *pace.Pacer // of the workers to be started; nil: none
-	chains          int         // hash chains so far
-	jobs            uint64      // jobs so far
+	chains          int    // hash chains so far
+	jobs            uint64 // jobs so far
 	random          *rand.Rand
 }
 
@@ -102,7 +101,6 @@ func (b *transferBench) start(segment int) error {
 	b.worker, err = transfer.Start(transfer.Config{
 		Device: b.host, Slots: b.pool, Space: space, Spec: spec,
 		Layout: transfer.Layout{Groups: []transfer.GroupLayout{group}}, Integrity: transfer.Full,
-		Pacer:    b.pacer,
 		Complete: func(c transfer.Completion) { b.done <- c },
 	})
 	return err
@@ -143,13 +141,19 @@ func (b *transferBench) measure(segment, rounds int) ([]transferRow, error) {
 	var rows []transferRow
 	for _, d := range []struct {
 		name       string
-		save, load bool
-	}{{"save", true, false}, {"load", false, true}, {"both", true, true}} {
+		save, load bool // of the reference
+		do         func() (float64, error)
+	}{
+		{"save", true, false, func() (float64, error) { return b.move(share, true, false) }},
+		{"load", false, true, func() (float64, error) { return b.move(share, false, true) }},
+		{"both", true, true, func() (float64, error) { return b.move(share, true, true) }},
+		{"sum", true, false, func() (float64, error) { return b.sum(share), nil }},
+	} {
 		row := transferRow{Direction: d.name, SegmentBytes: b.segment}
 		var path, plain, ratio []float64
 		for range rounds {
 			reference := b.reference(share, d.save, d.load)
-			speed, err := b.move(share, d.save, d.load)
+			speed, err := d.do()
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", d.name, err)
 			}
@@ -198,6 +202,19 @@ func (b *transferBench) copies(blocks int, dir cudaipc.Direction) {
 			}
 		}
 	}
+}
+
+// sum sums the bytes that a save of as many blocks reads, and returns 10^9 bytes per second.
+func (b *transferBench) sum(blocks int) float64 {
+	order := rand.New(rand.NewPCG(uint64(cudaipc.Gather), 3)).Perm(b.blocks)
+	start, state := time.Now(), uint32(0)
+	for i := range blocks {
+		for s := range jobSegments {
+			at := (s*b.blocks + order[i]) * b.segment
+			state = crc32c.Update(state, b.memory.Mem[at:at+b.segment])
+		}
+	}
+	return float64(blocks*jobSegments*b.segment) / time.Since(start).Seconds() / 1e9
 }
 
 // move saves a new chain of blocks, or loads the last one, or both at once, through the worker, and
