@@ -58,7 +58,7 @@ ALGORITHMS = "tests/vllm/test_hash_algorithms.py"
 SYNC = "tests/vllm/test_sync_loads.py"
 LAZY = "tests/test_vllm_lazy.py"
 MODES = "tests/vllm/test_modes.py"
-PEERS = "tests/test_vllm_peer_options.py"
+FOREIGN = "tests/test_vllm_foreign.py"
 TIER = "tests/test_tier.py"
 NODES = "tests/vllm/test_nodes.py"
 JOINT = "tests/test_vllm_nodes.py"
@@ -383,13 +383,16 @@ MUTANTS = [
         "silent_agent_is_not_waited", "assert", where=SYNC),
     Mutant("a step waits for any number of bytes", "scheduler/sync_loads.py",
         "        self._left -= size\n", "", "bounded_number_of_bytes", "assert", where=SYNC),
-    Mutant("an option that differs is accepted", "peer_options.py",
-        "(result.refused if meaning.refused else result.accepted)[name] = said", "result.accepted[name] = said",
-        "other_meanings_end_the_start", "DID NOT RAISE", where=PEERS),
-    Mutant("an option of another connector overrides ours", "peer_options.py",
-        "if (present := result.options[meaning.option]) != meaning.value:",
-        "if (present := result.options[meaning.option]) is None:",
-        "other_meanings_end_the_start", "DID NOT RAISE", where=PEERS),
+    Mutant("an option that differs is accepted", "options.py",
+        'raise OptionError("; ".join(f"{name}: {why}" for name, why in refused.items()))', "pass",
+        "others_end_the_start", "DID NOT RAISE", where=FOREIGN),
+    Mutant("an option of another connector overrides ours", "options.py",
+        "elif given[name] != given[present := origins.setdefault(foreign.option, name)]:",
+        "elif given[present := origins.setdefault(foreign.option, name)] is None:",
+        "others_end_the_start", "DID NOT RAISE", where=FOREIGN),
+    Mutant("layerwise alone loads asynchronously", "options.py",
+        '            values.setdefault("load_mode", "auto")\n', "            pass\n",
+        "plain_synonyms", "OptionError", where=FOREIGN),
     Mutant("blocks are kept before their saves have ended", "scheduler/keeps.py",
         "if waiting.through < 0 or not saves.settled(waiting.through):", "if False:",
         "last_saves_are_waited_for", "four kept blocks|assert 0 == 4", where=SWITCHES),

@@ -48,7 +48,7 @@ def test_the_wheel_is_pure_and_imports_alone(tmp_path: Path) -> None:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
         (metadata,) = [name for name in archive.namelist() if name.endswith("METADATA")]
         requires = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
-    assert "kvagent/py.typed" in names
+    assert {"kvagent/py.typed", "kvagent/vllm/foreign.json"} <= set(names)
     assert all(name.startswith("kvagent/") for name in names)
     assert [line.split()[1].split(">")[0] for line in requires] == ["msgpack", "pyzmq"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in names if name.endswith(".py")]

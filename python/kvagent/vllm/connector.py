@@ -28,7 +28,7 @@ from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.nodes.placement import part
 from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
-from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, translation
+from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, synonyms
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -58,7 +58,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        self._options: Options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
+        self._options: Options = parse(transfer.kv_connector_extra_config)
         self._config = kv_cache_config
         self._deltas: list[CounterDeltas] = []
         self._next_stats = 0.0
@@ -67,7 +67,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self.errors, self.unloaded = Errors(), Unloaded()
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
-            _log_translation(transfer)
+            for name, ours in synonyms(transfer.kv_connector_extra_config).items():
+                log.info("%s is %s here: an option of another connector", name, ours)
         try:
             self._begin(vllm_config, role, kv_cache_config)
         except Unsupported as error:
@@ -138,7 +139,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         a layer-outermost one large copies of a layer.
         """
         transfer = vllm_config.kv_transfer_config
-        options = parse(transfer.kv_connector_extra_config, transfer.kv_role)
+        options = parse(transfer.kv_connector_extra_config)
         return preferred_layout(vllm_config, options.layout, layerwise=options.layerwise)
 
     @classmethod
@@ -291,12 +292,6 @@ def _check_policy(transfer: Any) -> None:
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
         )
-
-
-def _log_translation(transfer: Any) -> None:
-    """Log what each option of another connector became."""
-    for name, meaning in translation(transfer.kv_connector_extra_config, transfer.kv_role).accepted.items():
-        log.info("%s: %s", name, meaning)
 
 
 def _check_offload(options: Options, vllm_config: Any) -> None:

@@ -5,6 +5,7 @@ They are checked once, at the start of the engine.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 from kvagent import socketdir, starter
 from kvagent.errors import WrongSetting
 from kvagent.limits import MAX_BUDGET
-from kvagent.vllm.peer_options import translate
+from kvagent.vllm.foreign import table, text
 from kvagent.vllm.weight_changes import ALLOWED, is_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from kvagent.vllm.peer_options import Translation
 
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 CPU_MEMORY = ("fd", "peer")
@@ -76,7 +75,7 @@ class Options:
     """The longest that a step waits for its loads; then they are given up."""
     layerwise: bool = False
     """Whether a step that waits for a load waits layer by layer, so that its first layers compute
-    while the last ones are copied. Needs load_mode sync or auto.
+    while the last ones are copied. Where load_mode is not given, it is then auto.
     """
     min_load_tokens: int = 64
     """Loads of fewer tokens are not worth it; such prompts are computed."""
@@ -172,32 +171,53 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
     "on_unsupported": (UNCACHED, FAIL), "events": (AUTO, OFF), "agent": (START,),
 }  # fmt: skip
-_DEFAULTS = {one.name: getattr(Options(), one.name) for one in fields(Options)}
+DEFAULTS = {one.name: getattr(Options(), one.name) for one in fields(Options)}
 
 
-def parse(given: Mapping[str, Any], role: str = "") -> Options:
-    """Return the options of a ``kv_connector_extra_config``, given the ``kv_role``.
-
-    Options of other connectors are translated. Raise OptionError.
-    """
-    translated = translation(given, role)
-    if translated.refused:
-        raise OptionError("; ".join(f"{name}: {why}" for name, why in translated.refused.items()))
+def parse(given: Mapping[str, Any]) -> Options:
+    """Return the options of a ``kv_connector_extra_config``. Raise OptionError."""
+    origins, refused = _ours(given)
+    if refused:
+        raise OptionError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     try:
-        options = Options(**{name: checked(name, value) for name, value in translated.options.items()})
+        values = {ours: checked(ours, given[name]) for ours, name in origins.items()}
+        if values.get("layerwise"):
+            values.setdefault("load_mode", "auto")
+        options = Options(**values)
         _check_agent(options)
         _check_weights(options)
         _check_layerwise(options)
         _check_lazy(options)
     except OptionError as error:
-        origins = [translated.origins[name] for name in error.options if name in translated.origins]
-        raise OptionError(f"{', '.join(origins)}: {error}", *error.options) if origins else error from None
+        names = [origins[name] for name in error.options if origins.get(name, name) != name]
+        raise OptionError(f"{', '.join(names)}: {error}", *error.options) if names else error from None
     return options
 
 
-def translation(given: Mapping[str, Any], role: str = "") -> Translation:
-    """Return a ``kv_connector_extra_config`` with the options of other connectors translated."""
-    return translate(given, role, frozenset(_DEFAULTS))
+def synonyms(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options of other connectors that are taken as ours, and which of ours each is."""
+    return {name: foreign.option for name in given if (foreign := table().get(name)) and foreign.option}
+
+
+def _ours(given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the given name of each of our options, and why the other names are refused."""
+    origins = {name: name for name in given if name in DEFAULTS}
+    refused: dict[str, str] = {}
+    for name in [name for name in given if name not in DEFAULTS]:
+        if (foreign := table().get(name)) is None:
+            refused[name] = _unknown(name)
+        elif not foreign.option:
+            refused[name] = f"{foreign.advice(given[name])} (an option of {', '.join(foreign.of)})"
+        elif given[name] != given[present := origins.setdefault(foreign.option, name)]:
+            refused[name] = f"means {foreign.option}, but {present} is {text(given[present])}"
+    return origins, refused
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.5)
+    near += difflib.get_close_matches(name, table(), n=1, cutoff=0.8)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no such option; {hint}there are {', '.join(sorted(DEFAULTS))}"
 
 
 def saves(role: str, options: Options) -> bool:
@@ -259,7 +279,7 @@ def checked(name: str, value: Any) -> Any:
     """Return the value of one of our options, or raise OptionError if it is not allowed, whatever
     the others are.
     """
-    default = _DEFAULTS[name]
+    default = DEFAULTS[name]
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise OptionError(f"{name}: {value!r}, allowed is true or false", name)

@@ -1,1 +1,0 @@
-"""Turns the configuration of other KV connectors of vLLM into kvagent's."""
