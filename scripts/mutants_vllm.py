@@ -391,7 +391,7 @@ MUTANTS = [
         "elif given[present := origins.setdefault(foreign.option, name)] is None:",
         "others_end_the_start", "DID NOT RAISE", where=FOREIGN),
     Mutant("layerwise alone loads asynchronously", "options.py",
-        '            values.setdefault("load_mode", "auto")\n', "            pass\n",
+        '{"load_mode": "auto", ', "{",
         "plain_synonyms", "OptionError", where=FOREIGN),
     Mutant("blocks are kept before their saves have ended", "scheduler/keeps.py",
         "if waiting.through < 0 or not saves.settled(waiting.through):", "if False:",

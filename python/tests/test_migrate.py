@@ -50,8 +50,8 @@ def test_lmcache_becomes_a_pool_tiers_and_options() -> None:
         "--tier", "redis://kv@10.0.0.1:6380/2?password-env=KVAGENT_REDIS_PASSWORD",
     ]  # fmt: skip
     assert "secret" not in repr(result)
-    assert options(result) == Options(save_decode=False, min_load_tokens=128)
-    assert list(result.missing) == ["lmcache.chunk_size"]
+    assert options(result) == Options(save_decode=False)
+    assert list(result.missing) == ["lmcache.chunk_size", "lmcache.min_retrieve_tokens"]
     assert result.transfer["kv_load_failure_policy"] == "recompute"
 
 

@@ -22,10 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
         ({"save_decode_cache": False}, {"save_decode": False}),
         ({"store_tp_size": 4}, {"share_tp": 4}),
         ({"cache_prefix": "team-a"}, {"tenant": "team-a"}),
-        ({"lmcache.min_retrieve_tokens": 7}, {"min_load_tokens": 7}),
+        ({"lmcache.save_decode_cache": False}, {"save_decode": False}),
         ({"save_decode_cache": True, "save_decode": True}, {}),  # both say the same
-        ({"use_layerwise": True}, {"layerwise": True, "load_mode": "auto"}),
-        ({"lmcache.use_layerwise": True, "load_mode": "sync"}, {"layerwise": True, "load_mode": "sync"}),
+        ({"use_layerwise": True}, {"layerwise": True, "load_mode": "auto", "sync_load_bytes": 64 << 20}),
+        (
+            {"lmcache.use_layerwise": True, "load_mode": "sync"},
+            {"layerwise": True, "load_mode": "sync", "sync_load_bytes": 64 << 20},
+        ),
     ],
 )
 def test_plain_synonyms_are_taken(given: dict[str, Any], becomes: dict[str, Any]) -> None:

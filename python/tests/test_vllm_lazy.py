@@ -588,28 +588,9 @@ def test_the_watermark_is_at_least_what_two_steps_take() -> None:
 
 def test_options() -> None:
     assert parse({}).offload == "eager"
-    assert parse({"offload": "lazy", "watermark_percent": 2.5, "pin_percent": 2}).watermark_percent == 2.5
-    assert parse({"watermark_percent": 2.5, "pin_percent": 0}).watermark_percent == 2.5  # eager: has no effect
+    assert parse({"offload": "lazy"}).offload == "lazy"
     with pytest.raises(OptionError, match="offload: 'late', allowed is one of eager, lazy"):
         parse({"offload": "late"})
-    for bad in (0, 51, True, "5"):
-        with pytest.raises(OptionError, match=r"watermark_percent: .*, allowed is a number 1 to 50"):
-            parse({"watermark_percent": bad})
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"watermark_percent": 4}, "^watermark_percent: 4, allowed with offload lazy is more than pin_percent, .*5.0$"),
-        ({"pin_percent": 10}, r"watermark_percent: 10.0, .* pin_percent, which is 10$"),
-        ({"pin_percent": 0}, "^offload: lazy, allowed only where pin_percent is more than 0$"),
-    ],
-)
-def test_saves_have_room_before_the_eviction(given: dict[str, Any], said: str) -> None:
-    """With fewer free blocks than pin_percent nothing is saved."""
-    assert parse(given)
-    with pytest.raises(OptionError, match=said):
-        parse({"offload": "lazy"} | given)
 
 
 def test_a_block_whose_eviction_comes_near_later_is_kept() -> None:

@@ -90,8 +90,8 @@ def namespaces(path: Path) -> Iterator[Finding]:
     if pid == 0:
         yield Finding(
             "the agent is in another PID namespace",
-            "cpu_memory peer needs a common one: hostPID: true, or shareProcessNamespace: true in one pod. So do "
-            "KV caches on a GPU before Linux 6.5, and where its driver says so. cpu_memory fd needs none",
+            "KV caches on a GPU need a common one before Linux 6.5, and where the driver says so: hostPID: true, or "
+            "shareProcessNamespace: true in one pod. KV caches in host memory need none",
         )
         return
     yield Finding(f"the agent is process {pid} here: the PID namespace is shared")
@@ -111,14 +111,12 @@ def namespaces(path: Path) -> Iterator[Finding]:
 
 
 def shared_memory() -> Finding:
-    """Return how much memory there is for KV caches with cpu_memory fd."""
+    """Return how much memory there is for KV caches in host memory."""
     try:
         free = shutil.disk_usage(SHM).free
     except OSError as error:
-        return Finding(
-            f"{SHM}: {error.strerror}", "mount a tmpfs there, or use cpu_memory peer, for KV caches in host memory"
-        )
-    return Finding(f"{SHM} has {free >> 20} MiB free: KV caches in host memory (cpu_memory fd) have to fit in there")
+        return Finding(f"{SHM}: {error.strerror}", "mount a tmpfs there, for KV caches in host memory")
+    return Finding(f"{SHM} has {free >> 20} MiB free: KV caches in host memory have to fit in there")
 
 
 def _ipc_namespace(process: str) -> Path:

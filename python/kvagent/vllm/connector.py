@@ -28,7 +28,7 @@ from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.nodes.placement import part
 from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
-from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, loads, parse, saves, synonyms
+from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, parse, saves, synonyms
 from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -222,7 +222,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             link.attached = events.waker.wake
         side = SchedulerSide(
             self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), loads=loads(kv_role, self._options), media=self._make_media(),
+            saves=saves(kv_role, self._options), media=self._make_media(),
             generations=generations,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),

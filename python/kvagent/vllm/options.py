@@ -6,6 +6,7 @@ They are checked once, at the start of the engine.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LAYOUTS = ("auto", "none", "LBNHC", "LBHNC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-CPU_MEMORY = ("fd", "peer")
 MEDIA = ("content", "trust", "bypass")
 LOAD_MODES = ("async", "sync", "auto")
 EAGER, LAZY = "eager", "lazy"
 UNCACHED, FAIL = "uncached", "fail"
 AUTO, OFF = "auto", "off"
 START = "start"
+LAYERWISE_BYTES = 64 << 20
+"""What a step waits for at most, per rank, while its first layers compute."""
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
@@ -42,16 +44,11 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The validated options. A name ending in ``_ms`` is a time in milliseconds."""
+class Constants:
+    """What no configuration sets; tests replace it. A name ending in ``_ms`` is a time in
+    milliseconds.
+    """
 
-    socket_dir: str = field(default_factory=socketdir.default)
-    agent: str = ""
-    """start: an agent is started if none answers in the socket directory."""
-    pool: str = ""
-    """The memory of that agent, as its --pool has it."""
-    tenant: str = ""
-    """Engines share blocks only with engines of the same tenant."""
     lookup_wait_ms: float = 1.0
     """The longest that ``schedule()`` itself waits for the answer to a request just asked; at most
     2 ms for all requests of one step.
@@ -62,36 +59,17 @@ class Options:
     """The longest that a request waits for answers in total, however much a hit would save."""
     tier_wait_ms: float = 200.0
     """The longest that a request waits while the agent still queries its lower tiers."""
-    load_deadline_ms: float = 10_000.0
-    """A load that is not complete after this time is given up, and its request is computed."""
-    load_mode: str = "async"
-    """async: a request waits for its load while others compute. sync: the step that computes the
-    rest of its prompt waits for it, if the load is within sync_load_bytes. auto: sync where the
-    copy is estimated to be shorter than a step.
-    """
-    sync_load_bytes: int = 16 << 20
-    """The most bytes that one step waits for, per rank."""
-    sync_wait_ms: float = 250.0
-    """The longest that a step waits for its loads; then they are given up."""
-    layerwise: bool = False
-    """Whether a step that waits for a load waits layer by layer, so that its first layers compute
-    while the last ones are copied. Where load_mode is not given, it is then auto.
-    """
     min_load_tokens: int = 64
     """Loads of fewer tokens are not worth it; such prompts are computed."""
-    save_decode: bool = True
-    """Whether to save the blocks of generated tokens too, not only those of prompts."""
-    offload: str = EAGER
-    """When blocks are saved. eager: once they are computed. lazy: once their eviction from the
-    engine's own cache is near.
-    """
+    load_deadline_ms: float = 10_000.0
+    """A load that is not complete after this time is given up, and its request is computed."""
+    sync_load_bytes: int = 16 << 20
+    """The most bytes that one step waits for, per rank; LAYERWISE_BYTES with layerwise."""
+    sync_wait_ms: float = 250.0
+    """The longest that a step waits for its loads; then they are given up."""
     watermark_percent: float = 10.0
-    """With lazy offload, how near that is: so many of the GPU's blocks are evicted before, in
-    percent.
-    """
-    cpu_bytes_to_use_per_rank: int = 0
-    """The most bytes that each rank of this engine may have in the agent's memory, of blocks that
-    this engine stored; 0: any number.
+    """With lazy offload, how many blocks are evicted before one when it is saved, in percent of
+    the GPU's.
     """
     pin_percent: float = 5.0
     """The largest share of the GPU's blocks that saves may pin, in percent."""
@@ -103,18 +81,46 @@ class Options:
     """The longest that a request waits for the blocks that a prefill engine computes for it."""
     transfer_ttl_ms: int = 30_000
     """How long the agent keeps a transfer of which it hears nothing from the prefill engine."""
+    start_wait_ms: float = 2_000.0
+    """The longest that the engine's start waits for a running agent to accept its registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options(Constants):
+    """The validated options."""
+
+    socket_dir: str = field(default_factory=socketdir.default)
+    agent: str = ""
+    """start: an agent is started if none answers in the socket directory."""
+    pool: str = ""
+    """The memory of that agent, as its --pool has it."""
+    tenant: str = ""
+    """Engines share blocks only with engines of the same tenant."""
+    load_mode: str = "async"
+    """async: a request waits for its load while others compute. sync: the step that computes the
+    rest of its prompt waits for it, if the load is within sync_load_bytes. auto: sync where the
+    copy is estimated to be shorter than a step.
+    """
+    layerwise: bool = False
+    """Whether a step that waits for a load waits layer by layer, so that its first layers compute
+    while the last ones are copied. Where load_mode is not given, it is then auto.
+    """
+    save_decode: bool = True
+    """Whether to save the blocks of generated tokens too, not only those of prompts."""
+    offload: str = EAGER
+    """When blocks are saved. eager: once they are computed. lazy: once their eviction from the
+    engine's own cache is near.
+    """
+    cpu_bytes_to_use_per_rank: int = 0
+    """The most bytes that each rank of this engine may have in the agent's memory, of blocks that
+    this engine stored; 0: any number.
+    """
     transfers: bool = True
     """Whether prompts are computed for decode engines, and received from prefill engines."""
     layout: str = "auto"
     """The KV layout to ask vLLM for. auto: block-outermost on GPUs, vLLM's choice elsewhere. none:
     always vLLM's choice.
     """
-    cpu_memory: str = "fd"
-    """How the agent reaches KV caches in host memory: fd (the caches are moved into shared memory)
-    or peer (by address; needs the same user).
-    """
-    producer_loads: bool = True
-    """Whether an engine with kv_role kv_producer loads."""
     consumer_saves: bool = False
     """Whether an engine with kv_role kv_consumer saves."""
     weights_version: str = ""
@@ -136,8 +142,6 @@ class Options:
     """The least common multiple of the tensor parallel sizes that share; 0: this engine's own."""
     share_pp: int = 0
     """The least common multiple of the pipeline parallel sizes that share; 0: this engine's own."""
-    start_wait_ms: float = 2_000.0
-    """The longest that the engine's start waits for a running agent to accept its registration."""
     events: str = AUTO
     """Whether the engine's KV events tell what the agent's memory holds. auto: where the engine has
     enable_kv_cache_events in its kv_events_config. off: never.
@@ -149,29 +153,21 @@ class Options:
 
 
 _RANGES: dict[str, tuple[float, float]] = {
-    "lookup_wait_ms": (0, 100),
-    "lookup_grace_ms": (0, 10_000),
     "lookup_age_ms": (0, 60_000),
     "tier_wait_ms": (0, 60_000),
     "load_deadline_ms": (1, 600_000),
-    "sync_load_bytes": (1, 1 << 32),
-    "sync_wait_ms": (1, 10_000),
-    "min_load_tokens": (1, 1 << 20),
-    "watermark_percent": (1, 50),
     "cpu_bytes_to_use_per_rank": (0, MAX_BUDGET),
-    "pin_percent": (0, 50),
     "share_tp": (0, 256),
     "share_pp": (0, 256),
-    "deliver_percent": (0, 50),
-    "remote_wait_ms": (0, 600_000),
-    "transfer_ttl_ms": (1_000, 600_000),
     "start_wait_ms": (0, 60_000),
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "layout": LAYOUTS, "cpu_memory": CPU_MEMORY, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
+    "layout": LAYOUTS, "media": MEDIA, "load_mode": LOAD_MODES, "offload": (EAGER, LAZY),
     "on_unsupported": (UNCACHED, FAIL), "events": (AUTO, OFF), "agent": (START,),
 }  # fmt: skip
-DEFAULTS = {one.name: getattr(Options(), one.name) for one in fields(Options)}
+CONSTANTS = {one.name: one.default for one in fields(Constants)}
+DEFAULTS = {one.name: getattr(Options(), one.name) for one in fields(Options) if one.name not in CONSTANTS}
+"""The options that a configuration may set."""
 
 
 def parse(given: Mapping[str, Any]) -> Options:
@@ -182,15 +178,19 @@ def parse(given: Mapping[str, Any]) -> Options:
     try:
         values = {ours: checked(ours, given[name]) for ours, name in origins.items()}
         if values.get("layerwise"):
-            values.setdefault("load_mode", "auto")
-        options = Options(**values)
-        _check_agent(options)
-        _check_weights(options)
-        _check_layerwise(options)
-        _check_lazy(options)
+            values = {"load_mode": "auto", "sync_load_bytes": LAYERWISE_BYTES} | values
+        return build(values)
     except OptionError as error:
         names = [origins[name] for name in error.options if origins.get(name, name) != name]
         raise OptionError(f"{', '.join(names)}: {error}", *error.options) if names else error from None
+
+
+def build(values: Mapping[str, Any]) -> Options:
+    """Return the options with these values, which are allowed each by itself. Raise OptionError."""
+    options = Options(**values)
+    _check_agent(options)
+    _check_weights(options)
+    _check_layerwise(options)
     return options
 
 
@@ -225,11 +225,6 @@ def saves(role: str, options: Options) -> bool:
     return role in ("kv_both", "kv_producer") or options.consumer_saves
 
 
-def loads(role: str, options: Options) -> bool:
-    """Return whether an engine with this ``kv_role`` loads."""
-    return role in ("kv_both", "kv_consumer") or options.producer_loads
-
-
 def _check_agent(options: Options) -> None:
     if options.pool and not options.agent:
         raise OptionError(f"pool: {options.pool!r}, allowed only where agent is {START}", "pool", "agent")
@@ -261,25 +256,11 @@ def _check_layerwise(options: Options) -> None:
         raise OptionError(text, "layerwise", "share_tp", "share_pp")
 
 
-def _check_lazy(options: Options) -> None:
-    """Check that saves have room: with fewer free blocks than pin_percent nothing is saved, and
-    the time to save those in use is between that and the watermark.
-    """
-    if options.offload != LAZY:
-        return
-    pins, near = options.pin_percent, options.watermark_percent
-    if not pins:
-        raise OptionError("offload: lazy, allowed only where pin_percent is more than 0", "offload", "pin_percent")
-    if near <= pins:
-        text = f"watermark_percent: {near}, allowed with offload lazy is more than pin_percent, which is {pins}"
-        raise OptionError(text, "watermark_percent", "pin_percent", "offload")
-
-
 def checked(name: str, value: Any) -> Any:
     """Return the value of one of our options, or raise OptionError if it is not allowed, whatever
     the others are.
     """
-    default = DEFAULTS[name]
+    default = (CONSTANTS | DEFAULTS)[name]
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise OptionError(f"{name}: {value!r}, allowed is true or false", name)
@@ -289,7 +270,7 @@ def checked(name: str, value: Any) -> Any:
         if value not in _CHOICES.get(name, (value,)):
             raise OptionError(f"{name}: {value!r}, allowed is one of {', '.join(_CHOICES[name])}", name)
     else:
-        low, high = _RANGES[name]
+        low, high = _RANGES.get(name, (0, math.inf))
         whole = isinstance(default, int)
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
             kind = "an integer" if whole else "a number"

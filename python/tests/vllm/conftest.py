@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import constants
 from tests.vllm import portions
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ elif os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
 
     interpreter.install()
 
-
+constants.allow()
 pytest_addoption = portions.add_option
 
 

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests import constants
+
 if TYPE_CHECKING:
     import pytest
 
@@ -42,10 +44,13 @@ def plugin() -> Path:
 
 
 def install() -> None:
-    """Install the stand-ins where vLLM looks for its ops. Repeated calls do nothing."""
+    """Install the stand-ins where vLLM looks for its ops, and let configurations set constants of
+    the connector. Repeated calls do nothing.
+    """
     if _SEEN:
         return
     _SEEN.append(True)
+    constants.allow()
     ops = torch.ops._C
     for function in (
         init_cpu_memory_env, get_scheduler_metadata, compute_slot_mapping_kernel_impl, cpu_attn_reshape_and_cache,

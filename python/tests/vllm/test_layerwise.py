@@ -253,7 +253,7 @@ def test_it_shares_with_engines_that_wait_for_whole_loads(
 
 def test_where_no_step_waits_layer_by_layer(worlds: Any, agent: HoldingAgent) -> None:
     with pytest.raises(OptionError, match="layerwise: true, allowed only where load_mode is sync or auto"):
-        parse({"layerwise": True})
+        parse({"layerwise": True, "load_mode": "async"})
     with pytest.raises(OptionError, match="layerwise: true, allowed only where share_tp and share_pp are 0"):
         parse({"layerwise": True, "load_mode": "auto", "share_tp": 2})
     world = worlds(extra={"load_mode": "auto", "weights_fixed": True, "layerwise": True}, window=40)

@@ -113,7 +113,7 @@ def test_a_model_that_generates_by_diffusion_is_not_served(
 
 
 @pytest.mark.parametrize(
-    "extra", [{"share_pp": LAYERS + 1}, {"share_tq": 3}, {"pin_percent": 90}, {"load_mode": "slow"}]
+    "extra", [{"share_pp": LAYERS + 1}, {"share_tq": 3}, {"share_tp": 300}, {"load_mode": "slow"}]
 )
 def test_a_mistake_in_the_options_ends_the_start(worlds: Any, extra: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

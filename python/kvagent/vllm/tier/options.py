@@ -75,7 +75,7 @@ def connector_options(options: TierOptions) -> connector.Options:
     each other.
     """
     given = {name: getattr(options, name) for name in _SHARED}
-    return connector.parse({name: value for name, value in given.items() if value != _OURS[name]})
+    return connector.build({name: value for name, value in given.items() if value != _OURS[name]})
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -164,7 +164,7 @@ class WorkerCalls:
                 kv_caches,
                 names,
                 self._config.num_blocks,
-                self._options.cpu_memory,
+                "fd",
                 plan=self._cells,
                 rank=self._rank,
                 calling=calling_layers(self._vllm_config) if self._layerwise else None,
