@@ -19,7 +19,8 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     if own is None:
         yield Finding(
             "package kvagent is imported from a folder, not installed: vLLM does not find the connector by its name",
-            'pip install it, or add "kv_connector_module_path": "kvagent.vllm" to --kv-transfer-config',
+            'pip install it, or add "kv_connector_module_path": "kvagent.vllm" to --kv-transfer-config, with which '
+            "KVAgentTier keeps its chunks private to the engine",
         )
     else:
         yield Finding(f"package kvagent {own}")
@@ -35,7 +36,8 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
     if own is not None and allowed is not None and "kvagent" not in allowed.split(","):
         yield Finding(
             f"VLLM_PLUGINS={allowed!r} leaves the connector's entry point out",
-            'add kvagent to it, or "kv_connector_module_path": "kvagent.vllm" to --kv-transfer-config',
+            'add kvagent to it, or "kv_connector_module_path": "kvagent.vllm" to --kv-transfer-config, with which '
+            "KVAgentTier keeps its chunks private to the engine",
         )
 
 

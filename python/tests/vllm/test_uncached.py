@@ -112,9 +112,7 @@ def test_a_model_that_generates_by_diffusion_is_not_served(
         KVAgentConnector(world.config, role, world.kv)
 
 
-@pytest.mark.parametrize(
-    "extra", [{"share_pp": LAYERS + 1}, {"share_tq": 3}, {"share_tp": 300}, {"load_mode": "slow"}]
-)
+@pytest.mark.parametrize("extra", [{"share_pp": LAYERS + 1}, {"share_tq": 3}, {"share_tp": 300}, {"load_mode": "slow"}])
 def test_a_mistake_in_the_options_ends_the_start(worlds: Any, extra: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         worlds(extra=extra)
