@@ -152,13 +152,12 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	}
 }
 
-// refuseLate turns an answer that took too long into overloaded, because the client has stopped
-// waiting.
+// refuseLate turns a late answer into overloaded, because the client has stopped waiting.
 func (k *lookupSock) refuseLate(st *seat, reply *ipc.LookupReply) {
 	if reply.Lease != 0 {
 		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
 	}
-	reply.Status, reply.Tokens, reply.Lease = ipc.LookupOverloaded, 0, 0
+	*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot}
 }
 
 // reserve pins the blocks it finds under a lease of the named session.
@@ -199,7 +198,7 @@ func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, 
 		return true
 	case ready.Dropped:
 		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
-		reply.Tokens, reply.Lease = 0, 0
+		*reply = ipc.LookupReply{Boot: reply.Boot}
 		k.reserve(q, rules, st, reply)
 	}
 	return false
@@ -208,9 +207,10 @@ func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, 
 // addLease enters a filled lease in the ledger.
 func (k *lookupSock) addLease(e *lease.Lease, st *seat, q *lookup.Query, rules *lookup.Space, hit *lookup.Hit,
 	reply *ipc.LookupReply) {
+	disk, shared := hit.Fetched(k.tiers, q)
 	number, result := k.ledger.Add(st.holder, e, hit.Bytes)
 	if result == lease.Added {
-		reply.Tokens, reply.Lease = hit.Tokens, number
+		reply.Tokens, reply.Lease, reply.Disk, reply.Shared = hit.Tokens, number, disk, shared
 		k.metrics.LeasesGiven.Add(1)
 		return
 	}

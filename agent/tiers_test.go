@@ -389,6 +389,34 @@ func (r *rig) drop(hashes []byte) {
 }
 
 // CANCEL ends a load that is held, at once.
+// An answer says how much of it is fetched from the node's own tiers and from shared ones.
+func TestAnswerSaysWhereBlocksComeFrom(t *testing.T) {
+	for name, local := range map[string]bool{"own": true, "shared": false} {
+		t.Run(name, func(t *testing.T) {
+			r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{Local: local})
+			look := r.asker(ipc.LookupSocket)
+			q.Version = 3
+			probe := q // brings all of it to memory
+			probe.Want = ipc.WantProbe
+			askUntil(t, look, probe)
+			r.waitFor("the probe's blocks are in memory", func(s admin.Status) bool { return s.BlocksStored == 8 })
+			if got := ask(t, look, q); got.Tokens != 8*testBlockTokens || got.Disk != 0 || got.Shared != 0 {
+				t.Errorf("in memory: %+v", got)
+			}
+			fetched := [2]uint32{0, 3 * testBlockTokens}
+			if local {
+				fetched = [2]uint32{3 * testBlockTokens, 0}
+			}
+			q.Hashes = chain(1, 8)
+			r.drop(q.Hashes[5*32:])
+			got := ask(t, look, q)
+			if got.Tokens != 8*testBlockTokens || [2]uint32{got.Disk, got.Shared} != fetched {
+				t.Errorf("three of eight blocks in a tier: %+v, want %v", got, fetched)
+			}
+		})
+	}
+}
+
 func TestHeldLoadIsCancelled(t *testing.T) {
 	_, _, _, w, _ := held(t)
 	w.send(&ipc.Cancel{Job: w.job})

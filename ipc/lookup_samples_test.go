@@ -179,7 +179,7 @@ func lookupReplies() []namedReply {
 		{"own_hit_v1", own1, LookupReply{Tokens: 64, Lease: 1, Boot: boot}},
 		{"own_hit_v2", own2, LookupReply{Tokens: 4096, Lease: 300, Boot: boot}},
 		{"own_miss", own2, LookupReply{Boot: boot}},
-		{"own_hit_v3", own3, LookupReply{Tokens: 4096, Lease: 300, Boot: boot}},
+		{"own_hit_v3", own3, LookupReply{Tokens: 4096, Lease: 300, Boot: boot, Disk: 1024, Shared: 16}},
 		{"own_ready_v3", own3, LookupReply{Status: LookupReady, Tokens: 2048, Lease: 302, Boot: boot}},
 		{"own_pending_v3", own3, LookupReply{Status: LookupPending, Tokens: 2048, Lease: 301, Boot: boot}},
 		{"own_max", own2, LookupReply{Status: 255, Tokens: math.MaxUint32, Lease: math.MaxUint64, Boot: boot}},

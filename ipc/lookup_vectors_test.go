@@ -44,7 +44,7 @@ var formFields = map[Form]struct{ request, reply []string }{
 	FormMalformed: {nil, []string{"tokens"}},
 	FormOwn: {[]string{"version", "space", "session", "want", "tokens", "hbm_tokens", "deadline_us", "groups",
 		"hash_len", "hashes", "transfer", "peer", "early"},
-		[]string{"version", "status", "tokens", "lease", "boot"}},
+		[]string{"version", "status", "tokens", "lease", "boot", "disk", "shared"}},
 	FormUpstream: {[]string{"tokens", "hash_len", "hashes"}, []string{"tokens"}},
 	FormReset:    {nil, []string{"status"}},
 	FormAscend2:  {[]string{"tokens", "hash_len", "hashes"}, []string{"tokens"}},

@@ -448,6 +448,8 @@ type LookupReply struct {
 	Blocks uint64
 	Lease  uint64
 	Boot   [16]byte
+	Disk   uint32 // of Tokens, those whose blocks are being fetched from the node's own tiers
+	Shared uint32 // of Tokens, those whose blocks are being fetched from shared tiers
 }
 
 // AppendIdentity appends the canonical identity of the space that m registers for: the msgpack

@@ -43,6 +43,18 @@ type Hit struct {
 	Capped bool // maxBytes limited the pins and Tokens
 }
 
+// Fetched returns how many of the tokens beyond the engine's own are fetched from the node's own
+// tiers, and how many from shared ones. Of several groups it is their share of all blocks. Call it
+// while the blocks are pinned; t may be nil, for a pool without tiers.
+func (h *Hit) Fetched(t pool.Tiers, q *Query) (own, shared uint32) {
+	if t == nil || len(h.Refs) == 0 {
+		return 0, 0
+	}
+	tokens, all := int(h.Tokens-min(h.Tokens, q.HBMTokens)), len(h.Refs)
+	ownBlocks, sharedBlocks := t.Fetched(h.Refs)
+	return uint32(tokens * ownBlocks / all), uint32(tokens * sharedBlocks / all)
+}
+
 // Limit returns the most tokens that the answer to a query may have: whole blocks of every
 // requested group. It is 0 for a query that the space cannot answer.
 func Limit(s *Space, q *Query) uint32 {

@@ -1,6 +1,10 @@
 package tier
 
-import "github.com/kvagent/kvagent/pool"
+import (
+	"slices"
+
+	"github.com/kvagent/kvagent/pool"
+)
 
 // Pin implements pool.Index: pins of entries in memory, followed by promises of entries that tiers
 // are believed to have, within the prefetch budget.
@@ -167,6 +171,26 @@ func (p *Pool) Settle(refs []pool.Ref, then func()) (cancel func() bool) {
 		w.over = true
 		return !was
 	}
+}
+
+// Fetched implements pool.Tiers.
+func (p *Pool) Fetched(refs []pool.Ref) (own, shared int) {
+	if !slices.ContainsFunc(refs, func(ref pool.Ref) bool { return ref&promiseBit != 0 }) {
+		return 0, 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ref := range refs {
+		if ref&promiseBit == 0 {
+			continue
+		}
+		if pr := p.mu.byID[uint64(ref&^promiseBit)]; pr != nil && p.levels[pr.first].Local {
+			own++
+		} else {
+			shared++
+		}
+	}
+	return own, shared
 }
 
 // Hint implements pool.Tiers.

@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"math/bits"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -26,6 +27,7 @@ type promise struct {
 	state   promiseState
 	pins    int   // refs of it
 	hint    bool  // it is fetched even without pins
+	first   uint8 // the nearest tier that was believed to have it
 	levels  uint8 // tiers still to be tried, as bits
 	waiters []*waiter
 	held    []pool.Slot // the pin in memory that the refs stand for, once installed
@@ -67,7 +69,7 @@ func (p *Pool) promiseLocked(w *promiseRequest) (pool.Ref, bool) {
 		}
 		pr = &promise{
 			id: p.mu.lastID + 1, key: w.key, parent: w.parent, sp: w.sp, era: w.era, group: w.group, levels: w.levels,
-			since: p.now(), deadline: time.Now().Add(p.o.PromiseWithin),
+			first: uint8(bits.TrailingZeros8(w.levels)), since: p.now(), deadline: time.Now().Add(p.o.PromiseWithin),
 		}
 		if !p.sendLocked(pr) {
 			return 0, false // a breaker opened since the look-up

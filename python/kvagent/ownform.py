@@ -73,13 +73,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0."""
+    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0.
+
+    Of them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones,
+    as versions before 3 do not say.
+    """
 
     version: int
     status: int
     tokens: int
     lease: int
     boot: bytes
+    disk: int = 0
+    shared: int = 0
 
 
 _U8, _U32, _U64, _ID = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1), Bin(16, 16)
@@ -93,7 +99,10 @@ _REQUEST = record(
 _GROUPS = 7  # index of groups, which version 1 lacks
 _TRANSFER = 10  # index of transfer, which versions 1 and 2 lack, as they do the fields after it
 _FIELDS = {1: 9, 2: 10, 3: 13}  # by version
-_ANSWER = record(Answer, version=Uint(1, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID)
+_ANSWER = record(
+    Answer, version=Uint(1, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID, disk=_U32, shared=_U32
+)
+_ANSWER_FIELDS = {1: 5, 2: 5, 3: 7}  # by version
 
 
 def encode_request(request: Request) -> bytes:
@@ -129,12 +138,18 @@ def _complete(values: list[Any], version: int) -> None:
 
 def encode_answer(answer: Answer) -> bytes:
     """Return the frame of an answer."""
-    return pack(_ANSWER.write(answer, "Answer"))
+    return pack(_ANSWER.write(answer, "Answer")[: _ANSWER_FIELDS[answer.version]])
 
 
 def decode_answer(frame: bytes) -> Answer:
     """Return the answer of a frame."""
-    answer: Answer = _ANSWER.read(unpack(frame), "Answer")
+    values = unpack(frame)
+    if isinstance(values, list) and values and type(values[0]) is int and values[0] in _ANSWER_FIELDS:
+        fields = _ANSWER_FIELDS[values[0]]
+        if len(values) != fields:
+            raise Malformed(f"Answer: {len(values)} fields, version {values[0]} has {fields}")
+        values += [0] * (_ANSWER_FIELDS[VERSION] - fields)
+    answer: Answer = _ANSWER.read(values, "Answer")
     return answer
 
 

@@ -193,6 +193,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "bind_kv_cache_manager": of_all(None),
     "on_new_request": of_request(None), "get_num_new_matched_tokens": of_request((0, False)),
     "update_state_after_alloc": of_admission, "build_connector_meta": of_plan,
+    "get_external_cache_hit_sources": of_little({}),
     "update_connector_output": of_output, "take_events": of_little(()), "request_finished": of_end,
     "request_finished_all_groups": of_end, "has_pending_push_work": of_little(False), "reset_cache": of_all(True),
     "before_weights_call": of_all(None), "weights_named": of_all(None),

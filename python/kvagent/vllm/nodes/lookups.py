@@ -101,7 +101,9 @@ class JointLookups(Lookups):
             return self._miss(ticket)
         self._joint.hold(answer.lease, {part: one.lease for part, one in ticket.answers.items()})
         ticket.answers = {}
-        return Answer(answer.version, LookupStatus.HIT, tokens, answer.lease, answer.boot)
+        return Answer(
+            answer.version, LookupStatus.HIT, tokens, answer.lease, answer.boot, answer.disk, answer.shared
+        )  # where they are on this node
 
     def abandon(self, ticket: Ticket) -> None:
         """Abandon a look-up; leases in its answers are released on arrival."""

@@ -69,6 +69,16 @@ class SchedulerCalls:
         """Handle a request's admission."""
         self._side.allocated(request, blocks, num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict[Any, int]:  # noqa: ARG002
+        """Return how many tokens of the request just admitted came from where, for vLLM 0.33.
+
+        What does not add up to ``num_external_tokens`` counts as external_unspecified there.
+        """
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+        admitted, found = self._side.hit if isinstance(self._side, SchedulerSide) else ("", {})
+        return {CacheHitSource(name): n for name, n in found.items() if n and admitted == request.request_id}
+
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
         """Return the plan of a step."""
         metadata = Metadata(self.unloaded.put(self._side.plan(scheduler_output)))

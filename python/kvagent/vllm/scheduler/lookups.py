@@ -293,7 +293,10 @@ class Promises:
             tracked.overdue = tracked.wanted is not None
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING, LookupStatus.READY) and answer.lease != 0
         ready = answer.status == LookupStatus.READY
-        return self._answered(tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready))
+        other = answer.shared if answer.version >= TRANSFERS_VERSION else answer.tokens
+        return self._answered(
+            tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready, answer.disk, other)
+        )
 
     def _unanswered(self, tracked: Tracked, now: float) -> Promise:
         self._counts.lookups_unanswered += 1
@@ -342,6 +345,17 @@ def most_tokens(tracked: Tracked, own: int) -> int:
     """
     most: int = tracked.request.num_tokens - tracked.has_states
     return min(most, own + tracked.max_load_tokens)
+
+
+def sources(promised: Promise | None, tokens: int, *, from_peer: bool) -> dict[str, int]:
+    """Return how many of the tokens loaded for a promise came from where, by vLLM's names."""
+    if promised is None:
+        return {}
+    if from_peer:
+        return {"p2p": tokens}
+    other = min(promised.other, tokens)
+    disk = min(promised.disk, tokens - other)
+    return {"host": tokens - disk - other, "disk": disk, "external_unspecified": other}
 
 
 def _miss(now: float) -> Promise:

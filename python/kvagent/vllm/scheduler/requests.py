@@ -40,6 +40,10 @@ class Promise:
     at: float
     ready: bool = False
     """Whether all of it was in the agent's memory as it was saved."""
+    disk: int = 0
+    """Of the tokens, those that the agent fetched from its disk."""
+    other: int = 0
+    """Of the tokens, those that it fetched from a shared store, or from where it did not say."""
 
 
 @dataclass(eq=False, slots=True)

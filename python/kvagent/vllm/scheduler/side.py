@@ -25,7 +25,7 @@ from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, Sessio
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.loads import Loads
-from kvagent.vllm.scheduler.lookups import Promises
+from kvagent.vllm.scheduler.lookups import Promises, sources
 from kvagent.vllm.scheduler.requests import Blocks, StaleRequests, Tables, Tracked
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
@@ -100,6 +100,8 @@ class SchedulerSide:
         self._stopped = False  # the agent does not respond
         self._calm = False  # whether saves alone may be in progress, and no call was made since the last plan
         self._jobs = itertools.count(1)
+        self.hit: tuple[str, dict[str, int]] = ("", {})
+        """The request that was admitted with a load last, and where its tokens came from."""
         self.failed: Callable[[str, Exception], None] | None = None
         """What handles an error in a hook (boundary)."""
         self.tables = Tables()
@@ -188,6 +190,11 @@ class SchedulerSide:
             if tracked.sync:
                 self._sync_loads.begin(job, tracked, external)
             self.loads.plan(job, tracked, blocks.blocks, external, tracked.promised)
+            peer = tracked.wanted.peer if tracked.wanted is not None else ""
+            self.hit = (
+                request.request_id,
+                sources(tracked.promised, external, from_peer=peer not in ("", self._agent.peer)),
+            )
             self._promises.take(tracked)  # its lease is the load's now
             return
         self._promises.forget(tracked)
