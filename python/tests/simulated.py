@@ -105,7 +105,7 @@ class SimulatedEngine:
 
     def __init__(
         self, agent: AgentProcess, name: str, *, blocks: int = 64, peer: bool = False, saves: bool = True,
-        loads: bool = True, window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
+        window: int = 0, identity: dict[str, str] | None = None, generation: str = LOADED,
         unobserved: bool = False, in_process: bool = False, adapters: LoadedAdapters | None = None, following: int = 0,
         **options: Any,
     ) -> None:  # fmt: skip
@@ -127,7 +127,7 @@ class SimulatedEngine:
         self.worker_link.wait(20)
         self.link.wait(20)
         self.scheduler = SchedulerSide(
-            settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves, loads=loads,
+            settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves,
             generations=self.generations, engine_id=name, following=following,
         )  # fmt: skip
         self.scheduler.bind(self)

@@ -271,9 +271,7 @@ def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
 def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> None:
     """Before the next step, in which the scheduler polls."""
     link: Any = Link()
-    side = SchedulerSide(
-        Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16), 2, link, saves=True, loads=True, parts=2
-    )
+    side = SchedulerSide(Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16), 2, link, saves=True, parts=2)
     side.bind(SimpleNamespace(block_pool=Pool(8)))
     side._poll_agent()
     side.report(Report(news=(NEWS,)))

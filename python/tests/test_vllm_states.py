@@ -97,7 +97,7 @@ def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int
     pool = Pool(64)
     link: Any = NoLink()
     geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
-    side = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True)
+    side = SchedulerSide(Options(), geometry, 1, link, saves=True)
     side.bind(SimpleNamespace(block_pool=pool))
     pool.blocks[7].block_hash = b"part" if stale else None
     side.new_weights()

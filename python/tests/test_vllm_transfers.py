@@ -123,7 +123,7 @@ class Pair:
 
     def __init__(self, agent: AgentProcess, **options: Any) -> None:
         self.agent = agent
-        self.prefill = SimulatedEngine(agent, "p", loads=False, **options)
+        self.prefill = SimulatedEngine(agent, "p", **options)
         self.decode = SimulatedEngine(agent, "d", saves=False, **options)
 
     def offer(self, name: str, prompt: str, blocks: int, **params: Any) -> Any:

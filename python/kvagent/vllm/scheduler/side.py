@@ -55,7 +55,7 @@ class SchedulerSide:
     """
 
     def __init__(
-        self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool, loads: bool,
+        self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool,
         generations: Generations | None = None, media: Media | None = None, engine_id: str = "", tp_size: int = 1,
         preemption: Preemption | None = None, token_bytes: float = 0.0, step_tokens: int = 0, following: int = 0,
         events: EventsOptions | None = None, parts: int = 1,
@@ -78,7 +78,7 @@ class SchedulerSide:
         self._geometry = geometry
         self._world = world
         self._may_save = saves
-        self._may_load = loads
+        self._may_load = True
         self._adapters = Adapters(world)
         self._following = following
         self._media = media or Media(options.media, geometry.hash_tokens)
