@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvagent.messages import BlockStatus, Group
-from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler import lazy
-from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.requests import Blocks, Tracked
 from kvagent.vllm.scheduler.save_plan import RECENT_S, SaveSchedule
 from kvagent.vllm.scheduler.saves import HOLD_S, Saves
@@ -591,40 +588,3 @@ def test_options() -> None:
     assert parse({"offload": "lazy"}).offload == "lazy"
     with pytest.raises(OptionError, match="offload: 'late', allowed is one of eager, lazy"):
         parse({"offload": "late"})
-
-
-def test_a_block_whose_eviction_comes_near_later_is_kept() -> None:
-    """A request whose blocks are to be kept is saved at once, as far as there is room."""
-    engine = Engine(64, pins=0.1)
-    told: list[tuple[list[bytes], int]] = []
-
-    def keep(_: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> bool:
-        told.append((list(hashes), pin_ms))
-        return not ttl_ms
-
-    agent: Any = SimpleNamespace(keep=keep)
-    keeps = Keeps(agent, Geometry((Group(BLOCK, 64),), BLOCK), Counts())
-    tracked = engine.compute("a", "a", 20)
-    tracked.pin_ms = 1_000_000
-    engine.begin()
-    engine.note(tracked)
-    tracked.over, tracked.keep_until = True, time.monotonic() + 1000
-    engine.lazy.keep_rest(tracked, tracked.request.num_tokens)
-    engine.free("a")
-    engine.step()
-    assert len(engine.stored) == 6
-    keeps.settle(engine.saves)
-    assert told == []
-    kept: list[bytes] = []
-    for i in range(64):  # all blocks are taken once
-        engine.serve(f"b{i}", f"b{i}", 1)
-        jobs = engine.plan()
-        keeps.settle(engine.saves)
-        assert [key for keys, _ in told for key in keys] == kept, "told before they were stored"
-        for job in jobs:
-            kept += [key for key, _ in engine.inflight[job] if key.startswith(b"a")]
-            engine.answer(job)
-        keeps.settle(engine.saves)
-    keys = [engine.key("a", i) for i in range(6, 20)]
-    assert sorted(key for some, _ in told for key in some) == keys
-    assert all(900_000 < pin_ms <= 1_000_000 for _, pin_ms in told)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvagent.messages import Group
-from kvagent.vllm.counters import Counts, SaveCounts
+from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.loads import Loads
@@ -17,7 +17,6 @@ from kvagent.vllm.scheduler.requests import Blocks, Promise, StaleRequests, Tabl
 from kvagent.vllm.scheduler.save_plan import SaveBatch
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.states import States
-from kvagent.vllm.scheduler.tails import EagerBatch
 from kvagent.vllm.scheduler.waits import Rate
 from kvagent.vllm.state_rules import check_states
 from kvagent.vllm.transfer_names import Wanted
@@ -75,17 +74,6 @@ def test_a_request_that_is_not_saved_saves_no_states(field: str) -> None:
     setattr(tracked, field, True)
     tracked.admitted = field != "bypass"
     assert added(tracked, [(1, 7, 3 * BLOCK)]) == []
-
-
-def test_the_rest_of_an_ended_request_is_saved_without_states() -> None:
-    """Its table gives the positions of the other blocks only."""
-    pool, tracked = Pool(64), request()
-    for block in pool.blocks:
-        block.block_hash = b"hashed"
-    tables: Any = SimpleNamespace(slice=lambda _, group, begin, end: pool.blocks[20 * group + begin : 20 * group + end])
-    batch = EagerBatch(GEOMETRY, Blocks(pool, 0.5), tables, SaveCounts())
-    batch.keep_rest(tracked, 4 * BLOCK)
-    assert [note.group for note in batch.left.values()] == [0] * 4
 
 
 @pytest.mark.parametrize("hash_tokens", [BLOCK, BLOCK // 2])

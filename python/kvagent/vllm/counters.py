@@ -115,7 +115,7 @@ HELP = {
     "saves_existed": "Blocks that the agent already had.",
     "saves_refused": "Blocks that the agent did not store.",
     "saves_revoked": "Blocks whose save was revoked: for lack of free blocks, or because it took too long.",
-    "saves_missed": "Blocks that the engine evicted before they were offered, as they waited for their turn.",
+    "saves_missed": "Blocks that were not offered: evicted before, or too many to be pinned when their request ended.",
     "worker_errors": "Errors in the connector's worker parts; the loads in flight failed.",
     "worker_saved": "Blocks stored, counted by every rank.",
     "worker_loaded": "Blocks loaded, counted by every rank.",

@@ -2,13 +2,11 @@
 unless something uses them (``kvagent.ttl``).
 
 The agent is told at a request's end, once its saves have ended. Both times begin then. A request's
-``ttl`` concerns only what it was the first to store. Blocks that are saved in their turn after the
-end are kept for what is left of the time; the agent is told of them once those saves have ended.
+``ttl`` concerns only what it was the first to store.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.lazy import Unsaved
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.save_plan import SaveRun
     from kvagent.vllm.scheduler.saves import Saves
@@ -63,9 +60,6 @@ class Keeps:
         """Tell the agent of the blocks whose saves have ended. Called after saves were sent or
         reported.
         """
-        late, saves.batch.late_keeps = saves.batch.late_keeps, []
-        if late := [unsaved for unsaved in late if unsaved.keep_until]:
-            self._add(partial(self._tell_late, late))
         if self._waiting:
             self._waiting = [waiting for waiting in self._waiting if not self._settled(waiting, saves)]
 
@@ -98,18 +92,6 @@ class Keeps:
             for group in range(len(self._groups)):
                 first = [key for of, key in tracked.stored_first if of == group]
                 told &= self._agent.keep(group, first, 0, max(tracked.ttl_ms, tracked.pin_ms))
-        return told
-
-    def _tell_late(self, late: Sequence[Unsaved]) -> bool:
-        """Tell the agent of blocks that were saved after their request's end."""
-        kept: dict[tuple[int, float], list[bytes]] = {}
-        for unsaved in late:
-            kept.setdefault((unsaved.group, unsaved.keep_until), []).append(unsaved.key)
-        told, now = True, time.monotonic()
-        for (group, until), keys in kept.items():
-            left_ms = int((until - now) * 1000)
-            if left_ms > 0:
-                told &= self._agent.keep(group, keys, left_ms, 0)
         return told
 
 

@@ -60,17 +60,6 @@ class Unsaved(NamedTuple):
     key: bytes
     parent: bytes
     """The key of the block before it, or empty."""
-    tries: int = 0
-    """How often it was offered in vain, if its request has ended (tails)."""
-    keep_until: float = 0.0
-    """``Tracked.keep_until`` of the ended request that asked for the longest; 0: none did."""
-
-
-def renewed(unsaved: Unsaved, before: Unsaved | None) -> Unsaved:
-    """Return what is noted of a block, of which something was noted ``before``."""
-    if before is None or before.key != unsaved.key:
-        return unsaved
-    return unsaved._replace(keep_until=max(unsaved.keep_until, before.keep_until))
 
 
 class LazyBatch(SaveBatch):
@@ -126,7 +115,6 @@ class LazyBatch(SaveBatch):
             keys = [one.key for one in unsaved]
             data = section(unsaved[0].group, unsaved[0].parent, keys, [block.block_id for block in blocks])
             self.recent[unsaved[0].group].young.update(keys)
-            self.late_keeps += unsaved
             self.open.append(SaveRun(None, unsaved[0].group, 0, keys, blocks, data, unsaved=unsaved))
             self._unpinned += blocks
         self.pin()
@@ -195,8 +183,7 @@ class LazyBatch(SaveBatch):
                     break  # no room
             elif not self._blocks.is_stale(block):
                 parent = hashes[at * scale - 1] if at else b""
-                unsaved = Unsaved(block.block_hash, group, key, parent, keep_until=tracked.keep_until)
-                self.unsaved[block.block_id] = renewed(unsaved, self.unsaved.get(block.block_id))
+                self.unsaved[block.block_id] = Unsaved(block.block_hash, group, key, parent)
                 self._covered.discard(block.block_id)
             at += 1
         return at
@@ -243,7 +230,6 @@ class LazyBatch(SaveBatch):
             and unsaved.key not in self.recent[unsaved.group]
         ):
             return unsaved
-        self.late_keeps.append(unsaved)  # the agent may have it from elsewhere
         del self.unsaved[block.block_id]
         return None
 

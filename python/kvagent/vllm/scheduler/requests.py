@@ -100,8 +100,6 @@ class Tracked:
     """The most tokens that it loads, by its own switch."""
     pin_ms: int = 0
     """How long its blocks are kept after its end, by its own switch; 0: not."""
-    keep_until: float = 0.0
-    """Until when, once the request has ended; 0: not."""
     ttl_ms: int = 0
     """After which they are dropped unless they were used, by its own switch; 0: not."""
     stored_first: list[tuple[int, bytes]] = field(default_factory=list)

@@ -101,8 +101,6 @@ class SaveBatch:
         """The runs that were added and not taken."""
         self.tokens: Tokens | None = None
         """What is told the tokens of all blocks that are to be saved; None without KV events."""
-        self.late_keeps: list[Unsaved] = []
-        """Noted blocks, added or offered recently, of which ``Keeps`` has not heard yet."""
         self._blocks = blocks
         self._tables = tables
         self._groups = [
@@ -164,6 +162,12 @@ class SaveBatch:
             cursor[group] = begin
             least = min(least, (begin + 1) * size)
         tracked.next_tokens = least
+
+    def lacking(self, tracked: Tracked, tokens: int) -> int:
+        """Return how many blocks of the first ``tokens`` of a request were not added."""
+        hashes = len(tracked.request.block_hashes)
+        ends = [(group, min(tokens // size, hashes // scale)) for group, size, scale, _, _ in self._positional]
+        return sum(max(end - tracked.cursor[group], 0) for group, end in ends)
 
     def pin(self) -> None:
         """Pin the blocks that were added."""

@@ -19,7 +19,6 @@ from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
 from kvagent.vllm.scheduler.keeps import note_stored
 from kvagent.vllm.scheduler.lazy import LazyBatch
 from kvagent.vllm.scheduler.save_plan import SaveBatch
-from kvagent.vllm.scheduler.tails import EagerBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,13 +88,7 @@ class Saves:
         """The batch, if it is a lazy one."""
         if self.watermark:
             self.lazy = LazyBatch(self.geometry, self.blocks, self.tables, self.watermark, self.counts)
-        self.tails = None
-        """The batch, if it notes what is left of ended requests. A note goes by vLLM's hash, which
-        does not cover the next token. Without pins nothing is ever saved, and no turn comes.
-        """
-        if self.blocks.max_saving and not (self.watermark or self.following):
-            self.tails = EagerBatch(self.geometry, self.blocks, self.tables, self.counts)
-        self.batch: SaveBatch = self.lazy or self.tails or SaveBatch(self.geometry, self.blocks, self.tables)
+        self.batch: SaveBatch = self.lazy or SaveBatch(self.geometry, self.blocks, self.tables)
         """The contents of the next jobs. Callers that add to it also pin."""
         self.last_job = 0
         """The job that was sent last."""
@@ -106,10 +99,6 @@ class Saves:
         self._step = 0
         self._last = 0.0
         self._not_before = 0
-
-    def waits(self) -> bool:
-        """Return whether blocks of ended requests wait for their turn."""
-        return self.tails is not None and bool(self.tails.left)
 
     def busy(self) -> bool:
         """Return whether saves are in flight or wait to be sent."""
@@ -178,8 +167,8 @@ class Saves:
         return next(iter(self._inflight), job + 1) > job
 
     def end(self, tracked: Tracked, tokens: int) -> None:
-        """Save the first ``tokens`` of a request that ends now: at once what there is room for, the
-        rest in its turn.
+        """Save the first ``tokens`` of a request that ends now, as far as there is room. What finds
+        none is not saved; with lazy offload it is noted.
         """
         for save in self._inflight.values():
             for run in save.runs if not save.pinned else ():
@@ -190,8 +179,12 @@ class Saves:
         if self.lazy is not None or self.ready():
             self.batch.add(tracked, tokens)
             self.batch.pin()
-        if (noting := self.lazy or self.tails) is not None and tokens >= tracked.next_tokens:
-            noting.keep_rest(tracked, tokens)
+        if tokens < tracked.next_tokens:
+            return
+        if self.lazy is not None:
+            self.lazy.keep_rest(tracked, tokens)
+        elif tracked.offer is None and self.blocks.max_saving:
+            self.counts.missed += self.batch.lacking(tracked, tokens)
 
     def clear_left(self) -> None:
         """Save nothing of what is noted of ended requests, and nothing in flight again: all of it
@@ -201,8 +194,6 @@ class Saves:
             save.stale = True
         if self.lazy is not None:
             self.lazy.clear_unsaved()
-        if self.tails is not None:
-            self.tails.left.clear()
 
     def revoke(self, *, offers: bool = False, in_use: bool = True) -> list[int]:
         """Revoke all saves, those of offered requests only with ``offers``, and only with
@@ -277,7 +268,7 @@ class Saves:
                 self._count(status)
                 if status not in _STORED:
                     recent.discard((key,))
-                if not again and status in _LATER and (save.pinned or not (run.unsaved or _over(run))):
+                if not again and status in _LATER and (save.pinned or not run.unsaved):
                     again = True
                     self._again(run, i)
         if any(status in statuses for status in _PAUSE):
@@ -313,7 +304,7 @@ class Saves:
         save.pinned = False
         self.counts.revoked += len(save.blocks)
         for run in save.runs:
-            if run.unsaved or _over(run):
+            if run.unsaved:
                 self._again(run, 0)  # now: once they are free, their contents may change before the report
         self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
 
@@ -321,11 +312,9 @@ class Saves:
         """Offer the blocks of a run from the i-th on again."""
         tracked = run.tracked
         if tracked is None:
-            if isinstance(self.batch, (LazyBatch, EagerBatch)):
-                self.batch.restore(run, i)
+            if self.lazy is not None:
+                self.lazy.restore(run, i)
             return
-        if tracked.over and self.tails is not None:
-            self.tails.keep_run(run, i)
         tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
         tracked.next_tokens = 0
         if tracked.admitted and not tracked.over:
@@ -338,11 +327,6 @@ class Saves:
             self.counts.existed += 1
         elif status != BlockStatus.REVOKED:
             self.counts.refused += 1
-
-
-def _over(run: SaveRun) -> bool:
-    """Return whether the request of a run has ended."""
-    return run.tracked is not None and run.tracked.over
 
 
 def _holds(blocks: Sequence[Any]) -> bool:

@@ -303,7 +303,6 @@ class SchedulerSide:
         if tracked is None:
             return False
         tracked.over = True
-        tracked.keep_until = time.monotonic() + tracked.pin_ms / 1000 if tracked.pin_ms else 0.0
         if not self._tracked:
             now = time.monotonic()
             self.waits.end_step(now)
@@ -398,9 +397,7 @@ class SchedulerSide:
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
-        left = self.saves is not None and self.saves.waits() and self._saves_now() and not self._stopped
-        leases = self._agent.awaits_leases()
-        return self.waiting() or left or self._transfers.busy() or leases or self._publishes()
+        return self.waiting() or self._transfers.busy() or self._agent.awaits_leases() or self._publishes()
 
     def counted(self) -> dict[str, int]:
         """Return all counters by name."""
@@ -672,7 +669,7 @@ class SchedulerSide:
             and not (self.loads is None or self.loads.busy())
             and not (self._stale_requests is None or self._stale_requests.busy())
             and not self._sync_loads.possible()
-            and (self.saves is None or (self.saves.lazy is None and not self.saves.waits()))
+            and (self.saves is None or self.saves.lazy is None)
             and self._states is None
         )
 
@@ -708,21 +705,18 @@ class SchedulerSide:
         near = saves.lazy is not None and saves.lazy.due() and session is not None
         if self._states is not None and session is not None and not preempted:
             self._add_states(self._states, saves, output)
-        left = saves.waits() and self._saves_now()
-        if not (saves.busy() or near or left or (session is not None and self._schedule.ready())):
+        if not (saves.busy() or near or (session is not None and self._schedule.ready())):
             return
         short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
         if short:
             plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
-        if left and not short and saves.ready() and saves.tails is not None:
-            saves.tails.collect()  # first: vLLM may evict these blocks
         if session is None:
             saves.drop()
         elif self._collects(saves, short=short):
             collect_saves(self._schedule, saves, scheduled, decode=self._options.save_decode, offers_only=short)
         if near and not short and self._agent.switches.saves == 1 and saves.ready() and saves.lazy is not None:
             saves.lazy.collect()
-        at_once = sends or short or near or left or self._schedule.sends()
+        at_once = sends or short or near or self._schedule.sends()
         gathers = not (at_once or saves.batch.full() or self._transfers.busy())
         if session is not None and not (gathers and scheduled):
             agent = self._agent
