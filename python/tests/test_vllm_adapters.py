@@ -12,7 +12,6 @@ import pytest
 
 from kvagent.vllm.keys.adapters import Adapters
 from kvagent.vllm.plan import LoadedAdapter
-from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.worker import adapters as loading
 from kvagent.vllm.worker.adapters import LoadedAdapters
 from tests.agent import AgentProcess, eventually
@@ -167,8 +166,6 @@ def test_an_adapter_replaced_under_its_name(
     write(tmp_path / "x", "new")
     engine.load_adapter(lora)
     engine.step((running, BLOCK))
-    for _ in range(RETRY_STEPS):  # after a save that its worker refused
-        engine.step()
     engine.step((running, 3 * BLOCK))
     engine.quiet()
     engine.scheduler.finished(running, normally=True)

@@ -14,7 +14,6 @@ from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler import lazy
 from kvagent.vllm.scheduler.requests import Blocks, Tracked
-from kvagent.vllm.scheduler.save_plan import RECENT_S, SaveSchedule
 from kvagent.vllm.scheduler.saves import HOLD_S, Saves
 
 if TYPE_CHECKING:
@@ -140,9 +139,7 @@ class Engine:
         self.blocks = Blocks(self.pool, pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
         tables: Any = self.pool
-        self.saves = Saves(
-            geometry, 1, self.blocks, tables, SaveSchedule(), revoke_now=lambda _: None, watermark=watermark
-        )  # fmt: skip
+        self.saves = Saves(geometry, 1, self.blocks, tables, revoke_now=lambda _: None, watermark=watermark)
         assert self.saves.lazy is not None
         self.lazy = self.saves.lazy
         self.now = 0.0
@@ -192,7 +189,7 @@ class Engine:
     def begin(self) -> None:
         """Begin a step."""
         self.steps += 1
-        self.saves.begin(self.now, self.steps)
+        self.saves.begin(self.now)
 
     def plan(self) -> list[int]:
         """Plan the saves of a step. Return their jobs."""
@@ -226,12 +223,6 @@ class Engine:
         for job in self.plan():
             self.answer(job)
 
-    def later(self) -> None:
-        """Let the time pass in which a key is not offered again."""
-        for _ in range(2):
-            self.now += RECENT_S
-            self.lazy.recent[0].rotate(self.now)
-
 
 def ids(blocks: Iterable[Block]) -> list[int]:
     return [block.block_id for block in blocks]
@@ -249,7 +240,6 @@ def test_a_block_is_saved_when_its_eviction_comes_near_and_once() -> None:
     engine.serve("c", "c", 4)  # leaves 4 without content; after them come those of a, from its end
     engine.step()
     assert engine.stored == [engine.key("a", i) for i in range(16, 20)]
-    engine.later()
     engine.step()
     assert len(engine.stored) == 4, "saved again"
     assert engine.saves.counts.missed == 0
@@ -297,7 +287,6 @@ def test_a_block_that_was_reused_is_not_saved_under_its_old_key() -> None:
     for block in engine.pool.tables["b"]:
         block.block_hash, block.holds = noted[block.block_id].block_hash, "of other content"
     engine.free("b")
-    engine.later()
     for _ in range(3):
         engine.step()
     assert all(engine.lazy.unsaved.get(block.block_id) is None for block in engine.pool.blocks)
@@ -320,7 +309,6 @@ def test_old_weights_are_not_saved() -> None:
     engine.weights += 1
     engine.blocks.new_weights()
     engine.answer(job, BlockStatus.BUSY)  # it is noted again
-    engine.later()
     for _ in range(40):
         engine.step()
     assert engine.stored == []
@@ -361,7 +349,6 @@ def test_what_was_revoked_is_noted_at_once_and_only_while_it_is_there() -> None:
     for _ in range(3):
         engine.step()
     engine.free("b")
-    engine.later()
     for _ in range(3):
         engine.step()
     assert sorted(engine.stored) == [engine.key("a", i) for i in range(10, 14)]
@@ -552,8 +539,6 @@ def test_random_runs_save_what_they_evict(times: int) -> None:
         jobs = engine.plan()
         for job in [*engine.inflight] if dice.random() < 0.8 else jobs[:1]:
             engine.answer(job, BlockStatus.OK if dice.random() < 0.95 else BlockStatus.TIMED_OUT)
-        if dice.random() < 0.02:
-            engine.later()
         free = engine.pool.free_block_queue.all()
         assert len(set(ids(free))) == len(free) == engine.pool.get_num_free_blocks(), f"seed {seed}"
         assert all(block.ref_cnt == 0 for block in free), f"seed {seed}"
@@ -568,7 +553,6 @@ def test_random_runs_save_what_they_evict(times: int) -> None:
     assert engine.pool.get_num_free_blocks() == 96, f"seed {seed}"
     assert engine.stored, f"seed {seed}"
     near = ids(engine.pool.free_block_queue.all()[:24])
-    engine.later()
     left = [one for one in near if one in engine.lazy.unsaved]
     assert not left, f"{left} near their eviction are not saved, seed {seed}"
 

@@ -36,7 +36,7 @@ from kvagent.vllm.nodes import placement, rules
 from kvagent.vllm.nodes.orders import Target
 from kvagent.vllm.nodes.placement import elsewhere
 from kvagent.vllm.options import DEFAULTS, OptionError, Options, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, calm_plan, localized
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, localized
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
@@ -122,7 +122,6 @@ def test_plans_are_pickled() -> None:
     for one in (plan, load, Report({1: Outcome(1, b"\0")}, {7})):
         assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301
     assert pickle.loads(pickle.dumps(plan)) == plan  # noqa: S301
-    assert pickle.loads(pickle.dumps(calm_plan(3))) is calm_plan(3)  # noqa: S301
 
 
 class _Storage:
@@ -700,5 +699,5 @@ def test_a_part_without_a_target_gets_a_job_for_no_agent() -> None:
     (own,), (none,) = plan.loads, plan.saves
     assert (own.boot, own.epoch, own.space, own.lease) == (b"far", 7, b"there", 9)
     assert (none.boot, none.space) == (b"", b""), "it would be sent as if to the scheduler's agent"
-    calm = calm_plan(3)
-    assert localized(calm, 1) is calm
+    idle = StepPlan(decoding=3)
+    assert localized(idle, 1) is idle

@@ -176,19 +176,39 @@ def test_a_request_is_announced_on_arrival_without_waiting(
     assert engine.scheduler.counts.lookups == 1, "that of the first request: probes are not counted"
 
 
-def test_a_block_is_offered_once(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+def test_a_request_offers_each_of_its_blocks_once(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines()
     twins = [engine.request(name, "p", 4) for name in ("a", "b")]
     for twin in twins:
         engine.matched(twin)
         engine.admit(twin)
         engine.fill(twin, 1)
-    plan = engine.step(*((twin, twin.num_tokens) for twin in twins)).plan
-    assert sum(job.blocks for job in plan.saves) == 4
+        plan = engine.step((twin, twin.num_tokens)).plan
+        assert sum(job.blocks for job in plan.saves) == 4
+        engine.quiet()
+    for twin in twins:
+        engine.scheduler.finished(twin, normally=True)
+    assert engine.step().plan.saves == []
+    assert agent.status()["blocks_stored"] == 4
+    assert engine.scheduler.saves is not None
+    assert engine.scheduler.saves.counts.existed == 4
+
+
+def test_what_the_engine_had_itself_is_offered_at_the_end(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
+    """The agent may have lost it since it was computed. It is offered after what is new."""
+    engine = engines()
+    request = engine.request("a", "p", 4)
+    engine.matched(request, own=2 * BLOCK)
+    engine.admit(request)
+    engine.fill(request, 1)
+    plan = engine.step((request, request.num_tokens)).plan
+    assert [job.blocks for job in plan.saves] == [2]
     engine.quiet()
-    late = engine.request("c", "p", 4)
-    engine.admit(late)
-    assert engine.step((late, late.num_tokens)).plan.saves == []
+    engine.scheduler.finished(request, normally=True)
+    assert [job.blocks for job in engine.step().plan.saves] == [2]
+    engine.quiet()
     assert agent.status()["blocks_stored"] == 4
 
 
@@ -226,7 +246,9 @@ def test_an_agent_without_jobs_is_listened_to_in_one_of_some_steps(
     agent.start()
 
 
-def test_what_was_revoked_is_offered_again(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
+def test_what_was_revoked_is_offered_again_at_the_end(
+    engines: Callable[..., SimulatedEngine], agent: AgentProcess
+) -> None:
     engine = engines()
     request = engine.request("a", "p", 4)
     engine.matched(request)
@@ -242,10 +264,9 @@ def test_what_was_revoked_is_offered_again(engines: Callable[..., SimulatedEngin
     agent.thaw()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
-    engine.step((request, 1))
+    engine.scheduler.finished(request, normally=True)
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4
-    engine.scheduler.finished(request, normally=True)
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
 
 
@@ -292,7 +313,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     agent.thaw()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
-    engine.step((request, 1))
+    engine.scheduler.finished(request, normally=True)
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4
 

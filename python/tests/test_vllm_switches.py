@@ -11,7 +11,6 @@ import pytest
 
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
-from kvagent.vllm.scheduler.saves import RETRY_STEPS
 from kvagent.vllm.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from tests.agent import eventually
 from tests.clients import some_params
@@ -316,8 +315,6 @@ def test_an_agent_that_goes_is_not_told(
         agent.start()
         eventually(lambda: (engine.step(), agent.status()["engine_list"][:1])[1], "an engine")
         eventually(lambda: (engine.step(), agent.status()["engine_list"][0]["complete"])[1], "a complete engine")
-        for _ in range(RETRY_STEPS):  # after what was refused
-            engine.step()
         engine.save("again", "q", 4, 1, kv_transfer_params={"kvagent.pin": 1000})
         eventually(lambda: kept(agent) == 4, "kept blocks")
 

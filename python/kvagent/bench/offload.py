@@ -26,7 +26,6 @@ from kvagent.vllm.options import EAGER, LAZY, Options
 from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler.lazy import watermark
 from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
-from kvagent.vllm.scheduler.save_plan import SaveSchedule
 from kvagent.vllm.scheduler.saves import Saves
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Node:
         self._blocks = Blocks(self._cache, options.pin_percent / 100)
         self._tables = Tables()
         near = watermark(options, geometry, STEP_BLOCKS * TOKENS, cache)
-        self._saves = Saves(geometry, 1, self._blocks, self._tables, SaveSchedule(), watermark=near)
+        self._saves = Saves(geometry, 1, self._blocks, self._tables, watermark=near)
         self._running: dict[str, _Running] = {}
         self._tables.bind(SimpleNamespace(get_blocks=self._table))
         self._inflight: deque[tuple[int, list[bytes], int]] = deque()
@@ -141,7 +140,7 @@ class Node:
         """Compute, plan saves, and let requests end."""
         self._steps += 1
         self._report()
-        self._saves.begin(self._steps * STEP_S, self._steps)
+        self._saves.begin(self._steps * STEP_S)
         computes = STEP_BLOCKS
         for one in self._running.values():
             more = min(computes, one.lacking, self._cache.get_num_free_blocks())

@@ -112,8 +112,6 @@ class StepPlan:
     def __reduce__(self) -> tuple[Any, ...]:
         if self.uncached:
             return uncached_plan, ()
-        if self is _CALM.get(self.decoding):
-            return calm_plan, (self.decoding,)
         return StepPlan, (
             self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
             self.generation, self.decoding, self.uncached, self.orders,
@@ -121,18 +119,6 @@ class StepPlan:
 
 
 _Job = TypeVar("_Job", SaveJob, LoadJob)
-_CALM: dict[int, StepPlan] = {}
-
-
-def calm_plan(requests: int) -> StepPlan:
-    """Return the plan of a decode step of so many requests without any task.
-
-    It is shared, and never modified.
-    """
-    plan = _CALM.get(requests)
-    if plan is None:
-        plan = _CALM[requests] = StepPlan(decoding=requests)
-    return plan
 
 
 def uncached_plan() -> StepPlan:

@@ -86,7 +86,8 @@ class Unloaded:
         jobs, self._jobs = self._jobs, []
         if jobs:
             plan = dataclasses.replace(plan, loads=[*plan.loads, *jobs], uncached=False)
-        self._told = max([self._told, *(load.job for load in plan.loads)])
+        if plan.loads:
+            self._told = max(self._told, *(load.job for load in plan.loads))
         return plan
 
 

@@ -181,7 +181,9 @@ class AgentSession:
 
     def awaited(self) -> bool:
         """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
-        return self.pinging() or (self.lookups is not None and self.lookups.outstanding())
+        if self._attachment is None:
+            return False
+        return self._attachment.session.pinging or (self.lookups is not None and self.lookups.outstanding())
 
     def pinging(self) -> bool:
         """Return whether a ping is unanswered."""

@@ -44,7 +44,8 @@ class Keeps:
         self._agent = agent
         self._counts = counts
         self._groups = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
-        self._waiting: list[_Waiting] = []
+        self.waiting: list[_Waiting] = []
+        """Those of them whose saves have not ended."""
 
     def end(self, tracked: Tracked) -> None:
         """Handle the end of a request, whose last blocks were added to the next saves."""
@@ -60,18 +61,17 @@ class Keeps:
         """Tell the agent of the blocks whose saves have ended. Called after saves were sent or
         reported.
         """
-        if self._waiting:
-            self._waiting = [waiting for waiting in self._waiting if not self._settled(waiting, saves)]
+        self.waiting = [waiting for waiting in self.waiting if not self._settled(waiting, saves)]
 
     def clear(self) -> None:
         """Forget all requests, since their blocks belong to old weights."""
-        self._waiting.clear()
+        self.waiting.clear()
 
     def _add(self, tell: Callable[[], bool]) -> None:
-        if len(self._waiting) == MAX_ENDED:
-            del self._waiting[0]
+        if len(self.waiting) == MAX_ENDED:
+            del self.waiting[0]
             self._counts.keeps_lost += 1
-        self._waiting.append(_Waiting(tell))
+        self.waiting.append(_Waiting(tell))
 
     def _settled(self, waiting: _Waiting, saves: Saves) -> bool:
         if waiting.through < 0 and saves.batch.empty():

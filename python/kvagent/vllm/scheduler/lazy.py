@@ -90,6 +90,11 @@ class LazyBatch(SaveBatch):
         self.pressing = self._pool.get_num_free_blocks() < self._watermark
         return len(self._covered) < self._watermark or (self.pressing and bool(self.unsaved))
 
+    def begin(self, tracked: Tracked) -> None:
+        """Begin with a request that is admitted. All of its blocks are noted, wherever they came
+        from: the agent may have lost them by the time that they are evicted.
+        """
+
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Note what the first ``tokens`` of a request leave to be saved, or add it to the batch."""
         if self.pressing or tracked.offer is not None or tracked.pin_ms or tracked.ttl_ms:
@@ -114,7 +119,6 @@ class LazyBatch(SaveBatch):
             unsaved, blocks = zip(*run, strict=True)
             keys = [one.key for one in unsaved]
             data = section(unsaved[0].group, unsaved[0].parent, keys, [block.block_id for block in blocks])
-            self.recent[unsaved[0].group].young.update(keys)
             self.open.append(SaveRun(None, unsaved[0].group, 0, keys, blocks, data, unsaved=unsaved))
             self._unpinned += blocks
         self.pin()
@@ -127,7 +131,6 @@ class LazyBatch(SaveBatch):
             if block.block_id in self.unsaved:
                 break  # so are those after it
             self.unsaved[block.block_id] = unsaved
-            self.recent[unsaved.group].discard((unsaved.key,))
         self._begin_again()
 
     def release(self, blocks: Sequence[Any]) -> None:
@@ -158,7 +161,7 @@ class LazyBatch(SaveBatch):
         """Note what the first ``tokens`` of a request leave to be saved."""
         request = tracked.request
         hashes = request.block_hashes
-        for group, size, scale, _, _ in self._groups:
+        for group, size, scale, _ in self._groups:
             begin = tracked.cursor[group] = max(tracked.cursor[group], tracked.found // size)
             end = min(tokens // size, len(hashes) // scale)
             if begin < end:
@@ -218,17 +221,13 @@ class LazyBatch(SaveBatch):
         return found
 
     def _current(self, block: Any) -> Unsaved | None:
-        """Return what is noted of a block, if it holds that, may be saved, and was not offered
-        recently. Else nothing is noted of it afterwards.
+        """Return what is noted of a block, if it holds that and may be saved. Else nothing is noted
+        of it afterwards.
         """
         unsaved = self.unsaved.get(block.block_id)
         if unsaved is None:
             return None
-        if (
-            unsaved.block_hash == block.block_hash
-            and not self._blocks.is_stale(block)
-            and unsaved.key not in self.recent[unsaved.group]
-        ):
+        if unsaved.block_hash == block.block_hash and not self._blocks.is_stale(block):
             return unsaved
         del self.unsaved[block.block_id]
         return None

@@ -14,7 +14,7 @@ from kvagent.packing import Packed, packed, section
 from kvagent.vllm.plan import LoadJob, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.events.tokens import Tokens
@@ -55,11 +55,9 @@ class Loads:
 
     def __init__(
         self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts,
-        loaded: Rate, failed: Callable[[Sequence[bytes]], None],
+        loaded: Rate,
     ) -> None:  # fmt: skip
-        """``loaded`` receives the time of each load, ``failed`` the keys of blocks that were not
-        loaded.
-        """
+        """``loaded`` receives the time of each load."""
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
         self.planned: list[LoadJob] = []
@@ -72,7 +70,6 @@ class Loads:
         self._blocks = blocks
         self._counts = counts
         self._loaded = loaded
-        self._failed = failed
         self._inflight: dict[int, _Load] = {}
         self.tokens: Tokens | None = None
         """What is told the tokens of all blocks that are loaded; None without KV events."""
@@ -163,7 +160,6 @@ class Loads:
         if failed and not load.cancelled:
             self._counts.loads_failed += 1
             load.tracked.fail(failed, now)
-            self._failed(failed)
             load.tracked.loaded = (0, 0)
         elif not failed:
             self._counts.tokens_loaded += load.tokens

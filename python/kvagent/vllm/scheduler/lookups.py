@@ -61,7 +61,7 @@ class Lookups:
         self._budget_s = IDLE_WAIT_S if idle else STEP_WAIT_S
         probed = self._collect_probes() if self._probes else 0
         late = self._client.late_answers()
-        if leases := [answer.lease for answer in late if answer.lease]:
+        if late and (leases := [answer.lease for answer in late if answer.lease]):
             self._release(leases)
         return probed, len(late)
 

@@ -57,11 +57,11 @@ class Tracked:
     """By group, the first block that is not yet saved, being saved or loaded from the agent."""
     next_tokens: int
     """With fewer computed tokens there is nothing to save."""
+    again: list[tuple[int, int, int]] = field(default_factory=list)
+    """Blocks that are offered when it ends: group, first block, and the one after the last."""
     admitted: bool = False
     """Whether it has blocks and computes, or will in this step."""
     over: bool = False
-    due_tick: int = 0
-    """The tick at which it is checked again (save_plan)."""
     own: int = 0
     """Tokens that the engine had itself at the last look-up."""
     found: int = 0
@@ -130,6 +130,7 @@ class Tracked:
         """Consider all its blocks unsaved: it has new blocks, or the agent lost the old ones."""
         self.cursor = [0] * len(self.cursor)
         self.next_tokens = 0
+        self.again = []
         self.loaded = (0, 0)
 
     def fail(self, hashes: list[bytes], now: float) -> None:

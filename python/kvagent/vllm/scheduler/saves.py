@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from kvagent.vllm.keys.adapters import Adapters
     from kvagent.vllm.nodes.orders import Target
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
-    from kvagent.vllm.scheduler.save_plan import SaveRun, SaveSchedule
+    from kvagent.vllm.scheduler.save_plan import SaveRun
 
 HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
-RETRY_STEPS = 16  # steps before blocks that the agent refused are offered again
 
 _STORED = bytes((BlockStatus.OK, BlockStatus.EXISTS, BlockStatus.IN_PROGRESS))
 _LATER = (BlockStatus.BUSY, BlockStatus.REVOKED, BlockStatus.FAILED, BlockStatus.TIMED_OUT, BlockStatus.OFF)
-_PAUSE = (BlockStatus.BUSY, BlockStatus.OFF, BlockStatus.FAILED)
 
 
 @dataclass(eq=False, slots=True)
@@ -68,8 +66,6 @@ class Saves:
     world: int
     blocks: Blocks
     tables: Tables
-    schedule: SaveSchedule
-    """Receives requests whose blocks have to be offered again."""
     revoke_now: Callable[[int], None] | None = None
     revocable: bool = True
     """Whether the agent supports revocation words."""
@@ -96,26 +92,20 @@ class Saves:
         """A clock that advances by at most half of HOLD_S per step."""
         self._inflight: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
-        self._step = 0
         self._last = 0.0
-        self._not_before = 0
 
     def busy(self) -> bool:
         """Return whether saves are in flight or wait to be sent."""
-        return bool(self._inflight) or not self.batch.empty()
+        return bool(self._inflight or self.batch.open)
 
-    def begin(self, now: float, step: int) -> None:
-        """Begin a step, the ``step``th one. Steps may be left out."""
-        self._step = step
+    def begin(self, now: float) -> None:
+        """Begin a step."""
         self.now += min(now - self._last, HOLD_S / 2)  # the agent handles a save only after its step has ended
         self._last = now
 
     def ready(self) -> bool:
         """Return whether saves can be planned now. Called before blocks are added."""
-        for recent in self.batch.recent:
-            recent.rotate(self._last)
-        room = self.batch.room() > 0 or self.blocks.room(deliver=True) > 0
-        return bool(self._words) and room and self._step >= self._not_before
+        return bool(self._words) and (self.batch.room() > 0 or self.blocks.room(deliver=True) > 0)
 
     def finish(
         self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"", elsewhere: tuple[Target, ...] = ()
@@ -147,7 +137,6 @@ class Saves:
     def drop(self) -> None:
         """Discard what was added and not sent."""
         for run in self.batch.take_all():
-            self.batch.recent[run.group].discard(run.hashes)
             self._again(run, 0)
             self._unpin(run.blocks, deliver=run.deliver, near_eviction=bool(run.unsaved))
 
@@ -170,14 +159,9 @@ class Saves:
         """Save the first ``tokens`` of a request that ends now, as far as there is room. What finds
         none is not saved; with lazy offload it is noted.
         """
-        for save in self._inflight.values():
-            for run in save.runs if not save.pinned else ():
-                if run.tracked is tracked:  # revoked, and its report would come too late
-                    self.batch.recent[run.group].discard(run.hashes)
-                    tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first)
-                    tracked.next_tokens = 0
         if self.lazy is not None or self.ready():
             self.batch.add(tracked, tokens)
+            self.batch.add_again(tracked, tokens)  # last: most of it is in the agent
             self.batch.pin()
         if tokens < tracked.next_tokens:
             return
@@ -226,18 +210,6 @@ class Saves:
         self.drop()
         return [] if self.revoke_now is None else self.revoke(offers=True)
 
-    def forget(self) -> None:
-        """Offer all blocks again, since the agent has none any more."""
-        for recent in self.batch.recent:
-            recent.clear()
-
-    def forget_keys(self, keys: Sequence[bytes]) -> None:
-        """Offer these blocks again although they were offered recently, since a load of them
-        failed: the agent dropped those that were not as they were saved.
-        """
-        for recent in self.batch.recent:
-            recent.discard(keys)
-
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
         if self.notes:
@@ -262,17 +234,13 @@ class Saves:
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
         for run in save.runs:
-            recent, again = self.batch.recent[run.group], False
-            for i, key in enumerate(run.hashes):
+            again = not save.pinned  # since it was revoked
+            for i in range(len(run.hashes)):
                 status = next(left, BlockStatus.FAILED)
                 self._count(status)
-                if status not in _STORED:
-                    recent.discard((key,))
-                if not again and status in _LATER and (save.pinned or not run.unsaved):
+                if not again and status in _LATER:
                     again = True
                     self._again(run, i)
-        if any(status in statuses for status in _PAUSE):
-            self._not_before = self._step + RETRY_STEPS
 
     def _confirm(self, save: _Save, statuses: bytes) -> bytes:
         """Offer those runs of offered requests again that have blocks which another engine is
@@ -304,21 +272,23 @@ class Saves:
         save.pinned = False
         self.counts.revoked += len(save.blocks)
         for run in save.runs:
-            if run.unsaved:
-                self._again(run, 0)  # now: once they are free, their contents may change before the report
+            self._again(run, 0)  # now: their request may end, or their contents change, before the report
         self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
 
     def _again(self, run: SaveRun, i: int) -> None:
-        """Offer the blocks of a run from the i-th on again."""
+        """Offer the blocks of a run from the i-th on again: those of no request when their eviction
+        comes near again, those for a decode engine as soon as their request is looked at, and
+        others when their request ends.
+        """
         tracked = run.tracked
         if tracked is None:
             if self.lazy is not None:
                 self.lazy.restore(run, i)
-            return
-        tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
-        tracked.next_tokens = 0
-        if tracked.admitted and not tracked.over:
-            self.schedule.add(tracked)
+        elif tracked.offer is None:
+            tracked.again.append((run.group, run.first + i, run.first + len(run.hashes)))
+        else:
+            tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
+            tracked.next_tokens = 0
 
     def _count(self, status: int) -> None:
         if status == BlockStatus.OK:

@@ -20,7 +20,7 @@ from kvagent.vllm.keys.following import Followed, keyable
 from kvagent.vllm.keys.media import Keyed, Media
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.nodes.joint import JointSession
-from kvagent.vllm.plan import StepPlan, calm_plan
+from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.lazy import watermark
@@ -38,7 +38,7 @@ from kvagent.vllm.transfer_names import wanted
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.events.publication import EventsOptions
     from kvagent.vllm.geometry import Geometry
@@ -98,7 +98,6 @@ class SchedulerSide:
         self._revoking = False  # the next plan revokes all saves; blocks that were free now might be reused in it
         self._steps = 0
         self._stopped = False  # the agent does not respond
-        self._calm = False  # whether saves alone may be in progress, and no call was made since the last plan
         self._jobs = itertools.count(1)
         self.hit: tuple[str, dict[str, int]] = ("", {})
         """The request that was admitted with a load last, and where its tokens came from."""
@@ -118,13 +117,12 @@ class SchedulerSide:
             deliver = self._options.deliver_percent if self._options.transfers else 0.0
             self.blocks = Blocks(pool, self._options.pin_percent / 100, deliver / 100)
             self.saves = Saves(
-                self._geometry, self._world, self.blocks, self.tables, self._schedule,
+                self._geometry, self._world, self.blocks, self.tables,
                 watermark=watermark(self._options, self._geometry, self._step_tokens, pool.num_gpu_blocks),
                 adapters=self._adapters, following=self._following,
             )  # fmt: skip
             self.loads = Loads(
                 self._agent, self._geometry, self._options, self._world, self.blocks, self.counts, self.waits.loaded,
-                self.saves.forget_keys,
             )  # fmt: skip
             self._states = States(self._geometry, self.blocks) if self._geometry.states else None
             self._stale_requests = StaleRequests(
@@ -144,7 +142,6 @@ class SchedulerSide:
 
     def on_new_request(self, request: Any) -> None:
         """Tell the agent which blocks a later look-up will ask for."""
-        self._calm = False
         self._settle_reset()
         tracked = self._track(request)
         self._poll_agent()
@@ -157,9 +154,9 @@ class SchedulerSide:
 
     def matched(self, request: Any, own: int) -> tuple[int | None, bool]:
         """Return how many tokens beyond ``own`` will be loaded; None if not known yet."""
-        self._calm = False
         self._settle_reset()
         tracked = self._track(request)
+        tracked.own = own
         if self._following:
             tracked.found = own
         if not self._usable(tracked):
@@ -168,7 +165,6 @@ class SchedulerSide:
             return 0, False
         now = time.monotonic()
         tokens = self._promises.promise(tracked, own, now)
-        tracked.own = own
         tracked.sync = tokens is not None and self._sync_loads.takes(tracked, tokens, now)
         if tracked.sync and tokens and own + tokens == request.num_tokens:
             tokens -= self._geometry.align  # vLLM computes the last token again only after loads that it waits for
@@ -176,7 +172,6 @@ class SchedulerSide:
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
         """Handle a request's admission, with ``external`` tokens to load or none."""
-        self._calm = False
         self._settle_reset()
         tracked = self._track(request)
         if tracked.wanted is not None:
@@ -205,21 +200,15 @@ class SchedulerSide:
 
     def plan(self, output: Any) -> StepPlan:
         """Return the plan of the step that ``output`` describes."""
-        self._settle_reset()  # it precedes this step
+        if self._was_reset:
+            self._settle_reset()  # it precedes this step
         self._steps += 1
-        preempted = getattr(output, "preempted_req_ids", None) or ()
-        scheduled = output.num_scheduled_tokens
-        decodes = getattr(output, "total_num_scheduled_tokens", 0) == len(scheduled) > 0 and not preempted
-        if self._calm and decodes and self._collect_calmly(scheduled):
-            return calm_plan(len(scheduled))
-        plan = self._plan(output, scheduled, preempted)
-        self._calm = decodes and self._settled(plan)
-        return plan
-
-    def _plan(self, output: Any, scheduled: Mapping[str, int], preempted: Collection[str]) -> StepPlan:
-        waiting = self.waiting()
+        scheduled, preempted = output.num_scheduled_tokens, getattr(output, "preempted_req_ids", None) or ()
+        total, agent = getattr(output, "total_num_scheduled_tokens", 0), self._agent
+        waiting = self.waiting() or agent.awaited()
         woken = self._publication is not None and not scheduled
-        self._poll_agent(listen=waiting or woken or self._agent.awaited() or self._steps % LISTEN_STEPS == 0)
+        if waiting or woken or agent.session is None or self._steps % LISTEN_STEPS == 0:
+            self._poll_agent()
         if preempted and self._stale_requests is not None:
             self._stale_requests.mark_lost()
         for request in preempted:
@@ -228,44 +217,43 @@ class SchedulerSide:
         if self._stale_requests is not None:
             self._stale_requests.mark_blocks()
         now = time.monotonic()
-        self.waits.step(scheduled, getattr(output, "total_num_scheduled_tokens", 0), now)
+        self.waits.step(scheduled, total, now)
         self._sync_loads.step(computes=bool(scheduled), now=now)
         plan = StepPlan(idle=not self._tracked or not scheduled, decoding=_decoding(output))
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
-        if self.loads is not None and self.loads.busy():
+        if waiting and self.loads is not None:
             plan.loads, plan.cancels = self.loads.take()
         plan.revokes, self._revokes = self._revokes, []
-        awaited = (waiting and self.waiting()) or self._agent.awaited()
-        self._stopped = plan.stopped = awaited and self._agent.stopped(now)
+        self._stopped = plan.stopped = waiting and (self.waiting() or agent.awaited()) and agent.stopped(now)
         if self.saves is not None:
             self._plan_saves(self.saves, plan, output, now, preempted=bool(preempted))
             if self._revoking:
                 self._revoking = False
                 plan.revokes += self.saves.revoke(offers=True)
                 self.saves.clear_left()
-            self._transfers.settle(self.saves)
-            self._keeps.settle(self.saves)
-            plan.released = self._transfers.released()
-        if self._agent.lookups is not None:
-            probed, late = self._agent.lookups.begin_step(idle=not scheduled)
+            if self._keeps.waiting:
+                self._keeps.settle(self.saves)
+            if self._transfers.busy():
+                self._transfers.settle(self.saves)
+                plan.released = self._transfers.released()
+        if agent.lookups is not None:
+            probed, late = agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
             if probed or late:
                 self.waits.answered()
-        plan.orders = self._agent.orders()
+        plan.orders = agent.orders()
         return plan
 
     def report(self, report: Report) -> None:
         """Handle a report of the workers."""
         if report.news:
-            self._calm = False
             self._agent.hear(report.news)
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
         if self.saves is None or self.loads is None:
             return
         now = time.monotonic()
         if report.moved:
-            self._calm = False
             self._workers_moved(report.moved)
         if report.adapters:
             self._adapters_reported(report.adapters)
@@ -275,7 +263,6 @@ class SchedulerSide:
             self.loads.late(job)
         for job, outcome in report.outcomes.items():
             if not self.saves.report(job, outcome) and (tracked := self.loads.report(job, outcome, now)):
-                self._calm = False
                 self._transfers.deliver(tracked)
         self.settle_sync(report, now)
         self._transfers.settle(self.saves)
@@ -298,7 +285,6 @@ class SchedulerSide:
 
         Return whether vLLM has to keep them until a plan releases the request.
         """
-        self._calm = False
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return False
@@ -321,7 +307,7 @@ class SchedulerSide:
             # The last token was not computed, and async scheduling may have an extra step in
             # flight.
             tokens = min(request.num_computed_tokens, self._limit(request), request.num_tokens - 1)
-            if tokens >= tracked.next_tokens or self.saves.busy():
+            if tokens >= tracked.next_tokens or tracked.again:
                 self.saves.end(tracked, tokens)
         self._keeps.end(tracked)
         if getattr(request, "lora_request", None) is not None and self._adapters.remove(tracked):
@@ -374,7 +360,6 @@ class SchedulerSide:
 
     def new_weights(self) -> None:
         """Stop saving what was computed so far, and drop all promises."""
-        self._calm = False
         for tracked in self._tracked.values():
             self._promises.forget(tracked)
             tracked.stale = tracked.stale or tracked.admitted or tracked.load != 0 or tracked.ever_loaded
@@ -387,7 +372,6 @@ class SchedulerSide:
             self._stale_requests.mark_blocks()  # so that mark_lost knows the others
             self._keeps.clear()
             self.saves.drop()  # else it would be sent under the new epoch
-            self.saves.forget()
             self.saves.clear_left()
             self._transfers.save_no_more()
 
@@ -416,7 +400,7 @@ class SchedulerSide:
         self._agent.close()
         self._react(SessionChange(ended=True))
         if self.saves is not None:
-            self._revoking, self._calm = True, False
+            self._revoking = True
             self._revokes.extend(self.saves.revoke_at_once())
 
     def retired(self) -> bool:
@@ -464,7 +448,6 @@ class SchedulerSide:
             self._react(change)
 
     def _react(self, change: SessionChange) -> None:
-        self._calm = False
         if self._publication is not None:
             self._publication.follow()
         if change.ended:
@@ -482,7 +465,6 @@ class SchedulerSide:
         session = self._agent.session
         if session is None or self.saves is None or self.loads is None:
             return
-        self.saves.forget()
         self.saves.revocable = session.version > 1
         self.saves.batch.job_blocks = self.loads.job_blocks = self._agent.job_blocks
         self._schedule.clear()
@@ -566,7 +548,6 @@ class SchedulerSide:
 
     def _adapters_reported(self, some: Sequence[LoadedAdapter]) -> None:
         """Key the requests whose adapters have become known, after the others were unkeyed."""
-        self._calm = False
         changed, known, stale = self._adapters.report(some)
         if stale:
             self.new_weights()
@@ -639,8 +620,9 @@ class SchedulerSide:
 
     def _admit(self, tracked: Tracked) -> None:
         """Save the blocks of a request from now on, if it may be saved."""
-        if not tracked.bypass and self._may_save:
+        if not tracked.bypass and self._may_save and self.saves is not None:
             tracked.admitted = True
+            self.saves.batch.begin(tracked)
             self._schedule.add(tracked)
 
     def _lost_blocks(self, tracked: Tracked) -> None:
@@ -657,68 +639,32 @@ class SchedulerSide:
         if self._stale_requests is not None:
             self._stale_requests.admit(tracked, tables)
 
-    def _settled(self, plan: StepPlan) -> bool:
-        """Return whether the next step has only saves to plan, if each of its requests computes one
-        token and no other call comes before it.
-        """
-        lookups = self._agent.lookups
-        asks = lookups is not None and (lookups.probing() or lookups.outstanding() or lookups.awaits_leases())
-        return (
-            not (asks or self._stopped or self._agent.pinging() or self._transfers.busy())
-            and plan.generation is None
-            and not (self.loads is None or self.loads.busy())
-            and not (self._stale_requests is None or self._stale_requests.busy())
-            and not self._sync_loads.possible()
-            and (self.saves is None or self.saves.lazy is None)
-            and self._states is None
-        )
-
-    def _collect_calmly(self, scheduled: Mapping[str, int]) -> bool:
-        """Collect the blocks that such a step fills, to be sent later. Return False if the step has
-        to be planned as a whole, which this does not begin.
-        """
-        saves, schedule = self.saves, self._schedule
-        if saves is None or schedule.sends(after=1) or saves.batch.full() or saves.blocks.scarce():
-            return False
-        if self._steps % LISTEN_STEPS == 0:
-            self._poll_agent()
-            if not self._calm:
-                return False
-        if self._may_save and self._agent.session is not None:
-            schedule.step(scheduled, self._tracked, len(scheduled))
-            if self._collects(saves, short=False):
-                collect_saves(schedule, saves, scheduled, decode=self._options.save_decode)
-        else:
-            schedule.skip()
-        return True
-
     def _plan_saves(self, saves: Saves, plan: StepPlan, output: Any, now: float, *, preempted: bool) -> None:
         """Plan the saves of a step. In most steps only the step is counted."""
-        saves.begin(now, self._steps)
+        saves.begin(now)
         session, scheduled = self._agent.session, output.num_scheduled_tokens
         if session is not None and self._may_save:
             self._schedule.step(scheduled, self._tracked, getattr(output, "total_num_scheduled_tokens", 0))
-        else:
-            self._schedule.skip()
-        sends = self._schedule.sends()  # taking the urgent requests changes that
-        self._transfers.step(saves, now)
+        if self._transfers.active():
+            self._transfers.step(saves, now)
         near = saves.lazy is not None and saves.lazy.due() and session is not None
         if self._states is not None and session is not None and not preempted:
             self._add_states(self._states, saves, output)
-        if not (saves.busy() or near or (session is not None and self._schedule.ready())):
+        if not (saves.busy() or near or self._schedule.ready()):
             return
-        short = preempted or self._stopped or (self.blocks is not None and self.blocks.scarce())
+        short = preempted or self._stopped or saves.blocks.scarce()
         if short:
             plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
         if session is None:
             saves.drop()
-        elif self._collects(saves, short=short):
-            collect_saves(self._schedule, saves, scheduled, decode=self._options.save_decode, offers_only=short)
-        if near and not short and self._agent.switches.saves == 1 and saves.ready() and saves.lazy is not None:
-            saves.lazy.collect()
-        at_once = sends or short or near or self._schedule.sends()
-        gathers = not (at_once or saves.batch.full() or self._transfers.busy())
-        if session is not None and not (gathers and scheduled):
+        elif self._may_collect(saves):
+            if not short or saves.blocks.max_delivering > 0:
+                collect_saves(
+                    self._schedule, saves, scheduled, decode=self._options.save_decode, offers_only=short
+                )  # fmt: skip
+            if near and not short and saves.lazy is not None:
+                saves.lazy.collect()
+        if session is not None:
             agent = self._agent
             plan.saves = saves.finish(
                 self._jobs.__next__, session.boot, session.epoch, agent.space, agent.targets()
@@ -730,12 +676,6 @@ class SchedulerSide:
         if not (self._stopped or saves.blocks.scarce()) and self._may_collect(saves):
             handed = getattr(output, "kv_connector_block_state", None)
             states.add(saves.batch, handed, self._tracked, decode=self._options.save_decode)
-
-    def _collects(self, saves: Saves, *, short: bool) -> bool:
-        """Return whether blocks are added to the next saves; if they are ``short``, only those of
-        offered requests are.
-        """
-        return (not short or saves.blocks.max_delivering > 0) and self._schedule.ready() and self._may_collect(saves)
 
     def _may_collect(self, saves: Saves) -> bool:
         """Return whether the agent takes blocks, and there is room for some."""
@@ -766,7 +706,6 @@ class SchedulerSide:
         """Release all pins of saves, since the prefix cache is about to be reset between two
         steps.
         """
-        self._calm = False
         self._was_reset = self.generations.counts_resets
         if self._stale_requests is not None:
             self._stale_requests.mark_lost()  # vLLM has preempted requests, and the reset may fail

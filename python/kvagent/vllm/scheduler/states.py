@@ -45,7 +45,7 @@ class States:
         batch.pin()
 
     def _add(self, batch: SaveBatch, tracked: Tracked, group: int, block: Any, tokens: int) -> None:
-        """Add one state, unless it is inside a block, came from the agent or was just offered."""
+        """Add one state, unless it is inside a block, came from the agent."""
         size, hashes = self._sizes[group], tracked.request.block_hashes
         at = tokens // self._hash_tokens
         if tokens % size or not 0 < at <= len(hashes) or tracked.loaded[0] < tokens <= tracked.loaded[1]:
@@ -53,5 +53,5 @@ class States:
         key = hashes[at - 1]
         if block.is_null or block.block_hash is None or self._blocks.is_stale(block):
             return
-        if key not in batch.recent[group] and batch.room(tracked) > 0:
+        if batch.room(tracked) > 0:
             batch.take(tracked, group, tokens // size - 1, [key], [block])

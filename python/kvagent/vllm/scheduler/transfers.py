@@ -127,6 +127,10 @@ class Transfers:
         """Return whether steps are needed without requests."""
         return bool(self._ended or self._released)
 
+    def active(self) -> bool:
+        """Return whether there are transfers of this engine's requests."""
+        return bool(self._open or self._ended)
+
     def step(self, saves: Saves, now: float) -> None:
         """Renew what is open, and add what the held requests still lack to the next saves.
 

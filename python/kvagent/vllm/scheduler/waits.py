@@ -68,7 +68,8 @@ class LookupWaits:
 
     def step(self, scheduled: Mapping[str, int], total: int, now: float) -> None:
         """Begin a step that computes these tokens by request, ``total`` together."""
-        self.end_step(now)
+        if self._step[0]:
+            self.end_step(now)
         if total != len(scheduled) and max(scheduled.values(), default=0) >= CHUNK_TOKENS:
             self._step = total, now
 

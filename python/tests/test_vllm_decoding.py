@@ -1,4 +1,4 @@
-"""Steps in which requests only decode: their blocks are gathered, and any other event ends that."""
+"""Requests that decode: their blocks are saved in turn, and the rest at their end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.plan import calm_plan
-from kvagent.vllm.scheduler.save_plan import GATHER_STEPS, RUN_TOKENS
+from kvagent.vllm.scheduler.save_plan import RUN_STEPS, SEND_STEPS
 from kvagent.vllm.scheduler.saves import HOLD_S
 from tests.agent import AgentProcess, eventually
 from tests.simulated import BLOCK, Clock, SimulatedEngine, Step
@@ -22,8 +21,8 @@ REQUESTS = 12
 class Decoding:
     """An engine with requests that have computed prompts of different lengths, each its own."""
 
-    def __init__(self, agent: AgentProcess, *, saves: bool = True) -> None:
-        self.engine = SimulatedEngine(agent, "decoding", blocks=1024, pin_percent=20.0, saves=saves)
+    def __init__(self, agent: AgentProcess) -> None:
+        self.engine = SimulatedEngine(agent, "decoding", blocks=1024, pin_percent=20.0)
         self.engine.save("saved", "stored", 4, 7)
         self.stored = agent.status()["blocks_stored"]
         self.requests = [self._start(i) for i in range(REQUESTS)]
@@ -57,19 +56,12 @@ class Decoding:
         self.steps.append(self.engine.step(*((request, 1) for request in self.requests)))
         return self.steps[-1]
 
-    def until_calm(self) -> None:
-        """Run steps until nothing but decoding goes on, some blocks are gathered, and the next step
-        would plan nothing either.
-        """
-        scheduler = self.engine.scheduler
-        for _ in range(20 * GATHER_STEPS):
-            self.engine.until_saved()
-            calm = (
-                self.step().plan is calm_plan(REQUESTS) and scheduler._calm and not scheduler._schedule.sends(after=1)
-            )
-            if calm and scheduler.saves is not None and not scheduler.saves.batch.empty():
-                return
-        pytest.fail("no step is calm")
+    def until_saving(self) -> list[Any]:
+        """Run steps until one saves blocks. Return its jobs."""
+        for _ in range(RUN_STEPS):
+            if saves := self.step().plan.saves:
+                return list(saves)
+        pytest.fail("no block is saved")
 
     def filled(self) -> int:
         """Return how many blocks are full, without the token that was sampled last."""
@@ -84,8 +76,7 @@ class Decoding:
 
 
 @pytest.fixture
-def decoding(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoding]:
-    monkeypatch.setattr("kvagent.vllm.scheduler.save_plan.CHECKS", 2)
+def decoding(agent: AgentProcess) -> Iterator[Decoding]:
     made = Decoding(agent)
     yield made
     agent.thaw()
@@ -93,16 +84,13 @@ def decoding(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[D
 
 
 def test_most_steps_plan_nothing_and_every_block_is_saved(decoding: Decoding, agent: AgentProcess) -> None:
-    for _ in range(8 * GATHER_STEPS):
+    steps = 2 * RUN_STEPS
+    for _ in range(steps):
         decoding.step()
-        decoding.engine.until_saved()
-    planned = [len(step.plan.saves) for step in decoding.steps]
-    assert sum(step.plan is calm_plan(REQUESTS) for step in decoding.steps) >= 6 * GATHER_STEPS
-    assert 2 <= sum(map(bool, planned)) <= 9, "one step in GATHER_STEPS sends"
+    assert sum(bool(step.plan.saves) for step in decoding.steps) <= steps // SEND_STEPS
     filled = decoding.filled()
-    for _ in range(2 * GATHER_STEPS + RUN_TOKENS):
-        decoding.step()
-    eventually(lambda: agent.status()["blocks_stored"] - decoding.stored >= filled, "the blocks of all answers")
+    stored = agent.status()["blocks_stored"] - decoding.stored
+    assert filled - REQUESTS * (RUN_STEPS // BLOCK + 1) <= stored <= filled
     expected = decoding.saved_at_the_end()
     for request in decoding.requests:
         decoding.engine.scheduler.finished(request, normally=True)
@@ -111,68 +99,43 @@ def test_most_steps_plan_nothing_and_every_block_is_saved(decoding: Decoding, ag
     assert {block.ref_cnt for block in decoding.engine.pool.blocks} == {1}
 
 
-def test_a_load_is_planned_in_the_next_step(decoding: Decoding) -> None:
-    engine = decoding.engine
-    decoding.until_calm()
-    request = engine.request("loads", "stored", 4)
-    engine.tables["loads"] = engine.pool.blocks[1000:1005]
-    engine.admit(request, engine.matched(request))
-    assert [load.request for load in decoding.step().plan.loads] == ["loads"]
-    engine.until_received(request)
-    assert engine.holds(request, 7, 4)
-
-
-def test_what_is_gathered_is_sent_if_no_step_follows(decoding: Decoding, agent: AgentProcess) -> None:
-    decoding.until_calm()
-    assert decoding.engine.scheduler.pending()
-    expected = decoding.saved_at_the_end()
-    for request in decoding.requests:
-        decoding.engine.scheduler.finished(request, normally=True)
-    assert decoding.engine.step().plan.saves
-    decoding.engine.quiet()
-    assert agent.status()["blocks_stored"] - decoding.stored == expected
-
-
 def test_scarce_blocks_are_not_kept_pinned(
     decoding: Decoding, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = decoding.engine
-    decoding.until_calm()
     agent.freeze()
+    decoding.until_saving()
     assert engine.scheduler.blocks is not None
     assert engine.scheduler.blocks.saving
     monkeypatch.setattr(engine.pool, "get_num_free_blocks", lambda: 0)
-    for _ in range(2):
-        decoding.step()
+    decoding.step()
     assert engine.scheduler.blocks.saving == 0, "pins stay though blocks are scarce"
 
 
-def test_a_reset_ends_what_is_gathered(decoding: Decoding, agent: AgentProcess) -> None:
-    decoding.until_calm()
+def test_nothing_of_before_a_reset_is_saved(decoding: Decoding, agent: AgentProcess) -> None:
+    decoding.until_saving()
     decoding.engine.scheduler.reset()
-    for _ in range(2 * GATHER_STEPS):
+    for _ in range(RUN_STEPS):
         decoding.step()
     decoding.engine.quiet()
     assert agent.status()["blocks_stored"] == 0, "blocks of before the reset are saved"
 
 
-def test_gathered_blocks_that_are_refused_are_offered_again(decoding: Decoding, agent: AgentProcess) -> None:
+def test_what_was_revoked_is_offered_again_at_the_end(decoding: Decoding, agent: AgentProcess) -> None:
     scheduler = decoding.engine.scheduler
-    decoding.until_calm()
     agent.freeze()
-    eventually(lambda: decoding.step().plan.saves, "saves")
+    decoding.until_saving()
     assert scheduler.saves is not None
-    assert scheduler.saves.revoke(), "saves in flight"
-    scheduler._revokes += list(scheduler.saves._inflight)
+    scheduler._revokes += scheduler.saves.revoke()
     decoding.step()  # tells the worker
     agent.thaw()
     decoding.engine.quiet()
-    before = agent.status()["blocks_stored"]
-    filled = decoding.filled()
-    assert before - decoding.stored < filled
-    for _ in range(2 * GATHER_STEPS + RUN_TOKENS):
-        decoding.step()
-    eventually(lambda: agent.status()["blocks_stored"] - decoding.stored >= filled, "the refused blocks")
+    assert agent.status()["blocks_stored"] - decoding.stored < decoding.filled()
+    expected = decoding.saved_at_the_end()
+    for request in decoding.requests:
+        scheduler.finished(request, normally=True)
+    decoding.engine.quiet()
+    assert agent.status()["blocks_stored"] - decoding.stored == expected
 
 
 def test_saves_in_flight_are_revoked_in_time_without_the_schedulers_session(
@@ -180,25 +143,14 @@ def test_saves_in_flight_are_revoked_in_time_without_the_schedulers_session(
 ) -> None:
     """The worker's session may stay, and its pins with it."""
     engine, clock = decoding.engine, Clock(monkeypatch)
-    decoding.until_calm()
     agent.freeze()
-    job = eventually(lambda: decoding.step().plan.saves, "saves")[0].job
+    job = decoding.until_saving()[0].job
     attachment = engine.link.renew(hold=True)
     assert attachment is not None
     attachment.session.close()
     eventually(lambda: (decoding.step(), engine.scheduler._agent.session is None)[1], "the end of the session")
     revokes = []
-    for _ in range(4 * GATHER_STEPS):
+    for _ in range(4):
         clock.now += HOLD_S / 2
         revokes += decoding.step().plan.revokes
     assert job in revokes, "its pins outlive HOLD_S"
-    assert {step.plan is calm_plan(REQUESTS) for step in decoding.steps[-GATHER_STEPS:]} == {True, False}
-
-
-def test_some_steps_are_planned_as_a_whole_where_nothing_is_saved(agent: AgentProcess) -> None:
-    decoding = Decoding(agent, saves=False)
-    try:
-        calm = [decoding.step().plan is calm_plan(REQUESTS) for _ in range(4 * GATHER_STEPS)][-2 * GATHER_STEPS :]
-        assert calm.count(False) == 2, "one step in GATHER_STEPS"
-    finally:
-        decoding.engine.close()
