@@ -123,7 +123,9 @@ class Node:
         self._cache.touch(own)
         request = SimpleNamespace(request_id=name, block_hashes=keys, num_tokens=len(keys) * TOKENS)
         tracked = Tracked(request, False, [0], TOKENS, admitted=True)
-        tracked.loaded = (len(own) * TOKENS, (len(own) + found_there) * TOKENS)
+        tracked.own = len(own) * TOKENS
+        tracked.loaded = (tracked.own, tracked.own + found_there * TOKENS)
+        self._saves.batch.begin(tracked)
         self._running[name] = _Running(tracked, [*own])
         self._fill(self._running[name], found_there)
         self.result.asked += len(keys)
@@ -151,9 +153,7 @@ class Node:
             if not one.lacking:
                 one.left -= 1
                 if one.left <= 0:
-                    if len(one.blocks) * TOKENS >= one.tracked.next_tokens:
-                        self._saves.batch.add(one.tracked, len(one.blocks) * TOKENS)
-                        self._saves.batch.pin()
+                    self._saves.end(one.tracked, len(one.blocks) * TOKENS)
                     del self._running[name]
                     self._cache.free_blocks(reversed(one.blocks))
 

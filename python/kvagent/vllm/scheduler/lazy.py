@@ -1,16 +1,12 @@
 """Lazy offload: a block is saved when its eviction from the engine's own cache comes near.
 
-vLLM evicts a block when it takes it from the head of its queue of free blocks:
-
-    head  ── saved or without content ──│── not looked at yet ──────────────  tail
-          the watermark's blocks        └ cursor                    just freed
-
-Each block that a request computes is noted with the key under which it would be saved: the request
-is gone by the time that the eviction comes near. Each step looks at those blocks that came within
-the watermark since the last one, and saves what is noted of them. A block that is being saved is
-pinned; afterwards it goes back to the cursor, where it was. At the tail, where vLLM puts what is
-freed, all blocks would be saved one after another without any need; at the head, those that are
-older would never be evicted.
+vLLM evicts a block when it takes it from the head of its queue of free blocks. Each block that a
+request computes is noted with the key under which it would be saved: the request is gone by the
+time that the eviction comes near. While vLLM takes blocks, steps look at those within the watermark
+of the head. What is noted of them is saved with a reference to the block. When that is released,
+the block goes behind those at the head that are not noted, where it was. At the tail, where vLLM
+queues what is freed, the queue would turn until all of its blocks are saved, without any eviction;
+at the head, those that are older would never be evicted.
 
 Saved at once, as without lazy offload, are blocks of offered requests, and of those whose blocks
 are kept for a time or dropped after one; blocks that vLLM does not cache (their eviction is the end
@@ -20,7 +16,7 @@ evicted soon after their request ends.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.packing import section
@@ -35,7 +31,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
 
-LOOK = 128  # blocks that a step looks at, besides twice those that were taken since the last one
+LOOKS = 8  # looks while vLLM takes as many blocks as the watermark has
+IN_USE = 128  # noted blocks in use that a step looks at while few are free
 
 
 def watermark(options: Options, geometry: Geometry, step_tokens: int, blocks: int) -> int:
@@ -77,23 +74,22 @@ class LazyBatch(SaveBatch):
         self._pool = blocks.pool
         self._watermark = watermark
         self._counts = counts
-        self._covered: set[int] = set()  # free blocks up to the cursor: saved, or nothing to save
-        self._cursor: Any = None  # the last block that was looked at; None: begin at the head
-        self._taken = 0  # blocks that vLLM took since the last look
+        self._stride = max(watermark // LOOKS, 1)
+        self._taken = self._stride  # blocks that left the queue since the last look; so many: look again
         self._watch(blocks.pool)
 
     def due(self) -> bool:
-        """Return whether there may be blocks to look at. Called in every step, before blocks are
-        added, so that a block that leaves the queue and comes back is not taken for the cursor.
+        """Return whether there may be blocks to save. Called in every step, before blocks are
+        added.
         """
-        self._check_cursor()
         self.pressing = self._pool.get_num_free_blocks() < self._watermark
-        return len(self._covered) < self._watermark or (self.pressing and bool(self.unsaved))
+        return bool(self.unsaved) and (self.pressing or self._taken >= self._stride)
 
     def begin(self, tracked: Tracked) -> None:
         """Begin with a request that is admitted. All of its blocks are noted, wherever they came
         from: the agent may have lost them by the time that they are evicted.
         """
+        self._taken += sum(tracked.own // size for _, size, _, _ in self._groups)
 
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Note what the first ``tokens`` of a request leave to be saved, or add it to the batch."""
@@ -112,9 +108,8 @@ class LazyBatch(SaveBatch):
 
     def collect(self) -> None:
         """Add the blocks whose eviction came near to the batch, and pin them."""
-        found = self._catch_up() if self.pressing else []
-        found += self._look(self.room() - len(found))
-        self._taken = 0
+        found = self._in_use() if self.pressing else []
+        found += self._near(self.room() - len(found))
         for run in reversed(_runs(found, self.job_blocks)):  # they are released in the opposite order
             unsaved, blocks = zip(*run, strict=True)
             keys = [one.key for one in unsaved]
@@ -131,31 +126,22 @@ class LazyBatch(SaveBatch):
             if block.block_id in self.unsaved:
                 break  # so are those after it
             self.unsaved[block.block_id] = unsaved
-        self._begin_again()
 
     def release(self, blocks: Sequence[Any]) -> None:
-        """Unpin blocks that were near their eviction."""
-        self._check_cursor()
-        free = self._blocks.unpin_behind(blocks, self._cursor)
-        if any(block.block_id in self.unsaved for block in free):
-            self._begin_again()
-        elif free:
-            self._covered.update(block.block_id for block in free)
-            self._cursor = free[-1]
+        """Release the references to blocks that were near their eviction."""
+        self._blocks.unpin(blocks)
+        queue, free = self._pool.free_block_queue, [block for block in reversed(blocks) if block.ref_cnt == 0]
+        for block in free:
+            queue.remove(block)
+        near = islice(queue.iter_blocks_after(None), self._watermark)
+        older = list(takewhile(lambda block: block.block_id not in self.unsaved, near))
+        for block in older:
+            queue.remove(block)
+        queue.prepend_n(older + free)
 
     def clear_unsaved(self) -> None:
         """Save nothing of what was noted: it is no longer cached, or depends on old weights."""
         self.unsaved.clear()
-
-    def _check_cursor(self) -> None:
-        """Begin at the head if the block of the cursor has left the queue."""
-        if self._cursor is not None and self._cursor.ref_cnt:
-            self._cursor = None
-
-    def _begin_again(self) -> None:
-        """Look at the blocks from the head on: some there are not saved."""
-        self._covered.clear()
-        self._cursor = None
 
     def _note_all(self, tracked: Tracked, tokens: int) -> None:
         """Note what the first ``tokens`` of a request leave to be saved."""
@@ -187,33 +173,27 @@ class LazyBatch(SaveBatch):
             elif not self._blocks.is_stale(block):
                 parent = hashes[at * scale - 1] if at else b""
                 self.unsaved[block.block_id] = Unsaved(block.block_hash, group, key, parent)
-                self._covered.discard(block.block_id)
             at += 1
         return at
 
-    def _look(self, room: int) -> list[tuple[Unsaved, Any]]:
-        """Return what is noted of the blocks that are within the watermark, at most ``room``."""
+    def _near(self, room: int) -> list[tuple[Unsaved, Any]]:
+        """Return what is noted of the free blocks near the head of the queue, at most ``room``, and
+        note it no more.
+        """
         found: list[tuple[Unsaved, Any]] = []
-        queue = self._pool.free_block_queue
-        block = (self._cursor or queue.fake_free_list_head).next_free_block
-        for _ in range(LOOK + 2 * self._taken):
-            if block is queue.fake_free_list_tail or len(self._covered) + len(found) >= self._watermark:
-                break
-            unsaved = self._current(block)
-            if unsaved is None:
-                self._covered.add(block.block_id)
-                self._cursor = block
-            elif len(found) >= room:
-                break
-            else:
+        queue = self._pool.free_block_queue.iter_blocks_after(None)
+        for block in islice(queue, self._watermark):
+            if self._current(block) is not None:
+                if len(found) >= room:
+                    return found  # the next step looks again
                 found.append((self.unsaved.pop(block.block_id), block))
-            block = block.next_free_block
+        self._taken = 0
         return found
 
-    def _catch_up(self) -> list[tuple[Unsaved, Any]]:
+    def _in_use(self) -> list[tuple[Unsaved, Any]]:
         """Return what is noted of blocks that requests use, the oldest notes first."""
         found: list[tuple[Unsaved, Any]] = []
-        for number in list(islice(self.unsaved, LOOK)):
+        for number in list(islice(self.unsaved, IN_USE)):
             block = self._pool.blocks[number]
             if block.ref_cnt and self._current(block) is not None and len(found) < self.room():
                 found.append((self.unsaved.pop(number), block))
@@ -233,37 +213,18 @@ class LazyBatch(SaveBatch):
         return None
 
     def _watch(self, pool: Any) -> None:
-        """Learn which blocks vLLM takes from the queue, which of them for what they hold, and when
-        it empties its cache.
-        """
-        get_new_blocks, touch, reset_prefix_cache = pool.get_new_blocks, pool.touch, pool.reset_prefix_cache
+        """Learn which blocks vLLM takes from the queue: what they held is evicted."""
+        get_new_blocks = pool.get_new_blocks
 
         def taken(*args: Any, **kwargs: Any) -> Any:
             blocks = get_new_blocks(*args, **kwargs)
-            self._take_out(blocks)
+            self._taken += len(blocks)
+            if self.unsaved:
+                for block in blocks:
+                    self._counts.missed += self.unsaved.pop(block.block_id, None) is not None
             return blocks
 
-        def used(blocks: Sequence[Any]) -> None:
-            touch(blocks)
-            self._covered.difference_update(block.block_id for block in blocks)
-            self._check_cursor()
-
-        def reset() -> Any:
-            done = reset_prefix_cache()
-            if done:
-                self.clear_unsaved()
-            return done
-
-        pool.get_new_blocks, pool.touch, pool.reset_prefix_cache = taken, used, reset
-
-    def _take_out(self, blocks: Sequence[Any]) -> None:
-        """Handle that vLLM took blocks: what they held is evicted."""
-        self._taken += len(blocks)
-        for block in blocks:
-            if self.unsaved.pop(block.block_id, None) is not None:
-                self._counts.missed += 1
-            self._covered.discard(block.block_id)
-        self._check_cursor()
+        pool.get_new_blocks = taken
 
 
 def _runs(found: Sequence[tuple[Unsaved, Any]], most: int) -> list[list[tuple[Unsaved, Any]]]:

@@ -273,25 +273,6 @@ class Blocks:
         self._count(-len(blocks), load=load, deliver=deliver)
         self._pool.free_blocks(reversed(blocks))
 
-    def unpin_behind(self, blocks: Sequence[Any], place: Any) -> list[Any]:
-        """Release the references of a save. Blocks that nothing else references are queued behind
-        the free block ``place``, or as the next to be evicted if it is None; the last block first.
-
-        Return these. vLLM's own ``free_blocks`` would make them the last to be evicted.
-        """
-        self.saving -= len(blocks)
-        queue = self._pool.free_block_queue
-        before = place or queue.fake_free_list_head
-        after, free = before.next_free_block, []
-        for block in reversed(blocks):
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                before.next_free_block, block.prev_free_block = block, before
-                free.append(before := block)
-        before.next_free_block, after.prev_free_block = after, before
-        queue.num_free_blocks += len(free)
-        return free
-
     def _count(self, pins: int, *, load: bool, deliver: bool) -> None:
         if load:
             self.loading += pins

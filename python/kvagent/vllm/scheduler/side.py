@@ -715,6 +715,8 @@ class SchedulerSide:
 
     def _after_reset(self) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
+        if self.saves is not None and self.saves.lazy is not None:
+            self.saves.lazy.clear_unsaved()
         if self._publication is not None:
             self._publication.cleared()
 
