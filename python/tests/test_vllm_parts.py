@@ -482,27 +482,12 @@ def test_counters_are_reported_as_deltas() -> None:
     assert growth.take() == {}
 
 
-def test_tables_are_read_where_vllm_keeps_them_and_asked_for_where_not() -> None:
+def test_tables_are_those_of_vllms_manager() -> None:
     blocks = [SimpleNamespace(block_id=i) for i in range(4)]
-    rows = {"a": blocks}
-    whole = SimpleNamespace(blocks=(blocks,))
-    asked: list[str] = []
-
-    def get_blocks(request: str) -> Any:
-        asked.append(request)
-        return whole
-
-    coordinator = SimpleNamespace(single_type_managers=[SimpleNamespace(req_to_blocks=rows)])
-    for manager, calls in (
-        (SimpleNamespace(get_blocks=get_blocks, coordinator=coordinator), 0),
-        (SimpleNamespace(get_blocks=get_blocks), 2),
-    ):
-        asked.clear()
-        tables = Tables()
-        tables.bind(manager)
-        assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
-        assert list(tables.slice("a", 0, 4, 5)) == []
-        assert len(asked) == calls
+    tables = Tables()
+    tables.bind(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
+    assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
+    assert list(tables.slice("a", 0, 4, 5)) == []
 
 
 @pytest.mark.parametrize("answered_s", [0.0001, 0.0007, 10])

@@ -311,6 +311,7 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
     eventually(lambda: (engine.step(), blocks.saving == 0)[1], "blocks without pins")
     monkeypatch.setattr("kvagent.vllm.scheduler.saves.HOLD_S", 60)
     agent.thaw()
+    eventually(lambda: (engine.step(), not engine.scheduler._stopped)[1], "an agent that answers")
     engine.quiet()
     assert agent.status()["blocks_stored"] == 0
     engine.scheduler.finished(request, normally=True)

@@ -323,30 +323,15 @@ class Tables:
 
     def __init__(self) -> None:
         self._manager: Any = None
-        self._rows: list[Any] = []  # by group: the manager's own tables of requests, if it has them
 
     def bind(self, manager: Any) -> None:
         """Set the source."""
         self._manager = manager
-        self._rows = _rows(manager)
 
     def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
         """Return the blocks from begin to end of a group; fewer if the table is shorter."""
-        if self._rows:
-            row: Sequence[Any] = self._rows[group].get(request, ())[begin:end]
-            return row
         blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
         return blocks
-
-
-def _rows(manager: Any) -> list[Any]:
-    """Return the tables that ``get_blocks`` of vLLM's manager reads.
-
-    That is called for each block, and makes objects each time.
-    """
-    managers = getattr(getattr(manager, "coordinator", None), "single_type_managers", ())
-    rows = [getattr(one, "req_to_blocks", None) for one in managers]
-    return rows if all(hasattr(row, "get") for row in rows) else []
 
 
 _NONE = object()
