@@ -653,7 +653,7 @@ MUTANTS = [
         "if save.pinned and (in_use or _holds(save.blocks)):",
         "stay_pinned", "are revoked like others", where=TRANSFERS),
     Mutant("a request that is kept is never freed", "scheduler/side.py",
-        "            plan.released = self._transfers.released()\n", "",
+        "                plan.released = self._transfers.released()\n", "",
         "kept_where_they", "the end of all saves|== \\['cmpl-a-0'\\]", where=TRANSFERS),
     Mutant("a request whose load is in flight is kept", "scheduler/transfers.py",
         "        if saves is not None and _lacks(tracked) and", "        if saves is None or",

@@ -89,6 +89,8 @@ class SchedulerCalls:
     def update_connector_output(self, connector_output: Any) -> None:
         """Handle the workers' reports."""
         meta = connector_output.kv_connector_worker_meta
+        if meta is None:
+            return
         if isinstance(meta, WorkerMetadata) and isinstance(self._side, RetiredScheduler):
             self._side.report(meta.report)
         elif isinstance(meta, WorkerMetadata) and isinstance(self._side, SchedulerSide):
