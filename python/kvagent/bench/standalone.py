@@ -92,7 +92,7 @@ class Engine:
         if worker_link.wait(5) is None or link.wait(5) is None:
             sys.exit(f"no agent answers in {socket_dir}")
         geometry = Geometry((self.group,), BLOCK_TOKENS)
-        self.scheduler = SchedulerSide(Options(), geometry, 1, link, saves=True, loads=True)
+        self.scheduler = SchedulerSide(Options(), geometry, 1, link, saves=True)
         self.scheduler.bind(self)
         self.worker = WorkerSide(worker_link, self.words, per_block=True)
         self.scheduler.plan(NOTHING)  # adopts the session: earlier blocks would be saved too

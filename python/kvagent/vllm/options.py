@@ -67,12 +67,14 @@ class Constants:
     """The most bytes that one step waits for, per rank; LAYERWISE_BYTES with layerwise."""
     sync_wait_ms: float = 250.0
     """The longest that a step waits for its loads; then they are given up."""
-    watermark_percent: float = 10.0
+    watermark_percent: float = 16.0
     """With lazy offload, how many blocks are evicted before one when it is saved, in percent of
     the GPU's.
     """
-    pin_percent: float = 5.0
-    """The largest share of the GPU's blocks that saves may pin, in percent."""
+    pin_percent: float = 12.0
+    """The largest share of the GPU's blocks that saves may pin, in percent; less than
+    watermark_percent.
+    """
     deliver_percent: float = 20.0
     """The same for prompts that are computed for a decode engine, beyond pin_percent. They are not
     revoked when blocks are scarce.

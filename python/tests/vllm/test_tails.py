@@ -55,7 +55,7 @@ def test_no_block_of_a_long_prompt_is_lost_uncounted(
     blocks, size, tokens, requests, arrive = LOADS[load]
     world = worlds(
         blocks=blocks, max_batched=2048, asynchronous=asynchronous, depth=2 if asynchronous else 1,
-        extra={"pin_percent": 5, "save_decode": False},
+        extra={"save_decode": False},
     )  # fmt: skip
     run(world, size, tokens, requests, arrive)
     stored = agent.status()["blocks_stored"]
