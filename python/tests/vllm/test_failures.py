@@ -418,6 +418,7 @@ def test_memory_is_kept_where_no_fence_came_in_time(
 ) -> None:
     """A deadline is no fence: a stopped agent may still access the KV caches when it continues."""
     monkeypatch.setattr("kvagent.vllm.worker.side.DRAIN_S", 0.05)
+    monkeypatch.setattr(worker_memory, "_retained", [])  # without what other tests left there
     world = worlds()
     world.add("cold", PROMPT, 10)
     world.run()

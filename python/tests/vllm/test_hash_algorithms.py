@@ -63,7 +63,7 @@ def tail(world: World, name: str) -> int:
 
 KINDS: dict[Any, dict[str, Any]] = {
     media: {}, adapter: {}, drafts: {"eagle": True, "drafts": 3, "blocks": 128},
-    tail: {"blocks": 512, "max_batched": 2048, "extra": {"pin_percent": 5, "save_decode": False}},
+    tail: {"blocks": 512, "max_batched": 2048, "extra": {"save_decode": False}},
 }  # fmt: skip
 
 
