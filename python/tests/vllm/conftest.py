@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 collect_ignore_glob: list[str] = []
 if importlib.util.find_spec("vllm") is None:
     collect_ignore_glob.append("test_*.py")
-elif os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
-    from tests.vllm import interpreter
+else:
+    constants.allow()
+    if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
+        from tests.vllm import interpreter
 
-    interpreter.install()
+        interpreter.install()
 
-constants.allow()
 pytest_addoption = portions.add_option
 
 
