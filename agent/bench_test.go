@@ -24,7 +24,7 @@ func BenchmarkHandler(b *testing.B) {
 	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
 	for _, n := range []int{1, 128, most} {
 		q := ipc.LookupRequest{
-			Form: ipc.FormOwn, Version: 2, Space: answer.Space, Session: scheduler.welcome.Session, Tokens: 1 << 30,
+			Form: ipc.FormOwn, Space: answer.Space, Session: scheduler.welcome.Session, Tokens: 1 << 30,
 			DeadlineUS: 1e9, HashLen: 32, Hashes: hashes[:n*32],
 		}
 		for want, reserve := range []bool{ipc.WantProbe: false, ipc.WantReserve: true} {

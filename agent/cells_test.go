@@ -27,62 +27,58 @@ func (c *client) registerCells(m *ipc.Register) *ipc.Registered {
 }
 
 // TestShapesShare: a worker with two shards and two workers with one each load what the others
-// saved, also if these speak the version that has one shard.
+// saved.
 func TestShapesShare(t *testing.T) {
-	for _, version := range []uint32{ipc.Version - 1, ipc.Version} {
-		t.Run(fmt.Sprint("version ", version), func(t *testing.T) {
-			r := newRig(t, withDRAM(8<<20))
-			whole := r.dial()
-			reg := register("whole")
-			reg.LookupName = "look"
-			answer := whole.registered(whole.registerCells(reg))
-			parts := make([]*client, 2)
-			for rank := range parts {
-				one := register("parts")
-				one.World, one.Rank, one.Shards, one.Held = 2, uint32(rank), 2, []uint32{uint32(rank)}
-				parts[rank] = r.dialVersion(ipc.MinVersion, version)
-				if got := parts[rank].registered(parts[rank].registerWorker(one)); got.Space != answer.Space {
-					t.Fatalf("space %x, want %x, that of the worker with both shards", got.Space, answer.Space)
-				}
+	r := newRig(t, withDRAM(8<<20))
+	whole := r.dial()
+	reg := register("whole")
+	reg.LookupName = "look"
+	answer := whole.registered(whole.registerCells(reg))
+	parts := make([]*client, 2)
+	for rank := range parts {
+		one := register("parts")
+		one.World, one.Rank, one.Shards, one.Held = 2, uint32(rank), 2, []uint32{uint32(rank)}
+		parts[rank] = r.dial()
+		if got := parts[rank].registered(parts[rank].registerWorker(one)); got.Space != answer.Space {
+			t.Fatalf("space %x, want %x, that of the worker with both shards", got.Space, answer.Space)
+		}
+	}
+	look, there, back := r.asker("look"), chain(1, 2), chain(2, 2)
+	for b := range 2 {
+		whole.fill(b, byte(b))
+		whole.fill(testBlocks/2+b, byte(10+b))
+	}
+	if got := whole.save(answer.Epoch, there, 0); !all(got, ipc.BlockOK) || len(got) != 2 {
+		t.Fatalf("save of both shards %v, want two blocks ok", got)
+	}
+	for rank, one := range parts {
+		if got := one.load(answer.Epoch, 0, there, 4); !all(got, ipc.BlockOK) {
+			t.Fatalf("rank %d loads %v", rank, got)
+		}
+		for b := range 2 {
+			if !one.filled(4+b, byte(10*rank+b)) {
+				t.Errorf("rank %d, block %d: other bytes than were saved", rank, b)
 			}
-			look, there, back := r.asker("look"), chain(1, 2), chain(2, 2)
-			for b := range 2 {
-				whole.fill(b, byte(b))
-				whole.fill(testBlocks/2+b, byte(10+b))
-			}
-			if got := whole.save(answer.Epoch, there, 0); !all(got, ipc.BlockOK) || len(got) != 2 {
-				t.Fatalf("save of both shards %v, want two blocks ok", got)
-			}
-			for rank, one := range parts {
-				if got := one.load(answer.Epoch, 0, there, 4); !all(got, ipc.BlockOK) {
-					t.Fatalf("rank %d loads %v", rank, got)
-				}
-				for b := range 2 {
-					if !one.filled(4+b, byte(10*rank+b)) {
-						t.Errorf("rank %d, block %d: other bytes than were saved", rank, b)
-					}
-					one.fill(b, byte(20+10*rank+b))
-				}
-				if got := whole.load(answer.Epoch, 0, back, 4); !all(got, ipc.BlockMissing) {
-					t.Fatalf("load of a block of which %d of 2 shards are stored: %v", rank, got)
-				}
-				if got := one.save(answer.Epoch, back, 0); !all(got, ipc.BlockOK) {
-					t.Fatalf("rank %d saves %v", rank, got)
-				}
-			}
-			question := ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: back}
-			if got := ask(t, look, question); got.Tokens != 2*testBlockTokens {
-				t.Errorf("looked up %+v, want %d tokens", got, 2*testBlockTokens)
-			}
-			if got := whole.load(answer.Epoch, 0, back, 4); !all(got, ipc.BlockOK) {
-				t.Fatalf("load of both shards %v", got)
-			}
-			for b := range 2 {
-				if !whole.filled(4+b, byte(20+b)) || !whole.filled(testBlocks/2+4+b, byte(30+b)) {
-					t.Errorf("block %d: other bytes than were saved", b)
-				}
-			}
-		})
+			one.fill(b, byte(20+10*rank+b))
+		}
+		if got := whole.load(answer.Epoch, 0, back, 4); !all(got, ipc.BlockMissing) {
+			t.Fatalf("load of a block of which %d of 2 shards are stored: %v", rank, got)
+		}
+		if got := one.save(answer.Epoch, back, 0); !all(got, ipc.BlockOK) {
+			t.Fatalf("rank %d saves %v", rank, got)
+		}
+	}
+	question := ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: back}
+	if got := ask(t, look, question); got.Tokens != 2*testBlockTokens {
+		t.Errorf("looked up %+v, want %d tokens", got, 2*testBlockTokens)
+	}
+	if got := whole.load(answer.Epoch, 0, back, 4); !all(got, ipc.BlockOK) {
+		t.Fatalf("load of both shards %v", got)
+	}
+	for b := range 2 {
+		if !whole.filled(4+b, byte(20+b)) || !whole.filled(testBlocks/2+4+b, byte(30+b)) {
+			t.Errorf("block %d: other bytes than were saved", b)
+		}
 	}
 }
 

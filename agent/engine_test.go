@@ -34,13 +34,11 @@ type client struct {
 }
 
 // dial opens a session in the newest version.
-func (r *rig) dial() *client { return r.dialVersion(ipc.MinVersion, ipc.Version) }
-
-func (r *rig) dialVersion(low, high uint32) *client {
+func (r *rig) dial() *client {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	conn, welcome, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "test engine", low, high)
+	conn, welcome, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "test engine", ipc.MinVersion, ipc.Version)
 	check(r.t, err)
 	c := &client{t: r.t, conn: conn, welcome: welcome, messages: make(chan any, 4096)}
 	go c.pump()

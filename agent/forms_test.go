@@ -112,7 +112,7 @@ func TestForeignForms(t *testing.T) {
 		{"simple", simple(200), le64(5)},
 		{"simple, tokens", simple(40), le64(2)},
 		{"malformed", [][]byte{[]byte("?")}, be32(0)},
-		{"malformed own", [][]byte{{0x9a, 2, 0, 0, 0, 0, 0, 0, 0, 0}}, nil},
+		{"malformed own", [][]byte{append([]byte{0x9d, ipc.Version}, make([]byte, 20)...)}, nil},
 	} {
 		got := f.ask(c.frames...)
 		if c.want != nil && !bytes.Equal(got, c.want) {

@@ -178,44 +178,6 @@ func TestFullQueueIsBusy(t *testing.T) {
 	}
 }
 
-// An N-1 client is served, and gets no message that its version does not have.
-func TestVersionOne(t *testing.T) {
-	r := newRig(t)
-	old := r.dialVersion(1, 1)
-	if old.welcome.Version != 1 || old.welcome.MaxFrame != 0 || old.welcome.Session == 0 {
-		t.Fatalf("WELCOME %+v", old.welcome)
-	}
-	m := register("old")
-	m.LookupName = "look"
-	old.registered(old.registerWorker(m))
-	newer := r.dial()
-	newer.send(schedulerOf(m))
-	newer.registered(next[*ipc.Registered](newer))
-	old.fill(0, 3)
-	if got := old.save(1, chain(1, 2), 0); !all(got, ipc.BlockOK) {
-		t.Fatalf("save: %v", got)
-	}
-	off, on := false, true
-	r.agent.Set(&off, nil)
-	r.agent.Set(&on, nil)
-	newer.send(&ipc.Reset{Req: 1})
-	next[*ipc.ResetDone](newer)
-	if got := old.save(2, chain(1, 2), 0); !all(got, ipc.BlockOK) {
-		t.Fatalf("save in the new epoch: %v", got)
-	}
-	if got := old.load(2, 0, chain(1, 2), 5); !all(got, ipc.BlockOK) || !old.filled(5, 3) {
-		t.Fatalf("load: %v", got)
-	}
-	look := r.asker("look")
-	q := ipc.LookupRequest{Form: ipc.FormOwn, Version: 1, Tokens: 1000, HashLen: 32, Hashes: chain(1, 2),
-		DeadlineUS: 1e9}
-	reply, err := look.AskForm(&q, patience)
-	check(t, err)
-	if reply.Tokens != 2*testBlockTokens {
-		t.Errorf("look-up in version 1: %+v", reply)
-	}
-}
-
 // The watchdog: a worker whose step gets too old fails Live, which names it, and recovers when it
 // moves.
 func TestWatchdogNamesStuckWorker(t *testing.T) {

@@ -24,7 +24,7 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 		f[2], f[3] = byte((len(f)-4)>>8), byte(len(f)-4)
 		return f
 	}
-	_, err = raw.Write(frame(&ipc.Hello{MinVersion: 2, MaxVersion: 2}))
+	_, err = raw.Write(frame(&ipc.Hello{MinVersion: ipc.MinVersion, MaxVersion: ipc.Version}))
 	check(t, err)
 	// The answer of each has 8 KiB: a socket's buffers are full soon.
 	many := frame(&ipc.Save{Job: 1, Event: ipc.None, Revoke: ipc.None,

@@ -74,8 +74,7 @@ func storm(r *rig, rng *rand.Rand) {
 func goodFrames(rng *rand.Rand) [][]byte {
 	m := register("storm")
 	m.Regions, m.Segments = 1, 1
-	version := ipc.Version - uint32(rng.IntN(2))
-	hello := &ipc.Hello{MinVersion: 1, MaxVersion: version, Software: "storm"}
+	hello := &ipc.Hello{MinVersion: 1, MaxVersion: ipc.Version, Software: "storm"}
 	var out [][]byte
 	for _, msg := range []any{
 		hello, hello, hello, m, schedulerOf(m), &ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Bytes: 1}}},
@@ -84,7 +83,7 @@ func goodFrames(rng *rand.Rand) [][]byte {
 			Sections: []ipc.Section{section(chain(1, 3), 0)}},
 		&ipc.Load{Job: rng.Uint64(), Epoch: 1, Event: rng.Uint32(), Lease: 1,
 			Sections: []ipc.Section{section(chain(1, 3), 1<<30)}},
-		&ipc.Cancel{Job: rng.Uint64()}, &ipc.Pong{Req: 1}, &ipc.Welcome{Version: 2},
+		&ipc.Cancel{Job: rng.Uint64()}, &ipc.Pong{Req: 1}, &ipc.Welcome{Version: ipc.Version},
 		offer("storm", 2), offered("storm", 2), delivered("storm"),
 	} {
 		frame, err := ipc.Encode(make([]byte, 4), ipc.Version, msg)
@@ -104,7 +103,7 @@ func TestUnexpectedMessages(t *testing.T) {
 		"agent's own":   func(c *client) { c.send(&ipc.Pong{Req: 1}) },
 		"second":        func(c *client) { c.send(schedulerOf(register("a"))); c.send(schedulerOf(register("b"))) },
 		"parts of none": func(c *client) { c.send(&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Bytes: 1}}}) },
-		"HELLO again":   func(c *client) { c.send(&ipc.Hello{MinVersion: 1, MaxVersion: 2}) },
+		"HELLO again":   func(c *client) { c.send(&ipc.Hello{MinVersion: ipc.MinVersion, MaxVersion: ipc.Version}) },
 		"two jobs, one": func(c *client) { twoJobs(c) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +140,7 @@ func TestSessionLimit(t *testing.T) {
 	pooltest.Until(t, "both are held", func() bool { return r.agent.sessions.places.Held() == 2 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, _, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "third", 1, 2)
+	_, _, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "third", ipc.MinVersion, ipc.Version)
 	if !contains(err, "allowed: 2 of all") {
 		t.Fatalf("%v", err)
 	}

@@ -376,15 +376,6 @@ func TestTransfersWithoutRegistration(t *testing.T) {
 	if s := r.agent.Status().Transfers; s.Ignored != 3 || s.Opened != 0 {
 		t.Errorf("%+v", s)
 	}
-	for v := uint32(ipc.MinVersion); v < 3; v++ {
-		old := r.dialVersion(v, v)
-		if old.welcome.Peer != "" {
-			t.Errorf("WELCOME of version %d has a peer", v)
-		}
-		if err := old.conn.Send(offer("a", 2)); err == nil {
-			t.Errorf("OFFER is sent in version %d", v)
-		}
-	}
 }
 
 // Beyond 4,096 transfers a new one is refused, and not waited for; complete ones give way.

@@ -17,7 +17,7 @@ func ended(c <-chan struct{}) bool {
 // A frame of the peer is unserved from the moment that its Send has returned until the reader
 // says that it was served, or asks for more; half a frame is, too.
 func TestUnserved(t *testing.T) {
-	agent, client := sessionPair(t, Version)
+	agent, client := sessionPair(t)
 	if agent.Unserved() != nil {
 		t.Error("something is unserved before anything was sent")
 	}
@@ -81,7 +81,7 @@ func TestUnservedAtTheEnd(t *testing.T) {
 	if !ended(half) || agent.Unserved() != nil {
 		t.Error("a session whose end was read is waited for")
 	}
-	agent, client := sessionPair(t, Version)
+	agent, client := sessionPair(t)
 	if err := client.Send(&Ping{Req: 1}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,13 +18,8 @@ const (
 // Send sends one message, with the descriptors that it names (only REGIONS names any). A message
 // that cannot be encoded is a *MalformedError, and nothing is sent. Any other error means that the
 // stream is broken or that the peer did not take the frame within SendTimeout: the session is over,
-// though messages that the peer sent before can still be received. EPOCH and SWITCHES are not sent
-// in version 1.
+// though messages that the peer sent before can still be received.
 func (c *Conn) Send(msg any, fds ...int) error {
-	version := c.Version()
-	if version == 1 && sinceVersion2(msg) {
-		return nil
-	}
 	if want := descriptors(msg); want != len(fds) {
 		return &MalformedError{ReasonDescriptors, "message", "descriptors",
 			fmt.Sprintf("%d, the message names %d", len(fds), want)}
@@ -34,7 +29,7 @@ func (c *Conn) Send(msg any, fds ...int) error {
 	if c.send.err != nil {
 		return c.send.err
 	}
-	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), version, msg)
+	frame, err := Encode(append(c.send.buf[:0], 0, 0, 0, 0), c.Version(), msg)
 	if err != nil {
 		return err
 	}
@@ -48,14 +43,6 @@ func (c *Conn) Send(msg any, fds ...int) error {
 		return c.send.err
 	}
 	return nil
-}
-
-func sinceVersion2(msg any) bool {
-	switch msg.(type) {
-	case *Epoch, *Switches:
-		return true
-	}
-	return false
 }
 
 // descriptors returns how many descriptors a message needs.

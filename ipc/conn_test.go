@@ -33,8 +33,8 @@ func listenSession(t testing.TB, o SessionOptions) *SessionListener {
 	return l
 }
 
-// sessionPair is an agent's and a client's end after the handshake in the given version.
-func sessionPair(t testing.TB, version uint32) (agent, client *Conn) {
+// sessionPair is an agent's and a client's end after the handshake.
+func sessionPair(t testing.TB) (agent, client *Conn) {
 	t.Helper()
 	l := listenSession(t, SessionOptions{})
 	var wg sync.WaitGroup
@@ -47,7 +47,7 @@ func sessionPair(t testing.TB, version uint32) (agent, client *Conn) {
 			t.Error(err)
 		}
 	})
-	client, _, err := DialSession(t.Context(), l.o.Path, "test", MinVersion, version)
+	client, _, err := DialSession(t.Context(), l.o.Path, "test", MinVersion, Version)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,55 +71,37 @@ func rawPair(t testing.TB) (agent *Conn, raw *net.UnixConn) {
 	return agent, raw
 }
 
-func frameOf(version uint32, msg any) []byte {
-	b := enc(version, msg)
+func frameOf(msg any) []byte {
+	b := enc(Version, msg)
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
-// Every message in both directions, in both versions.
+// Every message in both directions.
 func TestConnMessages(t *testing.T) {
-	for version := uint32(MinVersion); version <= Version; version++ {
-		agent, client := sessionPair(t, version)
-		if agent.Version() != version || client.Version() != version {
-			t.Fatalf("versions %d and %d, want %d", agent.Version(), client.Version(), version)
+	agent, client := sessionPair(t)
+	for _, m := range sessionMessages() {
+		if descriptors(m.msg) > 0 {
+			continue
 		}
-		for _, m := range sessionMessages() {
-			if m.version != version || descriptors(m.msg) > 0 || m.name == "welcome_v1" {
-				continue
-			}
-			for _, way := range [][2]*Conn{{agent, client}, {client, agent}} {
-				var wg sync.WaitGroup
-				wg.Go(func() {
-					if err := way[0].Send(m.msg); err != nil {
-						t.Errorf("%s: %v", m.name, err)
-					}
-				})
-				got, _, err := way[1].Recv()
-				wg.Wait()
-				if err != nil || !reflect.DeepEqual(got, m.msg) {
-					t.Fatalf("%s: received %+v, %v", m.name, got, err)
+		for _, way := range [][2]*Conn{{agent, client}, {client, agent}} {
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				if err := way[0].Send(m.msg); err != nil {
+					t.Errorf("%s: %v", m.name, err)
 				}
+			})
+			got, _, err := way[1].Recv()
+			wg.Wait()
+			if err != nil || !reflect.DeepEqual(got, m.msg) {
+				t.Fatalf("%s: received %+v, %v", m.name, got, err)
 			}
 		}
-	}
-}
-
-// Version 1 does not know EPOCH and SWITCHES: they are not sent.
-func TestConnLeavesOut(t *testing.T) {
-	agent, client := sessionPair(t, 1)
-	for _, m := range []any{&Epoch{Epoch: 2}, &Switches{}, &Pong{Req: 7}} {
-		if err := agent.Send(m); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if m, _, err := client.Recv(); err != nil || !reflect.DeepEqual(m, &Pong{Req: 7}) {
-		t.Errorf("received %+v, %v, want the PONG", m, err)
 	}
 }
 
 // Many senders: frames are not mixed.
 func TestConnManySenders(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	const senders, each = 8, 200
 	var wg sync.WaitGroup
 	for s := range senders {
@@ -150,7 +132,7 @@ func TestConnManySenders(t *testing.T) {
 
 func TestConnSlowFrames(t *testing.T) {
 	agent, raw := rawPair(t)
-	frame := frameOf(1, &Done{Job: 5, Status: make([]byte, 300)})
+	frame := frameOf(&Done{Job: 5, Status: make([]byte, 300)})
 	go func() {
 		for i := range frame {
 			raw.Write(frame[i : i+1])
@@ -159,7 +141,7 @@ func TestConnSlowFrames(t *testing.T) {
 	if m, _, err := agent.Recv(); err != nil || m.(*Done).Job != 5 {
 		t.Errorf("a byte at a time: %+v, %v", m, err)
 	}
-	big := frameOf(1, &Done{Job: 6, Status: make([]byte, MaxJobBlocks)})
+	big := frameOf(&Done{Job: 6, Status: make([]byte, MaxJobBlocks)})
 	go raw.Write(append(big, big...))
 	for range 2 {
 		if m, _, err := agent.Recv(); err != nil || len(m.(*Done).Status) != MaxJobBlocks {
@@ -205,7 +187,7 @@ func TestConnBadFrames(t *testing.T) {
 
 // A whole frame of the largest size passes; its memory comes in two steps.
 func TestConnLargestFrame(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	save := &Save{Sections: []Section{}}
 	for range 4 {
 		save.Sections = append(save.Sections, Section{HashLen: 32, Hashes: make([]byte, 2048*32),
@@ -219,7 +201,7 @@ func TestConnLargestFrame(t *testing.T) {
 }
 
 func TestConnClose(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	done := make(chan error, 1)
 	go func() {
 		_, _, err := agent.Recv()
@@ -252,7 +234,7 @@ func TestConnClose(t *testing.T) {
 
 // After CloseWrite the peer sees the end and its last words still come.
 func TestConnCloseWrite(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	if err := client.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +250,7 @@ func TestConnCloseWrite(t *testing.T) {
 }
 
 func TestConnPeer(t *testing.T) {
-	agent, _ := sessionPair(t, 2)
+	agent, _ := sessionPair(t)
 	p := agent.Peer()
 	if p.Pid != os.Getpid() || p.Uid != uint32(os.Geteuid()) || p.Gid != uint32(os.Getegid()) {
 		t.Errorf("peer %+v", p)
@@ -283,7 +265,7 @@ func TestConnPeer(t *testing.T) {
 
 // TestConnSendRefuses expects that an invalid message is refused before a byte of it is sent.
 func TestConnSendRefuses(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	for name, err := range map[string]error{
 		"bad message": client.Send(&Hello{}),
 		"no message":  client.Send("text"),
@@ -309,7 +291,7 @@ func TestDialContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, _, err := DialSession(ctx, l.o.Path, "test", 1, 2)
+		_, _, err := DialSession(ctx, l.o.Path, "test", MinVersion, Version)
 		done <- err
 	}()
 	cancel()
@@ -321,7 +303,7 @@ func TestDialContext(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Fatal("DialSession hangs")
 	}
-	if _, _, err := DialSession(t.Context(), fmt.Sprintf("/tmp/%0110d", 0), "test", 1, 2); err == nil ||
+	if _, _, err := DialSession(t.Context(), fmt.Sprintf("/tmp/%0110d", 0), "test", MinVersion, Version); err == nil ||
 		!strings.Contains(err.Error(), "allowed is 1 to 107") {
 		t.Errorf("a long path: %v", err)
 	}

@@ -6,7 +6,6 @@ import "math"
 
 func (m *BlockTokens) walk(w *wire) {
 	w.begin(TypeBlockTokens, 7)
-	w.since(3)
 	num(w, "group", &m.Group, 0, MaxGroups-1)
 	w.bin("parent", &m.Parent, 0, MaxHashLen)
 	num(w, "hash_len", &m.HashLen, 1, MaxHashLen)
@@ -19,7 +18,6 @@ func (m *BlockTokens) walk(w *wire) {
 
 func (m *NextEvents) walk(w *wire) {
 	w.begin(TypeNextEvents, 4)
-	w.since(3)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "blocks", &m.Blocks, 1, MaxEventBlocks)
 	w.flag("anew", &m.Anew)
@@ -27,7 +25,6 @@ func (m *NextEvents) walk(w *wire) {
 
 func (m *BlockEvents) walk(w *wire) {
 	w.begin(TypeBlockEvents, 4)
-	w.since(3)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
 	num(w, "state", &m.State, EventsMore, EventsRefused)
 	list(w, "runs", &m.Runs, 0, MaxEventBlocks, 14)

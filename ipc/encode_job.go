@@ -5,28 +5,13 @@ import "math"
 // The walks over the fields of job messages.
 
 func (m *Save) walk(w *wire) {
-	if w.version == 1 {
-		w.begin(TypeSave, 6)
-	} else {
-		w.begin(TypeSave, 7)
-	}
+	w.begin(TypeSave, 7)
 	num(w, "job", &m.Job, 0, math.MaxUint64)
 	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
 	num(w, "step", &m.Step, 0, math.MaxUint64)
 	num(w, "event", &m.Event, 0, math.MaxUint32)
-	m.walkRevoke(w)
+	num(w, "revoke", &m.Revoke, 0, math.MaxUint32)
 	walkSections(w, &m.Sections)
-}
-
-func (m *Save) walkRevoke(w *wire) {
-	switch {
-	case w.version > 1:
-		num(w, "revoke", &m.Revoke, 0, math.MaxUint32)
-	case w.decoding:
-		m.Revoke = None
-	case m.Revoke != None:
-		w.fail(ReasonVersion, "revoke", "%d, allowed in version 1 is only %d, none", m.Revoke, None)
-	}
 }
 
 func (m *Load) walk(w *wire) {
@@ -41,7 +26,6 @@ func (m *Load) walk(w *wire) {
 
 func (m *Stages) walk(w *wire) {
 	w.begin(TypeStages, 4)
-	w.since(3)
 	num(w, "off", &m.Off, 0, math.MaxUint64)
 	num(w, "count", &m.Count, 1, MaxStageWords)
 	w.bin("stages", &m.List, 2, MaxSegments*2)
@@ -52,7 +36,6 @@ func (m *Stages) walk(w *wire) {
 
 func (m *StagedLoad) walk(w *wire) {
 	w.begin(TypeStagedLoad, 8)
-	w.since(3)
 	num(w, "job", &m.Job, 0, math.MaxUint64)
 	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
 	num(w, "step", &m.Step, 0, math.MaxUint64)

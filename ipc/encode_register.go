@@ -11,8 +11,8 @@ func (m *Register) walk(w *wire) {
 	num(w, "role", &m.Role, RoleScheduler, RoleWorker)
 	num(w, "rank", &m.Rank, 0, MaxWorld-1)
 	num(w, "world", &m.World, 1, MaxWorld)
-	most := m.walkHeld(w)
-	num(w, "shards", &m.Shards, 1, most)
+	m.walkHeld(w)
+	num(w, "shards", &m.Shards, 1, MaxShards)
 	m.walkIdentity(w)
 	m.walkGroups(w)
 	num(w, "hash_tokens", &m.HashTokens, 1, math.MaxUint32)
@@ -22,28 +22,14 @@ func (m *Register) walk(w *wire) {
 	num(w, "segments", &m.Segments, 0, MaxSegments)
 }
 
-// walkHeld walks the shards that a worker holds, and returns how many a space may have.
-func (m *Register) walkHeld(w *wire) (most uint32) {
-	if w.version > 2 {
-		list(w, "held", &m.Held, 0, MaxShards, 1)
-		for i := range m.Held {
-			w.elem("held", i, 0)
-			num(w, "", &m.Held[i], 0, MaxShards-1)
-		}
-		w.leave()
-		return MaxShards
+// walkHeld walks the shards that a worker holds.
+func (m *Register) walkHeld(w *wire) {
+	list(w, "held", &m.Held, 0, MaxShards, 1)
+	for i := range m.Held {
+		w.elem("held", i, 0)
+		num(w, "", &m.Held[i], 0, MaxShards-1)
 	}
-	var shard uint32
-	if len(m.Held) > 1 {
-		w.fail(ReasonVersion, "held", "%d shards, allowed in version %d is 1", len(m.Held), w.version)
-	} else if len(m.Held) == 1 {
-		shard = m.Held[0]
-	}
-	num(w, "shard", &shard, 0, MaxShards2-1)
-	if w.decoding && w.err == nil && (m.Role == RoleWorker || shard != 0) {
-		m.Held = []uint32{shard}
-	}
-	return MaxShards2
+	w.leave()
 }
 
 func (m *Register) walkIdentity(w *wire) {
@@ -131,13 +117,9 @@ func (m *Regions) Descriptors() (n int) {
 }
 
 func (m *Segments) walk(w *wire) {
-	fields := 4
-	if w.version > 2 {
-		fields = 5
-	}
-	w.begin(TypeSegments, fields)
+	w.begin(TypeSegments, 5)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
-	m.walkShard(w)
+	num(w, "shard", &m.Shard, 0, MaxShards-1)
 	num(w, "group", &m.Group, 0, MaxGroups-1)
 	list(w, "segments", &m.List, 0, MaxSegmentsMessage, 5)
 	for i := range m.List {
@@ -149,15 +131,6 @@ func (m *Segments) walk(w *wire) {
 		num(w, "bytes", &s.Bytes, 1, math.MaxUint32)
 	}
 	w.leave()
-}
-
-func (m *Segments) walkShard(w *wire) {
-	switch {
-	case w.version > 2:
-		num(w, "shard", &m.Shard, 0, MaxShards-1)
-	case w.decoding:
-		m.Shard = None
-	}
 }
 
 func (m *Registered) walk(w *wire) {

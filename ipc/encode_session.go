@@ -1,9 +1,6 @@
 package ipc
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // The walks over the fields of messages that open, control and end a session (docs/PROTOCOL.md
 // section 3).
@@ -18,36 +15,16 @@ func (m *Hello) walk(w *wire) {
 	}
 }
 
-// welcomeFields are the fields of a WELCOME by version.
-var welcomeFields = [Version + 1]int{1: 4, 2: 8, 3: 9}
-
-// walk uses the layout of the version that the WELCOME names, whatever version is in use until
-// then.
 func (m *Welcome) walk(w *wire) {
-	least, most := uint32(MinVersion), uint32(Version)
-	if w.decoding {
-		w.version = Version
-		if v := slices.Index(welcomeFields[MinVersion:], w.count); v >= 0 {
-			w.version = uint32(v) + MinVersion
-		}
-		least, most = w.version, w.version
-	} else {
-		w.version = min(max(m.Version, least), most)
-	}
-	w.begin(TypeWelcome, welcomeFields[w.version])
-	num(w, "version", &m.Version, least, most)
+	w.begin(TypeWelcome, 9)
+	num(w, "version", &m.Version, MinVersion, Version)
 	w.bin16("boot", &m.Boot)
 	num(w, "session", &m.Session, 0, math.MaxUint64)
-	if w.version == 1 {
-		return
-	}
 	num(w, "max_frame", &m.MaxFrame, 0, math.MaxUint32)
 	num(w, "max_job_blocks", &m.MaxJobBlocks, 0, math.MaxUint32)
 	num(w, "max_queue", &m.MaxQueue, 0, math.MaxUint32)
 	num(w, "lease_bytes", &m.LeaseBytes, 0, math.MaxUint64)
-	if w.version > 2 {
-		w.str("peer", &m.Peer, 0, MaxPeerAddress)
-	}
+	w.str("peer", &m.Peer, 0, MaxPeerAddress)
 }
 
 func (m *Release) walk(w *wire) {
@@ -83,20 +60,17 @@ func (m *Error) walk(w *wire) {
 
 func (m *Epoch) walk(w *wire) {
 	w.begin(TypeEpoch, 2)
-	w.since(2)
 	num(w, "epoch", &m.Epoch, 0, math.MaxUint32)
 }
 
 func (m *Switches) walk(w *wire) {
 	w.begin(TypeSwitches, 3)
-	w.since(2)
 	w.flag("loads", &m.Loads)
 	w.flag("saves", &m.Saves)
 }
 
 func (m *Steps) walk(w *wire) {
 	w.begin(TypeSteps, 2)
-	w.since(3)
 	w.bin("steps", &m.List, StepBytes, MaxSteps*StepBytes)
 	if w.err == nil && len(m.List)%StepBytes != 0 {
 		w.fail(ReasonLengths, "steps", "%d bytes, no multiple of %d", len(m.List), StepBytes)
@@ -105,12 +79,5 @@ func (m *Steps) walk(w *wire) {
 
 func (m *Budget) walk(w *wire) {
 	w.begin(TypeBudget, 2)
-	w.since(3)
 	num(w, "bytes", &m.Bytes, 0, MaxBudget)
-}
-
-func (w *wire) since(version uint32) {
-	if w.version < version {
-		w.fail(ReasonVersion, "type", "not in version %d, allowed from version %d on", w.version, version)
-	}
 }

@@ -6,7 +6,6 @@ import "math"
 
 func (m *Offer) walk(w *wire) {
 	w.begin(TypeOffer, 4)
-	w.since(3)
 	w.bin("name", &m.Name, 1, MaxTransferName)
 	num(w, "tokens", &m.Tokens, 0, math.MaxUint32)
 	num(w, "ttl_ms", &m.TTLMS, 1, MaxTransferMS)
@@ -14,20 +13,17 @@ func (m *Offer) walk(w *wire) {
 
 func (m *Offered) walk(w *wire) {
 	w.begin(TypeOffered, 3)
-	w.since(3)
 	w.bin("name", &m.Name, 1, MaxTransferName)
 	num(w, "tokens", &m.Tokens, 0, math.MaxUint32)
 }
 
 func (m *Delivered) walk(w *wire) {
 	w.begin(TypeDelivered, 2)
-	w.since(3)
 	w.bin("name", &m.Name, 1, MaxTransferName)
 }
 
 func (m *Keep) walk(w *wire) {
 	w.begin(TypeKeep, 6)
-	w.since(3)
 	num(w, "group", &m.Group, 0, MaxGroups-1)
 	num(w, "hash_len", &m.HashLen, 1, MaxHashLen)
 	w.bin("hashes", &m.Hashes, 1, MaxJobBlocks*MaxHashLen)

@@ -43,7 +43,7 @@ func regionsWith(n int) (m *Regions) {
 
 // The most descriptors that a message can have arrive in order, closed on exec.
 func TestDescriptors(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	const n = MaxRegionsMessage - 1
 	var fds []int
 	for i := range n {
@@ -71,7 +71,7 @@ func TestDescriptors(t *testing.T) {
 
 // 300 regions in one message are refused by the sender's and by the receiver's codec.
 func TestTooManyDescriptors(t *testing.T) {
-	agent, client := sessionPair(t, 2)
+	agent, client := sessionPair(t)
 	fds := make([]int, 300)
 	var m *MalformedError
 	if err := client.Send(regionsWith(300), fds...); !errors.As(err, &m) || m.Reason != ReasonRange {
@@ -87,8 +87,8 @@ func TestTooManyDescriptors(t *testing.T) {
 
 // Descriptors that do not belong are closed, wherever they hang, and end the session.
 func TestStrayDescriptors(t *testing.T) {
-	ping := frameOf(1, &Ping{Req: 1})
-	two := frameOf(1, regionsWith(2))
+	ping := frameOf(&Ping{Req: 1})
+	two := frameOf(regionsWith(2))
 	for name, send := range map[string]struct {
 		frame []byte
 		at    int // the byte the descriptors hang on
@@ -141,7 +141,7 @@ func TestDescriptorLimit(t *testing.T) {
 	}
 	low := unix.Rlimit{Cur: uint64(before + 3), Max: old.Max}
 	fds := make([]int, 10)
-	if _, _, err := raw.WriteMsgUnix(frameOf(1, regionsWith(10)), unix.UnixRights(fds...), nil); err != nil {
+	if _, _, err := raw.WriteMsgUnix(frameOf(regionsWith(10)), unix.UnixRights(fds...), nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &low); err != nil {

@@ -15,12 +15,6 @@ import (
 var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "segments", "Done.Status": "statuses",
 	"Offer.TTLMS": "ttl_ms", "Stages.List": "stages", "Keep.TTLMS": "ttl_ms", "Steps.List": "steps"}
 
-// since are the versions from which on the fields exist that version 1 has not.
-var since = map[string]int{"Welcome.MaxFrame": 2, "Welcome.MaxJobBlocks": 2, "Welcome.MaxQueue": 2,
-	"Welcome.LeaseBytes": 2, "Welcome.Peer": 3, "Save.Revoke": 2, "Segments.Shard": 3,
-	"LookupRequest.Groups":   2,
-	"LookupRequest.Transfer": 3, "LookupRequest.Peer": 3, "LookupRequest.Early": 3}
-
 func fieldName(t reflect.Type, f reflect.StructField) string {
 	if name, ok := fieldNames[t.Name()+"."+f.Name]; ok {
 		return name
@@ -43,21 +37,18 @@ func snake(s string) string {
 }
 
 // toFields is v as JSON can hold it: bytes as hex, flags as 0 and 1.
-func toFields(v reflect.Value, version int) any {
+func toFields(v reflect.Value) any {
 	switch v.Kind() {
 	case reflect.Pointer:
 		if v.IsNil() {
 			return nil
 		}
-		return toFields(v.Elem(), version)
+		return toFields(v.Elem())
 	case reflect.Struct:
 		fields := map[string]any{}
 		for i := range v.NumField() {
 			f := v.Type().Field(i)
-			if version > 0 && version < since[v.Type().Name()+"."+f.Name] {
-				continue
-			}
-			fields[fieldName(v.Type(), f)] = toFields(v.Field(i), version)
+			fields[fieldName(v.Type(), f)] = toFields(v.Field(i))
 		}
 		return fields
 	case reflect.Slice, reflect.Array:
@@ -68,7 +59,7 @@ func toFields(v reflect.Value, version int) any {
 		}
 		all := make([]any, v.Len())
 		for i := range all {
-			all[i] = toFields(v.Index(i), version)
+			all[i] = toFields(v.Index(i))
 		}
 		return all
 	case reflect.Bool:

@@ -103,8 +103,8 @@ var formMessages = [...]string{FormMalformed: "look-up", FormOwn: "own look-up",
 	FormReset: "reset", FormAscend2: "2-frame look-up", FormAscend3: "3-frame look-up", FormAscend4: "4-frame look-up",
 	FormSimple: "simple look-up"}
 
-// AppendRequest appends r in its form to f. An own request with Version 0 gets the oldest version
-// from 2 on that has all its fields. After an error f is unchanged.
+// AppendRequest appends r in its form to f. An own request with Version 0 gets the
+// newest. After an error f is unchanged.
 func AppendRequest(f *Frames, r *LookupRequest) error {
 	w := wire{message: "look-up"}
 	bytes, frames := len(f.Buf), len(f.Ends)

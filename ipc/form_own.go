@@ -5,22 +5,13 @@ import (
 	"math"
 )
 
-// Fields of the versions.
-const (
-	ownFields1 = 9
-	ownFields2 = 10
-	ownFields3 = 13
-)
+// ownFields are the fields of an own request, whose first byte says so.
+const ownFields = 13
 
 // ownVersionOf returns the version of an own request by its first byte, or 0 if it is none.
 func ownVersionOf(first byte) uint8 {
-	switch first {
-	case mpArray | ownFields1:
-		return 1
-	case mpArray | ownFields2:
-		return 2
-	case mpArray | ownFields3:
-		return 3
+	if first == mpArray|ownFields {
+		return Version
 	}
 	return 0
 }
@@ -36,64 +27,32 @@ func ownVersion(f Form, head []byte) uint8 {
 
 // walkOwn walks the fields of docs/PROTOCOL.md section 2.1. r.Version is that of the first byte.
 func (r *LookupRequest) walkOwn(w *wire) {
-	version := r.Version
-	fields := [...]int{1: ownFields1, 2: ownFields2, 3: ownFields3}[version]
-	w.array("", fields, fields, fields)
-	num(w, "version", &r.Version, version, version)
+	w.array("", ownFields, ownFields, ownFields)
+	num(w, "version", &r.Version, MinVersion, Version)
 	w.bin16("space", &r.Space)
 	num(w, "session", &r.Session, 0, math.MaxUint64)
-	num(w, "want", (*uint8)(&r.Want), 0, uint8(mostWant(version)))
+	num(w, "want", (*uint8)(&r.Want), 0, uint8(WantReady))
 	num(w, "tokens", &r.Tokens, 0, math.MaxUint32)
 	num(w, "hbm_tokens", &r.HBMTokens, 0, math.MaxUint32)
 	num(w, "deadline_us", &r.DeadlineUS, 0, math.MaxUint32)
-	if version > 1 {
-		w.bin("groups", &r.Groups, 0, MaxGroups)
-	} else if r.Groups != nil {
-		w.fail(ReasonVersion, "groups", "%d, allowed in version 1 is only none", len(r.Groups))
-	}
+	w.bin("groups", &r.Groups, 0, MaxGroups)
 	length := uint8(min(max(r.HashLen, 0), math.MaxUint8))
 	num(w, "hash_len", &length, 0, MaxHashLen)
 	r.HashLen = int(length)
 	w.bin("hashes", &r.Hashes, 0, MaxHashes*MaxHashLen)
 	r.checkHashes(w)
-	r.walkTransfer(w, version)
+	w.bin("transfer", &r.Transfer, 0, MaxTransferName)
+	w.str("peer", &r.Peer, 0, MaxPeerAddress)
+	w.flag("early", &r.Early)
 	if w.decoding && w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}
 }
 
-func mostWant(version uint8) LookupWant {
-	if version < 3 {
-		return WantReserve
-	}
-	return WantReady
-}
-
-// walkTransfer walks the fields that version 3 has after those of version 2.
-func (r *LookupRequest) walkTransfer(w *wire, version uint8) {
-	if version > 2 {
-		w.bin("transfer", &r.Transfer, 0, MaxTransferName)
-		w.str("peer", &r.Peer, 0, MaxPeerAddress)
-		w.flag("early", &r.Early)
-	} else if r.namesTransfer() {
-		w.fail(ReasonVersion, "transfer", "%d bytes, allowed in version %d is only none, without peer and early",
-			len(r.Transfer), version)
-	}
-}
-
-func (r *LookupRequest) namesTransfer() bool { return len(r.Transfer) > 0 || r.Peer != "" || r.Early }
-
 func appendOwn(w *wire, f *Frames, r *LookupRequest) {
 	own := *r
 	if own.Version == 0 {
-		own.Version = 2
-		if own.namesTransfer() || own.Want > WantReserve {
-			own.Version = 3
-		}
-	}
-	if own.Version > Version {
-		w.fail(ReasonVersion, "version", "%d, allowed is %d to %d", own.Version, MinVersion, Version)
-		return
+		own.Version = Version
 	}
 	w.buf = f.Buf
 	own.walkOwn(w)

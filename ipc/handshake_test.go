@@ -45,21 +45,19 @@ func shake(t *testing.T, clientMin, clientMax, agentMin, agentMax uint32) (versi
 		t.Errorf("client %d to %d, agent %d to %d: %+v, %v, welcome %+v", clientMin, clientMax, agentMin, agentMax, m,
 			err, w)
 	}
-	if w.Boot != testBoot || w.Session != 9 || (w.Version == 1) != (w.LeaseBytes == 0) {
+	if w.Boot != testBoot || w.Session != 9 || w.LeaseBytes != 2 {
 		t.Errorf("welcome %+v", w)
 	}
 	return w.Version, nil, agentErr
 }
 
-// TestHandshakeVersions has version N and N-1 on either side; ranges that do not overlap are
-// refused with both of them named.
+// TestHandshakeVersions expects ranges that do not overlap to be refused with both of them named.
 func TestHandshakeVersions(t *testing.T) {
 	for _, v := range []struct{ clientMin, clientMax, agentMin, agentMax, want uint32 }{
-		{1, 2, 1, 2, 2},
-		{1, 1, 1, 2, 1}, // a client of N-1
-		{1, 2, 1, 1, 1}, // an agent of N-1
-		{2, 2, 1, 2, 2},
-		{1, 9, 1, 2, 2}, // a newer client that still speaks ours
+		{Version, Version, MinVersion, Version, Version},
+		{1, Version, MinVersion, Version, Version},           // a client that speaks older ones, too
+		{Version, Version, 1, Version, Version},              // an agent that does
+		{Version, Version + 6, MinVersion, Version, Version}, // a newer client that still speaks ours
 	} {
 		got, clientErr, agentErr := shake(t, v.clientMin, v.clientMax, v.agentMin, v.agentMax)
 		if got != v.want || clientErr != nil || agentErr != nil {
@@ -67,8 +65,8 @@ func TestHandshakeVersions(t *testing.T) {
 		}
 	}
 	for _, v := range []struct{ clientMin, clientMax, agentMin, agentMax uint32 }{
-		{3, 4, 1, 2}, // too new
-		{1, 1, 2, 2}, // too old
+		{Version + 1, Version + 2, MinVersion, Version}, // too new
+		{1, MinVersion - 1, MinVersion, Version},        // too old
 	} {
 		_, clientErr, agentErr := shake(t, v.clientMin, v.clientMax, v.agentMin, v.agentMax)
 		var e *Error
@@ -85,7 +83,7 @@ func TestHandshakeVersions(t *testing.T) {
 
 // TestHandshakeNoHello expects an error that says so for a peer that does not begin with HELLO.
 func TestHandshakeNoHello(t *testing.T) {
-	for name, first := range map[string][]byte{"another message": frameOf(1, &Ping{Req: 1}),
+	for name, first := range map[string][]byte{"another message": frameOf(&Ping{Req: 1}),
 		"nonsense": {0, 0, 0, 1, 0xc0}, "huge": {0xff, 0, 0, 0}} {
 		agent, raw := rawPair(t)
 		raw.Write(first)

@@ -13,22 +13,16 @@ type namedRequest struct {
 func lookupRequests() []namedRequest {
 	space := [16]byte(run(0xa0, 16))
 	return []namedRequest{
-		{"own_probe_v1", LookupRequest{Form: FormOwn, Version: 1, Space: space, Tokens: 64, HBMTokens: 16, HashLen: 16,
-			Hashes: run(0, 32)}},
-		{"own_reserve_v1", LookupRequest{Form: FormOwn, Version: 1, Session: 7, Want: WantReserve, Tokens: 33,
-			HashLen: 32, Hashes: run(0, 64)}},
-		{"own_probe_v2", LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HBMTokens: 16, HashLen: 16,
-			Hashes: run(0, 32)}},
-		{"own_reserve_v2", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: 7, Want: WantReserve,
+		{"own_reserve", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Want: WantReserve,
 			Tokens: 4097, DeadlineUS: 500,
 			Groups: []uint8{0, 2}, HashLen: 32, Hashes: bytes.Repeat(run(0, 32), 16)}},
-		{"own_no_hashes", LookupRequest{Form: FormOwn, Version: 2}},
-		{"own_no_hashes_with_length", LookupRequest{Form: FormOwn, Version: 2, Tokens: 5, HashLen: 32}},
-		{"own_max", LookupRequest{Form: FormOwn, Version: 2, Space: space, Session: math.MaxUint64, Want: WantReserve,
+		{"own_no_hashes", LookupRequest{Form: FormOwn, Version: 3}},
+		{"own_no_hashes_with_length", LookupRequest{Form: FormOwn, Version: 3, Tokens: 5, HashLen: 32}},
+		{"own_max", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: math.MaxUint64, Want: WantReserve,
 			Tokens:    math.MaxUint32,
 			HBMTokens: math.MaxUint32, DeadlineUS: math.MaxUint32, Groups: run(0, MaxGroups), HashLen: 1,
 			Hashes: run(0, 255)}},
-		{"own_probe_v3", LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HBMTokens: 16, HashLen: 16,
+		{"own_probe", LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HBMTokens: 16, HashLen: 16,
 			Hashes: run(0, 32)}},
 		{"own_transfer", LookupRequest{Form: FormOwn, Version: 3, Space: space, Session: 7, Want: WantReserve,
 			Tokens: 4097, DeadlineUS: 500, HashLen: 32, Hashes: run(0, 64),
@@ -85,8 +79,7 @@ func looseRequests() map[string][][]byte {
 // malformedRequests are the frames after the delimiter.
 func malformedRequests() map[string][][]byte {
 	u := func(v byte) []byte { return []byte{0, 0, 0, v} }
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
-	own1 := encodeRequest(&LookupRequest{Form: FormOwn, Version: 1, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HashLen: 4, Hashes: run(1, 8)})[0]
 	own3 := encodeRequest(&LookupRequest{Form: FormOwn, Version: 3, Tokens: 64, HashLen: 4, Hashes: run(1, 8),
 		Transfer: []byte{0xee}, Peer: "h:1"})[0]
 	change := func(b []byte, old, by string) [][]byte { return [][]byte{bytes.Replace(b, []byte(old), []byte(by), 1)} }
@@ -95,24 +88,19 @@ func malformedRequests() map[string][][]byte {
 		"no_frame": nil, "empty_frame": {{}}, "one_byte": {{0x9a}}, "five_frames_of_4": {u(1), u(1), u(1), u(1), u(1)},
 		"text": {[]byte("hello there")}, "reset_twice": {[]byte("reset"), []byte("reset")}, "one_frame_of_4": {u(1)},
 		"lookup_of_3": {[]byte("lookup"), u(1), {0, 32}}, "lookup_of_5": {[]byte("lookup"), u(1), {0, 32}, {}, {}},
-		"own_version_3":        change(own, "\x9a\x02", "\x9a\x03"),
-		"own_version_1_of_10":  change(own, "\x9a\x02", "\x9a\x01"),
-		"own_version_2_of_9":   change(own1, "\x99\x01", "\x99\x02"),
-		"own_want_2":           change(own, "\x00\x00\x40", "\x00\x02\x40"),
+		"own_version_2":        change(own, "\x9d\x03", "\x9d\x02"),
+		"own_of_10":            change(own, "\x9d\x03", "\x9a\x03"),
 		"own_hash_len_0":       change(own, "\x04\xc4\x08", "\x00\xc4\x08"),
 		"own_hash_len_33":      change(own, "\x04\xc4\x08", "\x21\xc4\x08"),
 		"own_hash_len_3":       change(own, "\x04\xc4\x08", "\x03\xc4\x08"),
 		"own_behind":           {append(bytes.Clone(own), 0)},
 		"own_cut":              {own[:len(own)-1]},
-		"own_cut_1":            {own1[:20]},
 		"own_not_shortest":     change(own, "\x00\x00\x40", "\x00\x00\xcc\x40"),
 		"own_str_for_bin":      change(own, "\x04\xc4\x08", "\x04\xa8"),
 		"own_space_of_15":      change(own, "\xc4\x10\x00", "\xc4\x0f"),
 		"own_tokens_u64":       change(own, "\x00\x00\x40", "\x00\x00\xcf\x00\x00\x00\x01\x00\x00\x00\x00"),
 		"own_groups_17":        change(own, "\xc4\x00\x04\xc4\x08", "\xc4\x11"+string(make([]byte, 17))+"\x04\xc4\x08"),
-		"own_version_2_of_13":  change(own3, "\x9d\x03", "\x9d\x02"),
-		"own_version_3_of_10":  change(own3, "\x9d\x03", "\x9a\x03"),
-		"own_version_4_of_13":  change(own3, "\x9d\x03", "\x9d\x04"),
+		"own_version_4":        change(own3, "\x9d\x03", "\x9d\x04"),
 		"own_transfer_of_257":  change(own3, "\xc4\x01\xee", "\xc5\x01\x01"+string(make([]byte, 257))),
 		"own_transfer_str":     change(own3, "\xc4\x01\xee", "\xa1x"),
 		"own_peer_of_129":      change(own3, "\xa3h:1", "\xd9\x81"+string(bytes.Repeat([]byte("p"), 129))),
@@ -173,25 +161,21 @@ type namedReply struct {
 
 func lookupReplies() []namedReply {
 	boot := [16]byte(run(0x10, 16))
-	own3 := LookupRequest{Form: FormOwn, Version: 3}
-	own1, own2 := LookupRequest{Form: FormOwn, Version: 1}, LookupRequest{Form: FormOwn, Version: 2}
+	own := LookupRequest{Form: FormOwn, Version: Version}
 	all := []namedReply{
-		{"own_hit_v1", own1, LookupReply{Tokens: 64, Lease: 1, Boot: boot}},
-		{"own_hit_v2", own2, LookupReply{Tokens: 4096, Lease: 300, Boot: boot}},
-		{"own_miss", own2, LookupReply{Boot: boot}},
-		{"own_hit_v3", own3, LookupReply{Tokens: 4096, Lease: 300, Boot: boot, Disk: 1024, Shared: 16}},
-		{"own_ready_v3", own3, LookupReply{Status: LookupReady, Tokens: 2048, Lease: 302, Boot: boot}},
-		{"own_pending_v3", own3, LookupReply{Status: LookupPending, Tokens: 2048, Lease: 301, Boot: boot}},
-		{"own_max", own2, LookupReply{Status: 255, Tokens: math.MaxUint32, Lease: math.MaxUint64, Boot: boot}},
+		{"own_miss", own, LookupReply{Boot: boot}},
+		{"own_hit", own, LookupReply{Tokens: 4096, Lease: 300, Boot: boot, Disk: 1024, Shared: 16}},
+		{"own_ready", own, LookupReply{Status: LookupReady, Tokens: 2048, Lease: 302, Boot: boot}},
+		{"own_pending_some", own, LookupReply{Status: LookupPending, Tokens: 2048, Lease: 301, Boot: boot}},
+		{"own_max", own, LookupReply{Status: 255, Tokens: math.MaxUint32, Lease: math.MaxUint64, Boot: boot}},
 	}
 	for s, name := range []string{1: "pending", "off", "not_registered", "malformed", "overloaded", "no_session",
 		"lease_cap"} {
 		if s > 0 {
-			all = append(all, namedReply{"own_" + name, own2, LookupReply{Status: LookupStatus(s), Boot: boot}})
+			all = append(all, namedReply{"own_" + name, own, LookupReply{Status: LookupStatus(s), Boot: boot}})
 		}
 	}
-	return append(all, namedReply{"own_malformed_v1", own1, LookupReply{Status: LookupMalformed, Boot: boot}},
-		namedReply{"upstream_hit", LookupRequest{Form: FormUpstream}, LookupReply{Tokens: 48}},
+	return append(all, namedReply{"upstream_hit", LookupRequest{Form: FormUpstream}, LookupReply{Tokens: 48}},
 		namedReply{"upstream_miss", LookupRequest{Form: FormUpstream}, LookupReply{}},
 		namedReply{"reset_done", LookupRequest{Form: FormReset}, LookupReply{}},
 		namedReply{"reset_refused", LookupRequest{Form: FormReset}, LookupReply{Status: LookupOff}},

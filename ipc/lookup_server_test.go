@@ -141,9 +141,9 @@ func TestLookupLimits(t *testing.T) {
 		return all
 	}
 	hash, tokens := run(0, 32), []byte{1, 0, 0, 0, 0, 0, 0, 0}
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
 	zero4, zero8 := make([]byte, 4), make([]byte, 8)
-	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2},
+	malformedOwn := AppendReply(nil, &LookupRequest{Form: FormOwn, Version: Version},
 		LookupReply{Status: LookupMalformed, Boot: testBoot})
 	most := binary.LittleEndian.AppendUint64(nil, MaxLookupFrames-1)
 	for _, v := range []struct {
@@ -170,7 +170,7 @@ func TestLookupLimits(t *testing.T) {
 		{"no delimiter", [][]byte{own}, [][]byte{zero4}, ReasonEnvelope},
 		{"no delimiter, two frames", [][]byte{{0, 0, 0, 1}, {0x90}}, [][]byte{zero4}, ReasonEnvelope},
 		{"delimiter alone", [][]byte{{}}, [][]byte{{}, zero4}, ReasonFrames},
-		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn, Version: 2},
+		{"proper", [][]byte{{}, own}, [][]byte{{}, AppendReply(nil, &LookupRequest{Form: FormOwn, Version: Version},
 			LookupReply{Boot: testBoot})}, numReasons},
 	} {
 		before := s.Counters()
@@ -361,7 +361,7 @@ func TestAnswersWaitForAClientThatReadsLate(t *testing.T) {
 	if err := dealer.Connect("ipc://" + s.Path()); err != nil {
 		t.Fatal(err)
 	}
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
 	for range requests {
 		if _, err := dealer.SendMessage([]byte{}, own); err != nil {
 			t.Fatal(err)
@@ -397,7 +397,7 @@ func TestAnswersNobodyReads(t *testing.T) {
 	}
 	l := dialLookup(t, s.Path())
 	defer l.Close()
-	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: 2})[0]
+	own := encodeRequest(&LookupRequest{Form: FormOwn, Version: Version})[0]
 	for deadline := time.Now().Add(2 * testTimeout); s.Counters().Unsent == 0; {
 		for err = nil; err == nil; {
 			_, err = dealer.SendMessageDontwait([]byte{}, own)

@@ -59,11 +59,11 @@ func pick(fields map[string]any, names []string) map[string]any {
 }
 
 func requestFields(r *LookupRequest) map[string]any {
-	return pick(toFields(reflect.ValueOf(*r), int(r.Version)).(map[string]any), formFields[r.Form].request)
+	return pick(toFields(reflect.ValueOf(*r)).(map[string]any), formFields[r.Form].request)
 }
 
 func replyFieldsOf(r *LookupRequest, a *LookupReply) map[string]any {
-	fields := toFields(reflect.ValueOf(*a), 0).(map[string]any)
+	fields := toFields(reflect.ValueOf(*a)).(map[string]any)
 	fields["version"] = r.Version
 	return pick(fields, formFields[r.Form].reply)
 }

@@ -8,7 +8,7 @@ import "crypto/sha256"
 // Versions of the session protocol and of the look-up's own form that are served.
 const (
 	Version    = 3
-	MinVersion = 1
+	MinVersion = 3
 )
 
 // Limits of the protocol. Beyond one, a message is malformed.
@@ -25,7 +25,6 @@ const (
 	MaxGroups                 = 16
 	MaxWorld                  = 64
 	MaxShards                 = 256
-	MaxShards2                = 16    // in versions 1 and 2
 	MaxRegions                = 4096  // of one registration
 	MaxRegionsMessage         = 253   // of one REGIONS: the kernel passes at most that many descriptors
 	MaxSegments               = 65536 // of one registration

@@ -5,17 +5,7 @@ import (
 	"math"
 )
 
-const (
-	replyFields  = 5
-	replyFields3 = 7 // of version 3, which also says where the blocks come from
-)
-
-func replyFieldsIn(version uint8) int {
-	if version < 3 {
-		return replyFields
-	}
-	return replyFields3
-}
+const replyFields = 7
 
 // AppendReply appends the one frame that answers a request of r's form, for the own form in the
 // request's version. A foreign form has no status: everything except LookupHit is 0 hits there, and
@@ -43,15 +33,12 @@ func AppendReply(dst []byte, r *LookupRequest, a LookupReply) []byte {
 }
 
 func appendOwnReply(dst []byte, version uint8, a *LookupReply) []byte {
-	dst = appendArray(dst, replyFieldsIn(version))
+	dst = appendArray(dst, replyFields)
 	dst = appendUint(dst, uint64(version))
 	dst = appendUint(dst, uint64(a.Status))
 	dst = appendUint(dst, uint64(a.Tokens))
 	dst = appendUint(dst, a.Lease)
-	if dst = appendBin(dst, a.Boot[:]); version > 2 {
-		dst = appendUint(appendUint(dst, uint64(a.Disk)), uint64(a.Shared))
-	}
-	return dst
+	return appendUint(appendUint(appendBin(dst, a.Boot[:]), uint64(a.Disk)), uint64(a.Shared))
 }
 
 // DecodeReply reads the answer to a request of form f. version is that of an own answer, otherwise
@@ -83,7 +70,7 @@ func DecodeReply(f Form, frame []byte) (a LookupReply, version uint8, err error)
 }
 
 func (a *LookupReply) walkOwn(w *wire) (version uint8) {
-	fields := w.array("", replyFields, replyFields, replyFields3)
+	w.array("", replyFields, replyFields, replyFields)
 	num(w, "version", &version, MinVersion, Version)
 	status := uint8(a.Status)
 	num(w, "status", &status, 0, math.MaxUint8)
@@ -91,13 +78,8 @@ func (a *LookupReply) walkOwn(w *wire) (version uint8) {
 	num(w, "tokens", &a.Tokens, 0, math.MaxUint32)
 	num(w, "lease", &a.Lease, 0, math.MaxUint64)
 	w.bin16("boot", &a.Boot)
-	if w.err == nil && fields != replyFieldsIn(version) {
-		w.fail(ReasonFields, "", "%d fields, version %d has %d", fields, version, replyFieldsIn(version))
-	}
-	if version > 2 {
-		num(w, "disk", &a.Disk, 0, math.MaxUint32)
-		num(w, "shared", &a.Shared, 0, math.MaxUint32)
-	}
+	num(w, "disk", &a.Disk, 0, math.MaxUint32)
+	num(w, "shared", &a.Shared, 0, math.MaxUint32)
 	if w.err == nil && len(w.buf) > 0 {
 		w.fail(ReasonFields, "", "%d bytes after the last field", len(w.buf))
 	}

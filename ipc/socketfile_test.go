@@ -140,7 +140,7 @@ func TestCheckName(t *testing.T) {
 func TestConnStalls(t *testing.T) {
 	agent, raw := rawPair(t)
 	agent.times.frame, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
-	raw.Write(frameOf(1, &Ping{Req: 1}))
+	raw.Write(frameOf(&Ping{Req: 1}))
 	if _, _, err := agent.Recv(); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,6 @@ MAX_GROUPS = 16
 CHUNKED = 1 << 31  # added to the tokens of a chunk in the window of a group
 MAX_WORLD = 64  # ranks
 MAX_SHARDS = 256
-MAX_SHARDS_2 = 16  # in versions 1 and 2
 MAX_EVENTS = 65536  # events of a worker, and as many revocation words
 MAX_REGIONS = 4096  # of one registration
 MAX_REGIONS_MESSAGE = 253  # of one REGIONS: the kernel passes that many descriptors

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERSION = 3
-MIN_VERSION = 1
-STAGES_VERSION = 3  # the first version with loads by stages
-TRANSFERS_VERSION = 3  # the first with transfers
-KEEPS_VERSION = 3  # the first with KEEP
-BUDGETS_VERSION = 3  # the first with BUDGET
-EVENTS_VERSION = 3  # the first with NEXT_EVENTS
+MIN_VERSION = 3
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""
@@ -98,8 +93,7 @@ class Hello:
 class Welcome:
     """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes.
 
-    The limits are 0 in version 1. ``peer`` is host:port where other agents reach this one, or
-    empty; always empty before version 3.
+    ``peer`` is host:port where other agents reach this one, or empty.
     """
 
     version: int
@@ -140,7 +134,7 @@ class Register:
     """Registers one rank of an engine, or its scheduler; ``regions`` and ``segments`` count what
     follows.
 
-    ``held`` are the shards of a worker, ascending; one before version 3. A block has ``shards``.
+    ``held`` are the shards of a worker, ascending. A block has ``shards``.
     """
 
     req: int
@@ -192,10 +186,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Segments of a shard's group, continuing the last SEGMENTS of both.
-
-    ``shard`` is NO_INDEX if read from a version before 3: the one that is held.
-    """
+    """Segments of a shard's group, continuing the last SEGMENTS of both."""
 
     req: int
     shard: int
@@ -261,9 +252,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Stores blocks once ``step`` has ended and ``event`` has fired; ``revoke`` names a word (not
-    in version 1).
-    """
+    """Stores blocks once ``step`` has ended and ``event`` has fired; ``revoke`` names a word."""
 
     job: int
     epoch: int

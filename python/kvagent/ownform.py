@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
@@ -12,8 +11,6 @@ from kvagent.fields import Bin, Str, Uint, record
 from kvagent.limits import MAX_PEER_ADDRESS, MAX_TRANSFER_NAME
 
 VERSION = 3
-PLAIN_VERSION = 2
-"""The version of requests that name no transfer, which older agents answer too."""
 MAX_HASHES = 65536
 MAX_HASH = 32  # bytes
 MAX_GROUPS = 16
@@ -27,7 +24,7 @@ class Want(IntEnum):
     PROBE = 0
     RESERVE = 1
     READY = 2
-    """Reserve, and say whether the blocks can be loaded at once; from version 3 on."""
+    """Reserve, and say whether the blocks can be loaded at once."""
 
 
 class LookupStatus(IntEnum):
@@ -51,12 +48,12 @@ class Request:
 
     ``hashes`` are joined; ``deadline_us`` 0 is the default.
 
-    In version 3 ``transfer`` names the transfer whose blocks these are, or is empty; ``peer`` is
+    ``transfer`` names the transfer whose blocks these are, or is empty; ``peer`` is
     the address of the agent that has it, empty for this agent and the shared tiers; ``early`` is 1
     if it may not have been offered yet.
     """
 
-    version: int = PLAIN_VERSION
+    version: int = VERSION
     space: bytes = OWN_SPACE
     session: int = 0
     want: int = Want.PROBE
@@ -75,8 +72,7 @@ class Request:
 class Answer:
     """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0.
 
-    Of them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones,
-    as versions before 3 do not say.
+    Of them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones.
     """
 
     version: int
@@ -91,65 +87,38 @@ class Answer:
 _U8, _U32, _U64, _ID = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1), Bin(16, 16)
 _REQUEST = record(
     Request,
-    version=Uint(1, VERSION), space=_ID, session=_U64, want=Uint(Want.PROBE, Want.READY), tokens=_U32,
+    version=Uint(VERSION, VERSION), space=_ID, session=_U64, want=Uint(Want.PROBE, Want.READY), tokens=_U32,
     hbm_tokens=_U32, deadline_us=_U32, groups=Bin(0, MAX_GROUPS), hash_len=Uint(0, MAX_HASH),
     hashes=Bin(0, MAX_HASHES * MAX_HASH),
     transfer=Bin(0, MAX_TRANSFER_NAME), peer=Str(0, MAX_PEER_ADDRESS), early=Uint(0, 1),
 )  # fmt: skip
-_GROUPS = 7  # index of groups, which version 1 lacks
-_TRANSFER = 10  # index of transfer, which versions 1 and 2 lack, as they do the fields after it
-_FIELDS = {1: 9, 2: 10, 3: 13}  # by version
 _ANSWER = record(
-    Answer, version=Uint(1, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID, disk=_U32, shared=_U32
+    Answer, version=Uint(VERSION, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID, disk=_U32, shared=_U32
 )
-_ANSWER_FIELDS = {1: 5, 2: 5, 3: 7}  # by version
 
 
 def encode_request(request: Request) -> bytes:
     """Return the frame of a request."""
     values = _REQUEST.write(request, "Request")
     _check(request)
-    if request.version < VERSION:
-        del values[_TRANSFER:]
-    if request.version == 1:
-        del values[_GROUPS]
     return pack(values)
 
 
 def decode_request(frame: bytes) -> Request:
     """Return the request of a frame."""
-    values = unpack(frame)
-    if isinstance(values, list) and values and type(values[0]) is int and values[0] in _FIELDS:
-        _complete(values, values[0])
-    request: Request = _REQUEST.read(values, "Request")
+    request: Request = _REQUEST.read(unpack(frame), "Request")
     _check(request)
     return request
 
 
-def _complete(values: list[Any], version: int) -> None:
-    """Give a request the fields that its version lacks."""
-    if len(values) != _FIELDS[version]:
-        raise Malformed(f"Request: {len(values)} fields, version {version} has {_FIELDS[version]}")
-    if version == 1:
-        values.insert(_GROUPS, b"")
-    if version < VERSION:
-        values += [b"", "", 0]
-
-
 def encode_answer(answer: Answer) -> bytes:
     """Return the frame of an answer."""
-    return pack(_ANSWER.write(answer, "Answer")[: _ANSWER_FIELDS[answer.version]])
+    return pack(_ANSWER.write(answer, "Answer"))
 
 
 def decode_answer(frame: bytes) -> Answer:
     """Return the answer of a frame."""
-    values = unpack(frame)
-    if isinstance(values, list) and values and type(values[0]) is int and values[0] in _ANSWER_FIELDS:
-        fields = _ANSWER_FIELDS[values[0]]
-        if len(values) != fields:
-            raise Malformed(f"Answer: {len(values)} fields, version {values[0]} has {fields}")
-        values += [0] * (_ANSWER_FIELDS[VERSION] - fields)
-    answer: Answer = _ANSWER.read(values, "Answer")
+    answer: Answer = _ANSWER.read(unpack(frame), "Answer")
     return answer
 
 
@@ -157,9 +126,3 @@ def _check(request: Request) -> None:
     size, most = len(request.hashes), MAX_HASHES * request.hash_len
     if size > most or (size and size % request.hash_len):
         raise Malformed(f"Request.hashes: {size} bytes, allowed are multiples of {request.hash_len} up to {most}")
-    if request.version == 1 and request.groups:
-        raise Malformed("Request.groups: version 1 has none")
-    if request.version < VERSION and (request.transfer or request.peer or request.early):
-        raise Malformed(f"Request.transfer: version {request.version} has none, nor peer and early")
-    if request.version < VERSION and request.want > Want.RESERVE:
-        raise Malformed(f"Request.want: {request.want}, allowed in version {request.version} is 0 to 1")

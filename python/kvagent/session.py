@@ -96,7 +96,6 @@ class Session:
         except BaseException:
             sock.close()
             raise
-        stream.version = welcome.version
         return cls(stream, welcome)
 
     def fileno(self) -> int:
@@ -188,11 +187,11 @@ class Session:
         """
         job = next(self._job_numbers)
         if isinstance(sections, Packed):
-            data = save_frame(job, epoch, step, event, revoke, sections, self.version)
+            data = save_frame(job, epoch, step, event, revoke, sections)
             self._send_job(job, data, sections.blocks)
         else:
             message = m.Save(job, epoch, step, event, revoke, tuple(sections))
-            self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
+            self._send_job(job, frame(encode(message)), _blocks(sections))
         return job
 
     def load(
@@ -204,12 +203,12 @@ class Session:
             self._send_job(job, load_frame(job, epoch, step, event, lease, sections), sections.blocks)
         else:
             message = m.Load(job, epoch, step, event, lease, tuple(sections))
-            self._send_job(job, frame(encode(message, self.version)), _blocks(sections))
+            self._send_job(job, frame(encode(message)), _blocks(sections))
         return job
 
     def stages(self, off: int, count: int, stages: bytes) -> None:
         """Declare the stages of the registration's segments and the words of staged loads, once for
-        each registration: see messages.Stages. Needs version 3, as does staged_load.
+        each registration: see messages.Stages.
         """
         self._send(m.Stages(off, count, stages))
 
@@ -248,7 +247,7 @@ class Session:
     def offer(self, name: bytes, tokens: int, ttl_ms: int) -> None:
         """Open a transfer of a prompt's first ``tokens``, or renew it, without waiting.
 
-        ``tokens`` are whole blocks, 0 if not known. Needs version 3, as do offered and delivered.
+        ``tokens`` are whole blocks, 0 if not known.
         """
         self._send(m.Offer(name, tokens, ttl_ms))
 
@@ -263,30 +262,27 @@ class Session:
     def steps(self, steps: bytes) -> None:
         """Report decode steps that have ended (messages.Steps), without waiting.
 
-        Needs version 3 and a worker's registration.
+        Needs a worker's registration.
         """
         self._send(m.Steps(steps))
 
     def budget(self, limit: int) -> None:
         """Limit the bytes that this worker may hold of what its engine stores, without waiting.
 
-        Allowed once after a worker's registration. Needs version 3.
+        Allowed once after a worker's registration.
         """
         self._send(m.Budget(limit))
 
     def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> None:
         """Ask to keep blocks for ``pin_ms``, or to drop them after ``ttl_ms`` unless they are used.
 
-        Does not wait. A time of 0 asks for nothing. Needs version 3.
+        Does not wait. A time of 0 asks for nothing.
         """
         for part in parts(hashes, MAX_JOB_BLOCKS):
             self._send(m.Keep(group, len(hashes[0]), b"".join(part), pin_ms, ttl_ms))
 
     def block_tokens(self, group: int, parent: bytes, hashes: Sequence[bytes], tokens: bytes, extra: bytes) -> None:
-        """Say the tokens of chained blocks, without waiting (messages.BlockTokens).
-
-        Needs version 3, as does next_events.
-        """
+        """Say the tokens of chained blocks, without waiting (messages.BlockTokens)."""
         self._send(m.BlockTokens(group, parent, len(hashes[0]), b"".join(hashes), tokens, extra))
 
     def next_events(self, req: int, blocks: int, *, anew: bool) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed
 from kvagent.limits import MAX_FRAME
-from kvagent.messages import VERSION
 from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ class FrameStream:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self.version = VERSION
-        """The protocol version of encoded messages."""
         self.ended = False
         """Whether the peer's end is gone and everything that it sent was received."""
         self.pending = 0
@@ -73,7 +70,7 @@ class FrameStream:
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
         """Send a message; see send_frame."""
-        self.send_frame(frame(encode(message, self.version)), fds)
+        self.send_frame(frame(encode(message)), fds)
 
     def send_frame(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send a frame, or what the socket accepts of it; ``flush`` sends the rest.
@@ -126,7 +123,7 @@ class FrameStream:
         while body is None and read and not self.ended and self._fill():
             body = self._next_body()
             read = self.full
-        return None if body is None else decode(body, self.version)
+        return None if body is None else decode(body)
 
     def discard(self) -> None:
         """Drop all received bytes; ``ended`` shows the end of file."""

@@ -40,7 +40,6 @@ from kvagent.limits import (
     MAX_SEGMENTS,
     MAX_SEGMENTS_MESSAGE,
     MAX_SHARDS,
-    MAX_SHARDS_2,
     MAX_STAGE_WORDS,
     MAX_STEPS,
     MAX_TEXT,
@@ -106,7 +105,8 @@ _RECORDS: dict[int, Record] = {
     ),
     4: record(m.Regions, req=_U32, regions=List(_REGION, 0, MAX_REGIONS_MESSAGE)),
     5: record(
-        m.Segments, req=_U32, shard=_U32, group=_GROUP_INDEX, segments=List(_SEGMENT, 0, MAX_SEGMENTS_MESSAGE),
+        m.Segments,
+        req=_U32, shard=Uint(0, MAX_SHARDS - 1), group=_GROUP_INDEX, segments=List(_SEGMENT, 0, MAX_SEGMENTS_MESSAGE),
     ),
     6: record(m.Registered, req=_U32, status=_U8, text=_TEXT, space=_ID, epoch=_U32, lookup_path=Str(0, MAX_PATH)),
     7: record(m.Unregister, req=_U32),
@@ -151,56 +151,29 @@ _RECORDS: dict[int, Record] = {
 }  # fmt: skip
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
-# Messages and fields that older versions lack.
-_SINCE: dict[type[Any], int] = {
-    m.Epoch: 2, m.Switches: 2, m.Offer: 3, m.Offered: 3, m.Delivered: 3,
-    m.Stages: 3, m.StagedLoad: 3, m.Keep: 3, m.Steps: 3, m.Budget: 3, m.BlockTokens: 3, m.NextEvents: 3,
-    m.BlockEvents: 3,
-}  # fmt: skip
-_WELCOME = _NUMBERS[m.Welcome]
-_WELCOME_FIELDS = {1: 3, 2: 7, 3: 8}  # by version
-_WELCOME_DEFAULTS: tuple[Any, ...] = (0, 0, 0, 0, "")  # of the fields after version 1's
-_SAVE, _SAVE_REVOKE = _NUMBERS[m.Save], 4  # index of revoke among the fields of SAVE
-_LOAD = _NUMBERS[m.Load]
-_STAGED_LOAD = _NUMBERS[m.StagedLoad]
-_REGISTER, _HELD, _ROLE = _NUMBERS[m.Register], 5, 2  # indexes of held and role among the fields
-_SEGMENTS, _SHARD = _NUMBERS[m.Segments], 1
+_SAVE, _LOAD, _STAGED_LOAD = _NUMBERS[m.Save], _NUMBERS[m.Load], _NUMBERS[m.StagedLoad]
 
 _ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
 _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
-def encode(message: m.Message, version: int = m.VERSION) -> bytes:
+def encode(message: m.Message) -> bytes:
     """Return the body of a message's frame, without its length.
 
     Malformed names the field that is out of range.
     """
     number = _NUMBERS[type(message)]
     values = _RECORDS[number].write(message, type(message).__name__)
-    _check(message, version)
-    if isinstance(message, m.Welcome):
-        del values[_WELCOME_FIELDS[message.version] :]
-    elif isinstance(message, m.Save) and version == 1:
-        del values[_SAVE_REVOKE]
-    elif isinstance(message, m.Register) and version < 3:
-        values[_HELD] = message.held[0] if message.held else 0
-    elif isinstance(message, m.Segments) and version < 3:
-        del values[_SHARD]
+    _check(message)
     body = pack([number, *values])
     if len(body) > MAX_FRAME:
         raise Malformed(f"{type(message).__name__}: {len(body)} bytes, at most {MAX_FRAME}")
     return body
 
 
-def save_frame(
-    job: int, epoch: int, step: int, event: int, revoke: int, sections: Packed, version: int = m.VERSION
-) -> bytes:
+def save_frame(job: int, epoch: int, step: int, event: int, revoke: int, sections: Packed) -> bytes:
     """Return the frame of a SAVE with packed sections."""
-    if version > 1:
-        return _job_frame(_SAVE, (job, epoch, step, event, revoke), sections)
-    if revoke != m.NO_INDEX:
-        raise Malformed("Save.revoke: version 1 has none")
-    return _job_frame(_SAVE, (job, epoch, step, event), sections)
+    return _job_frame(_SAVE, (job, epoch, step, event, revoke), sections)
 
 
 def load_frame(job: int, epoch: int, step: int, event: int, lease: int, sections: Packed) -> bytes:
@@ -225,8 +198,8 @@ def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
     return b"".join((_LENGTH.pack(length), _ARRAY[len(fields) + 2], head[1:], sections.data))
 
 
-def decode(body: bytes, version: int = m.VERSION) -> m.Message:
-    """Return the message of a frame's body. A WELCOME is read in the version that it names."""
+def decode(body: bytes) -> m.Message:
+    """Return the message of a frame's body."""
     if body[:2] == _DONE_HEAD and (done := _decode_done(body)) is not None:
         return done
     if not 1 <= len(body) <= MAX_FRAME:
@@ -238,16 +211,8 @@ def decode(body: bytes, version: int = m.VERSION) -> m.Message:
     one = _RECORDS.get(number)
     if one is None:
         raise Malformed(f"no message has the number {number}")
-    if number == _WELCOME:
-        _complete_welcome(fields)
-    elif number == _SAVE and version == 1:
-        fields.insert(_SAVE_REVOKE, m.NO_INDEX)
-    elif number == _SEGMENTS and version < 3:
-        fields.insert(_SHARD, m.NO_INDEX)
-    elif number == _REGISTER and version < 3 and len(fields) > _HELD:
-        fields[_HELD] = [] if (fields[_ROLE], fields[_HELD]) == (m.Role.SCHEDULER, 0) else [fields[_HELD]]
     message: m.Message = one.read(fields, one.cls.__name__)
-    _check(message, version)
+    _check(message)
     return message
 
 
@@ -277,36 +242,18 @@ def body_length(header: bytes | bytearray | memoryview) -> int:
     return length
 
 
-def _complete_welcome(fields: list[Any]) -> None:
-    version = fields[0] if fields and type(fields[0]) is int else 0
-    wanted = _WELCOME_FIELDS.get(version)
-    if wanted is None:
-        return  # refused by the check of the version
-    if len(fields) != wanted:
-        raise Malformed(f"Welcome: {len(fields)} fields, version {version} has {wanted}")
-    fields += _WELCOME_DEFAULTS[wanted - _WELCOME_FIELDS[1] :]
-
-
-def _check(message: m.Message, version: int) -> None:
+def _check(message: m.Message) -> None:
     """Check what involves several fields."""
-    if version < _SINCE.get(type(message), m.MIN_VERSION):
-        raise Malformed(f"{type(message).__name__}: not in version {version}")
     if isinstance(message, m.Hello) and message.min_version > message.max_version:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):
         check_identity(message.identity)
-        if version < 3:
-            _check_old_shards(message)
-    elif isinstance(message, m.Segments) and version > 2 and message.shard >= MAX_SHARDS:
-        raise Malformed(f"Segments.shard: {message.shard} is not an integer from 0 to {MAX_SHARDS - 1}")
     elif isinstance(message, m.Keep):
         _check_keep(message)
     elif isinstance(message, m.Stages) and len(message.stages) % 2:
         raise Malformed(f"Stages.stages: {len(message.stages)} bytes, no multiple of 2")
     elif isinstance(message, (m.Save, m.Load, m.StagedLoad)):
         _check_sections(message.sections)
-        if version == 1 and isinstance(message, m.Save) and message.revoke != m.NO_INDEX:
-            raise Malformed("Save.revoke: version 1 has none")
     elif isinstance(message, m.Steps) and len(message.steps) % STEP_BYTES:
         raise Malformed(f"Steps.steps: {len(message.steps)} bytes, no multiple of {STEP_BYTES}")
     elif isinstance(message, m.BlockTokens):
@@ -342,13 +289,6 @@ def _check_keep(message: m.Keep) -> None:
         raise Malformed(f"Keep.hashes: {len(message.hashes)} bytes do not fit hash_len {message.hash_len}")
     if not message.pin_ms and not message.ttl_ms:
         raise Malformed(f"Keep.ttl_ms: 0, allowed with pin_ms 0 is 1 to {MAX_KEEP_MS}")
-
-
-def _check_old_shards(message: m.Register) -> None:
-    if len(message.held) > 1:
-        raise Malformed(f"Register.held: {len(message.held)} shards, before version 3 there is one")
-    if message.shards > MAX_SHARDS_2 or max(message.held, default=0) >= MAX_SHARDS_2:
-        raise Malformed(f"Register.shards: {message.shards}, before version 3 there are 1 to {MAX_SHARDS_2}")
 
 
 def check_identity(identity: tuple[tuple[str, str], ...]) -> None:

@@ -242,17 +242,7 @@ def test_an_engine_that_is_gone_leaves_nothing(agent: AgentProcess) -> None:
     )
 
 
-def test_version_1_is_served(agent: AgentProcess) -> None:
-    with closing(Session.connect(agent.folder / "session.sock", PATIENCE_S, versions=(1, 1))) as session:
-        assert session.version == 1
-        assert session.limits.max_queue == 0
-        session.register(
-            Registration(
-                instance="old", role=m.Role.SCHEDULER, identity=IDENTITY, groups=(m.Group(BLOCK_TOKENS, 8),),
-                hash_tokens=BLOCK_TOKENS,
-            ), PATIENCE_S,
-        )  # fmt: skip
-        session.ping(PATIENCE_S)
+def test_another_version_is_refused(agent: AgentProcess) -> None:
     with pytest.raises(SessionEnded) as caught:
         Session.connect(agent.folder / "session.sock", PATIENCE_S, versions=(m.VERSION + 1, 9))
     assert caught.value.code == m.ErrorCode.VERSION

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 REQUEST = Request(hashes=b"h" * 64, hash_len=32, tokens=33)
 RESERVE = Request(hashes=b"h" * 64, hash_len=32, tokens=33, want=Want.RESERVE, session=7)
-HIT = Answer(2, LookupStatus.HIT, 32, 0, bytes(16))
+HIT = Answer(3, LookupStatus.HIT, 32, 0, bytes(16))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_answers_find_their_questions_in_any_order(agent: zmq.Socket[bytes], cli
         client.submit(REQUEST)
     asked = [hear(agent) for _ in tickets]
     for envelope, request in reversed(asked):
-        say(agent, envelope, Answer(2, 0, request.tokens * 2, 0, bytes(16)))
+        say(agent, envelope, Answer(3, 0, request.tokens * 2, 0, bytes(16)))
     assert [wait(client, ticket).tokens for ticket in tickets] == [2 * i for i in range(MAX_OUTSTANDING)]
 
 
@@ -97,7 +97,7 @@ def test_a_socket_that_timed_out_is_not_used_again(agent: zmq.Socket[bytes], cli
     with pytest.raises(TimedOut):
         wait(client, first)
     ticket = client.submit(REQUEST)
-    say(agent, late, Answer(2, 0, 1, 0, bytes(16)))  # for the one that was given up
+    say(agent, late, Answer(3, 0, 1, 0, bytes(16)))  # for the one that was given up
     envelope, _ = hear(agent)
     assert envelope != late
     say(agent, envelope, HIT)
@@ -135,7 +135,7 @@ def test_a_late_lease_is_returned(agent: zmq.Socket[bytes], client: LookupClient
     envelope, request = hear(agent)
     assert (request.want, request.session) == (Want.RESERVE, 7)
     assert client.late_answers() == []
-    say(agent, envelope, Answer(2, LookupStatus.HIT, 32, 77, bytes(16)))
+    say(agent, envelope, Answer(3, LookupStatus.HIT, 32, 77, bytes(16)))
     assert wait_leases(client) == [77]
     assert client.late_answers() == []
 
@@ -144,7 +144,7 @@ def test_an_abandoned_reservation_returns_its_lease(agent: zmq.Socket[bytes], cl
     ticket = client.submit(RESERVE)
     client.abandon(ticket)
     envelope, _ = hear(agent)
-    say(agent, envelope, Answer(2, LookupStatus.HIT, 32, 78, bytes(16)))
+    say(agent, envelope, Answer(3, LookupStatus.HIT, 32, 78, bytes(16)))
     assert wait_leases(client) == [78]
     with pytest.raises(ValueError, match="ended"):
         client.poll(ticket)
@@ -171,13 +171,10 @@ def test_a_request_out_of_range_is_not_sent(client: LookupClient) -> None:
         Request(hashes=b"h" * 65537, hash_len=1, tokens=1),
         Request(hashes=b"", hash_len=0, tokens=2**32),
         Request(hashes=b"", hash_len=0, tokens=1, space=b"short"),
-        Request(hashes=b"", hash_len=0, tokens=1, version=1, groups=b"\0"),
-        Request(hashes=b"", hash_len=0, tokens=1, transfer=b"t"),
-        Request(hashes=b"", hash_len=0, tokens=1, peer="h:1"),
-        Request(hashes=b"", hash_len=0, tokens=1, early=1),
-        Request(hashes=b"", hash_len=0, tokens=1, version=3, transfer=b"t" * 257),
-        Request(hashes=b"", hash_len=0, tokens=1, version=3, transfer=b"t", peer="p" * 129),
-        Request(hashes=b"", hash_len=0, tokens=1, version=3, transfer=b"t", early=2),
+        Request(hashes=b"", hash_len=0, tokens=1, version=2),
+        Request(hashes=b"", hash_len=0, tokens=1, transfer=b"t" * 257),
+        Request(hashes=b"", hash_len=0, tokens=1, transfer=b"t", peer="p" * 129),
+        Request(hashes=b"", hash_len=0, tokens=1, transfer=b"t", early=2),
     ):
         with pytest.raises(Malformed):
             client.submit(wrong)

@@ -38,8 +38,6 @@ def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
         load, save = m.Load(a, b, c, d, 5, sections), m.Save(a, b, c, d, 5, sections)
         assert load_frame(a, b, c, d, 5, one) == frame(encode(load)), f"seed {seed}"
         assert save_frame(a, b, c, d, 5, one) == frame(encode(save)), f"seed {seed}"
-        old = m.Save(a, b, c, d, m.NO_INDEX, sections)
-        assert save_frame(a, b, c, d, m.NO_INDEX, one, 1) == frame(encode(old, 1)), f"seed {seed}"
         assert decode(load_frame(a, b, c, d, 5, one)[HEADER_BYTES:]) == load
 
 
@@ -67,8 +65,6 @@ def test_a_frame_that_is_too_long_is_not_sent() -> None:
 
 def test_a_jobs_fields_are_in_their_ranges() -> None:
     one = packed([section(0, b"", [b"h"], [1])], 1)
-    with pytest.raises(Malformed, match="version 1"):
-        save_frame(1, 1, 1, 1, 4, one, 1)
     with pytest.raises(Malformed, match=r"Load.epoch: 4294967296 is not an integer from 0 to 4294967295"):
         load_frame(1, 1 << 32, 1, 1, 1, one)
     with pytest.raises(Malformed, match=r"Save.step: -1"):

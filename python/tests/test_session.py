@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOOT = bytes(range(16))
-WELCOME = m.Welcome(2, BOOT, 7, 1 << 20, 8192, 16, 1 << 30)
+WELCOME = m.Welcome(3, BOOT, 7, 1 << 20, 8192, 16, 1 << 30, "")
 SECTION = m.Section.of(0, [b"h" * 32, b"i" * 32], [4, 5])
 
 
@@ -35,17 +35,17 @@ class Agent:
         self.socket = sock
         sock.settimeout(PATIENCE_S)
 
-    def say(self, *messages: m.Message, version: int = m.VERSION) -> None:
-        self.socket.sendall(b"".join(frame(encode(message, version)) for message in messages))
+    def say(self, *messages: m.Message) -> None:
+        self.socket.sendall(b"".join(frame(encode(message)) for message in messages))
 
-    def hear(self, version: int = m.VERSION) -> m.Message:
-        return self.hear_with_fds(version)[0]
+    def hear(self) -> m.Message:
+        return self.hear_with_fds()[0]
 
-    def hear_with_fds(self, version: int = m.VERSION) -> tuple[m.Message, list[int]]:
+    def hear_with_fds(self) -> tuple[m.Message, list[int]]:
         header, fds = self._receive(HEADER_BYTES)
         body, late = self._receive(body_length(header))
         assert late == [], "descriptors have to come with the first byte of their frame, once"
-        return decode(body, version), fds
+        return decode(body), fds
 
     def _receive(self, size: int) -> tuple[bytes, list[int]]:
         data, fds = b"", array.array("i")
@@ -83,53 +83,49 @@ def serve(path: Path, script: Callable[[Agent], object]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_hello_settles_the_version(tmp_path: Path, version: int) -> None:
+def test_hello_settles_the_version(tmp_path: Path) -> None:
     heard: list[m.Message] = []
 
     def script(agent: Agent) -> None:
         heard.append(agent.hear())
-        agent.say(m.Welcome(version, BOOT, 7))
-        heard.append(agent.hear(version))
+        agent.say(m.Welcome(m.VERSION, BOOT, 7))
+        heard.append(agent.hear())
 
     thread = serve(tmp_path / "s", script)
     session = Session.connect(tmp_path / "s", PATIENCE_S)
-    assert (session.version, session.boot, session.number) == (version, BOOT, 7)
+    assert (session.version, session.boot, session.number) == (m.VERSION, BOOT, 7)
     session.save([SECTION], epoch=1, step=1)
     thread.join()
     session.close()
-    assert heard == [m.Hello(1, 3, "kvagent-python"), m.Save(1, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))]
+    assert heard == [
+        m.Hello(m.MIN_VERSION, m.VERSION, "kvagent-python"),
+        m.Save(1, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,)),
+    ]
 
 
-def test_transfers_are_said_in_version_3_only(ends: tuple[Session, Agent]) -> None:
+def test_transfers_are_said(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     session.offer(b"r/e/1", 32, 30_000)
     session.offered(b"r/e/1", 16)
     session.delivered(b"r/e/1")
-    heard = [agent.hear(3) for _ in range(3)]
+    heard = [agent.hear() for _ in range(3)]
     assert heard == [m.Offer(b"r/e/1", 32, 30_000), m.Offered(b"r/e/1", 16), m.Delivered(b"r/e/1")]
     for name, tokens, ttl_ms in ((b"", 32, 1), (b"n" * 257, 32, 1), (b"n", 32, 0), (b"n", 32, 600_001), (b"n", -1, 1)):
         with pytest.raises(Malformed):
             session.offer(name, tokens, ttl_ms)
-    session._stream.version = 2
-    with pytest.raises(Malformed, match="version 2"):
-        session.delivered(b"r/e/1")
 
 
-def test_what_is_kept_is_said_in_version_3_only(ends: tuple[Session, Agent]) -> None:
+def test_what_is_kept_is_said(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     hashes = [i.to_bytes(4, "big") for i in range(8193)]
     session.keep(1, hashes, 60_000, 5)
-    heard = [agent.hear(3) for _ in range(2)]
+    heard = [agent.hear() for _ in range(2)]
     assert heard == [
         m.Keep(1, 4, b"".join(hashes[:8192]), 60_000, 5), m.Keep(1, 4, hashes[8192], 60_000, 5)
     ]  # fmt: skip
     for pin_ms, ttl_ms in ((0, 0), (86_400_001, 0), (0, -1)):
         with pytest.raises(Malformed):
             session.keep(0, hashes[:1], pin_ms, ttl_ms)
-    session._stream.version = 2
-    with pytest.raises(Malformed, match="version 2"):
-        session.keep(0, hashes[:1], 1, 0)
 
 
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:

@@ -49,15 +49,15 @@ def present(fields: dict[str, Any], vector: dict[str, Any]) -> dict[str, Any]:
 @named(SESSION["messages"])
 def test_session_message(vector: dict[str, Any]) -> None:
     body = bytes.fromhex(vector["hex"])
-    message = decode(body, vector["version"])
+    message = decode(body)
     assert present(fields_of(message), vector) == vector["fields"]
-    assert encode(message, vector["version"]) == body
+    assert encode(message) == body
 
 
 @named(SESSION["malformed"])
 def test_session_malformed(vector: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        decode(bytes.fromhex(vector["hex"]), vector["version"])
+        decode(bytes.fromhex(vector["hex"]))
 
 
 def test_session_vectors_name_every_message() -> None:
@@ -68,7 +68,7 @@ def test_session_vectors_name_every_message() -> None:
 @pytest.mark.parametrize("space", SESSION["spaces"], ids=[space["register"] for space in SESSION["spaces"]])
 def test_space(space: dict[str, Any]) -> None:
     vector = next(one for one in SESSION["messages"] if one["name"] == space["register"])
-    register = decode(bytes.fromhex(vector["hex"]), vector["version"])
+    register = decode(bytes.fromhex(vector["hex"]))
     assert isinstance(register, m.Register)
     groups = [[group.block_tokens, group.window] for group in register.groups]
     canonical = pack([list(register.identity), register.shards, register.hash_tokens, groups])

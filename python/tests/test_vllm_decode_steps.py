@@ -6,8 +6,6 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from kvagent.errors import Busy
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.side import _decoding
@@ -64,23 +62,22 @@ def test_a_step_of_any_length_can_be_reported() -> None:
     assert read(steps.begin(0, 2e6)) == [(2**32 - 1, 2**32 - 1, 1)]
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_an_agent_that_cannot_take_steps_costs_nothing(version: int) -> None:
-    """One of an older version is not told; one whose socket is full loses the report."""
+def test_an_agent_that_cannot_take_steps_costs_nothing() -> None:
+    """One whose socket is full loses the report."""
     told: list[bytes] = []
 
     def refuse(steps: bytes) -> None:
         told.append(steps)
         raise Busy("full")
 
-    attachment = SimpleNamespace(session=SimpleNamespace(version=version, steps=refuse))
+    attachment = SimpleNamespace(session=SimpleNamespace(steps=refuse))
     link: Any = SimpleNamespace(current=lambda: attachment)
     sync = make_sync(None)
     worker = WorkerSide(link, sync.words, per_block=True, clock=sync.clock)
     for _ in range(2 * REPORT_STEPS + 1):
         worker.begin(StepPlan(decoding=1))
         worker.end(StepPlan())
-    assert len(told) == (0 if version == 2 else 2)
+    assert len(told) == 2
     sync.close()
 
 

@@ -58,8 +58,7 @@ class Form:
 class FakeSession:
     """A session that records what is sent."""
 
-    def __init__(self, version: int = 3) -> None:
-        self.version = version
+    def __init__(self) -> None:
         self.sent: list[tuple[Any, ...]] = []
         self.busy = False
         self.corked = 0
@@ -238,14 +237,6 @@ def test_a_refusal_is_asked_again_after_a_time(case: Case, monkeypatch: pytest.M
     assert case.asked[1] == asked[1] + 1
 
 
-def test_an_old_agent_is_asked_nothing() -> None:
-    case = Case()
-    case.agent.session = FakeSession(version=2)
-    assert not case.it.pending()
-    assert case.it.take() == []
-    assert case.agent.session.sent == []
-
-
 def test_an_engine_with_nothing_to_ask_is_woken_at_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be woken again as soon as it came to rest."""
     monkeypatch.setattr(publication, "time", SimpleNamespace(monotonic=lambda: 1000.0))
@@ -264,11 +255,6 @@ def test_an_engine_with_nothing_to_ask_is_woken_at_no_time(monkeypatch: pytest.M
     case.answer(state=2)
     assert not case.it.pending(), "it was refused"
     assert watched.pop() == (case.agent.session, publication.REFUSED_S)
-    case.agent.session = FakeSession(version=2)
-    case.agent.answers.clear()
-    case.it.take()
-    assert not case.it.pending(), "the agent knows no events"
-    assert watched.pop() == (case.agent.session, None)
 
 
 def request(blocks: int, **more: Any) -> Any:
@@ -433,7 +419,7 @@ def test_what_an_idle_engine_can_do_nothing_about_is_not_pending() -> None:
     session = AgentSession(link, Options())
     assert session.unread(), "a session to adopt"
     session._attachment = attachment
-    data = frame(encode(m.Pong(1), 3))
+    data = frame(encode(m.Pong(1)))
     for byte in data:
         assert not session.unread()
         there.send(bytes([byte]))

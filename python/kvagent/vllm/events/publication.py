@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
-from kvagent.messages import EVENTS_VERSION, EventKind, EventsState
+from kvagent.messages import EventKind, EventsState
 from kvagent.vllm.events.tokens import salt_of, unpacked
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Publication:
         """Handle that the session has changed, if it has. Called before tokens are said to a new
         one.
         """
-        session = self._supported()
+        session = self._agent.session
         if session is self._session:
             return
         self._session = session
@@ -205,7 +205,7 @@ class Publication:
         """Return whether a step has something to publish or to ask. If not, the waker wakes the
         engine as soon as there is.
         """
-        session = self._supported()
+        session = self._agent.session
         if self._agent.unread() or session is not self._session or self._leaving or self._agent.answers:
             return True
         asks = session is not None and not self._asked and not self._full
@@ -220,11 +220,6 @@ class Publication:
         """Stop waking the engine."""
         if self._waker is not None:
             self._waker.close()
-
-    def _supported(self) -> Session | None:
-        """Return the session if its agent knows events."""
-        session = self._agent.session
-        return session if session is not None and session.version >= EVENTS_VERSION else None
 
     def _publish(self, answer: BlockEvents) -> list[Any]:
         self._asked = 0

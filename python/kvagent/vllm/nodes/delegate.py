@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.lookups import Lookups
 
-VERSION = 2  # of the protocol, from which on saves can be revoked; an older agent is none
 _HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
 
 
@@ -167,7 +166,7 @@ class Delegate:
 
     def _facts(self) -> Facts | None:
         session = self._agent.session
-        if session is None or session.version < VERSION:
+        if session is None:
             return None
         return Facts(session.boot, session.number, session.epoch, self._agent.space, self._agent.job_blocks)
 

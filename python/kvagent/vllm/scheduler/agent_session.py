@@ -108,8 +108,8 @@ class AgentSession:
 
     @property
     def transfers(self) -> bool:
-        """Return whether there is an agent that knows transfers."""
-        return self._attachment is not None and self._attachment.session.version >= m.TRANSFERS_VERSION
+        """Return whether there is an agent, which knows of transfers."""
+        return self._attachment is not None
 
     @property
     def job_blocks(self) -> int:
@@ -235,7 +235,7 @@ class AgentSession:
         """
         if not hashes:
             return True
-        if self._attachment is not None and self._attachment.session.version >= m.KEEPS_VERSION:
+        if self._attachment is not None:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.keep(group, hashes, pin_ms, ttl_ms)
                 return True

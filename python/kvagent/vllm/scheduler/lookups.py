@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
-from kvagent.messages import TRANSFERS_VERSION
 from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ class Lookups:
 
         Busy if too many are in flight, Malformed for more hashes than a look-up may have.
         """
-        want = Want.READY if ready and self._attachment.session.version >= TRANSFERS_VERSION else Want.RESERVE
+        want = Want.READY if ready else Want.RESERVE
         return self._client.submit(self._request(want, tokens, own, hashes, wanted), math.inf)
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
@@ -136,7 +135,6 @@ class Lookups:
     def _request(
         self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None
     ) -> Request:  # fmt: skip
-        named = wanted if self._attachment.session.version >= TRANSFERS_VERSION else None
         return Request(
             version=self._attachment.session.version,
             space=self._attachment.registered.space,
@@ -147,9 +145,9 @@ class Lookups:
             deadline_us=int(self._age_s * 1e6),
             hash_len=len(hashes[0]),
             hashes=b"".join(hashes),
-            transfer=named.name if named else b"",
-            peer=named.peer if named else "",
-            early=int(named.early) if named else 0,
+            transfer=wanted.name if wanted else b"",
+            peer=wanted.peer if wanted else "",
+            early=int(wanted.early) if wanted else 0,
         )
 
     def _collect_probes(self) -> int:
@@ -293,9 +291,8 @@ class Promises:
             tracked.overdue = tracked.wanted is not None
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING, LookupStatus.READY) and answer.lease != 0
         ready = answer.status == LookupStatus.READY
-        other = answer.shared if answer.version >= TRANSFERS_VERSION else answer.tokens
         return self._answered(
-            tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready, answer.disk, other)
+            tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready, answer.disk, answer.shared)
         )
 
     def _unanswered(self, tracked: Tracked, now: float) -> Promise:

@@ -67,8 +67,6 @@ class Saves:
     blocks: Blocks
     tables: Tables
     revoke_now: Callable[[int], None] | None = None
-    revocable: bool = True
-    """Whether the agent supports revocation words."""
     watermark: int = 0
     """With lazy offload, how many blocks before its eviction a block is saved; 0: at once."""
     notes: bool = False
@@ -186,8 +184,6 @@ class Saves:
         Return their jobs; their blocks are free from the next step on.
         """
         revoked: list[int] = []
-        if not self.revocable:
-            return revoked
         for save in self._inflight.values():
             if save.pinned and (offers or not save.deliver) and (in_use or _holds(save.blocks)):
                 revoked.append(save.job)
@@ -197,7 +193,7 @@ class Saves:
     def revoke_overdue(self) -> list[int]:
         """Revoke the saves that have been in flight for too long."""
         overdue: list[int] = []
-        for save in self._inflight.values() if self.revocable else ():
+        for save in self._inflight.values():
             if save.since + HOLD_S > self.now:
                 break
             if save.pinned:

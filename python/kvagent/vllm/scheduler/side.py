@@ -465,7 +465,6 @@ class SchedulerSide:
         session = self._agent.session
         if session is None or self.saves is None or self.loads is None:
             return
-        self.saves.revocable = session.version > 1
         self.saves.batch.job_blocks = self.loads.job_blocks = self._agent.job_blocks
         self._schedule.clear()
         for tracked in self._tracked.values():

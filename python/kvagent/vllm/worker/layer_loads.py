@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from kvagent.messages import STAGES_VERSION
-
 if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
@@ -47,7 +45,7 @@ class LayerLoads:
         session = attachment.session
         parts = len(load.parts)
         words = self._words.get(load.job, [])
-        if self._broken or session.version < STAGES_VERSION or len(words) + len(self._free) < parts:
+        if self._broken or len(words) + len(self._free) < parts:
             return None
         if self._declared is not attachment:
             session.stages(self._off, len(self._landed), self._stages.segments)

@@ -93,7 +93,6 @@ def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAIL
 
 
 _OK = int(BlockStatus.OK)
-STEPS_VERSION = 3  # of the protocol, from which on decode steps are reported
 MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
 DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
@@ -455,8 +454,7 @@ class WorkerSide:
         session, event = attachment.session, self._clock.event(step)
         try:
             if isinstance(plan, SaveJob):
-                revoke = plan.revoke if session.version > 1 else m.NO_INDEX
-                return session.save(sections, epoch=plan.epoch, step=step, event=event, revoke=revoke)
+                return session.save(sections, epoch=plan.epoch, step=step, event=event, revoke=plan.revoke)
             if plan.sync and self._layers is not None:
                 number = self._layers.send(attachment, plan, sections, step=step, event=event)
                 if number is not None:
@@ -471,11 +469,9 @@ class WorkerSide:
             return BlockStatus.FAILED
 
     def _report_steps(self, steps: bytes) -> None:
-        """Tell the agent of decode steps; one that does not know them, or cannot take them now,
-        paces without them.
-        """
+        """Tell the agent of decode steps; one that cannot take them now paces without them."""
         attachment = self._attached()
-        if attachment is None or attachment.session.version < STEPS_VERSION:
+        if attachment is None:
             return
         with contextlib.suppress(Busy, SessionBroken, SessionEnded):
             attachment.session.steps(steps)
