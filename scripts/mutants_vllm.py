@@ -487,10 +487,10 @@ MUTANTS = [
         "        if tracked is None or (tracked.admitted and request.num_preemptions):\n            keyed",
         "not_promised_what_failed and True", "a resumed request counts as one never seen"),
     Mutant("the block table of a resumed request is not replaced (V1)", "scheduler/requests.py",
-        "            row: Sequence[Any] = self._rows[group].get(request, ())[begin:end]\n            return row\n",
-        "            now = self._rows[group].get(request, ())\n"
-        "            kept = vars(self).setdefault(request + str(group), [])\n            kept += now[len(kept) :]\n"
-        "            return kept[begin:end]\n",
+        "        blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]\n",
+        "        now = self._manager.get_blocks(request).blocks[group]\n"
+        "        blocks: list[Any] = vars(self).setdefault(request + str(group), [])\n"
+        "        blocks += now[len(blocks) :]\n        blocks = blocks[begin:end]\n",
         "new_blocks_hold and False", "a table that was not replaced"),
     Mutant("an agent that is late is given up", "scheduler/waits.py",
         "        self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)\n",
