@@ -100,6 +100,19 @@ func TestPrivateGenerationIsCollected(t *testing.T) {
 	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}
 	r := newRig(t, quickResets(tier.MinCollectAfter), withTiers(shared))
 	stored, named := uint64(0), pool.Fingerprint{}
+	shards, marks := 0, map[pool.Fingerprint]bool{}
+	look := func() {
+		shards = 0
+		clear(marks)
+		_ = store.List(t.Context(), func(k pool.Key, _ int64) bool { // a shelf has no errors
+			if k.Space == pool.UseMarks {
+				marks[pool.Fingerprint(k.Hash.Bytes[:16])] = true
+			} else {
+				shards++
+			}
+			return true
+		})
+	}
 	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
 		m := register("of " + generation)
 		m.Identity = append([]ipc.Pair{m.Identity[0], {Key: "generation", Value: generation}}, m.Identity[1:]...)
@@ -112,26 +125,19 @@ func TestPrivateGenerationIsCollected(t *testing.T) {
 		}
 		stored += 8
 		r.waitTier(stored)
+		if strings.HasPrefix(generation, "named:") {
+			pooltest.Until(t, "the named generation is marked as used", func() bool {
+				look()
+				return marks[named]
+			})
+		}
 		workers[0].close()
 		scheduler.close()
 	}
 	r.waitFor("the private generation is collected", func(s admin.Status) bool {
 		return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0
 	})
-	shards, marks := 0, map[pool.Fingerprint]bool{}
-	pooltest.Until(t, "the named generation is marked as used", func() bool {
-		shards = 0
-		clear(marks)
-		_ = store.List(t.Context(), func(k pool.Key, _ int64) bool { // a shelf has no errors
-			if k.Space == pool.UseMarks {
-				marks[pool.Fingerprint(k.Hash.Bytes[:16])] = true
-			} else {
-				shards++
-			}
-			return true
-		})
-		return marks[named]
-	})
+	look()
 	if shards != 16 {
 		t.Errorf("%d shards are left, want the 16 of generations that are not private", shards)
 	}
