@@ -16,6 +16,7 @@ from kvagent.messages import Group, Region, RegionKind, Role, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory
 from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -126,14 +127,15 @@ class SimulatedEngine:
         self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
         self.worker_link.wait(20)
         self.link.wait(20)
+        geometry = Geometry(self.groups, BLOCK, following=following)
+        engine = Engine(options=settings, geometry=geometry, saves=saves, engine_id=name)
         self.scheduler = SchedulerSide(
-            settings, Geometry(self.groups, BLOCK), 1, self.link, saves=saves,
-            generations=self.generations, engine_id=name, following=following,
-        )  # fmt: skip
+            settings, geometry, 1, self.link, saves=saves, generations=self.generations, joined=joined(engine)
+        )
         self.scheduler.bind(self)
         self.worker = WorkerSide(
             self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,
-            generation=generation, use_generation=self._use_generation, adapters=adapters,
+            generation=generation, use_generation=self._use_generation, guests=[adapters] if adapters else [],
         )  # fmt: skip
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.keys.adapters import Adapters
-from kvagent.vllm.plan import LoadedAdapter
 from kvagent.vllm.worker import adapters as loading
-from kvagent.vllm.worker.adapters import LoadedAdapters
+from kvagent.vllm.worker.adapters import LoadedAdapter, LoadedAdapters
 from tests.agent import AgentProcess, eventually
+from tests.sides import guest
 from tests.simulated import BLOCK, SimulatedEngine
 from tests.test_vllm_sides import load
 
@@ -204,7 +204,7 @@ def test_a_change_that_the_scheduler_does_not_know_of(
     write(tmp_path / "x", "new")
     engine.load_adapter(lora)
     step = engine.step((running, running.num_tokens))
-    assert [job.adapters for job in (*step.plan.saves, *step.plan.loads)] == [((1, 1),), ((1, 1),)]
+    assert [job.depends for job in (*step.plan.saves, *step.plan.loads)] == [((1, 1),), ((1, 1),)]
     results = step.results if step.results.received else engine.until_received(loading_one)
     assert results.bad_blocks == {block.block_id for block in engine.tables["loading"][:4]}
     engine.quiet()
@@ -253,7 +253,7 @@ def test_files_that_are_not_what_was_loaded(
     engine.save("one", "p", 4, 1, lora_request=lora)
     assert engine.scheduler.saves is not None
     assert (engine.scheduler.saves.counts.planned, engine.scheduler.counts.lookups) == (0, 0)
-    assert engine.scheduler._adapters.all() == ()
+    assert contents(guest(engine.scheduler, Adapters)) == ()
 
 
 @pytest.mark.parametrize("change", [gone, touched])
@@ -268,11 +268,11 @@ def test_files_that_change_during_or_just_before_a_load(
     soonest = max((state.changed for _, state in before), default=0) + loading.SETTLED_NS
     engine.adapters.loaded(engine, adapter(folder), before, soonest)  # before
     engine.adapters._thread.submit(int).result()
-    assert [one.digest for one in engine.adapters.take()] == [b"", b""]
+    assert [one.digest for one in engine.adapters.news()] == [b"", b""]
     if change is touched:
         settle(folder)
         engine.load_adapter(adapter(folder))
-        assert [bool(one.digest) for one in engine.adapters.take()] == [False, True]
+        assert [bool(one.digest) for one in engine.adapters.news()] == [False, True]
 
 
 def test_a_folder_that_is_another_during_the_load_only(engines: Callable[..., Engine], tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_folder_that_is_another_during_the_load_only(engines: Callable[..., En
     link.symlink_to(folders[0])
     blocked.over = True
     engine.adapters._thread.submit(int).result()
-    assert [one.digest for one in engine.adapters.take()] == [b""]
+    assert [one.digest for one in engine.adapters.news()] == [b""]
 
 
 def test_an_adapter_that_was_dropped_and_replaced(engines: Callable[..., Engine], tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_an_adapter_that_is_loaded_again_unchanged_stays_known(
     for _ in range(3):
         engine.load_adapter(lora)
         engine.step()
-    assert engine.scheduler._adapters.all() == ((1, 1),)
+    assert contents(guest(engine.scheduler, Adapters)) == ((1, 1),)
     engine.save("one", "p", 4, 1, lora_request=lora)
     assert agent.status()["blocks_stored"] == 4
 
@@ -404,6 +404,11 @@ def test_a_name_that_goes_to_another_adapter(engines: Callable[..., Engine], tmp
     assert engine.scheduler.blocks.is_stale(engine.pool.blocks[40])
 
 
+def contents(adapters: Adapters) -> tuple[tuple[int, int], ...]:
+    """Return the adapters whose content is known."""
+    return tuple((number, one.serial) for number, one in adapters._contents.items() if one.digest)
+
+
 def test_a_content_that_was_dropped_may_have_left_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvagent.vllm.keys.adapters.MAX_KNOWN", 1)
     adapters = Adapters(1)
@@ -418,11 +423,11 @@ def test_workers_that_have_loaded_different_contents() -> None:
     assert adapters.report(one) == ({1}, set(), False)
     assert adapters.report([LoadedAdapter(1, 1, digests[0])]) == (set(), set(), False)
     assert adapters.report([LoadedAdapter(1, 1, digests[1])]) == (set(), set(), False)
-    assert adapters.all() == ()
+    assert contents(adapters) == ()
     both = [LoadedAdapter(1, 2), LoadedAdapter(1, 2), *itertools.repeat(LoadedAdapter(1, 2, digests[2]), 2)]
     assert adapters.report(both) == ({1}, {1}, True), "blocks of the unknown content may be saved"
-    assert adapters.all() == ((1, 2),)
+    assert contents(adapters) == ((1, 2),)
     assert adapters.report([LoadedAdapter(1, 1, digests[0])] * 2) == (set(), set(), False), "an old content is back"
-    assert adapters.all() == ((1, 2),)
+    assert contents(adapters) == ((1, 2),)
     assert adapters.report([LoadedAdapter(1, 3)])[2]
-    assert adapters.all() == ()
+    assert contents(adapters) == ()

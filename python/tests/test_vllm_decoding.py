@@ -43,7 +43,7 @@ class Decoding:
 
     def _answered(self) -> bool:
         self.engine.quiet()
-        agent = self.engine.scheduler._agent
+        agent = self.engine.scheduler.agent
         lookups = agent.lookups
         assert lookups is not None
         return not (agent.awaited() or lookups.probing() or lookups.awaits_leases())
@@ -71,8 +71,10 @@ class Decoding:
         """Return how many blocks are saved if all requests end now: those that are filled, and
         those that the last step filled and checked.
         """
-        tracked = self.engine.scheduler._tracked
-        return sum(max(tracked[one.request_id].cursor[0], (one.num_tokens - 1) // BLOCK) for one in self.requests)
+        tracked = self.engine.scheduler.requests
+        return sum(
+            max(tracked[one.request_id].saving.cursor[0], (one.num_tokens - 1) // BLOCK) for one in self.requests
+        )
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_saves_in_flight_are_revoked_in_time_without_the_schedulers_session(
     attachment = engine.link.renew(hold=True)
     assert attachment is not None
     attachment.session.close()
-    eventually(lambda: (decoding.step(), engine.scheduler._agent.session is None)[1], "the end of the session")
+    eventually(lambda: (decoding.step(), engine.scheduler.agent.session is None)[1], "the end of the session")
     revokes = []
     for _ in range(4):
         clock.now += HOLD_S / 2

@@ -18,14 +18,15 @@ from kvagent.errors import Busy, Malformed, SessionEnded
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.events import publication, tokens
+from kvagent.vllm.events.engine import Said
 from kvagent.vllm.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
 from kvagent.vllm.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
 from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.scheduler.requests import Tracked
 from kvagent.wire import HEADER_BYTES, encode, frame
 from tests.agent import PATIENCE_S, eventually
+from tests.sides import running
 
 SIZE = 16
 GEOMETRY: Any = SimpleNamespace(
@@ -264,10 +265,8 @@ def request(blocks: int, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def tracked(made: Any) -> Tracked:
-    one = Tracked(made, bypass=False, cursor=[0, 0, 0], next_tokens=0)
-    one.events_extra = extra_of(made)
-    return one
+def tracked(made: Any) -> Said:
+    return Said(running(made, 3), extra_of(made))
 
 
 def test_tokens_are_said_of_whole_blocks() -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.messages import BlockStatus, Group
+from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler import lazy
-from kvagent.vllm.scheduler.requests import Blocks, Tracked
+from kvagent.vllm.scheduler.lazy import LazyBatch
+from kvagent.vllm.scheduler.requests import Blocks, Hurry, Tables, Tracked
 from kvagent.vllm.scheduler.saves import HOLD_S, Saves
+from tests.sides import running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -143,9 +146,9 @@ class Engine:
         self.blocks = Blocks(self.pool, pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
         tables: Any = self.pool
-        self.saves = Saves(geometry, 1, self.blocks, tables, revoke_now=lambda _: None, watermark=watermark)
-        assert self.saves.lazy is not None
-        self.lazy = self.saves.lazy
+        counts = SaveCounts()
+        self.lazy = LazyBatch(geometry, self.blocks, tables, counts, watermark)
+        self.saves = Saves(self.lazy, 1, self.blocks, counts, lambda _: None)
         self.now = 0.0
         self.steps = 0
         self.weights = 0
@@ -161,7 +164,9 @@ class Engine:
         request = SimpleNamespace(
             request_id=name, block_hashes=[self.key(prompt, i) for i in range(blocks)], num_tokens=blocks * BLOCK,
         )  # fmt: skip
-        return Tracked(request, False, [0], BLOCK, admitted=True, offer=offer)
+        tracked = running(request, tokens=BLOCK)
+        tracked.saving.hurry = Hurry.AWAITED if offer else Hurry.USUAL
+        return tracked
 
     def compute(self, name: str, prompt: str, blocks: int, *, hits: Sequence[Block] = (), **more: Any) -> Tracked:
         """Admit a request that finds its first blocks cached; compute and cache the others."""
@@ -177,7 +182,7 @@ class Engine:
         return tracked
 
     def note(self, tracked: Tracked) -> None:
-        if tracked.request.num_tokens >= tracked.next_tokens:
+        if tracked.request.num_tokens >= tracked.saving.next_tokens:
             self.lazy.add(tracked, tracked.request.num_tokens)
         self.lazy.pin()
 
@@ -279,7 +284,7 @@ def test_a_section_has_its_parent_and_begins_at_the_root() -> None:
     engine.lazy.collect()
     (run,) = engine.lazy.open
     assert list(run.hashes) == [engine.key("a", i) for i in range(22, 30)]
-    assert run.unsaved[0].parent == engine.key("a", 21)
+    assert run.notes[0].parent == engine.key("a", 21)
     assert run.section.count(engine.key("a", 21)) == 1, "the section does not name its parent"
 
 
@@ -325,7 +330,7 @@ def test_nothing_is_noted_after_a_reset() -> None:
     engine.serve("a", "a", 16)
     assert len(engine.lazy.unsaved) == 16
     assert engine.pool.reset_prefix_cache()
-    engine.lazy.clear_unsaved()
+    engine.lazy.clear()
     engine.serve("b", "b", 16)
     assert engine.saves.counts.missed == 0
 
@@ -413,7 +418,7 @@ def test_blocks_that_vllm_does_not_cache_are_saved_at_once() -> None:
     engine.note(tracked)
     engine.step()
     assert engine.stored == [engine.key("a", 2), engine.key("a", 3)]
-    assert tracked.cursor == [6]
+    assert tracked.saving.cursor == [6]
 
 
 def test_blocks_that_are_filled_one_by_one_are_noted_like_others() -> None:
@@ -423,10 +428,10 @@ def test_blocks_that_are_filled_one_by_one_are_noted_like_others() -> None:
     tracked.request.block_hashes, hashes = [], tracked.request.block_hashes
     for tokens in range(1, 20 * BLOCK + 1):
         tracked.request.block_hashes = hashes[: tokens // BLOCK]
-        if tokens >= tracked.next_tokens:
+        if tokens >= tracked.saving.next_tokens:
             single.lazy.add(tracked, tokens)
-        assert tracked.cursor == [tokens // BLOCK]
-        assert tracked.next_tokens == (tokens // BLOCK + 1) * BLOCK
+        assert tracked.saving.cursor == [tokens // BLOCK]
+        assert tracked.saving.next_tokens == (tokens // BLOCK + 1) * BLOCK
     assert single.lazy.unsaved == whole.lazy.unsaved
     assert len(whole.lazy.unsaved) == 20
 
@@ -543,11 +548,15 @@ def test_random_runs_save_what_they_evict(times: int) -> None:
 def test_the_watermark_is_at_least_what_two_steps_take() -> None:
     geometry = Geometry((Group(16, 64), Group(32, 64)), 16)
     options = Options(offload="lazy", watermark_percent=10)
-    assert lazy.watermark(options, geometry, 0, 1000) == 100
-    assert lazy.watermark(options, geometry, 1024, 1000) == 2 * (64 + 32)
-    assert lazy.watermark(options, geometry, 8192, 1000) == 500
-    assert lazy.watermark(options, geometry, 0, 5) == 1
-    assert lazy.watermark(Options(), geometry, 1024, 1000) == 0
+
+    def watermark(step_tokens: int, blocks: int) -> int:
+        made = lazy.batch_of(options, geometry, step_tokens)
+        return made(geometry, Blocks(Pool(blocks), 0.05), Tables(), SaveCounts())._watermark
+
+    assert watermark(0, 1000) == 100
+    assert watermark(1024, 1000) == 2 * (64 + 32)
+    assert watermark(8192, 1000) == 500
+    assert watermark(0, 5) == 1
 
 
 def test_options() -> None:

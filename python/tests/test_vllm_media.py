@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvagent.vllm.keys import media
 from kvagent.vllm.keys.media import Keyed, Media, Unhashable, content_digest
+from tests.sides import side_of
+
+if TYPE_CHECKING:
+    from kvagent.vllm.scheduler.side import SchedulerSide
 
 
 class Item(dict[str, Any]):
@@ -26,8 +30,19 @@ def request(*features: Any, hashes: int = 4) -> Any:
     return SimpleNamespace(mm_features=list(features), block_hashes=[bytes([i]) * 32 for i in range(hashes)], name="r")
 
 
+def engine(how: str = "content") -> SchedulerSide:
+    return side_of(Media(how, 16))
+
+
+def keyed(side: SchedulerSide, one: Any) -> Any | None:
+    """Return a request that arrives with its keys; None if it is neither saved nor loaded."""
+    one.request_id = str(len(side.requests))
+    tracked = side._track(one)
+    return None if tracked.barred else tracked.request
+
+
 def keys(*features: Any, how: str = "content") -> list[bytes] | None:
-    kept = Media(how, 16).request(request(*features))
+    kept = keyed(engine(how), request(*features))
     return None if kept is None else list(kept.block_hashes)
 
 
@@ -54,18 +69,18 @@ def test_keys_go_by_content_from_the_first_item_on() -> None:
 
 def test_keys_grow_with_the_request() -> None:
     one = request(feature([1]), hashes=2)
-    keyed = Media("content", 16).request(one)
-    assert isinstance(keyed, Keyed)
-    assert keyed.name == "r"
-    first = list(keyed.block_hashes)
+    kept = keyed(engine(), one)
+    assert isinstance(kept, Keyed)
+    assert kept.name == "r"
+    first = list(kept.block_hashes)
     one.block_hashes.append(b"x" * 32)
-    assert keyed.block_hashes[:2] == first
-    assert len(keyed.block_hashes) == 3
+    assert kept.block_hashes[:2] == first
+    assert len(kept.block_hashes) == 3
     del one.block_hashes[1:]
-    assert keyed.block_hashes == first[:1]
+    assert kept.block_hashes == first[:1]
     one.mm_features.append(feature([2], "late", 17))
     one.block_hashes.append(b"y" * 32)
-    assert keyed.block_hashes == first[:1], "of an item that came later nothing is known"
+    assert kept.block_hashes == first[:1], "of an item that came later nothing is known"
 
 
 def test_a_content_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,39 +91,42 @@ def test_a_content_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return content_digest(modality, data)
 
     monkeypatch.setattr(media, "content_digest", digest)
-    kept, again = Media("content", 16), feature([1])
+    kept, again = engine(), feature([1])
     for _ in range(3):
-        assert kept.request(request(again)) is not None
+        assert keyed(kept, request(again)) is not None
     assert len(hashed) == 1
 
 
 def test_a_name_with_two_contents_is_of_no_use_any_more() -> None:
-    kept = Media("content", 16)
+    kept = engine()
     first, second = feature([1]), feature([2])
-    assert kept.request(request(first)) is not None
-    assert kept.request(request(second, feature([1], "b"))) is None
-    assert kept.newly_ambiguous == {"a"}
-    assert kept.request(request(first)) is None
-    assert kept.request(request(feature([1], "b"))) is not None
-    assert kept.request(request(feature(None, "b"))) is None, "what is not here may be anything"
-    assert kept.request(request(feature([1], "b"))) is None
+    assert keyed(kept, request(first)) is not None
+    assert keyed(kept, request(second, feature([1], "b"))) is None
+    assert [bool(one.barred) for one in kept.requests.values()] == [True, True], "the first one goes on"
+    assert keyed(kept, request(first)) is None
+    assert keyed(kept, request(feature([1], "b"))) is not None
+    assert keyed(kept, request(feature(None, "b"))) is None, "what is not here may be anything"
+    assert keyed(kept, request(feature([1], "b"))) is None
 
 
 def test_too_many_such_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media, "MAX_NAMES", 2)
-    kept = Media("content", 16)
+    kept = engine()
     for name in "abc":
         for content in ([1], [2]):
-            kept.request(request(feature(content, name)))
-    assert kept.request(request(feature([1], "d"))) is None
-    assert kept.request(request()) is not None
+            keyed(kept, request(feature(content, name)))
+    assert keyed(kept, request(feature([1], "d"))) is None
+    assert keyed(kept, request()) is not None
 
 
 def test_a_session_that_may_see_items_later_is_left_alone() -> None:
     session = SimpleNamespace(mm_features=[], block_hashes=[], resumable=True)
-    assert Media("content", 16).request(session) is None
-    assert Media("content", 16, multimodal=False).request(session) is session
-    assert Media("trust", 16).request(session) is session
+    assert keyed(engine(), session) is None
+    assert keyed(side_of(Media("content", 16, multimodal=False)), session) is session
+    trusted = side_of(answered=frozenset({"mm_features"}))
+    assert keyed(trusted, session) is session
+    assert keyed(trusted, request(feature([1]))) is not None
+    assert keyed(side_of(), request(feature([1]))) is None, "nothing keys it"
 
 
 def test_contents() -> None:

@@ -55,14 +55,14 @@ class ChangingEngine(SimulatedEngine):
     def epoch(self) -> int:
         """Run a step, and return the epoch that the scheduler knows."""
         self.step()
-        session = self.scheduler._agent.session
+        session = self.scheduler.agent.session
         assert session is not None
         return session.epoch
 
     def there(self) -> bool:
         """Run a step. Return whether all parts are registered at the running agent."""
         self.step()
-        mine, workers = self.scheduler._agent.session, self.worker_link.current()
+        mine, workers = self.scheduler.agent.session, self.worker_link.current()
         if mine is None or workers is None:
             return False
         asked = self._agent.connect()

@@ -15,20 +15,24 @@ from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
+from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.link import Attachment
 from kvagent.vllm.nodes.delegate import Delegate
 from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
-from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News, Orders, Question, Target
+from kvagent.vllm.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
 from kvagent.vllm.nodes.placement import Part
 from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
-from kvagent.vllm.plan import Report
+from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.scheduler.side import SchedulerSide
 from tests.simulated import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvagent.vllm.nodes.lookups import JointLookups
+    from kvagent.vllm.scheduler.agent_session import AgentSession
 
 HERE, THERE = b"h" * 16, b"t" * 16
 HASHES = [bytes([i]) * 32 for i in range(4)]
@@ -69,16 +73,28 @@ class Link:
         self.attachment = Attachment(session, Registered(1, 0, "", b"space here".ljust(16), 1, "/none"))
 
 
+def hear(joint: JointSession, news: Sequence[News]) -> None:
+    joint.hear(Report(news={NODES: tuple(news)}))
+
+
+def orders_of(session: AgentSession) -> Orders | None:
+    """Return what the next plan tells the delegates."""
+    plan = StepPlan()
+    session.tell(plan)
+    found: Orders | None = plan.told.get(NODES)
+    return found
+
+
 def begun(*, parts: int = 2, options: Options | None = None) -> tuple[JointSession, Link]:
     """Return a joint session that is there."""
     link: Any = Link()
     joint = JointSession(link, options or Options(), parts)
     joint.poll()
     assert not there(joint)
-    joint.hear([replace(NEWS, part=part) for part in joint.others])
+    hear(joint, [replace(NEWS, part=part) for part in joint.others])
     change = joint.poll()
     assert (change.began, change.ended) == (True, False)
-    assert joint.orders() is None, "nobody has anything to do"
+    assert orders_of(joint) is None, "nobody has anything to do"
     return joint, link
 
 
@@ -92,7 +108,7 @@ def there(joint: JointSession) -> bool:
 def asked(joint: JointSession) -> tuple[JointLookups, Any]:
     lookups: Any = joint.lookups
     ticket = lookups.ask(65, 0, HASHES)
-    orders = joint.orders()
+    orders = orders_of(joint)
     assert orders is not None
     (question,) = orders.questions
     assert (question.hashes, question.hash_len) == (b"".join(HASHES), 32)
@@ -102,31 +118,31 @@ def asked(joint: JointSession) -> tuple[JointLookups, Any]:
 
 def answer(joint: JointSession, ticket: Any, **more: Any) -> None:
     answered = Answered(ticket.number, **({"tokens": 64, "lease": 30} | more))
-    joint.hear([replace(NEWS, answers=(answered,))])
+    hear(joint, [replace(NEWS, answers=(answered,))])
 
 
 def test_it_is_there_while_all_sessions_are() -> None:
     joint, link = begun(parts=3)
     assert joint.targets() == (Target(THERE, 1, b"space there", 0),) * 2
     assert joint.job_blocks == 100
-    joint.hear([replace(NEWS, part=2, session=None)])
+    hear(joint, [replace(NEWS, part=2, session=None)])
     assert not there(joint)
     assert link.made == 2, "the own session goes on, and its leases"
-    assert joint.orders() == Orders(FIRST + 1, 0)
+    assert orders_of(joint) == Orders(FIRST + 1, 0)
     assert joint.poll().ended
     both = [replace(NEWS, part=part) for part in joint.others]
-    joint.hear(both)
+    hear(joint, both)
     assert not joint.poll().began, "sessions of the incarnation before"
-    joint.hear([replace(one, incarnation=FIRST + 1) for one in both])
+    hear(joint, [replace(one, incarnation=FIRST + 1) for one in both])
     assert joint.poll().began
 
 
 def test_another_session_of_a_delegate_is_another_incarnation() -> None:
     joint, link = begun()
-    joint.hear([replace(NEWS, session=replace(FACTS, epoch=2))])
+    hear(joint, [replace(NEWS, session=replace(FACTS, epoch=2))])
     assert there(joint)
     assert joint.targets()[0].epoch == 2
-    joint.hear([replace(NEWS, session=replace(FACTS, number=8))])
+    hear(joint, [replace(NEWS, session=replace(FACTS, number=8))])
     assert not there(joint)
     assert link.made == 2
 
@@ -136,7 +152,7 @@ def test_the_end_of_the_own_session_ends_the_others() -> None:
     link.lost(link.attachment)
     change = joint.poll()
     assert (change.ended, change.began) == (True, False)
-    assert joint.orders() == Orders(FIRST + 1, 0)
+    assert orders_of(joint) == Orders(FIRST + 1, 0)
     assert joint.awaits_leases() is False
 
 
@@ -144,14 +160,14 @@ def test_an_abandoned_question_gives_its_leases_back() -> None:
     joint, _ = begun(parts=3)
     lookups, ticket = asked(joint)
     answer(joint, ticket)
-    assert joint.orders() is None
+    assert orders_of(joint) is None
     lookups.abandon(ticket)
-    orders = joint.orders()
+    orders = orders_of(joint)
     assert orders is not None
     assert orders.releases == ((1, 30),)
     assert joint.awaits_leases(), "the other one may still answer"
-    joint.hear([replace(NEWS, part=2, answers=(Answered(ticket.number, 64, 31),))])
-    orders = joint.orders()
+    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.number, 64, 31),))])
+    orders = orders_of(joint)
     assert orders is not None
     assert orders.releases == ((2, 31),)
     assert not joint.awaits_leases()
@@ -162,7 +178,7 @@ def test_the_own_agent_is_asked_for_no_more_than_the_least() -> None:
     lookups, ticket = asked(joint)
     answer(joint, ticket, tokens=64, lease=30)
     assert lookups.answer(ticket, first=False) is None, "the third node has not answered"
-    joint.hear([replace(NEWS, part=2, answers=(Answered(ticket.number, 32, 31),))])
+    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.number, 32, 31),))])
     sent: list[Any] = []
     found = Answer(3, LookupStatus.HIT, 32, 5, HERE)
     client: Any = SimpleNamespace(
@@ -197,12 +213,12 @@ def test_all_leases_of_a_hit_are_released_as_one() -> None:
     joint.hold(5, {1: 30})
     assert joint.targets(5)[0].lease == 30
     joint.release(5, HERE)
-    orders = joint.orders()
+    orders = orders_of(joint)
     assert orders is not None
     assert orders.releases == ((1, 30),)
     assert link.released == [5]
     joint.release(5, HERE)
-    assert joint.orders() is None, "it is released once"
+    assert orders_of(joint) is None, "it is released once"
 
 
 def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
@@ -210,7 +226,7 @@ def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
     joint, link = begun()
     joint.hold(5, {1: 30})
     joint.release(5, b"l" * 16)
-    assert joint.orders() is None
+    assert orders_of(joint) is None
     assert joint.targets(5)[0].lease == 30
     assert link.released == []
 
@@ -234,10 +250,10 @@ def test_a_lost_answer_costs_no_steps_without_end() -> None:
     lookups, ticket = asked(joint)
     lookups.abandon(ticket)
     joint.reset()
-    assert joint.orders() == Orders(FIRST, 1)
+    assert orders_of(joint) == Orders(FIRST, 1)
     assert joint.awaits_leases()
     ticket.since -= 100.0
-    assert joint.orders() == Orders(FIRST + 1, 1)
+    assert orders_of(joint) == Orders(FIRST + 1, 1)
     assert not joint.awaits_leases()
 
 
@@ -245,12 +261,12 @@ def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
     joint, _ = begun()
     assert joint.reset()
     assert not there(joint)
-    assert joint.orders() == Orders(FIRST, 1)
-    joint.hear([NEWS])
+    assert orders_of(joint) == Orders(FIRST, 1)
+    hear(joint, [NEWS])
     assert not joint.poll().began, "it has not reset"
-    joint.hear([replace(NEWS, resets=1, session=None)])
+    hear(joint, [replace(NEWS, resets=1, session=None)])
     assert not joint.poll().began
-    joint.hear([replace(NEWS, resets=1)])
+    hear(joint, [replace(NEWS, resets=1)])
     assert joint.poll().began
 
 
@@ -259,32 +275,35 @@ def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
     joint, link = begun()
     joint.hold(5, {1: 30})
     assert joint.reset()
-    assert joint.orders() == Orders(FIRST, 1)
-    joint.hear([replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
+    assert orders_of(joint) == Orders(FIRST, 1)
+    hear(joint, [replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
     assert link.made == 2
     joint.poll()
     assert not there(joint)
     joint.release(5, HERE)
-    assert joint.orders() == Orders(FIRST + 1, 1)
+    assert orders_of(joint) == Orders(FIRST + 1, 1)
 
 
 def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> None:
     """Before the next step, in which the scheduler polls."""
     link: Any = Link()
-    side = SchedulerSide(Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16), 2, link, saves=True, parts=2)
+    options, geometry = Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16)
+    side = SchedulerSide(
+        options, geometry, 2, link, saves=True, joined=joined(Engine(options=options, geometry=geometry, parts=2))
+    )
     side.bind(SimpleNamespace(block_pool=Pool(8)))
     side._poll_agent()
-    side.report(Report(news=(NEWS,)))
+    side.report(Report(news={NODES: (NEWS,)}))
     side._poll_agent()
     request = SimpleNamespace(request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES)
     assert side.matched(request, 0) == (None, False)
-    orders = side._agent.orders()
+    orders = orders_of(side.agent)
     assert orders is not None
     answered = Answered(orders.questions[0].number, 64, 30)
-    side.report(Report(news=(replace(NEWS, answers=(answered,)),)))
-    side.report(Report(news=(replace(NEWS, reset=True),)))
+    side.report(Report(news={NODES: (replace(NEWS, answers=(answered,)),)}))
+    side.report(Report(news={NODES: (replace(NEWS, reset=True),)}))
     side.finished(request, normally=False)
-    orders = side._agent.orders()
+    orders = orders_of(side.agent)
     assert orders is not None
     assert orders.releases == ((1, 30),)
 
@@ -293,7 +312,7 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
 def test_a_reset_elsewhere_is_heard_of_in_any_incarnation(incarnation: int) -> None:
     """A delegate tells it once. Until it is handled, nothing promised before is loaded."""
     joint, _ = begun()
-    joint.hear([replace(NEWS, incarnation=incarnation, reset=True)])
+    hear(joint, [replace(NEWS, incarnation=incarnation, reset=True)])
     assert not there(joint)
     assert joint.poll().reset
     assert there(joint)
@@ -303,7 +322,7 @@ def test_a_reset_elsewhere_is_heard_of_in_any_incarnation(incarnation: int) -> N
 def test_a_reset_does_not_hide_an_end() -> None:
     """Nobody would abandon the question to the own agent, whose answer has a lease."""
     joint, link = begun()
-    joint.hear([replace(NEWS, session=None, reset=True)])
+    hear(joint, [replace(NEWS, session=None, reset=True)])
     assert link.made == 2, "the own session goes on, and its leases"
     change = joint.poll()
     assert (change.ended, change.began, change.reset) == (True, False, True)
@@ -333,7 +352,7 @@ def test_hashes_in_a_plan_are_bounded() -> None:
         lookups.ask(65, 0, hashes)
     with pytest.raises(Busy):
         lookups.ask(65, 0, HASHES)
-    orders = joint.orders()
+    orders = orders_of(joint)
     assert orders is not None
     assert len(orders.questions) == 2
     lookups.ask(65, 0, hashes)
@@ -351,9 +370,9 @@ def test_questions_are_bounded() -> None:
 def test_an_agent_elsewhere_that_stands_still_counts() -> None:
     joint, _ = begun()
     assert not joint.awaited()
-    joint.hear([replace(NEWS, stopped=True)])
+    hear(joint, [replace(NEWS, stopped=True)])
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (True, True, True)
-    joint.hear([NEWS])
+    hear(joint, [NEWS])
     assert (joint.awaited(), joint.pinging(), joint.stopped(0.0)) == (False, False, False)
 
 
@@ -363,7 +382,9 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     session: Any = link.attachment.session
     session.start_ping = lambda: None
     delegate = Delegate(link, Options(), 1, tuple)
-    delegate.begin(None, busy=False, idle=False)
+    side: Any = SimpleNamespace(busy=lambda: False)
+    delegate.join(side)
+    delegate.begin(StepPlan())
     lookups: Any = delegate._agent.lookups
     ticket, abandoned = object(), list[Any]()
     lookups._client = SimpleNamespace(
@@ -372,14 +393,14 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     )  # fmt: skip
     question = Question(1, 65, 0, 32, b"".join(HASHES))
     delegate._age_s = math.inf
-    delegate.begin(Orders(FIRST, 0, questions=(question,)), busy=False, idle=False)
+    delegate.begin(StepPlan(told={NODES: Orders(FIRST, 0, questions=(question,))}))
     delegate.poll()
-    assert [news.answers for news in delegate.take()] == [()]
+    assert [news.answers for news in delegate.news()] == [()]
     session.pinging = True
     delegate._agent.liveness.heard(-math.inf)
-    delegate.begin(None, busy=False, idle=False)
+    delegate.begin(StepPlan())
     delegate.poll()
-    (news,) = delegate.take()
+    (news,) = delegate.news()
     assert (news.stopped, news.answers) == (True, (Answered(1, 0, 0, lost=True),))
     assert abandoned == [ticket], "a lease may still come"
 
@@ -387,7 +408,7 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
 def test_the_own_agent_may_stand_still_while_another_is_away() -> None:
     """Loads in flight are given up then."""
     joint, link = begun()
-    joint.hear([replace(NEWS, session=None)])
+    hear(joint, [replace(NEWS, session=None)])
     joint.poll()
     assert not there(joint)
     session: Any = link.attachment.session

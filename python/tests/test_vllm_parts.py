@@ -33,10 +33,10 @@ from kvagent.vllm.geometry import (
 )
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.nodes import placement, rules
-from kvagent.vllm.nodes.orders import Target
+from kvagent.vllm.nodes.orders import Target, localized
 from kvagent.vllm.nodes.placement import elsewhere
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo, localized
+from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups

@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvagent.vllm.scheduler.requests import Tracked
+from kvagent.vllm.scheduler.requests import Phase, Tracked
 from kvagent.vllm.scheduler.save_plan import DECODE_TOKENS, RUN_STEPS, SEND_STEPS, SaveSchedule
 from kvagent.vllm.worker.sync import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
+from tests.sides import running
 
 
 def requests(count: int) -> dict[str, Tracked]:
-    return {
-        f"{i}": Tracked(SimpleNamespace(request_id=f"{i}"), False, [0], 16, admitted=True) for i in range(count)
-    }  # fmt: skip
+    return {f"{i}": running(SimpleNamespace(request_id=f"{i}")) for i in range(count)}
 
 
 @pytest.mark.parametrize("count", [1, 5, 16, 100, 256])
@@ -36,7 +35,7 @@ def test_each_request_has_a_turn_in_a_run_of_steps(count: int) -> None:
 
 def test_what_computes_a_part_of_a_prompt_is_looked_at_at_once() -> None:
     schedule, some = SaveSchedule(), requests(3)
-    some["2"].admitted = False
+    some["2"].phase = Phase.NONE
     schedule.step({"0": DECODE_TOKENS, "1": DECODE_TOKENS + 1, "2": DECODE_TOKENS + 1, "other": 100}, some, 0)
     assert schedule.take() == [some["1"]]
     assert not schedule.ready()

@@ -16,24 +16,25 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.lookup import Answer, LookupStatus
-from kvagent.packing import Packed
 from kvagent.registration import Registration
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
-from kvagent.vllm.plan import Report, SaveJob
+from kvagent.vllm.plan import LoadJob, Report
 from kvagent.vllm.scheduler.lookups import Promises
-from kvagent.vllm.scheduler.requests import Tracked
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
+from tests.sides import running
 from tests.simulated import BLOCK, SimulatedEngine
 from tests.test_session import Agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from kvagent.vllm.scheduler.requests import Tracked
 
 ANSWER_S = 5.0  # for calls that take microseconds; those that wait for a stopped agent wait longer
 
@@ -129,7 +130,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     assert engine.holds(request, 3, 40)
     assert engine.scheduler.counts.loads_failed == 1
     # A failed load is not promised again to that request.
-    engine.scheduler._tracked["b"].load = 0
+    engine.scheduler.requests["b"].load = 0
     assert engine.matched(request) == 40 * BLOCK
 
 
@@ -140,7 +141,7 @@ def test_a_load_that_ranks_give_up_one_after_the_other_is_late_once(
     engine.save("a", "p", 3, 1)
     request = engine.request("b", "p", 3)
     engine.admit(request, engine.matched(request))
-    job = engine.scheduler._tracked["b"].load
+    job = engine.scheduler.requests["b"].load
     for _ in range(2):
         engine.scheduler.report(Report(late={job}))
     assert engine.scheduler.counts.loads_late == 1
@@ -362,7 +363,7 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     with monkeypatch.context() as held:
         held.setattr(engine.sync.clock, "end", running.append)
         engine.step((request, request.num_tokens))
-        session = engine.scheduler._agent.session
+        session = engine.scheduler.agent.session
         assert session is not None
         pings: list[float] = []
         start_ping = session.start_ping
@@ -488,12 +489,12 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
     assert saves is not None
     assert blocks is not None
     assert blocks.saving == 4
-    epoch = engine.scheduler._agent._epoch
+    epoch = engine.scheduler.agent._epoch
     other.scheduler.reset()
 
     def heard() -> bool:
         engine.scheduler._poll_agent()  # as for a request that comes
-        return engine.scheduler._agent._epoch > epoch
+        return engine.scheduler.agent._epoch > epoch
 
     eventually(heard, "the reset")
     assert blocks.saving == 0
@@ -538,7 +539,7 @@ def test_a_reset_that_the_agent_does_not_hear_is_no_failure_and_is_done_before_a
     engine.scheduler.reset()
     agent.thaw()
     monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.RESET_S", 20)
-    eventually(lambda: (engine.step(), engine.scheduler._agent.session)[1], "the next session")
+    eventually(lambda: (engine.step(), engine.scheduler.agent.session)[1], "the next session")
     assert engine.matched(engine.request("b", "p", 4)) == 0
     assert agent.status()["blocks_stored"] == 0
     engine.save("c", "p", 4, 7)
@@ -879,7 +880,7 @@ def promises(lookups: _Lookups, **options: Any) -> tuple[Promises, Tracked, Coun
     made = Promises(
         agent, Geometry((m.Group(BLOCK, 64),), BLOCK), chosen, counts, LookupWaits(chosen), lambda _, __: False
     )  # fmt: skip
-    return made, Tracked(request, False, [0], BLOCK), counts, released
+    return made, running(request), counts, released
 
 
 def answer(status: int, tokens: int = 0, lease: int = 0) -> Answer:
@@ -911,7 +912,7 @@ def test_an_answer_is_kept_for_a_while_and_then_asked_again() -> None:
     assert released == [5]
     assert made.promise(tracked, 16, 13.1) == 32  # the engine has more than it had
     assert lookups.asked == 2
-    tracked.fail([tracked.request.block_hashes[1]], 13.1)
+    tracked.asking.fail([tracked.request.block_hashes[1]], 13.1)
     assert made.promise(tracked, 0, 15.2) == 16
     assert released == [5, 6]
 
@@ -923,7 +924,7 @@ def test_a_question_that_is_given_up_is_abandoned_and_a_lost_one_is_a_miss() -> 
     assert made.promise(tracked, 0, 1.1) == 0
     assert counts.lookups_unanswered == 1
     made.forget(tracked)
-    assert tracked.ticket is None
+    assert tracked.asking.ticket is None
 
 
 def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
@@ -938,7 +939,7 @@ def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     lost: list[object] = []
     monkeypatch.setattr(engine.worker_link, "lost", lost.append)
     for boot, want in ((before.session.boot, 0), (b"next", 0), (before.session.boot, 0), (b"next", 0), (b"next", 1)):
-        engine.worker._submit(SaveJob(1 << 40, boot, 0, 0, Packed(b"", 0), b""), ())  # of no parts: nothing is sent
+        engine.worker.submit(LoadJob(1 << 40, boot, 0, "", 0, 0.0, (), b""), 1)  # of no parts: nothing is sent
         assert len(lost) == want, f"{boot!r}"
     assert lost == [before]
     assert engine.worker._sessions == [before], "its end is not listened to, which is the fence of its jobs"

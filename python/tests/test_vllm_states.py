@@ -11,18 +11,17 @@ from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.options import Options
+from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
-from kvagent.vllm.scheduler.lookups import most_tokens
-from kvagent.vllm.scheduler.requests import Blocks, Promise, StaleRequests, Tables, Tracked
-from kvagent.vllm.scheduler.save_plan import SaveBatch
+from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.waits import Rate
 from kvagent.vllm.state_rules import check_states
-from kvagent.vllm.transfer_names import Wanted
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
+from tests.sides import running, side_of
 from tests.simulated import BLOCK, Block, Pool
 from tests.test_vllm_parts import _Tensor
 
@@ -34,7 +33,7 @@ def request(tokens: int = 10 * BLOCK, prompt: int = 5 * BLOCK) -> Tracked:
     asked = SimpleNamespace(
         request_id="one", block_hashes=chain("one", tokens // BLOCK), num_tokens=tokens, num_prompt_tokens=prompt
     )
-    return Tracked(asked, False, [0, 0], BLOCK, admitted=True)
+    return running(asked, 2)
 
 
 def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool = True) -> list[tuple[int, bytes]]:
@@ -42,11 +41,16 @@ def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool 
     pool = Pool(64)
     for block in pool.blocks:
         block.block_hash = b"hashed"
-    blocks = Blocks(pool, 0.5)
-    batch = SaveBatch(GEOMETRY, blocks, Tables())
+    side = side_of(States(GEOMETRY), geometry=GEOMETRY, pool=pool)
+    side.short = lambda: False  # type: ignore[method-assign]
+    side.requests["one"] = tracked
+    if not decode:
+        tracked.saving.most = tracked.request.num_prompt_tokens
     state = SimpleNamespace(boundary_state_offloads={"one": handed, "another": [(1, 9, BLOCK)]})
-    States(GEOMETRY, blocks).add(batch, state, {"one": tracked}, decode=decode)
-    runs = batch.take_all()
+    (states,), output = side.guests, SimpleNamespace(kv_connector_block_state=state, preempted_req_ids=None)
+    states.planned(StepPlan(), output, 0.0)
+    assert side.saves is not None
+    runs = side.saves.batch.take_all()
     assert all(run.group == 1 and pool.blocks[run.blocks[0].block_id].ref_cnt == 2 for run in runs)
     return [(run.blocks[0].block_id, run.hashes[0]) for run in runs]
 
@@ -68,11 +72,13 @@ def test_what_is_no_new_state_is_not_saved(handed: tuple[int, int, int]) -> None
     assert added(tracked, [handed]) == []
 
 
-@pytest.mark.parametrize("field", ["stale", "no_save", "unkeyed", "bypass"])
-def test_a_request_that_is_not_saved_saves_no_states(field: str) -> None:
+@pytest.mark.parametrize("why", ["stale", "its own switch", "barred", "not running"])
+def test_a_request_that_is_not_saved_saves_no_states(why: str) -> None:
     tracked = request()
-    setattr(tracked, field, True)
-    tracked.admitted = field != "bypass"
+    tracked.stale = why == "stale"
+    tracked.saving.most = 0 if why == "its own switch" else NO_LIMIT
+    tracked.barred.update([why] * (why == "barred"))
+    tracked.phase = Phase.NONE if why == "not running" else Phase.RUNNING
     assert added(tracked, [(1, 7, 3 * BLOCK)]) == []
 
 
@@ -91,7 +97,7 @@ def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int
     side.new_weights()
     admitted = request().request
     side.allocated(admitted, SimpleNamespace(blocks=[[pool.blocks[9]], [pool.blocks[10]]]), 0)
-    assert side._tracked["one"].stale == (stale and hash_tokens < BLOCK)
+    assert side.requests["one"].stale == (stale and hash_tokens < BLOCK)
     side.close()
 
 
@@ -126,7 +132,9 @@ def planned(table: list[Block], tokens: int) -> Any:
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
     loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate())
     full = [Block(i) for i in range(1, 11)]
-    loads.plan(1, request(), [full, table], tokens, Promise(0, tokens, 7, 0.0))
+    tracked = request()
+    tracked.asking.promised = Promise(0, tokens, 7, 0.0)
+    loads.plan(1, tracked, [full, table], tokens)
     ((job,), _) = loads.take()
     return job
 
@@ -146,10 +154,9 @@ def test_a_load_without_a_block_for_its_state_fails(table: list[Block]) -> None:
 
 def test_the_last_token_is_computed_even_of_a_prompt_that_is_received() -> None:
     tracked = request()
-    tracked.wanted = Wanted(b"name", "", early=False)
-    assert most_tokens(tracked, 0) == 10 * BLOCK
-    tracked.has_states = True
-    assert most_tokens(tracked, 0) == 10 * BLOCK - 1
+    tracked.asking.terms = Terms(b"name")
+    assert side_of()._promises.most(tracked, 0) == 10 * BLOCK
+    assert side_of(geometry=GEOMETRY)._promises.most(tracked, 0) == 10 * BLOCK - 1
 
 
 def test_a_layer_with_several_tensors_has_the_bytes_of_all() -> None:

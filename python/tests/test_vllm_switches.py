@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.counters import Counts
+from kvagent.vllm.scheduler.keeps import Keeps
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
 from kvagent.vllm.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from tests.agent import eventually
 from tests.clients import some_params
+from tests.sides import side_of
 from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from kvagent.vllm.scheduler.side import SchedulerSide
     from tests.agent import AgentProcess
 
 
@@ -36,33 +39,42 @@ def engines(agent: AgentProcess) -> Iterator[Callable[..., SimulatedEngine]]:
 
 
 def applied(params: Any, *, transfers: bool = True) -> tuple[Tracked, Counts]:
-    counts = Counts()
-    tracked = Tracked(SimpleNamespace(request_id="r"), False, [0], BLOCK)
-    Switches(counts, transfers=transfers).apply(tracked, params)
-    return tracked, counts
+    side = switched(transfers=transfers)
+    return seen(side, params), side.counts
 
 
-def state(tracked: Tracked) -> tuple[bool, bool, int]:
-    return tracked.no_save, tracked.no_load, tracked.max_load_tokens
+def switched(*, transfers: bool = True) -> SchedulerSide:
+    keeps = Keeps()
+    return side_of(Switches(keeps, transfers=transfers), keeps)
 
 
-PLAIN = (False, False, NO_LIMIT)
+def seen(side: SchedulerSide, params: Any) -> Tracked:
+    request = SimpleNamespace(request_id="r", kv_transfer_params=params)
+    side.requests.clear()
+    return side._track(request)
+
+
+def state(tracked: Tracked) -> tuple[int, int]:
+    return tracked.saving.most, tracked.asking.most
+
+
+PLAIN = (NO_LIMIT, NO_LIMIT)
 
 
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
         ({}, PLAIN),
-        ({"kvagent.save": False}, (True, False, NO_LIMIT)),
-        ({"kvagent": {"save": False, "load": False}}, (True, True, NO_LIMIT)),
+        ({"kvagent.save": False}, (0, NO_LIMIT)),
+        ({"kvagent": {"save": False, "load": False}}, (0, 0)),
         ({"kvagent.save": True, "kvagent.load": True}, PLAIN),
-        ({"kvagent.max_load_tokens": 0}, (False, False, 0)),
-        ({"kvagent": {"max_load_tokens": 5}, "kvagent.max_load_tokens": MAX_TOKENS}, (False, False, MAX_TOKENS)),
+        ({"kvagent.max_load_tokens": 0}, (NO_LIMIT, 0)),
+        ({"kvagent": {"max_load_tokens": 5}, "kvagent.max_load_tokens": MAX_TOKENS}, (NO_LIMIT, MAX_TOKENS)),
         ({"kvagent": {"save": False}, "kvagent.save": True}, PLAIN),
         ({"save": False, "other.load": False}, PLAIN),
     ],
 )
-def test_switches_are_read_in_both_forms(params: dict[str, Any], expected: tuple[bool, bool, int]) -> None:
+def test_switches_are_read_in_both_forms(params: dict[str, Any], expected: tuple[int, int]) -> None:
     tracked, counts = applied(params)
     assert state(tracked) == expected
     assert counts.switches_ignored == 0
@@ -109,31 +121,30 @@ def test_a_bad_switch_is_counted_logged_and_ignored(
 
 def test_one_bad_switch_leaves_the_others() -> None:
     tracked, counts = applied({"kvagent.save": False, "kvagent.load": "no"})
-    assert state(tracked) == (True, False, NO_LIMIT)
+    assert state(tracked) == (0, NO_LIMIT)
     assert counts == Counts(requests_unsaved=1, switches_ignored=1)
 
 
 def test_without_transfers_their_parameters_do_not_matter() -> None:
     tracked, _ = applied({"kvagent.save": False, "do_remote_decode": True}, transfers=False)
-    assert tracked.no_save
+    assert state(tracked) == (0, NO_LIMIT)
 
 
 def test_clients_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    switches = Switches(Counts(), transfers=True)
+    side = switched()
     with caplog.at_level(logging.WARNING, "vllm.kvagent"):
         for i in range(2 * MAX_LOGGED):
             for _ in range(2):
-                switches.apply(Tracked(None, False, [0], BLOCK), {"kvagent.save": i})
+                seen(side, {"kvagent.save": i})
     assert len(caplog.records) == MAX_LOGGED
 
 
 @pytest.mark.parametrize("given", [[], [{"kvagent.save": False}], "kvagent.save", 3, 0, "", False])
 def test_what_is_no_mapping_is_taken_from_the_request(given: Any) -> None:
     """vLLM reads it too."""
-    counts, request = Counts(), SimpleNamespace(request_id="r", kv_transfer_params=given)
-    assert Switches(counts, transfers=True).checked(request) == {}
-    assert request.kv_transfer_params is None
-    assert counts == Counts(switches_ignored=1)
+    side = switched()
+    assert seen(side, given).request.kv_transfer_params is None
+    assert side.counts == Counts(switches_ignored=1)
 
 
 def test_whatever_a_client_sends_its_request_runs(engines: Callable[..., SimulatedEngine]) -> None:

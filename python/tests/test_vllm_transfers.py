@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from kvagent.messages import BlockStatus
 from kvagent.vllm import transfer_names as tr
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler.requests import ANSWER_S, Tracked
+from kvagent.vllm.scheduler.requests import ANSWER_S
 from kvagent.vllm.scheduler.saves import HOLD_S
+from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import eventually
+from tests.sides import guest, side_of
 from tests.simulated import BLOCK, Clock, SimulatedEngine
 
 if TYPE_CHECKING:
@@ -139,10 +142,10 @@ class Pair:
         self.prefill.step((request, request.num_tokens))
         request.num_tokens += 1  # the one that was sampled
 
-    def end(self, request: Any, *, normally: bool = True) -> tuple[bool, Any]:
-        """End a prefill request."""
-        held = self.prefill.scheduler.finished(request, normally=normally)
-        return held, self.prefill.scheduler.transfer_params(request)
+    def end(self, request: Any, *, normally: bool = True) -> Any:
+        """End a prefill request. Return its params."""
+        self.prefill.scheduler.finished(request, normally=normally)
+        return self.prefill.scheduler.transfer_params(request)
 
     def receive(self, name: str, prompt: str, blocks: int) -> Any:
         """Let a request arrive at the decode engine, as a proxy sends it that asks both at once."""
@@ -167,13 +170,13 @@ class Pair:
     def ask(self, request: Any) -> int | None:
         """Return what is promised to it once the agent has answered; None if it is to wait."""
         got: list[int | None] = []
-        tracked = self.decode.scheduler._tracked[request.request_id]
-        before = tracked.ask_after
+        tracked = self.decode.scheduler.requests[request.request_id]
+        before = tracked.asking.after
 
         def answered() -> bool:
             got[:] = [self.decode.scheduler.matched(request, 0)[0]]
             self.decode.step()
-            return got[0] is not None or tracked.ask_after > before
+            return got[0] is not None or tracked.asking.after > before
 
         eventually(answered, "an answer of the agent")
         return got[0]
@@ -189,7 +192,7 @@ class Pair:
     def table(self) -> dict[str, int]:
         """Return the agent's figures about transfers, with all that was sent to it before."""
         for engine in (self.prefill, self.decode):
-            session = engine.scheduler._agent.session
+            session = engine.scheduler.agent.session
             if session is not None:
                 session.start_ping()
                 eventually(partial(heard, engine, session), "an answer of the agent")
@@ -233,8 +236,7 @@ def test_a_decode_request_waits_for_the_blocks_of_a_prefill_request(pairs: Calla
     for _ in range(3):
         assert pair.ask(wants) is None, "an open transfer is not waited for"
     pair.compute(request, 3)
-    held, params = pair.end(request)
-    assert not held
+    params = pair.end(request)
     assert params["remote_num_tokens"] == request.num_prompt_tokens
     pair.prefill.quiet()
     assert pair.ask(wants) == 4 * BLOCK
@@ -249,7 +251,7 @@ def test_a_transfer_is_complete_only_when_its_saves_are_reported(pairs: Callable
     request = pair.offer("cmpl-a-0", "p", 4)
     release = pair.hold()
     pair.compute(request, 3)
-    assert pair.end(request)[0] is False
+    pair.end(request)
     for _ in range(3):
         pair.prefill.step()
         assert pair.prefill.scheduler.pending(), "an engine that idles reports nothing"
@@ -294,10 +296,10 @@ def test_blocks_that_another_engine_saves_are_waited_for_too(pairs: Callable[...
     scheduler.report = copying
     request = pair.offer("cmpl-a-0", "p", 4)
     pair.compute(request, 3)
-    assert pair.end(request)[0] is False
+    pair.end(request)
     eventually(lambda: (pair.prefill.step(), len(asked) == 3)[1], "blocks that are offered again")
-    assert scheduler._transfers.busy(), "complete before another engine's save was"
-    assert scheduler.blocks.delivering == 4
+    assert guest(scheduler, Transfers).busy(), "complete before another engine's save was"
+    assert scheduler.blocks.awaited == 4
     pair.prefill.quiet()
     assert len(asked) == 4
     assert pair.table()["complete"] == 1
@@ -331,106 +333,84 @@ def test_blocks_of_old_weights_are_not_offered_again(pairs: Callable[..., Pair],
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} <= {0, 1}
 
 
-def test_blocks_are_kept_where_they_cannot_be_pinned(pairs: Callable[..., Pair]) -> None:
-    """vLLM is told that it may free the request exactly once, when all are saved."""
-    pair = pairs(deliver_percent=10.0)
-    budget = pair.prefill.scheduler.blocks.max_delivering  # type: ignore[union-attr]
-    assert 0 < budget < 20
+def test_more_blocks_are_pinned_for_a_decode_engine_than_for_others(pairs: Callable[..., Pair]) -> None:
+    """All of them: their request has ended, and vLLM may free it at once."""
+    pair = pairs(pin_percent=10.0)
+    blocks = pair.prefill.scheduler.blocks
+    assert blocks is not None
+    assert 0 < blocks.max_saving < 20
     request = pair.offer("cmpl-a-0", "p", 20)
+    release = pair.hold()
     pair.compute(request, 3)
-    held, params = pair.end(request)
-    assert held
+    params = pair.end(request)
     assert params["do_remote_prefill"] is True
-    sent: list[str] = []
-
-    def saved() -> bool:
-        sent.extend(pair.prefill.step().results.sent)
-        assert pair.prefill.scheduler.blocks.delivering <= budget  # type: ignore[union-attr]
-        return not pair.prefill.scheduler.pending()
-
-    eventually(saved, "the end of all saves")
-    assert sent == ["cmpl-a-0"]
+    assert (blocks.awaited, blocks.saving) == (20, 0)
+    release()
+    pair.prefill.quiet()
     assert pair.agent.status()["blocks_stored"] == 20
     assert pair.table()["complete"] == 1
-    assert pair.prefill.scheduler.counts.transfers_held == 1
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
-def test_blocks_that_are_kept_are_freed_without_an_agent(pairs: Callable[..., Pair], agent: AgentProcess) -> None:
-    pair = pairs(deliver_percent=10.0)
+def test_blocks_are_freed_without_an_agent(pairs: Callable[..., Pair], agent: AgentProcess) -> None:
+    pair = pairs()
     request = pair.offer("cmpl-a-0", "p", 20)
     pair.compute(request, 3)
-    assert pair.end(request)[0]
+    pair.end(request)
     agent.kill()
-    sent: list[str] = []
-
-    def may_free() -> bool:
-        sent.extend(pair.prefill.step().results.sent)
-        return bool(sent)
-
-    eventually(may_free, "a request that may be freed")
     pair.prefill.quiet()
-    assert sent == ["cmpl-a-0"]
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
     agent.start()
 
 
-def test_blocks_are_kept_for_a_bounded_time_for_an_agent_that_stands_still(
+def test_blocks_are_pinned_for_a_bounded_time_for_an_agent_that_stands_still(
     pairs: Callable[..., Pair], agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may stand still for good: nothing grows with the requests that end meanwhile."""
-    pair = pairs(deliver_percent=10.0, transfer_ttl_ms=10_000)
-    clock = Clock(monkeypatch)
+    pair = pairs(transfer_ttl_ms=10_000)
+    clock, blocks = Clock(monkeypatch), pair.prefill.scheduler.blocks
+    assert blocks is not None
     request = pair.offer("cmpl-a-0", "p", 20)
     other = pair.offer("cmpl-b-0", "r", 1)
     agent.freeze()
     pair.compute(request, 3)
     pair.compute(other, 5)
-    assert pair.end(request)[0]
-    assert not pair.end(other, normally=False)[0]
-    sent: list[str] = []
+    pair.end(request)
+    pair.end(other, normally=False)
 
     def advance(seconds: float) -> None:
         for _ in range(int(seconds / (HOLD_S / 2))):
             clock.now += HOLD_S / 2
-            sent.extend(pair.prefill.step().results.sent)
+            pair.prefill.step()
 
     pair.prefill.step()
     advance(HOLD_S / 2)
-    assert not sent, "blocks that are not kept for saves in flight"
+    assert blocks.awaited == 21, "blocks that are not pinned for saves in flight"
     advance(HOLD_S / 2)
-    assert sent == ["cmpl-a-0"], "blocks that are kept while the agent stands still"
+    assert blocks.awaited == 0, "blocks that are pinned while the agent stands still"
     advance(10.0 - HOLD_S / 2)
-    assert pair.prefill.scheduler._transfers.busy(), "a transfer that is forgotten before its time to live"
+    assert guest(pair.prefill.scheduler, Transfers).busy(), "a transfer that is forgotten before its time to live"
     advance(HOLD_S)
-    assert not pair.prefill.scheduler._transfers.busy(), "a transfer that is kept while the agent stands still"
+    assert not guest(pair.prefill.scheduler, Transfers).busy(), "a transfer that is kept while the agent stands still"
     agent.thaw()
     pair.prefill.quiet()
-    assert sent == ["cmpl-a-0"]
     assert pair.table()["open"] == 0
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
 
 
-def test_a_reset_frees_what_is_kept_and_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
-    """vLLM's reset would fail again and again while a request keeps its blocks."""
-    pair = pairs(deliver_percent=10.0)
+def test_a_reset_frees_what_is_pinned_and_completes_its_transfer(pairs: Callable[..., Pair]) -> None:
+    """vLLM's reset would fail again and again while blocks are pinned."""
+    pair = pairs()
+    pair.prefill.scheduler.use_revocation(pair.prefill.sync.words.revoke)
     request = pair.offer("cmpl-a-0", "p", 20)
     pair.compute(request, 3)
-    assert pair.end(request)[0]
+    pair.end(request)
     pair.prefill.pool.reset_prefix_cache()
-    assert pair.prefill.step().results.sent == {"cmpl-a-0"}, "a request that is kept after a reset"
+    assert pair.prefill.scheduler.blocks is not None
+    assert pair.prefill.scheduler.blocks.awaited == 0, "blocks that are pinned after a reset"
     pair.prefill.quiet()
     assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}
-
-
-def test_nothing_is_kept_where_saves_are_disabled(pairs: Callable[..., Pair]) -> None:
-    pair = pairs(deliver_percent=0.0, pin_percent=0.0)
-    request = pair.offer("cmpl-a-0", "p", 4)
-    pair.compute(request, 3)
-    assert pair.end(request)[0] is False
-    pair.prefill.quiet()
-    assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
 
 
 def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Callable[..., Pair]) -> None:
@@ -445,18 +425,18 @@ def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Ca
     pair.prefill.admit(request)
     pair.prefill.fill(request, 3)
     pair.prefill.step((request, request.num_tokens), (plain, plain.num_tokens))
-    assert (blocks.delivering, blocks.saving) == (4, 3)
+    assert (blocks.awaited, blocks.saving) == (4, 3)
     pair.prefill.pool.get_num_free_blocks = lambda: 0  # type: ignore[method-assign]
     pair.prefill.step()
-    assert (blocks.delivering, blocks.saving) == (4, 0), "saves for a decode engine are revoked like others"
+    assert (blocks.awaited, blocks.saving) == (4, 0), "saves for a decode engine are revoked like others"
     other = pair.offer("cmpl-b-0", "r", 2)
     pair.compute(other, 5)
-    assert blocks.delivering == 6, "what a decode engine waits for is not saved when blocks are scarce"
+    assert blocks.awaited == 6, "what a decode engine waits for is not saved when blocks are scarce"
     release()
     pair.end(request)
     pair.end(other)
     pair.prefill.quiet()
-    assert (blocks.delivering, blocks.saving) == (0, 0)
+    assert (blocks.awaited, blocks.saving) == (0, 0)
     assert pair.table()["complete"] == 2
 
 
@@ -468,13 +448,13 @@ def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pa
     pair.prefill.admit(request)
     agent.freeze()
     pair.prefill.fill(request, 3)
-    sessions: list[Any] = [pair.prefill.scheduler._agent, pair.decode.scheduler._agent]
+    sessions: list[Any] = [pair.prefill.scheduler.agent, pair.decode.scheduler.agent]
     for session in sessions:
         session.stopped = lambda _: True
         session.awaited = lambda: True
     pair.prefill.step((request, request.num_tokens))
     assert pair.prefill.scheduler.blocks is not None
-    assert pair.prefill.scheduler.blocks.delivering == 4, "nothing is saved for a decode engine"
+    assert pair.prefill.scheduler.blocks.awaited == 4, "nothing is saved for a decode engine"
     wants = pair.receive("cmpl-a-0", "p", 4)
     for _ in range(3):
         assert pair.decode.scheduler.matched(wants, 0) == (None, False), "it computes what was computed for it"
@@ -495,7 +475,7 @@ def test_an_aborted_prefill_request_completes_its_transfer(pairs: Callable[..., 
     pair.prefill.admit(request)
     pair.prefill.fill(request, 3)
     pair.prefill.step((request, 3 * BLOCK))
-    assert pair.end(request, normally=False)[0] is False
+    pair.end(request, normally=False)
     pair.prefill.quiet()
     assert pair.table()["complete"] == 1
     assert {block.ref_cnt for block in pair.prefill.pool.blocks} == {1}, "pins of an aborted request are kept"
@@ -505,7 +485,7 @@ def test_an_aborted_prefill_request_completes_its_transfer(pairs: Callable[..., 
 
 def test_a_prefill_request_that_loads_when_it_ends_is_not_kept(pairs: Callable[..., Pair], agent: AgentProcess) -> None:
     """vLLM would free it twice: its load ends too."""
-    pair = pairs(deliver_percent=2.0)
+    pair = pairs()
     first = pair.offer("cmpl-a-0", "p", 8)
     pair.compute(first, 3)
     pair.end(first)
@@ -516,10 +496,9 @@ def test_a_prefill_request_that_loads_when_it_ends_is_not_kept(pairs: Callable[.
     agent.freeze()
     pair.prefill.admit(request, promised)
     pair.prefill.step()
-    assert pair.end(request, normally=False)[0] is False
+    pair.end(request, normally=False)
     agent.thaw()
-    results = pair.prefill.until_received(request)
-    assert not results.sent
+    pair.prefill.until_received(request)
     pair.prefill.quiet()
     assert pair.table()["open"] == 0
 
@@ -592,7 +571,10 @@ def test_an_agent_that_stands_still_after_its_first_answer_is_given_up(
 def test_less_is_waited_for_what_is_computed(early: bool, longest: float) -> None:
     """Behind a shared tier, an agent cannot know that a prefill engine stored nothing."""
     waits = LookupWaits(Options())
-    tracked = Tracked(None, False, [0], BLOCK, wanted=tr.Wanted(b"r/p/a", "", early))
+    side = side_of(Transfers(Options(), "d", 1, saves=False))
+    params = {"do_remote_prefill": True, "remote_engine_id": "p", "remote_request_id": "a"}
+    params |= {} if early else {"remote_num_tokens": 64}
+    tracked = side._track(SimpleNamespace(request_id="a", kv_transfer_params=params))
     assert waits.pending_s(tracked) == longest
 
 
@@ -610,8 +592,7 @@ def test_a_prompt_without_a_whole_block_is_no_transfer(pairs: Callable[..., Pair
     request = pair.prefill.request("cmpl-a-0", "p", 0, kv_transfer_params=dict(SENDS))
     pair.prefill.scheduler.on_new_request(request)
     pair.compute(request, 3)
-    held, params = pair.end(request)
-    assert not held
+    params = pair.end(request)
     assert params["remote_request_id"] == "cmpl-a-0"
     assert pair.table() == {"open": 0, "complete": 0, "delivered": 0}
 
@@ -619,11 +600,10 @@ def test_a_prompt_without_a_whole_block_is_no_transfer(pairs: Callable[..., Pair
 def test_params_are_returned_without_an_agent(pairs: Callable[..., Pair], agent: AgentProcess) -> None:
     pair = pairs()
     agent.kill()
-    eventually(lambda: (pair.prefill.step(), pair.prefill.scheduler._agent.session is None)[1], "a lost session")
+    eventually(lambda: (pair.prefill.step(), pair.prefill.scheduler.agent.session is None)[1], "a lost session")
     request = pair.offer("cmpl-a-0", "p", 4, transfer_id="x")
     pair.compute(request, 3)
-    held, params = pair.end(request)
-    assert not held
+    params = pair.end(request)
     assert params == {
         "do_remote_prefill": True, "do_remote_decode": False, "remote_engine_id": "p", "remote_request_id": "cmpl-a-0",
         "remote_host": "", "remote_port": 0, "tp_size": 1, "remote_num_tokens": 4 * BLOCK + 1, "transfer_id": "x",
@@ -643,8 +623,9 @@ def test_open_transfers_are_opened_at_a_new_agent(pairs: Callable[..., Pair], ag
 
 def test_an_open_transfer_is_renewed(pairs: Callable[..., Pair]) -> None:
     pair = pairs(transfer_ttl_ms=1000)
+    pair.prefill.step()  # which notes the session
     renewals: list[float] = []
-    pair.prefill.scheduler._agent.offer = lambda *_: renewals.append(time.monotonic())  # type: ignore[method-assign]
+    pair.prefill.scheduler.agent.offer = lambda *_: renewals.append(time.monotonic())  # type: ignore[method-assign]
     begin = time.monotonic()
     pair.offer("cmpl-a-0", "p", 4)
     eventually(lambda: (pair.prefill.step(), len(renewals) == 4)[1], "three renewals")
@@ -659,7 +640,7 @@ def test_a_request_of_a_cache_is_no_transfer(pairs: Callable[..., Pair], transfe
     request = pair.prefill.request("a", "p", 4, kv_transfer_params=params)
     pair.prefill.scheduler.on_new_request(request)
     pair.compute(request, 3)
-    assert pair.end(request) == (False, None)
+    assert pair.end(request) is None
     pair.prefill.quiet()
     assert pair.table() == {"open": 0, "complete": 0, "delivered": 0}
     assert pair.agent.status()["blocks_stored"] == 4

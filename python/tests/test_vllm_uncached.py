@@ -81,7 +81,6 @@ def test_an_uncached_engine_plans_one_object_and_waits_for_nothing() -> None:
     assert side.matched(None, 0) == (0, False)
     assert side.plan(None) is uncached_plan()
     assert pickle.loads(pickle.dumps(side.plan(None))) is uncached_plan()  # noqa: S301
-    assert not side.finished(None, normally=True)
     assert not side.pending()
 
 

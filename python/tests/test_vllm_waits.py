@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler.requests import Tracked
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import AgentProcess, eventually
+from tests.sides import running
 from tests.simulated import BLOCK, Clock, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kvagent.vllm.scheduler.requests import Tracked
 
 PROMPT = 1000  # tokens
 LATE: dict[str, Any] = {"lookup_wait_ms": 0.0, "lookup_grace_ms": 200.0, "lookup_age_ms": 2_000.0}  # the defaults
 
 
 def tracked() -> Tracked:
-    return Tracked(SimpleNamespace(), False, [0], BLOCK)
+    return running(SimpleNamespace())
 
 
 def measured(compute: float, load: float = 0.0, **options: Any) -> LookupWaits:
@@ -40,7 +42,7 @@ def wait(waits: LookupWaits, request: Tracked, tokens: int = PROMPT) -> float:
     while waits.may_wait(request, tokens, now) and now < begin + 10:
         now += 0.001
     waits.in_vain()
-    request.polled_at = 0.0
+    request.asking.polled_at = 0.0
     return now - begin
 
 
@@ -84,7 +86,7 @@ def test_a_request_waits_a_bounded_time_in_all_its_look_ups() -> None:
 
 def test_the_time_of_the_lower_tiers_is_not_that_of_the_agent() -> None:
     waits, request = measured(1.0, tier_wait_ms=30_000.0), tracked()
-    request.pending_since = 100.0
+    request.asking.pending_since = 100.0
     assert all(waits.may_wait(request, PROMPT, 100.0 + i) for i in range(30))
     assert waits.may_wait(request, PROMPT, 130.5)
     assert not waits.may_wait(request, PROMPT, 131.6)

@@ -196,7 +196,7 @@ def _running(engine: Engine, i: int, name: str) -> Any:
     """Return the i-th running request, whose prompt is already saved and so not measured."""
     request = _request(name, PROMPT_BLOCKS * BLOCK_TOKENS + i % BLOCK_TOKENS)
     engine.tables[name] = engine.pool.blocks[i * REQUEST_BLOCKS : (i + 1) * REQUEST_BLOCKS]
-    engine.scheduler._track(request).cursor[0] = PROMPT_BLOCKS
+    engine.scheduler._track(request).saving.cursor[0] = PROMPT_BLOCKS
     engine.scheduler.allocated(request, None, 0)
     return request
 

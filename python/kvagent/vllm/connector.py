@@ -23,7 +23,8 @@ from kvagent.vllm.drafts import check_options, following_tokens
 from kvagent.vllm.events.publication import EventsOptions
 from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
-from kvagent.vllm.keys.media import BYPASS, TRUST, Media
+from kvagent.vllm.guests.joined import Engine, joined
+from kvagent.vllm.keys.media import BYPASS, TRUST
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import Stats, make_prom
 from kvagent.vllm.nodes.placement import part
@@ -86,7 +87,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         if reason := canvas_refusal(vllm_config.model_config):
             raise Unsupported(reason)
         following = following_tokens(vllm_config, kv_cache_config)
-        self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config))
+        self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config), following)
         check_states(vllm_config, self._geometry, self._options)
         check_options(following, self._options)
         self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
@@ -110,7 +111,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             generations = Generations(
                 self._generation, self._options, unobserved=bool(unobserved), in_process=in_process
             )
-            self._scheduler = self._make_scheduler(transfer.kv_role, generations, following)
+            self._scheduler = self._make_scheduler(transfer.kv_role, generations)
         else:
             self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
 
@@ -211,7 +212,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
                 self._deltas = [self._worker_deltas, CounterDeltas(self.errors.counts, "worker_")]
         return self._deltas
 
-    def _make_scheduler(self, kv_role: str, generations: Generations, following: int) -> SchedulerSide:
+    def _make_scheduler(self, kv_role: str, generations: Generations) -> SchedulerSide:
         def registration() -> Registration:
             self._generation = generations.now
             return Registration(role=Role.SCHEDULER, **self._common())
@@ -220,16 +221,21 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         events = self._events()
         if events is not None and events.waker is not None:
             link.attached = events.waker.wake
-        side = SchedulerSide(
-            self._options, self._geometry, self._ranks.world, link,
-            saves=saves(kv_role, self._options), media=self._make_media(),
-            generations=generations,
+        engine = Engine(
+            options=self._options, geometry=self._geometry, world=self._ranks.world,
+            saves=saves(kv_role, self._options), media=self._media(),
+            multimodal=self._vllm_config.model_config.multimodal_config is not None,
+            lora=self._vllm_config.lora_config is not None,
             engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
             tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
             preemption=self._preemption(),
             token_bytes=geo.token_bytes(self._config),
-            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens), following=following,
+            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens),
             events=events, parts=self._part.count,
+        )  # fmt: skip
+        side = SchedulerSide(
+            self._options, self._geometry, self._ranks.world, link, saves=engine.saves, generations=generations,
+            joined=joined(engine),
         )  # fmt: skip
         side.failed = partial(of_all(None), self)
         link.wait(self._options.start_wait_ms / 1e3)
@@ -266,12 +272,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         log.info("load_mode: auto: every load is asynchronous, since %s", reason)
         return None
 
-    def _make_media(self) -> Media:
-        how = self._options.media
-        if how != TRUST and getattr(self._vllm_config, "ec_transfer_config", None) is not None:
-            how = BYPASS  # an item's encoder output may come from another engine and another content
-        multimodal = getattr(self._vllm_config.model_config, "multimodal_config", None) is not None
-        return Media(how, self._geometry.hash_tokens, multimodal=multimodal)
+    def _media(self) -> str:
+        """Return how requests with items are keyed."""
+        # An item's encoder output may come from another engine and another content.
+        elsewhere = self._options.media != TRUST and self._vllm_config.ec_transfer_config is not None
+        return BYPASS if elsewhere else self._options.media
 
     def _common(self) -> dict[str, Any]:
         tp = int(self._vllm_config.parallel_config.tensor_parallel_size)

@@ -27,7 +27,6 @@ class Counts:
     tokens_promised: int = 0
     tokens_loaded: int = 0
     transfers_offered: int = 0
-    transfers_held: int = 0
     transfers_wanted: int = 0
     transfers_overdue: int = 0
     media_bypassed: int = 0
@@ -95,7 +94,6 @@ HELP = {
     "tokens_promised": "Prompt tokens that were promised to be loaded.",
     "tokens_loaded": "Prompt tokens that were loaded.",
     "transfers_offered": "Prompts computed for a decode engine.",
-    "transfers_held": "Prompts computed for a decode engine whose blocks vLLM kept, because not all could be pinned.",
     "transfers_wanted": "Requests whose prompt a prefill engine computes.",
     "transfers_overdue": "Requests whose prompt was not complete when remote_wait_ms had passed.",
     "media_bypassed": "Requests with images, audio or video that were neither saved nor loaded.",

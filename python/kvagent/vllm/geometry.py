@@ -39,6 +39,8 @@ class Geometry:
     groups: tuple[Group, ...]
     hash_tokens: int
     states: frozenset[int] = frozenset()
+    following: int = 0
+    """How many tokens after a block its bytes depend on (drafts)."""
 
     @property
     def align(self) -> int:
@@ -57,8 +59,9 @@ class Geometry:
         return self.groups[group].block_tokens // self.hash_tokens
 
 
-def geometry(kv_cache_config: Any, hash_tokens: int) -> Geometry:
+def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geometry:
     """Return the geometry of vLLM's KVCacheConfig, with blocks hashed by so many tokens.
+    ``following``: of Geometry.
 
     Unsupported names the group that cannot be served.
     """
@@ -76,7 +79,7 @@ def geometry(kv_cache_config: Any, hash_tokens: int) -> Geometry:
         if group.block_tokens % hash_tokens:
             raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {hash_tokens}")
     states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if specs.is_state(one.kv_cache_spec)]
-    return Geometry(tuple(groups), hash_tokens, frozenset(states))
+    return Geometry(tuple(groups), hash_tokens, frozenset(states), following)
 
 
 def token_bytes(kv_cache_config: Any) -> float:

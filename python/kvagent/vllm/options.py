@@ -75,10 +75,6 @@ class Constants:
     """The largest share of the GPU's blocks that saves may pin, in percent; less than
     watermark_percent.
     """
-    deliver_percent: float = 20.0
-    """The same for prompts that are computed for a decode engine, beyond pin_percent. They are not
-    revoked when blocks are scarce.
-    """
     remote_wait_ms: float = 30_000.0
     """The longest that a request waits for the blocks that a prefill engine computes for it."""
     transfer_ttl_ms: int = 30_000

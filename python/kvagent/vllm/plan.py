@@ -8,19 +8,16 @@ long.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from kvagent.vllm.nodes.orders import NOWHERE
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvagent.packing import Packed
-    from kvagent.vllm.nodes.orders import News, Orders, Target
 
-Adapters = tuple[tuple[int, int], ...]
-"""LoRA adapters: vLLM's number of each, and the serial of what was loaded under that."""
+Depends = tuple[tuple[int, int], ...]
+"""What blocks depend on besides tokens and weights: the number under which a worker has it, and the
+serial of what it has under that.
+"""
 REVOKES = 256  # revocation words, and so the maximum of saves in flight
 
 
@@ -36,10 +33,10 @@ class SaveJob:
     sections: Packed
     space: bytes = b""
     """The space at planning time; the job must not go to another one."""
-    adapters: Adapters = ()
-    """The LoRA adapters that computed the blocks; the job must not be sent if one has changed."""
-    elsewhere: tuple[Target, ...] = ()
-    """Of an engine over several nodes, what the job is for in its other parts, in order."""
+    depends: Depends = ()
+    """What the blocks depend on; the job must not be sent if one of it has changed."""
+    elsewhere: tuple[Any, ...] = ()
+    """What the job is for at other agents, for guests."""
 
     @property
     def blocks(self) -> int:
@@ -48,7 +45,7 @@ class SaveJob:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SaveJob, (
-            self.job, self.boot, self.epoch, self.revoke, self.sections, self.space, self.adapters, self.elsewhere,
+            self.job, self.boot, self.epoch, self.revoke, self.sections, self.space, self.depends, self.elsewhere,
         )  # fmt: skip
 
 
@@ -72,9 +69,9 @@ class LoadJob:
     """The space at planning time; the job must not go to another one."""
     sync: bool = False
     """Whether the step waits for it, because the request computes in the same step."""
-    adapters: Adapters = ()
-    """The request's LoRA adapter; the load fails if it has changed by its end."""
-    elsewhere: tuple[Target, ...] = ()
+    depends: Depends = ()
+    """What the blocks depend on; the load fails if one of it has changed by its end."""
+    elsewhere: tuple[Any, ...] = ()
     """As in SaveJob."""
 
     @property
@@ -97,8 +94,6 @@ class StepPlan:
     """Whether the engine has no request: the step only collects reports of jobs in flight."""
     stopped: bool = False
     """Whether the agent does not respond: loads are no longer waited for."""
-    released: Sequence[str] = ()
-    """Ended requests whose blocks vLLM kept, and that it may free."""
     generation: tuple[int, str] | None = None
     """The weights generation with its serial number, until all workers have reported that number.
     """
@@ -106,19 +101,16 @@ class StepPlan:
     """The number of requests if each of them computes its next token and none is new, else 0."""
     uncached: bool = False
     """Whether the engine is served without the agent, for good."""
-    orders: Orders | None = None
-    """For the delegates of other nodes."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """For the workers' guests, by name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.uncached:
             return uncached_plan, ()
         return StepPlan, (
-            self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped, self.released,
-            self.generation, self.decoding, self.uncached, self.orders,
+            self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped,
+            self.generation, self.decoding, self.uncached, self.told,
         )  # fmt: skip
-
-
-_Job = TypeVar("_Job", SaveJob, LoadJob)
 
 
 def uncached_plan() -> StepPlan:
@@ -127,22 +119,6 @@ def uncached_plan() -> StepPlan:
 
 
 _UNCACHED = StepPlan(uncached=True)
-
-
-def localized(plan: StepPlan, part: int) -> StepPlan:
-    """Return the plan as the ranks of another part than the scheduler's read it."""
-    if not (plan.saves or plan.loads):
-        return plan
-    saves, loads = [_at(part, save) for save in plan.saves], [_at(part, load) for load in plan.loads]
-    return replace(plan, saves=saves, loads=loads)
-
-
-def _at(part: int, job: _Job) -> _Job:
-    target = job.elsewhere[part - 1] if job.elsewhere else NOWHERE
-    local: dict[str, Any] = {"boot": target.boot, "epoch": target.epoch, "space": target.space}
-    if isinstance(job, LoadJob):
-        local["lease"] = target.lease
-    return replace(job, **local)
 
 
 @dataclass(slots=True)
@@ -162,19 +138,6 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class LoadedAdapter:
-    """A LoRA adapter that a worker has loaded: other content than before, if any, under this
-    number.
-    """
-
-    number: int
-    serial: int
-    """Greater for later content."""
-    digest: bytes = b""
-    """Of the content; empty at first, and for good if it cannot be determined."""
-
-
-@dataclass(slots=True)
 class Report:
     """The outcomes of jobs in one or more workers.
 
@@ -190,12 +153,10 @@ class Report:
     """Serial numbers of the weights generations that workers have switched to, one per worker."""
     waited: dict[int, float] = field(default_factory=dict)
     """The time in seconds of each load that a step waited for, in the slowest worker."""
-    adapters: tuple[LoadedAdapter, ...] = ()
-    """What has become known of LoRA adapters, in each worker."""
     unsupported: str = ""
     """Why a worker cannot be served: the engine is to be served without the agent."""
-    news: tuple[News, ...] = ()
-    """From the delegates of other nodes."""
+    news: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """From the workers' guests, by name."""
 
     def join(self, other: Report) -> Report:
         """Return the report of both."""
@@ -205,15 +166,17 @@ class Report:
         waited = dict(self.waited)
         for job, seconds in other.waited.items():
             waited[job] = max(seconds, waited.get(job, 0.0))
+        news = dict(self.news)
+        for name, told in other.news.items():
+            news[name] = news.get(name, ()) + told
         return Report(
             outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
-            self.adapters + other.adapters, self.unsupported or other.unsupported, self.news + other.news,
+            self.unsupported or other.unsupported, news,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Report, (
-            self.outcomes, self.late, self.workers, self.moved, self.waited, self.adapters, self.unsupported,
-            self.news,
+            self.outcomes, self.late, self.workers, self.moved, self.waited, self.unsupported, self.news,
         )  # fmt: skip
 
 

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_KEEP_MS
+from kvagent.vllm.hooks import Guest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvagent.vllm.counters import Counts
+    from kvagent.vllm.scheduler.keeps import Keeps
     from kvagent.vllm.scheduler.requests import Tracked
 
 PREFIX = "kvagent"
@@ -33,59 +34,61 @@ class BadSwitch(ValueError):
     """A switch that does not exist, or a value that is not allowed."""
 
 
-class Switches:
+class Switches(Guest):
     """Reads the switches of requests."""
 
-    def __init__(self, counts: Counts, *, transfers: bool) -> None:
+    def __init__(self, keeps: Keeps, *, transfers: bool) -> None:
         """``transfers``: the engine takes part in transfers."""
-        self._counts = counts
+        self._keeps = keeps
         self._transfers = transfers
         self._logged: set[str] = set()
 
-    def checked(self, request: Any) -> Mapping[str, Any]:
-        """Return a request's ``kv_transfer_params``, for which a client may have sent any JSON.
-
-        What is no mapping is taken from the request: vLLM reads it too.
+    def seen(self, tracked: Tracked) -> None:
+        """Apply the switches of a request that has arrived. What is no mapping, for a client may
+        have sent any JSON, is taken from the request: vLLM and other guests read it too.
         """
+        request = tracked.request
         params = getattr(request, "kv_transfer_params", None)
-        if params is None or isinstance(params, dict):
-            return params or {}
-        self._ignore(f"kv_transfer_params: {_shown(params)}, allowed is a mapping")
-        request.kv_transfer_params = None
-        return {}
+        if isinstance(params, dict):
+            self._apply(tracked, params)
+        elif params is not None:
+            self._ignore(f"kv_transfer_params: {_shown(params)}, allowed is a mapping")
+            request.kv_transfer_params = None
 
-    def apply(self, tracked: Tracked, params: Mapping[str, Any]) -> None:
-        """Apply the switches of a request that has arrived."""
+    def _apply(self, tracked: Tracked, params: Mapping[str, Any]) -> None:
         delivers = self._transfers and params.get("do_remote_decode") is True
         receives = self._transfers and params.get("do_remote_prefill") is True
+        counts, pin_ms, ttl_ms = self.side.counts, 0, 0
         for name, value in _given(params):
             try:
                 if name == "save" and not _boolean(name, value):
                     _check(not delivers, name, "a prompt for a decode engine is saved")
-                    tracked.no_save = True
-                    self._counts.requests_unsaved += 1
+                    tracked.saving.most = 0
+                    counts.requests_unsaved += 1
                 elif name == "load" and not _boolean(name, value):
                     _check(not receives, name, "a prompt of a prefill engine is loaded")
-                    tracked.no_load = True
-                    self._counts.requests_unloaded += 1
+                    tracked.asking.most = 0
+                    counts.requests_unloaded += 1
                 elif name == "max_load_tokens":
                     most = _tokens(name, value)
                     _check(not receives, name, "a prompt of a prefill engine is loaded")
-                    tracked.max_load_tokens = most
-                    self._counts.requests_limited += 1
+                    tracked.asking.most = min(tracked.asking.most, most)
+                    counts.requests_limited += 1
                 elif name == "pin":
-                    tracked.pin_ms = _milliseconds(name, value)
-                    self._counts.requests_pinned += 1
+                    pin_ms = _milliseconds(name, value)
+                    counts.requests_pinned += 1
                 elif name == "ttl":
-                    tracked.ttl_ms = _milliseconds(name, value)
-                    self._counts.requests_brief += 1
+                    ttl_ms = _milliseconds(name, value)
+                    counts.requests_brief += 1
                 elif name not in NAMES:
                     raise BadSwitch(f"{_shown(name)}: no such switch; there are {', '.join(NAMES)}")
             except BadSwitch as reason:
                 self._ignore(f"kv_transfer_params: {PREFIX}.{reason}")
+        if pin_ms or ttl_ms:
+            self._keeps.add(tracked, pin_ms, ttl_ms)
 
     def _ignore(self, reason: str) -> None:
-        self._counts.switches_ignored += 1
+        self.side.counts.switches_ignored += 1
         if reason not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(reason)
             log.warning("%s; it is ignored", reason)

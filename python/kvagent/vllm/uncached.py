@@ -66,9 +66,8 @@ class UncachedScheduler:
         """Return the plan of every step, which is one object."""
         return uncached_plan()
 
-    def finished(self, request: Any, *, normally: bool) -> bool:  # noqa: ARG002
-        """Return that vLLM need not keep the blocks."""
-        return False
+    def finished(self, request: Any, *, normally: bool) -> None:
+        """Save nothing."""
 
     def transfer_params(self, request: Any) -> None:
         """Return nothing: no decode engine can receive the blocks."""

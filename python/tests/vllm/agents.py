@@ -96,7 +96,7 @@ def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callabl
     parts have to know.
     """
     now = boot(agent)
-    links = [side._agent._link, *(worker._link for worker in workers)]
+    links = [side.agent._link, *(worker._link for worker in workers)]
 
     def there() -> bool:
         if step is not None and any((one := link.current()) and one.session.boot != now for link in links):

@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from tests.holding import HoldingAgent
+from tests.sides import waits as step_waits
 from tests.vllm import agents
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ def middle(alive: Alive, event: str, call: str) -> Iterator[list[str]]:
     ``call``: the worker's call after which it happens: ``start``, which sends loads, or ``begin``,
     before they are sent, for those that a step waits for. Yield a list that is empty before it.
     """
-    agent, client = alive.agent, alive.side._agent.lookups._client
-    loads, sync = alive.side.loads, alive.worker._sync_loads
+    agent, client = alive.agent, alive.side.agent.lookups._client
+    loads, sync = alive.side.loads, step_waits(alive.worker).loads
     assert isinstance(agent, HoldingAgent)
     before = loads._deadline_s, sync._wait_s, client.timeout_s
     if event in SILENT:

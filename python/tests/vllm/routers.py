@@ -13,6 +13,7 @@ import msgpack
 import zmq
 
 from kvagent.lookup import LookupClient, Want
+from kvagent.vllm.scheduler.requests import USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -193,7 +194,7 @@ class Prompts:
         """Return how many of the first blocks of each prompt the agent has; with ``routers``, only
         of those that they credit blocks of.
         """
-        lookups = self.side._agent.lookups
+        lookups = self.side.agent.lookups
         prompts = [
             prompt for prompt, hashes in self.hashes.items() if routers is None or routers.prefix(named(hashes[:1]))
         ]
@@ -204,7 +205,7 @@ class Prompts:
             found = {}
             for prompt in prompts:
                 hashes = self.hashes[prompt]
-                asked = lookups._request(Want.PROBE, len(hashes) * self._block + 1, 0, hashes, None)
+                asked = lookups._request(Want.PROBE, len(hashes) * self._block + 1, 0, hashes, USUAL)
                 found[prompt] = client.lookup(asked).tokens // self._block
             return found
         finally:

@@ -44,11 +44,11 @@ class Commands:
         real.generate(self._llm, [[5, 6, 7]], 1)
         side, worker = real.sides(self._llm)
         attached = worker._link.current()
-        if side._agent.session is None or attached is None:
+        if side.agent.session is None or attached is None:
             return False
         asked = Session.connect(self._path, START_S)
         asked.close()
-        return bool(side._agent.session.boot == attached.session.boot == asked.boot)
+        return bool(side.agent.session.boot == attached.session.boot == asked.boot)
 
     def update(self, model: str) -> None:
         """Change the weights in place, without a reset."""

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvagent.vllm.worker.side import WorkerSide
+from kvagent.vllm.worker.sync_loads import StepWaits
 from tests.agent import be_patient, eventually
 from tests.vllm import engine as real
 from tests.vllm import kernels
@@ -26,13 +26,13 @@ def fail_some() -> None:
     """
     from vllm.distributed.parallel_state import get_pp_group
 
-    submit = WorkerSide._submit_sync
+    submit = StepWaits._submit
 
-    def submitted(self: WorkerSide, load: Any, step: int | None) -> None:
+    def submitted(self: StepWaits, load: Any, step: int | None) -> None:
         failing = load.job % (STAGES + 1) == get_pp_group().rank_in_group
         submit(self, load, None if failing else step)
 
-    WorkerSide._submit_sync = submitted  # type: ignore[method-assign]
+    StepWaits._submit = submitted  # type: ignore[method-assign]
 
 
 def main(model: str, socket_dir: str) -> None:

@@ -29,7 +29,7 @@ def joined_anew(world: World) -> None:
     def registered() -> bool:
         world.step()
         world.settle()
-        here = world.side._agent.session, *(worker._worker._link.current() for worker in world.workers)
+        here = world.side.agent.session, *(worker._worker._link.current() for worker in world.workers)
         return world.scheduler.connector._identity in identities and None not in here
 
     eventually(registered, "a scheduler of its workers' space")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import scheduler, worker
+from kvagent.vllm import events, keys, scheduler, worker
 from kvagent.vllm.boundary.errors import MAX_ERRORS
 from kvagent.vllm.worker.side import WorkerSide
 from tests.vllm.setting import BLOCK
@@ -29,7 +29,7 @@ START_S = 20.0  # for a session
 
 def functions() -> Iterator[tuple[str, type, str]]:
     """Yield the functions of both sides' classes."""
-    for package in (scheduler, worker):
+    for package in (scheduler, worker, events, keys):
         for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
             module = importlib.import_module(found.name)
             for name, cls in vars(module).items():
@@ -43,9 +43,9 @@ FUNCTIONS = {name: (cls, function) for name, cls, function in functions()}
 BEHIND_A_CALL = [
     "SchedulerSide.on_new_request", "SchedulerSide.matched", "SchedulerSide.allocated", "SchedulerSide.plan",
     "SchedulerSide.report", "SchedulerSide.finished", "SchedulerSide.reset", "SchedulerSide.pending",
-    "SchedulerSide.take_events", "SchedulerSide._before_reset", "Promises.promise", "Loads.plan",
+    "Publication.take", "SchedulerSide._before_reset", "Promises.promise", "Loads.plan",
     "WorkerSide.begin", "WorkerSide.start", "WorkerSide.end", "WorkerSide.results", "WorkerSide.report",
-    "WorkerSide.revoke_saves", "WorkerSide._submit", "WorkerSide._poll", "WorkerSide._finish",
+    "WorkerSide.revoke_saves", "WorkerSide.submit", "WorkerSide.poll", "WorkerSide._finish",
     "WorkerSide.leave",
 ]  # fmt: skip
 

@@ -154,7 +154,7 @@ def test_a_second_engine_whose_core_is_a_process_of_its_own(
 def test_an_agent_that_goes_in_the_middle(alive: Alive, reference: list[list[int]], when: str, how: str) -> None:
     alive.fill(reference)
     steps = iter(range(1 << 30))
-    client = alive.side._agent.lookups._client
+    client = alive.side.agent.lookups._client
     deadline_s, alive.side.loads._deadline_s = alive.side.loads._deadline_s, 0.3
     age_s, client.timeout_s = client.timeout_s, 0.5
     go = getattr(alive.agent, how)

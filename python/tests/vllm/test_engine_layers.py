@@ -116,7 +116,7 @@ def join(llm: Any) -> None:
     def joined() -> bool:
         real.generate(llm, [[5, 6, 7]], 2)
         attached = worker._link.current()
-        return attached is not None and side._agent.space == attached.registered.space
+        return attached is not None and side.agent.space == attached.registered.space
 
     eventually(joined, "a scheduler in the space of its worker", 60.0)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.holding import HoldingAgent
+from tests.sides import waits as step_waits
 from tests.vllm import agents
 from tests.vllm import engine as real
 from tests.vllm.agents import figures
@@ -56,12 +57,14 @@ class Middle:
         holding.hold(1)
 
         def waits(name: str) -> None:
-            loading = bool(worker._sync_loads._waited)
+            loading = bool(step_waits(worker).loads._waited)
             if loading and self.computed == [LAYER.format(0)] and name == LAYER.format(LAYERS - 1):
                 holding.holds()
-                assert [worker._layers._landed[word] for words in worker._layers._words.values() for word in words] == [
-                    1
-                ]
+                assert [
+                    step_waits(worker).layers._landed[word]
+                    for words in step_waits(worker).layers._words.values()
+                    for word in words
+                ] == [1]
                 self.computed.append("-")
                 act()
             wait(name)
@@ -78,7 +81,7 @@ def says(alive: Alive, reference: list[list[int]]) -> None:
 
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
     alive.fill(reference)
-    stages = alive.worker._layers
+    stages = step_waits(alive.worker).layers
     assert stages._stages.needed == {LAYER.format(i): i + 1 for i in range(LAYERS)}
     before, count = alive.side.counted(), alive.agent.status()["blocks_loaded"]
     assert alive.says() == reference
@@ -117,7 +120,7 @@ def test_what_happens_between_two_layers(alive: Alive, reference: list[list[int]
 
     def freeze() -> None:
         holding.freeze()
-        loads = alive.worker._sync_loads
+        loads = step_waits(alive.worker).loads
         patch.setattr(loads, "_wait_s", STOPPED_S)
         loads._left_s = STOPPED_S
 

@@ -105,7 +105,7 @@ def test_an_agent_that_is_killed_while_blocks_are_saved(
             holding.kill()
 
     worker.end = ended
-    client = side._agent.lookups._client
+    client = side.agent.lookups._client
     age_s, client.timeout_s = client.timeout_s, 0.5
     try:
         evict(llm, 2)

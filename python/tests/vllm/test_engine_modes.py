@@ -49,7 +49,7 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_what_happens_to_a_load(
     alive: Alive, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch, event: str, *, sync: bool
 ) -> None:
-    monkeypatch.setattr(alive.side._sync_loads, "_short", lambda *_: sync)
+    monkeypatch.setattr(alive.side.waiting_loads, "_short", lambda *_: sync)
     alive.fill(reference)
     counts = alive.side.counts
     synchronous, failed, late = counts.loads_sync, counts.loads_failed, counts.loads_late

@@ -54,7 +54,7 @@ def one_step(world: World) -> World:
 
 def alone(world: World) -> bool:
     """Run another step. Return whether an engine has noticed that its agent is gone."""
-    links = [world.side._agent._link, *(worker._worker._link for worker in one_step(world).workers)]
+    links = [world.side.agent._link, *(worker._worker._link for worker in one_step(world).workers)]
     return all(link.current() is None for link in links)
 
 
@@ -182,7 +182,7 @@ def test_what_was_promised_and_is_stale_is_computed(worlds: Any, agent: AgentPro
     world = cold(worlds)
     world.add("warm", PROMPT, 10)
     launch_load(world)
-    world.side._agent.session.reset()  # the promise is stale before the load begins
+    world.side.agent.session.reset()  # the promise is stale before the load begins
     world.run()
     assert world.outputs["warm"] == world.outputs["cold"]
     assert world.side.counts.loads_failed == 1
@@ -259,7 +259,7 @@ def test_pins_of_saves_go_when_the_agent_stands_still(
     finally:
         agent.thaw()
     world.run()
-    eventually(lambda: not one_step(world).side._agent.pinging(), "an answer: until then nothing is saved")
+    eventually(lambda: not one_step(world).side.agent.pinging(), "an answer: until then nothing is saved")
     world.add("again", PROMPT, 4)
     world.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
@@ -273,13 +273,13 @@ def test_a_reset_while_the_agent_was_restarted_is_not_missed(worlds: Any, agent:
     first.run()
     one_step(other)  # it takes its session up
     assert other.scheduler.reset_prefix_cache(reset_connector=True)
-    eventually(lambda: one_step(first).side._agent._epoch == 2, "the reset")
+    eventually(lambda: one_step(first).side.agent._epoch == 2, "the reset")
     first.settle()
     assert first.scheduler.reset_prefix_cache()
     first.add("cold", PROMPT, 4)
     first.run()
     assert agent.status()["blocks_stored"] == 100 // BLOCK
-    link = first.side._agent._link
+    link = first.side.agent._link
     path, link._path = link._path, Path("/nowhere")
     agent.kill()
     eventually(lambda: alone(first) and alone(other), "engines that saw the agent go")

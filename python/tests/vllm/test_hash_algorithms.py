@@ -5,7 +5,6 @@ have one length in each.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
@@ -14,7 +13,9 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import get_hash_fn_by_name, sha256
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
-from kvagent.vllm.plan import LoadedAdapter
+from kvagent.vllm.keys.adapters import Adapters
+from kvagent.vllm.worker.adapters import ADAPTERS, LoadedAdapter
+from kvagent.vllm.worker.guest import WorkerGuest
 from tests.vllm import world as world_module
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_media import PROMPT, WHOLE, item, see, seeing  # noqa: F401
@@ -44,9 +45,14 @@ def media(world: World, name: str) -> int:
 
 def adapter(world: World, name: str) -> int:
     news = [(LoadedAdapter(1, 1), LoadedAdapter(1, 1, b"d" * 32))]
-    world.workers[0]._worker._adapters = SimpleNamespace(
-        take=lambda: news.pop() if news else (), current=lambda _: True, stays=lambda _: True
-    )
+    if not any(isinstance(one, Adapters) for one in world.side.guests):
+        adapters = Adapters(1)
+        adapters.begin(world.side)
+        world.side.guests.append(adapters)
+    one: Any = WorkerGuest()
+    one.name = ADAPTERS
+    one.news = lambda: news.pop() if news else ()
+    world.workers[0]._worker.guests = [one]
     world.add(name, PROMPT, 4, lora_request=LoRARequest("adapter", 1, "/nowhere"))
     return WHOLE
 

@@ -13,6 +13,7 @@ import pytest
 from kvagent.vllm.options import OptionError, parse
 from tests.agent import eventually
 from tests.holding import HoldingAgent
+from tests.sides import waits as step_waits
 from tests.vllm.test_sync_loads import (  # noqa: F401  they are run here too
     PROMPT,
     SETTINGS,
@@ -57,7 +58,7 @@ def worlds(worlds: Any) -> Any:
 
 def landed(world: World) -> list[int]:
     """Return how many stages of each load at the agent have arrived."""
-    layers = world.workers[0]._worker._layers
+    layers = step_waits(world.workers[0]._worker).layers
     return [layers._landed[word] for words in layers._words.values() for word in words]
 
 
@@ -86,7 +87,7 @@ def middle(world: World, agent: HoldingAgent, act: Callable[[], None]) -> list[s
 
 def release_when_it_waits(world: World, agent: HoldingAgent) -> None:
     """Release the held copies as soon as the worker waits, and not before."""
-    waits = world.workers[0]._worker._sync_loads
+    waits = step_waits(world.workers[0]._worker).loads
     poll = waits._poll
 
     def polled() -> None:
@@ -115,7 +116,7 @@ def test_the_first_layer_computes_before_the_last_has_arrived(worlds: Any, agent
 def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent, setting: str, how: str) -> None:
     """It costs one bounded wait in that step, and then all layers go on."""
     world = cold(worlds, setting, extra={"sync_wait_ms": 10_000})
-    waits = world.workers[0]._worker._sync_loads
+    waits = step_waits(world.workers[0]._worker).loads
 
     def goes() -> None:
         getattr(agent, how)()
@@ -203,13 +204,13 @@ def test_a_layer_that_was_expected_to_wait(worlds: Any, agent: HoldingAgent, cap
     world.run()
     right(world)
     assert (world.side.counts.loads_sync, world.side.counts.loads_sync_failed) == (2, 1)
-    assert world.workers[0]._worker._layers._words == {}
+    assert step_waits(world.workers[0]._worker).layers._words == {}
     clean(world, agent)
 
 
 def test_more_loads_than_words(worlds: Any, agent: HoldingAgent) -> None:
     world = cold(worlds, "v2-async")
-    layers = world.workers[0]._worker._layers
+    layers = step_waits(world.workers[0]._worker).layers
     layers._free[:] = layers._free[:1]
     for name in ("a", "b", "c"):  # of one schedule()
         world.add(name, PROMPT, 10)

@@ -158,9 +158,9 @@ def registered(world: World) -> bool:
     the answer of an agent that was stopped: until then nothing is saved.
     """
     one_step(world)
-    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
-    there = world.side._agent.session is not None and all(link.current() is not None for link in links)
-    return there and not world.side._agent.pinging()
+    links = [world.side.agent._link, *(worker._worker._link for worker in world.workers)]
+    there = world.side.agent.session is not None and all(link.current() is not None for link in links)
+    return there and not world.side.agent.pinging()
 
 
 def test_nothing_is_saved_of_a_cache_that_was_reset(worlds: Any, agent: AgentProcess) -> None:
@@ -202,7 +202,7 @@ def test_with_few_free_blocks_all_is_saved_at_once(worlds: Any, agent: AgentProc
     while len(world.outputs["long"]) < 20:
         world.step()
         world.settle()
-    assert world.side.saves.lazy.pressing
+    assert world.side.saves.batch.pressing
     assert world.side.saves.counts.planned >= 20
     world.run()
     assert world.side.saves.counts.stored >= 20

@@ -184,8 +184,8 @@ def registered(world: World, agent: HoldingAgent) -> bool:
     """Run a step. Return whether all parts of the engine are at the running agent."""
     world.step()
     world.settle()
-    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
-    return world.side._agent.session is not None and agents.at(links, agents.boot(agent))
+    links = [world.side.agent._link, *(worker._worker._link for worker in world.workers)]
+    return world.side.agent.session is not None and agents.at(links, agents.boot(agent))
 
 
 def met(engines: list[World], faults: list[Faults]) -> bool:

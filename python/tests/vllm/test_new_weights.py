@@ -45,15 +45,15 @@ def there(world: World) -> bool:
     """Run a step. Return whether all parts of an engine are registered."""
     world.step()
     world.settle()
-    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
-    return world.side._agent.session is not None and all(link.current() is not None for link in links)
+    links = [world.side.agent._link, *(worker._worker._link for worker in world.workers)]
+    return world.side.agent.session is not None and all(link.current() is not None for link in links)
 
 
 def alone(world: World) -> bool:
     """Run a step. Return whether an engine has noticed that its agent is gone."""
     world.step()
     world.settle()
-    links = [world.side._agent._link, *(worker._worker._link for worker in world.workers)]
+    links = [world.side.agent._link, *(worker._worker._link for worker in world.workers)]
     return all(link.current() is None for link in links)
 
 

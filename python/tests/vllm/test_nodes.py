@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
 from kvagent.errors import KVAgentError
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.nodes.delegate import Delegate
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.uncached import UncachedScheduler
 from kvagent.vllm.worker import calls
@@ -75,13 +76,14 @@ def patience(world: World, wait_s: float) -> None:
     """Wait so long for both agents from now on."""
     world.wait_at_most(wait_s)
     for worker in world.workers:
-        if worker._worker._delegate is not None:
-            worker._worker._delegate._age_s = wait_s
+        for one in worker._worker.guests:
+            if isinstance(one, Delegate):
+                one._age_s = wait_s
 
 
 def complete(world: World) -> bool:
     """Return whether the engine has a session with both agents, and all ranks are there too."""
-    agent = world.side._agent
+    agent = world.side.agent
     if agent.session is None:
         return False
     nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one in agent.targets())]
@@ -135,7 +137,7 @@ def rejoin(world: World, agent: AgentProcess) -> None:
     def there() -> bool:
         world.step()
         world.settle()
-        return complete(world) and world.side._agent.targets()[0].boot == now
+        return complete(world) and world.side.agent.targets()[0].boot == now
 
     eventually(there, "the engine at the new agent", HITS_S)
 
@@ -264,7 +266,7 @@ def test_blocks_that_another_node_may_write_to_are_not_reused(
     world.run()
     assert world.scheduler.reset_prefix_cache()
     world.add("struck", PROMPT, 10)
-    tracked = world.side._tracked["struck"]
+    tracked = world.side.requests["struck"]
     while not (tracked.ticket is not None and tracked.ticket.answers):
         world.step()
     far.freeze()

@@ -17,10 +17,12 @@ import pytest
 
 from kvagent.messages import Group
 from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.hooks import Waits
 from kvagent.vllm.options import OptionError, Options
 from kvagent.vllm.scheduler.sync_loads import SyncLoads
 from kvagent.vllm.worker.sync_loads import SyncLoads as WorkerSyncLoads
 from tests.agent import AgentProcess, eventually
+from tests.sides import waits as step_waits
 from tests.vllm.agents import flip
 from tests.vllm.gpu import PRIME
 from tests.vllm.setting import BLOCK
@@ -134,7 +136,7 @@ def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: Agent
 def test_a_load_that_fails_in_one_rank_alone(worlds: Any, agent: AgentProcess, setting: str, rank: int) -> None:
     """The other rank, which has all of it, computes the request anew too."""
     world = cold(worlds, setting)
-    waits = world.workers[rank]._worker._sync_loads
+    waits = step_waits(world.workers[rank]._worker).loads
     submit, failed = waits._submit, list[int]()
 
     def fails_once(load: Any, step: int | None) -> None:
@@ -185,7 +187,7 @@ def test_a_frozen_agent_costs_one_bounded_wait(worlds: Any, agent: AgentProcess,
         launch_load(world)
         waits: list[float] = []
         for worker in world.workers:
-            watch(worker._worker._sync_loads, waits)
+            watch(step_waits(worker._worker).loads, waits)
         for name in ("warm2", "warm3"):
             world.add(name, PROMPT, 10)
         eventually(lambda: {"warm", "warm2", "warm3"} <= set(one_step(world).reasons), "the end of the requests")
@@ -413,7 +415,7 @@ def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentPro
     assert (world.side.counts.loads, world.side.counts.loads_sync) == (3, 2)
     clean(world, agent)
     assert world.scheduler.reset_prefix_cache()
-    world.side._sync_loads._left = world.side._sync_loads._most = 6 * block - 1
+    world.side.waiting_loads._left = world.side.waiting_loads._most = 6 * block - 1
     world.add("d", PROMPT, 10)
     world.run()
     right(world)
@@ -423,7 +425,7 @@ def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentPro
 
 def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: AgentProcess) -> None:
     world = cold(worlds, "v2-async", extra={"load_mode": "auto"})
-    side = world.side._sync_loads
+    side = world.side.waiting_loads
     for step_s, sync in ((1e-9, 0), (10.0, 1)):
         side._steps._seconds, side._steps._tokens = step_s * 1e9, 1e9  # its mean, whatever is added
         before = world.side.counts.loads_sync
@@ -438,8 +440,8 @@ def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: Ag
 
 def test_what_auto_expects_of_a_load() -> None:
     """Small loads say what messages cost, larger ones what bytes cost, both for 30 s."""
-    counts: Any = None
-    side = SyncLoads(Options(load_mode="auto"), Geometry((Group(16, 64),), 16), 1.0, counts, counts)
+    none: Any = None
+    side = SyncLoads(Options(load_mode="auto"), Geometry((Group(16, 64),), 16), 1.0, none)
     assert not side._short(1, 0.0), "no step was measured"
     side._steps.add(1, 0.010)
     assert side._short(9e6, 0.0)
@@ -456,7 +458,7 @@ def test_what_auto_expects_of_a_load() -> None:
 def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
-    assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side._sync_loads._preemption is None
+    assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side.waiting_loads.__class__ is Waits
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     own = {
         "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
@@ -483,7 +485,7 @@ def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProce
     for world in (first, second):
         world.gpu.taints = True
         for worker in world.workers:
-            waits = worker._worker._sync_loads
+            waits = step_waits(worker._worker).loads
             waits._submit = lambda load, step, submit=waits._submit: submit(load, step if dice.random() < 0.7 else None)
     live(first, 1, "cold-")
     live(second, 1, "warm-")

@@ -71,7 +71,7 @@ class Nodes:
         """
         for world, agent in self.made:
             clean(world, agent)
-            assert world.side.blocks.delivering == 0
+            assert world.side.blocks.awaited == 0
             eventually(partial(without_transfers, agent), "an agent without transfers", PATIENCE_S)
 
 

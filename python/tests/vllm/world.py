@@ -194,7 +194,7 @@ class World:
         For an agent that was stopped: a limit that is short from the start also strikes one that is
         merely late, on a busy machine.
         """
-        side, lookups = self.side, self.side._agent.lookups
+        side, lookups = self.side, self.side.agent.lookups
         side.waits._age_s = side.waits._grace_s = side.loads._deadline_s = wait_s
         if lookups is not None:
             lookups._age_s = lookups._client.timeout_s = wait_s

@@ -46,7 +46,7 @@ class RetiredScheduler(UncachedScheduler):
                     assert side.loads is not None
                     side.loads.report(job, outcome, now)
         with contextlib.suppress(Exception):
-            side.settle_sync(report, now)
+            side.settle_waiting(report, now)
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report is outstanding."""
@@ -141,11 +141,11 @@ def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: A
     if num_external_tokens <= 0:
         return
     own = 0 if tracked is None else tracked.own // self._geometry.groups[0].block_tokens
-    sync = tracked is not None and tracked.sync
+    sync = tracked is not None and side.waiting_loads.taken(tracked)
     job = self.unloaded.add(request.request_id, blocks, own, sync=sync)
     if sync:
         try:
-            side.will_fail(job, tracked, num_external_tokens)
+            side.waiting_loads.replace(job, tracked, num_external_tokens)
         except Exception as again:  # noqa: BLE001
             retire(self, self.errors.note(call, again, "The engine goes on uncached"))
 

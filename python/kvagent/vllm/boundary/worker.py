@@ -32,7 +32,6 @@ class LostWorker:
     def begin(self, plan: StepPlan) -> None:
         """Begin a step."""
         self.revoke_saves(plan)
-        self._results.sent.update(plan.released)
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Do nothing: all saves were revoked."""

@@ -17,13 +17,18 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.hooks import Guest
+from kvagent.vllm.worker.adapters import ADAPTERS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvagent.vllm.plan import LoadedAdapter
+    from kvagent.vllm.plan import Report
     from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.worker.adapters import LoadedAdapter
 
 MAX_KNOWN = 4096  # adapters, and names
+ADAPTER = "lora_request"  # the reason for which a request is barred
 
 
 @dataclass(slots=True)
@@ -39,7 +44,7 @@ class Content:
     """Whether the engine's own cache may have blocks of unknown content under the number."""
 
 
-class Adapters:
+class Adapters(Guest):
     """The adapters of one engine, and the names under which its requests use them."""
 
     def __init__(self, world: int) -> None:
@@ -50,6 +55,62 @@ class Adapters:
         self._last: OrderedDict[str, int] = OrderedDict()  # by name: the number of its last request
         self._forgot = False  # whether a name was dropped from it
         self._mixed: set[str] = set()  # names whose requests have, or had at once, several numbers
+        self._never: set[Tracked] = set()  # requests that are not keyed, whatever becomes known
+
+    def seen(self, tracked: Tracked) -> None:
+        """Key a request that has arrived, if the adapter's content is known."""
+        request = tracked.request
+        if getattr(request, "lora_request", None) is None:
+            return
+        tracked.barred.add(ADAPTER)
+        # The encoder may have an adapter too, a session's later turns replace hashes, and a request
+        # may tell vLLM to load its adapter again in each of its steps.
+        if (
+            getattr(request, "mm_features", None) or getattr(request, "resumable", False)
+            or getattr(request.lora_request, "load_inplace", False)
+        ):  # fmt: skip
+            self._never.add(tracked)
+        if self.add(tracked):
+            self.side.new_weights()
+        if self.mixed(tracked):
+            name = request.lora_request.lora_name
+            for other in self._users():
+                if other.request.lora_request.lora_name == name:
+                    self._unkey(other)
+                    self._never.add(other)
+        if not self.key(tracked):
+            self.side.counts.adapters_unknown += 1
+
+    def heard(self, report: Report, over: Any, now: float) -> None:  # noqa: ARG002
+        """Key the requests whose adapters have become known, after the others were unkeyed."""
+        news = report.news.get(ADAPTERS)
+        if not news:
+            return
+        changed, known, stale = self.report(news)
+        if stale:
+            self.side.new_weights()
+        for tracked in self._users():
+            number = tracked.request.lora_request.lora_int_id
+            if number in changed:
+                self._unkey(tracked)
+            if number in known and ADAPTER in tracked.barred:
+                self.key(tracked)
+
+    def ended(self, tracked: Tracked) -> None:
+        """Forget a request."""
+        self._never.discard(tracked)
+        if getattr(tracked.request, "lora_request", None) is not None and self.remove(tracked):
+            self.side.new_weights()
+
+    def _users(self) -> list[Tracked]:
+        """Return the requests with adapters."""
+        return [one for one in self.side.requests.values() if getattr(one.request, "lora_request", None) is not None]
+
+    def _unkey(self, tracked: Tracked) -> None:
+        """Stop saving and loading a request, since its adapter is not what it was."""
+        self.side.bar(tracked, ADAPTER)
+        if isinstance(tracked.request, Adapted):
+            tracked.request = tracked.request.plain
 
     def add(self, tracked: Tracked) -> bool:
         """Add a request that has arrived, with a LoRARequest.
@@ -92,24 +153,15 @@ class Adapters:
 
     def key(self, tracked: Tracked) -> bool:
         """Key a request by the content of its adapter. Return False if that is not known."""
-        lora = tracked.request.lora_request
-        content = self._contents.get(int(lora.lora_int_id))
+        number = int(tracked.request.lora_request.lora_int_id)
+        content = self._contents.get(number)
         hasher = getattr(tracked.request, "_block_hasher", None)
-        if content is None or not content.digest or hasher is None or tracked.never_keyed:
+        if content is None or not content.digest or hasher is None or tracked in self._never:
             return False
         tracked.request = Adapted(tracked.request, hasher, content.digest)
-        tracked.unkeyed = False
-        tracked.adapters = ((int(lora.lora_int_id), content.serial),)
+        tracked.depends = ((number, content.serial),)
+        self.side.unbar(tracked, ADAPTER)
         return True
-
-    @property
-    def known(self) -> bool:
-        """Whether any adapter was loaded."""
-        return bool(self._contents)
-
-    def all(self) -> tuple[tuple[int, int], ...]:
-        """Return all adapters whose content is known."""
-        return tuple((number, one.serial) for number, one in self._contents.items() if one.digest)
 
     def report(self, some: Iterable[LoadedAdapter]) -> tuple[set[int], set[int], bool]:
         """Handle what workers have reported.
@@ -138,13 +190,6 @@ class Adapters:
                     became.add(one.number)
                     stale |= content.leftover
         return changed, became, stale
-
-
-def unkey(tracked: Tracked) -> None:
-    """Stop saving and loading a request, since its adapter is not what it was."""
-    if isinstance(tracked.request, Adapted):
-        tracked.request = tracked.request.plain
-    tracked.unkeyed = True
 
 
 class _Plain:

@@ -2,14 +2,30 @@
 
 The last block of a prompt whose tokens end with it has no key before the first output token is
 known. vLLM's own cache, which goes by hashes without that token, may give a request blocks that
-were computed before another one, so blocks found there are never saved (Tracked.found).
+were computed before another one, so blocks found there are never saved (Geometry.following).
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm.hooks import Guest
+
+if TYPE_CHECKING:
+    from kvagent.vllm.scheduler.requests import Tracked
+
+
+class Following(Guest):
+    """Keys the requests of such an engine. After it, no guest keys them otherwise."""
+
+    def seen(self, tracked: Tracked) -> None:
+        """Key a request by its tokens and the one after each block, or bar it."""
+        if keyable(tracked.request):
+            tracked.request = Followed(tracked.request, self.side.geometry.hash_tokens)
+        else:
+            self.side.bar(tracked, "following")
 
 
 class Followed:

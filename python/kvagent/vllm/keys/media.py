@@ -18,11 +18,16 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.hooks import Guest
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.vllm.scheduler.requests import Tracked
+
 MAX_NAMES = 1 << 17  # more names than an engine's caches hold
-TRUST, BYPASS = "trust", "bypass"
+CONTENT, TRUST, BYPASS = "content", "trust", "bypass"
+ITEMS = "mm_features"  # the reason for which a request is barred
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -31,33 +36,48 @@ class Unhashable(TypeError):
     """An item whose content is elsewhere, or of an unknown type."""
 
 
-class Media:
-    """The contents of an engine's items. ``how`` is the option: content, trust or bypass."""
+class Media(Guest):
+    """The contents of an engine's items. ``how`` is the option: content or bypass."""
 
     def __init__(self, how: str, hash_tokens: int, *, multimodal: bool = True) -> None:
         self._how = how
-        self._hash_tokens = hash_tokens
         self._multimodal = multimodal
+        self._hash_tokens = hash_tokens
         self._contents: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()  # digest by name, and the object it is of
         self._ambiguous: set[str] = set()
-        self.newly_ambiguous: set[str] = set()
-        """Names that have become ambiguous; the caller bypasses their requests and clears the set.
-        """
 
-    def request(self, request: Any) -> Any | None:
-        """Return the request with the keys of its blocks. None: it is neither saved nor loaded."""
+    def seen(self, tracked: Tracked) -> None:
+        """Key a request by its items, or bar it."""
+        request = tracked.request
         features = getattr(request, "mm_features", None) or ()
-        if self._how == TRUST:
-            return request
         if not features:
-            # A resumable session may get items later.
-            return None if self._multimodal and getattr(request, "resumable", False) else request
-        if self._how == BYPASS:
-            return None
-        items = [(int(one.mm_position.offset), self._content(str(one.identifier), one)) for one in features]
-        if not all(self._unambiguous(str(one.identifier)) for one in features):
-            return None
-        return Keyed(request, items, self._hash_tokens)
+            if self._multimodal and getattr(request, "resumable", False):  # a session may get items later
+                self._bar(tracked)
+            return
+        names, before = {str(one.identifier) for one in features}, len(self._ambiguous)
+        if self._how == CONTENT:
+            items = [(int(one.mm_position.offset), self._content(str(one.identifier), one)) for one in features]
+            if len(self._ambiguous) > before:
+                self._bar_all()
+            if not names & self._ambiguous:
+                tracked.request = Keyed(request, items, self._hash_tokens)
+                self.side.unbar(tracked, ITEMS)
+                return
+        self._bar(tracked)
+
+    def _bar(self, tracked: Tracked) -> None:
+        self.side.counts.media_bypassed += 1
+        self.side.bar(tracked, ITEMS)
+
+    def _bar_all(self) -> None:
+        """Bar the requests with an item of a name that has become ambiguous."""
+        if len(self._ambiguous) > MAX_NAMES:
+            self._how = BYPASS
+            log.warning("items of %d names had several contents: no request with items is saved or loaded", MAX_NAMES)
+        for one in self.side.requests.values():
+            items = one.request if isinstance(one.request, Keyed) else None
+            if items is not None and ITEMS not in one.barred and items.names & self._ambiguous:
+                self._bar(one)
 
     def _content(self, name: str, feature: Any) -> bytes:
         """Return the digest of an item's content, computed once per object: vLLM keeps repeated
@@ -72,18 +92,11 @@ class Media:
                 content, owner = b"", None
             if not content or (digest and content != digest):
                 self._ambiguous.add(name)
-                self.newly_ambiguous.add(name)
             digest = content
         self._contents[name] = digest, owner
         if len(self._contents) > MAX_NAMES:
             self._contents.popitem(last=False)
         return digest
-
-    def _unambiguous(self, name: str) -> bool:
-        if len(self._ambiguous) > MAX_NAMES:
-            self._how = BYPASS
-            log.warning("items of %d names had several contents: no request with items is saved or loaded", MAX_NAMES)
-        return self._how != BYPASS and name not in self._ambiguous
 
 
 class Keyed:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupStatus
-from kvagent.vllm.nodes.orders import FIRST, Answered, Facts, News
+from kvagent.vllm.nodes.orders import FIRST, NODES, Answered, Facts, News
 from kvagent.vllm.scheduler.agent_session import AgentSession
+from kvagent.vllm.worker.guest import WorkerGuest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Link
     from kvagent.vllm.nodes.orders import Orders, Question
     from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.lookups import Lookups
 
 _HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
@@ -34,12 +36,14 @@ class _Open:
     ticket: Ticket | None = None
 
 
-class Delegate:
+class Delegate(WorkerGuest):
     """The delegate of a part.
 
-    In a step, ``begin`` follows the plan's orders, ``poll`` reads answers, and ``take`` returns
+    In a step, ``begin`` follows the plan's orders, ``poll`` reads answers, and ``news`` returns
     what the scheduler has to learn.
     """
+
+    name = NODES
 
     def __init__(
         self, link: Link, options: Options, part: int, identity: Callable[[], tuple[tuple[str, str], ...]]
@@ -57,17 +61,16 @@ class Delegate:
         self._stopped = False
         self._told: News | None = None
 
-    def begin(self, orders: Orders | None, *, busy: bool, idle: bool) -> None:
-        """Begin a step. ``busy``: the agent has jobs of this rank. ``idle``: the engine has no
-        request.
-        """
+    def begin(self, plan: StepPlan) -> None:
+        """Begin a step with the plan's orders."""
+        orders: Orders | None = plan.told.get(NODES)
         self._listen()
         if orders is not None:
             self._follow(orders)
         lookups = self._agent.lookups
         if lookups is not None:
-            lookups.begin_step(idle=idle)
-        awaited = busy or self._agent.awaited()
+            lookups.begin_step(idle=plan.idle)
+        awaited = self.side.busy() or self._agent.awaited()
         self._stopped = awaited and self._agent.stopped(time.monotonic())
 
     def poll(self) -> None:
@@ -77,7 +80,7 @@ class Delegate:
         lookups, now = self._agent.lookups, time.monotonic()
         self._open = [one for one in self._open if not self._settle(lookups, one, now)]
 
-    def take(self) -> tuple[News, ...]:
+    def news(self) -> tuple[News, ...]:
         """Return the news since the last call."""
         lookups = self._agent.lookups
         news = News(
@@ -91,7 +94,7 @@ class Delegate:
         reset, self._reset = self._reset, False
         return (replace(news, reset=reset, identity=self._identity(), answers=answers),)
 
-    def move(self) -> None:
+    def moved(self) -> None:
         """Register under another weights generation."""
         self._agent.move()
         self._agent.proceed()

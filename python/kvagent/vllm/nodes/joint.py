@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from kvagent.errors import Busy
 from kvagent.lookup import MAX_OUTSTANDING
 from kvagent.vllm.nodes.lookups import JointLookups
-from kvagent.vllm.nodes.orders import FIRST, NOWHERE, Orders, Question, Target
+from kvagent.vllm.nodes.orders import FIRST, NODES, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.nodes.lookups import JointTicket
     from kvagent.vllm.nodes.orders import Answered, Facts, News
     from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import Report, StepPlan
 
 OWED_S = 10.0  # beyond lookup_age_ms and tier_wait_ms: how long the answer to an abandoned question is waited for
 PLAN_BYTES = 4 << 20  # of hashes in one plan, which every rank gets: further questions go with the next one
@@ -93,14 +94,15 @@ class JointSession(AgentSession):
         self.lookups = self._mine if up else None
         return SessionChange(ended, began, reset) if ended or began or reset else NO_CHANGE
 
-    def orders(self) -> Orders | None:
-        """Return what the delegates are to do, once."""
+    def tell(self, plan: StepPlan) -> None:
+        """Tell the delegates what they are to do, once."""
         self.expire(time.monotonic())
-        orders, self._waiting = self._waiting, None
-        return orders
+        if self._waiting is not None:
+            plan.told[NODES], self._waiting = self._waiting, None
 
-    def hear(self, news: Sequence[News]) -> None:
+    def hear(self, report: Report) -> bool:
         """Take the news of delegates. What an earlier incarnation has answered is void."""
+        news: Sequence[News] = report.news.get(NODES, ())
         for one in news:
             if one.reset:  # nothing promised before is loaded; the next poll returns it
                 self._foreign_reset, self._up, self.lookups = True, False, None
@@ -116,6 +118,7 @@ class JointSession(AgentSession):
             behind = one.resets != self._resets
             for state, parts in ((behind, self._behind), (one.stopped, self._stopped), (one.late, self._late)):
                 (parts.add if state else parts.discard)(one.part)
+        return bool(news)
 
     def reported(self, now: float) -> None:
         """Conclude nothing: the jobs may have been other agents'."""

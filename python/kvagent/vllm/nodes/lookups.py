@@ -16,6 +16,7 @@ from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import Answer, LookupStatus, Ticket, Want
 from kvagent.ownform import encode_request
 from kvagent.vllm.scheduler.lookups import Lookups
+from kvagent.vllm.scheduler.requests import USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.nodes.joint import JointSession
     from kvagent.vllm.nodes.orders import Answered
     from kvagent.vllm.options import Options
-    from kvagent.vllm.transfer_names import Wanted
+    from kvagent.vllm.scheduler.requests import Terms
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -64,12 +65,12 @@ class JointLookups(Lookups):
         tokens: int,
         own: int,
         hashes: Sequence[bytes],
-        wanted: Wanted | None = None,  # noqa: ARG002
+        terms: Terms = USUAL,  # noqa: ARG002
         *,
         ready: bool = False,  # noqa: ARG002
     ) -> Ticket:
         """Ask all agents. Malformed for more hashes than a look-up may have."""
-        request = self._request(Want.RESERVE, tokens, own, hashes, None)
+        request = self._request(Want.RESERVE, tokens, own, hashes, USUAL)
         encode_request(request)
         number = self._joint.ask(tokens, own, request.hash_len, request.hashes)
         now = time.monotonic()

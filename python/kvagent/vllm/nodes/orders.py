@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvagent.vllm.plan import LoadJob, SaveJob
+
+if TYPE_CHECKING:
+    from kvagent.vllm.plan import StepPlan
+
+_Job = TypeVar("_Job", SaveJob, LoadJob)
+NODES = "nodes"
+"""The name under which the scheduler and the delegates tell each other."""
 
 FIRST = 1
 """The first incarnation."""
@@ -93,3 +103,19 @@ class Target:
 
 NOWHERE = Target(b"", 0, b"", 0)
 """A job that was planned without a session."""
+
+
+def localized(plan: StepPlan, part: int) -> StepPlan:
+    """Return the plan as the ranks of another part than the scheduler's read it."""
+    if not (plan.saves or plan.loads):
+        return plan
+    saves, loads = [_at(part, save) for save in plan.saves], [_at(part, load) for load in plan.loads]
+    return replace(plan, saves=saves, loads=loads)
+
+
+def _at(part: int, job: _Job) -> _Job:
+    target = job.elsewhere[part - 1] if job.elsewhere else NOWHERE
+    local: dict[str, Any] = {"boot": target.boot, "epoch": target.epoch, "space": target.space}
+    if isinstance(job, LoadJob):
+        local["lease"] = target.lease
+    return replace(job, **local)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from kvagent.session import Session
     from kvagent.vllm.link import Attachment, Link
-    from kvagent.vllm.nodes.orders import News, Orders, Target
     from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import Report, StepPlan
 
 ASK_S = 0.25  # silence before a ping
 SILENT_S = 0.75  # an unanswered ping of this age: the agent is considered stopped until it answers
@@ -117,16 +117,16 @@ class AgentSession:
         limit = 0 if self._attachment is None else self._attachment.session.limits.max_job_blocks
         return min(limit or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS)
 
-    def targets(self, lease: int = 0) -> tuple[Target, ...]:  # noqa: ARG002
-        """Return what a job is for at the agents of other nodes, if there are several (nodes)."""
+    def targets(self, lease: int = 0) -> tuple[Any, ...]:  # noqa: ARG002
+        """Return what a job is for at other agents, if the session has more than one."""
         return ()
 
-    def orders(self) -> Orders | None:
-        """Return what is to be done at the agents of other nodes, once."""
-        return None
+    def tell(self, plan: StepPlan) -> None:
+        """Add to a plan what is to be done at other agents."""
 
-    def hear(self, news: Sequence[News]) -> None:
-        """Take the news from other nodes."""
+    def hear(self, report: Report) -> bool:  # noqa: ARG002
+        """Take the news from other agents. Return whether there were some."""
+        return False
 
     def reported(self, now: float) -> None:
         """Handle a report of jobs: their agent has sent something."""

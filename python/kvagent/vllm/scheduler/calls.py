@@ -9,6 +9,7 @@ from kvagent.vllm.boundary.errors import contained
 from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
+from kvagent.vllm.nodes.orders import NODES
 from kvagent.vllm.nodes.placement import Part, elsewhere, node
 from kvagent.vllm.nodes.rules import difference
 from kvagent.vllm.options import FAIL
@@ -99,7 +100,7 @@ class SchedulerCalls:
             if self._uncached:
                 return
             self._adopt(report.workers)
-            reason = report.unsupported or difference(self._identity, report.news)
+            reason = report.unsupported or difference(self._identity, report.news.get(NODES, ()))
             if report.workers and not reason and self._part.count == 1:
                 reason = elsewhere(report.workers, node())
             if reason:
@@ -116,15 +117,12 @@ class SchedulerCalls:
         request: Any,
         block_ids: list[int],  # noqa: ARG002
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Handle a request's end. Return whether vLLM has to keep its blocks, and what a decode
-        engine needs to know.
-
-        Saves in flight have pinned their blocks, so only those of a prompt for a decode engine that
-        could not be pinned need to be kept.
+        """Handle a request's end. Return that vLLM need not keep its blocks, since saves in flight
+        have pinned theirs, and what a decode engine needs to know.
         """
         normally = getattr(request.status, "name", "") in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
-        held = self._side.finished(request, normally=normally)
-        return held, self._side.transfer_params(request) if normally else None
+        self._side.finished(request, normally=normally)
+        return False, self._side.transfer_params(request) if normally else None
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]

@@ -7,100 +7,103 @@ The agent is told at a request's end, once its saves have ended. Both times begi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
+from kvagent.vllm.hooks import Guest, Reset
+from kvagent.vllm.scheduler.requests import Hurry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from kvagent.vllm.counters import Counts
-    from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.scheduler.agent_session import AgentSession
+    from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.requests import Tracked
-    from kvagent.vllm.scheduler.save_plan import SaveRun
-    from kvagent.vllm.scheduler.saves import Saves
-
 
 MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
-    """What the agent is told of blocks once their saves have ended."""
+class _Kept:
+    """A request whose blocks are kept for ``pin_ms``, or dropped after ``ttl_ms``; 0: not."""
 
-    tell: Callable[[], bool]
-    """Returns whether the agent was told all."""
-    through: int = -1
-    """The last job of their saves; -1 while some have yet to be sent."""
+    tracked: Tracked
+    pin_ms: int
+    ttl_ms: int
+    first: list[tuple[int, bytes]] = field(default_factory=list)
+    """With ``ttl_ms``: the blocks that it was the first to store, with their groups."""
+    stored: Sequence[Sequence[bytes]] = ()
+    """Once it has ended: of its blocks, those that may be stored, by group."""
 
 
-class Keeps:
-    """The requests of one engine that have ended and of which the agent is not told yet."""
+class Keeps(Guest):
+    """The requests of one engine whose blocks are kept or dropped."""
 
-    def __init__(self, agent: AgentSession, geometry: Geometry, counts: Counts) -> None:
-        self._agent = agent
-        self._counts = counts
-        self._groups = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
-        self.waiting: list[_Waiting] = []
-        """Those of them whose saves have not ended."""
+    def __init__(self) -> None:
+        self._running: dict[str, _Kept] = {}
+        self._ended: list[_Kept] = []  # whose saves have not
 
-    def end(self, tracked: Tracked) -> None:
-        """Handle the end of a request, whose last blocks were added to the next saves."""
-        if tracked.stale or tracked.bypass or tracked.unkeyed or not (tracked.pin_ms or tracked.ttl_ms):
+    def add(self, tracked: Tracked, pin_ms: int, ttl_ms: int) -> None:
+        """Add a request that has arrived."""
+        self._running[tracked.request.request_id] = _Kept(tracked, pin_ms, ttl_ms)
+        tracked.saving.hurry = max(tracked.saving.hurry, Hurry.AT_ONCE)
+
+    def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
+        """Tell the agent of those whose last saves are over."""
+        self._settle()
+
+    def heard(self, report: Any, over: Sequence[tuple[Sequence[Any], bytes]], now: float) -> None:  # noqa: ARG002
+        """Record which blocks requests with a time to live were the first to store."""
+        if not (self._running or self._ended):
             return
-        request = tracked.request
-        tokens = min(request.num_computed_tokens, request.num_tokens)
-        hashes = request.block_hashes
-        stored = [hashes[scale - 1 : tokens // size * scale : scale] for size, scale in self._groups]
-        self._add(partial(self._tell, tracked, stored))
+        kept = {one.tracked: one for one in (*self._running.values(), *self._ended) if one.ttl_ms}
+        for runs, statuses in over if kept else ():
+            at = 0
+            for run in runs:
+                some, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
+                if run.tracked in kept:
+                    stored = zip(run.hashes, some, strict=False)
+                    kept[run.tracked].first += [(run.group, key) for key, one in stored if one == BlockStatus.OK]
+        self._settle()
 
-    def settle(self, saves: Saves) -> None:
-        """Tell the agent of the blocks whose saves have ended. Called after saves were sent or
-        reported.
-        """
-        self.waiting = [waiting for waiting in self.waiting if not self._settled(waiting, saves)]
+    def ended(self, tracked: Tracked) -> None:
+        """Handle the end of a request, whose last blocks were added to the next saves."""
+        kept = self._running.pop(tracked.request.request_id, None)
+        if kept is None or tracked.stale or tracked.barred:
+            return
+        request, geometry = tracked.request, self.side.geometry
+        most = min(request.num_computed_tokens, request.num_tokens)
+        steps = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
+        kept.stored = [request.block_hashes[scale - 1 : most // size * scale : scale] for size, scale in steps]
+        if len(self._ended) == MAX_ENDED:
+            del self._ended[0]
+            self.side.counts.keeps_lost += 1
+        self._ended.append(kept)
+        self._settle()
 
-    def clear(self) -> None:
-        """Forget all requests, since their blocks belong to old weights."""
-        self.waiting.clear()
+    def reset(self, what: Reset) -> None:
+        """Forget all requests that have ended, since their blocks belong to old weights."""
+        if what is Reset.WEIGHTS:
+            self._ended.clear()
 
-    def _add(self, tell: Callable[[], bool]) -> None:
-        if len(self.waiting) == MAX_ENDED:
-            del self.waiting[0]
-            self._counts.keeps_lost += 1
-        self.waiting.append(_Waiting(tell))
+    def _settle(self) -> None:
+        """Tell the agent of the blocks whose saves have ended."""
+        if not self._ended or self.side.saves is None:
+            return
+        left = [kept for kept in self._ended if not self.side.saves.settled(kept.tracked)]
+        over, self._ended = [kept for kept in self._ended if kept not in left], left
+        for kept in over:
+            self.side.counts.keeps_lost += not self._tell(kept)
 
-    def _settled(self, waiting: _Waiting, saves: Saves) -> bool:
-        if waiting.through < 0 and saves.batch.empty():
-            waiting.through = saves.last_job
-        if waiting.through < 0 or not saves.settled(waiting.through):
-            return False
-        self._counts.keeps_lost += not waiting.tell()
-        return True
-
-    def _tell(self, tracked: Tracked, stored: Sequence[Sequence[bytes]]) -> bool:
-        """Tell the agent of an ended request, of whose blocks these may be stored, by group."""
-        told = True
-        if tracked.pin_ms:
-            for group, hashes in enumerate(stored):
-                told &= self._agent.keep(group, hashes, tracked.pin_ms, 0)
-        if tracked.ttl_ms:
+    def _tell(self, kept: _Kept) -> bool:
+        """Tell the agent of an ended request. Return whether it was told all."""
+        told, agent = True, self.side.agent
+        if kept.pin_ms:
+            for group, hashes in enumerate(kept.stored):
+                told &= agent.keep(group, hashes, kept.pin_ms, 0)
+        if kept.ttl_ms:
             # A pin is a use, and so is told first; the blocks stay at least as long.
-            for group in range(len(self._groups)):
-                first = [key for of, key in tracked.stored_first if of == group]
-                told &= self._agent.keep(group, first, 0, max(tracked.ttl_ms, tracked.pin_ms))
+            for group in range(len(kept.stored)):
+                first = [key for of, key in kept.first if of == group]
+                told &= agent.keep(group, first, 0, max(kept.ttl_ms, kept.pin_ms))
         return told
-
-
-def note_stored(runs: Sequence[SaveRun], statuses: bytes) -> None:
-    """Record which blocks requests with a time to live were the first to store."""
-    at = 0
-    for run in runs:
-        some = statuses[at : at + len(run.hashes)]
-        at += len(run.hashes)
-        if run.tracked is not None and run.tracked.ttl_ms:
-            stored = zip(run.hashes, some, strict=False)
-            run.tracked.stored_first += [(run.group, key) for key, status in stored if status == BlockStatus.OK]

@@ -8,10 +8,9 @@ the block goes behind those at the head that are not noted, where it was. At the
 queues what is freed, the queue would turn until all of its blocks are saved, without any eviction;
 at the head, those that are older would never be evicted.
 
-Saved at once, as without lazy offload, are blocks of offered requests, and of those whose blocks
-are kept for a time or dropped after one; blocks that vLLM does not cache (their eviction is the end
-of their request); and all blocks while fewer than the watermark are free: then those in use may be
-evicted soon after their request ends.
+Saved at once, as without lazy offload, are blocks of requests that are in a hurry; blocks that vLLM
+does not cache (their eviction is the end of their request); and all blocks while fewer than the
+watermark are free: then those in use may be evicted soon after their request ends.
 """
 
 from __future__ import annotations
@@ -20,32 +19,36 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.packing import section
-from kvagent.vllm.options import LAZY
+from kvagent.vllm.scheduler.requests import Hurry
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.counters import SaveCounts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import Depends
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
 
 LOOKS = 8  # looks while vLLM takes as many blocks as the watermark has
 IN_USE = 128  # noted blocks in use that a step looks at while few are free
 
 
-def watermark(options: Options, geometry: Geometry, step_tokens: int, blocks: int) -> int:
-    """Return how many blocks before its eviction a block is saved, in an engine of so many blocks;
-    0: at once.
+def batch_of(options: Options, geometry: Geometry, step_tokens: int) -> Callable[..., LazyBatch]:
+    """Return the constructor of the batch of an engine, as that of SaveBatch.
 
     ``step_tokens``: the most tokens that a step computes. As many blocks as two steps may take
-    count as near, unless they are more than half of all blocks.
+    count as near their eviction, unless they are more than half of all blocks.
     """
-    if options.offload != LAZY:
-        return 0
     two_steps = 2 * sum(-(-step_tokens // group.block_tokens) for group in geometry.groups)
-    return max(int(blocks * options.watermark_percent / 100), min(two_steps, blocks // 2), 1)
+
+    def made(geometry: Geometry, blocks: Blocks, tables: Tables, counts: SaveCounts) -> LazyBatch:
+        total = blocks.pool.num_gpu_blocks
+        watermark = max(int(total * options.watermark_percent / 100), min(two_steps, total // 2), 1)
+        return LazyBatch(geometry, blocks, tables, counts, watermark)
+
+    return made
 
 
 class Unsaved(NamedTuple):
@@ -57,6 +60,7 @@ class Unsaved(NamedTuple):
     key: bytes
     parent: bytes
     """The key of the block before it, or empty."""
+    depends: Depends = ()
 
 
 class LazyBatch(SaveBatch):
@@ -65,15 +69,14 @@ class LazyBatch(SaveBatch):
     ``watermark``: how many blocks from the head of the queue are near their eviction.
     """
 
-    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables, watermark: int, counts: SaveCounts) -> None:
-        super().__init__(geometry, blocks, tables)
+    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables, counts: SaveCounts, watermark: int) -> None:
+        super().__init__(geometry, blocks, tables, counts)
         self.unsaved: dict[int, Unsaved] = {}
         """By block, in the order in which they were noted."""
         self.pressing = False
         """Whether so few blocks are free that blocks are saved at once."""
         self._pool = blocks.pool
         self._watermark = watermark
-        self._counts = counts
         self._stride = max(watermark // LOOKS, 1)
         self._taken = self._stride  # blocks that left the queue since the last look; so many: look again
         self._watch(blocks.pool)
@@ -93,17 +96,23 @@ class LazyBatch(SaveBatch):
 
     def add(self, tracked: Tracked, tokens: int) -> None:
         """Note what the first ``tokens`` of a request leave to be saved, or add it to the batch."""
-        if self.pressing or tracked.offer is not None or tracked.pin_ms or tracked.ttl_ms:
+        saving = tracked.saving
+        if self.pressing or saving.hurry != Hurry.USUAL:
             super().add(tracked, tokens)
             return
         self._note_all(tracked, tokens)
-        tracked.next_tokens = min(
-            (cursor + 1) * size for cursor, (_, size, *_) in zip(tracked.cursor, self._groups, strict=True)
+        saving.next_tokens = min(
+            (cursor + 1) * size for cursor, (_, size, *_) in zip(saving.cursor, self._groups, strict=True)
         )
 
-    def keep_rest(self, tracked: Tracked, tokens: int) -> None:
-        """Note what was to be saved at once, and found no room, of a request that ends now."""
-        if tracked.offer is None and not tracked.ttl_ms:
+    def end(self, tracked: Tracked, tokens: int, *, ready: bool) -> None:  # noqa: ARG002
+        """Add or note what the first ``tokens`` of a request that ends now leave to be saved; what
+        was to be saved at once, and finds no room, is noted.
+        """
+        self.add(tracked, tokens)
+        self.add_again(tracked, tokens)
+        self.pin()
+        if tokens >= tracked.saving.next_tokens and not tracked.awaited:
             self._note_all(tracked, tokens)
 
     def collect(self) -> None:
@@ -112,9 +121,9 @@ class LazyBatch(SaveBatch):
         found += self._near(self.room() - len(found))
         for run in reversed(_runs(found, self.job_blocks)):  # they are released in the opposite order
             unsaved, blocks = zip(*run, strict=True)
-            keys = [one.key for one in unsaved]
-            data = section(unsaved[0].group, unsaved[0].parent, keys, [block.block_id for block in blocks])
-            self.open.append(SaveRun(None, unsaved[0].group, 0, keys, blocks, data, unsaved=unsaved))
+            keys, first = [one.key for one in unsaved], unsaved[0]
+            data = section(first.group, first.parent, keys, [block.block_id for block in blocks])
+            self.open.append(SaveRun(None, first.group, 0, keys, blocks, data, depends=first.depends, notes=unsaved))
             self._unpinned += blocks
         self.pin()
 
@@ -122,7 +131,7 @@ class LazyBatch(SaveBatch):
         """Note the blocks of a run from the i-th on again: they were not saved, and still hold what
         they held.
         """
-        for unsaved, block in zip(run.unsaved[i:], run.blocks[i:], strict=True):
+        for unsaved, block in zip(run.notes[i:], run.blocks[i:], strict=True):
             if block.block_id in self.unsaved:
                 break  # so are those after it
             self.unsaved[block.block_id] = unsaved
@@ -139,7 +148,7 @@ class LazyBatch(SaveBatch):
             queue.remove(block)
         queue.prepend_n(older + free)
 
-    def clear_unsaved(self) -> None:
+    def clear(self) -> None:
         """Save nothing of what was noted: it is no longer cached, or depends on old weights."""
         self.unsaved.clear()
 
@@ -148,13 +157,13 @@ class LazyBatch(SaveBatch):
         request = tracked.request
         hashes = request.block_hashes
         for group, size, scale, _ in self._groups:
-            begin = tracked.cursor[group] = max(tracked.cursor[group], tracked.found // size)
+            begin = tracked.saving.cursor[group]
             end = min(tokens // size, len(hashes) // scale)
             if begin < end:
                 table = self._tables.slice(request.request_id, group, begin, end)
-                tracked.cursor[group] = self._note(tracked, group, begin, table)
-                if self.tokens is not None:  # the request is gone when they are saved
-                    self.tokens.say(tracked, group, begin, tracked.cursor[group] - begin)
+                cursor = tracked.saving.cursor[group] = self._note(tracked, group, begin, table)
+                for named in self.named:  # the request is gone when they are saved
+                    named(tracked, group, begin, cursor - begin)
 
     def _note(self, tracked: Tracked, group: int, begin: int, table: Sequence[Any]) -> int:
         """Note the blocks of a request from its block ``begin`` on. Those that vLLM does not cache
@@ -172,7 +181,7 @@ class LazyBatch(SaveBatch):
                     break  # no room
             elif not self._blocks.is_stale(block):
                 parent = hashes[at * scale - 1] if at else b""
-                self.unsaved[block.block_id] = Unsaved(block.block_hash, group, key, parent)
+                self.unsaved[block.block_id] = Unsaved(block.block_hash, group, key, parent, tracked.depends)
             at += 1
         return at
 
@@ -235,7 +244,8 @@ def _runs(found: Sequence[tuple[Unsaved, Any]], most: int) -> list[list[tuple[Un
     runs: list[list[tuple[Unsaved, Any]]] = []
     for one in found:
         last = runs[-1] if runs else []
-        if last and len(last) < most and last[-1][0].group == one[0].group and last[-1][0].parent == one[0].key:
+        after = last[-1][0] if last and len(last) < most else None
+        if after and (after.group, after.parent, after.depends) == (one[0].group, one[0].key, one[0].depends):
             last.append(one)
         else:
             runs.append([one])

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import Packed, packed, section
 from kvagent.vllm.plan import LoadJob, Outcome
+from kvagent.vllm.scheduler.requests import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from kvagent.vllm.counters import Counts
-    from kvagent.vllm.events.tokens import Tokens
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.requests import Blocks, Promise, Tracked
+    from kvagent.vllm.scheduler.requests import Blocks, Tracked
+    from kvagent.vllm.scheduler.save_plan import Named
     from kvagent.vllm.scheduler.waits import Rate
 
 
@@ -71,8 +72,8 @@ class Loads:
         self._counts = counts
         self._loaded = loaded
         self._inflight: dict[int, _Load] = {}
-        self.tokens: Tokens | None = None
-        """What is told the tokens of all blocks that are loaded; None without KV events."""
+        self.named: list[Named] = []
+        """Are told which blocks of a request are to be loaded: group, first block, and number."""
 
     def busy(self) -> bool:
         """Return whether loads are in flight or wait to be sent."""
@@ -85,18 +86,18 @@ class Loads:
         return taken
 
     def plan(
-        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, promise: Promise | None
+        self, job: int, tracked: Tracked, tables: Sequence[Sequence[Any]], external: int, *, waits: bool = False
     ) -> None:
-        """Plan the load of promised tokens.
+        """Plan the load of promised tokens; ``waits``: its step waits for it.
 
         It must be reported, so it is planned even if the promise is gone.
         """
-        own = tracked.own
+        own, promise = tracked.own, tracked.asking.promised
         runs = list(self._runs(tracked, tables, own, own + external))
         blocks = [block for run in runs for block in run.blocks]
-        if self.tokens is not None:
-            for run in runs:  # the agent may have lost them by a restart
-                self.tokens.say(tracked, run.group, run.first, len(run.hashes))
+        for named in self.named:
+            for run in runs:
+                named(tracked, run.group, run.first, len(run.hashes))
         session = self._agent.session
         boot = session.boot if session and self._complete(tables, own + external) else b""
         lease = promise.lease if promise else 0
@@ -105,13 +106,15 @@ class Loads:
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
         name, space = tracked.request.request_id, self._agent.space
-        of, elsewhere = tracked.adapters, self._agent.targets(lease) if boot else ()
-        load = LoadJob(job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, tracked.sync, of, elsewhere)
+        elsewhere = self._agent.targets(lease) if boot else ()
+        load = LoadJob(
+            job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, waits, tracked.depends, elsewhere
+        )  # fmt: skip
         self._blocks.pin(blocks, load=True)
         self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot, time.monotonic())
         self._counts.loads += 1
         self._counts.tokens_promised += external
-        tracked.load, tracked.loaded, tracked.ever_loaded = job, (own, own + external), True
+        tracked.load, tracked.loaded, tracked.phase = job, (own, own + external), Phase.LOADED
         self.planned.append(load)
 
     def withdraw(self, tracked: Tracked) -> None:
@@ -133,7 +136,7 @@ class Loads:
         load = self._inflight.get(job)
         if load is not None and load.tracked.load == job:
             self._counts.loads_late += 1
-            load.tracked.no_load = True
+            load.tracked.asking.most = 0
             load.tracked.load = 0
 
     def report(self, job: int, outcome: Outcome, now: float) -> Tracked | None:
@@ -159,7 +162,7 @@ class Loads:
         failed = [key for key, status in zip(load.hashes, statuses, strict=False) if status != 0]
         if failed and not load.cancelled:
             self._counts.loads_failed += 1
-            load.tracked.fail(failed, now)
+            load.tracked.asking.fail(failed, now)
             load.tracked.loaded = (0, 0)
         elif not failed:
             self._counts.tokens_loaded += load.tokens

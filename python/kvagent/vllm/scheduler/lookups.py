@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
-from kvagent.vllm.scheduler.requests import ANSWER_S, Promise
+from kvagent.vllm.scheduler.requests import ANSWER_S, USUAL, Promise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Attachment
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.requests import Terms, Tracked
     from kvagent.vllm.scheduler.waits import LookupWaits
-    from kvagent.vllm.transfer_names import Wanted
 
 STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
 IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
@@ -76,21 +75,21 @@ class Lookups:
         """Return whether late answers may soon bring leases, which begin_step releases."""
         return self._client.late > 0
 
-    def probe(self, tracked: Tracked, own: int) -> None:
-        """Tell the agent which blocks beyond the ``own`` tokens a request's look-up will ask for,
-        without waiting.
+    def probe(self, tracked: Tracked, own: int, most: int) -> None:
+        """Tell the agent which blocks beyond the ``own`` tokens, and up to ``most``, a request's
+        look-up will ask for, without waiting.
         """
         hashes = tracked.request.block_hashes
         if not hashes or len(self._probes) >= MAX_PROBES:
             return
         try:
-            request = self._request(Want.PROBE, most_tokens(tracked, own) + 1, own, hashes, tracked.wanted)
+            request = self._request(Want.PROBE, most + 1, own, hashes, tracked.asking.terms)
             self._probes.append(self._client.submit(request))
         except (Busy, Malformed):
             return  # a probe is only a hint
 
     def ask(
-        self, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None = None, *, ready: bool = False
+        self, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms = USUAL, *, ready: bool = False
     ) -> Ticket:
         """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
 
@@ -99,7 +98,7 @@ class Lookups:
         Busy if too many are in flight, Malformed for more hashes than a look-up may have.
         """
         want = Want.READY if ready else Want.RESERVE
-        return self._client.submit(self._request(want, tokens, own, hashes, wanted), math.inf)
+        return self._client.submit(self._request(want, tokens, own, hashes, terms), math.inf)
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
         """Return the answer, or None without one; raise TimedOut for one that cannot be used.
@@ -133,7 +132,7 @@ class Lookups:
         self._probes.clear()
 
     def _request(
-        self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], wanted: Wanted | None
+        self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms
     ) -> Request:  # fmt: skip
         return Request(
             version=self._attachment.session.version,
@@ -145,9 +144,9 @@ class Lookups:
             deadline_us=int(self._age_s * 1e6),
             hash_len=len(hashes[0]),
             hashes=b"".join(hashes),
-            transfer=wanted.name if wanted else b"",
-            peer=wanted.peer if wanted else "",
-            early=int(wanted.early) if wanted else 0,
+            transfer=terms.transfer,
+            peer=terms.peer,
+            early=int(terms.early),
         )
 
     def _collect_probes(self) -> int:
@@ -196,20 +195,29 @@ class Promises:
     def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
         """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
         lookups = self._agent.lookups
-        most = self._whole(most_tokens(tracked, own)) - own
+        most = self._whole(self.most(tracked, own)) - own
         if lookups is None or most < self._least_of(tracked) or self._last_alone(tracked, own):
             return 0
-        promised = tracked.promised
+        promised = tracked.asking.promised
         if promised is None or own < promised.own or now - promised.at > ANSWER_S:
             promised = self._ask(lookups, tracked, own, most, now)
             if promised is None:
                 return None
         return self._cut(tracked, promised.tokens, own, now)
 
+    def most(self, tracked: Tracked, own: int) -> int:
+        """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
+
+        vLLM computes the last token again if all are loaded. A state that has it must not take it
+        again.
+        """
+        most: int = tracked.request.num_tokens - self._states
+        return min(most, own + tracked.asking.most)
+
     def take(self, tracked: Tracked) -> Promise | None:
         """Return the promise and pass its lease to the caller."""
         self.abandon_lookup(tracked)
-        promised, tracked.promised = tracked.promised, None
+        promised, tracked.asking.promised = tracked.asking.promised, None
         return promised
 
     def forget(self, tracked: Tracked) -> None:
@@ -220,21 +228,20 @@ class Promises:
 
     def lose(self, tracked: Tracked) -> None:
         """Drop the promise and the look-up of a session that has ended."""
-        self._counts.lookups_unanswered += tracked.ticket is not None
-        tracked.promised = tracked.ticket = None
-        tracked.pending_since = tracked.asked_at = tracked.polled_at = 0.0
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
+        tracked.asking.promised = None
+        tracked.asking.ends()
 
     def give_up(self, tracked: Tracked) -> None:
         """Abandon a look-up in flight, if any, since the agent is gone."""
-        self._counts.lookups_unanswered += tracked.ticket is not None
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
         self.abandon_lookup(tracked)
 
     def abandon_lookup(self, tracked: Tracked) -> None:
         """Abandon a look-up in flight; a lease in its answer is released on arrival."""
-        if tracked.ticket is not None and self._agent.lookups is not None:
-            self._agent.lookups.abandon(tracked.ticket)
-        tracked.ticket = None
-        tracked.pending_since = tracked.asked_at = tracked.polled_at = 0.0
+        if tracked.asking.ticket is not None and self._agent.lookups is not None:
+            self._agent.lookups.abandon(tracked.asking.ticket)
+        tracked.asking.ends()
 
     def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
         """Send a look-up, or read the answer to the one in flight. None: not known yet.
@@ -243,14 +250,15 @@ class Promises:
         """
         if not tracked.request.block_hashes:
             return _NONE
-        first = tracked.ticket is None
-        if first and now < tracked.ask_after:
+        asking = tracked.asking
+        first = asking.ticket is None
+        if first and now < asking.after:
             return None
         try:
-            if tracked.ticket is None:
-                tracked.asked_at = tracked.asked_at or now
+            if asking.ticket is None:
+                asking.at = asking.at or now
                 self._send(lookups, tracked, own, most)
-            answer = lookups.answer(tracked.ticket, first=first) if tracked.ticket is not None else None
+            answer = lookups.answer(asking.ticket, first=first) if asking.ticket is not None else None
         except TimedOut:
             self._waits.answered()
             return self._unanswered(tracked, now)
@@ -258,7 +266,7 @@ class Promises:
             return self._answered(tracked, _miss(now))
         if answer is not None:
             self._waits.answered()
-            tracked.ticket, tracked.asked_at = None, 0.0
+            asking.ticket, asking.at = None, 0.0
             return self._read(tracked, answer, own, now)
         if self._waits.may_wait(tracked, most, now):
             return None
@@ -267,28 +275,30 @@ class Promises:
 
     def _send(self, lookups: Lookups, tracked: Tracked, own: int, most: int) -> None:
         """Send a look-up, in a later step if too many are in flight."""
-        if tracked.promised is not None:
+        asking = tracked.asking
+        if asking.promised is not None:
             self.forget(tracked)
-        self._counts.lookups += not (tracked.polled_at or tracked.pending_since)
-        tokens = most_tokens(tracked, own) + 1  # the agent answers with at most one token less than asked for
+        self._counts.lookups += not (asking.polled_at or asking.pending_since)
+        tokens = self.most(tracked, own) + 1  # the agent answers with at most one token less than asked for
         ready = self._asks_ready(tracked, most)
         with contextlib.suppress(Busy):
-            tracked.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, tracked.wanted, ready=ready)
+            asking.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, asking.terms, ready=ready)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
+        asking = tracked.asking
         if answer.status == LookupStatus.PENDING:
-            tracked.pending_since = tracked.pending_since or now
-            waited = now - tracked.pending_since
+            asking.pending_since = asking.pending_since or now
+            waited, terms = now - asking.pending_since, asking.terms
             if waited < self._waits.pending_s(tracked):
-                tracked.polled_at = now
-                if tracked.wanted is not None:
-                    tracked.ask_after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
+                asking.polled_at = now
+                if terms.transfer:
+                    asking.after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
                 if answer.lease:
                     self._agent.release(answer.lease)
                 return None  # the next step asks again
-            self._counts.lookups_pending += tracked.wanted is None
-            self._counts.transfers_overdue += tracked.wanted is not None and not tracked.overdue
-            tracked.overdue = tracked.wanted is not None
+            self._counts.lookups_pending += not terms.transfer
+            self._counts.transfers_overdue += terms.pending_s > 0
+            asking.terms = terms.overdue()
         hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING, LookupStatus.READY) and answer.lease != 0
         ready = answer.status == LookupStatus.READY
         return self._answered(
@@ -302,17 +312,17 @@ class Promises:
 
     @staticmethod
     def _answered(tracked: Tracked, promised: Promise) -> Promise:
-        tracked.promised = promised
-        tracked.pending_since = tracked.asked_at = tracked.polled_at = 0.0
+        tracked.asking.ends()
+        tracked.asking.promised = promised
         return promised
 
     def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:
         """Limit an answer to whole blocks of every group, before any key that failed."""
-        tokens = self._whole(min(tokens, most_tokens(tracked, own)))
-        if tracked.failed:
+        tokens = self._whole(min(tokens, self.most(tracked, own)))
+        if tracked.asking.failed:
             size, hashes = self._hash_tokens, tracked.request.block_hashes
             for i in range(own // size, tokens // size):
-                if tracked.failing(hashes[i], now):
+                if tracked.asking.failing(hashes[i], now):
                     tokens = 0 if self._states else self._whole(i * size)  # a shorter prefix has another state
                     break
         return tokens - own if tokens - own >= self._least_of(tracked) else 0
@@ -323,25 +333,15 @@ class Promises:
         With others it is worth its load, for a step that computes one token is a decode step, with
         CUDA graphs; alone only if it was computed for the request.
         """
-        return tracked.wanted is None and tracked.request.num_tokens - own <= self._align
+        return not tracked.asking.terms.transfer and tracked.request.num_tokens - own <= self._align
 
     def _least_of(self, tracked: Tracked) -> int:
         """Return the fewest tokens that a request loads: any block that was computed for it."""
-        return self._least if tracked.wanted is None else 1
+        return 1 if tracked.asking.terms.transfer else self._least
 
     def _whole(self, tokens: int) -> int:
         """Round tokens down to whole blocks of every group."""
         return tokens // self._align * self._align
-
-
-def most_tokens(tracked: Tracked, own: int) -> int:
-    """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
-
-    vLLM computes the last token again if all are loaded. A state that has it must not take it
-    again.
-    """
-    most: int = tracked.request.num_tokens - tracked.has_states
-    return min(most, own + tracked.max_load_tokens)
 
 
 def sources(promised: Promise | None, tokens: int, *, from_peer: bool) -> dict[str, int]:

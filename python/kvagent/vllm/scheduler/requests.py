@@ -11,16 +11,15 @@ its hash later, and then other requests find it in the engine's own cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import enum
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Ticket
-    from kvagent.vllm.plan import Adapters
-    from kvagent.vllm.scheduler.transfers import Offer
-    from kvagent.vllm.transfer_names import Wanted
+    from kvagent.vllm.plan import Depends
 
 
 FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
@@ -46,92 +45,55 @@ class Promise:
     """Of the tokens, those that it fetched from a shared store, or from where it did not say."""
 
 
-@dataclass(eq=False, slots=True)
-class Tracked:
-    """One request, from its arrival to its end."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a request is looked up: as any other, or as one whose blocks were computed for it."""
 
-    request: Any
-    bypass: bool
-    """Whether it is neither saved nor loaded."""
-    cursor: list[int]
-    """By group, the first block that is not yet saved, being saved or loaded from the agent."""
-    next_tokens: int
-    """With fewer computed tokens there is nothing to save."""
-    again: list[tuple[int, int, int]] = field(default_factory=list)
-    """Blocks that are offered when it ends: group, first block, and the one after the last."""
-    admitted: bool = False
-    """Whether it has blocks and computes, or will in this step."""
-    over: bool = False
-    own: int = 0
-    """Tokens that the engine had itself at the last look-up."""
-    found: int = 0
-    """Tokens that it found in the engine's own cache and whose blocks it must not save (following).
-    """
+    transfer: bytes = b""
+    """The name of the transfer that it is to receive."""
+    peer: str = ""
+    """Where: host:port of an agent; empty for the own one."""
+    early: bool = False
+    """Whether its blocks may not be computed yet."""
+    wait_s: float = 0.0
+    """How long it waits in all."""
+    pending_s: float = 0.0
+    """How long of that while the agent says that more may come."""
+
+    def overdue(self) -> Terms:
+        """Return the terms once it has waited for as long as it may."""
+        return replace(self, pending_s=0.0)
+
+
+USUAL = Terms()
+
+
+@dataclass(slots=True)
+class Asking:
+    """What a request knows of its look-ups (lookups, waits)."""
+
+    terms: Terms = USUAL
+    most: int = NO_LIMIT
+    """The most tokens that it loads."""
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
     """When the agent first answered that more may come; 0 if it did not."""
-    ask_after: float = 0.0
+    after: float = 0.0
     """When it is to be asked again after that."""
-    asked_at: float = 0.0
+    at: float = 0.0
     """When the look-up in flight was sent, or could not be yet; 0 without one."""
     polled_at: float = 0.0
     """When the answer to the look-up in flight was last polled; 0 without one."""
     waited_s: float = 0.0
     """How long it has waited for answers, in all its look-ups."""
-    sync: bool = False
-    """Whether the step that admits it waits for what was promised last."""
-    load: int = 0
-    """The job that loads its blocks, else 0. Until the outcome is known, the request waits in vLLM,
-    or computes if the load is synchronous.
-    """
-    loaded: tuple[int, int] = (0, 0)
-    """The range of tokens that came from the agent and are not saved again."""
-    ever_loaded: bool = False
-    """Whether a load has filled some of its blocks, or will. Unlike ``loaded`` it survives a
-    restart of the agent.
-    """
-    stale: bool = False
-    """Whether some of its KV depends on old weights, so that it is not saved."""
-    no_load: bool = False
-    no_save: bool = False
-    """Whether its blocks are not saved, by its own switch."""
-    max_load_tokens: int = NO_LIMIT
-    """The most tokens that it loads, by its own switch."""
-    pin_ms: int = 0
-    """How long its blocks are kept after its end, by its own switch; 0: not."""
-    ttl_ms: int = 0
-    """After which they are dropped unless they were used, by its own switch; 0: not."""
-    stored_first: list[tuple[int, bytes]] = field(default_factory=list)
-    """With ``ttl_ms``: the blocks that it was the first to store, with their groups."""
-    offer: Offer | None = None
-    """What it promises to a decode engine."""
-    wanted: Wanted | None = None
-    """The transfer that it is to receive, until it has."""
-    has_states: bool = False
-    """Whether some of its blocks are states."""
-    overdue: bool = False
-    """Whether it has waited for that transfer for as long as it may."""
-    unkeyed: bool = False
-    """Whether the content of its LoRA adapter is not known, so that it is neither saved nor loaded
-    for now.
-    """
-    never_keyed: bool = False
-    """Whether that stays so, whatever becomes known."""
-    adapters: Adapters = ()
-    """Its LoRA adapter, once the content is known."""
-    events_extra: bytes | None = None
-    """With KV events, what its first block has besides tokens; None if none of its blocks is told.
-    """
     failed: dict[bytes, float] = field(default_factory=dict)
     """Keys whose load failed, and until when they are not promised."""
 
-    def restart_saves(self) -> None:
-        """Consider all its blocks unsaved: it has new blocks, or the agent lost the old ones."""
-        self.cursor = [0] * len(self.cursor)
-        self.next_tokens = 0
-        self.again = []
-        self.loaded = (0, 0)
+    def ends(self) -> None:
+        """The look-up in flight is over."""
+        self.ticket = None
+        self.pending_since = self.at = self.polled_at = 0.0
 
     def fail(self, hashes: list[bytes], now: float) -> None:
         """Record keys whose load failed."""
@@ -140,6 +102,100 @@ class Tracked:
     def failing(self, key: bytes, now: float) -> bool:
         """Return whether a key must not be promised."""
         return self.failed.get(key, 0.0) > now
+
+
+class Hurry(enum.IntEnum):
+    """When the blocks of a request are saved."""
+
+    USUAL = 0
+    AT_ONCE = 1
+    """Once they are computed, also with lazy offload."""
+    AWAITED = 2
+    """Likewise, and whoever else needs their memory: another engine waits for them. What it found
+    in the engine's own cache is saved too, at once.
+    """
+
+
+@dataclass(slots=True)
+class Saving:
+    """What is left of a request to be saved (save_plan)."""
+
+    cursor: list[int]
+    """By group, the first block that is not yet saved, being saved or loaded from the agent."""
+    next_tokens: int
+    """With fewer computed tokens there is nothing to save."""
+    again: list[tuple[int, int, int]] = field(default_factory=list)
+    """Blocks that are offered when it ends: group, first block, and the one after the last."""
+    most: int = NO_LIMIT
+    """How many of its tokens are saved."""
+    hurry: Hurry = Hurry.USUAL
+    job: int = 0
+    """The last job that has blocks of it."""
+    confirm_until: float = 0.0
+    """How long awaited blocks are offered again that another engine is saving, by the clock of the
+    saves; 0 if there were none.
+    """
+
+    def restart(self) -> None:
+        """Consider all its blocks unsaved."""
+        self.cursor = [0] * len(self.cursor)
+        self.next_tokens = 0
+        self.again = []
+
+
+class Phase(enum.IntEnum):
+    """What a request has of blocks."""
+
+    NONE = 0
+    LOADED = 1
+    """A load fills some of them, or has."""
+    RUNNING = 2
+    """It computes, or will in this step."""
+
+
+@dataclass(eq=False, slots=True)
+class Tracked:
+    """One request, from its arrival to its end."""
+
+    request: Any
+    """vLLM's, or one with other keys of its blocks."""
+    saving: Saving
+    barred: set[str] = field(default_factory=set)
+    """Why it is neither saved nor loaded; empty if it is."""
+    asking: Asking = field(default_factory=Asking)
+    own: int = 0
+    """Tokens that the engine had itself at the last look-up."""
+    phase: Phase = Phase.NONE
+    load: int = 0
+    """The job that loads its blocks, else 0. Until the outcome is known, the request waits in vLLM,
+    or computes if its step waits for the load.
+    """
+    loaded: tuple[int, int] = (0, 0)
+    """The range of tokens that came from the agent and are not saved again."""
+    stale: bool = False
+    """Whether some of its KV depends on old weights, so that it is not saved."""
+    depends: Depends = ()
+    """What workers must still have for its jobs to be right."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether another engine waits for its blocks."""
+        return self.saving.hurry == Hurry.AWAITED
+
+    @property
+    def saved(self) -> bool:
+        """Whether its blocks may be saved."""
+        return not (self.barred or self.stale) and self.saving.most > 0
+
+    def restart_saves(self) -> None:
+        """Consider all its blocks unsaved: it has new blocks, or the agent lost the old ones."""
+        self.saving.restart()
+        self.loaded = (0, 0)
+
+
+def arrived(request: Any, groups: int, next_tokens: int) -> Tracked:
+    """Return the record of a request that has arrived."""
+    return Tracked(request, Saving([0] * groups, next_tokens))
 
 
 _ALL = 1 << 62  # blocks
@@ -222,17 +278,16 @@ class StaleRequests:
 class Blocks:
     """vLLM's block pool, and this connector's pins in it."""
 
-    def __init__(self, pool: Any, pin_fraction: float, deliver_fraction: float = 0.0) -> None:
+    def __init__(self, pool: Any, pin_fraction: float) -> None:
         self._pool = pool
         self.saving = 0
-        """Pins of saves."""
-        self.delivering = 0
-        """Pins of saves of offered requests, which have a budget of their own."""
+        """Pins of saves, but for those that another engine awaits: they are not limited."""
+        self.awaited = 0
+        """Pins of those."""
         self.loading = 0
         """Pins of loads."""
         self.max_saving = max(int(pool.num_gpu_blocks * pin_fraction), 1 if pin_fraction else 0)
         """At least one, so that an engine with few blocks saves them one by one."""
-        self.max_delivering = int(pool.num_gpu_blocks * deliver_fraction)
         self._stale_hashes: dict[int, Any] = {}
         self.has_stale = False
         """Whether old weights may have computed some of the blocks."""
@@ -242,9 +297,9 @@ class Blocks:
         """Return vLLM's block pool."""
         return self._pool
 
-    def room(self, *, deliver: bool = False) -> int:
+    def room(self) -> int:
         """Return how many more blocks saves may pin."""
-        return self.max_delivering - self.delivering if deliver else self.max_saving - self.saving
+        return self.max_saving - self.saving
 
     def scarce(self) -> bool:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
@@ -263,21 +318,21 @@ class Blocks:
                 return i
         return len(hashes)
 
-    def pin(self, blocks: Sequence[Any], *, load: bool = False, deliver: bool = False) -> None:
+    def pin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Take a reference to each block."""
         self._pool.touch(blocks)
-        self._count(len(blocks), load=load, deliver=deliver)
+        self._count(len(blocks), load=load, awaited=awaited)
 
-    def unpin(self, blocks: Sequence[Any], *, load: bool = False, deliver: bool = False) -> None:
+    def unpin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Release the references, last block first, in vLLM's order."""
-        self._count(-len(blocks), load=load, deliver=deliver)
+        self._count(-len(blocks), load=load, awaited=awaited)
         self._pool.free_blocks(reversed(blocks))
 
-    def _count(self, pins: int, *, load: bool, deliver: bool) -> None:
+    def _count(self, pins: int, *, load: bool, awaited: bool) -> None:
         if load:
             self.loading += pins
-        elif deliver:
-            self.delivering += pins
+        elif awaited:
+            self.awaited += pins
         else:
             self.saving += pins
 

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import section
+from kvagent.vllm.scheduler.requests import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from kvagent.vllm.events.tokens import Tokens
+    from kvagent.vllm.counters import SaveCounts
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.scheduler.lazy import Unsaved
+    from kvagent.vllm.plan import Depends
     from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
-    from kvagent.vllm.scheduler.saves import Saves
 
+    Named = Callable[[Tracked, int, int, int], None]
 
 _NEVER = 1 << 62  # tokens
 
@@ -37,16 +38,18 @@ class SaveRun(NamedTuple):
     """
 
     tracked: Tracked | None
-    """None: of no request, but ``unsaved`` ones."""
+    """None: of no request."""
     group: int
     first: int
     hashes: Sequence[bytes]
     blocks: Sequence[Any]
     section: bytes
-    deliver: bool = False
-    """Whether its pins are those of an offered request."""
-    unsaved: Sequence[Unsaved] = ()
-    """With lazy offload, what is known of each block whose eviction came near."""
+    awaited: bool = False
+    """Whether another engine waits for its request's blocks."""
+    depends: Depends = ()
+    """What its blocks depend on."""
+    notes: Sequence[Any] = ()
+    """What a batch of another kind knows of each block."""
 
 
 class SaveBatch:
@@ -55,14 +58,16 @@ class SaveBatch:
     ``pin`` pins the blocks added since the last call; a job that is taken keeps its blocks pinned.
     """
 
-    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables) -> None:
+    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables, counts: SaveCounts) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
         self.open: list[SaveRun] = []
         """The runs that were added and not taken."""
-        self.tokens: Tokens | None = None
-        """What is told the tokens of all blocks that are to be saved; None without KV events."""
+        self.named: list[Named] = []
+        """Are told which blocks of a request are to be saved: group, first block, and number."""
         self._blocks = blocks
+        self._counts = counts
+        self._following = geometry.following
         self._tables = tables
         self._groups = [
             (group, spec.block_tokens, geometry.scale(group), bool(spec.window))
@@ -70,7 +75,7 @@ class SaveBatch:
         ]
         self._positional = [one for one in self._groups if one[0] not in geometry.states]
         self._unpinned: list[Any] = []  # blocks added since the last pin
-        self._undelivered: list[Any] = []  # those of them that offered requests pin
+        self._awaited: list[Any] = []  # likewise, of requests that another engine awaits
 
     def empty(self) -> bool:
         """Return whether everything that was added was taken."""
@@ -78,19 +83,19 @@ class SaveBatch:
 
     def room(self, tracked: Tracked | None = None) -> int:
         """Return how many more blocks may be added, of this request if one is given."""
-        if tracked is not None and tracked.offer is not None and self._blocks.max_delivering:
-            return self._blocks.room(deliver=True) - len(self._undelivered)
+        if tracked is not None and tracked.awaited:
+            return _NEVER
         return self._blocks.room() - len(self._unpinned)
 
     def begin(self, tracked: Tracked) -> None:
         """Begin with a request that is admitted: what it found in the engine's own cache is offered
         at its end, unless another engine waits for it, and what it loaded is not.
         """
-        if tracked.offer is None:
-            first = max(tracked.own, tracked.loaded[1])
-            tracked.again = [(group, 0, tracked.own // size) for group, size, _, _ in self._positional if tracked.own]
-            tracked.cursor = [
-                max(cursor, first // size) for cursor, (_, size, _, _) in zip(tracked.cursor, self._groups, strict=True)
+        if not tracked.awaited:
+            first, saving = max(tracked.own, tracked.loaded[1]), tracked.saving
+            saving.again = [(group, 0, tracked.own // size) for group, size, _, _ in self._positional if tracked.own]
+            saving.cursor = [
+                max(cursor, first // size) for cursor, (_, size, _, _) in zip(saving.cursor, self._groups, strict=True)
             ]
 
     def add(self, tracked: Tracked, tokens: int) -> None:
@@ -98,45 +103,71 @@ class SaveBatch:
 
         States are added by themselves (states).
         """
-        hashes, cursor = len(tracked.request.block_hashes), tracked.cursor
+        hashes, cursor = len(tracked.request.block_hashes), tracked.saving.cursor
         least = _NEVER
         for group, size, scale, _ in self._positional:
             begin = self._add(tracked, group, cursor[group], min(tokens // size, hashes // scale))
             cursor[group] = begin
             least = min(least, (begin + 1) * size)
-        tracked.next_tokens = least
+        tracked.saving.next_tokens = least
+
+    def end(self, tracked: Tracked, tokens: int, *, ready: bool) -> None:
+        """Add what the first ``tokens`` of a request that ends now leave to be saved, if the batch
+        is ``ready``. What finds no room is not saved.
+        """
+        if ready:
+            self.add(tracked, tokens)
+            self.add_again(tracked, tokens)  # last: most of it is in the agent
+            self.pin()
+        if tokens >= tracked.saving.next_tokens and not tracked.awaited and self._blocks.max_saving:
+            hashes = len(tracked.request.block_hashes)
+            ends = [(group, min(tokens // size, hashes // scale)) for group, size, scale, _ in self._positional]
+            self._counts.missed += sum(max(end - tracked.saving.cursor[group], 0) for group, end in ends)
 
     def add_again(self, tracked: Tracked, tokens: int) -> None:
         """Add what is offered at the end of a request, of its first ``tokens``."""
-        for group, begin, end in tracked.again:
+        for group, begin, end in tracked.saving.again:
             self._add(tracked, group, begin, min(end, tokens // self._groups[group][1]))
-        tracked.again = []
+        tracked.saving.again = []
 
-    def lacking(self, tracked: Tracked, tokens: int) -> int:
-        """Return how many blocks of the first ``tokens`` of a request were not added."""
-        hashes = len(tracked.request.block_hashes)
-        ends = [(group, min(tokens // size, hashes // scale)) for group, size, scale, _ in self._positional]
-        return sum(max(end - tracked.cursor[group], 0) for group, end in ends)
+    def due(self) -> bool:
+        """Return whether there may be blocks of no request to save. Called in every step, before
+        blocks are added.
+        """
+        return False
+
+    def collect(self) -> None:
+        """Add blocks of no request that are to be saved now, and pin them."""
+
+    def restore(self, run: SaveRun, first: int) -> None:
+        """Handle that the blocks of a run of no request were not saved, from the first one on."""
+
+    def release(self, run_blocks: Sequence[Any]) -> None:
+        """Release the references to blocks of no request."""
+        self._blocks.unpin(run_blocks)
+
+    def clear(self) -> None:
+        """Save no blocks of no request that hold what they hold now."""
 
     def pin(self) -> None:
         """Pin the blocks that were added."""
         if self._unpinned:
             self._blocks.pin(self._unpinned)
             self._unpinned = []
-        if self._undelivered:
-            self._blocks.pin(self._undelivered, deliver=True)
-            self._undelivered = []
+        if self._awaited:
+            self._blocks.pin(self._awaited, awaited=True)
+            self._awaited = []
 
     def take_job(self) -> tuple[list[SaveRun], list[Any]]:
         """Return as many runs as one job holds, and their blocks.
 
-        A job is revoked and released as a whole, so runs of offered requests, and of blocks near
-        their eviction, have jobs of their own.
+        A job is revoked and released as a whole, so runs of awaited requests, and of no request,
+        have jobs of their own.
         """
         blocks: list[Any] = []
         count = 0
         for run in self.open[:MAX_SECTIONS]:
-            other = run.deliver != self.open[0].deliver or bool(run.unsaved) != bool(self.open[0].unsaved)
+            other = run.awaited != self.open[0].awaited or (run.tracked is None) != (self.open[0].tracked is None)
             if blocks and (other or len(blocks) + len(run.blocks) > self.job_blocks):
                 break
             blocks += run.blocks
@@ -153,11 +184,10 @@ class SaveBatch:
     def take(self, tracked: Tracked, group: int, first: int, keys: list[bytes], blocks: Sequence[Any]) -> None:
         """Add a run of blocks as it is, for which there is room."""
         scale, hashes = self._groups[group][2], tracked.request.block_hashes
-        if self.tokens is not None:
-            self.tokens.say(tracked, group, first, len(keys))
-        deliver = tracked.offer is not None and self._blocks.max_delivering > 0
-        if deliver:
-            self._undelivered += blocks
+        for named in self.named:
+            named(tracked, group, first, len(keys))
+        if tracked.awaited:
+            self._awaited += blocks
         else:
             self._unpinned += blocks
         for at in range(0, len(keys), self.job_blocks):
@@ -165,7 +195,7 @@ class SaveBatch:
             parent = hashes[i * scale - 1] if i else b""
             some, these = keys[at : at + self.job_blocks], blocks[at : at + self.job_blocks]
             data = section(group, parent, some, [block.block_id for block in these])
-            self.open.append(SaveRun(tracked, group, i, some, these, data, deliver))
+            self.open.append(SaveRun(tracked, group, i, some, these, data, tracked.awaited, tracked.depends))
 
     def _add(self, tracked: Tracked, group: int, begin: int, end: int) -> int:
         """Add a request's blocks from ``begin`` to ``end`` as far as there is room.
@@ -173,7 +203,8 @@ class SaveBatch:
         Return the new cursor: the first block that must wait.
         """
         _, size, scale, window = self._groups[group]
-        begin = max(begin, tracked.found // size)
+        if self._following:  # what the engine's own cache has may go by another next token
+            begin = max(begin, tracked.own // size)
         if begin >= end:
             return begin
         hashes = tracked.request.block_hashes
@@ -244,7 +275,11 @@ class SaveSchedule:
         self._steps += 1
         if total != len(scheduled) and max(scheduled.values(), default=0) > DECODE_TOKENS:
             for request, tokens in scheduled.items():
-                if tokens > DECODE_TOKENS and (tracked := tracked_of.get(request)) is not None and tracked.admitted:
+                if (
+                    tokens > DECODE_TOKENS
+                    and (tracked := tracked_of.get(request)) is not None
+                    and tracked.phase == Phase.RUNNING
+                ):
                     self.add(tracked)
         if self._steps % SEND_STEPS == 0:
             turns, self._share = divmod(self._share + len(self._turns) * SEND_STEPS, RUN_STEPS)
@@ -263,29 +298,27 @@ class SaveSchedule:
 
 
 def collect_saves(
-    schedule: SaveSchedule, saves: Saves, scheduled: Mapping[str, int], *, decode: bool, offers_only: bool = False
+    schedule: SaveSchedule, batch: SaveBatch, scheduled: Mapping[str, int], *, following: int = 0, short: bool = False
 ) -> None:
     """Add the full blocks of requests to the batch; those without room are looked at again.
 
-    ``scheduled``: the tokens that the step computes, by request. ``decode``: whether to save
-    generated tokens too. With ``offers_only``, requests that are not offered wait.
+    ``scheduled``: the tokens that the step computes, by request. ``following``: of Geometry. While
+    memory is ``short``, requests wait that no engine awaits.
     """
     left: list[Tracked] = []
     for tracked in schedule.take():
-        if tracked.stale or tracked.no_save or tracked.unkeyed:
+        if not tracked.saved:
             continue
-        if offers_only and tracked.offer is None:
+        if short and not tracked.awaited:
             left.append(tracked)
             continue
-        request = tracked.request
-        tokens = final_tokens(request, scheduled.get(request.request_id, 0), saves.following)
-        if not decode:
-            tokens = min(tokens, request.num_prompt_tokens)
-        if tokens >= tracked.next_tokens:
-            saves.batch.add(tracked, tokens)
-            if tokens >= tracked.next_tokens:  # there was no room
+        request, saving = tracked.request, tracked.saving
+        tokens = min(final_tokens(request, scheduled.get(request.request_id, 0), following), saving.most)
+        if tokens >= saving.next_tokens:
+            batch.add(tracked, tokens)
+            if tokens >= saving.next_tokens:  # there was no room
                 left.append(tracked)
-    saves.batch.pin()
+    batch.pin()
     for tracked in left:
         schedule.add(tracked)
 

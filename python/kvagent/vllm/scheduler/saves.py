@@ -9,25 +9,19 @@ can be released at once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
-from kvagent.vllm.scheduler.keeps import note_stored
-from kvagent.vllm.scheduler.lazy import LazyBatch
-from kvagent.vllm.scheduler.save_plan import SaveBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.keys.adapters import Adapters
-    from kvagent.vllm.nodes.orders import Target
-    from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
-    from kvagent.vllm.scheduler.save_plan import SaveRun
+    from kvagent.vllm.scheduler.requests import Blocks, Tracked
+    from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
 HOLD_S = 5.0  # the longest that a save may pin its blocks; one step counts for half of it at most
 
@@ -48,46 +42,34 @@ class _Save:
     """Whether its blocks depend on old weights, so that none is offered again."""
 
     @property
-    def deliver(self) -> bool:
-        """Return whether it saves offered requests."""
-        return bool(self.runs) and self.runs[0].deliver
+    def awaited(self) -> bool:
+        """Return whether another engine waits for its blocks."""
+        return bool(self.runs) and self.runs[0].awaited
 
     @property
-    def near_eviction(self) -> bool:
-        """Return whether it saves blocks whose eviction came near (lazy)."""
-        return bool(self.runs) and bool(self.runs[0].unsaved)
+    def of_requests(self) -> bool:
+        """Return whether its blocks are those of requests."""
+        return not self.runs or self.runs[0].tracked is not None
 
 
-@dataclass(eq=False)
 class Saves:
-    """The saves in flight. ``revoke_now`` sets a word in all workers at once; it may be None."""
+    """The saves in flight."""
 
-    geometry: Geometry
-    world: int
-    blocks: Blocks
-    tables: Tables
-    revoke_now: Callable[[int], None] | None = None
-    watermark: int = 0
-    """With lazy offload, how many blocks before its eviction a block is saved; 0: at once."""
-    notes: bool = False
-    """Whether some request has to know which blocks it was the first to store."""
-    counts: SaveCounts = field(default_factory=SaveCounts)
-    adapters: Adapters | None = None
-    """The engine's LoRA adapters."""
-    following: int = 0
-    """How many tokens after a block its bytes depend on."""
-
-    def __post_init__(self) -> None:
-        self.lazy = None
-        """The batch, if it is a lazy one."""
-        if self.watermark:
-            self.lazy = LazyBatch(self.geometry, self.blocks, self.tables, self.watermark, self.counts)
-        self.batch: SaveBatch = self.lazy or SaveBatch(self.geometry, self.blocks, self.tables)
+    def __init__(
+        self, batch: SaveBatch, world: int, blocks: Blocks, counts: SaveCounts | None = None,
+        revoke_now: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.batch = batch
         """The contents of the next jobs. Callers that add to it also pin."""
-        self.last_job = 0
-        """The job that was sent last."""
+        self.blocks = blocks
+        self.counts = counts or SaveCounts()
+        self.revoke_now = revoke_now
+        """Sets a revocation word in all workers at once; None if it cannot."""
+        self.over: list[tuple[Sequence[SaveRun], bytes]] = []
+        """Runs of saves that were over with the last report, and the statuses of their blocks."""
         self.now = 0.0
         """A clock that advances by at most half of HOLD_S per step."""
+        self._world = world
         self._inflight: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._last = 0.0
@@ -103,10 +85,10 @@ class Saves:
 
     def ready(self) -> bool:
         """Return whether saves can be planned now. Called before blocks are added."""
-        return bool(self._words) and (self.batch.room() > 0 or self.blocks.room(deliver=True) > 0)
+        return bool(self._words)
 
     def finish(
-        self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"", elsewhere: tuple[Target, ...] = ()
+        self, jobs: Callable[[], int], boot: bytes, epoch: int, space: bytes = b"", elsewhere: tuple[Any, ...] = ()
     ) -> list[SaveJob]:  # fmt: skip
         """Return the jobs of what was added and pinned."""
         planned = []
@@ -116,27 +98,21 @@ class Saves:
             sections = packed([run.section for run in runs], len(blocks))
             save = _Save(jobs(), self._words.pop(), runs, blocks, self.now)
             self._inflight[save.job] = save
-            self.last_job = save.job
+            for run in runs:
+                if run.tracked is not None:
+                    run.tracked.saving.job = save.job
             self.counts.planned += len(blocks)
-            of = self._adapters_of(runs)
-            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space, of, elsewhere))
+            depends = tuple({one for run in runs for one in run.depends})
+            planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space, depends, elsewhere))
         if not batch.empty():
             self.drop()  # no free revocation word
         return planned
-
-    def _adapters_of(self, runs: Sequence[SaveRun]) -> tuple[tuple[int, int], ...]:
-        """Return the LoRA adapters that may have computed the blocks of a job."""
-        if self.adapters is None or not self.adapters.known:
-            return ()
-        if any(run.tracked is None for run in runs):
-            return self.adapters.all()
-        return tuple({one for run in runs if run.tracked is not None for one in run.tracked.adapters})
 
     def drop(self) -> None:
         """Discard what was added and not sent."""
         for run in self.batch.take_all():
             self._again(run, 0)
-            self._unpin(run.blocks, deliver=run.deliver, near_eviction=bool(run.unsaved))
+            self._unpin(run.blocks, awaited=run.awaited, of_requests=run.tracked is not None)
 
     def report(self, job: int, outcome: Outcome) -> bool:
         """Handle a report of one or more workers. Return whether the job is a save."""
@@ -144,29 +120,22 @@ class Saves:
         if save is None:
             return False
         save.outcome = outcome if save.outcome is None else save.outcome.join(outcome)
-        if save.outcome.ranks >= self.world:
+        if save.outcome.ranks >= self._world:
             del self._inflight[job]
             self._over(save, save.outcome.statuses)
         return True
 
-    def settled(self, job: int) -> bool:
-        """Return whether all saves up to this job have been reported."""
-        return next(iter(self._inflight), job + 1) > job
+    def settled(self, tracked: Tracked) -> bool:
+        """Return whether all saves are over that have blocks of a request, or that it shares with
+        requests before it.
+        """
+        if any(run.tracked is tracked for run in self.batch.open):
+            return False
+        return next(iter(self._inflight), tracked.saving.job + 1) > tracked.saving.job
 
     def end(self, tracked: Tracked, tokens: int) -> None:
-        """Save the first ``tokens`` of a request that ends now, as far as there is room. What finds
-        none is not saved; with lazy offload it is noted.
-        """
-        if self.lazy is not None or self.ready():
-            self.batch.add(tracked, tokens)
-            self.batch.add_again(tracked, tokens)  # last: most of it is in the agent
-            self.batch.pin()
-        if tokens < tracked.next_tokens:
-            return
-        if self.lazy is not None:
-            self.lazy.keep_rest(tracked, tokens)
-        elif tracked.offer is None and self.blocks.max_saving:
-            self.counts.missed += self.batch.lacking(tracked, tokens)
+        """Save the first ``tokens`` of a request that ends now, as far as there is room."""
+        self.batch.end(tracked, tokens, ready=self.ready())
 
     def clear_left(self) -> None:
         """Save nothing of what is noted of ended requests, and nothing in flight again: all of it
@@ -174,18 +143,17 @@ class Saves:
         """
         for save in self._inflight.values():
             save.stale = True
-        if self.lazy is not None:
-            self.lazy.clear_unsaved()
+        self.batch.clear()
 
-    def revoke(self, *, offers: bool = False, in_use: bool = True) -> list[int]:
-        """Revoke all saves, those of offered requests only with ``offers``, and only with
+    def revoke(self, *, awaited: bool = False, in_use: bool = True) -> list[int]:
+        """Revoke all saves, those that another engine awaits only with ``awaited``, and only with
         ``in_use`` those all of whose blocks requests use: these would not be free.
 
         Return their jobs; their blocks are free from the next step on.
         """
         revoked: list[int] = []
         for save in self._inflight.values():
-            if save.pinned and (offers or not save.deliver) and (in_use or _holds(save.blocks)):
+            if save.pinned and (awaited or not save.awaited) and (in_use or _holds(save.blocks)):
                 revoked.append(save.job)
                 self._revoke_save(save)
         return revoked
@@ -204,16 +172,15 @@ class Saves:
     def revoke_at_once(self) -> list[int]:
         """Revoke all saves between two steps if the words are mapped, else none."""
         self.drop()
-        return [] if self.revoke_now is None else self.revoke(offers=True)
+        return [] if self.revoke_now is None else self.revoke(awaited=True)
 
     def _over(self, save: _Save, statuses: bytes) -> None:
         self._words.append(save.revoke)
-        if self.notes:
-            note_stored(save.runs, statuses)
-        if save.pinned and save.deliver and not save.stale and BlockStatus.IN_PROGRESS in statuses:
+        self.over.append((save.runs, statuses))
+        if save.pinned and save.awaited and not save.stale and BlockStatus.IN_PROGRESS in statuses:
             statuses = self._confirm(save, statuses)
         if save.pinned:
-            self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
+            self._unpin(save.blocks, awaited=save.awaited, of_requests=save.of_requests)
         if len(statuses) == len(save.blocks) and not statuses.translate(None, _STORED):  # the usual case
             stored = statuses.count(BlockStatus.OK)
             self.counts.stored += stored
@@ -221,11 +188,11 @@ class Saves:
             return
         self._partly_over(save, statuses)
 
-    def _unpin(self, blocks: Sequence[Any], *, deliver: bool, near_eviction: bool) -> None:
-        if near_eviction and self.lazy is not None:
-            self.lazy.release(blocks)
+    def _unpin(self, blocks: Sequence[Any], *, awaited: bool, of_requests: bool) -> None:
+        if of_requests:
+            self.blocks.unpin(blocks, awaited=awaited)
         else:
-            self.blocks.unpin(blocks, deliver=deliver)
+            self.batch.release(blocks)
 
     def _partly_over(self, save: _Save, statuses: bytes) -> None:
         left = iter(statuses)
@@ -239,7 +206,7 @@ class Saves:
                     self._again(run, i)
 
     def _confirm(self, save: _Save, statuses: bytes) -> bytes:
-        """Offer those runs of offered requests again that have blocks which another engine is
+        """Offer those runs of awaited requests again that have blocks which another engine is
         saving: they are not stored yet, and may never be.
 
         Return the statuses of the others, which stay in the save.
@@ -249,12 +216,11 @@ class Saves:
         at = 0
         for run in save.runs:
             own, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
-            offer = run.tracked.offer if run.tracked is not None else None
-            if offer is not None and BlockStatus.IN_PROGRESS in own:
-                offer.confirm_until = offer.confirm_until or self.now + HOLD_S
-                if self.now < offer.confirm_until:
+            if run.tracked is not None and BlockStatus.IN_PROGRESS in own:
+                saving = run.tracked.saving
+                saving.confirm_until = saving.confirm_until or self.now + HOLD_S
+                if self.now < saving.confirm_until:
                     self.batch.open.append(run)
-                    offer.through = -1
                     continue
             over.append(run)
             rest += own
@@ -269,22 +235,21 @@ class Saves:
         self.counts.revoked += len(save.blocks)
         for run in save.runs:
             self._again(run, 0)  # now: their request may end, or their contents change, before the report
-        self._unpin(save.blocks, deliver=save.deliver, near_eviction=save.near_eviction)
+        self._unpin(save.blocks, awaited=save.awaited, of_requests=save.of_requests)
 
     def _again(self, run: SaveRun, i: int) -> None:
-        """Offer the blocks of a run from the i-th on again: those of no request when their eviction
-        comes near again, those for a decode engine as soon as their request is looked at, and
-        others when their request ends.
+        """Offer the blocks of a run from the i-th on again: those of no request as their batch
+        says, awaited ones as soon as their request is looked at, and others when it ends.
         """
-        tracked = run.tracked
-        if tracked is None:
-            if self.lazy is not None:
-                self.lazy.restore(run, i)
-        elif tracked.offer is None:
-            tracked.again.append((run.group, run.first + i, run.first + len(run.hashes)))
+        if run.tracked is None:
+            self.batch.restore(run, i)
+            return
+        saving = run.tracked.saving
+        if run.tracked.awaited:
+            saving.cursor[run.group] = min(saving.cursor[run.group], run.first + i)
+            saving.next_tokens = 0
         else:
-            tracked.cursor[run.group] = min(tracked.cursor[run.group], run.first + i)
-            tracked.next_tokens = 0
+            saving.again.append((run.group, run.first + i, run.first + len(run.hashes)))
 
     def _count(self, status: int) -> None:
         if status == BlockStatus.OK:

@@ -10,48 +10,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from kvagent.vllm.hooks import Guest
+from kvagent.vllm.scheduler.requests import Phase
 
+if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.requests import Blocks, Tracked
     from kvagent.vllm.scheduler.save_plan import SaveBatch
 
 
-class States:
+class States(Guest):
     """Adds the states of a step to its saves."""
 
-    def __init__(self, geometry: Geometry, blocks: Blocks) -> None:
+    def __init__(self, geometry: Geometry) -> None:
         self._hash_tokens = geometry.hash_tokens
         self._sizes = {group: geometry.groups[group].block_tokens for group in geometry.states}
-        self._blocks = blocks
 
-    def add(
-        self, batch: SaveBatch, block_state: Any, tracked_of: Mapping[str, Tracked], *, decode: bool
-    ) -> None:  # fmt: skip
-        """Add the states that vLLM hands over in a step, and pin them.
-
-        ``decode``: whether to save states after generated tokens too.
-        """
-        handed = getattr(block_state, "boundary_state_offloads", None) or {}
+    def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
+        """Add the states that vLLM hands over in a step, unless blocks are scarce."""
+        handed = getattr(getattr(output, "kv_connector_block_state", None), "boundary_state_offloads", None) or {}
+        side = self.side
+        if not handed or side.short() or output.preempted_req_ids or side.saves is None or side.blocks is None:
+            return
         for request, states in handed.items():
-            tracked = tracked_of.get(request)
-            if tracked is None or not tracked.admitted or tracked.stale or tracked.no_save or tracked.unkeyed:
+            tracked = side.requests.get(request)
+            if tracked is None or tracked.phase != Phase.RUNNING or not tracked.saved:
                 continue
-            most = tracked.request.num_tokens if decode else tracked.request.num_prompt_tokens
+            most = min(tracked.request.num_tokens, tracked.saving.most)
             for group, block_id, tokens in states:
                 if group in self._sizes and tokens <= most:
-                    self._add(batch, tracked, group, self._blocks.pool.blocks[block_id], tokens)
-        batch.pin()
+                    self._add(side.saves.batch, tracked, group, side.blocks, block_id, tokens)
+        side.saves.batch.pin()
 
-    def _add(self, batch: SaveBatch, tracked: Tracked, group: int, block: Any, tokens: int) -> None:
+    def _add(
+        self, batch: SaveBatch, tracked: Tracked, group: int, blocks: Blocks, block_id: int, tokens: int
+    ) -> None:  # fmt: skip
         """Add one state, unless it is inside a block, came from the agent."""
         size, hashes = self._sizes[group], tracked.request.block_hashes
-        at = tokens // self._hash_tokens
+        at, block = tokens // self._hash_tokens, blocks.pool.blocks[block_id]
         if tokens % size or not 0 < at <= len(hashes) or tracked.loaded[0] < tokens <= tracked.loaded[1]:
             return
-        key = hashes[at - 1]
-        if block.is_null or block.block_hash is None or self._blocks.is_stale(block):
+        if block.is_null or block.block_hash is None or blocks.is_stale(block):
             return
         if batch.room(tracked) > 0:
-            batch.take(tracked, group, tokens // size - 1, [key], [block])
+            batch.take(tracked, group, tokens // size - 1, [hashes[at - 1]], [block])

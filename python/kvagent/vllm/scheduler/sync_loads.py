@@ -19,12 +19,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvagent.vllm.hooks import Guest, Waits
 from kvagent.vllm.scheduler.waits import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report
@@ -46,20 +46,18 @@ class _Withheld:
     bytes: int
 
 
-class SyncLoads:
-    """The synchronous loads of an engine. Without a ``preemption`` there are none."""
+class SyncLoads(Guest, Waits):
+    """The synchronous loads of an engine."""
 
-    def __init__(
-        self, options: Options, geometry: Geometry, token_bytes: float, preemption: Preemption | None, counts: Counts
-    ) -> None:
+    def __init__(self, options: Options, geometry: Geometry, token_bytes: float, preemption: Preemption) -> None:
         """``token_bytes``: what a rank has of a token."""
         self._preemption = preemption
         self._auto = options.load_mode == "auto"
         self._most = options.sync_load_bytes
         self._block_tokens = geometry.groups[0].block_tokens
         self._token_bytes = token_bytes
-        self._counts = counts
         self._left = self._most
+        self._taken: set[Tracked] = set()  # requests whose last promise is loaded so
         self._withheld: dict[int, _Withheld] = {}  # by job
         self._jobs: dict[Tracked, int] = {}
         self._messages = Rate()  # seconds per small load
@@ -68,11 +66,7 @@ class SyncLoads:
         self._steps = Rate()  # seconds per step
         self._step_began = 0.0  # of the step in flight, if its time says how long steps are
 
-    def possible(self) -> bool:
-        """Return whether any load may be synchronous."""
-        return self._preemption is not None
-
-    def asks(self, tracked: Tracked, tokens: int) -> bool:
+    def ready(self, tracked: Tracked, tokens: int) -> bool:
         """Return whether to ask the agent if a request's blocks are ready, of at most that many
         tokens.
         """
@@ -80,32 +74,36 @@ class SyncLoads:
 
     def takes(self, tracked: Tracked, tokens: int, now: float) -> bool:
         """Return whether a promise of that many tokens is loaded synchronously."""
-        ready = tracked.promised is not None and tracked.promised.ready
-        if not (tokens and ready and self._may(tracked)):
-            return False
+        ready = tracked.asking.promised is not None and tracked.asking.promised.ready
         size = tokens * self._token_bytes
-        return size <= self._left and (not self._auto or self._short(size, now))
+        good = tokens and ready and self._may(tracked) and size <= self._left
+        if good and (not self._auto or self._short(size, now)):
+            self._taken.add(tracked)
+            return True
+        self._taken.discard(tracked)
+        return False
 
-    def begin(self, job: int, tracked: Tracked, tokens: int) -> None:
+    def taken(self, tracked: Tracked) -> bool:
+        """Return what ``takes`` returned last for a request."""
+        return tracked in self._taken
+
+    def start(self, job: int, tracked: Tracked, tokens: int) -> None:
         """Withhold the blocks of a request that was admitted with such a load."""
-        assert self._preemption is not None
         own, size = tracked.own // self._block_tokens, int(tokens * self._token_bytes)
         self._preemption.withhold(tracked.request.request_id, own)
         self._withheld[job], self._jobs[tracked] = _Withheld(tracked, own, size), job
         self._left -= size
-        self._counts.loads_sync += 1
+        self.side.counts.loads_sync += 1
 
     def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
         """Let another job stand for a request's load, begun or not."""
         if (old := self._jobs.get(tracked)) is None:
-            self.begin(job, tracked, tokens)
+            self.start(job, tracked, tokens)
         else:
             self._withheld[job], self._jobs[tracked] = self._withheld.pop(old), job
 
     def step(self, *, computes: bool, now: float) -> None:
         """End the last step and begin the next one, which may wait for as many bytes again."""
-        if self._preemption is None:
-            return
         if self._step_began:
             self._steps.add(1, now - self._step_began)
         waits = self._left < self._most
@@ -114,19 +112,19 @@ class SyncLoads:
 
     def lost(self, tracked: Tracked) -> None:
         """Handle the loss of a request's blocks before the outcome of its load is known."""
-        if self._preemption is not None and self._forget(tracked) is not None:
+        if self._forget(tracked) is not None:
             self._preemption.drop_output(tracked.request.request_id)
 
-    def ended(self, tracked: Tracked, *, normally: bool) -> bool:
+    def over(self, tracked: Tracked, *, normally: bool) -> bool:
         """Handle a request's end. Return whether that shows that its load has succeeded.
 
         vLLM delivers no output of a step that reports bad blocks of the request, so a request that
         ends by its output has all of them.
         """
+        self._taken.discard(tracked)
         withheld = self._forget(tracked)
         if withheld is None or not normally:
             return False
-        assert self._preemption is not None
         self._preemption.publish_now(tracked.request.request_id, withheld.own)
         return True
 
@@ -136,7 +134,6 @@ class SyncLoads:
         """
         if not self._withheld:
             return
-        assert self._preemption is not None
         copied = 0  # bytes; the workers waited once for all loads of a step
         for job in [*report.late, *report.outcomes]:
             withheld = self._withheld.pop(job, None)
@@ -149,7 +146,7 @@ class SyncLoads:
             if good:
                 copied += withheld.bytes
             else:
-                self._counts.loads_sync_failed += 1
+                self.side.counts.loads_sync_failed += 1
             if self._jobs.get(tracked) != job:
                 continue  # it has lost these blocks, or ended
             del self._jobs[tracked]
@@ -163,7 +160,7 @@ class SyncLoads:
 
     def _may(self, tracked: Tracked) -> bool:
         """Return whether a request may load so: not one that another engine is concerned with."""
-        return self._preemption is not None and tracked.wanted is None and tracked.offer is None
+        return not tracked.asking.terms.transfer and not tracked.awaited
 
     def _measure(self, size: int, seconds: float, now: float) -> None:
         """Record the time of a step's loads."""

@@ -19,16 +19,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from kvagent.vllm.scheduler.requests import USUAL
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvagent.vllm.options import Options
-    from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.requests import Terms, Tracked
 
 CHUNK_TOKENS = 32  # a step in which a request computes fewer tokens says nothing of prefills
 KEPT = 0.8  # weight of the former samples of a rate when one is added
 MAX_HALVINGS = 30
-COMPUTED_S = 10.0  # for blocks that a prefill engine has computed: more than they take to be stored and sent
 
 
 class Rate:
@@ -58,7 +59,6 @@ class LookupWaits:
     def __init__(self, options: Options) -> None:
         self.tiers_s = options.tier_wait_ms / 1e3
         """The longest that a request waits while the agent queries its lower tiers."""
-        self._remote_s = options.remote_wait_ms / 1e3
         self.computed = Rate()
         self.loaded = Rate()
         self._age_s = options.lookup_age_ms / 1e3
@@ -90,19 +90,14 @@ class LookupWaits:
 
     def pending_s(self, tracked: Tracked) -> float:
         """Return how long a request may wait while the agent says that more may come."""
-        if tracked.wanted is None:
-            return self.tiers_s
-        if tracked.overdue:
-            return 0.0
-        return self._remote_s if tracked.wanted.early else min(self._remote_s, COMPUTED_S)
+        terms = tracked.asking.terms
+        return terms.pending_s if terms.transfer else self.tiers_s
 
-    def longest_s(self, tokens: int, *, wanted: bool = False) -> float:
+    def longest_s(self, tokens: int, terms: Terms = USUAL) -> float:
         """Return how long a request may wait for answers in total, of which ``tokens`` are not in
         the engine's own cache.
-
-        ``wanted``: they were computed for it elsewhere, so that it does not compute them itself.
         """
-        worth_s = self._remote_s if wanted else self._worth_s(tokens)
+        worth_s = terms.wait_s if terms.transfer else self._worth_s(tokens)
         return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
 
     def may_wait(self, tracked: Tracked, tokens: int, now: float) -> bool:
@@ -111,13 +106,14 @@ class LookupWaits:
         Called whenever vLLM asks. After the agent has said that more may come, time does not count:
         up to pending_s in total, and up to lookup_age_ms of the look-up in flight.
         """
-        if since := tracked.polled_at:
-            if tracked.pending_since:
-                free = tracked.pending_since + self.pending_s(tracked)
-                since = max(since, min(free, tracked.asked_at + self._age_s) if tracked.asked_at else free)
-            tracked.waited_s += max(now - since, 0.0)
-        tracked.polled_at = now
-        return tracked.waited_s < self.longest_s(tokens, wanted=tracked.wanted is not None)
+        asking = tracked.asking
+        if since := asking.polled_at:
+            if asking.pending_since:
+                free = asking.pending_since + self.pending_s(tracked)
+                since = max(since, min(free, asking.at + self._age_s) if asking.at else free)
+            asking.waited_s += max(now - since, 0.0)
+        asking.polled_at = now
+        return asking.waited_s < self.longest_s(tokens, asking.terms)
 
     def _worth_s(self, tokens: int) -> float:
         """Return the time that a hit saves; infinite before the first prompt was computed."""

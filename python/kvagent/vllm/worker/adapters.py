@@ -20,10 +20,12 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvagent.vllm.plan import LoadedAdapter
+from kvagent.vllm.plan import LoadJob, SaveJob
+from kvagent.vllm.worker.guest import WorkerGuest
 from kvagent.weights import files
 from kvagent.weights.digest_cache import State, now_ns
 from kvagent.weights.samples import Unreadable
@@ -43,12 +45,31 @@ _MARK = "_kvagent_listens"
 log = logging.getLogger("vllm.kvagent")
 
 
-class LoadedAdapters:
+ADAPTERS = "adapters"
+"""The name under which workers tell what they have loaded."""
+
+
+@dataclass(slots=True)
+class LoadedAdapter:
+    """A LoRA adapter that a worker has loaded: other content than before, if any, under this
+    number.
+    """
+
+    number: int
+    serial: int
+    """Greater for later content."""
+    digest: bytes = b""
+    """Of the content; empty at first, and for good if it cannot be determined."""
+
+
+class LoadedAdapters(WorkerGuest):
     """The adapters that one worker has loaded. ``close`` waits for its thread.
 
     The serial of a content is the count of loads, of whatever adapter, when it was first loaded. So
     it never comes back, ranks agree on it, and the scheduler's plans can name what they are for.
     """
+
+    name = ADAPTERS
 
     def __init__(self, config: Any, *, mapped: bool = False) -> None:
         """``config``: vLLM's LoRAConfig, the very object that the worker's manager has.
@@ -83,7 +104,13 @@ class LoadedAdapters:
         kept = manager.list_adapters()
         return all(number in kept or not self._changed(number) for number, _ in adapters)
 
-    def take(self) -> tuple[LoadedAdapter, ...]:
+    def serves(self, job: SaveJob | LoadJob) -> bool:
+        """Return whether the adapters that a job depends on are those that computed its blocks, or
+        will compute what follows them.
+        """
+        return self.stays(job.depends) if isinstance(job, LoadJob) else self.current(job.depends)
+
+    def news(self) -> tuple[LoadedAdapter, ...]:
         """Return what has become known since the last call."""
         if not self._news:  # the usual case
             return ()

@@ -16,27 +16,29 @@ from kvagent.vllm.boundary.errors import contained
 from kvagent.vllm.boundary.worker import CALLS, LostWorker, abandon
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.guests.joined import joined_worker
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.nodes.delegate import Delegate
+from kvagent.vllm.nodes.orders import localized
 from kvagent.vllm.nodes.placement import Part
 from kvagent.vllm.nodes.rules import part_shard
 from kvagent.vllm.options import FAIL
-from kvagent.vllm.plan import StepPlan, localized
+from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.uncached import NoLink
-from kvagent.vllm.worker.adapters import LoadedAdapters, listen
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
 from kvagent.vllm.worker.stages import calling_layers
 from kvagent.vllm.worker.sync import Sync, make_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.vllm.boundary.errors import Errors
     from kvagent.vllm.cells import Cells
     from kvagent.vllm.options import Options
+    from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.side import Results
 
 
@@ -59,8 +61,7 @@ class WorkerCalls:
     _worker: WorkerSide | LostWorker | None = None
     _sync: Sync | None = None
     _memory: Memory | None = None
-    _adapters: LoadedAdapters | None = None
-    _delegate: Delegate | None = None
+    _guests: Sequence[WorkerGuest] = ()
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
@@ -96,7 +97,7 @@ class WorkerCalls:
         if not self._uncached:
             log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
         self._uncached = reason
-        self._close_delegate()
+        self._close_guests()
         self._close_memory()
         self._sync = self._sync or make_sync(None)
         if self._worker is None:
@@ -136,18 +137,15 @@ class WorkerCalls:
     def _register(self, kv_caches: dict[str, Any]) -> None:
         self._kv_caches = kv_caches
         caches, sync = self._share(kv_caches)
-        if self._adapters is None and (lora := getattr(self._vllm_config, "lora_config", None)) is not None:
-            self._adapters = listen(lora)
         self._identity = with_resolved(self._identity, used_backends(self._vllm_config, self._config, self._kv_caches))
         link = self._make_link()
-        self._delegate = self._delegate or self._make_delegate()
         if self._worker is None:
+            self._guests = self._make_guests(caches)
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, clock=sync.clock,
                 generation=self._generation, use_generation=self._use_generation,
-                identity=() if self._part.index else self._identity, sync_wait_s=self._options.sync_wait_ms / 1e3,
-                stages=caches.stages, adapters=self._adapters, delegate=self._delegate,
+                identity=() if self._part.index else self._identity, guests=self._guests,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
@@ -229,15 +227,11 @@ class WorkerCalls:
             self._worker.end(_plan(self._connector_metadata))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
-        """Return the ended requests that may be freed, those whose load has ended, and those whose
-        load failed as a whole.
-        """
+        """Return the requests whose load has ended, and those whose load failed as a whole."""
         results = self._take_results()
         if results is NO_RESULTS:  # a new object: vLLM modifies its sets
             return base.KVConnectorTransferResults()
-        return base.KVConnectorTransferResults(
-            finished_sending=results.sent, finished_recving=results.received, failed_recving=results.failed
-        )
+        return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return the blocks that failed to load, of the requests in the last results."""
@@ -256,10 +250,17 @@ class WorkerCalls:
     def _use_generation(self, generation: str) -> None:
         self._generation = generation
 
-    def _make_delegate(self) -> Delegate | None:
-        """Return the scheduler's delegate in this node, if it is for this rank to be."""
-        if not self._part.index or self._rank != self._part.ranks[0]:
-            return None
+    def _make_guests(self, caches: Memory) -> list[WorkerGuest]:
+        """Return the guests of this worker."""
+        wait_s = None if self._options.load_mode == "async" else self._options.sync_wait_ms / 1e3
+        first = self._part.index > 0 and self._rank == self._part.ranks[0]
+        return joined_worker(
+            lora=self._vllm_config.lora_config, wait_s=wait_s, stages=caches.stages,
+            delegate=self._make_delegate if first else None,
+        )  # fmt: skip
+
+    def _make_delegate(self) -> WorkerGuest:
+        """Return the scheduler's delegate in this node, which its first rank is."""
 
         def registration() -> Registration:
             return Registration(role=Role.SCHEDULER, **self._common())
@@ -269,17 +270,14 @@ class WorkerCalls:
         link.wait(self._options.start_wait_ms / 1e3)
         return Delegate(link, self._options, self._part.index, lambda: self._identity)
 
-    def _close_delegate(self) -> None:
-        if self._delegate is not None:
-            self._delegate.close()
-            self._delegate = None
+    def _close_guests(self) -> None:
+        for guest in self._guests:
+            guest.close()
+        self._guests = ()
 
     def _leave_agent(self) -> None:
         worker, self._worker = self._worker, None
-        self._close_delegate()
-        if self._adapters is not None:
-            self._adapters.close()
-            self._adapters = None
+        self._close_guests()
         if worker is not None and not worker.close():
             self._retain(worker, lambda: False)
             self._sync = None

@@ -1,7 +1,6 @@
 """A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
 
-It waits only for the loads that a step computes from (sync_loads), for a bounded time, and at its
-end (leave).
+It waits only at its end (leave), for a bounded time; a guest may wait for loads (guest).
 
 In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (before the
 forward pass if the step computes from a load, else maybe after it was launched), wait_layer (in
@@ -29,9 +28,7 @@ from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.nodes.placement import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.decode_steps import DecodeSteps
-from kvagent.vllm.worker.layer_loads import LayerLoads
 from kvagent.vllm.worker.sync import HostClock, IdleBackoff
-from kvagent.vllm.worker.sync_loads import SyncLoads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,10 +36,8 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
-    from kvagent.vllm.nodes.delegate import Delegate
     from kvagent.vllm.uncached import NoLink
-    from kvagent.vllm.worker.adapters import LoadedAdapters
-    from kvagent.vllm.worker.stages import Stages
+    from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.sync import Clock
 
 
@@ -101,11 +96,10 @@ log = logging.getLogger("vllm.kvagent")
 
 @dataclass(slots=True)
 class Results:
-    """The results of a step for vLLM: ended requests that it may free, requests whose load has
-    ended, the failed ones among them, and bad blocks.
+    """The results of a step for vLLM: requests whose load has ended, the failed ones among them,
+    and bad blocks.
     """
 
-    sent: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
@@ -115,10 +109,7 @@ def joined(some: Results | None, others: Results) -> Results:
     """Return both results as one."""
     if some is None:
         return others
-    return Results(
-        some.sent | others.sent, some.received | others.received, some.failed | others.failed,
-        some.bad_blocks | others.bad_blocks,
-    )  # fmt: skip
+    return Results(some.received | others.received, some.failed | others.failed, some.bad_blocks | others.bad_blocks)
 
 
 NO_RESULTS = Results()  # shared: never modified
@@ -133,16 +124,12 @@ class WorkerSide:
     def __init__(
         self, link: Link | NoLink, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None,
-        identity: tuple[tuple[str, str], ...] = (), sync_wait_s: float = 0.25, stages: Stages | None = None,
-        adapters: LoadedAdapters | None = None, delegate: Delegate | None = None,
+        identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
         """``use_generation`` makes later registrations use another generation than
-        ``generation``. ``stages``: those of the memory, if steps wait layer by layer.
-        ``adapters``: the LoRA adapters that vLLM loads. ``delegate``: the scheduler's in this node,
-        if this rank has it.
+        ``generation``. ``identity``: what this worker registers, if the scheduler is to learn it.
         """
-        self._adapters = adapters
-        self._delegate = delegate
+        self.guests = guests
         self.counts = WorkerCounts()
         self._generation = generation
         self._use_generation = use_generation
@@ -153,7 +140,8 @@ class WorkerSide:
         self.per_block = per_block
         self._backoff = IdleBackoff()
         self._decode_steps = DecodeSteps()
-        self._step = 0
+        self.step = 0
+        """The number of the step in progress."""
         self._open: StepPlan | None = None
         self.jobs: dict[int, InflightJob] = {}
         self.started: set[int] = set()
@@ -165,14 +153,9 @@ class WorkerSide:
         self._mismatch: tuple[Attachment, float] | None = None  # another agent than the scheduler's, and since when
         self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
-        self._sync_loads = SyncLoads(
-            sync_wait_s, submit=self._submit_sync, poll=self._poll, give_up=self._give_up_sync,
-            pending=lambda jobs: [job for job in jobs if job in self.jobs],
-            descriptors=lambda: [one.session.fileno() for one in self._sessions],
-        )  # fmt: skip
-        self._layers = None if stages is None else LayerLoads(stages, words)
-        self._sync_open: list[LoadJob] = []  # the loads that the step in progress waits for
         self.pending_report = Report(workers=(_info(words, identity),))
+        for guest in guests:
+            guest.join(self)
 
     def revoke_saves(self, plan: StepPlan) -> None:
         """Set the words of revoked saves: their blocks may be overwritten from the next step on."""
@@ -186,7 +169,7 @@ class WorkerSide:
         """Begin a step, before its kernels are launched."""
         if self._open is not None or plan.revokes:
             self.revoke_saves(plan)  # usually a repetition, which costs nothing
-        self._step = step = self._step + 1
+        self.step = step = self.step + 1
         self._open = plan
         self.started.clear()
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
@@ -196,51 +179,38 @@ class WorkerSide:
             self._report_steps(steps)
         if plan.generation is not None:
             self._move(*plan.generation)
-        if self._delegate is not None:
-            self._delegate.begin(plan.orders, busy=bool(self.jobs), idle=plan.idle)
+        for guest in self.guests:
+            guest.begin(plan)
         for job in plan.cancels:
             if inflight := self.jobs.get(job):
                 inflight.cancel()
-        if plan.released:
-            self.pending_results.sent.update(plan.released)
         if plan.stopped:
             for inflight in self.jobs.values():
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
-        """Send the loads, and wait for those that this step computes from.
-
-        The step in flight may still write to their destination, so each names its step. A load that
-        is waited for precedes the step's kernels and names the step before it; it is sent first,
-        since one that names this step would be in its way.
+        """Send the loads. The step in flight may still write to their destination, so each names
+        its step.
         """
-        sync = [load for load in plan.loads if load.sync]
-        if sync and self._layers is None:
-            took = self._sync_loads.run(sync, self._step - 1, stopped=plan.stopped)
-            self.pending_report.waited.update(dict.fromkeys((load.job for load in sync), took))
-        elif sync and self._layers is not None:
-            self._sync_open = sync
-            self._sync_loads.begin(sync, self._step - 1, stopped=plan.stopped)
-            self._sync_loads.wait(self._layers.usable_before)
-            if self._sync_loads.waiting:
-                self._layers.begin()
-        for load in plan.loads:
-            if not load.sync:
-                self._submit(load, load.parts)
+        loads: Sequence[LoadJob] = plan.loads
+        for guest in self.guests:
+            loads = guest.start(plan, loads)
+        for load in loads:
+            self.submit(load, self.step)
 
     def wait_layer(self, name: str) -> None:
-        """Wait for a layer's part of the loads that this step waits for."""
-        layers = self._layers
-        if layers is not None and layers.waits(name):
-            self._sync_loads.wait(lambda job: layers.usable(job, name))
+        """Handle that a layer is about to read its KV cache."""
+        for guest in self.guests:
+            guest.layer(name)
 
     def end(self, plan: StepPlan) -> None:
         """End the step and send the saves."""
         if self._open is None:
             return
-        self._end_sync()
+        for guest in self.guests:
+            guest.end()
         self._open = None
-        self._clock.end(self._step)
+        self._clock.end(self.step)
         if plan.saves:
             self._save(plan.saves)
 
@@ -250,16 +220,16 @@ class WorkerSide:
         Jobs of this very step have rarely ended, and looking for them would cost more than the rest
         of the step.
         """
-        self._end_sync()
-        if self._delegate is not None:
-            self._delegate.poll()
+        for guest in self.guests:
+            guest.end()
+            guest.poll()
         if self._polls:
-            self._poll()
+            self.poll()
             patient = self._backoff.active and not self.pending_report.outcomes
-            if patient and self._backoff.wait(one.session.fileno() for one in self._sessions):
-                self._poll()
+            if patient and self._backoff.wait(self.descriptors()):
+                self.poll()
             self._expire_loads(time.monotonic())
-        if not (self.pending_results.received or self.pending_results.sent or self.pending_results.bad_blocks):
+        if not (self.pending_results.received or self.pending_results.bad_blocks):
             return NO_RESULTS
         results, self.pending_results = self.pending_results, Results()
         return results
@@ -267,12 +237,11 @@ class WorkerSide:
     def report(self) -> Report | None:
         """Return what the scheduler's side has to learn since the last call, or None."""
         report = self.pending_report
-        if self._adapters is not None:
-            report.adapters = self._adapters.take()
-        if self._delegate is not None:
-            report.news = self._delegate.take()
+        for guest in self.guests:
+            if told := guest.news():
+                report.news[guest.name] = told
         jobs = report.outcomes or report.late
-        if not (jobs or report.workers or report.moved or report.adapters or report.unsupported or report.news):
+        if not (jobs or report.workers or report.moved or report.unsupported or report.news):
             return None
         self.pending_report = Report()
         return report
@@ -344,8 +313,8 @@ class WorkerSide:
             self._add_session(last)
         for attachment in self._sessions:
             attachment.session.leave()
-        if self._delegate is not None:
-            self._delegate.move()
+        for guest in self.guests:
+            guest.moved()
 
     def _save(self, saves: Sequence[SaveJob]) -> None:
         """Send the saves of a step as one message: waking the agent costs more than sending."""
@@ -354,45 +323,40 @@ class WorkerSide:
             attachment.session.cork()
         try:
             for save in saves:
-                self._submit(save, (save.sections,))
+                self.submit(save, self.step)
         finally:
             if attachment is not None:
                 attachment.session.uncork()
 
-    def _end_sync(self) -> None:
-        """End the step's waiting for loads layer by layer, after its layers."""
-        if not self._sync_open or self._layers is None:
-            return
-        loads, self._sync_open = self._sync_open, []
-        self._sync_loads.wait()
-        self.pending_report.waited.update(dict.fromkeys((load.job for load in loads), self._sync_loads.waited_s))
-        if not self._layers.end():
-            for load in loads:
-                self.pending_report.late.add(load.job)
-                self.pending_results.bad_blocks.update(bad_blocks(load, b"\1" * load.blocks))
+    def fail(self, job: SaveJob | LoadJob) -> None:
+        """Report a job as failed without sending it."""
+        self._finish(InflightJob(job, None, [lost(None, one.blocks) for one in parts_of(job)]))
+        self.started.add(job.job)
 
-    def _submit_sync(self, load: LoadJob, step: int | None) -> None:
-        """Send a load that names a step; without one it fails at once."""
-        if step is None:
-            statuses = [lost(None, part.blocks) for part in load.parts]
-            self._finish(InflightJob(load, None, list(statuses)))
-            self.started.add(load.job)
-        else:
-            self._submit(load, load.parts, step)
-
-    def _give_up_sync(self, job: int) -> None:
-        """Report a load that a step waited for as failed, from its first block on. It stays in
-        flight: a deadline is no fence.
+    def give_up(self, job: int) -> None:
+        """Report a load in flight as failed, from its first block on. It stays in flight: that is
+        no fence.
         """
         inflight = self.jobs[job]
         assert isinstance(inflight.plan, LoadJob)
         inflight.reported = True
         self.counts.loads_late += 1
-        self.pending_report.late.add(job)
-        self.pending_results.bad_blocks.update(bad_blocks(inflight.plan, b"\1" * inflight.plan.blocks))
+        self.fail_blocks(inflight.plan)
         inflight.cancel()
 
-    def _submit(self, plan: SaveJob | LoadJob, parts: tuple[Packed, ...], step: int | None = None) -> None:
+    def fail_blocks(self, load: LoadJob) -> None:
+        """Report all blocks of a load as bad, and the load as late: its outcome follows, or has
+        been reported.
+        """
+        self.pending_report.late.add(load.job)
+        self.pending_results.bad_blocks.update(bad_blocks(load, b"\1" * load.blocks))
+
+    def descriptors(self) -> list[int]:
+        """Return what becomes readable with a message of the agent."""
+        return [one.session.fileno() for one in self._sessions]
+
+    def submit(self, plan: SaveJob | LoadJob, step: int) -> None:
+        """Send a job that names a step."""
         attachment = self._attached()
         if attachment is not None and attachment.session.boot != plan.boot:
             if plan.boot:  # else it was planned without a session
@@ -400,11 +364,11 @@ class WorkerSide:
             attachment = None
         elif attachment is not None:
             self._mismatch = None
-            if attachment.registered.space != plan.space or not self._same_adapters(plan):
+            if attachment.registered.space != plan.space or not self._serves(plan):
                 attachment = None
         inflight = InflightJob(plan, attachment)
-        for part, sections in enumerate(parts):
-            status = self._send(plan, attachment, sections, self._step if step is None else step)
+        for part, sections in enumerate(parts_of(plan)):
+            status = self._send(plan, attachment, sections, step)
             if isinstance(status, BlockStatus) or attachment is None:
                 inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
                 continue
@@ -419,14 +383,9 @@ class WorkerSide:
             self.jobs[plan.job] = inflight
         self.started.add(plan.job)
 
-    def _same_adapters(self, plan: SaveJob | LoadJob) -> bool:
-        """Return whether the LoRA adapters that a job is for are those that computed its blocks, or
-        will compute what follows them.
-        """
-        if not plan.adapters or self._adapters is None:
-            return not plan.adapters
-        check = self._adapters.stays if isinstance(plan, LoadJob) else self._adapters.current
-        return check(plan.adapters)
+    def _serves(self, plan: SaveJob | LoadJob) -> bool:
+        """Return whether all that a job depends on is here."""
+        return not plan.depends or (bool(self.guests) and all(guest.serves(plan) for guest in self.guests))
 
     def _check_agent(self, attachment: Attachment) -> None:
         """Join the agent that the scheduler plans for, if it has done so for a while: plans in
@@ -455,8 +414,8 @@ class WorkerSide:
         try:
             if isinstance(plan, SaveJob):
                 return session.save(sections, epoch=plan.epoch, step=step, event=event, revoke=plan.revoke)
-            if plan.sync and self._layers is not None:
-                number = self._layers.send(attachment, plan, sections, step=step, event=event)
+            for guest in self.guests:
+                number = guest.send(attachment, plan, sections, step=step, event=event)
                 if number is not None:
                     return number
             return session.load(sections, epoch=plan.epoch, step=step, event=event, lease=plan.lease)
@@ -486,7 +445,8 @@ class WorkerSide:
         if attachment not in self._sessions:
             self._sessions.append(attachment)
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Read what the agent has sent."""
         self._attached()
         for attachment in list(self._sessions):
             if not self.jobs and attachment.session.quiet():  # else a message is there, nearly always
@@ -500,7 +460,7 @@ class WorkerSide:
 
     def _done(self, attachment: Attachment, event: m.Done) -> None:
         self._backoff.reset()
-        self._sync_loads.heard()
+        self._heard()
         job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
         inflight = self.jobs.get(job)
         if inflight is not None:
@@ -512,7 +472,7 @@ class WorkerSide:
     def _fenced(self, attachment: Attachment) -> None:
         """Handle the end of the agent's session: the agent has stopped accessing the memory."""
         self._sessions.remove(attachment)
-        self._sync_loads.heard()
+        self._heard()
         attachment.session.close()
         self._link.lost(attachment)
         for job, inflight in list(self.jobs.items()):
@@ -525,13 +485,17 @@ class WorkerSide:
 
     @staticmethod
     def _fail_rest(inflight: InflightJob) -> None:
-        sections = inflight.plan.parts if isinstance(inflight.plan, LoadJob) else (inflight.plan.sections,)
+        sections = parts_of(inflight.plan)
         inflight.parts = [lost(part, one.blocks) for part, one in zip(inflight.parts, sections, strict=True)]
+
+    def _heard(self) -> None:
+        for guest in self.guests:
+            guest.heard()
 
     def _finish(self, inflight: InflightJob) -> None:
         """Record a job's outcome; its blocks are free."""
         plan, statuses = inflight.plan, inflight.statuses
-        if isinstance(plan, LoadJob) and not self._same_adapters(plan):
+        if isinstance(plan, LoadJob) and not self._serves(plan):
             statuses = bytes([BlockStatus.FAILED]) * plan.blocks  # another adapter's than will compute the rest
         self.pending_report.outcomes[plan.job] = Outcome(1, statuses)
         if isinstance(plan, SaveJob):
@@ -539,8 +503,8 @@ class WorkerSide:
             self.counts.saved += statuses.count(_OK)
             return
         self.counts.loaded += statuses.count(_OK)
-        if self._layers is not None:
-            self._layers.over(plan.job)
+        for guest in self.guests:
+            guest.over(plan.job)
         if not inflight.reported:
             self._report_load(plan, statuses, cancelled=inflight.cancelled)
 
@@ -580,6 +544,11 @@ def _info(words: SyncWords, identity: tuple[tuple[str, str], ...]) -> WorkerInfo
         f"/proc/{os.getpid()}/fd/{fd}", words.memory.size, words.revoke_off, words.revokes,
         file=(found.st_dev, found.st_ino), node=node(), identity=identity,
     )  # fmt: skip
+
+
+def parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
+    """Return the parts of a job, each one of the session."""
+    return job.parts if isinstance(job, LoadJob) else (job.sections,)
 
 
 def bad_blocks(plan: LoadJob, statuses: bytes) -> set[int]:

@@ -16,10 +16,17 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from kvagent.vllm.worker.guest import WorkerGuest
+from kvagent.vllm.worker.layer_loads import LayerLoads
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvagent.vllm.plan import LoadJob
+    from kvagent.packing import Packed
+    from kvagent.vllm.link import Attachment
+    from kvagent.vllm.plan import LoadJob, StepPlan
+    from kvagent.vllm.worker.side import WorkerSide
+    from kvagent.vllm.worker.stages import Stages
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 320e-6  # between two looks at words, which nothing announces
 
@@ -107,3 +114,82 @@ class SyncLoads:
         for fd in self._descriptors():
             poller.register(fd, select.POLLIN)
         poller.poll(math.ceil(self._left_s * 1e3))
+
+
+class StepWaits(WorkerGuest):
+    """The loads that a worker's steps wait for, as a whole or, with ``stages``, layer by layer.
+
+    A load that is waited for precedes the step's kernels and names the step before it; it is sent
+    first, since one that names this step would be in its way.
+    """
+
+    def __init__(self, wait_s: float, stages: Stages | None = None) -> None:
+        self._wait_s = wait_s
+        self._stages = stages
+        self._open: list[LoadJob] = []  # the loads that the step in progress waits for, layer by layer
+
+    def join(self, side: WorkerSide) -> None:
+        """Begin with the side."""
+        super().join(side)
+        self.loads = SyncLoads(
+            self._wait_s, submit=self._submit, poll=side.poll, give_up=side.give_up,
+            pending=lambda jobs: [job for job in jobs if job in side.jobs], descriptors=side.descriptors,
+        )  # fmt: skip
+        self.layers = None if self._stages is None else LayerLoads(self._stages, side.words)
+
+    def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:
+        """Send the loads that the step waits for, and wait, or let its layers wait."""
+        sync, step = [load for load in loads if load.sync], self.side.step - 1
+        if sync and self.layers is None:
+            self._tell(sync, self.loads.run(sync, step, stopped=plan.stopped))
+        elif sync and self.layers is not None:
+            self._open = sync
+            self.loads.begin(sync, step, stopped=plan.stopped)
+            self.loads.wait(self.layers.usable_before)
+            if self.loads.waiting:
+                self.layers.begin()
+        return [load for load in loads if not load.sync]
+
+    def send(
+        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int
+    ) -> int | None:  # fmt: skip
+        """Send a part of a load by stages."""
+        if not load.sync or self.layers is None:
+            return None
+        return self.layers.send(attachment, load, sections, step=step, event=event)
+
+    def layer(self, name: str) -> None:
+        """Wait for a layer's part of the loads that this step waits for."""
+        layers = self.layers
+        if layers is not None and layers.waits(name):
+            self.loads.wait(lambda job: layers.usable(job, name))
+
+    def heard(self) -> None:
+        """The agent is there."""
+        self.loads.heard()
+
+    def over(self, job: int) -> None:
+        """Free what counts the stages of a load."""
+        if self.layers is not None:
+            self.layers.over(job)
+
+    def end(self) -> None:
+        """End the step's waiting layer by layer, after its layers."""
+        if not self._open or self.layers is None:
+            return
+        loads, self._open = self._open, []
+        self.loads.wait()
+        self._tell(loads, self.loads.waited_s)
+        if not self.layers.end():
+            for load in loads:
+                self.side.fail_blocks(load)
+
+    def _submit(self, load: LoadJob, step: int | None) -> None:
+        """Send a load that names a step; without one it fails at once."""
+        if step is None:
+            self.side.fail(load)
+        else:
+            self.side.submit(load, step)
+
+    def _tell(self, loads: Sequence[LoadJob], took_s: float) -> None:
+        self.side.pending_report.waited.update(dict.fromkeys((load.job for load in loads), took_s))

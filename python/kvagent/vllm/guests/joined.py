@@ -1,0 +1,133 @@
+"""Which guests an engine has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm.hooks import Guest, Joined
+from kvagent.vllm.options import LAZY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.worker.guest import WorkerGuest
+    from kvagent.vllm.worker.stages import Stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What the guests of an engine depend on."""
+
+    options: Options
+    geometry: Geometry
+    world: int = 1
+    saves: bool = True
+    engine_id: str = ""
+    tp_size: int = 1
+    parts: int = 1
+    """The nodes that it is on."""
+    media: str = "content"
+    """How requests with items are keyed, as the option."""
+    multimodal: bool = True
+    lora: bool = True
+    """Whether requests may have LoRA adapters."""
+    token_bytes: float = 0.0
+    """What a rank has of a token."""
+    step_tokens: int = 0
+    """The most tokens that a step computes."""
+    preemption: Any = None
+    """vLLM's scheduler, if steps may wait for loads (preemption)."""
+    events: Any = None
+    """How KV events are made; None without them."""
+
+
+def joined(engine: Engine) -> Joined:
+    """Return the guests of an engine, in the order in which they hear of a request."""
+    options, geometry, one = engine.options, engine.geometry, Joined()
+    if engine.media == "trust":
+        one.answered = frozenset({"mm_features"})
+    one.guests = [*_switches(engine), *_keys(engine), *_requests(engine)]
+    if engine.parts > 1:
+        from kvagent.vllm.nodes.joint import JointSession
+
+        parts = engine.parts
+        one.session = lambda link, options: JointSession(link, options, parts)
+    if options.offload == LAZY:
+        from kvagent.vllm.scheduler.lazy import batch_of
+
+        one.batch = batch_of(options, geometry, engine.step_tokens)
+    if engine.preemption is not None:
+        from kvagent.vllm.scheduler.sync_loads import SyncLoads
+
+        waits = SyncLoads(options, geometry, engine.token_bytes, engine.preemption)
+        one.waits = waits
+        one.guests.append(waits)
+    return one
+
+
+def _switches(engine: Engine) -> list[Guest]:
+    """Return the guests that read what clients ask for. They hear of requests before all others."""
+    from kvagent.vllm.scheduler.keeps import Keeps
+    from kvagent.vllm.switches import Switches
+
+    keeps = Keeps()
+    return [Switches(keeps, transfers=engine.options.transfers), keeps]
+
+
+def _requests(engine: Engine) -> list[Guest]:
+    """Return the other guests."""
+    found: list[Guest] = []
+    if engine.options.transfers:
+        from kvagent.vllm.scheduler.transfers import Transfers
+
+        found.append(Transfers(engine.options, engine.engine_id, engine.tp_size, saves=engine.saves))
+    if engine.geometry.states:
+        from kvagent.vllm.scheduler.states import States
+
+        found.append(States(engine.geometry))
+    if engine.events is not None:
+        from kvagent.vllm.events.engine import Events
+
+        found.append(Events(engine.events))
+    return found
+
+
+def _keys(engine: Engine) -> list[Guest]:
+    """Return the guests that key blocks by more than their tokens."""
+    found: list[Guest] = []
+    if engine.media != "trust":
+        from kvagent.vllm.keys.media import Media
+
+        found.append(Media(engine.media, engine.geometry.hash_tokens, multimodal=engine.multimodal))
+    if engine.lora:
+        from kvagent.vllm.keys.adapters import Adapters
+
+        found.append(Adapters(engine.world))
+    if engine.geometry.following:
+        from kvagent.vllm.keys.following import Following
+
+        found.append(Following())
+    return found
+
+
+def joined_worker(
+    *, lora: Any, wait_s: float | None, stages: Stages | None, delegate: Callable[[], WorkerGuest] | None
+) -> list[WorkerGuest]:
+    """Return the guests of a worker. ``lora``: vLLM's LoRAConfig. ``wait_s``: the longest that a
+    step waits for loads, if steps may; ``stages``: those of the memory, if layer by layer.
+    """
+    found: list[WorkerGuest] = []
+    if lora is not None:
+        from kvagent.vllm.worker.adapters import listen
+
+        found += [one for one in [listen(lora)] if one is not None]
+    if wait_s is not None:
+        from kvagent.vllm.worker.sync_loads import StepWaits
+
+        found.append(StepWaits(wait_s, stages))
+    if delegate is not None:
+        found.append(delegate())
+    return found
