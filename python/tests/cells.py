@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.cells import Cells, cells, layer_number
+from kvagent.vllm.worker.cell_memory import cell_extents
 from kvagent.vllm.worker.memory import Memory, memory
 
 if TYPE_CHECKING:
@@ -138,7 +140,9 @@ class Engine:
     def memory(self, rank: int) -> Memory:
         """Return what a worker registers, whose layers are listed in any order."""
         names = sorted(self.caches[rank], reverse=self.tp > 1)
-        return memory(self.caches[rank], [names], BLOCKS, "peer", plan=self.plan, rank=rank)
+        return memory(
+            self.caches[rank], [names], BLOCKS, "peer", extents_of=partial(cell_extents, plan=self.plan, rank=rank)
+        )
 
     def runs(self, rank: int, block: int) -> Iterator[tuple[int, list[tuple[Any, int, int]]]]:
         """Yield each cell of a worker with the runs of one of its blocks."""

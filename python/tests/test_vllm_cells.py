@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvagent.vllm.cells import distribution
 from kvagent.vllm.geometry import Unsupported, ranks, replicated
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import _distribution
+from kvagent.vllm.worker.cell_memory import cell_extents
 from kvagent.vllm.worker.memory import memory
 from tests.cells import (
     BLOCKS,
@@ -178,19 +181,25 @@ def test_memory_that_cannot_be_split_is_refused() -> None:
         ({"model.layers.4.attn": None}, "is not among those of this pipeline stage, 0 to 3"),
     ):
         with pytest.raises(Unsupported, match=said):
-            memory(caches, [[*caches, *change]], BLOCKS, "peer", plan=plan)
+            memory(caches, [[*caches, *change]], BLOCKS, "peer", extents_of=partial(cell_extents, plan=plan, rank=0))
     flat = {name: replace(one, shape=(BLOCKS, 8 * STATES, CONTENT)) for name, one in caches.items()}
     with pytest.raises(Unsupported, match="its heads cannot be split"):
-        memory(flat, [list(flat)], BLOCKS, "peer", plan=plan)
+        memory(flat, [list(flat)], BLOCKS, "peer", extents_of=partial(cell_extents, plan=plan, rank=0))
     with pytest.raises(Unsupported, match="group 1 has no layer among 2 to 3"):
-        memory(caches, [list(caches), list(caches)[:2]], BLOCKS, "peer", plan=plan)
+        memory(
+            caches,
+            [list(caches), list(caches)[:2]],
+            BLOCKS,
+            "peer",
+            extents_of=partial(cell_extents, plan=plan, rank=0),
+        )
 
 
 def test_a_rank_with_too_many_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvagent.vllm.worker.cell_memory.MAX_SEGMENTS", 4 * LAYERS * STATES - 1)
     caches = caches_of(range(LAYERS), 8, LAYOUTS["LBNHC"])
     with pytest.raises(Unsupported, match="lie in 48 runs, allowed is 1 to 47"):
-        memory(caches, [list(caches)], BLOCKS, "peer", plan=plan_of(1, 1, 8))
+        memory(caches, [list(caches)], BLOCKS, "peer", extents_of=partial(cell_extents, plan=plan_of(1, 1, 8), rank=0))
 
 
 def _identity(tp: int, pp: int, kind: Any, *shared: int, heads: int = 8) -> dict[str, str]:
@@ -199,7 +208,8 @@ def _identity(tp: int, pp: int, kind: Any, *shared: int, heads: int = 8) -> dict
     spread, _ = ranks(vllm.parallel_config, groups)
     plan = cells_of((vllm, groups), *shared) if shared else None
     count = spread.shards if plan is None else plan.count
-    return _distribution(vllm.parallel_config, groups, plan) | {"shards": str(count)}
+    pairs = _distribution(vllm.parallel_config, groups) if plan is None else distribution(plan, groups)
+    return pairs | {"shards": str(count)}
 
 
 def test_identities_of_engines_that_share() -> None:

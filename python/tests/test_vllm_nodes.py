@@ -20,9 +20,9 @@ from kvagent.vllm.link import Attachment
 from kvagent.vllm.nodes.delegate import Delegate
 from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
 from kvagent.vllm.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
-from kvagent.vllm.nodes.placement import Part
 from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
+from kvagent.vllm.placement import Part
 from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.scheduler.side import SchedulerSide

@@ -20,6 +20,7 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
+from kvagent.vllm import placement
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import (
     NEEDED,
@@ -32,10 +33,10 @@ from kvagent.vllm.geometry import (
     shard,
 )
 from kvagent.vllm.link import Attachment, Link
-from kvagent.vllm.nodes import placement, rules
+from kvagent.vllm.nodes import rules
 from kvagent.vllm.nodes.orders import Target, localized
-from kvagent.vllm.nodes.placement import elsewhere
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
+from kvagent.vllm.placement import elsewhere
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession

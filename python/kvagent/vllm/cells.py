@@ -8,6 +8,7 @@ gets the same cells. docs/decisions/2026-11-23-cells.md has the reasons.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import os
 import re
@@ -107,6 +108,12 @@ def cells(vllm_config: Any, kv_cache_config: Any, share_tp: int, share_pp: int) 
     if found.count > MAX_SHARDS:
         raise OptionError(f"share_tp and share_pp make {found.count} cells, allowed is 1 to {MAX_SHARDS}")
     return found
+
+
+def distribution(plan: Cells, kv_cache_config: Any) -> dict[str, str]:
+    """Return the pairs of the identity that say which part of a block is in which cell."""
+    specs = [whole_spec(group.kv_cache_spec, plan.heads) for group in kv_cache_config.kv_cache_groups]
+    return {"groups": hashlib.sha256("\n".join(specs).encode()).hexdigest()[:32], "cells": plan.text}
 
 
 def whole_spec(spec: Any, heads: int) -> str:

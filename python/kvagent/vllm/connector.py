@@ -17,25 +17,16 @@ from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.boundary.errors import Errors, contained
 from kvagent.vllm.boundary.scheduler import Unloaded, of_all, of_little
-from kvagent.vllm.cells import cells
 from kvagent.vllm.counters import CounterDeltas
-from kvagent.vllm.drafts import check_options, following_tokens
-from kvagent.vllm.events.publication import EventsOptions
-from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
-from kvagent.vllm.guests.joined import Engine, joined
-from kvagent.vllm.keys.media import BYPASS, TRUST
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import Stats, make_prom
-from kvagent.vllm.nodes.placement import part
-from kvagent.vllm.nodes.rules import check_part, part_ranks, with_part
-from kvagent.vllm.options import FAIL, LAZY, OFF, OptionError, Options, parse, saves, synonyms
-from kvagent.vllm.scheduler import preemption
+from kvagent.vllm.options import FAIL, OptionError, Options, parse, saves, synonyms
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal
-from kvagent.vllm.state_rules import check_states
+from kvagent.vllm.start import of
 from kvagent.vllm.uncached import MAX_REASON, Notice, notice, warn
 from kvagent.vllm.weight_changes import (
     PRIVATE,
@@ -86,24 +77,21 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         check(vllm.__version__, KVConnectorBase_V1)
         if reason := canvas_refusal(vllm_config.model_config):
             raise Unsupported(reason)
-        following = following_tokens(vllm_config, kv_cache_config)
+        self._start = of(vllm_config, kv_cache_config, self._options)
+        following = self._start.following()
         self._geometry = geo.geometry(kv_cache_config, hash_tokens(vllm_config, kv_cache_config), following)
-        check_states(vllm_config, self._geometry, self._options)
-        check_options(following, self._options)
-        self._ranks, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
-        self._part = part(vllm_config.parallel_config)
-        self._options = check_part(self._part, vllm_config, self._geometry, self._options, transfer.kv_role)
-        self._cells = cells(vllm_config, kv_cache_config, self._options.share_tp, self._options.share_pp)
-        if self._cells is not None:
-            self._ranks = geo.Ranks(self._ranks.world, self._cells.count)
+        whole, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
+        self._start.check(self._geometry, transfer.kv_role)
+        self._options = self._start.options
+        self._ranks = self._start.ranks(whole)
         self._identity = identity(
-            vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__, self._cells
-        )
+            vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__,
+            self._start.distribution(),
+        )  # fmt: skip
         reasons = _reasons(vllm_config, self._options, self._identity)
         unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
         start_agent(self._options.socket_dir, self._options.pool)
         if role == KVConnectorRole.SCHEDULER:
-            _check_offload(self._options, vllm_config)
             unwatched, in_process = ([], False) if self._options.weights_fixed else watch()
             unobserved += unwatched
             self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
@@ -218,72 +206,22 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return Registration(role=Role.SCHEDULER, **self._common())
 
         link = Link(self._options.socket_dir, "scheduler", registration, pool=self._options.pool)
-        events = self._events()
-        if events is not None and events.waker is not None:
-            link.attached = events.waker.wake
-        engine = Engine(
-            options=self._options, geometry=self._geometry, world=self._ranks.world,
-            saves=saves(kv_role, self._options), media=self._media(),
-            multimodal=self._vllm_config.model_config.multimodal_config is not None,
-            lora=self._vllm_config.lora_config is not None,
-            engine_id=str(self._vllm_config.kv_transfer_config.engine_id),
-            tp_size=int(self._vllm_config.parallel_config.tensor_parallel_size),
-            preemption=self._preemption(),
-            token_bytes=geo.token_bytes(self._config),
-            step_tokens=int(self._vllm_config.scheduler_config.max_num_batched_tokens),
-            events=events, parts=self._part.count,
-        )  # fmt: skip
+        may_save = saves(kv_role, self._options)
+        joined = self._start.scheduler(self._geometry, self._ranks.world, saves=may_save)
+        link.attached = joined.attached
         side = SchedulerSide(
-            self._options, self._geometry, self._ranks.world, link, saves=engine.saves, generations=generations,
-            joined=joined(engine),
+            self._options, self._geometry, self._ranks.world, link, saves=may_save, generations=generations,
+            joined=joined,
         )  # fmt: skip
         side.failed = partial(of_all(None), self)
         link.wait(self._options.start_wait_ms / 1e3)
         return side
 
-    def _events(self) -> EventsOptions | None:
-        """Return how KV events are made, if the engine publishes some."""
-        config = getattr(self._vllm_config, "kv_events_config", None)
-        if self._options.events == OFF or config is None or not config.enable_kv_cache_events:
-            return None
-        if self._part.count > 1:
-            log.info("KV events tell of the engine's own cache alone: no agent has whole blocks of it")
-            return None
-        from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
-
-        from kvagent.vllm.events.form import EventForm
-
-        wake = engine_wake(core)
-        return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
-
-    def _preemption(self) -> preemption.Preemption | None:
-        """Return vLLM's scheduler if steps are to wait for loads.
-
-        Raise OptionError where a failed load would not be handled right.
-        """
-        if self._options.load_mode == "async":
-            return None
-        scheduler, name = preemption.found(), self._vllm_config.kv_transfer_config.kv_connector
-        reason = geo.asynchronous_only(self._config) or preemption.unsupported(scheduler, name)
-        if not reason:
-            return preemption.Preemption(scheduler)
-        if self._options.load_mode == "sync":
-            raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
-        log.info("load_mode: auto: every load is asynchronous, since %s", reason)
-        return None
-
-    def _media(self) -> str:
-        """Return how requests with items are keyed."""
-        # An item's encoder output may come from another engine and another content.
-        elsewhere = self._options.media != TRUST and self._vllm_config.ec_transfer_config is not None
-        return BYPASS if elsewhere else self._options.media
-
     def _common(self) -> dict[str, Any]:
-        tp = int(self._vllm_config.parallel_config.tensor_parallel_size)
-        ranks = part_ranks(self._part, self._ranks, tp, self._replicas)
+        ranks = self._start.local_ranks(self._ranks, self._replicas)
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": with_part(with_generation(self._identity, self._generation), self._part),
+            "identity": self._start.local_identity(with_generation(self._identity, self._generation)),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
             "world": ranks.world,
@@ -297,11 +235,6 @@ def _check_policy(transfer: Any) -> None:
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
         )
-
-
-def _check_offload(options: Options, vllm_config: Any) -> None:
-    if options.offload == LAZY and not vllm_config.cache_config.enable_prefix_caching:
-        log.warning("offload: lazy has no effect without prefix caching: every block is saved once it is computed")
 
 
 def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_GROUPS, MAX_WORLD
 from kvagent.messages import Group
-from kvagent.vllm import specs
-from kvagent.vllm.nodes import placement
+from kvagent.vllm import placement, specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -135,3 +135,5 @@ class Joined:
     session: Callable[..., AgentSession] = AgentSession
     batch: Callable[..., SaveBatch] = SaveBatch
     waits: Waits = field(default_factory=Waits)
+    attached: Callable[[], None] | None = None
+    """Is called, from another thread, when there is a session."""

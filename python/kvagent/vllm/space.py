@@ -20,7 +20,6 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
-from kvagent.vllm.cells import whole_spec
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, replicated
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.resolved import Forms
@@ -31,7 +30,6 @@ from kvagent.vllm.weights import DUMMY, load_format, process_began_ns, weights_d
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from kvagent.vllm.cells import Cells
     from kvagent.vllm.geometry import Ranks
 
 log = logging.getLogger("vllm.kvagent")
@@ -124,12 +122,17 @@ _WEAK_HASHES = ("xxhash", "xxhash_cbor")  # collisions can be constructed if the
 
 
 def identity(
-    vllm_config: Any, kv_cache_config: Any, tenant: str, ranks: Ranks, version: str, plan: Cells | None = None
+    vllm_config: Any,
+    kv_cache_config: Any,
+    tenant: str,
+    ranks: Ranks,
+    version: str,
+    distribution: dict[str, str] | None = None,
 ) -> tuple[tuple[str, str], ...]:
     """Return the pairs of the identity.
 
-    ``version`` is vLLM's: each minor version may define its own block layout. ``plan``: the model's
-    cells, in place of the parallel sizes.
+    ``version`` is vLLM's: each minor version may define its own block layout. ``distribution``: the
+    pairs that say which part of a block is in which shard, in place of the parallel sizes.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -157,17 +160,12 @@ def identity(
             "; ".join(forms.unknown),
         )
         pairs[UNSHARED] = of_engine(vllm_config)
-    return identity_pairs(pairs | _distribution(vllm_config.parallel_config, kv_cache_config, plan))
+    return identity_pairs(pairs | (distribution or _distribution(vllm_config.parallel_config, kv_cache_config)))
 
 
-def _distribution(parallel: Any, kv_cache_config: Any, plan: Cells | None) -> dict[str, str]:
+def _distribution(parallel: Any, kv_cache_config: Any) -> dict[str, str]:
     """Return what determines which part of a block is in which shard."""
     specs = [group_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
-    if plan is not None:
-        return {
-            "groups": _digest(whole_spec(spec, plan.heads) for spec in specs),
-            "cells": plan.text,
-        }
     return {
         "groups": _digest(map(repr, specs)),
         "stages": os.environ.get("VLLM_PP_LAYER_PARTITION", ""),

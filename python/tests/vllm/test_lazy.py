@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from vllm.lora.request import LoRARequest
 
+from kvagent.messages import Group
+from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import Options
+from kvagent.vllm.start import of
 from tests.agent import eventually
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_oracle import KINDS, LIVES, SEED, live, met
@@ -245,10 +248,10 @@ def test_an_agent_that_goes_while_blocks_are_saved(
 def test_a_warning_says_that_it_needs_prefix_caching(
     caplog: pytest.LogCaptureFixture, offload: str, caching: bool
 ) -> None:
-    from kvagent.vllm.connector import _check_offload
-
+    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
     cache = SimpleNamespace(enable_prefix_caching=caching)
-    _check_offload(Options(offload=offload), SimpleNamespace(cache_config=cache))
+    config = SimpleNamespace(cache_config=cache, parallel_config=parallel)
+    of(config, None, Options(offload=offload)).check(Geometry((Group(16, 64),), 16), "kv_both")
     assert ("no effect without prefix caching" in caplog.text) == (offload == "lazy" and not caching)
 
 

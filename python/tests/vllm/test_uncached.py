@@ -18,8 +18,8 @@ from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
-from kvagent.vllm.nodes.placement import node
 from kvagent.vllm.options import OptionError
+from kvagent.vllm.placement import node
 from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.uncached import UncachedScheduler
 from kvagent.vllm.worker import calls

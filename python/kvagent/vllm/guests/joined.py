@@ -9,12 +9,8 @@ from kvagent.vllm.hooks import Guest, Joined
 from kvagent.vllm.options import LAZY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
-    from kvagent.vllm.worker.guest import WorkerGuest
-    from kvagent.vllm.worker.stages import Stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +46,8 @@ def joined(engine: Engine) -> Joined:
     if engine.media == "trust":
         one.answered = frozenset({"mm_features"})
     one.guests = [*_switches(engine), *_keys(engine), *_requests(engine)]
+    if engine.events is not None and engine.events.waker is not None:
+        one.attached = engine.events.waker.wake
     if engine.parts > 1:
         from kvagent.vllm.nodes.joint import JointSession
 
@@ -110,24 +108,4 @@ def _keys(engine: Engine) -> list[Guest]:
         from kvagent.vllm.keys.following import Following
 
         found.append(Following())
-    return found
-
-
-def joined_worker(
-    *, lora: Any, wait_s: float | None, stages: Stages | None, delegate: Callable[[], WorkerGuest] | None
-) -> list[WorkerGuest]:
-    """Return the guests of a worker. ``lora``: vLLM's LoRAConfig. ``wait_s``: the longest that a
-    step waits for loads, if steps may; ``stages``: those of the memory, if layer by layer.
-    """
-    found: list[WorkerGuest] = []
-    if lora is not None:
-        from kvagent.vllm.worker.adapters import listen
-
-        found += [one for one in [listen(lora)] if one is not None]
-    if wait_s is not None:
-        from kvagent.vllm.worker.sync_loads import StepWaits
-
-        found.append(StepWaits(wait_s, stages))
-    if delegate is not None:
-        found.append(delegate())
     return found

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.nodes.orders import News
-    from kvagent.vllm.nodes.placement import Part
     from kvagent.vllm.options import Options
+    from kvagent.vllm.placement import Part
 
 Identity = tuple[tuple[str, str], ...]
 PAIR = "part"

@@ -9,10 +9,8 @@ from kvagent.vllm.boundary.errors import contained
 from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
-from kvagent.vllm.nodes.orders import NODES
-from kvagent.vllm.nodes.placement import Part, elsewhere, node
-from kvagent.vllm.nodes.rules import difference
 from kvagent.vllm.options import FAIL
+from kvagent.vllm.placement import elsewhere, node
 from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import as_worker
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
+    from kvagent.vllm.start import Start
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -38,7 +37,7 @@ class SchedulerCalls:
     _workers: tuple[WorkerInfo, ...] = ()
     _options: Options
     _ranks: Ranks
-    _part: Part = Part()
+    _start: Start
     _identity: tuple[tuple[str, str], ...]
     _uncached: str = ""
     """Why the engine is served without the agent; empty if it is not."""
@@ -100,8 +99,8 @@ class SchedulerCalls:
             if self._uncached:
                 return
             self._adopt(report.workers)
-            reason = report.unsupported or difference(self._identity, report.news.get(NODES, ()))
-            if report.workers and not reason and self._part.count == 1:
+            reason = report.unsupported or self._start.difference(self._identity, report)
+            if report.workers and not reason and self._start.part.count == 1:
                 reason = elsewhere(report.workers, node())
             if reason:
                 self._refuse_engine(self._side, reason)
@@ -211,7 +210,7 @@ class SchedulerCalls:
         """Record workers that reported for the first time."""
         assert isinstance(self._side, SchedulerSide)
         self._workers = (*self._workers, *workers)
-        if len(self._workers) < self._ranks.world or self._part.count > 1:
+        if len(self._workers) < self._ranks.world or self._start.part.count > 1:
             return  # words of other nodes cannot be mapped: saves are revoked by plans
         try:
             self._revocation = WorkerRevocation(self._workers)

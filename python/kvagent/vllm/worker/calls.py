@@ -16,28 +16,22 @@ from kvagent.vllm.boundary.errors import contained
 from kvagent.vllm.boundary.worker import CALLS, LostWorker, abandon
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.guests.joined import joined_worker
 from kvagent.vllm.link import Link
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
-from kvagent.vllm.nodes.delegate import Delegate
-from kvagent.vllm.nodes.orders import localized
-from kvagent.vllm.nodes.placement import Part
-from kvagent.vllm.nodes.rules import part_shard
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
-from kvagent.vllm.worker.stages import calling_layers
 from kvagent.vllm.worker.sync import Sync, make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.vllm.boundary.errors import Errors
-    from kvagent.vllm.cells import Cells
     from kvagent.vllm.options import Options
+    from kvagent.vllm.start import Start
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.side import Results
 
@@ -56,8 +50,7 @@ class WorkerCalls:
     _identity: tuple[tuple[str, str], ...]
     _ranks: geo.Ranks
     _replicas: int
-    _part: Part = Part()
-    _cells: Cells | None
+    _start: Start
     _worker: WorkerSide | LostWorker | None = None
     _sync: Sync | None = None
     _memory: Memory | None = None
@@ -140,12 +133,12 @@ class WorkerCalls:
         self._identity = with_resolved(self._identity, used_backends(self._vllm_config, self._config, self._kv_caches))
         link = self._make_link()
         if self._worker is None:
-            self._guests = self._make_guests(caches)
+            self._guests = self._start.worker(caches, self._rank, self._registration_of_node, lambda: self._identity)
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, clock=sync.clock,
                 generation=self._generation, use_generation=self._use_generation,
-                identity=() if self._part.index else self._identity, guests=self._guests,
+                identity=() if self._start.part.index else self._identity, guests=self._guests,
             )  # fmt: skip
             self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
         else:
@@ -163,9 +156,7 @@ class WorkerCalls:
                 names,
                 self._config.num_blocks,
                 "fd",
-                plan=self._cells,
-                rank=self._rank,
-                calling=calling_layers(self._vllm_config) if self._layerwise else None,
+                extents_of=self._start.extents(self._rank),
             )
             self._sync = self._sync or make_sync(self._memory.device)
         except (KVAgentError, OSError, RuntimeError) as error:
@@ -198,8 +189,8 @@ class WorkerCalls:
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
-        if self._worker is not None and self._part.index:
-            connector_metadata = Metadata(localized(_plan(connector_metadata), self._part.index))
+        if self._worker is not None and self._start.part.index:
+            connector_metadata = Metadata(self._start.local_plan(_plan(connector_metadata)))
         self._connector_metadata = connector_metadata
         if self._worker is not None:
             if (plan := _plan(connector_metadata)).uncached:
@@ -250,25 +241,9 @@ class WorkerCalls:
     def _use_generation(self, generation: str) -> None:
         self._generation = generation
 
-    def _make_guests(self, caches: Memory) -> list[WorkerGuest]:
-        """Return the guests of this worker."""
-        wait_s = None if self._options.load_mode == "async" else self._options.sync_wait_ms / 1e3
-        first = self._part.index > 0 and self._rank == self._part.ranks[0]
-        return joined_worker(
-            lora=self._vllm_config.lora_config, wait_s=wait_s, stages=caches.stages,
-            delegate=self._make_delegate if first else None,
-        )  # fmt: skip
-
-    def _make_delegate(self) -> WorkerGuest:
-        """Return the scheduler's delegate in this node, which its first rank is."""
-
-        def registration() -> Registration:
-            return Registration(role=Role.SCHEDULER, **self._common())
-
-        owner = f"delegate of node {self._part.index}"
-        link = Link(self._options.socket_dir, owner, registration, pool=self._options.pool)
-        link.wait(self._options.start_wait_ms / 1e3)
-        return Delegate(link, self._options, self._part.index, lambda: self._identity)
+    def _registration_of_node(self) -> Registration:
+        """Return that of a scheduler in this node."""
+        return Registration(role=Role.SCHEDULER, **self._common())
 
     def _close_guests(self) -> None:
         for guest in self._guests:
@@ -303,11 +278,6 @@ class WorkerCalls:
             self._memory = None
 
     @property
-    def _layerwise(self) -> bool:
-        """Return whether steps wait for loads layer by layer."""
-        return self._options.layerwise and not geo.asynchronous_only(self._config)
-
-    @property
     def _rank(self) -> int:
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
 
@@ -323,10 +293,9 @@ class WorkerCalls:
         assert self._memory is not None
         assert self._sync is not None
         words = self._sync.words
-        tp = int(self._vllm_config.parallel_config.tensor_parallel_size)
         return Registration(
-            role=Role.WORKER, rank=self._rank - self._part.ranks[0],
-            shard=part_shard(self._part, self._rank, tp, self._replicas), sync=words.sync(0),
+            role=Role.WORKER, rank=self._rank - self._start.part.ranks[0],
+            shard=self._start.shard(self._rank, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             segments=self._memory.segments, cells=self._memory.cells, **self._common(),
         )  # fmt: skip

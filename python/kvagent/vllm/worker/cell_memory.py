@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from kvagent.vllm.cells import Cell, Cells
+    from kvagent.vllm.worker.extents import Found
 
 _HEADS = 1  # axis of a layer's view: blocks, heads, states, content
 
 
 def cell_extents(
-    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, plan: Cells, rank: int,
-    storages: dict[int, tuple[int, Any]],
-) -> dict[int, dict[int, list[Extent]]]:  # fmt: skip
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
+    storages: dict[int, tuple[int, Any]], *, plan: Cells, rank: int,
+) -> Found:  # fmt: skip
     """Return the extents of a worker's cells, by shard and group.
 
     ``groups``: the layer names of each group; ``storages`` collects the storages, as extents does.
@@ -50,7 +51,7 @@ def cell_extents(
                     part = _heads_of(tensor, cell, plan)
                     found[cell.shard].setdefault(number, []).extend(extents(name, part, num_blocks, storages))
     _check(found, held, len(groups))
-    return {shard: {g: list(_joined(some)) for g, some in by_group.items()} for shard, by_group in found.items()}
+    return {shard: {g: list(_joined(some)) for g, some in by_group.items()} for shard, by_group in found.items()}, None
 
 
 def _check_heads(name: str, tensor: Any, heads: int, ranges: int) -> None:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from kvagent.vllm.geometry import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    Found = tuple[Mapping[int, dict[int, list["Extent"]]], Any]
+    """By shard and group, the extents of a worker; and what is known of their order, for guests."""
+    ExtentsOf = Callable[..., Found]
+    """Finds them: of KV caches by layer, the layers of each group, the number of blocks, and a
+    mapping that collects the storages.
+    """
+
+WHOLE = -1
+"""In place of a shard: all that a rank holds."""
 
 
 @dataclass(frozen=True, slots=True)

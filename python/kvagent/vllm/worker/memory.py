@@ -23,20 +23,17 @@ from kvagent.cuda.export import Exported, export
 from kvagent.errors import KVAgentError
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.worker.cell_memory import cell_extents
-from kvagent.vllm.worker.extents import Extent, extents, merged
-from kvagent.vllm.worker.stages import Stages, stages_of
+from kvagent.vllm.worker.extents import WHOLE, Extent, extents, merged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.cuda.driver import Driver
     from kvagent.vllm.boundary.worker import LostWorker
-    from kvagent.vllm.cells import Cells
+    from kvagent.vllm.worker.extents import ExtentsOf, Found
     from kvagent.vllm.worker.side import WorkerSide
 
 FIRST_REGION = 1  # region 0 holds the words
-_WHOLE = -1  # in place of a shard: all that a rank holds
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -56,8 +53,8 @@ class Memory:
     device: Any = None
     """The GPU; None for host memory."""
     exported: tuple[Exported, ...] = ()
-    stages: Stages | None = None
-    """Of the segments, if loads are layer by layer."""
+    stages: Any = None
+    """What ``extents_of`` knows of the order of the segments, for guests."""
 
     def close(self) -> None:
         """Close what was opened to export the memory to the agent."""
@@ -67,23 +64,15 @@ class Memory:
 
 def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
-    driver: Driver | None = None, *, plan: Cells | None = None, rank: int = 0,
-    calling: frozenset[str] | None = None,
+    driver: Driver | None = None, *, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
     ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
-    replaces CUDA's in tests. ``plan``: the model's cells, of which this is what ``rank`` holds.
-    ``calling``: the layers that wait for their part of a load; None if none does.
+    replaces CUDA's in tests. ``extents_of`` finds the extents, if they are not those of the groups.
     """
     storages: dict[int, tuple[int, Any]] = {}
-    stages = None
-    if calling is not None:
-        found, stages = _staged(kv_caches, groups, num_blocks, calling, storages)
-    elif plan is not None:
-        found = cell_extents(kv_caches, groups, num_blocks, plan, rank, storages)
-    else:
-        found = {_WHOLE: _of_groups(kv_caches, groups, num_blocks, storages)}
+    found, stages = (extents_of or _of_groups)(kv_caches, groups, num_blocks, storages)
     device = _device(kv_caches)
     if device is not None:
         return _on_gpu(storages, found, device, driver or CudaDriver(), stages)
@@ -91,28 +80,10 @@ def memory(
     return Memory(regions, *_segments(found, [0] * len(regions)), stages=stages)
 
 
-def _staged(
-    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, calling: frozenset[str],
-    storages: dict[int, tuple[int, Any]],
-) -> tuple[dict[int, dict[int, list[Extent]]], Stages]:  # fmt: skip
-    """Return the extents of the only group, and their stages.
-
-    They are those of ``_of_groups``, cut at the layers, so a block has the same bytes.
-    """
-    if len(groups) != 1:
-        raise Unsupported(f"layerwise: {len(groups)} KV cache groups, allowed is 1")
-    missing = [name for name in groups[0] if name not in kv_caches]
-    if missing:
-        raise Unsupported(f"group 0: layer {missing[0]} has no KV cache here")
-    layers = {name: list(extents(name, kv_caches[name], num_blocks, storages)) for name in groups[0]}
-    found, stages = stages_of(layers, calling)
-    return {_WHOLE: {0: found}}, stages
-
-
 def _of_groups(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
     storages: dict[int, tuple[int, Any]],
-) -> dict[int, list[Extent]]:  # fmt: skip
+) -> Found:  # fmt: skip
     """Return the extents of each group, in memory order."""
     found = {}
     for number, names in enumerate(groups):
@@ -122,12 +93,12 @@ def _of_groups(
                 raise Unsupported(f"group {number}: layer {name} has no KV cache here")
             some += extents(name, kv_caches[name], num_blocks, storages)
         found[number] = merged(some)
-    return found
+    return {WHOLE: found}, None
 
 
 def _on_gpu(
     storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any, driver: Driver,
-    stages: Stages | None,
+    stages: Any,
 ) -> Memory:  # fmt: skip
     exported: list[Exported] = []
     try:
@@ -159,7 +130,7 @@ def _segments(
         }
         for shard, groups in found.items()
     }
-    return cells.pop(_WHOLE, {}), cells
+    return cells.pop(WHOLE, {}), cells
 
 
 def _device(kv_caches: Mapping[str, Any]) -> Any:

@@ -25,7 +25,7 @@ from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.link import LISTEN_STEPS
-from kvagent.vllm.nodes.placement import node
+from kvagent.vllm.placement import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.worker.decode_steps import DecodeSteps
 from kvagent.vllm.worker.sync import HostClock, IdleBackoff

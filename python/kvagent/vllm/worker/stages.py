@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SEGMENTS, MAX_STAGES
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported
+from kvagent.vllm.worker.extents import WHOLE, extents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvagent.vllm.worker.extents import Extent
+    from kvagent.vllm.worker.extents import Extent, Found
 
 _CALLING = ("Attention", "MLAAttention")  # vLLM's classes whose forward calls wait_for_layer_load
 _DRAFT_MODEL = "draft_model"  # the speculation method, and the first part of its layers' names
@@ -61,6 +62,25 @@ def calling_layers(vllm_config: Any) -> frozenset[str]:
     )
 
 
+def staged(
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
+    storages: dict[int, tuple[int, Any]], *, calling: frozenset[str],
+) -> Found:  # fmt: skip
+    """Return the extents of the only group, and their stages. ``calling``: the layers that wait for
+    their part of a load.
+
+    They are those of the whole group, cut at the layers, so a block has the same bytes.
+    """
+    if len(groups) != 1:
+        raise Unsupported(f"layerwise: {len(groups)} KV cache groups, allowed is 1")
+    missing = [name for name in groups[0] if name not in kv_caches]
+    if missing:
+        raise Unsupported(f"group 0: layer {missing[0]} has no KV cache here")
+    layers = {name: list(extents(name, kv_caches[name], num_blocks, storages)) for name in groups[0]}
+    found, stages = stages_of(layers, calling)
+    return {WHOLE: {0: found}}, stages
+
+
 def stages_of(
     layers: Mapping[str, Sequence[Extent]], calling: frozenset[str]
 ) -> tuple[list[Extent], Stages]:  # fmt: skip
@@ -72,8 +92,8 @@ def stages_of(
     first = int(any(name not in calling for name in layers))
     number = {name: first + i for i, name in enumerate(order)}
     stage: dict[Extent, int] = {}
-    for name, extents in layers.items():
-        for extent in extents:
+    for name, some in layers.items():
+        for extent in some:
             stage[extent] = min(stage.get(extent, MAX_STAGES), number.get(name, 0))
     found = sorted(stage, key=lambda p: (p.storage, p.stride, p.offset))
     count = first + len(order)

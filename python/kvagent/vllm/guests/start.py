@@ -1,0 +1,211 @@
+"""The start of an engine with its guests."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kvagent.vllm import geometry as geo
+from kvagent.vllm.guests.joined import Engine, joined
+from kvagent.vllm.link import Link
+from kvagent.vllm.options import LAZY, OFF, OptionError
+from kvagent.vllm.start import Start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvagent.registration import Registration
+    from kvagent.vllm.cells import Cells
+    from kvagent.vllm.geometry import Geometry, Ranks
+    from kvagent.vllm.hooks import Joined
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import Report, StepPlan
+    from kvagent.vllm.start import Identity
+    from kvagent.vllm.worker.extents import ExtentsOf
+    from kvagent.vllm.worker.guest import WorkerGuest
+    from kvagent.vllm.worker.memory import Memory
+
+ASYNC = "async"
+
+log = logging.getLogger("vllm.kvagent")
+
+
+class GuestStart(Start):
+    """A start with guests: each method answers for those that the engine has."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, options: Options) -> None:
+        super().__init__(vllm_config, kv_cache_config, options)
+        self._cells: Cells | None = None
+
+    def following(self) -> int:
+        """Return Geometry.following, of draft models that are served. Raise Unsupported."""
+        from kvagent.vllm.drafts import check_options, following_tokens
+
+        tokens = following_tokens(self.vllm_config, self.kv_cache_config)
+        check_options(tokens, self.options)
+        return tokens
+
+    def check(self, geometry: Geometry, kv_role: str) -> None:
+        """Raise Unsupported or OptionError; an engine over several nodes has other options."""
+        if geometry.states:
+            from kvagent.vllm.state_rules import check_states
+
+            check_states(self.vllm_config, geometry, self.options)
+        if self.part.count > 1:
+            from kvagent.vllm.nodes.rules import check_part
+
+            self.options = check_part(self.part, self.vllm_config, geometry, self.options, kv_role)
+        if self.options.share_tp or self.options.share_pp:
+            from kvagent.vllm.cells import cells
+
+            shares = self.options.share_tp, self.options.share_pp
+            self._cells = cells(self.vllm_config, self.kv_cache_config, *shares)
+        if self.options.offload == LAZY and not self.vllm_config.cache_config.enable_prefix_caching:
+            log.warning("offload: lazy has no effect without prefix caching: every block is saved once it is computed")
+
+    def ranks(self, whole: Ranks) -> Ranks:
+        """Return the shards of cells, if there are some."""
+        return whole if self._cells is None else geo.Ranks(whole.world, self._cells.count)
+
+    def distribution(self) -> dict[str, str] | None:
+        """Return the cells' pairs."""
+        if self._cells is None:
+            return None
+        from kvagent.vllm.cells import distribution
+
+        return distribution(self._cells, self.kv_cache_config)
+
+    def local_ranks(self, ranks: Ranks, replicas: int) -> Ranks:
+        """Return those of this node's part."""
+        if self.part.count < 2:
+            return ranks
+        from kvagent.vllm.nodes.rules import part_ranks
+
+        return part_ranks(self.part, ranks, self._tp, replicas)
+
+    def local_identity(self, pairs: Identity) -> Identity:
+        """Return that of this node's part."""
+        if self.part.count < 2:
+            return pairs
+        from kvagent.vllm.nodes.rules import with_part
+
+        return with_part(pairs, self.part)
+
+    def local_plan(self, plan: StepPlan) -> StepPlan:
+        """Return a plan as this node's part reads it."""
+        if not self.part.index:
+            return plan
+        from kvagent.vllm.nodes.orders import localized
+
+        return localized(plan, self.part.index)
+
+    def shard(self, rank: int, replicas: int) -> int:
+        """Return a worker's shard in this node's part."""
+        if self.part.count < 2:
+            return super().shard(rank, replicas)
+        from kvagent.vllm.nodes.rules import part_shard
+
+        return part_shard(self.part, rank, self._tp, replicas)
+
+    def difference(self, own: Identity, report: Report) -> str:
+        """Return how another node's part differs, if it does."""
+        if self.part.count < 2:
+            return ""
+        from kvagent.vllm.nodes.orders import NODES
+        from kvagent.vllm.nodes.rules import difference
+
+        return difference(own, report.news.get(NODES, ()))
+
+    def extents(self, rank: int) -> ExtentsOf | None:
+        """Return what finds the extents of cells, or those of layers that wait for their part."""
+        if self.options.layerwise and not geo.asynchronous_only(self.kv_cache_config):
+            from kvagent.vllm.worker.stages import calling_layers, staged
+
+            return partial(staged, calling=calling_layers(self.vllm_config))
+        if self._cells is not None:
+            from kvagent.vllm.worker.cell_memory import cell_extents
+
+            return partial(cell_extents, plan=self._cells, rank=rank)
+        return None
+
+    def scheduler(self, geometry: Geometry, world: int, *, saves: bool) -> Joined:
+        """Return the guests of the scheduler's side."""
+        config, transfer = self.vllm_config, self.vllm_config.kv_transfer_config
+        return joined(Engine(
+            options=self.options, geometry=geometry, world=world, saves=saves, media=self._media(),
+            multimodal=config.model_config.multimodal_config is not None, lora=config.lora_config is not None,
+            engine_id=str(transfer.engine_id), tp_size=self._tp, preemption=self._preemption(),
+            token_bytes=geo.token_bytes(self.kv_cache_config),
+            step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
+            parts=self.part.count,
+        ))  # fmt: skip
+
+    def worker(
+        self, memory: Memory, rank: int, registration: Callable[[], Registration], identity: Callable[[], Identity]
+    ) -> Sequence[WorkerGuest]:
+        """Return the guests of a worker."""
+        found: list[WorkerGuest] = []
+        if self.vllm_config.lora_config is not None:
+            from kvagent.vllm.worker.adapters import listen
+
+            found += [one for one in [listen(self.vllm_config.lora_config)] if one is not None]
+        if self.options.load_mode != ASYNC:
+            from kvagent.vllm.worker.sync_loads import StepWaits
+
+            found.append(StepWaits(self.options.sync_wait_ms / 1e3, memory.stages))
+        if self.part.index and rank == self.part.ranks[0]:
+            from kvagent.vllm.nodes.delegate import Delegate
+
+            link = Link(
+                self.options.socket_dir, f"delegate of node {self.part.index}", registration, pool=self.options.pool
+            )
+            link.wait(self.options.start_wait_ms / 1e3)
+            found.append(Delegate(link, self.options, self.part.index, identity))
+        return found
+
+    @property
+    def _tp(self) -> int:
+        return int(self.vllm_config.parallel_config.tensor_parallel_size)
+
+    def _media(self) -> str:
+        """Return how requests with items are keyed: an item's encoder output may come from another
+        engine and another content.
+        """
+        elsewhere = self.options.media != "trust" and self.vllm_config.ec_transfer_config is not None
+        return "bypass" if elsewhere else self.options.media
+
+    def _preemption(self) -> Any:
+        """Return vLLM's scheduler if steps are to wait for loads.
+
+        Raise OptionError where a failed load would not be handled right.
+        """
+        if self.options.load_mode == ASYNC:
+            return None
+        from kvagent.vllm.scheduler import preemption
+
+        scheduler, name = preemption.found(), self.vllm_config.kv_transfer_config.kv_connector
+        reason = geo.asynchronous_only(self.kv_cache_config) or preemption.unsupported(scheduler, name)
+        if not reason:
+            return preemption.Preemption(scheduler)
+        if self.options.load_mode == "sync":
+            raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
+        log.info("load_mode: auto: every load is asynchronous, since %s", reason)
+        return None
+
+    def _events(self) -> Any:
+        """Return how KV events are made, if the engine publishes some."""
+        config = self.vllm_config.kv_events_config
+        if self.options.events == OFF or config is None or not config.enable_kv_cache_events:
+            return None
+        if self.part.count > 1:
+            log.info("KV events tell of the engine's own cache alone: no agent has whole blocks of it")
+            return None
+        from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
+
+        from kvagent.vllm.events.form import EventForm
+        from kvagent.vllm.events.publication import EventsOptions
+        from kvagent.vllm.events.waking import Waker, engine_wake
+
+        wake = engine_wake(core)
+        return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
