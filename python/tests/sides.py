@@ -12,7 +12,6 @@ from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.requests import Phase, Tracked, arrived
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.uncached import NoLink
-from kvagent.vllm.worker.sync_loads import StepWaits
 
 GEOMETRY = Geometry((Group(16, 64),), 16)
 _Guest = TypeVar("_Guest", bound=Guest)
@@ -34,6 +33,8 @@ def guest(side: SchedulerSide, kind: type[_Guest]) -> _Guest:
 
 def waits(side: Any) -> Any:
     """Return what waits for the loads of a worker's steps, if they do."""
+    from kvagent.vllm.guests.sync.worker import StepWaits
+
     idle = SimpleNamespace(loads=SimpleNamespace(_wait_s=0.0))
     return next((one for one in side.guests if isinstance(one, StepWaits)), idle)
 

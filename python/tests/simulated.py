@@ -16,7 +16,7 @@ from kvagent.messages import Group, Region, RegionKind, Role, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.guests.joined import Engine, joined
+from kvagent.vllm.hooks import Joined
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from kvagent.vllm.worker.adapters import LoadedAdapters
+    from kvagent.vllm.guests.adapters.loaded import LoadedAdapters
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 64
@@ -101,6 +101,15 @@ class Step:
     scheduled: dict[str, int] = field(default_factory=dict)
 
 
+def guests_of(**engine: Any) -> Joined:
+    """Return the guests of an engine, if they are installed."""
+    try:
+        from kvagent.vllm.guests.joined import Engine, joined
+    except ModuleNotFoundError:
+        return Joined()
+    return joined(Engine(**engine))
+
+
 class SimulatedEngine:
     """An engine. Requests get consecutive blocks, from block 1 on."""
 
@@ -128,10 +137,10 @@ class SimulatedEngine:
         self.worker_link.wait(20)
         self.link.wait(20)
         geometry = Geometry(self.groups, BLOCK, following=following)
-        engine = Engine(options=settings, geometry=geometry, saves=saves, engine_id=name)
         self.scheduler = SchedulerSide(
-            settings, geometry, 1, self.link, saves=saves, generations=self.generations, joined=joined(engine)
-        )
+            settings, geometry, 1, self.link, saves=saves, generations=self.generations,
+            joined=guests_of(options=settings, geometry=geometry, saves=saves, engine_id=name),
+        )  # fmt: skip
         self.scheduler.bind(self)
         self.worker = WorkerSide(
             self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.keys.adapters import Adapters
-from kvagent.vllm.worker import adapters as loading
-from kvagent.vllm.worker.adapters import LoadedAdapter, LoadedAdapters
+from kvagent.vllm.guests.adapters import loaded as loading
+from kvagent.vllm.guests.adapters.keys import Adapters
+from kvagent.vllm.guests.adapters.loaded import LoadedAdapter, LoadedAdapters
 from tests.agent import AgentProcess, eventually
 from tests.sides import guest
 from tests.simulated import BLOCK, SimulatedEngine
@@ -410,7 +410,7 @@ def contents(adapters: Adapters) -> tuple[tuple[int, int], ...]:
 
 
 def test_a_content_that_was_dropped_may_have_left_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvagent.vllm.keys.adapters.MAX_KNOWN", 1)
+    monkeypatch.setattr("kvagent.vllm.guests.adapters.keys.MAX_KNOWN", 1)
     adapters = Adapters(1)
     assert not adapters.report([LoadedAdapter(1, 1), LoadedAdapter(1, 1, b"1" * 32)])[2]
     assert not adapters.report([LoadedAdapter(2, 2), LoadedAdapter(2, 2, b"2" * 32)])[2]

@@ -17,11 +17,11 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionEnded
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.events import publication, tokens
-from kvagent.vllm.events.engine import Said
-from kvagent.vllm.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
-from kvagent.vllm.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
-from kvagent.vllm.events.waking import Waker, engine_wake
+from kvagent.vllm.guests.events import publication, tokens
+from kvagent.vllm.guests.events.engine import Said
+from kvagent.vllm.guests.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
+from kvagent.vllm.guests.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
+from kvagent.vllm.guests.events.waking import Waker, engine_wake
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.wire import HEADER_BYTES, encode, frame

@@ -11,10 +11,10 @@ import pytest
 from kvagent.messages import BlockStatus, Group
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.guests import lazy
+from kvagent.vllm.guests.lazy import LazyBatch
 from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.plan import Outcome
-from kvagent.vllm.scheduler import lazy
-from kvagent.vllm.scheduler.lazy import LazyBatch
 from kvagent.vllm.scheduler.requests import Blocks, Hurry, Tables, Tracked
 from kvagent.vllm.scheduler.saves import HOLD_S, Saves
 from tests.sides import running

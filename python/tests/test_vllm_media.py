@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.keys import media
-from kvagent.vllm.keys.media import Keyed, Media, Unhashable, content_digest
+from kvagent.vllm.guests import media
+from kvagent.vllm.guests.media import Keyed, Media, Unhashable, content_digest
 from tests.sides import side_of
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.joined import Engine, joined
+from kvagent.vllm.guests.nodes.delegate import Delegate
+from kvagent.vllm.guests.nodes.joint import OWED_S, PLAN_BYTES, JointSession
+from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
+from kvagent.vllm.guests.nodes.rules import check_part
 from kvagent.vllm.link import Attachment
-from kvagent.vllm.nodes.delegate import Delegate
-from kvagent.vllm.nodes.joint import OWED_S, PLAN_BYTES, JointSession
-from kvagent.vllm.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
-from kvagent.vllm.nodes.rules import check_part
 from kvagent.vllm.options import Options
 from kvagent.vllm.placement import Part
 from kvagent.vllm.plan import Report, StepPlan
@@ -31,7 +31,7 @@ from tests.simulated import Pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.nodes.lookups import JointLookups
+    from kvagent.vllm.guests.nodes.lookups import JointLookups
     from kvagent.vllm.scheduler.agent_session import AgentSession
 
 HERE, THERE = b"h" * 16, b"t" * 16

@@ -32,9 +32,9 @@ from kvagent.vllm.geometry import (
     ranks,
     shard,
 )
+from kvagent.vllm.guests.nodes import rules
+from kvagent.vllm.guests.nodes.orders import Target, localized
 from kvagent.vllm.link import Attachment, Link
-from kvagent.vllm.nodes import rules
-from kvagent.vllm.nodes.orders import Target, localized
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
 from kvagent.vllm.placement import elsewhere
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo

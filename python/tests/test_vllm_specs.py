@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvagent.vllm.geometry import Unsupported, asynchronous_only, fails_by_block, geometry, replicated
+from kvagent.vllm.guests.state_rules import check_states
 from kvagent.vllm.options import LAZY, OptionError, Options
-from kvagent.vllm.state_rules import check_states
 
 
 class FullAttentionSpec:

@@ -10,14 +10,14 @@ import pytest
 from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
+from kvagent.vllm.guests.state_rules import check_states
+from kvagent.vllm.guests.states import States
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.scheduler.states import States
 from kvagent.vllm.scheduler.waits import Rate
-from kvagent.vllm.state_rules import check_states
 from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.scheduler.keeps import Keeps
+from kvagent.vllm.guests.keeps import Keeps
+from kvagent.vllm.guests.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
-from kvagent.vllm.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from tests.agent import eventually
 from tests.clients import some_params
 from tests.sides import side_of
@@ -304,7 +304,7 @@ def test_what_a_request_stored_first_is_dropped_after_its_time(
 def test_an_agent_that_goes_is_not_told(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.scheduler.keeps.MAX_ENDED", 2)
+    monkeypatch.setattr("kvagent.vllm.guests.keeps.MAX_ENDED", 2)
     engine = engines()
     some = [engine.request(f"r{i}", f"p{i}", 4, kv_transfer_params={"kvagent.pin": 1000}) for i in range(4)]
     for request in some:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvagent.vllm.guests.sync import preemption
 from kvagent.vllm.plan import LoadJob
-from kvagent.vllm.scheduler import preemption
 from kvagent.vllm.worker.side import InflightJob, WorkerSide
 from kvagent.vllm.worker.sync import make_sync
 

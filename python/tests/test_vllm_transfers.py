@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.messages import BlockStatus
-from kvagent.vllm import transfer_names as tr
+from kvagent.vllm.guests.transfers import names as tr
+from kvagent.vllm.guests.transfers.offers import Transfers
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.requests import ANSWER_S
 from kvagent.vllm.scheduler.saves import HOLD_S
-from kvagent.vllm.scheduler.transfers import Transfers
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import eventually
 from tests.sides import guest, side_of

@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes, or call torch: imported in an engine alone.
 OF_VLLM = {
     f"kvagent.vllm.{name}"
-    for name in ("connector", "events.form", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
+    for name in ("connector", "guests.events.form", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
 }
 OF_VLLM |= {f"kvagent.bench.{name}" for name in ("noop", "real", "tier")} | {"kvagent.cuda.torchgpu"}
 

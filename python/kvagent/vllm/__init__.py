@@ -13,6 +13,8 @@ neither did.
 from __future__ import annotations
 
 import logging
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 __all__ = ["KVAgentConnector", "register"]
@@ -23,6 +25,8 @@ def _named(record: logging.LogRecord) -> bool:
     record.msg = f"kvagent: {record.msg}"
     return True
 
+
+TIER = "kvagent.vllm.tier"
 
 logging.getLogger("vllm.kvagent").addFilter(_named)
 
@@ -44,8 +48,7 @@ def register() -> None:
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from kvagent.vllm.tier.construction import observe
-
-    observe(KVConnectorFactory._registry)
+    if find_spec(TIER) is not None:
+        import_module(f"{TIER}.construction").observe(KVConnectorFactory._registry)
     if "KVAgentConnector" not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector("KVAgentConnector", "kvagent.vllm", "KVAgentConnector")

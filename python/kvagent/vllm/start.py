@@ -6,7 +6,8 @@ the guests' folder.
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.memory import Memory
 
-GUESTS = "kvagent.vllm.guests.start"
+GUESTS = "kvagent.vllm.guests"
 Identity = tuple[tuple[str, str], ...]
 
 
@@ -106,11 +107,9 @@ class Start:
 
 def of(vllm_config: Any, kv_cache_config: Any, options: Options) -> Start:
     """Return the start of an engine, with the guests that are installed."""
-    try:
-        found = importlib.import_module(GUESTS)
-    except ModuleNotFoundError:
+    if find_spec(GUESTS) is None:
         return Start(vllm_config, kv_cache_config, options)
-    made: Start = found.GuestStart(vllm_config, kv_cache_config, options)
+    made: Start = import_module(f"{GUESTS}.start").GuestStart(vllm_config, kv_cache_config, options)
     return made
 
 

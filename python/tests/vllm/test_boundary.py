@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import events, keys, scheduler, worker
+from kvagent.vllm import guests, scheduler, worker
 from kvagent.vllm.boundary.errors import MAX_ERRORS
 from kvagent.vllm.worker.side import WorkerSide
 from tests.vllm.setting import BLOCK
@@ -29,8 +29,8 @@ START_S = 20.0  # for a session
 
 def functions() -> Iterator[tuple[str, type, str]]:
     """Yield the functions of both sides' classes."""
-    for package in (scheduler, worker, events, keys):
-        for found in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+    for package in (scheduler, worker, guests):
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             module = importlib.import_module(found.name)
             for name, cls in vars(module).items():
                 if inspect.isclass(cls) and cls.__module__ == found.name and not name.endswith("Calls"):

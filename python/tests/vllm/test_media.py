@@ -10,7 +10,7 @@ import torch
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from kvagent.vllm.keys.media import Keyed
+from kvagent.vllm.guests.media import Keyed
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean
 

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
 from kvagent.errors import KVAgentError
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.nodes.delegate import Delegate
+from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.uncached import UncachedScheduler
 from kvagent.vllm.worker import calls

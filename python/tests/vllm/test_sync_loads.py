@@ -17,10 +17,10 @@ import pytest
 
 from kvagent.messages import Group
 from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.guests.sync.scheduler import SyncLoads
+from kvagent.vllm.guests.sync.worker import SyncLoads as WorkerSyncLoads
 from kvagent.vllm.hooks import Waits
 from kvagent.vllm.options import OptionError, Options
-from kvagent.vllm.scheduler.sync_loads import SyncLoads
-from kvagent.vllm.worker.sync_loads import SyncLoads as WorkerSyncLoads
 from tests.agent import AgentProcess, eventually
 from tests.sides import waits as step_waits
 from tests.vllm.agents import flip

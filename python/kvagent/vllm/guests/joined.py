@@ -49,16 +49,16 @@ def joined(engine: Engine) -> Joined:
     if engine.events is not None and engine.events.waker is not None:
         one.attached = engine.events.waker.wake
     if engine.parts > 1:
-        from kvagent.vllm.nodes.joint import JointSession
+        from kvagent.vllm.guests.nodes.joint import JointSession
 
         parts = engine.parts
         one.session = lambda link, options: JointSession(link, options, parts)
     if options.offload == LAZY:
-        from kvagent.vllm.scheduler.lazy import batch_of
+        from kvagent.vllm.guests.lazy import batch_of
 
         one.batch = batch_of(options, geometry, engine.step_tokens)
     if engine.preemption is not None:
-        from kvagent.vllm.scheduler.sync_loads import SyncLoads
+        from kvagent.vllm.guests.sync.scheduler import SyncLoads
 
         waits = SyncLoads(options, geometry, engine.token_bytes, engine.preemption)
         one.waits = waits
@@ -68,8 +68,8 @@ def joined(engine: Engine) -> Joined:
 
 def _switches(engine: Engine) -> list[Guest]:
     """Return the guests that read what clients ask for. They hear of requests before all others."""
-    from kvagent.vllm.scheduler.keeps import Keeps
-    from kvagent.vllm.switches import Switches
+    from kvagent.vllm.guests.keeps import Keeps
+    from kvagent.vllm.guests.switches import Switches
 
     keeps = Keeps()
     return [Switches(keeps, transfers=engine.options.transfers), keeps]
@@ -79,15 +79,15 @@ def _requests(engine: Engine) -> list[Guest]:
     """Return the other guests."""
     found: list[Guest] = []
     if engine.options.transfers:
-        from kvagent.vllm.scheduler.transfers import Transfers
+        from kvagent.vllm.guests.transfers.offers import Transfers
 
         found.append(Transfers(engine.options, engine.engine_id, engine.tp_size, saves=engine.saves))
     if engine.geometry.states:
-        from kvagent.vllm.scheduler.states import States
+        from kvagent.vllm.guests.states import States
 
         found.append(States(engine.geometry))
     if engine.events is not None:
-        from kvagent.vllm.events.engine import Events
+        from kvagent.vllm.guests.events.engine import Events
 
         found.append(Events(engine.events))
     return found
@@ -97,15 +97,15 @@ def _keys(engine: Engine) -> list[Guest]:
     """Return the guests that key blocks by more than their tokens."""
     found: list[Guest] = []
     if engine.media != "trust":
-        from kvagent.vllm.keys.media import Media
+        from kvagent.vllm.guests.media import Media
 
         found.append(Media(engine.media, engine.geometry.hash_tokens, multimodal=engine.multimodal))
     if engine.lora:
-        from kvagent.vllm.keys.adapters import Adapters
+        from kvagent.vllm.guests.adapters.keys import Adapters
 
         found.append(Adapters(engine.world))
     if engine.geometry.following:
-        from kvagent.vllm.keys.following import Following
+        from kvagent.vllm.guests.following import Following
 
         found.append(Following())
     return found

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.registration import Registration
-    from kvagent.vllm.cells import Cells
     from kvagent.vllm.geometry import Geometry, Ranks
+    from kvagent.vllm.guests.cells.plan import Cells
     from kvagent.vllm.hooks import Joined
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report, StepPlan
@@ -40,7 +40,7 @@ class GuestStart(Start):
 
     def following(self) -> int:
         """Return Geometry.following, of draft models that are served. Raise Unsupported."""
-        from kvagent.vllm.drafts import check_options, following_tokens
+        from kvagent.vllm.guests.drafts import check_options, following_tokens
 
         tokens = following_tokens(self.vllm_config, self.kv_cache_config)
         check_options(tokens, self.options)
@@ -49,15 +49,15 @@ class GuestStart(Start):
     def check(self, geometry: Geometry, kv_role: str) -> None:
         """Raise Unsupported or OptionError; an engine over several nodes has other options."""
         if geometry.states:
-            from kvagent.vllm.state_rules import check_states
+            from kvagent.vllm.guests.state_rules import check_states
 
             check_states(self.vllm_config, geometry, self.options)
         if self.part.count > 1:
-            from kvagent.vllm.nodes.rules import check_part
+            from kvagent.vllm.guests.nodes.rules import check_part
 
             self.options = check_part(self.part, self.vllm_config, geometry, self.options, kv_role)
         if self.options.share_tp or self.options.share_pp:
-            from kvagent.vllm.cells import cells
+            from kvagent.vllm.guests.cells.plan import cells
 
             shares = self.options.share_tp, self.options.share_pp
             self._cells = cells(self.vllm_config, self.kv_cache_config, *shares)
@@ -72,7 +72,7 @@ class GuestStart(Start):
         """Return the cells' pairs."""
         if self._cells is None:
             return None
-        from kvagent.vllm.cells import distribution
+        from kvagent.vllm.guests.cells.plan import distribution
 
         return distribution(self._cells, self.kv_cache_config)
 
@@ -80,7 +80,7 @@ class GuestStart(Start):
         """Return those of this node's part."""
         if self.part.count < 2:
             return ranks
-        from kvagent.vllm.nodes.rules import part_ranks
+        from kvagent.vllm.guests.nodes.rules import part_ranks
 
         return part_ranks(self.part, ranks, self._tp, replicas)
 
@@ -88,7 +88,7 @@ class GuestStart(Start):
         """Return that of this node's part."""
         if self.part.count < 2:
             return pairs
-        from kvagent.vllm.nodes.rules import with_part
+        from kvagent.vllm.guests.nodes.rules import with_part
 
         return with_part(pairs, self.part)
 
@@ -96,7 +96,7 @@ class GuestStart(Start):
         """Return a plan as this node's part reads it."""
         if not self.part.index:
             return plan
-        from kvagent.vllm.nodes.orders import localized
+        from kvagent.vllm.guests.nodes.orders import localized
 
         return localized(plan, self.part.index)
 
@@ -104,7 +104,7 @@ class GuestStart(Start):
         """Return a worker's shard in this node's part."""
         if self.part.count < 2:
             return super().shard(rank, replicas)
-        from kvagent.vllm.nodes.rules import part_shard
+        from kvagent.vllm.guests.nodes.rules import part_shard
 
         return part_shard(self.part, rank, self._tp, replicas)
 
@@ -112,19 +112,19 @@ class GuestStart(Start):
         """Return how another node's part differs, if it does."""
         if self.part.count < 2:
             return ""
-        from kvagent.vllm.nodes.orders import NODES
-        from kvagent.vllm.nodes.rules import difference
+        from kvagent.vllm.guests.nodes.orders import NODES
+        from kvagent.vllm.guests.nodes.rules import difference
 
         return difference(own, report.news.get(NODES, ()))
 
     def extents(self, rank: int) -> ExtentsOf | None:
         """Return what finds the extents of cells, or those of layers that wait for their part."""
         if self.options.layerwise and not geo.asynchronous_only(self.kv_cache_config):
-            from kvagent.vllm.worker.stages import calling_layers, staged
+            from kvagent.vllm.guests.sync.stages import calling_layers, staged
 
             return partial(staged, calling=calling_layers(self.vllm_config))
         if self._cells is not None:
-            from kvagent.vllm.worker.cell_memory import cell_extents
+            from kvagent.vllm.guests.cells.memory import cell_extents
 
             return partial(cell_extents, plan=self._cells, rank=rank)
         return None
@@ -147,15 +147,15 @@ class GuestStart(Start):
         """Return the guests of a worker."""
         found: list[WorkerGuest] = []
         if self.vllm_config.lora_config is not None:
-            from kvagent.vllm.worker.adapters import listen
+            from kvagent.vllm.guests.adapters.loaded import listen
 
             found += [one for one in [listen(self.vllm_config.lora_config)] if one is not None]
         if self.options.load_mode != ASYNC:
-            from kvagent.vllm.worker.sync_loads import StepWaits
+            from kvagent.vllm.guests.sync.worker import StepWaits
 
             found.append(StepWaits(self.options.sync_wait_ms / 1e3, memory.stages))
         if self.part.index and rank == self.part.ranks[0]:
-            from kvagent.vllm.nodes.delegate import Delegate
+            from kvagent.vllm.guests.nodes.delegate import Delegate
 
             link = Link(
                 self.options.socket_dir, f"delegate of node {self.part.index}", registration, pool=self.options.pool
@@ -182,7 +182,7 @@ class GuestStart(Start):
         """
         if self.options.load_mode == ASYNC:
             return None
-        from kvagent.vllm.scheduler import preemption
+        from kvagent.vllm.guests.sync import preemption
 
         scheduler, name = preemption.found(), self.vllm_config.kv_transfer_config.kv_connector
         reason = geo.asynchronous_only(self.kv_cache_config) or preemption.unsupported(scheduler, name)
@@ -203,9 +203,9 @@ class GuestStart(Start):
             return None
         from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
 
-        from kvagent.vllm.events.form import EventForm
-        from kvagent.vllm.events.publication import EventsOptions
-        from kvagent.vllm.events.waking import Waker, engine_wake
+        from kvagent.vllm.guests.events.form import EventForm
+        from kvagent.vllm.guests.events.publication import EventsOptions
+        from kvagent.vllm.guests.events.waking import Waker, engine_wake
 
         wake = engine_wake(core)
         return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvagent.messages import Group, Role
 from kvagent.registration import Registration
 from kvagent.vllm import specs
-from kvagent.vllm.events.chunks import STORAGE, PublishedChunks
-from kvagent.vllm.events.publication import EventsOptions, Publication
-from kvagent.vllm.events.tokens import Tokens, extra_of
-from kvagent.vllm.events.waking import Waker, engine_wake
 from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.guests.events.chunks import STORAGE, PublishedChunks
+from kvagent.vllm.guests.events.publication import EventsOptions, Publication
+from kvagent.vllm.guests.events.tokens import Tokens, extra_of
+from kvagent.vllm.guests.events.waking import Waker, engine_wake
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -32,8 +32,8 @@ from kvagent.vllm.weight_changes import with_generation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvagent.vllm.events.form import EventForm
-    from kvagent.vllm.events.publication import EventCounts
+    from kvagent.vllm.guests.events.form import EventForm
+    from kvagent.vllm.guests.events.publication import EventCounts
     from kvagent.vllm.tier.construction import Construction
     from kvagent.vllm.tier.identity import Space
     from kvagent.vllm.tier.options import TierOptions
@@ -56,7 +56,7 @@ def of_vllm(vllm_config: Any) -> Vllm:
     from vllm.v1.core.kv_cache_utils import hash_block_tokens
     from vllm.v1.engine import core
 
-    from kvagent.vllm.events.form import EventForm
+    from kvagent.vllm.guests.events.form import EventForm
 
     function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.session import Session
-    from kvagent.vllm.events.publication import EventCounts
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.guests.events.publication import EventCounts
 
 RUN_BYTES = 64 << 10  # tokens in one message
 MAX_WAITING_BYTES = 16 << 20  # tokens that wait until the agent reads; more are lost

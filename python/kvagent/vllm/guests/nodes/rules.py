@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.nodes.orders import News
+    from kvagent.vllm.guests.nodes.orders import News
     from kvagent.vllm.options import Options
     from kvagent.vllm.placement import Part
 

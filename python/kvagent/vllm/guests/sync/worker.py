@@ -16,17 +16,17 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from kvagent.vllm.guests.sync.layers import LayerLoads
 from kvagent.vllm.worker.guest import WorkerGuest
-from kvagent.vllm.worker.layer_loads import LayerLoads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from kvagent.packing import Packed
+    from kvagent.vllm.guests.sync.stages import Stages
     from kvagent.vllm.link import Attachment
     from kvagent.vllm.plan import LoadJob, StepPlan
     from kvagent.vllm.worker.side import WorkerSide
-    from kvagent.vllm.worker.stages import Stages
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 320e-6  # between two looks at words, which nothing announces
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
+    from kvagent.vllm.guests.sync.stages import Stages
     from kvagent.vllm.link import Attachment
     from kvagent.vllm.plan import LoadJob
-    from kvagent.vllm.worker.stages import Stages
 
 log = logging.getLogger("vllm.kvagent")
 

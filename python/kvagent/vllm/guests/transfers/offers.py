@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.guests.transfers.names import is_name, offered_name, split, wanted
 from kvagent.vllm.hooks import Guest, Reset
 from kvagent.vllm.scheduler.requests import USUAL, Hurry, Phase, Terms
 from kvagent.vllm.scheduler.saves import HOLD_S
-from kvagent.vllm.transfer_names import is_name, offered_name, split, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

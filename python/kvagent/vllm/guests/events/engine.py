@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvagent.vllm.events.publication import Publication, Published
-from kvagent.vllm.events.tokens import Tokens, extra_of
+from kvagent.vllm.guests.events.publication import Publication, Published
+from kvagent.vllm.guests.events.tokens import Tokens, extra_of
 from kvagent.vllm.hooks import Guest, Reset
 
 if TYPE_CHECKING:
-    from kvagent.vllm.events.publication import EventsOptions
+    from kvagent.vllm.guests.events.publication import EventsOptions
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupStatus
-from kvagent.vllm.nodes.orders import FIRST, NODES, Answered, Facts, News
+from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.worker.guest import WorkerGuest
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvagent.lookup import Answer, Ticket
+    from kvagent.vllm.guests.nodes.orders import Orders, Question
     from kvagent.vllm.link import Link
-    from kvagent.vllm.nodes.orders import Orders, Question
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.lookups import Lookups

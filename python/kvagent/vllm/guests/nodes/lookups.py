@@ -21,9 +21,9 @@ from kvagent.vllm.scheduler.requests import USUAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.vllm.guests.nodes.joint import JointSession
+    from kvagent.vllm.guests.nodes.orders import Answered
     from kvagent.vllm.link import Attachment
-    from kvagent.vllm.nodes.joint import JointSession
-    from kvagent.vllm.nodes.orders import Answered
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.requests import Terms
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvagent.vllm.geometry import Geometry
+    from kvagent.vllm.guests.sync.preemption import Preemption
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report
-    from kvagent.vllm.scheduler.preemption import Preemption
     from kvagent.vllm.scheduler.requests import Tracked
 
 FIRST_BYTE_S = 1e-9  # assumed time to copy a byte, until one was measured

@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SEGMENTS
-from kvagent.vllm.cells import checked_layers, layer_number
 from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.guests.cells.plan import checked_layers, layer_number
 from kvagent.vllm.worker.extents import Extent, extents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kvagent.vllm.cells import Cell, Cells
+    from kvagent.vllm.guests.cells.plan import Cell, Cells
     from kvagent.vllm.worker.extents import Found
 
 _HEADS = 1  # axis of a layer's view: blocks, heads, states, content

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.messages import EventKind, EventsState
-from kvagent.vllm.events.tokens import salt_of, unpacked
+from kvagent.vllm.guests.events.tokens import salt_of, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvagent.messages import BlockEvents, EventRun
     from kvagent.session import Session
-    from kvagent.vllm.events.form import EventForm
-    from kvagent.vllm.events.tokens import Tokens
-    from kvagent.vllm.events.waking import Waker
+    from kvagent.vllm.guests.events.form import EventForm
+    from kvagent.vllm.guests.events.tokens import Tokens
+    from kvagent.vllm.guests.events.waking import Waker
     from kvagent.vllm.scheduler.agent_session import AgentSession
 
 ASK_BLOCKS = 256  # of one answer, which one step publishes

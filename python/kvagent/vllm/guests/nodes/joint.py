@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy
 from kvagent.lookup import MAX_OUTSTANDING
-from kvagent.vllm.nodes.lookups import JointLookups
-from kvagent.vllm.nodes.orders import FIRST, NODES, NOWHERE, Orders, Question, Target
+from kvagent.vllm.guests.nodes.lookups import JointLookups
+from kvagent.vllm.guests.nodes.orders import FIRST, NODES, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.session import Session
+    from kvagent.vllm.guests.nodes.lookups import JointTicket
+    from kvagent.vllm.guests.nodes.orders import Answered, Facts, News
     from kvagent.vllm.link import Attachment, Link
-    from kvagent.vllm.nodes.lookups import JointTicket
-    from kvagent.vllm.nodes.orders import Answered, Facts, News
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report, StepPlan
 

@@ -18,7 +18,7 @@ from kvagent.vllm.hooks import Guest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvagent.vllm.scheduler.keeps import Keeps
+    from kvagent.vllm.guests.keeps import Keeps
     from kvagent.vllm.scheduler.requests import Tracked
 
 PREFIX = "kvagent"

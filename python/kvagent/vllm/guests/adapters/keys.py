@@ -17,15 +17,15 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.guests.adapters.loaded import ADAPTERS
 from kvagent.vllm.hooks import Guest
-from kvagent.vllm.worker.adapters import ADAPTERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvagent.vllm.guests.adapters.loaded import LoadedAdapter
     from kvagent.vllm.plan import Report
     from kvagent.vllm.scheduler.requests import Tracked
-    from kvagent.vllm.worker.adapters import LoadedAdapter
 
 MAX_KNOWN = 4096  # adapters, and names
 ADAPTER = "lora_request"  # the reason for which a request is barred

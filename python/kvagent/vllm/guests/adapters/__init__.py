@@ -1,0 +1,1 @@
+"""LoRA adapters: which content their blocks are keyed by."""

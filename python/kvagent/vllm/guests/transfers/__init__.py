@@ -1,0 +1,1 @@
+"""Prefill and decode engines apart (docs/PD.md)."""
