@@ -84,14 +84,14 @@ class Loads:
         self.blocks = 0
         plan = world.side.loads.plan
 
-        def planned(job: int, tracked: Any, tables: Any, external: int, promise: Any) -> None:
+        def planned(job: int, tracked: Any, tables: Any, external: int, *, waits: bool) -> None:
             switches = self.given.get(tracked.request.request_id, {})
             assert switches.get("kvagent.load", True), "loaded against its switch"
             assert external <= switches.get("kvagent.max_load_tokens", external), "more than its switch allows"
             self.blocks += external // BLOCK
             if errors is not None and errors.random() < ERRORS:
                 raise RuntimeError("planted")
-            plan(job, tracked, tables, external, promise)
+            plan(job, tracked, tables, external, waits=waits)
             if errors is not None and errors.random() < ERRORS:
                 raise RuntimeError("planted")
 

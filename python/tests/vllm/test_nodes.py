@@ -267,7 +267,7 @@ def test_blocks_that_another_node_may_write_to_are_not_reused(
     assert world.scheduler.reset_prefix_cache()
     world.add("struck", PROMPT, 10)
     tracked = world.side.requests["struck"]
-    while not (tracked.ticket is not None and tracked.ticket.answers):
+    while not (tracked.asking.ticket is not None and tracked.asking.ticket.answers):
         world.step()
     far.freeze()
     while not world.side.counts.loads:
