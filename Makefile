@@ -384,6 +384,23 @@ test-wheel: ARCHS = amd64 arm64
 test-wheel: build wheel ## both wheels, installed from an empty folder in each Python from 3.10 on; arm64 under qemu
 	@$(STAGE) -v test-wheel scripts/test-wheel
 
+# As program-%, of the lab.
+kvbench-%:
+	@$(STAGE) $@ env CGO_ENABLED=1 GOARCH=$* CC="$(CURDIR)/scripts/zig-cc $$($(ENV) wheel) $(ZIG_TARGET)" \
+		$(GO_RELEASE) -o build/release/$*/ ./cmd/kvbench
+
+GPU_KIT := dist/kvagent-gpu-kit.tar.gz
+
+.PHONY: gpu-kit
+gpu-kit: ARCHS := $(shell go env GOARCH)
+gpu-kit: wheel ## dist/kvagent-gpu-kit.tar.gz: what measures on a GPU with vLLM, in nine minutes: docs/GPU.md
+	@$(MAKE) --no-print-directory kvbench-$(ARCHS)
+	@$(STAGE) -v gpu-kit scripts/gpu-kit dist/kvagent-*.whl build/release/$(ARCHS)/kvbench $(GPU_KIT)
+
+.PHONY: test-gpu-kit
+test-gpu-kit: gpu-kit build-softcuda softcuda ## the GPU kit on processors, all of its parts; after `make try`
+	@$(STAGE) -v test-gpu-kit scripts/test-gpu-kit $(GPU_KIT)
+
 RELEASE_KEY ?=# private key for ssh-keygen -Y sign; none: no signature
 EPOCH       := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
