@@ -132,7 +132,7 @@ lint-go: export GOFLAGS := -trimpath
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
-	@$(STAGE) golangci-lint $(LINT) run --allow-parallel-runners ./...
+	@$(STAGE) golangci-lint $(LINT) run --allow-parallel-runners --build-tags libzmq ./...
 	@$(STAGE) golangci-lint-cuda $(LINT) run --allow-parallel-runners --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
@@ -166,7 +166,7 @@ test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, 
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
-		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
+		scripts/marked go-test-long 'if testing\.Short\(\).* \{' -tags libzmq $(GO_TEST_FLAGS)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict
@@ -383,6 +383,23 @@ program-%:
 test-wheel: ARCHS = amd64 arm64
 test-wheel: build wheel ## both wheels, installed from an empty folder in each Python from 3.10 on; arm64 under qemu
 	@$(STAGE) -v test-wheel scripts/test-wheel
+
+# As program-%, of the lab.
+kvbench-%:
+	@$(STAGE) $@ env CGO_ENABLED=1 GOARCH=$* CC="$(CURDIR)/scripts/zig-cc $$($(ENV) wheel) $(ZIG_TARGET)" \
+		$(GO_RELEASE) -o build/release/$*/ ./cmd/kvbench
+
+GPU_KIT := dist/kvagent-gpu-kit.tar.gz
+
+.PHONY: gpu-kit
+gpu-kit: ARCHS := $(shell go env GOARCH)
+gpu-kit: wheel ## dist/kvagent-gpu-kit.tar.gz: what measures on a GPU with vLLM, in nine minutes: docs/GPU.md
+	@$(MAKE) --no-print-directory kvbench-$(ARCHS)
+	@$(STAGE) -v gpu-kit scripts/gpu-kit dist/kvagent-*.whl build/release/$(ARCHS)/kvbench $(GPU_KIT)
+
+.PHONY: test-gpu-kit
+test-gpu-kit: gpu-kit build-softcuda softcuda ## the GPU kit on processors, all of its parts; after `make try`
+	@$(STAGE) -v test-gpu-kit scripts/test-gpu-kit $(GPU_KIT)
 
 RELEASE_KEY ?=# private key for ssh-keygen -Y sign; none: no signature
 EPOCH       := $(shell git log -1 --format=%ct 2>/dev/null || echo 0)

@@ -52,7 +52,6 @@ var mayImport = map[string][]string{
 	"cudaipc/devicetest":  {"cudaipc", "cudaipc/cuda", "cudaipc/engine", "cudaipc/host", "cudaipc/mover"},
 	"ipc":                 {"ipc/peercred", "connlimit"},
 	"ipc/peercred":        {},
-	"ipc/zmqclient":       {"ipc"}, // of the lab and of tests: the agent needs no libzmq
 	"lookup":              {"pool"},
 	"transfer":            {"pool", "cudaipc", "transfer/pace"},
 	"transfer/pace":       {},
@@ -74,7 +73,7 @@ var mayImport = map[string][]string{
 	"agent/ready":        {"lookup", "pool", "pagefault"},
 	"agent/registration": {"transfer", "ipc", "cudaipc"},
 	"agent/adminclient":  {},
-	"mockengine":         {"ipc", "ipc/zmqclient", "cudaipc", "cudaipc/engine", "trace"},
+	"mockengine":         {"ipc", "cudaipc", "cudaipc/engine", "trace"},
 	"proof":              {"cudaipc", "cudaipc/...", "pool", "pool/dram", "transfer", "transfer/pace"},
 	"takeover":           {"agent", "agent/admin", "ipc", "pool/dram"},
 	"lab":                {"lab/...", "settings"},
@@ -85,7 +84,7 @@ var mayImport = map[string][]string{
 
 // mayUseC lists the packages that may call C, each one library: foreign code lives in one package,
 // with checked types.
-var mayUseC = map[string]string{"cudaipc/driver": "the CUDA driver", "ipc/zmqclient": "libzmq"}
+var mayUseC = map[string]string{"cudaipc/driver": "the CUDA driver"}
 
 // noNames are names of packages that name nothing.
 var noNames = []string{"util", "utils", "common", "helper", "helpers", "types", "manager", "misc", "base"}
@@ -126,17 +125,15 @@ func TestForeignCodeLivesInOnePackage(t *testing.T) {
 	for _, p := range listPackages(t) {
 		name := inModule(p.ImportPath)
 		if _, may := mayUseC[name]; len(p.CgoFiles) > 0 && !may {
-			t.Errorf("%s imports \"C\" in %v, but only cudaipc/driver (for %s) and ipc/zmqclient (for %s) may: "+
-				"put the foreign call there, with a checked type",
-				name, p.CgoFiles, mayUseC["cudaipc/driver"], mayUseC["ipc/zmqclient"])
+			t.Errorf("%s imports \"C\" in %v, but only %v may: put the foreign call there, with a checked type", name,
+				p.CgoFiles, mayUseC)
 		}
 	}
 }
 
 // ofTheLab has prefixes of the import paths that kvbench and tests may link, and the program that
 // runs on nodes must not.
-var ofTheLab = []string{module + "/lab", module + "/mockengine", module + "/pool/evict/evictsim", module + "/trace",
-	module + "/ipc/zmqclient", "github.com/pebbe/zmq4"}
+var ofTheLab = []string{module + "/lab", module + "/mockengine", module + "/pool/evict/evictsim", module + "/trace"}
 
 func TestAgentLinksNoLab(t *testing.T) {
 	for _, tags := range []string{"", "cuda"} {
@@ -150,6 +147,24 @@ func TestAgentLinksNoLab(t *testing.T) {
 					t.Errorf("cmd/kvagent links %s: what the agent needs of it belongs in a package of its own", p)
 				}
 			}
+		}
+	}
+}
+
+// TestProgramsLinkNoLibzmq checks that both programs start on a node without libzmq. Only the form
+// of kvbench that compares look-ups with it, which has a build tag of its own, needs it.
+func TestProgramsLinkNoLibzmq(t *testing.T) {
+	for tags, want := range map[string]bool{"": false, "cuda": false, "cuda,libzmq": true} {
+		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, "./cmd/kvagent",
+			"./cmd/kvbench").Output()
+		if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		links := slices.ContainsFunc(strings.Fields(string(out)), func(p string) bool {
+			return strings.HasPrefix(p, "github.com/pebbe/zmq4")
+		})
+		if links != want {
+			t.Errorf("with the tags %q the programs link libzmq: %v, want %v", tags, links, want)
 		}
 	}
 }

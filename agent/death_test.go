@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -82,7 +81,7 @@ func victim(phase, dir string) {
 
 // reserve takes a lease on what the test has stored.
 func reserve(r *rig, scheduler *client) {
-	look := zmqclient.Dial(r.path(ipc.LookupSocket))
+	look := ipc.DialLookup(r.path(ipc.LookupSocket))
 	defer func() { check(r.t, look.Close()) }()
 	reply := ask(r.t, look, ipc.LookupRequest{
 		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000,

@@ -4,6 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 
+	"go.uber.org/zap"
+
+	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -150,10 +153,22 @@ func (s *session) complete(c transfer.Completion) {
 func (s *session) report(c transfer.Completion) {
 	s.owner.metrics.CountBlocks(c.Kind, c.Status, c.Bytes)
 	s.owner.metrics.Samples[c.Kind].Add(&c.Sample)
+	s.owner.metrics.Stages.Observe(c.Kind, &c.Times)
+	s.logTimes(&c)
 	if c.Kind == transfer.Save {
 		s.committed()
 	}
 	s.jobs.Finish(done(c.Job, c.Status), s.notify)
+}
+
+// logTimes logs where a job's time went.
+func (s *session) logTimes(c *transfer.Completion) {
+	if line := s.log.Check(zap.DebugLevel, admin.DirectionNames[c.Kind]); line != nil {
+		t := &c.Times
+		line.Write(zap.Uint64("job", c.Job), zap.Int("blocks", len(c.Status)), zap.Int64("bytes", c.Bytes),
+			zap.Bool("copied", t.Copied), zap.Duration("step", t.Step), zap.Duration("queue", t.Queue),
+			zap.Duration("copy", t.Copy), zap.Duration("sums", t.Sums), zap.Duration("report", t.Report))
+	}
 }
 
 func done(job uint64, status []pool.Status) *ipc.Done {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is
@@ -49,7 +48,7 @@ type player struct {
 	r                      *rig
 	name                   string
 	rng                    *rand.Rand
-	look                   *zmqclient.Client
+	look                   *ipc.LookupClient
 	loaded, wanted, leases int
 }
 

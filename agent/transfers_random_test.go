@@ -9,7 +9,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Prefill and decode engines on two nodes at random: transfers are offered, saved in pieces, given
@@ -67,7 +66,7 @@ type promises struct {
 	rng            *rand.Rand
 	name           string
 	p, d           *peerNode
-	look           *zmqclient.Client
+	look           *ipc.LookupClient
 	loaded, waited int
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
@@ -27,7 +26,7 @@ type pair struct {
 	epoch     uint32
 	decode    *client // D's scheduler
 	loader    *client
-	look      *zmqclient.Client
+	look      *ipc.LookupClient
 	loadEpoch uint32
 }
 

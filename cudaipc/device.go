@@ -161,6 +161,8 @@ type Done struct {
 	Sums []uint32 // one per block, if asked for
 	Bad  []bool   // nil, or one per block: its bytes did not (all) arrive
 	Err  error    // why some are bad
+	// SumTime is how much later than the last byte the last sum was there.
+	SumTime time.Duration
 }
 
 // Device copies between imported regions and one arena. It is message-shaped (ids and offsets, no

@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Limits of the circuit breaker of look-ups. After breakAfter unanswered ones it opens, and
@@ -19,7 +18,7 @@ const (
 // asker asks the look-up socket of the current attachment. It belongs to one goroutine.
 type asker struct {
 	timeout    time.Duration
-	client     *zmqclient.Client // of path
+	client     *ipc.LookupClient // of path
 	path       string
 	attachment uint32
 	blob       []byte // hashes of the question, joined
@@ -85,7 +84,7 @@ func (k *asker) connect(a *attachment) {
 		return
 	}
 	k.close()
-	k.client, k.path = zmqclient.Dial(a.lookupPath), a.lookupPath
+	k.client, k.path = ipc.DialLookup(a.lookupPath), a.lookupPath
 }
 
 func (k *asker) close() {

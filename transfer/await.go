@@ -16,7 +16,9 @@ func (th *thread) await(t *task) pool.Status {
 	limits := &th.w.cfg.Limits
 	pause := limits.PollFloor
 	var timer *time.Timer
-	for start := time.Now(); ; {
+	start := time.Now()
+	defer func() { t.clock.step = time.Since(start) }()
+	for {
 		s, status := th.pollWanted(t, t.job.Event)
 		switch {
 		case status != pool.OK:

@@ -42,6 +42,7 @@ func (th *thread) launch(t *task, c *cursor, lane *ticket, ops batchOps) pool.St
 	}
 	f.pace = th.urgency(t)
 	th.w.cfg.Pacer.Begin(f.pace, f.bytes())
+	t.clock.begin()
 	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
 	th.begun = append(th.begun, f)
 	return pool.OK
@@ -54,7 +55,7 @@ func (th *thread) finishOldest(t *task, ops batchOps, before pool.Status) pool.S
 	list := &th.checking
 	if len(th.begun) > 0 && len(th.checking) < th.w.cfg.Limits.Batches {
 		f := th.begun[0]
-		th.awaitCopy(f)
+		th.awaitCopy(t, f)
 		if before == pool.OK && !th.ended(t) && th.check(f) || len(th.checking) > 0 {
 			th.begun = append(th.begun[:0], th.begun[1:]...)
 			th.checking = append(th.checking, f)
@@ -121,9 +122,10 @@ func (th *thread) add(f *flight, p *part, b *pool.Batch) {
 // awaitCopy waits without a time limit for the flight's copy to end. It marks the blocks that were
 // not copied, and of a load those that differ from what was stored, and keeps the sums of the
 // others.
-func (th *thread) awaitCopy(f *flight) {
+func (th *thread) awaitCopy(t *task, f *flight) {
 	th.enter(Copying)
 	d, err := th.outcome(f.ticket, f.err)
+	t.clock.end(d.SumTime)
 	th.w.cfg.Pacer.Ended(f.pace)
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks) // a block without its sum counts as not copied
 	for i := range f.status {

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
@@ -50,7 +51,8 @@ func (w *Worker) Submit(job Job) error {
 		return ErrBusy
 	}
 	status := make([]pool.Status, blocks)
-	t := &task{job: job, status: status, shards: status, cancel: make(chan struct{})}
+	t := &task{job: job, status: status, shards: status, cancel: make(chan struct{}),
+		clock: clock{submitted: time.Now()}}
 	w.mu.jobs[job.ID] = t
 	th.queue = append(th.queue, t)
 	th.blocks += blocks

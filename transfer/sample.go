@@ -165,6 +165,9 @@ func (th *thread) sums(f *flight) []summed {
 // revoked the blocks: it may have overwritten them, so they stay unverified. After a mismatch all
 // other blocks of the flight are checked too.
 func (th *thread) compare(t *task, f *flight, list []summed, wanted bool) {
+	if len(list) > 0 {
+		defer t.clock.checked()
+	}
 	bad := false
 	for i := range list {
 		s := &list[i]

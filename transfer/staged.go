@@ -122,9 +122,9 @@ func (th *thread) copyStages(t *task, l *staged) pool.Status {
 		status := pool.OK
 		switch {
 		case ok:
-			th.launchStage(l, &c, lane)
+			th.launchStage(t, l, &c, lane)
 		case th.inFlight() > 0:
-			status = th.finishStage(l)
+			status = th.finishStage(t, l)
 		default:
 			status = Cancelled // cancelled while it waited for a lane
 		}
@@ -134,7 +134,7 @@ func (th *thread) copyStages(t *task, l *staged) pool.Status {
 		if status != pool.OK {
 			l.over = true
 			for th.inFlight() > 0 {
-				_ = th.finishStage(l)
+				_ = th.finishStage(t, l)
 			}
 			return status
 		}
@@ -164,7 +164,7 @@ func (l *staged) stage(c *stageCursor) []int {
 
 // launchStage begins the copy of the next ranges of one stage: at least one, and else at most
 // Limits.BatchBytes and maxBatchRuns.
-func (th *thread) launchStage(l *staged, c *stageCursor, lane *ticket) {
+func (th *thread) launchStage(t *task, l *staged, c *stageCursor, lane *ticket) {
 	f := th.spare()
 	f.lane, f.copy.Dir = lane, cudaipc.Scatter
 	room := th.w.cfg.Limits.BatchBytes
@@ -184,17 +184,19 @@ func (th *thread) launchStage(l *staged, c *stageCursor, lane *ticket) {
 	f.landed = c.stage
 	f.pace = pace.Urgent
 	th.w.cfg.Pacer.Begin(f.pace, 0)
+	t.clock.begin()
 	f.ticket, f.err = th.w.cfg.Device.Copy(&f.copy)
 	th.begun = append(th.begun, f)
 }
 
 // finishStage waits for the oldest copy, keeps its sums, and counts the stages that it completes.
-func (th *thread) finishStage(l *staged) pool.Status {
+func (th *thread) finishStage(t *task, l *staged) pool.Status {
 	th.enter(Copying)
 	f := th.begun[0]
 	th.begun = append(th.begun[:0], th.begun[1:]...)
 	defer th.recycle(f)
 	d, err := th.outcome(f.ticket, f.err)
+	t.clock.end(d.SumTime)
 	th.w.cfg.Pacer.Ended(f.pace)
 	short := f.copy.Sum && len(d.Sums) != len(f.copy.Blocks)
 	result := pool.OK

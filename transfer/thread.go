@@ -18,6 +18,7 @@ type task struct {
 	shards    []pool.Status
 	bytes     int64 // moved
 	sample    SampleCounts
+	clock     clock
 	cancel    chan struct{} // closed by Cancel
 	cancelled bool
 }
@@ -135,7 +136,8 @@ func (th *thread) complete(t *task) {
 		th.enterLocked(Completing)
 	}
 	w.mu.Unlock()
-	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Status: t.status, Bytes: t.bytes, Sample: t.sample})
+	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Status: t.status, Bytes: t.bytes, Sample: t.sample,
+		Times: t.clock.times()})
 	w.mu.Lock()
 	if th.job == t {
 		th.job = nil

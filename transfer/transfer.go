@@ -60,6 +60,7 @@ type Completion struct {
 	Status []pool.Status
 	Bytes  int64 // bytes moved
 	Sample SampleCounts
+	Times  Times
 }
 
 // ErrBusy is returned when a queue is full: the caller counts and skips.

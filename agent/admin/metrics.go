@@ -25,6 +25,7 @@ type Metrics struct {
 	saved, loaded              [32]*Counter // by block status
 	savedBytes, loadedBytes    *Counter
 	Samples                    [2]SampleCounters // by transfer.Kind
+	Stages                     JobStages
 	LoadsHeld, LoadsTimedOut   *Counter
 	LeasesGiven, LeasesUnknown *Counter // unknown: a release or load named a lease that is not open
 	Registrations              map[string]*Counter
@@ -69,6 +70,7 @@ func NewMetrics(endReasons, panicPlaces []string) *Metrics {
 	m.makeLookups()
 	m.makeBlocks()
 	m.makeSamples()
+	m.Stages.register(m.registry)
 	m.makeSessions(endReasons, panicPlaces)
 	return m
 }

@@ -53,7 +53,8 @@ type Status struct {
 	LookupOverAt     float64 `json:"lookup_over_deadline_max_at_s"`
 	LookupOverTookUS float64 `json:"lookup_over_deadline_max_took_us"`
 
-	Sample SampleStatus `json:"sample"`
+	Sample SampleStatus  `json:"sample"`
+	Stages []StageStatus `json:"stages"` // of jobs, by direction
 
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
@@ -196,6 +197,7 @@ func (v *View) Status() Status {
 		CleanupMaxMS: float64(m.CleanupMax.Load()) / float64(time.Millisecond),
 		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
 		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
+		Stages:  m.Stages.status(),
 		Orphans: now.Orphans, Paces: paceStatus(now.Paces),
 		Tiers: tiersStatus(now.Tiers), Keep: v.keepStatus(&now.Keep), Transfers: v.transfersStatus(&now.Transfers),
 		Peers: peersStatus(&now.Peers),

@@ -17,7 +17,6 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/servertest"
@@ -121,7 +120,7 @@ type twoNodes struct {
 	prefill        *exec.Cmd
 	pDir, dDir     string
 	saves, decodes *testWorker
-	look           *zmqclient.Client
+	look           *ipc.LookupClient
 	address        string // of the prefill engine's agent; empty: it has none
 	jobs           uint64
 	hashes         []byte
@@ -154,7 +153,7 @@ func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	n.prefill, n.pDir, _ = startServe(t, prefill...)
 	_, n.dDir, _ = startServe(t, decode...)
 	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
-	n.look = zmqclient.Dial(filepath.Join(n.dDir, ipc.LookupSocket))
+	n.look = ipc.DialLookup(filepath.Join(n.dDir, ipc.LookupSocket))
 	t.Cleanup(func() { _ = n.look.Close() })
 	n.address = statusOf(t, n.pDir).Peers.Address
 	return n

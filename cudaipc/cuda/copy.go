@@ -27,6 +27,7 @@ type flight struct {
 	inOrder bool        // chunks follow the order of Copy.Runs (lane)
 	arrived uint64      // bytes of a gather that are in the arena (lane)
 	summed  sumProgress // blocks that the summers were given
+	landed  time.Time   // when the copies ended; of a flight with sums
 
 	faults faults
 }
@@ -48,6 +49,9 @@ func (f *flight) most() (chunk, call uint64) {
 func (f *flight) passed() {
 	if f.waits.Add(-1) == 0 {
 		f.markFaults()
+		if !f.landed.IsZero() {
+			f.End.SumTime = time.Since(f.landed)
+		}
 		f.Finish()
 	}
 }
@@ -91,6 +95,9 @@ func (d *Device) copied(f *flight) {
 		}
 	} else if f.copy.Sum && f.copy.Dir == cudaipc.Gather {
 		d.sums.enqueue(f, math.MaxUint64)
+	}
+	if f.copy.Sum {
+		f.landed = time.Now()
 	}
 	f.passed()
 }

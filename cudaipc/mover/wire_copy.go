@@ -62,7 +62,7 @@ func putDone(b []byte, t cudaipc.Ticket, d *cudaipc.Done) []byte {
 	for _, bad := range d.Bad {
 		b = put8(b, bad)
 	}
-	return b
+	return put64(b, uint64(d.SumTime))
 }
 
 func takeDone(f *fields) (d cudaipc.Done, err error) {
@@ -79,6 +79,7 @@ func takeDone(f *fields) (d cudaipc.Done, err error) {
 			d.Bad[i] = f.flag()
 		}
 	}
+	d.SumTime = time.Duration(f.u64())
 	return d, f.end("done")
 }
 

@@ -20,7 +20,7 @@ func wireSeeds() [][]byte {
 	done := cudaipc.Done{
 		Sums: []uint32{1, 2},
 		Bad:  []bool{true, false},
-		Err:  fmt.Errorf("region 2: %w", cudaipc.ErrRange),
+		Err:  fmt.Errorf("region 2: %w", cudaipc.ErrRange), SumTime: time.Second,
 	}
 	return [][]byte{
 		imported,

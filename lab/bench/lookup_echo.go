@@ -1,3 +1,5 @@
+//go:build libzmq
+
 package bench
 
 import (
@@ -10,6 +12,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// withEcho is whether this build can compare look-ups with libzmq's.
+const withEcho = true
+
+const echoMaxReply = 64 // bytes
+
 // echoServer receives a message and sends a reply of a given size: the least that a round trip with
 // unmodified zmq4 costs.
 type echoServer struct {
@@ -18,10 +25,10 @@ type echoServer struct {
 	done  chan error
 }
 
-// lookupEchoCommand is the process that only bench lookup starts. Lines of its input are sizes of
+// lookupEchoCommands has the process that only bench lookup starts. Lines of its input are sizes of
 // replies.
-func lookupEchoCommand() *cobra.Command {
-	return &cobra.Command{
+func lookupEchoCommands() []*cobra.Command {
+	return []*cobra.Command{{
 		Use: "echo PATH", Hidden: true, Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			e, err := newEchoServer(args[0])
@@ -31,7 +38,7 @@ func lookupEchoCommand() *cobra.Command {
 			defer func() { err = errors.Join(err, e.close()) }()
 			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), e.setReply)
 		},
-	}
+	}}
 }
 
 func newEchoServer(path string) (*echoServer, error) {

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 )
 
 // Sizes of the measurement.
@@ -35,7 +34,6 @@ type lookupBench struct {
 	session       uint64
 	workers       []*ipc.Conn
 	saver         *lookupSaver // nil: no engine saves
-	zmq           *zmqclient.Context
 	askers        []*asker
 }
 
@@ -51,8 +49,10 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if b.dir, err = os.MkdirTemp("", "kvagent"); err != nil {
 		return err
 	}
-	if b.echo, err = startChildProcess("bench", "lookup", "echo", b.echoPath()); err != nil {
-		return err
+	if withEcho {
+		if b.echo, err = startChildProcess("bench", "lookup", "echo", b.echoPath()); err != nil {
+			return err
+		}
 	}
 	kind := lookupVirtual
 	if s.saves {
@@ -63,9 +63,6 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 		return err
 	}
 	if err := b.register(); err != nil {
-		return err
-	}
-	if b.zmq, err = zmqclient.NewContext(); err != nil {
 		return err
 	}
 	for i := range s.clients {
@@ -161,7 +158,7 @@ func registerBench(c *ipc.Conn, r *ipc.Register, parts []any) error {
 func (b *lookupBench) newAsker(seed uint64) *asker {
 	return &asker{
 		bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
-		agent: b.zmq.Dial(filepath.Join(b.dir, lookupSockets, lookupName)), echo: b.zmq.Dial(b.echoPath()),
+		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName)), echo: ipc.DialLookup(b.echoPath()),
 	}
 }
 
@@ -169,8 +166,8 @@ func (b *lookupBench) close() (err error) {
 	if b.saver != nil {
 		err = b.saver.close()
 	}
-	if b.zmq != nil {
-		err = errors.Join(err, b.zmq.Close())
+	for _, a := range b.askers {
+		err = errors.Join(err, a.agent.Close(), a.echo.Close())
 	}
 	for _, c := range append(b.workers, b.scheduler) {
 		if c != nil {

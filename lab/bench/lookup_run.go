@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/ipc/zmqclient"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -19,7 +18,6 @@ const (
 	lookupDeadline  = 1_000_000 // microseconds: long enough for every answer of a busy machine
 	lookupWarmUp    = 50        // questions of each client that do not count
 	lookupTurn      = 10        // questions that each of several clients asks one server before all go to the other
-	echoMaxReply    = 64
 	microsPerSecond = 1e6
 )
 
@@ -40,6 +38,9 @@ func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 			}
 		}
 		for _, toAgent := range []bool{turn%2 == 0, turn%2 != 0} {
+			if !toAgent && !withEcho {
+				continue
+			}
 			took, err := b.turn(toAgent)
 			switch {
 			case err != nil:
@@ -55,8 +56,10 @@ func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	slices.Sort(own)
 	slices.Sort(echo)
 	r.P50us, r.P99us = own[len(own)/2], own[len(own)*99/100]
-	r.EchoP50us, r.EchoP99us = echo[len(echo)/2], echo[len(echo)*99/100]
-	r.RatioP50, r.RatioP99 = r.P50us/r.EchoP50us, r.P99us/r.EchoP99us
+	if withEcho {
+		r.EchoP50us, r.EchoP99us = echo[len(echo)/2], echo[len(echo)*99/100]
+		r.RatioP50, r.RatioP99 = r.P50us/r.EchoP50us, r.P99us/r.EchoP99us
+	}
 	r.SavedGBs = float64(b.savesSince(saved)) / time.Since(start).Seconds() / 1e9
 	return r, nil
 }
@@ -112,7 +115,7 @@ func (b *lookupBench) setReply(bytes int) error {
 type asker struct {
 	bench       *lookupBench
 	random      *rand.Rand
-	agent, echo *zmqclient.Client
+	agent, echo *ipc.LookupClient
 	questions   []question
 	replyBytes  int // of the agent's last answer
 }

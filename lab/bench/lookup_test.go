@@ -24,8 +24,9 @@ func TestBenchLookup(t *testing.T) {
 				t.Fatalf("exit %d, %v: %s", code, err, out)
 			}
 			for _, row := range r.Rows {
-				if row.P50us <= 0 || row.EchoP50us <= 0 || row.P99us < row.P50us || row.RatioP50 <= 0 ||
-					row.RatioP99 <= 0 || (row.SavedGBs > 0) != (name == "saves") {
+				if row.P50us <= 0 || row.P99us < row.P50us || (row.SavedGBs > 0) != (name == "saves") ||
+					(row.EchoP50us > 0) != withEcho || (row.RatioP50 > 0) != withEcho ||
+					(row.RatioP99 > 0) != withEcho {
 					t.Errorf("%+v", row)
 				}
 			}

@@ -109,6 +109,7 @@ static CUresult submit(rect r, int to, int from, CUstream s, bool async) {
 	if (!c)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	c->r[0] = r;
+	c->o.bytes = r.width * r.rows;
 	bool staged = async && (pageable(r.dst, nd) || pageable(r.src, ns));
 	CUresult e = stream_submit(async ? s : NULL, &c->o);
 	if (!e && staged) { // memory that is not pinned makes an asynchronous copy a synchronous one
@@ -187,6 +188,7 @@ static CUresult batch(CUdeviceptr *d, CUdeviceptr *s, size_t *n, size_t count, C
 		}
 		staged |= pageable(d[i], n[i]) || pageable(s[i], n[i]);
 		c->r[i] = line(d[i], s[i], n[i]);
+		c->o.bytes += n[i];
 	}
 	count_total(TOTAL_BATCH_CALLS, 1);
 	CUresult r = stream_submit(t, &c->o);

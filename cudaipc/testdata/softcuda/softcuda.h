@@ -77,6 +77,7 @@ bool copy_ends(CUdeviceptr p);
 typedef struct operation operation;
 struct operation {
 	operation *next;
+	uint64_t bytes; // that it copies; 0: it is no copy
 	void (*run)(operation *);
 	void (*skip)(operation *); // instead of run after a sticky error; NULL: nothing
 };

@@ -1,13 +1,20 @@
 // Streams: a thread each, first in, first out.
 #include "softcuda.h"
+#include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
+
+enum { DRY_S = 20 }; // real seconds after which a copy engine without enough work has run dry
 
 struct CUstream_st {
 	pthread_mutex_t m;
 	pthread_cond_t work, idle;
 	operation *head, **tail;
 	uint64_t submitted, ended;
+	uint64_t queued, given; // bytes of copies: in the queue, and ever
+	uint64_t ahead, job;    // SOFTCUDA_COPY_AHEAD; 0: none
 	unsigned flags;
 	int priority;
 	bool stop;
@@ -34,6 +41,24 @@ static void operation_end(operation *o) {
 	free(o);
 }
 
+// A copy engine with a virtual clock has the rate of hardware on any machine: the clock stands
+// still until as many bytes are queued as it copies while a program takes its time to queue more,
+// or all bytes of a job are. A program that queues no more before a copy ends stops it for ever: on
+// hardware its copy engine would have been idle.
+static void copy_ended(CUstream s) {
+	struct timespec end;
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_sec += DRY_S;
+	while (s->queued < s->ahead && s->given % s->job && !s->stop) {
+		if (!pthread_cond_timedwait(&s->work, &s->m, &end))
+			continue;
+		fprintf(stderr, "softcuda: a copy engine runs dry in the middle of a job: %" PRIu64 " bytes are queued\n",
+			s->queued);
+		fault(CUDA_ERROR_LAUNCH_TIMEOUT);
+		return;
+	}
+}
+
 static void *worker(void *arg) {
 	CUstream s = arg;
 	pthread_mutex_lock(&s->m);
@@ -46,9 +71,13 @@ static void *worker(void *arg) {
 		s->head = o->next;
 		if (!s->head)
 			s->tail = &s->head;
+		uint64_t bytes = o->bytes;
+		s->queued -= bytes;
 		pthread_mutex_unlock(&s->m);
 		operation_end(o);
 		pthread_mutex_lock(&s->m);
+		if (bytes && s->ahead)
+			copy_ended(s);
 		s->ended++;
 		pthread_cond_broadcast(&s->idle);
 	}
@@ -105,6 +134,8 @@ CUresult stream_submit(CUstream s, operation *o) {
 	*s->tail = o;
 	s->tail = &o->next;
 	s->submitted++;
+	s->queued += o->bytes;
+	s->given += o->bytes;
 	pthread_cond_signal(&s->work);
 	pthread_mutex_unlock(&s->m);
 	return 0;
@@ -120,6 +151,11 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int prior
 	s->flags = flags;
 	s->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
 	s->tail = &s->head;
+	const char *ahead = getenv("SOFTCUDA_COPY_AHEAD");
+	if (ahead && *ahead && (sscanf(ahead, "%" SCNu64 ":%" SCNu64, &s->ahead, &s->job) != 2 || !s->job)) {
+		free(s);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	pthread_mutex_init(&s->m, NULL);
 	pthread_cond_init(&s->work, NULL);
 	pthread_cond_init(&s->idle, NULL);

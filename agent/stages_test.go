@@ -1,0 +1,42 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// TestStagesAreShown expects each job that copied to be in the metrics, in the status and in the
+// debug log with its stages, and one that found nothing in the log alone.
+func TestStagesAreShown(t *testing.T) {
+	r := newRig(t)
+	_, workers, answer := r.joinEngine(register("a"))
+	if got := workers[0].save(answer.Epoch, chain(1, 4), 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save: %v", got)
+	}
+	for from, want := range map[byte]uint8{1: ipc.BlockOK, 9: ipc.BlockMissing} {
+		if got := workers[0].load(answer.Epoch, 0, chain(from, 4), 8); !all(got, want) {
+			t.Fatalf("load: %v", got)
+		}
+	}
+	stages := r.agent.Status().Stages
+	for _, s := range stages {
+		if s.Jobs != 1 || s.P50MS < 0 || s.P99MS < s.P50MS {
+			t.Errorf("%+v, want one job", s)
+		}
+	}
+	if len(stages) != 10 {
+		t.Errorf("%d stages, want 5 for each direction", len(stages))
+	}
+	_, text := r.admin("GET", "/metrics")
+	for _, series := range []string{`{direction="load",stage="step"} 1`, `{direction="save",stage="report"} 1`} {
+		if !strings.Contains(text, "kvagent_transfer_stage_seconds_count"+series+"\n") {
+			t.Errorf("/metrics has no %s", series)
+		}
+	}
+	lines := r.logs.FilterMessage("load").FilterFieldKey("report").All()
+	if len(lines) != 2 || lines[0].ContextMap()["copied"] == lines[1].ContextMap()["copied"] {
+		t.Errorf("lines of two loads: %v", lines)
+	}
+}
