@@ -148,15 +148,46 @@ func TestMetricsAreWellNamed(t *testing.T) {
 
 func TestHTTPAddress(t *testing.T) {
 	for addr, want := range map[string]bool{
-		"127.0.0.1:9480": true, "[::1]:0": true, "0.0.0.0:9480": false, "10.1.2.3:80": false, ":9480": false,
-		"localhost:80": false,
+		"127.0.0.1:9480": true, "[::1]:0": true, "0.0.0.0:9480": true, ":9480": false, "localhost:80": false,
 	} {
-		if err := admin.CheckHTTPAddr(addr, false); (err == nil) != want {
+		if err := admin.CheckHTTP(addr, []string{"node-7.example.com", "fd00::7"}); (err == nil) != want {
 			t.Errorf("%s: %v", addr, err)
 		}
 	}
-	if err := admin.CheckHTTPAddr("0.0.0.0:9480", true); err != nil {
-		t.Errorf("said on purpose: %v", err)
+	for _, name := range []string{"", "node:80", "http://node", "a b", "-"} {
+		if err := admin.CheckHTTP("127.0.0.1:9480", []string{name}); err == nil {
+			t.Errorf("%q is allowed", name)
+		}
+	}
+}
+
+// TestHTTPAnswersToItsNames asks under names, as a web page does whose name somebody's DNS server
+// points to this machine.
+func TestHTTPAnswersToItsNames(t *testing.T) {
+	r := newRig(t, withConfig(func(c *Config) {
+		c.HTTP, c.HTTPNames = "127.0.0.1:0", []string{"Node-7.example", "10.1.2.3"}
+	}))
+	defer http.DefaultClient.CloseIdleConnections()
+	addr := r.agent.HTTPAddr().String()
+	for host, want := range map[string]int{
+		addr: 200, "127.0.0.1": 200, "localhost:1": 200, "LOCALHOST.": 200, "[::1]:9480": 200, "node-7.EXAMPLE:80": 200,
+		"10.1.2.3:9480": 200, "[::ffff:10.1.2.3]": 200,
+		"evil.example": 421, "10.1.2.4": 421, "localhost.evil.example": 421, "node-7.example.evil": 421, "0.0.0.0": 421,
+	} {
+		for _, path := range []string{"/metrics", "/livez", "/status", "/set?loads=off"} {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+path, nil)
+			check(t, err)
+			req.Host = host
+			resp, err := http.DefaultClient.Do(req)
+			check(t, err)
+			check(t, resp.Body.Close())
+			if path == "/set?loads=off" && want == 200 {
+				continue // TestAddressOnlyReads
+			}
+			if resp.StatusCode != want {
+				t.Errorf("Host %s, %s: %d, want %d", host, path, resp.StatusCode, want)
+			}
+		}
 	}
 }
 

@@ -140,7 +140,7 @@ var (
 	namesLostDesc = desc("kvagent_names_dropped_total",
 		"Names that will not be collected because the catalog was full.")
 	unusedDesc = desc("kvagent_generations_unused_total",
-		"Named generations to be collected, because this node has not used them for --tier-collect-unused.")
+		"Named generations to be collected, because this node has not used them for a week.")
 	elsewhereDesc = desc("kvagent_generations_used_elsewhere_total",
 		"Of those, named generations that stay in a shared tier, because another node uses them.")
 )

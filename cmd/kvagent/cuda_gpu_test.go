@@ -274,8 +274,7 @@ func TestCUDAHangs(t *testing.T) {
 	} {
 		t.Run(test.knob, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob}, "--gpu-start-within", "3s", "--gpu-import-within",
-				"2s")
+			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob, testLimits + "=gpu-start=3s,gpu-import=2s"})
 			said, err := n.run("cuda", "--attach-within", "8s")
 			if err == nil {
 				t.Errorf("the engine was served: %s", said)
