@@ -35,8 +35,6 @@ type session struct {
 	software string               // set before greeted
 	seat     atomic.Pointer[seat] // nil: not registered
 
-	speed computeSpeed // the reader's
-
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
 		sync.Mutex

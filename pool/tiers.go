@@ -17,13 +17,10 @@ type TierReport struct {
 	Failed       uint64 // failed to arrive
 	Cancelled    uint64 // of those: no longer wanted
 	Expired      uint64 // of those: open at their deadline
-	// Prefill is the rate at which an engine computes, tokens per second, which bounds the answers:
-	// as configured, or as learned of the fastest space. 0: answers are not bounded.
-	Prefill float64
-	Adopted uint64 // resets of other nodes that were adopted
-	Again   uint64 // resets repeated because they collided with another node's
-	Names   int    // unused names in tiers that are still to be collected
-	Lost    uint64 // of those, names dropped because the queue was full
+	Adopted      uint64 // resets of other nodes that were adopted
+	Again        uint64 // resets repeated because they collided with another node's
+	Names        int    // unused names in tiers that are still to be collected
+	Lost         uint64 // of those, names dropped because the queue was full
 	// Unused counts the named generations that were to be collected because this node had not used
 	// them for a configured time; UsedElsewhere counts those that another node was seen to use.
 	Unused, UsedElsewhere uint64

@@ -11,13 +11,12 @@ type TiersStatus struct {
 	Fulfilled    uint64       `json:"fulfilled"`
 	Failed       uint64       `json:"failed"`
 	Cancelled    uint64       `json:"cancelled"`
-	Expired      uint64       `json:"expired"`                   // of failed: open at their deadlines
-	Prefill      float64      `json:"prefill_tokens_per_second"` // rate by which answers are cut; 0: they are not cut
-	Adopted      uint64       `json:"resets_adopted"`            // of other nodes
-	Again        uint64       `json:"resets_repeated"`           // that collided with another node's
-	Names        int          `json:"names_to_collect"`          // unused names in tiers
-	NamesLost    uint64       `json:"names_dropped"`             // because the list was full
-	Unused       uint64       `json:"generations_unused"`        // named ones, to be collected
+	Expired      uint64       `json:"expired"`            // of failed: open at their deadlines
+	Adopted      uint64       `json:"resets_adopted"`     // of other nodes
+	Again        uint64       `json:"resets_repeated"`    // that collided with another node's
+	Names        int          `json:"names_to_collect"`   // unused names in tiers
+	NamesLost    uint64       `json:"names_dropped"`      // because the list was full
+	Unused       uint64       `json:"generations_unused"` // named ones, to be collected
 	Elsewhere    uint64       `json:"generations_used_elsewhere"`
 	List         []TierStatus `json:"list"`
 }
@@ -78,7 +77,7 @@ func tiersStatus(r *pool.TierReport) *TiersStatus {
 	out := &TiersStatus{
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised,
 		Fulfilled: r.Fulfilled, Failed: r.Failed,
-		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
+		Cancelled: r.Cancelled, Expired: r.Expired,
 		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost,
 		Unused: r.Unused, Elsewhere: r.UsedElsewhere, List: make([]TierStatus, len(r.Tiers)),
 	}

@@ -22,12 +22,6 @@ func (p *Pool) Report() pool.TierReport {
 		Expired:      p.mu.expired,
 		Tiers:        make([]pool.TierStatus, len(p.levels)),
 	}
-	r.Prefill = p.o.PrefillTokens
-	for _, sp := range *p.spaces.all.Load() {
-		if sp != nil {
-			r.Prefill = max(r.Prefill, p.tokensPerSecond(sp))
-		}
-	}
 	now := p.now()
 	for i, l := range p.levels {
 		t := &r.Tiers[i]
