@@ -137,7 +137,6 @@ func (s *session) fail(err error) {
 	var bad *ipc.MalformedError
 	switch {
 	case errors.As(err, &bad):
-		s.owner.metrics.Malformed[bad.Reason.String()].Add(1)
 		s.terminate(endMalformed, ipc.ErrCodeMalformed, err)
 	default:
 		s.lost(err)

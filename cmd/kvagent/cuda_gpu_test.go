@@ -123,8 +123,10 @@ func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i
 	}()
 	pooltest.Until(t, what, func() bool {
 		for _, m := range agentStatus(t, dir).Movers {
-			if len(m.Info) > 0 && json.Unmarshal(m.Info, &i) == nil && is(&i) {
-				return true
+			if m.GPU != nil {
+				if i = *m.GPU; is(&i) {
+					return true
+				}
 			}
 		}
 		return false

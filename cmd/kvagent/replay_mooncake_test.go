@@ -129,7 +129,7 @@ func TestTransferThroughMooncake(t *testing.T) {
 	n := startTwoNodes(t, []string{"--tier", spec, "--tier-state", t.TempDir()},
 		[]string{"--tier", spec, "--tier-state", t.TempDir()})
 	for _, dir := range []string{n.pDir, n.dDir} {
-		pooltest.Until(t, "Mooncake", func() bool { return statusOf(t, dir).Tiers.List[0].Store == "ok" })
+		pooltest.Until(t, "Mooncake", func() bool { return statusOf(t, dir).Tiers.Tiers[0].Store.State == "ok" })
 	}
 	n.until("a look-up waits for what was not begun", pendingWith(0))
 	n.save(4)

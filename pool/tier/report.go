@@ -48,6 +48,7 @@ func (l *level) report(t *pool.TierStatus) {
 	if state != "up" || t.State == "" {
 		t.State = state
 	}
+	t.Up = t.State == "up" || t.State == "full"
 	if state != "up" && err != nil {
 		t.Error = err.Error()
 	}
