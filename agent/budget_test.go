@@ -12,12 +12,13 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/pool"
 )
 
 // owner returns what the status says of an owner.
-func (r *rig) owner(name string) (found admin.OwnerStatus) {
+func (r *rig) owner(name string) (found pool.OwnerStats) {
 	r.t.Helper()
-	for _, o := range r.agent.Status().Pool.Owners.List {
+	for _, o := range r.agent.Status().Pool.Owners.Each {
 		if o.Name == name {
 			return o
 		}
@@ -36,7 +37,9 @@ func (c *client) budget(blocks int) {
 // TestBudgetOfAnEngine has an engine with a budget store more than it may hold, beside one without.
 func TestBudgetOfAnEngine(t *testing.T) {
 	r := newRig(t, withDRAM(4<<20))
-	for _, line := range []string{"kvagent_pool_budget_evicted_total 0", "kvagent_pool_budget_refused_total 0"} {
+	for _, line := range []string{
+		`kvagent_pool_budget_total{result="evicted"} 0`, `kvagent_pool_budget_total{result="refused"} 0`,
+	} {
 		r.wantMetric(line)
 	}
 	_, a, _ := r.joinEngine(register("a"))
@@ -67,8 +70,7 @@ func TestBudgetOfAnEngine(t *testing.T) {
 	}
 	for _, line := range []string{
 		`kvagent_pool_owner_bytes{owner="a"} 32768`, `kvagent_pool_owner_budget_bytes{owner="a"} 32768`,
-		`kvagent_pool_owner_evicted_total{owner="a"} 12`, `kvagent_pool_owner_refused_total{owner="a"} 2`,
-		"kvagent_pool_budget_evicted_total 12", "kvagent_pool_budget_refused_total 2",
+		`kvagent_pool_budget_total{result="evicted"} 12`, `kvagent_pool_budget_total{result="refused"} 2`,
 	} {
 		r.wantMetric(line)
 	}

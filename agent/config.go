@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
-	"github.com/kvagent/kvagent/agent/registration"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -37,15 +36,13 @@ type Config struct {
 	// VerifySample is the sampling interval of the end-to-end check: one block in VerifySample, of
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
-	LeaseBytes   int64 // cap of one engine's leases; 0: half of the pool
-	KeepPercent  int   // of the pool, that blocks kept for requests may take; 0: none are kept
-	// Lookups are look-up sockets that are open from the start, by name, with the fingerprints of
-	// their spaces.
-	Lookups map[string]pool.Fingerprint
-	HTTP    string // address for HTTP besides admin.sock, or empty
-	HTTPAny bool   // HTTP may be an address that is not loopback
-	Tokens  string // file for the tokens that KV events need, which the next process reads; empty: none
-	Lanes   int    // copies that run at once; 0: one per processor, at least 2
+	LeaseBytes   int64  // cap of one engine's leases; 0: half of the pool
+	KeepPercent  int    // of the pool, that blocks kept for requests may take; 0: none are kept
+	HTTP         string // address for HTTP besides admin.sock, or empty
+	// HTTPNames are names and addresses that HTTP answers to besides its own and localhost.
+	HTTPNames []string
+	Tokens    string // file for the tokens that KV events need, which the next process reads; empty: none
+	Lanes     int    // copies that run at once; 0: one per processor, at least 2
 	// Pace is the limit of copies that can wait, on each GPU and on the CPUs: pace.Off, pace.Auto,
 	// or bytes per second.
 	Pace int64
@@ -96,7 +93,7 @@ func (c *Config) validate() error {
 	case c.KeepPercent < 0 || c.KeepPercent > MaxKeepPercent:
 		return fmt.Errorf("keep-percent: %d, allowed: 0 to %d", c.KeepPercent, MaxKeepPercent)
 	case c.LeaseBytes < 0:
-		return fmt.Errorf("lease-bytes: %d, allowed: 0 (half of the pool) or more", c.LeaseBytes)
+		return fmt.Errorf("lease bytes: %d, allowed: 0 (half of the pool) or more", c.LeaseBytes)
 	case c.Integrity != transfer.Full && c.Integrity != transfer.Header:
 		return fmt.Errorf("integrity: %d, allowed: full, header", c.Integrity)
 	case c.VerifySample > transfer.MaxSampleEvery:
@@ -106,21 +103,16 @@ func (c *Config) validate() error {
 		return fmt.Errorf("pace: %d bytes per second, allowed: off, auto, %d to %d", c.Pace, pace.MinRate, pace.MaxRate)
 	}
 	if ttl := c.Peers.TransferTTL; ttl != 0 && (ttl < delivery.MinTTL || ttl > delivery.MaxTTL) {
-		return fmt.Errorf("transfer-ttl: %v, allowed: %v to %v", ttl, delivery.MinTTL, delivery.MaxTTL)
+		return fmt.Errorf("transfer TTL: %v, allowed: %v to %v", ttl, delivery.MinTTL, delivery.MaxTTL)
 	}
 	if len(c.Peers.Address) > ipc.MaxPeerAddress {
 		return fmt.Errorf("peer-advertise: %d bytes, allowed: 0 to %d", len(c.Peers.Address), ipc.MaxPeerAddress)
-	}
-	for name := range c.Lookups {
-		if err := registration.CheckLookupName(c.Dir, name); err != nil {
-			return fmt.Errorf("lookup: %w", err)
-		}
 	}
 	if c.Lanes == 0 {
 		c.Lanes = max(runtime.NumCPU(), 2)
 	}
 	if c.Lanes < 1 || c.Lanes > maxLanes {
-		return fmt.Errorf("copy-lanes: %d, allowed: 1 to %d, or 0 for one per processor", c.Lanes, maxLanes)
+		return fmt.Errorf("copy lanes: %d, allowed: 1 to %d, or 0 for one per processor", c.Lanes, maxLanes)
 	}
 	if c.CPUPacer == nil {
 		c.CPUPacer = pace.New(c.Pace, nil)

@@ -82,8 +82,8 @@ func TestResetReachesOtherNodes(t *testing.T) {
 			}
 			text := b.metricsText()
 			for _, line := range []string{
-				"kvagent_resets_adopted_total 1", "kvagent_resets_repeated_total 0",
-				`kvagent_tier_collected_total{tier="shared"} 0`, "kvagent_promises_expired_total 0",
+				`kvagent_resets_total{origin="elsewhere"} 1`, `kvagent_resets_total{origin="collision"} 0`,
+				`kvagent_promises_total{event="expired"} 0`,
 			} {
 				if !strings.Contains(text, line) {
 					t.Errorf("metrics have no %s", line)
@@ -135,7 +135,7 @@ func TestPrivateGenerationIsCollected(t *testing.T) {
 		scheduler.close()
 	}
 	r.waitFor("the private generation is collected", func(s admin.Status) bool {
-		return s.Tiers.List[0].Collected == 8 && s.Tiers.Names == 0
+		return s.Tiers.Tiers[0].Collected == 8 && s.Tiers.Names == 0
 	})
 	look()
 	if shards != 16 {

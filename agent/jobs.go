@@ -14,7 +14,6 @@ import (
 
 // save serves SAVE.
 func (s *session) save(m *ipc.Save) error {
-	s.reportSpeed(m)
 	status := pool.OK
 	switch {
 	case s.owner.switches.draining():

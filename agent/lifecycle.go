@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool"
 )
 
 // Start opens the agent's sockets in this order, and closes them again on an error.
@@ -33,8 +32,8 @@ func (a *Agent) Start() (err error) {
 		}
 	}()
 	if a.web, err = admin.Start(a.view, admin.Options{
-		Dir: a.cfg.Dir, Admin: a.cfg.Admin, SocketGroup: a.cfg.SocketGroup, HTTP: a.cfg.HTTP, HTTPAny: a.cfg.HTTPAny,
-		Limit: a.cfg.Limits.Handler, Log: a.log,
+		Dir: a.cfg.Dir, Admin: a.cfg.Admin, SocketGroup: a.cfg.SocketGroup, HTTP: a.cfg.HTTP,
+		HTTPNames: a.cfg.HTTPNames, Limit: a.cfg.Limits.Handler, Log: a.log,
 	}); err != nil {
 		return err
 	}
@@ -47,13 +46,8 @@ func (a *Agent) Start() (err error) {
 	a.owned.Go(a.sweep)
 	a.owned.Go(a.expire)
 	a.sockets.start()
-	if err = a.sockets.openFixed(ipc.LookupSocket, pool.Fingerprint{}); err != nil {
+	if err = a.sockets.openOwn(); err != nil {
 		return err
-	}
-	for name, fp := range a.cfg.Lookups {
-		if err = a.sockets.openFixed(name, fp); err != nil {
-			return err
-		}
 	}
 	if a.listener, err = ipc.ListenSession(ipc.SessionOptions{
 		Path: filepath.Join(a.cfg.Dir, ipc.SessionSocket), SocketGroup: a.cfg.SocketGroup,

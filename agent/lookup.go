@@ -24,7 +24,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	reply := ipc.LookupReply{Boot: k.boot}
 	if req.Form == ipc.FormReset {
 		k.reset(&reply)
-		k.metrics.CountLookup(req.Form, reply.Status, 0, 0)
+		k.metrics.CountLookup(reply.Status, 0, 0)
 		return reply
 	}
 	rules, st := k.resolve(req)
@@ -38,7 +38,7 @@ func (k *lookupSock) handle(req *ipc.LookupRequest, start time.Time) ipc.LookupR
 	default:
 		k.find(req, rules, st, start, &reply)
 	}
-	k.metrics.CountLookup(req.Form, reply.Status, askedTokens(req), uint64(reply.Tokens))
+	k.metrics.CountLookup(reply.Status, askedTokens(req), uint64(reply.Tokens))
 	return reply
 }
 

@@ -25,7 +25,6 @@ type lookupSock struct {
 	*answers
 	name    string
 	fp      pool.Fingerprint // zero: no space of its own
-	fixed   bool             // open as long as the agent is
 	server  *ipc.LookupServer
 	seats   map[*seat]struct{}        // seats whose registration named it; under lookupSockets.mu
 	engines atomic.Pointer[[]*engine] // of those seats, without duplicates; read by the handler
@@ -82,11 +81,11 @@ func (l *lookupSockets) start() {
 	l.context.LimitPeers(l.peers)
 }
 
-// openFixed opens a socket that stays open as long as the agent.
-func (l *lookupSockets) openFixed(name string, fp pool.Fingerprint) error {
+// openOwn opens lookup.sock, which stays open as long as the agent.
+func (l *lookupSockets) openOwn() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, err := l.listenLocked(name, fp, true)
+	_, err := l.listenLocked(ipc.LookupSocket, pool.Fingerprint{})
 	return err
 }
 
@@ -100,7 +99,7 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 	defer l.mu.Unlock()
 	k := l.byName[name]
 	if k == nil {
-		if k, err = l.listenLocked(name, st.space.fp, false); err != nil {
+		if k, err = l.listenLocked(name, st.space.fp); err != nil {
 			return "", err
 		}
 	} else if k.fp != st.space.fp {
@@ -112,11 +111,11 @@ func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 	return l.path(name), nil
 }
 
-func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint, fixed bool) (*lookupSock, error) {
+func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupSock, error) {
 	if len(l.byName) >= l.most {
 		return nil, fmt.Errorf("lookup_name: %d look-up sockets are open, allowed: %d", len(l.byName), l.most)
 	}
-	k := &lookupSock{answers: l.answers, name: name, fp: fp, fixed: fixed, seats: make(map[*seat]struct{})}
+	k := &lookupSock{answers: l.answers, name: name, fp: fp, seats: make(map[*seat]struct{})}
 	k.engines.Store(&[]*engine{})
 	server, err := l.context.ListenLookup(ipc.LookupOptions{
 		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot,
@@ -141,7 +140,7 @@ func (l *lookupSockets) drop(st *seat) {
 		}
 		delete(k.seats, st)
 		k.publishLocked()
-		if len(k.seats) == 0 && !k.fixed {
+		if len(k.seats) == 0 && k.name != ipc.LookupSocket {
 			l.closeLocked(k)
 		}
 	}

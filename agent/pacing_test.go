@@ -55,7 +55,8 @@ func TestStepsReachThePacer(t *testing.T) {
 	_, body := r.admin("GET", "/metrics")
 	for _, want := range []string{
 		`kvagent_pace_rate_bytes_per_second{device="cpu"} 0`, `kvagent_pace_steps_total{beside="none",device="cpu"} 0`,
-		`kvagent_pace_wait_seconds_total{device="cpu",op="write"} 0`, `kvagent_pace_cuts_total{device="cpu"} 0`,
+		`kvagent_pace_wait_seconds_total{device="cpu",op="write"} 0`,
+		`kvagent_pace_changes_total{change="cut",device="cpu"} 0`,
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("metrics at the start have no %s", want)

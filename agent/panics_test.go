@@ -101,7 +101,7 @@ func TestPanicOfALookupIsContained(t *testing.T) {
 	check(t, err)
 	pooltest.Until(t, "the panic is counted", func() bool {
 		return strings.Contains(r.metricsText(),
-			"kvagent_lookup_panics_total 1")
+			`kvagent_lookup_faults_total{fault="panic"} 1`)
 	})
 	if got := ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Tokens: 100}); got.Status != ipc.LookupNotRegistered {
 		t.Errorf("another look-up: %+v", got)

@@ -57,7 +57,6 @@ type rigConfig struct {
 	dram      bool
 	tiers     []tier.Tier    // empty: memory alone
 	prefetch  int64          // bytes of the stack; 0: half the pool
-	learn     bool           // the stack learns how fast engines compute
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
 	log       []zap.Option
 	wrap      func(d cudaipc.Device, arena []byte) cudaipc.Device

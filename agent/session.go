@@ -35,8 +35,6 @@ type session struct {
 	software string               // set before greeted
 	seat     atomic.Pointer[seat] // nil: not registered
 
-	speed computeSpeed // the reader's
-
 	// Held by the reader while it serves a message, and by teardown afterwards.
 	mu struct {
 		sync.Mutex
@@ -139,7 +137,6 @@ func (s *session) fail(err error) {
 	var bad *ipc.MalformedError
 	switch {
 	case errors.As(err, &bad):
-		s.owner.metrics.Malformed[bad.Reason.String()].Add(1)
 		s.terminate(endMalformed, ipc.ErrCodeMalformed, err)
 	default:
 		s.lost(err)

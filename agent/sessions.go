@@ -91,7 +91,7 @@ func (all *sessions) accept(l *ipc.SessionListener, stop <-chan struct{}) {
 
 // refused counts and logs a peer that is not allowed to connect.
 func (all *sessions) refused(peer peercred.Cred, err error) {
-	all.metrics.SessionsRefused.Add(1)
+	all.metrics.Registrations[admin.ResultKeptOut].Add(1)
 	all.log.Warn("session refused", zap.Int("pid", peer.Pid), zap.Error(err))
 }
 

@@ -16,7 +16,7 @@ import (
 func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
-		Snapshot: a.snapshot, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
+		State: a.state, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
 		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents, Tail: a.events.Tail,
 	}
 }
@@ -32,33 +32,46 @@ func (a *Agent) HTTPAddr() net.Addr {
 	return a.web.Addr()
 }
 
-func (a *Agent) snapshot() admin.Snapshot {
-	s := admin.Snapshot{
-		Version: a.cfg.Version, Boot: a.boot, Since: a.since,
+// state returns the state of the agent's parts.
+func (a *Agent) state() admin.Status {
+	s := admin.Status{
+		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
 		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.Count(),
 		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
-		Sockets: a.sockets.names(), Lookups: a.sockets.counters(),
-		Pool: a.pool.Stats(), Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
-		VerifySample: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne(),
+		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
+		Movers: admin.Movers(a.movers()), Orphans: admin.Orphans{PIDs: []int{}},
+		Sample: admin.SampleStatus{Every: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne()},
+		Paces:  admin.Paces(a.workers.pacers.Report()), Keep: admin.KeepStatus{Report: a.keepReport()},
+		Events: a.events.Report(), Transfers: admin.TransfersStatus{Report: a.deliveries.Report()},
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
-	s.Paces = a.workers.pacers.Report()
 	s.Leases, s.LeaseBytes, s.LeasesRevoked = a.ledger.Totals()
 	if a.tiers != nil {
 		report := a.tiers.Report()
 		s.Tiers = &report
 	}
-	s.Keep, s.Events = a.keepReport(), a.events.Report()
-	s.Transfers, s.Peers.Address = a.deliveries.Report(), a.cfg.Peers.Address
-	if a.cfg.Peers.Report != nil {
-		s.Peers = a.cfg.Peers.Report()
-		s.Peers.Address = a.cfg.Peers.Address
+	if p := a.cfg.Peers; p.Report != nil || p.Address != "" {
+		peers := admin.Peers{}
+		if p.Report != nil {
+			peers = p.Report()
+		}
+		peers.Address = p.Address
+		s.Peers = peers.Status()
 	}
 	if a.cfg.Orphans != nil {
 		s.Orphans = a.cfg.Orphans()
 	}
 	return s
+}
+
+// lookupFaults returns the counters of what went wrong, by name.
+func lookupFaults(c ipc.LookupCounters) map[string]uint64 {
+	out := map[string]uint64{"panic": c.Panics, "unsent": c.Unsent, "connection": c.Dropped}
+	for reason, n := range c.Reasons {
+		out[ipc.Reason(reason).String()] += n // of a decoder that panics, too
+	}
+	return out
 }
 
 func (r *registry) countEngines() (all, complete int) {

@@ -426,14 +426,19 @@ func TestBootstrapQuery(t *testing.T) {
 	}
 }
 
-// The series of transfers and peers are there at zero, of an agent on its own too.
+// The series of transfers are there at zero; those of peers are not, of an agent on its own.
 func TestTransferMetricsAtZero(t *testing.T) {
 	wantAtStart(t,
-		`kvagent_transfers{state="open"} 0`, `kvagent_transfers{state="complete"} 0`, `kvagent_transfers_waiting 0`,
-		`kvagent_transfers_total{event="expired"} 0`, `kvagent_transfers_total{event="delivered"} 0`,
-		`kvagent_transfers_ignored_total 0`, `kvagent_transfer_lookups_waited_total 0`, `kvagent_peer_fetches 0`,
-		`kvagent_peer_fetches_total{event="refused"} 0`, `kvagent_peer_fetches_ended_total{end="lost"} 0`,
-		`kvagent_peer_blocks_failed_total{reason="corrupt"} 0`, `kvagent_peer_connections 0`,
-		`kvagent_peer_bytes_total{op="in",peer="all"} 0`, `kvagent_peer_seconds_total{op="out",peer="all"} 0`,
+		`kvagent_transfers{state="open"} 0`, `kvagent_transfers{state="complete"} 0`,
+		`kvagent_transfers{state="waiting"} 0`, `kvagent_transfers_total{event="expired"} 0`,
+		`kvagent_transfers_total{event="delivered"} 0`, `kvagent_transfers_total{event="waited"} 0`,
+		`kvagent_peer_fetches_total{event="refused"} 0`,
 	)
+	n := newNode(t, "key")
+	for _, line := range []string{
+		`kvagent_peer_fetches_ended_total{end="lost"} 0`, `kvagent_peer_blocks_failed_total{reason="corrupt"} 0`,
+		"kvagent_peer_connections 0", "kvagent_peer_unauthenticated_total 0",
+	} {
+		n.wantMetric(line)
+	}
 }

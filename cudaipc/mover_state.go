@@ -76,17 +76,19 @@ type CUDAInfo struct {
 	Driver  int  // the newest CUDA that the driver supports, 1000 * major + 10 * minor
 	Batch   bool // the driver has the batch call
 	Limits  CUDALimits
-	Free    int64 // bytes of the GPU's memory that are free, of Total
-	Total   int64
-	Imports int64 // allocations, pieces and events of peers that are open
+	Free    int64 `metric:"gpu_memory_free_bytes"` // of the GPU's memory, of Total
+	Total   int64 `metric:"gpu_memory_bytes"`
+	Imports int64 `metric:"gpu_imports"` // allocations, pieces and events of peers that are open
 
-	Arena      int64   // bytes
-	Pinned     int64   // of these
-	Refused    int64   // bytes that the driver does not pin; their copies go through the rings, and cost more
+	Arena  int64 // bytes
+	Pinned int64 `metric:"gpu_pool_pinned_bytes"` // of these
+	// Refused are bytes that the driver does not pin; their copies go through the rings, and cost
+	// more.
+	Refused    int64   `metric:"gpu_pool_refused_bytes"`
 	PinError   string  // why; it may pass, if a call has not returned for long (MaxPinCall) and does in the end
 	PinDone    bool    // nothing more will be pinned
 	PinSeconds float64 // that the pinning has taken, or took in all
-	RingBytes  uint64  // copied through the rings so far
+	RingBytes  uint64  `metric:"gpu_ring_bytes_total"` // copied through the rings so far
 
 	Singles, Batches, Rects uint64 // calls so far
 

@@ -38,9 +38,6 @@ type Tiers interface {
 	// Fetched returns how many of refs were to be fetched from the node's own tiers when they were
 	// pinned, and how many from shared ones. The others were in memory.
 	Fetched(refs []Ref) (own, shared int)
-	// Computed records that an engine of a space computed this many tokens of prompts in one step,
-	// and how long that took. The rate decides whether fetching a block is worth its time.
-	Computed(s SpaceID, tokens int, took time.Duration)
 	// Report returns the state and counters of each tier, the nearest first, for people and
 	// metrics.
 	Report() TierReport

@@ -51,29 +51,34 @@ type Insertion struct {
 
 // PolicyReport is the state of a policy.
 type PolicyReport struct {
-	Name    string
-	Entries int   // entries it has
-	Ghosts  int   // removed entries that it remembers
-	Bytes   int64 // memory it holds
+	Name    string `json:"policy"`
+	Entries int    `json:"entries"` // it has
+	Ghosts  int    `json:"ghosts"`  // removed entries that it remembers
+	Bytes   int64  `json:"bytes"`   // memory it holds
 
 	// The policy is compared with a shadow LRU of the same size. Zero for LRU itself.
-	Lookups, Hits, ShadowHits uint64  // blocks looked up; hits of the policy; hits of LRU
-	Missing                   int     // evicted blocks that LRU would still have
-	MayMiss                   float64 // limit of Missing; at the limit, LRU decides
-	// times that it lost too many hits to LRU, forgot most of what it learned, and let LRU decide
-	Alarms         uint64
-	Fallback       bool   // LRU decides, after an alarm
-	LookupsDropped uint64 // look-ups not passed to the policy because its queue was full
+	Lookups    uint64  `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
+	Hits       uint64  `json:"blocks_hit" metric:"eviction_hits_total{policy=own}"`
+	ShadowHits uint64  `json:"blocks_hit_by_lru" metric:"eviction_hits_total{policy=lru}"`
+	Missing    int     `json:"missing" metric:"eviction_missing_blocks"` // evicted blocks that LRU would still have
+	MayMiss    float64 `json:"may_miss"`                                 // limit of Missing; at it, LRU decides
+	// Alarms counts the times that it lost too many hits to LRU, forgot most of what it learned,
+	// and let LRU decide.
+	Alarms   uint64 `json:"alarms" metric:"eviction_alarms_total"`
+	Fallback bool   `json:"fallback" metric:"eviction_fallback"` // LRU decides, after an alarm
+	// LookupsDropped counts look-ups not passed to the policy because its queue was full.
+	LookupsDropped uint64 `json:"lookups_dropped"`
 
-	Classes []PolicyClass
+	Classes []PolicyClass `json:"classes"`
 }
 
 // PolicyClass is a class of similar blocks in a policy.
 type PolicyClass struct {
-	Name    string
-	Entries int
-	Evicted uint64
+	Name    string `json:"name"`
+	Entries int    `json:"entries"`
+	Evicted uint64 `json:"evicted"`
 	// Worth is the expected hits of an entry per hour in memory, as learned: right after a use, and
 	// for the entry of the class that would be evicted next (0 if the class is empty).
-	Worth, WorthNext float64
+	Worth     float64 `json:"worth"`
+	WorthNext float64 `json:"worth_next"`
 }

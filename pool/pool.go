@@ -232,50 +232,66 @@ type Spaces interface {
 
 // Stats are the state and counters of a pool. Bytes are bytes of slots, after rounding up.
 type Stats struct {
-	Capacity, Used, Pinned, Ready   int64  // bytes; Ready is what has been populated
-	Entries, Partial, PinnedEntries int64  // Entries are visible, Partial lack shards
-	IndexBytes                      int64  // memory of index, headers and slot table in use
-	Evicted, Dropped, Reassigned    uint64 // entries evicted; dropped as corrupt or reset; slabs given to another class
-	EvictedBytes                    uint64 // of the entries evicted
-	Moved, MovedBytes               uint64 // slots copied so that a slab could change its class; their bytes
-	Busy                            uint64 // reservations refused
-	FileFull                        uint64 // times that the pool's file could not grow: its file system was full
-	Bad                             BadMemory
-	Classes                         []ClassStats
-	Policy                          PolicyReport
-	Owners                          OwnersStats
+	Capacity      int64        `json:"capacity_bytes" metric:"pool_capacity_bytes"`
+	Used          int64        `json:"used_bytes" metric:"pool_used_bytes"`
+	Pinned        int64        `json:"pinned_bytes" metric:"pool_pinned_bytes"`
+	Ready         int64        `json:"ready_bytes"`                   // what has been populated
+	IndexBytes    int64        `json:"index_bytes"`                   // memory of index, headers and slot table in use
+	Entries       int64        `json:"entries" metric:"pool_entries"` // visible
+	Partial       int64        `json:"entries_partial"`               // they lack shards
+	PinnedEntries int64        `json:"entries_pinned"`
+	Evicted       uint64       `json:"evicted" metric:"pool_evicted_total"` // entries
+	EvictedBytes  uint64       `json:"evicted_bytes"`
+	Dropped       uint64       `json:"dropped" metric:"pool_dropped_total"` // as corrupt, or by a reset
+	Reassigned    uint64       `json:"slabs_reassigned"`                    // given to another class
+	Moved         uint64       `json:"moved"`                               // slots copied for that
+	MovedBytes    uint64       `json:"moved_bytes"`
+	Busy          uint64       `json:"busy"` // reservations refused
+	Bad           BadMemory    `json:"bad"`
+	Classes       []ClassStats `json:"classes"`
+	Policy        PolicyReport `json:"eviction"`
+	Owners        OwnersStats  `json:"owners"`
+	// FileFull counts the times that the pool's file could not grow: its file system was full.
+	FileFull uint64 `json:"file_full" metric:"pool_file_faults_total{fault=full}"`
 }
 
 // OwnersStats are those of all owners. The totals include owners that are no longer in the table.
 type OwnersStats struct {
-	Evicted uint64       // entries evicted because of a budget; also in Stats.Evicted
-	Refused uint64       // reservations refused because of a budget; not in Stats.Busy
-	Each    []OwnerStats // those that are open or have entries
+	// Evicted are entries, because of a budget; also in Stats.Evicted.
+	Evicted uint64 `json:"evicted" metric:"pool_budget_total{result=evicted}"`
+	// Refused are reservations, because of a budget; not in Stats.Busy.
+	Refused uint64       `json:"refused" metric:"pool_budget_total{result=refused}"`
+	Each    []OwnerStats `json:"list"` // those that are open or have entries
 }
 
 // OwnerStats are the state and counters of one owner.
 type OwnerStats struct {
-	Name                           string
-	Open                           bool
-	Bytes, Budget                  int64 // of its entries' slots; their limit, 0: none
-	Evicted, EvictedBytes, Refused uint64
+	Name         string `json:"name" label:"owner"` // of an engine: its instance
+	Open         bool   `json:"open"`
+	Bytes        int64  `json:"bytes" metric:"pool_owner_bytes"`               // of its entries' slots
+	Budget       int64  `json:"budget_bytes" metric:"pool_owner_budget_bytes"` // their limit, 0: none
+	Evicted      uint64 `json:"evicted"`
+	EvictedBytes uint64 `json:"evicted_bytes"`
+	Refused      uint64 `json:"refused"`
 }
 
 // ClassStats is the use of one slot size.
 type ClassStats struct {
-	SlotBytes   int64
-	Slabs, Used int // slabs held, slots used
-	Slots       int // slots in those slabs
+	SlotBytes int64 `json:"slot_bytes"`
+	Slabs     int   `json:"slabs"` // held
+	Slots     int   `json:"slots"` // in those slabs
+	Used      int   `json:"used"`  // slots
 }
 
 // BadMemory is the memory that a pool lost to pages that cannot be read.
 type BadMemory struct {
-	Pages    int64  // retired
-	MaxPages int64  // limit of a healthy pool; 0: it has no such limits
-	Bytes    int64  // no longer allocated
-	MaxBytes int64  // limit of a healthy pool
-	Dropped  uint64 // entries dropped because of it
-	Faults   uint64 // failed accesses to pages of the pool's file outside the arena
+	Pages    int64  `json:"pages" metric:"pool_bad_pages"` // retired
+	MaxPages int64  `json:"pages_limit"`                   // of a healthy pool; 0: it has no such limits
+	Bytes    int64  `json:"bytes"`                         // no longer allocated
+	MaxBytes int64  `json:"bytes_limit"`                   // of a healthy pool
+	Dropped  uint64 `json:"dropped"`                       // entries, because of it
+	// Faults counts failed accesses to pages of the pool's file outside the arena.
+	Faults uint64 `json:"file_faults" metric:"pool_file_faults_total{fault=page}"`
 }
 
 // Healthy reports whether the retired memory is below both limits.

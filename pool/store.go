@@ -12,8 +12,9 @@ type Item struct {
 
 // Usage is the use of a store in bytes and items.
 type Usage struct {
-	Bytes, Capacity int64 // Capacity 0: unknown
-	Items           int64
+	Bytes    int64 `json:"bytes" metric:"tier_used_bytes"`
+	Capacity int64 `json:"capacity_bytes" metric:"tier_capacity_bytes"` // 0: unknown
+	Items    int64 `json:"items"`
 }
 
 // Store holds blocks: one shard per key, batch after batch, with a status for each key. An
@@ -38,15 +39,16 @@ type Store interface {
 
 // StoreReport is the state of a store, for people and machines.
 type StoreReport struct {
-	State  string  // "ok", or another one that the store's package defines
-	Reason string  // of a state other than "ok"
-	Counts []Count // since the store was opened: always the same names in the same order
+	// State is "ok", or another one that the store's package defines.
+	State  string  `json:"state" metric:"tier_store_state" label:"state"`
+	Reason string  `json:"reason,omitempty"` // of a state other than "ok"
+	Counts []Count `json:"counts"`           // since the start: always the same names and order
 }
 
 // Count is a named counter.
 type Count struct {
-	Name string // lower case, with underscores
-	N    uint64
+	Name string `json:"name" label:"event"` // lower case, with underscores
+	N    uint64 `json:"n" metric:"tier_store_events_total"`
 }
 
 // InUse is the error of a Put or a Get that its context cut off while another process was still

@@ -9,57 +9,79 @@ type Asked struct {
 
 // TierReport is the state and the counters of the tiers below a memory.
 type TierReport struct {
-	Promises     int    // entries being fetched to memory
-	PromiseBytes int64  // of them
-	PromiseCap   int64  // the prefetch budget, bytes
-	Promised     uint64 // since the start
-	Fulfilled    uint64 // arrived in memory
-	Failed       uint64 // failed to arrive
-	Cancelled    uint64 // of those: no longer wanted
-	Expired      uint64 // of those: open at their deadline
-	// Prefill is the rate at which an engine computes, tokens per second, which bounds the answers:
-	// as configured, or as learned of the fastest space. 0: answers are not bounded.
-	Prefill float64
-	Adopted uint64 // resets of other nodes that were adopted
-	Again   uint64 // resets repeated because they collided with another node's
-	Names   int    // unused names in tiers that are still to be collected
-	Lost    uint64 // of those, names dropped because the queue was full
+	Promises     int    `json:"promises" metric:"promises"` // entries being fetched to memory
+	PromiseBytes int64  `json:"promise_bytes" metric:"promise_bytes"`
+	PromiseCap   int64  `json:"promise_cap_bytes"` // the prefetch budget
+	Promised     uint64 `json:"promised" metric:"promises_total{event=made}"`
+	Fulfilled    uint64 `json:"fulfilled" metric:"promises_total{event=fulfilled}"` // arrived in memory
+	Failed       uint64 `json:"failed" metric:"promises_total{event=failed}"`       // to arrive
+	Cancelled    uint64 `json:"cancelled" metric:"promises_total{event=cancelled}"` // of those: no longer wanted
+	Expired      uint64 `json:"expired" metric:"promises_total{event=expired}"`     // of those: open at their deadline
+	// Adopted are resets of other nodes; Again are resets repeated because they collided with
+	// another node's.
+	Adopted uint64 `json:"resets_adopted" metric:"resets_total{origin=elsewhere}"`
+	Again   uint64 `json:"resets_repeated" metric:"resets_total{origin=collision}"`
+	Names   int    `json:"names_to_collect"` // unused names in tiers
+	Lost    uint64 `json:"names_dropped"`    // of those, because the queue was full
 	// Unused counts the named generations that were to be collected because this node had not used
 	// them for a configured time; UsedElsewhere counts those that another node was seen to use.
-	Unused, UsedElsewhere uint64
-	Tiers                 []TierStatus
+	Unused        uint64       `json:"generations_unused"`
+	UsedElsewhere uint64       `json:"generations_used_elsewhere"`
+	Tiers         []TierStatus `json:"list"`
 }
 
 // TierStatus is the state of one tier. Entries are blocks with all their shards.
 type TierStatus struct {
-	Name, Write string
-	Local       bool
-	State       string // up, half-open, open (not asked), full (not written)
-	Error       string // the last failure, unless the tier is up
-	Usage       Usage
-	Store       StoreReport // the store's own report; zero if it has none
-	Opened      uint64      // times that it was suspended after repeated failures
-	Tries       uint64      // attempts to use it again after that
+	Name   string      `json:"name" label:"tier"`
+	Write  string      `json:"write"`
+	Local  bool        `json:"local"`
+	State  string      `json:"state"`               // up, half-open, open (not asked), full (not written)
+	Up     bool        `json:"up" metric:"tier_up"` // State is up or full
+	Error  string      `json:"error,omitempty"`     // the last failure, unless the tier is up
+	Usage  Usage       `json:"usage"`
+	Store  StoreReport `json:"store"`                                             // zero: none
+	Tries  uint64      `json:"breaker_tries"`                                     // after it was suspended
+	Opened uint64      `json:"breaker_opened" metric:"tier_breaker_opened_total"` // suspended after repeated failures
 
-	Fetching, Hinted, Putting, Deleting int // entries, and keys to be deleted, in the queues
+	// Entries, and keys to be deleted, in the queues.
+	Fetching int `json:"queue_fetch" metric:"tier_queue{queue=fetch}"`
+	Hinted   int `json:"queue_hints" metric:"tier_queue{queue=hint}"`
+	Putting  int `json:"queue_put" metric:"tier_queue{queue=put}"`
+	Deleting int `json:"queue_delete" metric:"tier_queue{queue=delete}"`
 
-	Hits, Misses            uint64 // entries fetched; not found, or not usable
-	BytesIn, BytesOut       uint64 // read from the store; written to it
-	Corrupt                 uint64 // values that did not verify
-	Timeouts, Errors        uint64 // calls
-	Stored, Had, Full, Lost uint64 // entries written; already there; refused as full; not written otherwise
-	Dropped                 uint64 // entries not offered: the queue was full or memory no longer had them
-	Deleted, DeletesLost    uint64 // keys
-	Asked, Found            uint64 // entries asked for by look-ups; found
-	// look-ups answered pending; failed questions; entries not asked for: queue full
-	AskLate, AskFailed, AskRefused uint64
+	Hits     uint64 `json:"hits" metric:"tier_fetched_blocks_total{result=hit}"`    // entries fetched
+	Misses   uint64 `json:"misses" metric:"tier_fetched_blocks_total{result=miss}"` // not found, or not usable
+	BytesIn  uint64 `json:"bytes_in" metric:"tier_bytes_total{op=in}"`              // read from the store
+	BytesOut uint64 `json:"bytes_out" metric:"tier_bytes_total{op=out}"`            // written to it
+	Corrupt  uint64 `json:"corrupt" metric:"tier_corrupt_total"`                    // values that did not verify
+	Timeouts uint64 `json:"timeouts" metric:"tier_failures_total{failure=timeout}"` // calls
+	Errors   uint64 `json:"errors" metric:"tier_failures_total{failure=error}"`     // calls
+	Stored   uint64 `json:"puts_stored" metric:"tier_puts_total{result=stored}"`    // entries
+	Had      uint64 `json:"puts_had" metric:"tier_puts_total{result=had}"`          // already there
+	Full     uint64 `json:"puts_full" metric:"tier_puts_total{result=full}"`        // refused as full
+	Lost     uint64 `json:"puts_failed" metric:"tier_puts_total{result=failed}"`    // not written otherwise
+	// Dropped are entries not offered: the queue was full or memory no longer had them.
+	Dropped     uint64 `json:"puts_dropped" metric:"tier_puts_total{result=dropped}"`
+	Deleted     uint64 `json:"deleted"` // keys
+	DeletesLost uint64 `json:"deletes_failed"`
+	Asked       uint64 `json:"asked" metric:"tier_asked_blocks_total{result=asked}"` // entries, by look-ups
+	Found       uint64 `json:"found" metric:"tier_asked_blocks_total{result=found}"`
+	AskLate     uint64 `json:"asks_late" metric:"tier_asks_lost_total{reason=late}"`     // look-ups answered pending
+	AskFailed   uint64 `json:"asks_failed" metric:"tier_asks_lost_total{reason=failed}"` // questions
+	AskRefused  uint64 `json:"asks_refused" metric:"tier_asks_lost_total{reason=queue}"` // entries: queue full
 
-	Collecting                int    // unused names still to be collected there
-	Collected, CollectedBytes uint64 // shards deleted by that
-	CollectFails, MarkFails   uint64 // failed searches for them; failed rounds for markers of resets
+	Collecting     int    `json:"names_to_collect"` // unused names still to be collected there
+	Collected      uint64 `json:"collected"`        // shards deleted by that
+	CollectedBytes uint64 `json:"collected_bytes"`
+	CollectFails   uint64 `json:"collect_failures"` // failed searches for them
+	// MarkFails are failed rounds for markers of resets.
+	MarkFails uint64 `json:"reset_marker_failures" metric:"tier_reset_marker_failures_total"`
 
-	Rate                                 float64 // bytes per second of a fetch, moving average
-	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages
+	Rate float64 `json:"fetch_bytes_per_second"` // moving average
+	// Seconds of a batch, moving averages.
+	FetchSeconds float64 `json:"fetch_seconds" metric:"tier_seconds{op=fetch}"`
+	PutSeconds   float64 `json:"put_seconds" metric:"tier_seconds{op=put}"`
+	AskSeconds   float64 `json:"ask_seconds" metric:"tier_seconds{op=ask}"`
 }
 
 // Cold is an entry that is among the next to be evicted.

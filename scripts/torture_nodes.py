@@ -26,7 +26,7 @@ HITS = (
 STALLED_AFTER_S = 90  # without a report of any engine
 # A server is used again soon after it continues: a run is short, and its store is down for a third
 # of it.
-TROUBLE = "break-first=100ms&break-last=200ms&fetch-within=500ms&put-within=1s&ask-within=500ms"
+TROUBLE = "within=1s"
 TIERS_WITHIN_S = 60
 
 

@@ -3,7 +3,6 @@
 package settings
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,8 +45,8 @@ func Choice(v *string, allowed []string) pflag.Value { return &choiceValue{v, al
 // IDs returns the value of user or group numbers, separated by commas.
 func IDs(v *[]uint32) pflag.Value { return &idsValue{v} }
 
-// Lookups returns the value of NAME=FINGERPRINT pairs, separated by commas.
-func Lookups(v map[string][16]byte) pflag.Value { return &lookupsValue{v} }
+// Names returns the value of a list of words, separated by commas.
+func Names(v *[]string) pflag.Value { return &namesValue{v} }
 
 // sizeValue is bytes with a unit: 4GiB, 512MiB, 1048576.
 type sizeValue struct {
@@ -232,34 +231,23 @@ func (l *idsValue) Set(text string) error {
 	return nil
 }
 
-// lookupsValue is NAME=FINGERPRINT, with 32 hex digits, separated by commas. As a flag it may be
-// given several times.
-type lookupsValue struct{ v map[string][16]byte }
+// namesValue is a list of words, separated by commas. Setting it replaces it.
+type namesValue struct{ v *[]string }
 
-func (l *lookupsValue) Type() string { return "name=hex" }
-func (l *lookupsValue) String() string {
-	var out []string
-	for name, fp := range l.v {
-		out = append(out, name+"="+hex.EncodeToString(fp[:]))
+func (n *namesValue) Type() string { return "names" }
+func (n *namesValue) String() string {
+	if n.v == nil {
+		return ""
 	}
-	slices.Sort(out)
-	return strings.Join(out, ",")
+	return strings.Join(*n.v, ",")
 }
 
-func (l *lookupsValue) Set(text string) error {
-	for _, part := range strings.Split(text, ",") {
-		if part = strings.TrimSpace(part); part == "" {
-			continue
+func (n *namesValue) Set(text string) error {
+	*n.v = nil
+	for part := range strings.SplitSeq(text, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			*n.v = append(*n.v, part)
 		}
-		name, digits, ok := strings.Cut(part, "=")
-		b, err := hex.DecodeString(digits)
-		if !ok || name == "" || err != nil || len(b) != 16 {
-			return fmt.Errorf("%q, allowed: NAME=FINGERPRINT with 32 hex digits", part)
-		}
-		if _, twice := l.v[name]; twice {
-			return fmt.Errorf("%q is there twice, allowed: each name once", name)
-		}
-		l.v[name] = [16]byte(b)
 	}
 	return nil
 }

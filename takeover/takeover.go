@@ -116,7 +116,7 @@ func (t *Takeover) until(ctx context.Context, open func() error, judge func(erro
 			t.log.Info("waiting for another agent to end", zap.Duration("at_most", t.wait), zap.Error(err))
 		}
 		if !t.pause(ctx) {
-			return fmt.Errorf("waited %v (takeover-wait): %w", t.wait, err)
+			return fmt.Errorf("waited %v: %w", t.wait, err)
 		}
 	}
 }

@@ -14,9 +14,9 @@ import (
 
 // CacheStatus is the contents of /cache: what is stored, by space, and where.
 type CacheStatus struct {
-	Spaces []CacheSpace `json:"spaces"`
-	Pool   PoolStatus   `json:"pool"`
-	Tiers  []TierStatus `json:"tiers"`
+	Spaces []CacheSpace      `json:"spaces"`
+	Pool   pool.Stats        `json:"pool"`
+	Tiers  []pool.TierStatus `json:"tiers"`
 }
 
 // CacheSpace is one space this agent knows.
@@ -68,8 +68,8 @@ func (f *cacheFilter) picks(s *CacheSpace) bool {
 
 // cache returns what is stored of the spaces that a filter picks.
 func (v *View) cache(f cacheFilter) CacheStatus {
-	now := v.source.Snapshot()
-	out := CacheStatus{Spaces: []CacheSpace{}, Pool: poolStatus(&now.Pool), Tiers: []TierStatus{}}
+	now := v.source.State()
+	out := CacheStatus{Spaces: []CacheSpace{}, Pool: now.Pool, Tiers: []pool.TierStatus{}}
 	for _, one := range v.source.Spaces() {
 		if f.picks(&one.CacheSpace) {
 			out.Spaces = append(out.Spaces, one.CacheSpace)
@@ -78,8 +78,8 @@ func (v *View) cache(f cacheFilter) CacheStatus {
 	slices.SortFunc(out.Spaces, func(x, y CacheSpace) int {
 		return cmp.Or(cmp.Compare(x.Model, y.Model), cmp.Compare(x.Tenant, y.Tenant), cmp.Compare(x.Space, y.Space))
 	})
-	if t := tiersStatus(now.Tiers); t != nil {
-		out.Tiers = t.List
+	if now.Tiers != nil {
+		out.Tiers = now.Tiers.Tiers
 	}
 	return out
 }

@@ -9,6 +9,9 @@ import (
 	"net/http"
 	"net/netip"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,7 +28,7 @@ type Options struct {
 	Admin       *ipc.UnixListener // the open admin.sock; nil: Start listens
 	SocketGroup int               // group id of admin.sock; 0 or less: the owner alone
 	HTTP        string            // address for HTTP besides admin.sock, or empty
-	HTTPAny     bool              // HTTP may be an address that is not loopback
+	HTTPNames   []string          // names and addresses that HTTP answers to besides its own and localhost
 	Limit       time.Duration     // of one request
 	Log         *zap.Logger
 }
@@ -37,12 +40,13 @@ type Server struct {
 	log     *zap.Logger
 	server  *http.Server
 	serving sync.WaitGroup
+	names   []string // Options.HTTPNames
 	addr    net.Addr // of the TCP listener, nil without one
 }
 
 // Start serves a view until Close.
 func Start(v *View, o Options) (*Server, error) {
-	s := &Server{view: v, limit: o.Limit, log: o.Log}
+	s := &Server{view: v, limit: o.Limit, log: o.Log, names: o.HTTPNames}
 	s.server = &http.Server{
 		Handler:     http.NewCrossOriginProtection().Handler(s.handler()), // no web page switches anything
 		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
@@ -57,9 +61,9 @@ func Start(v *View, o Options) (*Server, error) {
 	}
 	listeners := []net.Listener{admin}
 	if o.HTTP != "" {
-		tcp, err := listenHTTP(o.HTTP, o.HTTPAny)
+		tcp, err := net.Listen("tcp", o.HTTP)
 		if err != nil {
-			return nil, errors.Join(err, admin.Close())
+			return nil, errors.Join(fmt.Errorf("http: %w", err), admin.Close())
 		}
 		s.addr = tcp.Addr()
 		listeners = append(listeners, tcp)
@@ -88,29 +92,48 @@ func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
 // maxHeaderBytes bounds the header of a request; no request has a body.
 const maxHeaderBytes = 16 << 10
 
-// listenHTTP refuses an address that is not loopback unless anyAddr is set, because every client
-// learns the names of engines, models and tenants.
-func listenHTTP(addr string, anyAddr bool) (net.Listener, error) {
-	if err := CheckHTTPAddr(addr, anyAddr); err != nil {
-		return nil, err
-	}
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("http: %w", err)
-	}
-	return l, nil
-}
-
-// CheckHTTPAddr returns an error if HTTP may not listen on an address.
-func CheckHTTPAddr(addr string, anyAddr bool) error {
-	ap, err := netip.ParseAddrPort(addr)
-	if err != nil {
+// CheckHTTP returns an error for an address on which HTTP cannot listen, or for a name that no
+// client can ask for.
+func CheckHTTP(addr string, names []string) error {
+	if _, err := netip.ParseAddrPort(addr); err != nil {
 		return fmt.Errorf("http: %q, allowed: address:port in numbers, such as 127.0.0.1:9480", addr)
 	}
-	if !ap.Addr().IsLoopback() && !anyAddr {
-		return fmt.Errorf("http: %q, allowed: a loopback address, or any with http-any", addr)
+	for _, name := range names {
+		if _, err := netip.ParseAddr(name); err != nil && !hostName.MatchString(name) {
+			return fmt.Errorf("http: %q, allowed after the address: names and addresses without ports", name)
+		}
 	}
 	return nil
+}
+
+var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
+
+// answersTo reports whether a request over TCP names this server: by the address that it came to,
+// as localhost, or by one of names. A web page whose name someone else's DNS server points here
+// does not.
+func answersTo(r *http.Request, names []string) bool {
+	host := r.Host
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+	if host == "" || host == "localhost" { // empty: HTTP/1.0, which no browser speaks
+		return true
+	}
+	same := func(name string) bool { return strings.EqualFold(name, host) }
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return slices.ContainsFunc(names, same)
+	}
+	ip = ip.Unmap().WithZone("")
+	if local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok &&
+		ip == local.AddrPort().Addr().Unmap().WithZone("") {
+		return true
+	}
+	return ip.IsLoopback() || slices.ContainsFunc(names, func(name string) bool {
+		told, err := netip.ParseAddr(name)
+		return err == nil && told.Unmap() == ip
+	})
 }
 
 // handler serves everything on admin.sock, whose file's permissions say who may ask, and on an
@@ -126,6 +149,11 @@ func (s *Server) handler() http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok && local != nil {
 			socket.ServeHTTP(rw, r)
+			return
+		}
+		if !answersTo(r, s.names) {
+			http.Error(rw, "not this server's name, allowed: its address, localhost, and the names in http",
+				http.StatusMisdirectedRequest)
 			return
 		}
 		address.ServeHTTP(rw, r)

@@ -2,36 +2,47 @@ package admin
 
 import (
 	"cmp"
-	"encoding/hex"
 	"encoding/json"
 	"os"
 	"time"
 
+	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/events"
+	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
-// Status is the contents of /status, for kvagent status and for tests. Names end in their units.
+// Status is the agent's state: the contents of /status, and with the counters of Metrics all that
+// /metrics has. The agent fills in all but what View.Status says. Names end in their units.
 type Status struct {
-	Version       string  `json:"version"`
-	Boot          string  `json:"boot"` // hex
-	PID           int     `json:"pid"`
-	UptimeSeconds float64 `json:"uptime_seconds"`
-	Ready         bool    `json:"ready"`
-	Draining      bool    `json:"draining"`
-	Problem       string  `json:"problem"` // why not live or not ready; empty: all well
+	Version       string    `json:"version"`
+	Boot          string    `json:"boot"` // hex
+	PID           int       `json:"pid"`
+	Since         time.Time `json:"-" metric:"start_time_seconds"`
+	UptimeSeconds float64   `json:"uptime_seconds"`
+	Ready         bool      `json:"ready"`
+	Draining      bool      `json:"draining"`
+	Problem       string    `json:"problem"` // why not live or not ready; empty: all well
 
-	Engines  int `json:"engines"`
-	Sessions int `json:"sessions"`
-	Regions  int `json:"regions"`
-	Jobs     int `json:"jobs"`
+	Engines           int `json:"engines"`
+	EnginesComplete   int `json:"engines_complete" metric:"engines{ranks=all}"`
+	EnginesIncomplete int `json:"engines_incomplete" metric:"engines{ranks=some}"`
+	Sessions          int `json:"sessions" metric:"sessions"`
+	Regions           int `json:"regions"`
+	Jobs              int `json:"jobs" metric:"jobs"`
+	// PendingFDs are descriptors of registrations that are not complete.
+	PendingFDs int64 `json:"pending_descriptors"`
+	// Stuck are workers whose current step is older than the limit.
+	Stuck int `json:"workers_stuck" metric:"workers_stuck"`
 
-	Leases        int    `json:"leases"`
-	LeaseBytes    int64  `json:"lease_bytes"`
+	Leases        int    `json:"leases" metric:"leases"`
+	LeaseBytes    int64  `json:"lease_bytes" metric:"lease_bytes"`
 	LeaseCap      int64  `json:"lease_cap_bytes"` // of one engine
 	LeasesGiven   uint64 `json:"leases_given"`
-	LeasesRevoked uint64 `json:"leases_revoked"`
+	LeasesRevoked uint64 `json:"leases_revoked" metric:"leases_total{event=revoked}"`
 
 	BlocksStored int64  `json:"blocks_stored"` // entries in the pool now
 	BlocksSaved  uint64 `json:"blocks_saved"`  // since the start, each shard counted
@@ -52,6 +63,9 @@ type Status struct {
 	// The last one's Unix time when the agent read it, and the time it took. 0: there is none.
 	LookupOverAt     float64 `json:"lookup_over_deadline_max_at_s"`
 	LookupOverTookUS float64 `json:"lookup_over_deadline_max_took_us"`
+	// LookupFaults are malformed look-ups, by the reason; panic: the handler's; unsent: answers
+	// that nobody took; connection: connections that were closed.
+	LookupFaults map[string]uint64 `json:"lookup_faults" metric:"lookup_faults_total" label:"fault"`
 
 	Sample SampleStatus  `json:"sample"`
 	Stages []StageStatus `json:"stages"` // of jobs, by direction
@@ -59,85 +73,31 @@ type Status struct {
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
 
-	Pool       PoolStatus     `json:"pool"`
-	EngineList []EngineStatus `json:"engine_list"`
-	Sockets    []string       `json:"lookup_sockets"`
-	Tiers      *TiersStatus   `json:"tiers,omitempty"` // nil: memory alone
-	Movers     []MoverStatus  `json:"movers"`          // processes that have engines' memory open
-	Orphans    Orphans        `json:"orphans"`
+	Pool       pool.Stats       `json:"pool"`
+	EngineList []EngineStatus   `json:"engine_list"`
+	Sockets    []string         `json:"lookup_sockets"`
+	Tiers      *pool.TierReport `json:"tiers,omitempty"` // nil: memory alone
+	Movers     []MoverStatus    `json:"movers"`          // processes that have engines' memory open
+	Orphans    Orphans          `json:"orphans"`
 
 	Paces []PaceStatus `json:"paces"` // of each device
 
-	Keep      KeepStatus      `json:"keep"`      // what single requests asked for
-	Transfers TransfersStatus `json:"transfers"` // between engines
-	Peers     PeersStatus     `json:"peers"`     // agents of other nodes
+	Keep      KeepStatus      `json:"keep"`            // what single requests asked for
+	Events    events.Report   `json:"events"`          // KV events
+	Transfers TransfersStatus `json:"transfers"`       // between engines
+	Peers     *PeersStatus    `json:"peers,omitempty"` // agents of other nodes; nil: this one is on its own
 }
 
-// PoolStatus is pool.Stats in JSON.
-type PoolStatus struct {
-	Capacity      int64         `json:"capacity_bytes"`
-	Used          int64         `json:"used_bytes"`
-	Pinned        int64         `json:"pinned_bytes"`
-	Ready         int64         `json:"ready_bytes"` // populated so far
-	IndexBytes    int64         `json:"index_bytes"`
-	Entries       int64         `json:"entries"`
-	Partial       int64         `json:"entries_partial"`
-	PinnedEntries int64         `json:"entries_pinned"`
-	Evicted       uint64        `json:"evicted"`
-	EvictedBytes  uint64        `json:"evicted_bytes"`
-	MovedBytes    uint64        `json:"moved_bytes"` // copied to other slots to free slabs
-	Dropped       uint64        `json:"dropped"`
-	Reassigned    uint64        `json:"slabs_reassigned"`
-	Busy          uint64        `json:"busy"`
-	BadPages      int64         `json:"bad_pages"` // cannot be read, and are not used any more
-	BadPagesLimit int64         `json:"bad_pages_limit"`
-	BadBytes      int64         `json:"bad_bytes"`
-	BadBytesLimit int64         `json:"bad_bytes_limit"`
-	BadDropped    uint64        `json:"bad_dropped"` // blocks
-	FileFaults    uint64        `json:"file_faults"`
-	Classes       []ClassStatus `json:"classes"`
-	Owners        OwnersStatus  `json:"owners"`
-
-	Eviction EvictionStatus `json:"eviction"`
+// KeepStatus is what is kept for requests.
+type KeepStatus struct {
+	keep.Report
+	Ignored uint64 `json:"ignored"` // messages of sessions without an open space
 }
 
-// EvictionStatus compares the eviction policy with LRU in a pool of the same size. LRU itself has
-// the name alone.
-type EvictionStatus struct {
-	Policy    string `json:"policy"`
-	LookedUp  uint64 `json:"blocks_looked_up"`
-	Hits      uint64 `json:"blocks_hit"`
-	ShadowLRU uint64 `json:"blocks_hit_by_lru"`
-	Alarms    uint64 `json:"alarms"`          // times that it lost too many hits to LRU
-	Fallback  bool   `json:"fallback"`        // LRU decides, after an alarm
-	Dropped   uint64 `json:"lookups_dropped"` // unknown to the policy, as its queue was full
-}
-
-// ClassStatus is one slot size of the pool.
-type ClassStatus struct {
-	SlotBytes int64 `json:"slot_bytes"`
-	Slabs     int   `json:"slabs"`
-	Slots     int   `json:"slots"`
-	Used      int   `json:"used"`
-}
-
-func poolStatus(s *pool.Stats) PoolStatus {
-	p := &s.Policy
-	out := PoolStatus{
-		Capacity: s.Capacity, Used: s.Used, Pinned: s.Pinned, Ready: s.Ready, IndexBytes: s.IndexBytes,
-		Entries: s.Entries,
-		Partial: s.Partial, PinnedEntries: s.PinnedEntries, Evicted: s.Evicted,
-		EvictedBytes: s.EvictedBytes, MovedBytes: s.MovedBytes, Dropped: s.Dropped, Reassigned: s.Reassigned,
-		Busy: s.Busy, BadPages: s.Bad.Pages, BadPagesLimit: s.Bad.MaxPages, BadBytes: s.Bad.Bytes,
-		BadBytesLimit: s.Bad.MaxBytes, BadDropped: s.Bad.Dropped, FileFaults: s.Bad.Faults,
-		Classes: make([]ClassStatus, len(s.Classes)), Owners: ownersStatus(&s.Owners),
-		Eviction: EvictionStatus{Policy: p.Name, LookedUp: p.Lookups, Hits: p.Hits, ShadowLRU: p.ShadowHits,
-			Alarms: p.Alarms, Fallback: p.Fallback, Dropped: p.LookupsDropped},
-	}
-	for i, c := range s.Classes {
-		out.Classes[i] = ClassStatus{SlotBytes: c.SlotBytes, Slabs: c.Slabs, Slots: c.Slots, Used: c.Used}
-	}
-	return out
+// TransfersStatus is what engines promise each other.
+type TransfersStatus struct {
+	delivery.Report
+	Ignored uint64 `json:"ignored"` // messages of sessions without an open space
 }
 
 // EngineStatus is one engine.
@@ -175,99 +135,106 @@ type WorkerStatus struct {
 
 // SwitchState tells whether loads and saves are switched on.
 type SwitchState struct {
-	Loads bool `json:"loads"`
-	Saves bool `json:"saves"`
+	Loads bool `json:"loads" metric:"switch{of=loads}"`
+	Saves bool `json:"saves" metric:"switch{of=saves}"`
 }
 
 // Status returns the current contents of /status.
 func (v *View) Status() Status {
-	m, now := v.metrics, v.source.Snapshot()
+	m, st := v.metrics, v.source.State()
 	live, ready := v.source.Live(), v.source.Ready()
-	st := Status{
-		Version: now.Version, Boot: hex.EncodeToString(now.Boot[:]), PID: os.Getpid(),
-		UptimeSeconds: time.Since(now.Since).Seconds(),
-		Ready:         ready == nil, Draining: now.Draining, Sessions: now.Sessions, Regions: now.Regions,
-		Jobs: now.Jobs, LeaseCap: now.LeaseCap, LeasesGiven: m.LeasesGiven.Load(),
-		Leases: now.Leases, LeaseBytes: now.LeaseBytes, LeasesRevoked: now.LeasesRevoked,
-		BlocksStored: now.Pool.Entries, BlocksSaved: m.saved[pool.OK].Load(), BlocksLoaded: m.loaded[pool.OK].Load(),
-		BytesSaved: m.savedBytes.Load(), BytesLoaded: m.loadedBytes.Load(),
-		Lookups: m.lookups.Load(), LookupHits: m.lookupHits.Load(), TokensAsked: m.tokensAsked.Load(),
-		TokensFound: m.tokensFound.Load(),
-		LookupMaxUS: m.lookupMax.micros(), LookupAskUS: m.AskMax.micros(),
-		CleanupMaxMS: float64(m.CleanupMax.Load()) / float64(time.Millisecond),
-		Switches:     now.Switches, Pool: poolStatus(&now.Pool), EngineList: v.source.Engines(), Sockets: now.Sockets,
-		Movers: moverStatus(now.Movers), Sample: m.sampleStatus(now.VerifySample, now.LastMismatch),
-		Stages:  m.Stages.status(),
-		Orphans: now.Orphans, Paces: paceStatus(now.Paces),
-		Tiers: tiersStatus(now.Tiers), Keep: v.keepStatus(&now.Keep), Transfers: v.transfersStatus(&now.Transfers),
-		Peers: peersStatus(&now.Peers),
+	st.PID, st.UptimeSeconds, st.Ready = os.Getpid(), time.Since(st.Since).Seconds(), ready == nil
+	if err := cmp.Or(live, ready); err != nil {
+		st.Problem = err.Error()
 	}
+	st.EngineList = v.source.Engines()
+	st.EnginesIncomplete = st.Engines - st.EnginesComplete
+	st.BlocksStored = st.Pool.Entries
+	m.fill(&st)
+	return st
+}
+
+// fill sets what the counters know.
+func (m *Metrics) fill(st *Status) {
+	st.LeasesGiven, st.Stages = m.LeasesGiven.Load(), m.Stages.status()
+	st.BlocksSaved, st.BlocksLoaded = m.saved[pool.OK].Load(), m.loaded[pool.OK].Load()
+	st.BytesSaved, st.BytesLoaded = m.SavedBytes.Load(), m.LoadedBytes.Load()
+	st.Lookups, st.LookupHits = m.lookups(), m.LookupHits.Load()
+	st.TokensAsked, st.TokensFound = m.TokensAsked.Load(), m.TokensFound.Load()
+	if st.TokensAsked > 0 {
+		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
+	}
+	st.LookupMaxUS, st.LookupAskUS = m.lookupMax.micros(), m.AskMax.micros()
 	if late := m.worstLate.get(); late.over > 0 {
 		st.LookupOverUS, st.LookupOverTookUS = microseconds(late.over), microseconds(late.took)
 		st.LookupOverAt = float64(late.read.UnixMicro()) / 1e6
 	}
-	st.Engines = len(st.EngineList)
-	if st.TokensAsked > 0 {
-		st.HitRate = float64(st.TokensFound) / float64(st.TokensAsked)
-	}
-	if err := cmp.Or(live, ready); err != nil {
-		st.Problem = err.Error()
-	}
-	return st
+	st.CleanupMaxMS = float64(m.CleanupMax.Load()) / float64(time.Millisecond)
+	st.Sample.Saves, st.Sample.Loads = m.Samples[transfer.Save].status(), m.Samples[transfer.Load].status()
+	st.Keep.Ignored, st.Transfers.Ignored = m.KeepsIgnored.Load(), m.TransfersIgnored.Load()
 }
 
 // MoverStatus is one process that has engines' memory open.
 type MoverStatus struct {
-	Name        string            `json:"name"`
+	Name        string            `json:"name" label:"mover"`
 	Device      string            `json:"device"`
 	PID         int               `json:"pid"` // 0: no process
-	Running     bool              `json:"running"`
+	Running     bool              `json:"running" metric:"mover_running"`
 	UpSeconds   float64           `json:"up_seconds"`
 	Node        string            `json:"numa_node"` // node that it is bound to; empty: none
-	Peers       int               `json:"peers"`
-	Copies      int               `json:"copies"`
+	Peers       int               `json:"peers"`     // workers whose memory is open
+	Copies      int               `json:"copies"`    // in flight
 	PingAgeMS   int64             `json:"ping_age_ms"`
-	Starts      uint64            `json:"starts"`
+	Starts      uint64            `json:"starts" metric:"mover_starts_total"`
 	Requests    uint64            `json:"requests"`
-	Lost        map[string]uint64 `json:"lost"` // by reason
+	Lost        map[string]uint64 `json:"lost" metric:"mover_lost_total" label:"reason"`
 	LastLoss    string            `json:"last_loss"`
-	Failing     bool              `json:"failing"`        // it was lost several times in a row
-	Info        json.RawMessage   `json:"info,omitempty"` // the device's own report
-	NextStartMS int64             `json:"next_start_ms"`  // until it may be started again
+	Failing     bool              `json:"failing" metric:"mover_failing"` // it was lost several times in a row
+	NextStartMS int64             `json:"next_start_ms"`                  // until it may be started again
+
+	GPU *cudaipc.CUDAInfo `json:"gpu,omitempty"` // as its device reported it last
 }
 
-func moverStatus(movers []cudaipc.MoverState) []MoverStatus {
+// Movers returns the status of movers.
+func Movers(movers []cudaipc.MoverState) []MoverStatus {
 	out := []MoverStatus{}
-	for _, m := range movers {
-		st := MoverStatus{
-			Name: m.Name, Device: m.Device, PID: m.Pid, Running: m.Pid != 0, Node: m.Node, Peers: m.Peers,
-			Copies:    m.Copies,
-			PingAgeMS: m.PingAge.Milliseconds(), Starts: m.Starts, Requests: m.Requests, Lost: make(map[string]uint64),
-			Failing:     m.Failing,
-			NextStartMS: max(time.Until(m.NextStart).Milliseconds(), 0),
-		}
-		if st.Running {
-			st.UpSeconds = time.Since(m.Since).Seconds()
-		}
-		for _, reason := range cudaipc.LossReasons {
-			st.Lost[string(reason)] = m.Lost[reason]
-		}
-		if json.Valid(m.Info) {
-			st.Info = m.Info
-		}
-		if m.LastLoss != nil {
-			st.LastLoss = m.LastLoss.Error()
-		}
-		out = append(out, st)
+	for i := range movers {
+		out = append(out, moverStatus(&movers[i]))
 	}
 	return out
+}
+
+func moverStatus(m *cudaipc.MoverState) MoverStatus {
+	st := MoverStatus{
+		Name: m.Name, Device: m.Device, PID: m.Pid, Running: m.Pid != 0, Node: m.Node, Peers: m.Peers,
+		Copies: m.Copies, PingAgeMS: m.PingAge.Milliseconds(), Starts: m.Starts, Requests: m.Requests,
+		Lost: make(map[string]uint64), Failing: m.Failing, NextStartMS: max(time.Until(m.NextStart).Milliseconds(), 0),
+	}
+	if st.Running {
+		st.UpSeconds = time.Since(m.Since).Seconds()
+	}
+	for _, reason := range cudaipc.LossReasons {
+		st.Lost[string(reason)] = m.Lost[reason]
+	}
+	if m.LastLoss != nil {
+		st.LastLoss = m.LastLoss.Error()
+	}
+	if m.Device == cudaipc.CUDADevice {
+		gpu := &cudaipc.CUDAInfo{} // all zero before the first report
+		if len(m.Info) == 0 || json.Unmarshal(m.Info, gpu) == nil {
+			st.GPU = gpu
+		}
+	}
+	return st
 }
 
 // Orphans describes the movers of earlier agents of the socket directory.
 type Orphans struct {
 	Ended uint64 `json:"ended"` // movers that this agent ended, or that it saw end
-	PIDs  []int  `json:"pids"`  // movers that cannot be ended: each keeps the memory of the engines that it served
-	Cold  string `json:"cold"`  // why the pool's file was abandoned and the pool started empty; empty: it was not
+	// PIDs are movers that cannot be ended: each keeps the memory of the engines that it served.
+	PIDs []int `json:"pids" metric:"orphan_movers"`
+	// Cold is why the pool's file was abandoned and the pool started empty; empty: it was not.
+	Cold string `json:"cold" metric:"pool_file_abandoned"`
 }
 
 // SampleStatus is the end-to-end check of a sample of the blocks that are copied.
@@ -287,12 +254,50 @@ type SampleCounts struct {
 }
 
 func (c *SampleCounters) status() SampleCounts {
-	return SampleCounts{c.matched.Load(), c.mismatched.Load(), c.unverified.Load()}
+	return SampleCounts{c.Matched.Load(), c.Mismatched.Load(), c.Unverified.Load()}
 }
 
-func (m *Metrics) sampleStatus(every uint32, lastMismatch string) SampleStatus {
-	return SampleStatus{
-		Every: every, Saves: m.Samples[transfer.Save].status(), Loads: m.Samples[transfer.Load].status(),
-		LastMismatch: lastMismatch,
+// PaceStatus is the state of one device's pacer.
+type PaceStatus struct {
+	Device   string  `json:"device" label:"device"` // cpu, or the GPU's name
+	Setting  string  `json:"setting"`               // off, auto or fixed
+	Rate     int64   `json:"rate_bytes_s" metric:"pace_rate_bytes_per_second"`
+	Slowdown float64 `json:"slowdown_ratio" metric:"pace_slowdown_ratio"`
+	Alone    uint64  `json:"steps_alone" metric:"pace_steps_total{beside=none}"`
+	Beside   uint64  `json:"steps_beside" metric:"pace_steps_total{beside=waiting}"`
+	Other    uint64  `json:"steps_other" metric:"pace_steps_total{beside=other}"`
+	Cuts     uint64  `json:"cuts" metric:"pace_changes_total{change=cut}"`
+	Raises   uint64  `json:"raises" metric:"pace_changes_total{change=raise}"`
+	Holds    uint64  `json:"holds" metric:"pace_changes_total{change=hold}"`
+	// Waits for the budget, and their seconds.
+	SaveWaits  uint64  `json:"save_waits"`
+	SaveWaitS  float64 `json:"save_wait_s" metric:"pace_wait_seconds_total{op=save}"`
+	WriteWaits uint64  `json:"write_waits"` // of writes to tiers
+	WriteWaitS float64 `json:"write_wait_s" metric:"pace_wait_seconds_total{op=write}"`
+}
+
+// Paces returns the status of pacers.
+func Paces(paces []pace.DeviceReport) []PaceStatus {
+	out := []PaceStatus{}
+	for i := range paces {
+		p := &paces[i]
+		n := &p.Counts
+		out = append(out, PaceStatus{
+			Device: p.Device, Setting: paceSetting(p.Setting), Rate: p.Rate, Slowdown: p.Slowdown,
+			Alone: n.Alone, Beside: n.Beside, Other: n.Other, Cuts: n.Cuts, Raises: n.Raises, Holds: n.Holds,
+			SaveWaits: n.Waits[pace.Save], SaveWaitS: n.Waited[pace.Save].Seconds(),
+			WriteWaits: n.Waits[pace.Behind], WriteWaitS: n.Waited[pace.Behind].Seconds(),
+		})
 	}
+	return out
+}
+
+func paceSetting(s int64) string {
+	switch s {
+	case pace.Off:
+		return "off"
+	case pace.Auto:
+		return "auto"
+	}
+	return "fixed"
 }

@@ -21,7 +21,7 @@ var sessionPackages = []string{
 // look-up socket and its current request. A function without a receiver holds nothing.
 var sessionReceivers = []string{
 	"(*session)", "(*heldLoad)", "(*heldLoads)", "(*settling)", "(*seat)",
-	"(*computeSpeed)", "(*lookupSock)",
+	"(*lookupSock)",
 }
 
 // holdsShared are the methods of those types that hold a shared resource while they run: a

@@ -224,17 +224,17 @@ func (d *Desk) all() map[pool.SpaceID]*space {
 
 // Report is the state of a Desk.
 type Report struct {
-	Spaces      int // with events
-	Subscribers int // sessions that are told
-	Blocks      int // whose tokens, or whose followers' tokens, are kept
+	Spaces      int `json:"spaces"`   // with events
+	Subscribers int `json:"sessions"` // that are told
+	Blocks      int `json:"blocks"`   // whose tokens, or whose followers' tokens, are kept
 	// Of them, those that subscribers are told are stored: in memory, and in the storage below it.
-	Told    [media]int
-	Bytes   int64
-	Refused uint64 // blocks whose tokens were not taken
-	Gaps    uint64 // inventories that were told because a subscriber was too far behind
+	Told    [media]int `json:"blocks_told"`
+	Bytes   int64      `json:"bytes" metric:"events_bytes"`
+	Refused uint64     `json:"blocks_refused" metric:"events_blocks_refused_total"` // tokens were not taken
+	Gaps    uint64     `json:"gaps" metric:"events_gaps_total"`                     // a subscriber was too far behind
 
-	FileBytes  int64 // of the file of tokens
-	FileErrors uint64
+	FileBytes  int64  `json:"file_bytes"` // of the file of tokens
+	FileErrors uint64 `json:"file_errors" metric:"events_file_errors_total"`
 }
 
 // Report returns the desk's state.

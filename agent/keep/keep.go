@@ -37,13 +37,13 @@ type Request struct {
 
 // Report is the state and the counters of a ledger.
 type Report struct {
-	Blocks int   // kept
-	Bytes  int64 // of them
-	Budget int64
-	Brief  int // waiting to be dropped, used since or not
+	Blocks int   `json:"blocks"` // kept
+	Bytes  int64 `json:"bytes" metric:"kept_bytes"`
+	Budget int64 `json:"bytes_limit"`
+	Brief  int   `json:"brief_blocks"` // waiting to be dropped, used since or not
 
-	Refused uint64 // not kept or not marked: over a limit
-	Dropped uint64 // at the end of their time
+	Refused uint64 `json:"refused" metric:"keeps_refused_total"` // not kept or not marked: over a limit
+	Dropped uint64 `json:"brief_dropped"`                        // at the end of their time
 }
 
 // Ledger pins blocks until their time is over. A block is pinned once, for the longest time that a

@@ -38,7 +38,7 @@ func Check(r *ipc.Register, dir string) error {
 		return err
 	}
 	if r.LookupName != "" {
-		if err := CheckLookupName(dir, r.LookupName); err != nil {
+		if err := checkLookupName(dir, r.LookupName); err != nil {
 			return err
 		}
 	}
@@ -208,8 +208,8 @@ func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
 	return 0, false
 }
 
-// CheckLookupName returns an error unless a client may have a look-up socket of that name in dir.
-func CheckLookupName(dir, name string) error {
+// checkLookupName returns an error unless a client may have a look-up socket of that name in dir.
+func checkLookupName(dir, name string) error {
 	if err := ipc.CheckName(name); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -63,7 +64,7 @@ func pickTier(st *admin.CacheStatus, name string) error {
 	if !slices.Contains(names, name) {
 		return settings.Invalid(fmt.Errorf("tier: %q, allowed: %s", name, strings.Join(names, ", ")))
 	}
-	st.Tiers = slices.DeleteFunc(st.Tiers, func(t admin.TierStatus) bool { return t.Name != name })
+	st.Tiers = slices.DeleteFunc(st.Tiers, func(t pool.TierStatus) bool { return t.Name != name })
 	return nil
 }
 
@@ -77,14 +78,14 @@ func printStat(out io.Writer, s *cacheSettings, st *admin.CacheStatus) error {
 	for i := range st.Tiers {
 		r := &st.Tiers[i]
 		of := "not known"
-		if r.Capacity > 0 {
-			of = settings.HumanSize(r.Capacity)
+		if r.Usage.Capacity > 0 {
+			of = settings.HumanSize(r.Usage.Capacity)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r),
-			settings.HumanSize(r.Used), of, settings.Thousands(int(r.Items)),
+			settings.HumanSize(r.Usage.Bytes), of, settings.Thousands(int(r.Usage.Items)),
 			settings.Thousands(int(r.Hits)), settings.Thousands(int(r.Misses)), settings.Thousands(int(r.Stored)),
-			settings.Thousands(int(r.Dropped+r.Failed)), settings.Thousands(int(r.Corrupt)),
-			settings.HumanSize(int64(r.FetchRate)))
+			settings.Thousands(int(r.Dropped+r.Full+r.Lost)), settings.Thousands(int(r.Corrupt)),
+			settings.HumanSize(int64(r.Rate)))
 	}
 	return t.Flush()
 }

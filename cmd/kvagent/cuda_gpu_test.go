@@ -123,8 +123,10 @@ func gpuSays(t *testing.T, dir, what string, is func(*cudaipc.CUDAInfo) bool) (i
 	}()
 	pooltest.Until(t, what, func() bool {
 		for _, m := range agentStatus(t, dir).Movers {
-			if len(m.Info) > 0 && json.Unmarshal(m.Info, &i) == nil && is(&i) {
-				return true
+			if m.GPU != nil {
+				if i = *m.GPU; is(&i) {
+					return true
+				}
 			}
 		}
 		return false
@@ -274,8 +276,7 @@ func TestCUDAHangs(t *testing.T) {
 	} {
 		t.Run(test.knob, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob}, "--gpu-start-within", "3s", "--gpu-import-within",
-				"2s")
+			n := newNode(t, []string{"SOFTCUDA_HANG=" + test.knob, testLimits + "=gpu-start=3s,gpu-import=2s"})
 			said, err := n.run("cuda", "--attach-within", "8s")
 			if err == nil {
 				t.Errorf("the engine was served: %s", said)

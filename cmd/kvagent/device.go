@@ -54,7 +54,7 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 	}
 	o := node.Options{NoGPU: "the agent was started with --device host"}
 	if kind != settings.DeviceHost {
-		o.GPU = moverOfGPU(base, s, log)
+		o.GPU = moverOfGPU(base, log)
 	}
 	var err error
 	o.Host, err = openHost(kind, base)
@@ -65,8 +65,8 @@ func openDevice(s *serveSettings, arenaFD int, size int64, movers *takeover.Reco
 }
 
 // moverOfGPU returns a function that makes a GPU's mover.
-func moverOfGPU(base mover.Options, s *serveSettings, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
-	base.Limits.Start, base.Limits.Import = s.gpuStart, s.gpuImport
+func moverOfGPU(base mover.Options, log *zap.Logger) func(cudaipc.UUID) (cudaipc.Device, error) {
+	base.Limits = gpuLimits
 	base.Informed = newGPULog(log).informed
 	return func(gpu cudaipc.UUID) (cudaipc.Device, error) {
 		log.Info("a GPU is used for the first time", zap.Stringer("gpu", gpu))
@@ -80,9 +80,9 @@ func logGPUs(s *serveSettings, log *zap.Logger) error {
 	n := node.CountGPUs()
 	var why error
 	if s.device == settings.DeviceCUDA {
-		why = probeCUDA(s.gpuStart)
+		why = probeCUDA(gpuLimits.Start)
 	} else if n == 0 {
-		why = probeCUDA(min(s.gpuStart, probeWithin))
+		why = probeCUDA(min(gpuLimits.Start, probeWithin))
 	}
 	switch {
 	case why == nil:

@@ -10,7 +10,8 @@ func TestFlagErrors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{[]string{"serve", "--queue", "0"}, []string{"--queue", `"0"`, "allowed: 1 to 65536"}},
+		{[]string{"serve", "--keep-percent", "51"}, []string{"--keep-percent", `"51"`, "allowed: 0 to 50"}},
+		{[]string{"serve", "--queue", "1"}, []string{"unknown flag: --queue"}},
 		{[]string{"serve", "--pace", "fast"}, []string{"--pace", `"fast"`, "allowed: auto, off, or 1MiB/s to 4TiB/s"}},
 		{[]string{"serve", "--pace", "2GiB"}, []string{"--pace", `"2GiB"`, "allowed: auto, off, or 1MiB/s to 4TiB/s"}},
 		{[]string{"serve", "--pace", "1KiB/s"}, []string{"--pace", `"1KiB/s"`, "1MiB/s to 4TiB/s"}},

@@ -36,7 +36,8 @@ func TestNeighbourKeepsNobodyOut(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("LEFT OUT: only root can be another user; nothing here shows that a neighbour keeps nobody out")
 	}
-	_, dir, _ := startServe(t, "--socket-group", strconv.Itoa(stranger), "--max-sessions", strconv.Itoa(fewSessions))
+	t.Setenv(testLimits, "sessions="+strconv.Itoa(fewSessions))
+	_, dir, _ := startServe(t, "--socket-group", strconv.Itoa(stranger))
 	if err := os.Chmod(filepath.Dir(dir), 0o711); err != nil {
 		t.Fatal(err)
 	}

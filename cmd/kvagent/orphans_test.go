@@ -150,8 +150,9 @@ func agentWithStoppedMover(t *testing.T, env ...string) (path, dir string, cmd *
 func follow(t *testing.T, path, dir string) (next *exec.Cmd, log *processLog, st admin.Status) {
 	t.Helper()
 	log = &processLog{}
+	t.Setenv(testLimits, "takeover=1h")
 	next = kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
-		"host-mover", "--takeover-wait", "1h")
+		"host-mover")
 	next.Stderr = log
 	if err := next.Start(); err != nil {
 		t.Fatal(err)
@@ -249,8 +250,9 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := func(wait string) (*exec.Cmd, *processLog) {
+		t.Setenv(testLimits, "takeover="+wait)
 		next, log := kvagentCommand(t, "serve", "--socket-dir", dir, "--pool", "16MiB", "--dram-path", path, "--device",
-			"host-mover", "--takeover-wait", wait), &processLog{}
+			"host-mover"), &processLog{}
 		next.Stderr = log
 		if err := next.Start(); err != nil {
 			t.Fatal(err)

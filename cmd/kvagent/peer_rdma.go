@@ -100,8 +100,8 @@ func (p *peerSettings) rdmaHost(address string) (string, error) {
 func (p *peerSettings) checkRDMA() error {
 	switch {
 	case p.rdma.protocol == "":
-	case p.cert != "" || p.key != "" || p.ca != "":
-		return errors.New("peer-rdma: given with peer-tls-cert, allowed: with peer-key-file (what is read is not " +
+	case p.tlsDir != "":
+		return errors.New("peer-rdma: given with peer-tls-dir, allowed: with peer-key-file (what is read is not " +
 			"encrypted)")
 	case p.keyFile == "":
 		return errors.New("peer-rdma: given without peer-key-file, allowed: with it")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -13,7 +14,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -28,21 +28,23 @@ import (
 type peerSettings struct {
 	listen, advertise string // host:port
 	keyFile           string
+	tlsDir            string
 	allow             allow.Hosts
-	cert, key, ca     string // files
-	streams           int
-	timeout           time.Duration
-	ttl               time.Duration
 	rdma              rdmaSettings
+	timeout           time.Duration
 }
 
-// maxStreams bounds the connections to one agent.
-const maxStreams = 16
+// Files in the directory of --peer-tls-dir, named as in Kubernetes' secrets of type tls.
+const (
+	tlsCert = "tls.crt"
+	tlsKey  = "tls.key"
+	tlsCA   = "ca.crt"
+)
 
 func (p *peerSettings) addFlags(f *pflag.FlagSet) {
-	p.streams, p.timeout, p.ttl = 2, peer.DefaultTimeout, delivery.DefaultTTL
+	p.timeout = peer.DefaultTimeout
 	f.StringVar(&p.listen, "peer-listen", "",
-		"address:port where agents of other nodes fetch blocks; needs --peer-key-file or the --peer-tls options; "+
+		"address:port where agents of other nodes fetch blocks; needs --peer-key-file or --peer-tls-dir; "+
 			"empty: none do (docs/PD.md)")
 	f.StringVar(&p.advertise, "peer-advertise", "",
 		"host:port that engines tell others to reach this agent; default: --peer-listen, with the host's name for a "+
@@ -50,38 +52,32 @@ func (p *peerSettings) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&p.keyFile, "peer-key-file", "",
 		"file with a key that all agents share, 32 to 4096 bytes, readable by its owner alone, or also by a group of "+
 			"the agent's process; it does not encrypt")
-	f.StringVar(&p.cert, "peer-tls-cert", "", "certificate of this agent for the others, PEM; instead of a key")
-	f.StringVar(&p.key, "peer-tls-key", "", "private key of that certificate, PEM")
-	f.StringVar(&p.ca, "peer-tls-ca", "", "authorities that sign the certificates of the other agents, PEM")
+	f.StringVar(&p.tlsDir, "peer-tls-dir", "",
+		"directory with this agent's certificate (tls.crt) and its private key (tls.key), and the authorities that "+
+			"sign the other agents' (ca.crt), in PEM; instead of a key, and encrypts")
 	f.Var((*allowValue)(&p.allow), "peer-allow",
 		"hosts from which requests may have blocks fetched: names, addresses and networks, separated by commas; "+
 			"default: any that has the key or a certificate")
 	f.Var(&p.rdma, "peer-rdma",
 		"read blocks of other agents by Mooncake's transfer engine: rdma or tcp, with options such as "+
 			"rdma?devices=mlx5_0&python=/opt/venv/bin/python; empty: they are sent over the connection (docs/PD.md)")
-	f.Var(settings.Count(&p.streams, 1, maxStreams), "peer-streams", "connections to each agent of another node")
 	f.Var(settings.Duration(&p.timeout, peer.MinTimeout, peer.MaxTimeout), "peer-timeout",
 		"silence after which an agent of another node counts as dead")
-	f.Var(settings.Duration(&p.ttl, delivery.MinTTL, delivery.MaxTTL), "transfer-ttl",
-		"how long a transfer between engines lasts that no engine gave a time")
 }
 
 // check validates the combination of settings. The files are read later.
 func (p *peerSettings) check() error {
 	var bad []error
-	tls := p.cert != "" || p.key != "" || p.ca != ""
-	switch {
-	case tls && p.keyFile != "":
-		bad = append(bad, errors.New("peer-key-file: given with peer-tls-cert, peer-tls-key or peer-tls-ca, allowed: "+
-			"a key or certificates"))
-	case tls && (p.cert == "" || p.key == "" || p.ca == ""):
-		bad = append(bad, errors.New("peer-tls-cert, peer-tls-key and peer-tls-ca: some are given, allowed: all or "+
-			"none"))
-	case p.listen != "" && !tls && p.keyFile == "":
-		bad = append(bad, errors.New("peer-listen: given without peer-key-file and peer-tls-cert, allowed: with one"))
+	if p.tlsDir != "" && p.keyFile != "" {
+		bad = append(bad, errors.New("peer-key-file: given with peer-tls-dir, allowed: a key or certificates"))
 	}
-	if !p.allow.Any() && !tls && p.keyFile == "" {
-		bad = append(bad, errors.New("peer-allow: given without peer-key-file and peer-tls-cert, allowed: with one"))
+	const noProof = "given without peer-key-file and peer-tls-dir, allowed: with one"
+	known := p.tlsDir != "" || p.keyFile != ""
+	if p.listen != "" && !known {
+		bad = append(bad, errors.New("peer-listen: "+noProof))
+	}
+	if !p.allow.Any() && !known {
+		bad = append(bad, errors.New("peer-allow: "+noProof))
 	}
 	for _, a := range []struct{ name, value string }{{"peer-listen", p.listen}, {"peer-advertise", p.advertise}} {
 		if a.value != "" {
@@ -130,8 +126,9 @@ func (p *peerSettings) auth() (a peer.Auth, ok bool, err error) {
 	switch {
 	case p.keyFile != "":
 		a, err = peer.LoadKey(p.keyFile)
-	case p.cert != "":
-		a, err = peer.LoadTLS(p.cert, p.key, p.ca)
+	case p.tlsDir != "":
+		file := func(name string) string { return filepath.Join(p.tlsDir, name) }
+		a, err = peer.LoadTLS(file(tlsCert), file(tlsKey), file(tlsCA))
 	default:
 		return a, false, nil
 	}
@@ -166,8 +163,8 @@ func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Conf
 	}
 	o := peering.Options{
 		Memory: p, Slots: pool.Slots(stack), Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
-		Streams: s.peers.streams, NoSums: s.integrity == settings.IntegrityHeader,
-		Log: func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
+		NoSums: s.integrity == settings.IntegrityHeader,
+		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}
 	if s.peers.rdma.protocol != "" {
 		if out.reads, err = openReads(&s.peers, cfg.Peers.Address, p, log); err != nil {

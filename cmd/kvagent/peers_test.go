@@ -30,10 +30,8 @@ func TestPeerSettingsErrors(t *testing.T) {
 		want []string
 	}{
 		"no proof": {[]string{"--peer-listen", ":7460"}, []string{"peer-listen", "allowed: with one"}},
-		"both proofs": {[]string{"--peer-key-file", "k", "--peer-tls-ca", "c"},
+		"both proofs": {[]string{"--peer-key-file", "k", "--peer-tls-dir", "c"},
 			[]string{"peer-key-file", "allowed: a key or"}},
-		"half of TLS": {[]string{"--peer-tls-cert", "c", "--peer-tls-key", "k"},
-			[]string{"peer-tls-ca", "allowed: all or none"}},
 		"no port": {[]string{"--peer-key-file", "k", "--peer-listen", "::"},
 			[]string{"peer-listen", `"::"`, "0 to 65535"}},
 		"port of 65536": {[]string{"--peer-key-file", "k", "--peer-listen", "h:65536"},
@@ -41,19 +39,17 @@ func TestPeerSettingsErrors(t *testing.T) {
 		"advertised only": {[]string{"--peer-advertise", "h:1"}, []string{"peer-advertise", "without peer-listen"}},
 		"advertised, long": {[]string{"--peer-key-file", "k", "--peer-listen", ":1", "--peer-advertise", long},
 			[]string{"peer-advertise", "at most 128 bytes"}},
-		"streams":      {[]string{"--peer-streams", "17"}, []string{"peer-streams", "allowed: 1 to 16"}},
 		"timeout":      {[]string{"--peer-timeout", "1ms"}, []string{"peer-timeout", "allowed: 50ms to 1m0s"}},
 		"allow, alone": {[]string{"--peer-allow", "a"}, []string{"peer-allow", "without peer-key-file"}},
 		"allow, a port": {[]string{"--peer-key-file", "k", "--peer-allow", "10.0.0.0/8,a:1"},
 			[]string{"peer-allow", `"a:1"`, "without ports"}},
 		"rdma, alone": {[]string{"--peer-rdma", "rdma"}, []string{"peer-rdma", "without peer-key-file"}},
-		"rdma, TLS": {[]string{"--peer-rdma", "rdma", "--peer-tls-cert", "c", "--peer-tls-key", "k", "--peer-tls-ca",
-			"c"}, []string{"peer-rdma", "not encrypted"}},
+		"rdma, TLS": {[]string{"--peer-rdma", "rdma", "--peer-tls-dir", "c"},
+			[]string{"peer-rdma", "not encrypted"}},
 		"rdma, protocol": {[]string{"--peer-rdma", "smoke"}, []string{"peer-rdma", "allowed: rdma, tcp"}},
 		"rdma, option":   {[]string{"--peer-rdma", "rdma?device=a"}, []string{"peer-rdma", "allowed: devices, host"}},
 		"rdma, devices":  {[]string{"--peer-rdma", "tcp?devices=a"}, []string{"peer-rdma", "allowed: with rdma"}},
 		"rdma, a device": {[]string{"--peer-rdma", "rdma?devices=a,,b"}, []string{"peer-rdma", "separated by commas"}},
-		"ttl":            {[]string{"--transfer-ttl", "11m"}, []string{"transfer-ttl", "allowed: 1ms to 10m0s"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := readSettings(t, c.args, nil, "")
@@ -65,7 +61,7 @@ func TestPeerSettingsErrors(t *testing.T) {
 		})
 	}
 	s, err := readSettings(t, nil, nil, "")
-	if p := s.peers; err != nil || p.streams != 2 || p.timeout != peer.DefaultTimeout || p.ttl != 30*time.Second {
+	if p := s.peers; err != nil || p.timeout != peer.DefaultTimeout {
 		t.Errorf("defaults %+v, %v", p, err)
 	}
 }
@@ -242,8 +238,12 @@ func TestPrefillAgentIsLost(t *testing.T) {
 func TestFetchOverTLS(t *testing.T) {
 	dir := t.TempDir()
 	servertest.Certificate(t, dir)
-	cert, key := filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	n := startTwoPeers(t, []string{"--peer-tls-cert", cert, "--peer-tls-key", key, "--peer-tls-ca", cert})
+	for name, file := range map[string]string{tlsCert: "cert.pem", tlsKey: "key.pem", tlsCA: "cert.pem"} {
+		if err := os.Symlink(file, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := startTwoPeers(t, []string{"--peer-tls-dir", dir})
 	n.save(8)
 	n.until("all blocks arrive", hitOf(8))
 	if s := statusOf(t, n.pDir).Peers; s.Unauthenticated != 0 || s.Connections == 0 {

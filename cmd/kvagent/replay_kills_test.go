@@ -75,7 +75,7 @@ func redisCommand(t *testing.T) (command, spec string) {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	return program + " " + conf, "redis://" + addr + "?fetch-within=300ms&put-within=300ms&ask-within=300ms"
+	return program + " " + conf, "redis://" + addr + "?within=1s"
 }
 
 // startedReplay is a replay that runs, with everything that it started: by a variable that all

@@ -93,7 +93,7 @@ func TestReplayMooncakeStops(t *testing.T) {
 	spec, master := startMooncake(t)
 	master.Kill() // the replay starts its own
 	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
-		spec+"&fetch-within=300ms&rpc-within=100ms", "--server", master.Command(), "--tiers-within", "1m",
+		spec+"&within=1s", "--server", master.Command(), "--tiers-within", "1m",
 		"--pause-server-every", "80", "--pause-for", "1s", "--kill-server-every", "225", "--server-down", "1h")
 	o.clean(t)
 	if o.Requests != 300 || o.ServerPauses == 0 || o.ServerKills != 1 {
@@ -104,12 +104,12 @@ func TestReplayMooncakeStops(t *testing.T) {
 
 func TestMooncakeSpecs(t *testing.T) {
 	for spec, want := range map[string]string{
-		"mooncake://h:1?segment=0&soft-pin=0s&master=etcd://a:1%3Bb:2": "",
-		"mooncake://h:1?metadata=http://h:8080/metadata":               "",
-		"mooncake://h:1?protocol=smoke":                                "allowed: tcp, rdma",
-		"mooncake://h:1?segment=17TiB":                                 "segment",
-		"mooncake://h:1?metadata=redis://u:p@h:1":                      "metadata-file or metadata-env",
-		"mooncake://h:1?metadata-env=KV_TEST_NOT_THERE":                "not in the environment",
+		"mooncake://h:1?segment=0&replicas=2&master=etcd://a:1%3Bb:2": "",
+		"mooncake://h:1?metadata=http://h:8080/metadata":              "",
+		"mooncake://h:1?protocol=smoke":                               "allowed: tcp, rdma",
+		"mooncake://h:1?segment=17TiB":                                "segment",
+		"mooncake://h:1?metadata=redis://u:p@h:1":                     "metadata-file or metadata-env",
+		"mooncake://h:1?metadata-env=KV_TEST_NOT_THERE":               "not in the environment",
 	} {
 		_, err := tierspec.Parse(spec)
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
@@ -126,10 +126,10 @@ func TestTransferThroughMooncake(t *testing.T) {
 		t.Skip("LONG: several nodes")
 	}
 	spec, _ := startMooncake(t)
-	n := startTwoNodes(t, []string{"--tier", spec + "&absent-for=1h", "--tier-state", t.TempDir()},
-		[]string{"--tier", spec + "&absent-for=1h", "--tier-state", t.TempDir()})
+	n := startTwoNodes(t, []string{"--tier", spec, "--tier-state", t.TempDir()},
+		[]string{"--tier", spec, "--tier-state", t.TempDir()})
 	for _, dir := range []string{n.pDir, n.dDir} {
-		pooltest.Until(t, "Mooncake", func() bool { return statusOf(t, dir).Tiers.List[0].Store == "ok" })
+		pooltest.Until(t, "Mooncake", func() bool { return statusOf(t, dir).Tiers.Tiers[0].Store.State == "ok" })
 	}
 	n.until("a look-up waits for what was not begun", pendingWith(0))
 	n.save(4)

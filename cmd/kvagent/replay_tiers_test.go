@@ -45,7 +45,7 @@ func TestReplayOverDisk(t *testing.T) {
 // question that its store answers too late for the tier, or a look-up that is answered too late for
 // the engine, costs the rest of a prompt: then hits tell how fast the machine is, and not whether
 // they are found.
-const patientTier = "ask-within=10s&fetch-within=10s&put-within=10s"
+const patientTier = "within=1m"
 
 var patientEngines = []string{"--lookup-timeout", "10s"}
 

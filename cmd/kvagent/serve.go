@@ -14,8 +14,6 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -69,7 +67,7 @@ or has the pool's file; 4 ended, but jobs were cut off, or orphans remain.`,
 			return serve(cmd.Context(), s, log)
 		},
 	}
-	s.addFlags(cmd.Flags())
+	s.addFlags(cmd)
 	return cmd
 }
 
@@ -83,24 +81,16 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, fmt.Errorf("socket-dir: %w", err)
 	}
-	limits := agent.DefaultLimits
-	limits.Engines, limits.Sessions, limits.Stuck = s.maxEngines, s.maxSessions, s.stuckAfter
-	limits.Transfer.Queue, limits.Transfer.EventWait = s.queue, s.eventWait
 	c := agent.Config{
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
-		VerifySample: uint32(s.verify),
-		KeepPercent:  s.keepPercent,
-		LeaseBytes:   s.leaseBytes, Lookups: make(map[string]pool.Fingerprint, len(s.lookups)), HTTP: s.http,
-		HTTPAny: s.httpAny, Tokens: s.tokensFile(),
-		Lanes: s.copyLanes, Limits: limits, Version: readBuildInfo().Version,
-		Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
-		Peers: agent.Peers{TransferTTL: s.peers.ttl},
+		VerifySample: uint32(s.verify), KeepPercent: s.keepPercent, Tokens: s.tokensFile(), Limits: agentLimits,
+		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
+	}
+	if len(s.http) > 0 {
+		c.HTTP, c.HTTPNames = s.http[0], s.http[1:]
 	}
 	if s.integrity == settings.IntegrityHeader {
 		c.Integrity = transfer.Header
-	}
-	for name, fp := range s.lookups {
-		c.Lookups[name] = fp
 	}
 	return c, nil
 }
@@ -111,26 +101,17 @@ func (s *serveSettings) check() error {
 	if _, err := parseGroup(s.socketGroup); err != nil {
 		bad = append(bad, err)
 	}
-	if s.http != "" {
-		if err := admin.CheckHTTPAddr(s.http, s.httpAny); err != nil {
-			bad = append(bad, err)
-		}
-	}
-	if s.leaseBytes > s.pool {
-		bad = append(bad, fmt.Errorf("lease-bytes: %q, allowed: 0 to %s (pool)", settings.FormatSize(s.leaseBytes),
-			settings.FormatSize(s.pool)))
+	if len(s.http) > 0 {
+		bad = append(bad, admin.CheckHTTP(s.http[0], s.http[1:]))
 	}
 	if s.dramPath != "" {
 		if path, err := filepath.Abs(s.dramPath); err == nil {
 			s.dramPath = path
 		}
 	}
-	for name := range s.lookups {
-		if err := ipc.CheckName(name); err != nil {
-			bad = append(bad, fmt.Errorf("lookup: %w", err))
-		}
-	}
-	return errors.Join(append(bad, s.tiers.check(), s.peers.check())...)
+	var err error
+	s.tiers.state, err = s.stateDir()
+	return errors.Join(append(bad, err, s.tiers.check(), s.peers.check())...)
 }
 
 // parseGroup parses a group's name or number; 0 is none.

@@ -40,7 +40,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	end := newEndBound()
 	defer end.close() // after everything below is closed
 	orphans := takeover.NewOrphans(orphanKill, log)
-	take := takeover.New(s.takeoverWait, orphans, log)
+	take := takeover.New(takeoverWait, orphans, log)
 	if cfg.Admin, err = take.Admin(ctx, cfg.Dir, cfg.SocketGroup); err != nil {
 		return serveError(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,6 +33,7 @@ func TestMain(m *testing.M) {
 			endWithin = 3 * time.Second
 			orphanKill, moverKill = func(int) error { return nil }, func(*os.Process) error { return nil }
 		}
+		replaceLimits(os.Getenv(testLimits))
 		if len(os.Args) > 1 && slices.Contains([]string{"mock", "replay", "bench"}, os.Args[1]) {
 			os.Exit(lab.Main(os.Args[1:], os.Stderr))
 		}
@@ -40,6 +42,29 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// testLimits replaces limits of serve that have no flag, such as takeover=1h,sessions=64.
+const testLimits = "KVAGENT_TEST_LIMITS"
+
+func replaceLimits(text string) {
+	var err error
+	for pair := range strings.SplitSeq(text, ",") {
+		name, value, _ := strings.Cut(pair, "=")
+		switch name {
+		case "takeover":
+			takeoverWait, err = time.ParseDuration(value)
+		case "gpu-start":
+			gpuLimits.Start, err = time.ParseDuration(value)
+		case "gpu-import":
+			gpuLimits.Import, err = time.ParseDuration(value)
+		case "sessions":
+			agentLimits.Sessions, err = strconv.Atoi(value)
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
 }
 
 // kvagentCommand runs a command of kvagent, or of kvbench, in a process of its own.

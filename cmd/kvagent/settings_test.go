@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/settings"
@@ -17,8 +18,9 @@ import (
 func readSettings(t *testing.T, args []string, env map[string]string, file string) (*serveSettings, error) {
 	t.Helper()
 	s := defaultServeSettings()
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	s.addFlags(flags)
+	cmd := &cobra.Command{Use: "serve"}
+	s.addFlags(cmd)
+	flags := cmd.Flags()
 	if file != "" {
 		path := filepath.Join(t.TempDir(), "kvagent.yaml")
 		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
@@ -41,28 +43,27 @@ func readSettings(t *testing.T, args []string, env map[string]string, file strin
 
 // A flag goes before the environment, that before the file, that before the default.
 func TestSettingsPrecedence(t *testing.T) {
-	const file = "pool: 3GiB\nevent-wait: 3s\nqueue: 3\nlog-level: warn\nallow-uid: [3, 4]\nhttp-any: " +
-		"true\nverify-sample: 7\n"
-	env := map[string]string{"KVAGENT_POOL": "2GiB", "KVAGENT_EVENT_WAIT": "2s", "KVAGENT_ALLOW_GID": "5,6",
+	const file = "pool: 3GiB\ndrain-timeout: 3s\nkeep-percent: 3\nlog-level: warn\nallow-uid: [3, 4]\nlog-json: " +
+		"true\nverify-sample: 7\nhttp: [127.0.0.1:80, node-7]\n"
+	env := map[string]string{"KVAGENT_POOL": "2GiB", "KVAGENT_DRAIN_TIMEOUT": "2s", "KVAGENT_ALLOW_GID": "5,6",
 		"KVAGENT_PACE": "1.5GiB/s"}
-	s, err := readSettings(t, []string{"--pool", "1.5GiB", "--lookup", "a=" + strings.Repeat("0a", 16), "--lookup",
-		"b=" + strings.Repeat("0b", 16)}, env, file)
+	s, err := readSettings(t, []string{"--pool", "1.5GiB"}, env, file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for what, ok := range map[string]bool{
 		"pool of the flag":          s.pool == 3<<29,
-		"event-wait of the env":     s.eventWait == 2*time.Second,
+		"drain-timeout of the env":  s.drainTimeout == 2*time.Second,
 		"pace of the env":           s.pace == 3<<29,
-		"queue of the file":         s.queue == 3,
+		"keep-percent of the file":  s.keepPercent == 3,
 		"log-level of the file":     s.logLevel == "warn",
 		"allow-uid of the file":     slices.Equal(s.allowUIDs, []uint32{3, 4}),
 		"allow-gid of the env":      slices.Equal(s.allowGIDs, []uint32{5, 6}),
-		"http-any of the file":      s.httpAny,
+		"log-json of the file":      s.logJSON,
+		"http of the file":          slices.Equal(s.http, []string{"127.0.0.1:80", "node-7"}),
 		"verify-sample of the file": s.verify == 7,
 		"integrity of the default":  s.integrity == settings.IntegrityFull,
 		"socket-dir of the default": s.socketDir == settings.DefaultSocketDir(),
-		"two look-up sockets":       len(s.lookups) == 2 && s.lookups["b"][0] == 0x0b,
 	} {
 		if !ok {
 			t.Errorf("not the %s: %+v", what, s)
@@ -81,10 +82,8 @@ func TestSettingsPrecedence(t *testing.T) {
 // A misspelt variable is told, and no more than that: clusters make variables for a service called
 // kvagent.
 func TestUnknownEnvironment(t *testing.T) {
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	defaultServeSettings().addFlags(flags)
-	got := settings.UnknownEnv(flags, []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB", "KVAGENT_HTTP_ANY=true",
-		"PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
+	got := settings.UnknownEnv(serveCommand().Flags(), []string{"KVAGENT_POOOL=1GiB", "KVAGENT_POOL=1GiB",
+		"KVAGENT_HTTP=x", "PATH=/bin", "KVAGENT_PORT=tcp://1.2.3.4:5"})
 	if want := []string{"KVAGENT_POOOL", "KVAGENT_PORT"}; !slices.Equal(got, want) {
 		t.Errorf("unknown are %q, want %q", got, want)
 	}
@@ -102,9 +101,10 @@ func TestSettingsErrors(t *testing.T) {
 		"size words":    {[]string{"--pool", "lots"}, nil, "", []string{"pool", `"lots"`, "allowed"}},
 		"size negative": {[]string{"--pool=-1GiB"}, nil, "", []string{"pool", "allowed"}},
 		"size huge":     {[]string{"--pool=9999999999TiB"}, nil, "", []string{"pool", "allowed"}},
-		"env": {nil, map[string]string{"KVAGENT_QUEUE": "0"}, "",
-			[]string{"KVAGENT_QUEUE", `"0"`, "allowed: 1 to 65536"}},
-		"file":          {nil, nil, "event-wait: 1us\n", []string{"event-wait", `"1us"`, "allowed: 1ms to 1h0m0s"}},
+		"env": {nil, map[string]string{"KVAGENT_KEEP_PERCENT": "51"}, "",
+			[]string{"KVAGENT_KEEP_PERCENT", `"51"`, "allowed: 0 to 50"}},
+		"file":          {nil, nil, "drain-timeout: 2h\n", []string{"drain-timeout", `"2h"`, "allowed: 0s to 1h0m0s"}},
+		"former":        {nil, nil, "queue: 64\n", []string{"queue", "unknown", "allowed", "pool"}},
 		"unknown key":   {nil, nil, "pol: 1GiB\n", []string{"pol", "unknown", "allowed", "pool"}},
 		"key twice":     {nil, nil, "pool: 1GiB\npool: 2GiB\n", []string{"pool"}},
 		"two documents": {nil, nil, "pool: 1GiB\n---\npool: 2GiB\n", []string{"config", "more than one document"}},
@@ -122,7 +122,7 @@ func TestSettingsErrors(t *testing.T) {
 			[]string{"device", "allowed: auto, host, host-mover, cuda"}},
 		"bool": {nil, map[string]string{"KVAGENT_LOG_JSON": "maybe"}, "",
 			[]string{"KVAGENT_LOG_JSON", `"maybe"`, "allowed: true, false"}},
-		"bool flag": {[]string{"--http-any=2"}, nil, "", []string{"http-any", `"2"`, "allowed: true, false"}},
+		"bool flag": {[]string{"--log-json=2"}, nil, "", []string{"log-json", `"2"`, "allowed: true, false"}},
 		"directory": {[]string{"--socket-dir", ""}, nil, "", []string{"socket-dir", "allowed: a directory"}},
 		"directory long": {nil, map[string]string{"KVAGENT_SOCKET_DIR": "/" + strings.Repeat("d", 94)}, "",
 			[]string{"socket-dir", "95 bytes", "allowed: 1 to 94"}},
@@ -130,14 +130,10 @@ func TestSettingsErrors(t *testing.T) {
 			[]string{"allow-uid", `"root"`, "allowed: numbers"}},
 		"group": {[]string{"--socket-group", "no such group"}, nil, "",
 			[]string{"socket-group", "allowed: the name or the number"}},
-		"lookup": {[]string{"--lookup", "a=12"}, nil, "",
-			[]string{"lookup", "allowed: NAME=FINGERPRINT with 32 hex digits"}},
-		"lookup name": {[]string{"--lookup", "session.sock=" + strings.Repeat("00", 16)}, nil, "",
-			[]string{"lookup", "session.sock"}},
-		"http": {[]string{"--http", "0.0.0.0:80"}, nil, "",
-			[]string{"http", "0.0.0.0:80", "allowed: a loopback address"}},
-		"lease-bytes": {[]string{"--pool", "1GiB", "--lease-bytes", "2GiB"}, nil, "",
-			[]string{"lease-bytes", "2GiB", "allowed: 0 to 1GiB"}},
+		"http": {[]string{"--http", "node-7:80"}, nil, "",
+			[]string{"http", "node-7:80", "allowed: address:port in numbers"}},
+		"http name": {[]string{"--http", "0.0.0.0:80,http://node-7"}, nil, "",
+			[]string{"http", "http://node-7", "allowed after the address: names"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := readSettings(t, c.args, c.env, c.file)
@@ -153,21 +149,25 @@ func TestSettingsErrors(t *testing.T) {
 	}
 }
 
-// The defaults that the flags show are those that are used.
-func TestEverySettingHasItsFlag(t *testing.T) {
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	defaultServeSettings().addFlags(flags)
-	for _, key := range []string{
-		"socket-dir", "pool", "config", "device", "socket-group", "allow-uid", "allow-gid", "integrity", "lease-bytes",
-		"lookup",
-		"http", "http-any", "log-level", "log-json", "drain-timeout",
-	} {
-		f := flags.Lookup(key)
-		if f == nil || f.Usage == "" || f.Hidden {
-			t.Errorf("--%s: %+v", key, f)
+// Each setting has its place in one group of --help, and help has no more than a user can read.
+func TestHelpGroupsAllSettings(t *testing.T) {
+	const most = 28
+	cmd, all := serveCommand(), 0
+	usage := cmd.UsageString()
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if all++; f.Usage == "" || f.Hidden || strings.Count(usage, "\n      --"+f.Name+" ") != 1 {
+			t.Errorf("--%s is not in the help once, with its meaning: %+v", f.Name, f)
+		}
+	})
+	if all > most {
+		t.Errorf("%d settings, allowed: %d; what only tests set is a constant that they replace", all, most)
+	}
+	for _, title := range []string{"Engines", "Memory", "Tiers", "Nodes", "Operation"} {
+		if !strings.Contains(usage, "\n"+title+":\n      --") {
+			t.Errorf("no group %s in %s", title, usage)
 		}
 	}
-	if got := flags.Lookup("pool").DefValue; got != "1GiB" {
+	if got := cmd.Flags().Lookup("pool").DefValue; got != "1GiB" {
 		t.Errorf("default pool %s", got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/cudaipc"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -68,22 +69,21 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	fmt.Fprintf(t, "pool\t%s used of %s, %s pinned, %d blocks, %d evicted\n",
 		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned),
 		st.BlocksStored, st.Pool.Evicted)
-	if e := &st.Pool.Eviction; e.LookedUp > 0 {
-		decides := e.Policy
+	if e := &st.Pool.Policy; e.Lookups > 0 {
+		decides := e.Name
 		if e.Fallback {
-			decides = "lru, after an alarm of " + e.Policy
+			decides = "lru, after an alarm of " + e.Name
 		}
 		fmt.Fprintf(t, "eviction\t%s; hits: %.1f %% of blocks, %.1f %% with LRU; alarms: %d\n", decides,
-			100*float64(e.Hits)/float64(e.LookedUp), 100*float64(e.ShadowLRU)/float64(e.LookedUp), e.Alarms)
+			100*float64(e.Hits)/float64(e.Lookups), 100*float64(e.ShadowHits)/float64(e.Lookups), e.Alarms)
 	}
-	for _, o := range st.Pool.Owners.List {
+	for _, o := range st.Pool.Owners.Each {
 		fmt.Fprintf(t, "\t%s of %s belong to %s, %d evicted and %d refused for it\n", settings.HumanSize(o.Bytes),
 			settings.HumanSize(o.Budget), o.Name, o.Evicted, o.Refused)
 	}
-	if b := &st.Pool; b.BadPages > 0 {
+	if b := &st.Pool.Bad; b.Pages > 0 {
 		fmt.Fprintf(t, "\t%d BAD PAGES (limit %d), %s of the pool not used (limit %s), %d blocks dropped\n",
-			b.BadPages, b.BadPagesLimit, settings.HumanSize(b.BadBytes), settings.HumanSize(b.BadBytesLimit),
-			b.BadDropped)
+			b.Pages, b.MaxPages, settings.HumanSize(b.Bytes), settings.HumanSize(b.MaxBytes), b.Dropped)
 	}
 	fmt.Fprintf(t, "look-ups\t%d, %d with a hit; %.1f %% of tokens found\n", st.Lookups, st.LookupHits, 100*st.HitRate)
 	fmt.Fprintf(t, "blocks\t%d saved (%s), %d loaded (%s)\n",
@@ -95,11 +95,11 @@ func printStatus(out io.Writer, st *admin.Status) error {
 		st.LeasesGiven, st.LeasesRevoked)
 	if k := &st.Keep; k.Blocks+k.Brief > 0 {
 		fmt.Fprintf(t, "kept\t%d blocks (%s of %s), %d to be dropped unless used\n", k.Blocks,
-			settings.HumanSize(k.Bytes), settings.HumanSize(k.Limit), k.Brief)
+			settings.HumanSize(k.Bytes), settings.HumanSize(k.Budget), k.Brief)
 	}
 	printTiers(t, st.Tiers)
 	printPaces(t, st.Paces)
-	printTransfers(t, &st.Transfers, &st.Peers)
+	printTransfers(t, &st.Transfers, st.Peers)
 	fmt.Fprintf(t, "engines\t%d, %d regions open, %d jobs, clean-up at most %.1f ms\n", st.Engines, st.Regions, st.Jobs,
 		st.CleanupMaxMS)
 	for i := range st.Movers {
@@ -139,11 +139,14 @@ func printPaces(t io.Writer, paces []admin.PaceStatus) {
 
 // printTransfers prints what engines promise each other, and the agents of other nodes.
 func printTransfers(t io.Writer, x *admin.TransfersStatus, p *admin.PeersStatus) {
-	if x.Opened+x.Waited+x.Fetches == 0 && p.Address == "" {
+	if x.Opened+x.Waited+x.Fetches == 0 && (p == nil || p.Address == "") {
 		return
 	}
 	fmt.Fprintf(t, "transfers\t%d open, %d complete, %d waited for; %d delivered, %d expired, %d refused\n", x.Open,
 		x.Complete, x.Waiting, x.Delivered, x.Expired, x.Refused)
+	if p == nil {
+		return
+	}
 	if p.Address != "" {
 		fmt.Fprintf(t, "peers\tat %s: %d connections, %d fetches served now, %s sent\n", p.Address, p.Connections,
 			p.Subscriptions, settings.HumanSize(int64(p.BytesSent)))
@@ -216,9 +219,8 @@ func printMover(t io.Writer, m *admin.MoverStatus) {
 		fmt.Fprintf(t, "; last: %s", m.LastLoss)
 	}
 	fmt.Fprintln(t)
-	var gpu cudaipc.CUDAInfo
-	if len(m.Info) > 0 && json.Unmarshal(m.Info, &gpu) == nil {
-		printGPU(t, &gpu)
+	if m.GPU != nil {
+		printGPU(t, m.GPU)
 	}
 }
 
@@ -274,20 +276,20 @@ func seconds(s float64) time.Duration {
 const storeOK = "ok"
 
 // printTiers prints a line for each tier.
-func printTiers(t io.Writer, tiers *admin.TiersStatus) {
+func printTiers(t io.Writer, tiers *pool.TierReport) {
 	if tiers == nil {
 		return
 	}
-	for i := range tiers.List {
-		s := &tiers.List[i]
+	for i := range tiers.Tiers {
+		s := &tiers.Tiers[i]
 		state := tierState(s)
-		size := settings.HumanSize(s.Used)
-		if s.Capacity > 0 {
-			size += " of " + settings.HumanSize(s.Capacity)
+		size := settings.HumanSize(s.Usage.Bytes)
+		if s.Usage.Capacity > 0 {
+			size += " of " + settings.HumanSize(s.Usage.Capacity)
 		}
 		fmt.Fprintf(t, "tier %s\t%s, %s; %d blocks read (%s), %d missed; %d written (%s), %d not; %d damaged\n",
 			s.Name, state, size, s.Hits, settings.HumanSize(int64(s.BytesIn)), s.Misses, s.Stored,
-			settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Failed, s.Corrupt)
+			settings.HumanSize(int64(s.BytesOut)), s.Dropped+s.Full+s.Lost, s.Corrupt)
 	}
 	fmt.Fprintf(t, "prefetch\t%d blocks being fetched (%s of %s), %d arrived, %d failed\n",
 		tiers.Promises, settings.HumanSize(tiers.PromiseBytes), settings.HumanSize(tiers.PromiseCap), tiers.Fulfilled,
@@ -296,10 +298,10 @@ func printTiers(t io.Writer, tiers *admin.TiersStatus) {
 }
 
 // printResets prints a line about resets, if there were any.
-func printResets(t io.Writer, tiers *admin.TiersStatus) {
+func printResets(t io.Writer, tiers *pool.TierReport) {
 	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
-	for i := range tiers.List {
-		s := &tiers.List[i]
+	for i := range tiers.Tiers {
+		s := &tiers.Tiers[i]
 		shards, bytes = shards+s.Collected, bytes+s.CollectedBytes
 		fails, marks = fails+s.CollectFails, marks+s.MarkFails
 	}
@@ -308,17 +310,17 @@ func printResets(t io.Writer, tiers *admin.TiersStatus) {
 	}
 	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d named generations unused, %d of them used elsewhere; "+
 		"%d names to be collected, %d shards (%s) collected; %d looks failed, %d rounds for markers\n",
-		tiers.Adopted, tiers.Again, tiers.Unused, tiers.Elsewhere, tiers.Names, shards,
+		tiers.Adopted, tiers.Again, tiers.Unused, tiers.UsedElsewhere, tiers.Names, shards,
 		settings.HumanSize(int64(bytes)), fails, marks)
 }
 
 // tierState returns a tier's state, with its error or its store's own state.
-func tierState(s *admin.TierStatus) string {
+func tierState(s *pool.TierStatus) string {
 	switch {
 	case s.Error != "":
 		return s.State + " (" + s.Error + ")"
-	case s.Store != "" && s.Store != storeOK:
-		return s.State + ", " + s.Store + " (" + s.Reason + ")"
+	case s.Store.State != "" && s.Store.State != storeOK:
+		return s.State + ", " + s.Store.State + " (" + s.Store.Reason + ")"
 	}
 	return s.State
 }

@@ -58,8 +58,9 @@ func TestKilledAgentIsFollowed(t *testing.T) {
 func TestLivingAgentKeepsItsFile(t *testing.T) {
 	path := poolFile(t)
 	cmd, _, _ := startServe(t, "--dram-path", path)
+	t.Setenv(testLimits, "takeover=1h")
 	out, code := kvagentOutput(t, "serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB",
-		"--dram-path", path, "--takeover-wait", "1h")
+		"--dram-path", path)
 	if want := fmt.Sprintf("in use by process %d", cmd.Process.Pid); code != exitHeld || !strings.Contains(out, want) {
 		t.Errorf("exit %d, want %d with %q: %s", code, exitHeld, want, out)
 	}
@@ -95,15 +96,16 @@ func TestLingeringMoverIsWaitedFor(t *testing.T) {
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path,
-		"--takeover-wait"}
-	out, code := kvagentOutput(t, append(args, "400ms")...)
+	args := []string{"serve", "--socket-dir", filepath.Join(t.TempDir(), "s"), "--pool", "16MiB", "--dram-path", path}
+	t.Setenv(testLimits, "takeover=400ms")
+	out, code := kvagentOutput(t, args...)
 	if want := fmt.Sprint(mover.Process.Pid); code != exitHeld || !strings.Contains(out, want) ||
-		!strings.Contains(out, "takeover-wait") {
+		!strings.Contains(out, "waited 400ms") {
 		t.Errorf("exit %d, want %d with process %s: %s", code, exitHeld, want, out)
 	}
 	var log processLog
-	next := kvagentCommand(t, append(args, "1h")...)
+	t.Setenv(testLimits, "takeover=1h")
+	next := kvagentCommand(t, args...)
 	next.Stderr = &log
 	if err := next.Start(); err != nil {
 		t.Fatal(err)

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -23,112 +23,71 @@ import (
 
 // tierSettings are the settings of the tiers below the pool's memory.
 type tierSettings struct {
-	specs    []*tierspec.Spec
-	state    string // directory; empty: the first disk tier's
-	staging  int64  // bytes
-	prefetch int64  // bytes; 0: an eighth of the pool
-	prefill  prefillRate
-
-	epochEvery, collectAfter, collectUnused time.Duration
-	collectRate                             int // keys a second
+	specs []*tierspec.Spec
+	state string // directory; empty: see stateDir
 }
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
-	t.staging = tier.DefaultStaging
 	f.Var(tierspec.Setting(&t.specs), "tier",
 		"a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; "+
 			"may be given several times (docs/TIERS.md)")
 	f.StringVar(&t.state, "tier-state", "",
-		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
-			"default: the directory of the first disk tier")
-	f.Var(settings.Size(&t.staging, transit.MinStaging, transit.MaxStaging), "tier-staging",
-		"memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
-	f.Var(settings.Size(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes",
-		"most bytes that are being fetched from tiers at a time; 0 is an eighth of the pool")
-	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
-	t.collectUnused = 7 * 24 * time.Hour
-	f.Var(settings.Duration(&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery), "tier-epoch-every",
-		"interval at which shared tiers are checked for resets on other nodes")
-	f.Var(settings.Duration(&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter), "tier-collect-after",
-		"how long blocks of before a reset, and of engines with a private generation, stay in tiers")
-	f.Var(settings.Duration(&t.collectUnused, 0, tier.MaxCollectUnused), "tier-collect-unused",
-		"delete a named weights generation from tiers after no node has used it for this long; 0 never deletes it")
-	f.Var(settings.Count(&t.collectRate, 1, tier.MaxCollectRate), "tier-collect-rate",
-		"most keys a second that collecting unused names reads or deletes in tiers")
-	f.Var(&t.prefill, "prefill-tokens-per-second",
-		"an engine's prefill rate: an answer is cut where a tier would take longer; 0 never cuts, learn measures the "+
-			"rate")
-}
-
-// prefillRate is an engine's prefill rate in tokens a second, or a request to learn it. 0: answers
-// are not cut.
-type prefillRate struct {
-	tokens int
-	learn  bool
-}
-
-const learnPrefill = "learn"
-
-func (r *prefillRate) Type() string { return "rate" }
-func (r *prefillRate) String() string {
-	if r.learn {
-		return learnPrefill
-	}
-	return strconv.Itoa(r.tokens)
-}
-
-func (r *prefillRate) Set(text string) error {
-	if text == learnPrefill {
-		*r = prefillRate{learn: true}
-		return nil
-	}
-	n := 0
-	if err := (settings.Count(&n, 0, 1e9)).Set(text); err != nil {
-		return fmt.Errorf("%w, or %s", err, learnPrefill)
-	}
-	*r = prefillRate{tokens: n}
-	return nil
+		"directory for what must outlive the agent: which spaces were reset; one for each agent; default: that of the "+
+			"first disk tier, or kvagent in /var/lib, of a user other than root in $XDG_STATE_HOME or ~/.local/state")
 }
 
 // check validates the combination of settings.
 func (t *tierSettings) check() error {
 	var bad []error
 	names := map[string]bool{}
-	shared := false
 	for _, s := range t.specs {
 		if names[s.Name] {
 			bad = append(bad, fmt.Errorf("tier: %s: name %q is used twice, allowed: once (give one a name=)",
 				tierspec.Shown(s.Text), s.Name))
 		}
 		names[s.Name] = true
-		shared = shared || s.Scheme != tierspec.SchemeDisk
-	}
-	if least := tier.LeastCollectUnused(t.epochEvery); t.collectUnused != 0 && t.collectUnused < least {
-		bad = append(bad, fmt.Errorf("tier-collect-unused: %v, allowed: 0, or %v to %v (100 times tier-epoch-every "+
-			"at least)",
-			t.collectUnused, least, tier.MaxCollectUnused))
 	}
 	if len(t.specs) > tier.MaxTiers {
 		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
 	}
-	if shared && t.stateDir() == "" {
-		bad = append(bad, errors.New("tier-state must be given: there is a store that outlives the agent, and no "+
-			"disk tier whose directory could keep the resets"))
-	}
 	return errors.Join(bad...)
 }
 
-// stateDir returns the directory of the file of resets.
-func (t *tierSettings) stateDir() string {
-	if t.state != "" {
-		return t.state
+// stateDir returns the directory of the file of resets: the one that was given, that of the first
+// disk tier, or a default. The default differs between agents of one user, by their socket
+// directories, because each has its own resets.
+func (s *serveSettings) stateDir() (string, error) {
+	if s.tiers.state != "" || len(s.tiers.specs) == 0 {
+		return s.tiers.state, nil
 	}
-	for _, s := range t.specs {
-		if s.Scheme == tierspec.SchemeDisk {
-			return s.Path
+	for _, t := range s.tiers.specs {
+		if t.Scheme == tierspec.SchemeDisk {
+			return t.Path, nil
 		}
 	}
-	return ""
+	base, err := defaultState()
+	if err != nil || s.socketDir == settings.DefaultSocketDir() {
+		return base, err
+	}
+	dir, err := filepath.Abs(s.socketDir)
+	return filepath.Join(base, url.PathEscape(dir)), err
+}
+
+// systemState is the default directory of root's agent.
+const systemState = "/var/lib/kvagent"
+
+func defaultState() (string, error) {
+	if os.Geteuid() == 0 {
+		return systemState, nil
+	}
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "kvagent"), nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("tier-state must be given, as there is no default for it: %w", err)
+	}
+	return filepath.Join(home, ".local/state/kvagent"), nil
 }
 
 // tokensFile returns the file for the tokens that KV events need: beside the file of resets if a
@@ -137,7 +96,7 @@ func (t *tierSettings) stateDir() string {
 func (s *serveSettings) tokensFile() string {
 	for _, t := range s.tiers.specs {
 		if t.Scheme == tierspec.SchemeDisk {
-			return filepath.Join(s.tiers.stateDir(), "kvagent"+tokensSuffix)
+			return filepath.Join(s.tiers.state, "kvagent"+tokensSuffix)
 		}
 	}
 	if s.dramPath != "" {
@@ -151,6 +110,10 @@ const tokensSuffix = ".tokens"
 // resetsFile is the file in the state directory.
 const resetsFile = "kvagent-resets.json"
 
+// collectUnused is how long a named weights generation must be unused by all nodes before it is
+// deleted from the tiers.
+const collectUnused = 7 * 24 * time.Hour
+
 // openTiers opens the tiers below a pool. Without tiers it returns the pool itself. The returned
 // function closes them.
 func openTiers(
@@ -160,10 +123,10 @@ func openTiers(
 	if len(t.specs) == 0 {
 		return p, func() error { return nil }, nil
 	}
-	if err := os.MkdirAll(t.stateDir(), 0o700); err != nil {
+	if err := os.MkdirAll(t.state, 0o700); err != nil {
 		return nil, nil, fmt.Errorf("tier-state: %w", err)
 	}
-	staging, err := transit.OpenStaging(t.staging)
+	staging, err := transit.OpenStaging(tier.DefaultStaging)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -197,12 +160,8 @@ func openTiers(
 func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: stored values name no source
 	return tier.Options{
-		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn,
-		Staging:    staging,
-		State:      filepath.Join(t.stateDir(), resetsFile),
-		EpochEvery: t.epochEvery, CollectAfter: t.collectAfter, CollectRate: t.collectRate,
-		CollectUnused: t.collectUnused,
-		NoSums:        s.integrity == settings.IntegrityHeader, Node: node,
+		Staging: staging, State: filepath.Join(t.state, resetsFile), CollectUnused: collectUnused,
+		NoSums: s.integrity == settings.IntegrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}
 }

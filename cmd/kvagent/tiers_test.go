@@ -1,36 +1,39 @@
 package main
 
 import (
-	"strings"
+	"os"
 	"testing"
-	"time"
 
 	"github.com/kvagent/kvagent/pool/tierspec"
+	"github.com/kvagent/kvagent/settings"
 )
 
-func TestPrefillRateErrors(t *testing.T) {
-	for _, bad := range []string{"-1", "1e10", "fast"} {
-		if err := (&prefillRate{}).Set(bad); err == nil ||
-			!strings.Contains(err.Error(), "allowed: 0 to 1000000000, or learn") {
-			t.Errorf("prefill-tokens-per-second %s: %v", bad, err)
-		}
+// Agents keep their resets in directories of their own, also where none is named.
+func TestStateDirectory(t *testing.T) {
+	disk := &tierspec.Spec{Scheme: tierspec.SchemeDisk, Path: "/d"}
+	shared := &tierspec.Spec{Scheme: "redis"}
+	base := systemState
+	if os.Geteuid() != 0 {
+		t.Setenv("XDG_STATE_HOME", "/x")
+		base = "/x/kvagent"
 	}
-}
-
-// How long a named generation must be unused is 0, or long beside the interval at which nodes say
-// what they use.
-func TestCollectUnusedIsChecked(t *testing.T) {
+	own := settings.DefaultSocketDir()
 	for _, c := range []struct {
-		unused, every time.Duration
-		ok            bool
+		state, sockets string
+		tiers          []*tierspec.Spec
+		want           string
 	}{
-		{0, time.Hour, true}, {10 * time.Minute, 5 * time.Second, true}, {100 * time.Hour, time.Hour, true},
-		{10*time.Minute - 1, 5 * time.Second, false}, {100*time.Hour - 1, time.Hour, false},
+		{"", own, nil, ""},
+		{"/s", own, []*tierspec.Spec{disk}, "/s"},
+		{"", own, []*tierspec.Spec{shared, disk}, "/d"},
+		{"", own, []*tierspec.Spec{shared}, base},
+		{"", "/tmp/a", []*tierspec.Spec{shared}, base + "/%2Ftmp%2Fa"},
+		{"", "/tmp/b", []*tierspec.Spec{shared}, base + "/%2Ftmp%2Fb"},
 	} {
-		err := (&tierSettings{collectUnused: c.unused, epochEvery: c.every}).check()
-		if c.ok != (err == nil) || err != nil &&
-			!strings.Contains(err.Error(), "tier-collect-unused: "+c.unused.String()+", allowed: 0, or ") {
-			t.Errorf("%v every %v: %v", c.unused, c.every, err)
+		s := &serveSettings{socketDir: c.sockets}
+		s.tiers.state, s.tiers.specs = c.state, c.tiers
+		if got, err := s.stateDir(); err != nil || got != c.want {
+			t.Errorf("%+v: %q, %v, want %q", c, got, err, c.want)
 		}
 	}
 }
@@ -48,7 +51,7 @@ func TestTokensFile(t *testing.T) {
 		{"", "/s", []*tierspec.Spec{shared}, ""},
 		{"/m", "", nil, "/m.tokens"},
 		{"/m", "/s", []*tierspec.Spec{shared}, "/m.tokens"},
-		{"", "", []*tierspec.Spec{shared, disk}, "/d/kvagent.tokens"},
+		{"", "/d", []*tierspec.Spec{shared, disk}, "/d/kvagent.tokens"},
 		{"/m", "/s", []*tierspec.Spec{disk}, "/s/kvagent.tokens"},
 	} {
 		s := &serveSettings{dramPath: c.dram}

@@ -81,8 +81,8 @@ var matrix = []struct {
 			huge := o.agent.Spec.Template.Spec.Containers[0].Resources.Limits["hugepages-2Mi"]
 			equal(t, "huge pages", huge.String(), "1102Mi")
 		}},
-	{name: "disk", values: "{disk: {enabled: true, capacity: 1Gi, options: read-depth=16&write=save}}",
-		settings: []string{"- disk:/mnt/kvagent-disk?capacity=1024MiB&read-depth=16&write=save",
+	{name: "disk", values: "{disk: {enabled: true, capacity: 1Gi, options: within=5s&write=save}}",
+		settings: []string{"- disk:/mnt/kvagent-disk?capacity=1024MiB&within=5s&write=save",
 			"tier-state: /var/lib/kvagent"}},
 	{name: "disk on a volume",
 		values: "{disk: {enabled: true, capacity: 1Gi, volume: {persistentVolumeClaim: {claimName: disk}}}}",
@@ -123,8 +123,8 @@ var matrix = []struct {
 			equal(t, "at once", o.agent.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.String(), "10%")
 			contains(t, "image", o.agent.Spec.Template.Spec.Containers[0].Image, "kvagent@sha256:0a0a")
 		}},
-	{name: "metrics", values: "{metrics: {enabled: true}}",
-		settings: []string{"http: 0.0.0.0:9480", "http-any: true"}},
+	{name: "metrics", values: "{metrics: {enabled: true, names: [node-7]}}",
+		settings: []string{"http:", "- 0.0.0.0:9480", "- node-7"}},
 	{name: "ServiceMonitor", values: "{metrics: {enabled: true, monitor: ServiceMonitor, labels: {release: p}}}",
 		apis: []string{serviceMonitors},
 		check: func(t *testing.T, o *objects) {
@@ -153,7 +153,7 @@ var matrix = []struct {
 			}
 			contains(t, "notes", o.notes, "No PodMonitor was made")
 		}},
-	{name: "settings", values: "{config: {eviction: lru, keep-percent: 20, queue: 65536, pace: 2GiB/s, " +
+	{name: "settings", values: "{config: {eviction: lru, keep-percent: 20, pace: 2GiB/s, " +
 		"allow-uid: [0, 4294967295], verify-sample: 1000000000}}",
 		settings: []string{"eviction: lru", "keep-percent: 20", "verify-sample: 1000000000", "pace: 2GiB/s"}},
 }
@@ -267,8 +267,8 @@ func TestRefused(t *testing.T) {
 		"{metrics: {monitor: PodMonitor}}":              {"metrics.monitor", "metrics.enabled"},
 		"{config: {evict: lru}}":                        {"/config", "evict"},
 		"{config: {pool: 1GiB}}":                        {"/config", "pool"},
-		"{config: {queue: 0}}":                          {"/config/queue", "minimum", "1"},
-		"{config: {stuck-after: 90}}":                   {"/config/stuck-after", "string"},
+		"{config: {keep-percent: 51}}":                  {"/config/keep-percent", "maximum", "50"},
+		"{config: {peer-timeout: 2}}":                   {"/config/peer-timeout", "string"},
 		"{config: {eviction: fifo}}":                    {"/config/eviction", "hazard", "lru"},
 		"{env: [{name: KVAGENT_POOL, value: 1GiB}]}":    {"/env/0/name"},
 		"{tiers: [\"tape:/dev/st0\"]}":                  {"/tiers/0", "redis"},

@@ -286,8 +286,8 @@ func (n *node) inPlace(pod corev1.PodSpec, o *objects) func(string) string {
 // chartOwned are the settings of the agent that the chart sets itself, or, as end-idle, leaves at
 // their defaults: the kubelet starts an agent that ends again.
 var chartOwned = []string{
-	"config", "device", "drain-timeout", "dram-path", "end-idle", "help", "http", "http-any",
-	"huge-pages", "log-json", "pool", "socket-dir", "socket-group", "tier", "tier-state",
+	"config", "device", "drain-timeout", "dram-path", "end-idle", "http", "huge-pages", "log-json",
+	"pool", "socket-dir", "socket-group", "tier", "tier-state",
 }
 
 // property is what the schema says of one setting.

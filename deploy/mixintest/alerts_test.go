@@ -13,26 +13,26 @@ import (
 // healthy are the series of an agent at work, a sample each minute, in the notation of promtool's
 // unit tests: a start, and what is added for each of so many samples.
 var healthy = map[string]string{
-	`up{job="kvagent"}`:                                              "1x120",
-	`kvagent_start_time_seconds{job="kvagent"}`:                      "1x120",
-	`kvagent_blocks_total{job="kvagent",op="save",status="ok"}`:      "0+100x120",
-	`kvagent_blocks_total{job="kvagent",op="save",status="busy"}`:    "0+1x120", // retried later
-	`kvagent_blocks_total{job="kvagent",op="load",status="corrupt"}`: "0x120",
-	`kvagent_tier_corrupt_total{job="kvagent",tier="disk"}`:          "0x120",
-	`kvagent_tier_breaker_opened_total{job="kvagent",tier="disk"}`:   "0x120",
-	`kvagent_tier_puts_dropped_total{job="kvagent",tier="disk"}`:     "0x120",
-	`kvagent_mover_lost_total{job="kvagent"}`:                        "0x120",
-	`kvagent_mover_failing{job="kvagent"}`:                           "0x120",
-	`kvagent_promises_made_total{job="kvagent"}`:                     "0+1000x120",
-	`kvagent_promises_expired_total{job="kvagent"}`:                  "0+10x120",
-	`kvagent_lookups_total{job="kvagent"}`:                           "0+10000x120",
-	`kvagent_lookup_over_deadline_seconds_count{job="kvagent"}`:      "0+10x120",
-	`kvagent_eviction_hits_total{job="kvagent"}`:                     "0+100x120",
-	`kvagent_eviction_shadow_lru_hits_total{job="kvagent"}`:          "0+100x120",
-	`kvagent_pool_used_bytes{job="kvagent"}`:                         "99x120", // full is usual
-	`kvagent_pool_capacity_bytes{job="kvagent"}`:                     "100x120",
-	`kvagent_cleanup_seconds_count{job="kvagent"}`:                   "0+2x120",
-	`kvagent_cleanup_seconds_bucket{job="kvagent",le="2"}`:           "0+2x120",
+	`up{job="kvagent"}`:                                                   "1x120",
+	`kvagent_start_time_seconds{job="kvagent"}`:                           "1x120",
+	`kvagent_blocks_total{job="kvagent",op="save",status="ok"}`:           "0+100x120",
+	`kvagent_blocks_total{job="kvagent",op="save",status="busy"}`:         "0+1x120", // retried later
+	`kvagent_blocks_total{job="kvagent",op="load",status="corrupt"}`:      "0x120",
+	`kvagent_tier_corrupt_total{job="kvagent",tier="disk"}`:               "0x120",
+	`kvagent_tier_breaker_opened_total{job="kvagent",tier="disk"}`:        "0x120",
+	`kvagent_tier_puts_total{job="kvagent",result="dropped",tier="disk"}`: "0x120",
+	`kvagent_mover_lost_total{job="kvagent"}`:                             "0x120",
+	`kvagent_mover_failing{job="kvagent"}`:                                "0x120",
+	`kvagent_promises_total{event="made",job="kvagent"}`:                  "0+1000x120",
+	`kvagent_promises_total{event="expired",job="kvagent"}`:               "0+10x120",
+	`kvagent_lookups_total{job="kvagent",status="hit"}`:                   "0+10000x120",
+	`kvagent_lookup_over_deadline_seconds_count{job="kvagent"}`:           "0+10x120",
+	`kvagent_eviction_hits_total{job="kvagent",policy="own"}`:             "0+100x120",
+	`kvagent_eviction_hits_total{job="kvagent",policy="lru"}`:             "0+100x120",
+	`kvagent_pool_used_bytes{job="kvagent"}`:                              "99x120", // full is usual
+	`kvagent_pool_capacity_bytes{job="kvagent"}`:                          "100x120",
+	`kvagent_cleanup_seconds_count{job="kvagent"}`:                        "0+2x120",
+	`kvagent_cleanup_seconds_bucket{job="kvagent",le="2"}`:                "0+2x120",
 }
 
 // faults are the series that differ from healthy when an alert has to fire; "_" is no sample.
@@ -43,10 +43,10 @@ var faults = map[string]map[string]string{
 	"KvagentTierCorrupt":       {`kvagent_tier_corrupt_total{job="kvagent",tier="disk"}`: "0x95 1x24"},
 	"KvagentMoverLost":         {`kvagent_mover_lost_total{job="kvagent"}`: "0x95 1x24"},
 	"KvagentTierBreakerOpened": {`kvagent_tier_breaker_opened_total{job="kvagent",tier="disk"}`: "0x95 1x24"},
-	"KvagentTierPutsDropped":   {`kvagent_tier_puts_dropped_total{job="kvagent",tier="disk"}`: "0+1x120"},
-	"KvagentPromisesNotKept":   {`kvagent_promises_expired_total{job="kvagent"}`: "0+60x120"},
+	"KvagentTierPutsDropped":   {`kvagent_tier_puts_total{job="kvagent",result="dropped",tier="disk"}`: "0+1x120"},
+	"KvagentPromisesNotKept":   {`kvagent_promises_total{event="expired",job="kvagent"}`: "0+60x120"},
 	"KvagentLookupsLate":       {`kvagent_lookup_over_deadline_seconds_count{job="kvagent"}`: "0+110x120"},
-	"KvagentHitRateBelowLRU":   {`kvagent_eviction_hits_total{job="kvagent"}`: "0+94x120"},
+	"KvagentHitRateBelowLRU":   {`kvagent_eviction_hits_total{job="kvagent",policy="own"}`: "0+94x120"},
 	"KvagentPoolRefusesSaves":  {`kvagent_blocks_total{job="kvagent",op="save",status="busy"}`: "0+6x120"},
 	"KvagentCleanupSlow":       {`kvagent_cleanup_seconds_bucket{job="kvagent",le="2"}`: "0+2x95 191+2x24"},
 }

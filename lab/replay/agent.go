@@ -75,8 +75,7 @@ func newAgent(pool int64, s *options, node int, exits chan error, stretch *openS
 	a.node, a.private, a.exits, a.stretch, a.program = node, true, exits, stretch, s.kvagent
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
 		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level",
-		"warn",
-		"--max-engines", "4096", "--max-sessions", "2048"}
+		"warn"}
 	if s.dramPath != "" {
 		path := s.dramPath
 		if node > 0 {

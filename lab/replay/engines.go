@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/settings"
@@ -190,9 +189,8 @@ func (s *options) engineDevice(number int) string {
 // open, as of their last report, at most some seconds ago.
 func openImports(st *admin.Status) (n int) {
 	for i := range st.Movers {
-		var info cudaipc.CUDAInfo
-		if json.Unmarshal(st.Movers[i].Info, &info) == nil {
-			n += int(info.Imports)
+		if gpu := st.Movers[i].GPU; gpu != nil {
+			n += int(gpu.Imports)
 		}
 	}
 	return n

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tierspec"
 	"github.com/kvagent/kvagent/settings"
 )
@@ -101,7 +102,8 @@ func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) err
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within, silent.Reason)
+			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within,
+				silent.Store.Reason)
 		}
 		select {
 		case <-ctx.Done():
@@ -113,12 +115,12 @@ func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) err
 
 // silentTier returns a tier that does not answer, or nil. A store that reports no state counts as
 // answering.
-func silentTier(st *admin.Status) *admin.TierStatus {
+func silentTier(st *admin.Status) *pool.TierStatus {
 	if st.Tiers == nil {
 		return nil
 	}
-	for i := range st.Tiers.List {
-		if t := &st.Tiers.List[i]; t.Store != "" && t.Store != "ok" {
+	for i := range st.Tiers.Tiers {
+		if t := &st.Tiers.Tiers[i]; t.Store.State != "" && t.Store.State != "ok" {
 			return t
 		}
 	}
@@ -173,9 +175,9 @@ type source struct {
 func (r *replay) addSources(st *admin.Status) {
 	loaded := st.BlocksLoaded / uint64(max(r.set.ranks, 1))
 	if st.Tiers != nil {
-		for i := range st.Tiers.List {
-			t := &st.Tiers.List[i]
-			r.addSource(source{t.Name, t.Hits, t.Opened, t.Timeouts, t.Late, t.Dropped + t.Failed})
+		for i := range st.Tiers.Tiers {
+			t := &st.Tiers.Tiers[i]
+			r.addSource(source{t.Name, t.Hits, t.Opened, t.Timeouts, t.AskLate, t.Dropped + t.Full + t.Lost})
 			loaded -= min(loaded, t.Hits) // each was brought to memory first
 		}
 	}

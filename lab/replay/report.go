@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/pool"
 )
 
 // Report is the output of --json. Blocks of prompts are counted once each, those of jobs once for
@@ -79,9 +79,9 @@ type Report struct {
 	SamplesMismatched uint64 `json:"samples_mismatched"`
 	SamplesUnverified uint64 `json:"samples_unverified"`
 	// Of the eviction policies of the agents' last incarnations, in the order of the nodes.
-	Evictions []admin.EvictionStatus `json:"evictions"`
-	WallS     float64                `json:"wall_s"`
-	Seed      uint64                 `json:"seed"`
+	Evictions []pool.PolicyReport `json:"evictions"`
+	WallS     float64             `json:"wall_s"`
+	Seed      uint64              `json:"seed"`
 
 	wrong, failed []string
 	stopErr       error

@@ -11,6 +11,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
+	"github.com/kvagent/kvagent/pool"
 )
 
 // Times of a run.
@@ -84,7 +85,7 @@ type replay struct {
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
-	evictions                    []admin.EvictionStatus // of each node's agent
+	evictions                    []pool.PolicyReport // of each node's agent
 	sample                       admin.SampleCounts
 	nodes                        []*agentProcess
 	stopErr                      error

@@ -107,7 +107,7 @@ func (r *replay) leave(ctx context.Context) error {
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		r.addSources(&st)
 		r.addSample(&st.Sample)
-		r.evictions = append(r.evictions, st.Pool.Eviction)
+		r.evictions = append(r.evictions, st.Pool.Policy)
 		r.slowest.whole, r.slowest.ask = max(r.slowest.whole, st.LookupMaxUS), max(r.slowest.ask, st.LookupAskUS)
 		if st.LookupOverUS > r.slowest.over {
 			r.slowest.over, r.slowest.overAt, r.slowest.overTook = st.LookupOverUS, st.LookupOverAt, st.LookupOverTookUS

@@ -106,24 +106,17 @@ func secretive(info fs.FileInfo, groups []int) error {
 // other agents. Both sides prove theirs, in TLS 1.3. A client also checks that the certificate is
 // of the host that it connects to.
 func LoadTLS(cert, key, authorities string) (Auth, error) {
-	for _, o := range []struct{ name, path string }{
-		{"--peer-tls-cert", cert}, {"--peer-tls-key", key}, {"--peer-tls-ca", authorities},
-	} {
-		if o.path == "" {
-			return Auth{}, fmt.Errorf("%s: empty, must be given with the other --peer-tls options", o.name)
-		}
-	}
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
-		return Auth{}, fmt.Errorf("--peer-tls-cert %s, --peer-tls-key %s: %w", cert, key, pathless(err))
+		return Auth{}, fmt.Errorf("certificate %s, key %s: %w", cert, key, pathless(err))
 	}
 	pem, err := os.ReadFile(authorities)
 	if err != nil {
-		return Auth{}, fmt.Errorf("--peer-tls-ca %s: %w", authorities, pathless(err))
+		return Auth{}, fmt.Errorf("authorities %s: %w", authorities, pathless(err))
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return Auth{}, fmt.Errorf("--peer-tls-ca %s: no certificate in it, allowed: PEM", authorities)
+		return Auth{}, fmt.Errorf("authorities %s: no certificate in it, allowed: PEM", authorities)
 	}
 	return Auth{tls: &tls.Config{
 		Certificates: []tls.Certificate{pair},

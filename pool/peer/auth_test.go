@@ -80,7 +80,7 @@ func TestKeyOfAGroup(t *testing.T) {
 	}
 }
 
-// TestLoadTLS: what is missing or is no certificate is refused by the name of the option.
+// TestLoadTLS: what is missing or is no certificate is refused by the name of the file.
 func TestLoadTLS(t *testing.T) {
 	dir := t.TempDir()
 	servertest.Certificate(t, dir)
@@ -90,10 +90,8 @@ func TestLoadTLS(t *testing.T) {
 		t.Errorf("%v, %v", a, err)
 	}
 	for _, c := range []struct{ cert, key, ca, says string }{
-		{"", key, cert, "--peer-tls-cert: empty"}, {cert, "", cert, "--peer-tls-key: empty"},
-		{cert, key, "", "--peer-tls-ca: empty"}, {junk, key, cert, "--peer-tls-cert " + junk},
-		{cert, junk, cert, "--peer-tls-key " + junk}, {cert, key, junk, "--peer-tls-ca " + junk},
-		{cert, key, dir + "/none", "--peer-tls-ca " + dir},
+		{junk, key, cert, "certificate " + junk}, {cert, junk, cert, "key " + junk},
+		{cert, key, junk, "authorities " + junk}, {cert, key, dir + "/none", "authorities " + dir + "/none: no such"},
 	} {
 		if _, err := LoadTLS(c.cert, c.key, c.ca); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v, not %q", err, c.says)

@@ -46,8 +46,7 @@ func (c *ClientConfig) complete() error {
 	case c.Slots == nil || c.Arena == nil:
 		return errors.New("peer: Slots and Arena must be given")
 	case !c.Auth.given():
-		return errors.New("peer: Auth must be given: --peer-key-file, or --peer-tls-cert, --peer-tls-key, " +
-			"--peer-tls-ca")
+		return errors.New("peer: Auth must be given: --peer-key-file or --peer-tls-dir")
 	}
 	setDefault(&c.Timeout, DefaultTimeout)
 	setDefault(&c.Streams, 2)

@@ -92,8 +92,7 @@ func (c *Config) complete() error {
 	case c.Index == nil || c.Slots == nil || c.Arena == nil || c.Resolve == nil || c.Transfers == nil:
 		return errors.New("peer: Index, Slots, Arena, Resolve and Transfers must be given")
 	case !c.Auth.given():
-		return errors.New("peer: Auth must be given: --peer-key-file, or --peer-tls-cert, --peer-tls-key, " +
-			"--peer-tls-ca")
+		return errors.New("peer: Auth must be given: --peer-key-file or --peer-tls-dir")
 	}
 	setDefault(&c.Timeout, DefaultTimeout)
 	setDefault(&c.Limits.Connections, 256)

@@ -34,9 +34,10 @@ type ServerStats struct {
 
 // HostTraffic is what was sent to one host.
 type HostTraffic struct {
-	Peer          string
-	Blocks, Bytes uint64
-	Seconds       float64
+	Peer    string  `json:"peer" label:"peer"`
+	Blocks  uint64  `json:"blocks" metric:"peer_blocks_total{op=out}"`
+	Bytes   uint64  `json:"bytes" metric:"peer_bytes_total{op=out}"`
+	Seconds float64 `json:"seconds" metric:"peer_seconds_total{op=out}"`
 }
 
 // ClientStats are the state and the counters of a client.
@@ -56,14 +57,15 @@ type ClientStats struct {
 
 // AddressStats are the counters of one address.
 type AddressStats struct {
-	Peer          string
-	State         string // up, idle (no connection), half-open, open (suspended after failures)
-	Error         string // the last failure, unless the state is up
-	Fetches       int    // now
-	Opened        uint64 // times that it was suspended
-	Blocks, Bytes uint64
-	Seconds       float64
-	Failed        [Reasons]uint64
+	Peer    string          `json:"peer" label:"peer"`
+	State   string          `json:"state"`           // up, idle (no connection), half-open, open (suspended)
+	Error   string          `json:"error,omitempty"` // the last failure, unless the state is up
+	Fetches int             `json:"fetches"`         // now
+	Opened  uint64          `json:"breaker_opened"`  // times that it was suspended
+	Blocks  uint64          `json:"blocks" metric:"peer_blocks_total{op=in}"`
+	Bytes   uint64          `json:"bytes" metric:"peer_bytes_total{op=in}"`
+	Seconds float64         `json:"seconds" metric:"peer_seconds_total{op=in}"`
+	Failed  [Reasons]uint64 `json:"-"`
 }
 
 // maxTraffic bounds the hosts that a server counts apart.

@@ -169,8 +169,8 @@ func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked, since tim
 		return nil
 	}
 	for i := range asked {
-		if g := sp.group(asked[i].Group); g != nil {
-			open = p.askChain(s, sp, now, g, &asked[i], since, open)
+		if sp.group(asked[i].Group) != nil {
+			open = p.askChain(s, sp, now, &asked[i], since, open)
 		}
 	}
 	return open
@@ -179,7 +179,7 @@ func (p *Pool) askTiers(s pool.SpaceID, sp *space, asked []pool.Asked, since tim
 // askChain asks for the next entries of one chain: as many as were found of it so far and at least
 // askFirst, up to the first entry that no tier has. It asks for all of a sparse chain.
 func (p *Pool) askChain(
-	s pool.SpaceID, sp *space, now *era, g *group, a *pool.Asked, since time.Time, open []*question,
+	s pool.SpaceID, sp *space, now *era, a *pool.Asked, since time.Time, open []*question,
 ) []*question {
 	w := scratchPool.Get().(*scratch)
 	defer scratchPool.Put(w)
@@ -193,13 +193,13 @@ walk:
 	for from := 0; from < h.N; from += stride {
 		w.where = append(w.where[:0], w.allNowhere(min(stride, h.N-from))...)
 		p.markInMemory(w, s, a.Group, h, from, w.where)
-		p.markInTiers(w, sp, now, g, a.Group, h, from, w.where)
+		p.markInTiers(w, sp, now, a.Group, h, from, w.where)
 		for i, at := range w.where {
 			if at != nowhere {
 				found++
 				continue
 			}
-			state, q := p.askEntry(sp, now, a.Group, h.At(from+i), since, &fresh, g)
+			state, q := p.askEntry(sp, now, a.Group, h.At(from+i), since, &fresh)
 			if q != nil {
 				open = appendOnce(open, q)
 			}
@@ -231,12 +231,12 @@ const (
 // askEntry adds an entry to the new questions of the tiers whose answer is not cached, and returns
 // an open question that already contains it.
 func (p *Pool) askEntry(
-	sp *space, now *era, group uint8, hash []byte, since time.Time, fresh *[MaxTiers]*question, g *group,
+	sp *space, now *era, group uint8, hash []byte, since time.Time, fresh *[MaxTiers]*question,
 ) (state int, in *question) {
 	digest := now.digest(group, hash)
 	clock := p.now()
 	for _, l := range p.levels {
-		if l.Local || !l.up() || p.slow(l, sp, g) {
+		if l.Local || !l.up() {
 			continue
 		}
 		if _, ok := l.exists.get(digest, clock); ok && !l.absentBefore(since, digest, clock) {

@@ -79,7 +79,7 @@ func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool
 				w.where[i] = inMemory
 			}
 		}
-		p.markInTiers(w, sp, now, g, group, &h, from, w.where)
+		p.markInTiers(w, sp, now, group, &h, from, w.where)
 		for i := range w.where {
 			present[from+i] = w.where[i] != nowhere
 		}
@@ -102,15 +102,15 @@ func (p *Pool) locate(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, n
 		w.where = append(w.where, w.allNowhere(to-from)...)
 		part := w.where[from-n:]
 		p.markInMemory(w, s, group, h, from, part)
-		p.markInTiers(w, sp, now, g, group, h, from, part)
+		p.markInTiers(w, sp, now, group, h, from, part)
 		for i := range part {
 			if part[i] == nowhere {
-				return p.cutSlow(w.where[:from+i-n], sp, g, n, from+i)
+				return from + i
 			}
 		}
 		from, step = to, stride
 	}
-	return p.cutSlow(w.where, sp, g, n, h.N)
+	return h.N
 }
 
 var noneThere = func() (all [stride]int8) {
@@ -137,13 +137,13 @@ func (p *Pool) markInMemory(w *scratch, s pool.SpaceID, group uint8, h *pool.Has
 // markInTiers marks the entries that are nowhere yet and that tiers are believed to have. where has
 // at most stride entries.
 func (p *Pool) markInTiers(
-	w *scratch, sp *space, now *era, g *group, group uint8, h *pool.Hashes, from int, where []int8,
+	w *scratch, sp *space, now *era, group uint8, h *pool.Hashes, from int, where []int8,
 ) {
 	if now.epoch == 0 || now.off {
 		return
 	}
 	for _, l := range p.levels {
-		if !l.up() || p.slow(l, sp, g) {
+		if !l.up() {
 			continue
 		}
 		if l.Local {

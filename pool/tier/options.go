@@ -25,7 +25,6 @@ const (
 	fullPause    = time.Second
 	logEvery     = time.Second // between two equal log lines about one tier
 	hintAge      = 10 * time.Second
-	maxPrefill   = 1e9 // tokens a second
 )
 
 // When is the occasion on which blocks are written to a tier.
@@ -88,15 +87,9 @@ type Options struct {
 	// PrefetchBytes bounds the bytes of open promises, 64 KiB to the memory's size; default an
 	// eighth of it. Promised blocks replace the least valuable ones in memory.
 	PrefetchBytes int64
-	// PrefillTokens is how many tokens a second an engine computes, 0 to 10^9. A look-up's answer
-	// is cut where loading blocks is expected to take longer than computing them. 0: never.
-	PrefillTokens float64
 	// PromiseWithin is how long a promise may be open, 10 ms to 1 h. Default: a minute, or twice
 	// the sum of the tiers' FetchWithin if that is more.
 	PromiseWithin time.Duration
-	// LearnPrefill uses the rates passed to Computed, for each space, instead of PrefillTokens,
-	// which must be 0.
-	LearnPrefill bool
 	// Staging holds values in transit. Nil: the pool makes its own, of DefaultStaging bytes.
 	Staging *transit.Staging
 	// State is the file of the catalog: the epochs of spaces, and the orphans to collect. Empty:
@@ -145,9 +138,6 @@ func (o *Options) complete(m Memory) error {
 	}
 	if o.PrefetchBytes < 64<<10 || o.PrefetchBytes > max(capacity, 64<<10) {
 		return fmt.Errorf("tier: PrefetchBytes is %d, allowed: %d to %d", o.PrefetchBytes, 64<<10, capacity)
-	}
-	if !(o.PrefillTokens >= 0 && o.PrefillTokens <= maxPrefill) || o.LearnPrefill && o.PrefillTokens != 0 {
-		return fmt.Errorf("tier: PrefillTokens is %v, allowed: 0 to 1e9, and 0 with LearnPrefill", o.PrefillTokens)
 	}
 	if o.Clock == nil {
 		o.Clock = time.Now

@@ -22,12 +22,6 @@ func (p *Pool) Report() pool.TierReport {
 		Expired:      p.mu.expired,
 		Tiers:        make([]pool.TierStatus, len(p.levels)),
 	}
-	r.Prefill = p.o.PrefillTokens
-	for _, sp := range *p.spaces.all.Load() {
-		if sp != nil {
-			r.Prefill = max(r.Prefill, p.tokensPerSecond(sp))
-		}
-	}
 	now := p.now()
 	for i, l := range p.levels {
 		t := &r.Tiers[i]
@@ -54,6 +48,7 @@ func (l *level) report(t *pool.TierStatus) {
 	if state != "up" || t.State == "" {
 		t.State = state
 	}
+	t.Up = t.State == "up" || t.State == "full"
 	if state != "up" && err != nil {
 		t.Error = err.Error()
 	}

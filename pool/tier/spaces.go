@@ -26,7 +26,6 @@ type space struct {
 	groups []group
 	now    atomic.Pointer[era]
 
-	prefill prefill
 	waiting []origin // saved while the tiers are off, at most maxWaiting; guarded by Pool.mu
 }
 
@@ -35,8 +34,7 @@ type group struct {
 	memory int64   // bytes of an entry in memory, rounded up
 	staged int64   // bytes of an entry's values in staging
 	at     []int64 // offset of each shard's value in an entry's loan
-	tokens uint32
-	fits   bool // in half of staging
+	fits   bool    // in half of staging
 }
 
 // get returns an open space, or nil.
@@ -57,7 +55,7 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 		out.at = append(out.at, out.staged)
 		out.staged += transit.RoundUp(int64(n) + transit.HeaderBytes)
 	}
-	out.tokens, out.fits = g.BlockTokens, out.staged <= staging/2
+	out.fits = out.staged <= staging/2
 	return out
 }
 

@@ -11,7 +11,6 @@ type storeSpeed struct {
 	delay    float64 // seconds until a small question is answered
 	get, put float64 // seconds of a batch
 	ask      float64
-	measured time.Time // the last Get
 
 	// Several fetches run at once, so the bytes of all of them in a busy period count.
 	running int
@@ -22,9 +21,8 @@ type storeSpeed struct {
 }
 
 const (
-	speedWeight = 0.2              // of a new value
-	speedAge    = 10 * time.Second // a rate doubles for each such time without a Get: a slow tier is tried again
-	speedSpan   = time.Second      // longest period, so that a tier that is always busy is measured too
+	speedWeight = 0.2         // of a new value
+	speedSpan   = time.Second // longest period, so that a tier that is always busy is measured too
 )
 
 func smooth(old, now float64) float64 {
@@ -48,7 +46,6 @@ func (p *storeSpeed) fetched(bytes int64, took time.Duration, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.get = smooth(p.get, took.Seconds())
-	p.measured = now
 	p.running--
 	p.arrived += bytes
 	if p.running == 0 || now.Sub(p.since) > speedSpan {
@@ -56,7 +53,8 @@ func (p *storeSpeed) fetched(bytes int64, took time.Duration, now time.Time) {
 	}
 }
 
-// endPeriodLocked ends a busy period. It subtracts the store's delay, which secondsFor adds again.
+// endPeriodLocked ends a busy period. It subtracts the store's delay: the rate is of bytes
+// alone.
 func (p *storeSpeed) endPeriodLocked(now time.Time) {
 	if p.arrived > 0 {
 		took := now.Sub(p.since).Seconds()
@@ -87,20 +85,6 @@ func (p *storeSpeed) rateLocked() float64 {
 		return 0
 	}
 	return p.bytes / p.seconds
-}
-
-// secondsFor estimates how long reading bytes takes; 0 if not measured.
-func (p *storeSpeed) secondsFor(bytes int64, now time.Time) float64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	rate := p.rateLocked()
-	if rate == 0 {
-		return 0
-	}
-	for age := now.Sub(p.measured); age > speedAge && rate < 1e12; age -= speedAge {
-		rate *= 2
-	}
-	return p.delay + float64(bytes)/rate
 }
 
 // report returns bytes a second, and the seconds of a Get, a Put and a question.

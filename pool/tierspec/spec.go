@@ -18,8 +18,9 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// Spec is one parsed --tier: SCHEME:WHERE?OPTION=VALUE&... The common options are read here, the
-// others by the scheme's reader; all are checked before anything is opened.
+// Spec is one parsed --tier: SCHEME:WHERE?OPTION=VALUE&... The options of every tier (name, write,
+// within) are read here, the others by the scheme's reader; all are checked before anything is
+// opened. What only tests set are fields of the stores' Options and of tier.Tier.
 type Spec struct {
 	tier.Tier
 	Text   string
@@ -93,18 +94,9 @@ func (s *Spec) readCommon(o *options) {
 			o.bad = append(o.bad, err)
 		}
 	}
-	s.Workers = o.count("workers", 64)
-	s.Askers = o.count("askers", 64)
-	s.BatchBytes = o.size("batch", 4<<10, 1<<30)
-	s.PutQueue = o.count("put-queue", 1<<20)
-	s.FetchWithin = o.duration("fetch-within", time.Millisecond, 5*time.Minute)
-	s.PutWithin = o.duration("put-within", time.Millisecond, 5*time.Minute)
-	s.AskWithin = o.duration("ask-within", time.Millisecond, time.Minute)
-	s.FoundFor = o.duration("found-for", 10*time.Millisecond, time.Hour)
-	s.AbsentFor = o.duration("absent-for", 10*time.Millisecond, time.Hour)
-	s.BreakAfter = o.count("break-after", 1000)
-	s.BreakFirst = o.duration("break-first", time.Millisecond, 10*time.Minute)
-	s.BreakLast = o.duration("break-last", time.Millisecond, time.Hour)
+	if within := o.duration("within", 20*time.Millisecond, time.Minute); within != 0 {
+		s.FetchWithin, s.PutWithin, s.AskWithin = within, within*5/2, within/20
+	}
 }
 
 // options holds the options of a spec that were not read yet. Reading one with an invalid value

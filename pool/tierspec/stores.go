@@ -68,12 +68,7 @@ func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	if capacity == 0 {
 		o.fail(errors.New("capacity must be given: the bytes of disk it may use in each directory"))
 	}
-	d := disk.Options{
-		SegmentBytes: o.size("segment", disk.MinSegmentBytes, disk.MaxSegmentBytes),
-		WriteBytes:   int(o.size("write-bytes", disk.MinWriteBytes, disk.MaxWriteBytes)),
-		WriteDepth:   o.count("write-depth", disk.MaxWriteDepth),
-		ReadDepth:    o.count("read-depth", disk.MaxReadDepth),
-	}
+	d := disk.Options{}
 	dirs := []string{u.Path}
 	if more := o.text("dirs", ""); more != "" {
 		dirs = append(dirs, strings.Split(more, ",")...)
@@ -99,11 +94,8 @@ func readDiskTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := s3.Options{
 		Bucket: u.Host, Endpoint: o.text("endpoint", ""), Region: o.text("region", ""),
-		Insecure:    o.choice("tls", "on", "on", "off") == "off",
-		PathStyle:   o.choice("path-style", "off", "on", "off") == "on",
-		Concurrency: o.count("concurrency", 1024),
-		RangeBytes:  int(o.size("range", s3.MinRangeBytes, s3.MaxRangeBytes)),
-		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute),
+		Insecure:  o.choice("tls", "on", "on", "off") == "off",
+		PathStyle: o.choice("path-style", "off", "on", "off") == "on",
 	}
 	if prefix := strings.Trim(u.Path, "/"); prefix != "" {
 		r.Prefix = prefix + "/"
@@ -132,15 +124,11 @@ func readS3Tier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 // readRedisTier reads redis://[USER@]HOST:PORT[,HOST:PORT...][/DATABASE]. rediss:// uses TLS.
 func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := redis.Options{
-		Addresses:   strings.Split(u.Host, ","),
-		Username:    u.User.Username(),
-		Prefix:      o.text("prefix", ""),
-		TTL:         o.duration("ttl", 0, redis.MaxTTL),
-		ChunkBytes:  int(o.size("chunk", redis.MinChunkBytes, redis.MaxChunkBytes)),
-		Concurrency: o.count("concurrency", 256),
-		DialTimeout: o.duration("dial-timeout", 10*time.Millisecond, time.Minute),
-		Silence:     o.duration("silence", 100*time.Millisecond, time.Minute),
-		MasterName:  o.text("master", ""),
+		Addresses:  strings.Split(u.Host, ","),
+		Username:   u.User.Username(),
+		Prefix:     o.text("prefix", ""),
+		TTL:        o.duration("ttl", 0, redis.MaxTTL),
+		MasterName: o.text("master", ""),
 	}
 	if r.TTL > 0 && r.TTL < time.Second {
 		o.fail(fmt.Errorf("ttl: %v, allowed: %v to %v, or 0", r.TTL, time.Second, redis.MaxTTL))
@@ -200,25 +188,14 @@ func tlsConfig(caFile, serverName string) (*tls.Config, error) {
 // masters of which one leads.
 func readMooncakeTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 	r := mooncake.Options{
-		Master:      o.text("master", u.Host),
-		Protocol:    o.choice("protocol", "tcp", "tcp", "rdma"),
-		Devices:     o.text("devices", ""),
-		Host:        o.text("host", ""),
-		Prefix:      o.text("prefix", ""),
-		Python:      o.text("python", ""),
-		Segment:     o.size("segment", 0, mooncake.MaxSegment),
-		LocalBuffer: o.size("local-buffer", mooncake.MinLocalBuffer, mooncake.MaxLocalBuffer),
-		Bounce:      o.size("bounce", mooncake.MinBounce, mooncake.MaxBounce),
-		Replicas:    o.count("replicas", mooncake.MaxReplicas),
-		Concurrency: o.count("concurrency", mooncake.MaxConcurrency),
-		SoftPin:     o.duration("soft-pin", 0, mooncake.MaxSoftPin),
-		SetupWithin: o.duration("setup-within", time.Second, 5*time.Minute),
-		RPCWithin:   o.duration("rpc-within", 50*time.Millisecond, time.Minute),
-		Silence:     o.duration("silence", 100*time.Millisecond, 10*time.Minute),
-		FailingFor:  o.duration("failing-for", 100*time.Millisecond, time.Hour),
-	}
-	if preferred := o.text("preferred", ""); preferred != "" {
-		r.Preferred = strings.Split(preferred, ",")
+		Master:   o.text("master", u.Host),
+		Protocol: o.choice("protocol", "tcp", "tcp", "rdma"),
+		Devices:  o.text("devices", ""),
+		Host:     o.text("host", ""),
+		Python:   o.text("python", ""),
+		Segment:  o.size("segment", 0, mooncake.MaxSegment),
+		Replicas: o.count("replicas", mooncake.MaxReplicas),
+		Prefix:   o.text("prefix", ""),
 	}
 	var err error
 	r.Metadata, err = o.secret("metadata")

@@ -37,7 +37,7 @@ CONNECTORS = (  # that kvagent replaces
 TOLD_BY = {"kv_connector": "transfer", "master_server_address": "mooncake"}
 MOONCAKE = {
     "protocol": "protocol", "device_name": "devices", "metadata_server": "metadata", "local_hostname": "host",
-    "preferred_segment": "preferred", "global_segment_size": "segment",
+    "global_segment_size": "segment",
 }  # fmt: skip
 
 

@@ -256,20 +256,16 @@ def test_the_real_agent_takes_the_command_line(tmp_path: Path) -> None:
     [
         MOONCAKE,
         {"master_server_address": "etcd://10.0.0.2:1;10.0.0.3:1", "global_segment_size": "1GB"},
-        {"master_server_address": "h:1", "protocol": "ascend", "preferred": "a:1"},
+        {"master_server_address": "h:1", "protocol": "ascend"},
     ],
 )
 def test_the_real_agent_reads_the_url_of_a_mooncake_tier(given: dict[str, Any], tmp_path: Path) -> None:
     """The option after it is wrong on purpose: the agent reports all that it does not accept."""
     need_agent()
-    extra = {"preferred_segment": given["preferred"]} if "preferred" in given else {}
-    transfer = config("MooncakeStoreConnector", **extra)
-    result = migrated(transfer, **{name: value for name, value in given.items() if name != "preferred"})
+    result = migrated(config("MooncakeStoreConnector"), **given)
     _, tier = result.serve
     command = [str(BINARY), "serve", "--socket-dir", str(tmp_path), "--tier", f"{tier}&replicas=99"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert "replicas" in ended.stderr
-    assert [
-        name for name in ("master", "metadata", "segment", "devices", "preferred", "host") if f"{name}:" in ended.stderr
-    ] == []
+    assert [name for name in ("master", "metadata", "segment", "devices", "host") if f"{name}:" in ended.stderr] == []

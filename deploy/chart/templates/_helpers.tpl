@@ -69,9 +69,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $s = set $s "huge-pages" (ternary "auto" "off" $v.hugePages.enabled) -}}
 {{- if $v.warmPool.enabled }}{{ $s = set $s "dram-path" "/mnt/kvagent-pool/pool" }}{{ end -}}
 {{- if $v.socketGroup }}{{ $s = set $s "socket-group" (toString (int64 $v.socketGroup)) }}{{ end -}}
-{{- if $v.metrics.enabled }}
-{{- $s = set $s "http" (printf "0.0.0.0:%d" (int $v.metrics.port)) }}{{ $s = set $s "http-any" true -}}
-{{- end -}}
+{{- if $v.metrics.enabled }}{{ $s = set $s "http" (concat (list (printf "0.0.0.0:%d" (int $v.metrics.port))) $v.metrics.names) }}{{ end -}}
 {{- $tiers := list -}}
 {{- if $v.disk.enabled -}}
 {{- $spec := printf "disk:/mnt/kvagent-disk?capacity=%sMiB" (include "kvagent.mib" $v.disk.capacity) -}}
