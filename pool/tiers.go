@@ -22,12 +22,7 @@ type TierReport struct {
 	Prefill float64
 	Adopted uint64 // resets of other nodes that were adopted
 	Again   uint64 // resets repeated because they collided with another node's
-	Names   int    // unused names in tiers that are still to be collected
-	Lost    uint64 // of those, names dropped because the queue was full
-	// Unused counts the named generations that were to be collected because this node had not used
-	// them for a configured time; UsedElsewhere counts those that another node was seen to use.
-	Unused, UsedElsewhere uint64
-	Tiers                 []TierStatus
+	Tiers   []TierStatus
 }
 
 // TierStatus is the state of one tier. Entries are blocks with all their shards.
@@ -54,9 +49,7 @@ type TierStatus struct {
 	// look-ups answered pending; failed questions; entries not asked for: queue full
 	AskLate, AskFailed, AskRefused uint64
 
-	Collecting                int    // unused names still to be collected there
-	Collected, CollectedBytes uint64 // shards deleted by that
-	CollectFails, MarkFails   uint64 // failed searches for them; failed rounds for markers of resets
+	MarkFails uint64 // failed rounds for markers of resets
 
 	Rate                                 float64 // bytes per second of a fetch, moving average
 	FetchSeconds, PutSeconds, AskSeconds float64 // of a batch, moving averages

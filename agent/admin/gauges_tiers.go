@@ -71,22 +71,6 @@ var tierSeries = []struct {
 	{tierDesc("asks_refused_total", "Existence queries dropped because the queue was full."), prometheus.CounterValue,
 		func(t *pool.TierStatus) float64 { return float64(t.AskRefused) }},
 	{
-		tierDesc("names_to_collect", "Unused names in the tier that are still to be collected."),
-		prometheus.GaugeValue, func(t *pool.TierStatus) float64 { return float64(t.Collecting) },
-	},
-	{
-		tierDesc("collected_total", "Shards deleted because their names are unused."),
-		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.Collected) },
-	},
-	{
-		tierDesc("collected_bytes_total", "Bytes of them."),
-		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectedBytes) },
-	},
-	{
-		tierDesc("collect_failures_total", "Scans for unused names that failed; they are tried again."),
-		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.CollectFails) },
-	},
-	{
 		tierDesc("reset_marker_failures_total", "Rounds in which markers of resets could not be read or written."),
 		prometheus.CounterValue, func(t *pool.TierStatus) float64 { return float64(t.MarkFails) },
 	},
@@ -136,13 +120,6 @@ var (
 	adoptedDesc = desc("kvagent_resets_adopted_total", "Resets of other nodes that were adopted.")
 	againDesc   = desc("kvagent_resets_repeated_total",
 		"Resets that collided with another node's and were repeated.")
-	namesDesc     = desc("kvagent_names_to_collect", "Unused names in tiers that are still to be collected.")
-	namesLostDesc = desc("kvagent_names_dropped_total",
-		"Names that will not be collected because the catalog was full.")
-	unusedDesc = desc("kvagent_generations_unused_total",
-		"Named generations to be collected, because this node has not used them for --tier-collect-unused.")
-	elsewhereDesc = desc("kvagent_generations_used_elsewhere_total",
-		"Of those, named generations that stay in a shared tier, because another node uses them.")
 )
 
 func describeTiers(ch chan<- *prometheus.Desc) {
@@ -151,8 +128,7 @@ func describeTiers(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{
 		tierStateDesc, tierEventDesc, promisesDesc, promiseBytesDesc, promiseCapDesc, promisedDesc, fulfilledDesc,
-		failedDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc, namesDesc, namesLostDesc,
-		unusedDesc, elsewhereDesc,
+		failedDesc, cancelledDesc, expiredDesc, adoptedDesc, againDesc,
 	} {
 		ch <- d
 	}
@@ -184,9 +160,6 @@ func collectTiers(ch chan<- prometheus.Metric, r *pool.TierReport) {
 		{expiredDesc, prometheus.CounterValue, float64(r.Expired)},
 		{adoptedDesc, prometheus.CounterValue, float64(r.Adopted)},
 		{againDesc, prometheus.CounterValue, float64(r.Again)},
-		{namesDesc, prometheus.GaugeValue, float64(r.Names)}, {namesLostDesc, prometheus.CounterValue, float64(r.Lost)},
-		{unusedDesc, prometheus.CounterValue, float64(r.Unused)},
-		{elsewhereDesc, prometheus.CounterValue, float64(r.UsedElsewhere)},
 	} {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.v)
 	}

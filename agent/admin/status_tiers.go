@@ -15,10 +15,6 @@ type TiersStatus struct {
 	Prefill      float64      `json:"prefill_tokens_per_second"` // rate by which answers are cut; 0: they are not cut
 	Adopted      uint64       `json:"resets_adopted"`            // of other nodes
 	Again        uint64       `json:"resets_repeated"`           // that collided with another node's
-	Names        int          `json:"names_to_collect"`          // unused names in tiers
-	NamesLost    uint64       `json:"names_dropped"`             // because the list was full
-	Unused       uint64       `json:"generations_unused"`        // named ones, to be collected
-	Elsewhere    uint64       `json:"generations_used_elsewhere"`
 	List         []TierStatus `json:"list"`
 }
 
@@ -56,11 +52,7 @@ type TierStatus struct {
 	Found    uint64 `json:"found"`
 	Late     uint64 `json:"asks_late"`
 
-	Collecting     int    `json:"names_to_collect"` // unused names in it; 0 for a store that cannot list
-	Collected      uint64 `json:"collected"`        // shards
-	CollectedBytes uint64 `json:"collected_bytes"`
-	CollectFails   uint64 `json:"collect_failures"`
-	MarkFails      uint64 `json:"reset_marker_failures"`
+	MarkFails uint64 `json:"reset_marker_failures"`
 
 	FetchRate float64 `json:"fetch_bytes_per_second"`
 	FetchMS   float64 `json:"fetch_ms"`
@@ -79,8 +71,7 @@ func tiersStatus(r *pool.TierReport) *TiersStatus {
 		Promises: r.Promises, PromiseBytes: r.PromiseBytes, PromiseCap: r.PromiseCap, Promised: r.Promised,
 		Fulfilled: r.Fulfilled, Failed: r.Failed,
 		Cancelled: r.Cancelled, Expired: r.Expired, Prefill: r.Prefill,
-		Adopted: r.Adopted, Again: r.Again, Names: r.Names, NamesLost: r.Lost,
-		Unused: r.Unused, Elsewhere: r.UsedElsewhere, List: make([]TierStatus, len(r.Tiers)),
+		Adopted: r.Adopted, Again: r.Again, List: make([]TierStatus, len(r.Tiers)),
 	}
 	for i := range r.Tiers {
 		out.List[i] = tierStatus(&r.Tiers[i])
@@ -103,8 +94,7 @@ func tierStatus(t *pool.TierStatus) TierStatus {
 		Timeouts: t.Timeouts, Errors: t.Errors,
 		Opened: t.Opened, Stored: t.Stored, Had: t.Had, Dropped: t.Dropped, Failed: t.Full + t.Lost, Deleted: t.Deleted,
 		Asked: t.Asked, Found: t.Found, Late: t.AskLate,
-		Collecting: t.Collecting, Collected: t.Collected, CollectedBytes: t.CollectedBytes,
-		CollectFails: t.CollectFails, MarkFails: t.MarkFails,
+		MarkFails: t.MarkFails,
 		FetchRate: t.Rate, FetchMS: t.FetchSeconds * ms, PutMS: t.PutSeconds * ms, AskMS: t.AskSeconds * ms,
 	}
 }

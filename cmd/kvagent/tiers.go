@@ -29,8 +29,7 @@ type tierSettings struct {
 	prefetch int64  // bytes; 0: an eighth of the pool
 	prefill  prefillRate
 
-	epochEvery, collectAfter, collectUnused time.Duration
-	collectRate                             int // keys a second
+	epochEvery time.Duration
 }
 
 func (t *tierSettings) addFlags(f *pflag.FlagSet) {
@@ -39,22 +38,15 @@ func (t *tierSettings) addFlags(f *pflag.FlagSet) {
 		"a store below the pool, nearest first, such as disk:/var/lib/kvagent?capacity=100GiB or redis://host:6379; "+
 			"may be given several times (docs/TIERS.md)")
 	f.StringVar(&t.state, "tier-state", "",
-		"directory for what must outlive the agent: which spaces were reset, and what is to be collected; "+
+		"directory for what must outlive the agent: which spaces were reset; "+
 			"default: the directory of the first disk tier")
 	f.Var(settings.Size(&t.staging, transit.MinStaging, transit.MaxStaging), "tier-staging",
 		"memory for blocks on their way to and from tiers; a block larger than half of it stays in the pool")
 	f.Var(settings.Size(&t.prefetch, 0, dram.MaxBytes), "prefetch-bytes",
 		"most bytes that are being fetched from tiers at a time; 0 is an eighth of the pool")
-	t.epochEvery, t.collectAfter, t.collectRate = 5*time.Second, 10*time.Minute, 5000
-	t.collectUnused = 7 * 24 * time.Hour
+	t.epochEvery = 5 * time.Second
 	f.Var(settings.Duration(&t.epochEvery, tier.MinEpochEvery, tier.MaxEpochEvery), "tier-epoch-every",
 		"interval at which shared tiers are checked for resets on other nodes")
-	f.Var(settings.Duration(&t.collectAfter, tier.MinCollectAfter, tier.MaxCollectAfter), "tier-collect-after",
-		"how long blocks of before a reset, and of engines with a private generation, stay in tiers")
-	f.Var(settings.Duration(&t.collectUnused, 0, tier.MaxCollectUnused), "tier-collect-unused",
-		"delete a named weights generation from tiers after no node has used it for this long; 0 never deletes it")
-	f.Var(settings.Count(&t.collectRate, 1, tier.MaxCollectRate), "tier-collect-rate",
-		"most keys a second that collecting unused names reads or deletes in tiers")
 	f.Var(&t.prefill, "prefill-tokens-per-second",
 		"an engine's prefill rate: an answer is cut where a tier would take longer; 0 never cuts, learn measures the "+
 			"rate")
@@ -102,11 +94,6 @@ func (t *tierSettings) check() error {
 		}
 		names[s.Name] = true
 		shared = shared || s.Scheme != tierspec.SchemeDisk
-	}
-	if least := tier.LeastCollectUnused(t.epochEvery); t.collectUnused != 0 && t.collectUnused < least {
-		bad = append(bad, fmt.Errorf("tier-collect-unused: %v, allowed: 0, or %v to %v (100 times tier-epoch-every "+
-			"at least)",
-			t.collectUnused, least, tier.MaxCollectUnused))
 	}
 	if len(t.specs) > tier.MaxTiers {
 		bad = append(bad, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(t.specs), tier.MaxTiers))
@@ -200,9 +187,8 @@ func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *
 		PrefetchBytes: t.prefetch, PrefillTokens: float64(t.prefill.tokens), LearnPrefill: t.prefill.learn,
 		Staging:    staging,
 		State:      filepath.Join(t.stateDir(), resetsFile),
-		EpochEvery: t.epochEvery, CollectAfter: t.collectAfter, CollectRate: t.collectRate,
-		CollectUnused: t.collectUnused,
-		NoSums:        s.integrity == settings.IntegrityHeader, Node: node,
+		EpochEvery: t.epochEvery,
+		NoSums:     s.integrity == settings.IntegrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}
 }
