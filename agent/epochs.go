@@ -42,13 +42,13 @@ func (e *epochs) reset(sp *space, by *session) (uint32, error) {
 // watch subscribes to resets of other nodes that the pool's tiers adopt, or unsubscribes if on is
 // false.
 func (e *epochs) watch(p Pool, on bool) {
-	use, ok := p.(pool.SpaceUse)
+	adopter, ok := p.(pool.Adopter)
 	switch {
 	case !ok:
 	case on:
-		use.OnAdopted(e.adopted)
+		adopter.OnAdopted(e.adopted)
 	default:
-		use.OnAdopted(nil)
+		adopter.OnAdopted(nil)
 	}
 }
 

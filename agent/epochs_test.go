@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -13,9 +12,7 @@ import (
 )
 
 // quickResets has a rig's stack ask for resets of other nodes all the time.
-func quickResets(after time.Duration) rigOption {
-	return func(c *rigConfig) { c.epochEvery, c.collectAfter = 10*time.Millisecond, after }
-}
+func quickResets(c *rigConfig) { c.epochEvery = 10 * time.Millisecond }
 
 // A reset on one node is one on every node that shares a tier: engines there are told the new
 // epoch, nothing older is found, and each node finds the blocks that the other one stores from then
@@ -46,7 +43,7 @@ func TestResetReachesOtherNodes(t *testing.T) {
 			shared := tier.Tier{
 				Name: "shared", Store: store, Write: tier.OnSave, AskWithin: patience, AbsentFor: 10 * time.Millisecond,
 			}
-			a, b := newRig(t, quickResets(0), withTiers(shared)), newRig(t, quickResets(0), withTiers(shared))
+			a, b := newRig(t, quickResets, withTiers(shared)), newRig(t, quickResets, withTiers(shared))
 			schedulerA, workersA, answer := a.joinEngine(register("a"))
 			schedulerB, workersB, _ := b.joinEngine(register("b"))
 			question := func(c *client, seed byte) ipc.LookupRequest {
@@ -93,55 +90,49 @@ func TestResetReachesOtherNodes(t *testing.T) {
 	}
 }
 
-// The blocks of a private generation are collected some time after its engine has left. Those of a
-// named generation stay, and other nodes are told that it is used.
-func TestPrivateGenerationIsCollected(t *testing.T) {
+// The blocks of a private generation stay in memory: an engine finds them there, and no tier gets
+// them. Those of other generations are shared. When nothing of a private space is left it is
+// closed.
+func TestPrivateGenerationStaysInMemory(t *testing.T) {
 	store := pooltest.NewShelf()
-	shared := tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}
-	r := newRig(t, quickResets(tier.MinCollectAfter), withTiers(shared))
-	stored, named := uint64(0), pool.Fingerprint{}
-	shards, marks := 0, map[pool.Fingerprint]bool{}
-	look := func() {
-		shards = 0
-		clear(marks)
-		_ = store.List(t.Context(), func(k pool.Key, _ int64) bool { // a shelf has no errors
-			if k.Space == pool.UseMarks {
-				marks[pool.Fingerprint(k.Hash.Bytes[:16])] = true
-			} else {
-				shards++
-			}
-			return true
-		})
-	}
+	r := newRig(t, withDRAM(4<<20), withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
+	spaces := map[string]pool.Fingerprint{}
 	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
 		m := register("of " + generation)
 		m.Identity = append([]ipc.Pair{m.Identity[0], {Key: "generation", Value: generation}}, m.Identity[1:]...)
 		scheduler, workers, answer := r.joinEngine(m)
-		if strings.HasPrefix(generation, "named:") {
-			named = answer.Space
-		}
+		spaces[generation] = answer.Space
 		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 			t.Fatalf("save: %v", got)
 		}
-		stored += 8
-		r.waitTier(stored)
-		if strings.HasPrefix(generation, "named:") {
-			pooltest.Until(t, "the named generation is marked as used", func() bool {
-				look()
-				return marks[named]
-			})
+		got := askUntil(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{
+			Space: answer.Space, Session: scheduler.welcome.Session, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8),
+		})
+		if got.Tokens != 8*testBlockTokens {
+			t.Errorf("generation %q: %d tokens are found, want %d", generation, got.Tokens, 8*testBlockTokens)
+		}
+		if generation != "" {
+			scheduler.send(&ipc.Reset{Req: 4})
+			if got := next[*ipc.ResetDone](scheduler); got.Status != ipc.RegDone || got.Epoch != answer.Epoch+1 {
+				t.Errorf("generation %q: %+v", generation, got)
+			}
 		}
 		workers[0].close()
 		scheduler.close()
 	}
-	r.waitFor("the private generation is collected", func(s admin.Status) bool {
-		return s.Tiers.Tiers[0].Collected == 8 && s.Tiers.Names == 0
+	r.waitTier(16)
+	stored := map[pool.Fingerprint]int{}
+	check(t, store.List(t.Context(), func(k pool.Key, _ int64) bool {
+		stored[k.Space]++
+		return true
+	}))
+	for generation, space := range spaces {
+		if want := strings.HasPrefix(generation, "private:"); want == (stored[space] == 8) {
+			t.Errorf("generation %q: %d blocks are in the tier", generation, stored[space])
+		}
+	}
+	pooltest.Until(t, "the private space is closed", func() bool {
+		_, out := r.admin("GET", "/cache")
+		return strings.Count(out, `"space"`) == 2
 	})
-	look()
-	if shards != 16 {
-		t.Errorf("%d shards are left, want the 16 of generations that are not private", shards)
-	}
-	if len(marks) != 1 {
-		t.Errorf("the store has use marks of %v, want those of the named generation alone, %v", marks, named)
-	}
 }

@@ -103,7 +103,6 @@ func (r *registry) seatLocked(s *session, reg *ipc.Register) (st *seat, wait boo
 	*e.place(reg.Role, reg.Rank) = st
 	r.engines[reg.Instance], r.spaces[sp.fp] = e, sp
 	sp.seats[st] = struct{}{}
-	r.reportUsedLocked(sp)
 	return st, false, nil
 }
 
@@ -189,7 +188,6 @@ func (r *registry) vacate(st *seat) {
 	if e.emptyLocked() {
 		delete(r.engines, e.instance)
 	}
-	r.reportUnusedLocked(sp)
 	if len(sp.seats) == 0 {
 		r.unusedLocked(sp)
 	}

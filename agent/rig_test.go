@@ -63,7 +63,7 @@ type rigConfig struct {
 	peers     func(p arenaPool) Peers             // nil: an agent on its own
 	device    func(cudaipc.Device) cudaipc.Device // replaces the device; nil: it stays
 
-	epochEvery, collectAfter time.Duration // of the stack; 0: its defaults
+	epochEvery time.Duration // of the stack; 0: its default
 }
 
 // moverEnv makes every rig's device one in a mover.

@@ -120,7 +120,10 @@ func (s *space) openLocked(p Pool) error {
 }
 
 func (s *space) makeSpec() pool.Spec {
-	spec := pool.Spec{Fingerprint: s.fp, Identity: s.identity, Shards: len(s.sizes), FirstEpoch: s.epoch}
+	spec := pool.Spec{
+		Fingerprint: s.fp, Identity: s.identity, Shards: len(s.sizes), FirstEpoch: s.epoch,
+		Private: strings.HasPrefix(s.pairs["generation"], "private:"), // docs/PROTOCOL.md
+	}
 	for g := range s.groups {
 		group := pool.Group{BlockTokens: s.groups[g].BlockTokens}
 		for shard := range s.sizes {
@@ -149,30 +152,3 @@ func (s *space) epochLocked(p Pool) uint32 {
 
 // spaceField returns the log field of a fingerprint.
 func spaceField(fp pool.Fingerprint) zap.Field { return zap.String("space", hex.EncodeToString(fp[:])) }
-
-// generationOf returns the kind of an identity's generation (docs/PROTOCOL.md). An unknown kind is
-// never collected.
-func generationOf(generation string) pool.Generation {
-	switch {
-	case strings.HasPrefix(generation, "private:"):
-		return pool.PrivateGeneration
-	case strings.HasPrefix(generation, "named:"):
-		return pool.NamedGeneration
-	}
-	return pool.BaseGeneration
-}
-
-// reportUsedLocked tells the tiers that a space has its first seat. They collect the values of
-// spaces that no engine uses.
-func (r *registry) reportUsedLocked(sp *space) {
-	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 1 {
-		use.InUse(sp.fp, generationOf(sp.pairs["generation"]))
-	}
-}
-
-// reportUnusedLocked tells the tiers that a space has no seat any more.
-func (r *registry) reportUnusedLocked(sp *space) {
-	if use, ok := r.pool.(pool.SpaceUse); ok && len(sp.seats) == 0 {
-		use.NotInUse(sp.fp)
-	}
-}

@@ -25,9 +25,9 @@ func (r *registry) unusedLocked(sp *space) {
 	}
 	r.unused++
 	sp.unused = r.unused
-	// With tiers the space stays, for `kvagent cache rm` to find it: they may hold blocks that
-	// memory does not.
-	if _, tiers := r.pool.(pool.Tiers); !tiers && r.storedLocked(sp) == 0 {
+	// With tiers a space that is not private stays, for `kvagent cache rm` to find it: they may
+	// hold blocks that memory does not.
+	if _, tiers := r.pool.(pool.Tiers); (!tiers || sp.spec.Private) && r.storedLocked(sp) == 0 {
 		r.closeLocked(sp)
 	}
 }

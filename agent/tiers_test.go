@@ -49,8 +49,7 @@ func openStack(t testing.TB, c *rigConfig) arenaPool {
 		c.prefetch = c.poolBytes / 2
 	}
 	p, err := tier.Open(m, c.tiers, tier.Options{
-		PrefetchBytes: c.prefetch, Node: "test",
-		EpochEvery: c.epochEvery, CollectAfter: c.collectAfter,
+		PrefetchBytes: c.prefetch, Node: "test", EpochEvery: c.epochEvery,
 	})
 	check(t, err)
 	return stacked{p, m}

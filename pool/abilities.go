@@ -77,18 +77,10 @@ var (
 	ErrUnlisted = errors.New("this tier's store does not list what it holds")
 )
 
-// SpaceUse receives which spaces engines use, and reports resets that came from other nodes. None
-// of its methods waits for a disk or a store.
+// Adopter reports resets that came from other nodes.
 //
-// Implemented by pool/tier. Without it, no unused space is collected, and resets on other nodes
-// have no effect here.
-type SpaceUse interface {
-	// InUse records that an engine uses a space, and the kind of generation in its identity. Blocks
-	// of a private generation are collected from the tiers a configured time after NotInUse, unless
-	// InUse comes first; those of a named one when no node has used it for a configured time.
-	InUse(f Fingerprint, g Generation)
-	// NotInUse records that the last engine of a space has left.
-	NotInUse(f Fingerprint)
+// Implemented by pool/tier. Without it, resets on other nodes have no effect here.
+type Adopter interface {
 	// OnAdopted sets the function that is called, without any lock held, when an open space gets a
 	// new epoch because of a reset on another node; nil removes it.
 	OnAdopted(then func(f Fingerprint))
@@ -240,25 +232,11 @@ type KeyJournal interface {
 // Lister is a Store that lists what it holds. It is slow, and for administration.
 //
 // Implemented by pool/disk, pool/redis and pool/s3. Without it, `kvagent cache tier` does not list
-// the tier; without SpaceLister either, unused spaces are not collected there.
+// the tier.
 type Lister interface {
 	// List calls found for every shard until found returns false. Shards stored or deleted
 	// meanwhile may be listed, left out, or listed twice.
 	List(ctx context.Context, found func(k Key, bytes int64) bool) error
-}
-
-// SpaceLister is a Store that lists some spaces alone.
-//
-// Implemented by pool/disk, pool/redis and pool/s3. Without it, the caller filters what List
-// returns.
-type SpaceLister interface {
-	// ListSpaces calls found for every shard of the spaces. From time to time it calls looked with
-	// the number of keys examined since the last call, holding no lock or connection that others
-	// need: looked may block and may call the store. An error of looked ends the list and is
-	// returned.
-	ListSpaces(
-		ctx context.Context, spaces []Fingerprint, looked func(n int) error, found func(k Key, bytes int64),
-	) error
 }
 
 // Reporter is a Store that reports its state at any time, without waiting.

@@ -4,6 +4,7 @@
 package pool
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 
@@ -37,7 +38,15 @@ type Spec struct {
 	Groups      []Group // index is the group's number
 	Shards      int     // shards of every entry, 1 to MaxShards
 	FirstEpoch  uint32  // epoch of the space when this opens it; 0 counts as 1; not compared
+	Private     bool    // no other engine has this identity: its blocks are in memory alone; not compared
 }
+
+// EpochMarkers is the space of the markers of resets in shared stores. No engine's space has this
+// fingerprint, and a store that lets values expire keeps those of this space.
+var EpochMarkers = func() Fingerprint {
+	sum := sha256.Sum256([]byte("kvagent: markers of tier epochs"))
+	return Fingerprint(sum[:16])
+}()
 
 // OpeningEpoch returns the epoch that a space begins with.
 func (s *Spec) OpeningEpoch() uint32 { return max(s.FirstEpoch, 1) }

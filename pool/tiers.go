@@ -19,15 +19,9 @@ type TierReport struct {
 	Expired      uint64 `json:"expired" metric:"promises_total{event=expired}"`     // of those: open at their deadline
 	// Adopted are resets of other nodes; Again are resets repeated because they collided with
 	// another node's.
-	Adopted uint64 `json:"resets_adopted" metric:"resets_total{origin=elsewhere}"`
-	Again   uint64 `json:"resets_repeated" metric:"resets_total{origin=collision}"`
-	Names   int    `json:"names_to_collect"` // unused names in tiers
-	Lost    uint64 `json:"names_dropped"`    // of those, because the queue was full
-	// Unused counts the named generations that were to be collected because this node had not used
-	// them for a configured time; UsedElsewhere counts those that another node was seen to use.
-	Unused        uint64       `json:"generations_unused"`
-	UsedElsewhere uint64       `json:"generations_used_elsewhere"`
-	Tiers         []TierStatus `json:"list"`
+	Adopted uint64       `json:"resets_adopted" metric:"resets_total{origin=elsewhere}"`
+	Again   uint64       `json:"resets_repeated" metric:"resets_total{origin=collision}"`
+	Tiers   []TierStatus `json:"list"`
 }
 
 // TierStatus is the state of one tier. Entries are blocks with all their shards.
@@ -70,10 +64,6 @@ type TierStatus struct {
 	AskFailed   uint64 `json:"asks_failed" metric:"tier_asks_lost_total{reason=failed}"` // questions
 	AskRefused  uint64 `json:"asks_refused" metric:"tier_asks_lost_total{reason=queue}"` // entries: queue full
 
-	Collecting     int    `json:"names_to_collect"` // unused names still to be collected there
-	Collected      uint64 `json:"collected"`        // shards deleted by that
-	CollectedBytes uint64 `json:"collected_bytes"`
-	CollectFails   uint64 `json:"collect_failures"` // failed searches for them
 	// MarkFails are failed rounds for markers of resets.
 	MarkFails uint64 `json:"reset_marker_failures" metric:"tier_reset_marker_failures_total"`
 

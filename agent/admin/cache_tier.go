@@ -62,11 +62,8 @@ type CacheTierRemoved struct {
 	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
 }
 
-// Names under which kvagent's own values in a shared tier are listed.
-const (
-	markersModel  = "(markers of resets)"
-	useMarksModel = "(marks of use)"
-)
+// markersModel is the name under which kvagent's own values in a shared tier are listed.
+const markersModel = "(markers of resets)"
 
 // tierRequest is a request for what a tier holds.
 type tierRequest struct {
@@ -135,7 +132,6 @@ func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error)
 		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
 	}
 	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
-	t.known[pool.UseMarks] = CacheSpace{Space: hex.EncodeToString(pool.UseMarks[:]), Model: useMarksModel}
 	for _, sp := range v.source.Spaces() {
 		t.known[contents.StoredAs(sp.Fingerprint)] = sp.CacheSpace
 	}

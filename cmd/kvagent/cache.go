@@ -158,7 +158,7 @@ func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
 const cacheRemoveHelp = `Rm starts a new weights epoch of the spaces that --space, --model and --tenant pick, as a
 reset by an engine does. Nothing stored of them before is found again, in memory or in any tier, and their engines are
 notified. Other nodes that share a tier follow within seconds, and share again what is stored from
-then on. Memory is free at once; what tiers hold under the old name is collected later.
+then on. Memory is free at once; what tiers hold under the old name is not read again.
 
 With --tier only that tier's values of the spaces are deleted, for every agent that uses it. Memory and other tiers
 keep theirs, and blocks may be written to the tier again. --space then also takes a name that ls --tier shows.

@@ -299,19 +299,14 @@ func printTiers(t io.Writer, tiers *pool.TierReport) {
 
 // printResets prints a line about resets, if there were any.
 func printResets(t io.Writer, tiers *pool.TierReport) {
-	shards, bytes, fails, marks := uint64(0), uint64(0), uint64(0), uint64(0)
+	fails := uint64(0)
 	for i := range tiers.Tiers {
-		s := &tiers.Tiers[i]
-		shards, bytes = shards+s.Collected, bytes+s.CollectedBytes
-		fails, marks = fails+s.CollectFails, marks+s.MarkFails
+		fails += tiers.Tiers[i].MarkFails
 	}
-	if tiers.Adopted+tiers.Again+shards+fails+marks+uint64(tiers.Names)+tiers.Unused == 0 {
-		return
+	if tiers.Adopted+tiers.Again+fails > 0 {
+		fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d rounds for markers failed\n",
+			tiers.Adopted, tiers.Again, fails)
 	}
-	fmt.Fprintf(t, "resets\t%d of other nodes, %d repeated; %d named generations unused, %d of them used elsewhere; "+
-		"%d names to be collected, %d shards (%s) collected; %d looks failed, %d rounds for markers\n",
-		tiers.Adopted, tiers.Again, tiers.Unused, tiers.UsedElsewhere, tiers.Names, shards,
-		settings.HumanSize(int64(bytes)), fails, marks)
 }
 
 // tierState returns a tier's state, with its error or its store's own state.

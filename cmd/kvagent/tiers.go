@@ -160,7 +160,7 @@ func openTiers(
 func (t *tierSettings) options(s *serveSettings, staging *transit.Staging, log *zap.Logger) tier.Options {
 	node, _ := os.Hostname() // empty: stored values name no source
 	return tier.Options{
-		Staging: staging, State: filepath.Join(t.state, resetsFile), CollectUnused: collectUnused,
+		Staging: staging, State: filepath.Join(t.state, resetsFile),
 		NoSums: s.integrity == settings.IntegrityHeader, Node: node,
 		Log: func(name, what string, err error) { log.Warn(what, zap.String("tier", name), zap.Error(err)) },
 	}

@@ -2,15 +2,11 @@ package disk
 
 import (
 	"context"
-	"slices"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
-var (
-	_ pool.Lister      = (*Store)(nil)
-	_ pool.SpaceLister = (*Store)(nil)
-)
+var _ pool.Lister = (*Store)(nil)
 
 // List calls found for every block until found returns false. It reads the footers, and is for
 // administration.
@@ -29,45 +25,6 @@ func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bo
 		}
 	}
 	return ctx.Err()
-}
-
-// ListSpaces implements pool.SpaceLister. It holds one segment at a time, and none while looked is
-// called, so that space is freed as usual.
-func (s *Store) ListSpaces(
-	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
-) error {
-	var b bounce
-	defer b.free()
-	for _, d := range s.dirs {
-		for _, g := range d.listed() {
-			n := 0
-			if err := s.enter(ctx, s.gets); err != nil {
-				return err
-			}
-			if g.hold() {
-				s.listSegment(ctx, d, g, &b, func(k pool.Key, bytes int64) bool {
-					n++
-					if slices.Contains(spaces, k.Space) {
-						found(k, bytes)
-					}
-					return true
-				})
-				_ = g.release() // only read
-			}
-			s.leave(s.gets)
-			if err := looked(n); err != nil {
-				return err
-			}
-		}
-	}
-	return ctx.Err()
-}
-
-// listed returns the current segments; a caller that reads one must hold it.
-func (d *dir) listed() []*segment {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.segments)
 }
 
 func (s *Store) listSegment(

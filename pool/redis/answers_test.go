@@ -103,7 +103,7 @@ func (s *liar) truth(c []string) string {
 		to, _ := strconv.Atoi(c[3])
 		value := s.values[c[1]]
 		return blob(value[:min(to+1, len(value))])
-	case "EXISTS", "UNLINK", "PERSIST", "PEXPIRE":
+	case "EXISTS", "UNLINK", "PEXPIRE":
 		if _, there := s.values[c[1]]; !there {
 			return ":0\r\n"
 		}

@@ -33,8 +33,8 @@ type Options struct {
 	Password   string
 	TLS        *tls.Config // nil: none
 	Prefix     string      // of every key, at most MaxPrefix bytes; default "kvagent:"
-	// TTL is how long after it was written a block expires, at most MaxTTL. 0: never; the server's
-	// maxmemory-policy decides.
+	// TTL is how long after it was written a block expires, MinTTL to MaxTTL; default DefaultTTL. A
+	// use does not prolong it. Markers of resets do not expire.
 	TTL time.Duration
 	// ChunkBytes bounds the bytes of one value at the server, 64 KiB to 512 MiB; default 1 MiB. A
 	// server serves no other client while it reads or writes one.
@@ -56,12 +56,15 @@ const (
 	MaxChunkBytes = 512 << 20 // the largest Redis string
 	MinBatchBytes = 64 << 10
 	MaxBatchBytes = 1 << 30
+	MinTTL        = time.Second
+	DefaultTTL    = 7 * 24 * time.Hour
 	MaxTTL        = 10 * 365 * 24 * time.Hour
 	maxAddresses  = 64
 )
 
 func (o *Options) complete() error {
 	remote.Default(&o.Prefix, "kvagent:")
+	remote.Default(&o.TTL, DefaultTTL)
 	remote.Default(&o.ChunkBytes, 1<<20)
 	remote.Default(&o.Concurrency, 8)
 	remote.Default(&o.BatchBytes, 16<<20)
@@ -71,7 +74,7 @@ func (o *Options) complete() error {
 		o.checkAddresses(),
 		remote.Between("redis", "Database", o.Database, 0, 65535),
 		remote.Between("redis", "Prefix", len(o.Prefix), 1, MaxPrefix),
-		remote.Between("redis", "TTL", o.TTL, 0, MaxTTL),
+		remote.Between("redis", "TTL", o.TTL, MinTTL, MaxTTL),
 		remote.Between("redis", "ChunkBytes", o.ChunkBytes, MinChunkBytes, MaxChunkBytes),
 		remote.Between("redis", "Concurrency", o.Concurrency, 1, 256),
 		remote.Between("redis", "BatchBytes", o.BatchBytes, MinBatchBytes, MaxBatchBytes),

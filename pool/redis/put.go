@@ -142,7 +142,7 @@ func (s *Store) putHeads(ctx context.Context, all []writing) error {
 	for i := range all {
 		w := &all[i]
 		args := []string{"SET", w.name, rueidis.BinaryString(s.head(w)), "NX"}
-		if s.o.TTL > 0 {
+		if w.item.Key.Space != pool.EpochMarkers {
 			args = append(args, "PX", millis(s.o.TTL))
 		}
 		commands = append(commands, args)
@@ -177,13 +177,10 @@ func (s *Store) putHeads(ctx context.Context, all []writing) error {
 func (s *Store) settle(commands [][]string, w *writing) [][]string {
 	for n := 1; n <= w.rest; n++ {
 		name := chunkName(w.name, w.nonce, n)
-		switch {
-		case w.item.Status != pool.OK:
-			commands = append(commands, []string{"UNLINK", name})
-		case s.o.TTL > 0:
+		if w.item.Status == pool.OK {
 			commands = append(commands, []string{"PEXPIRE", name, millis(s.o.TTL)})
-		default:
-			commands = append(commands, []string{"PERSIST", name})
+		} else {
+			commands = append(commands, []string{"UNLINK", name})
 		}
 	}
 	return commands

@@ -172,8 +172,6 @@ func believe(t *testing.T, honest int, lie func(io.Writer)) {
 		_ = store.Get(ctx, pooltest.Empty(items))
 		_ = store.Exists(ctx, keys, status)
 		_ = store.List(ctx, func(pool.Key, int64) bool { return true })
-		_ = store.ListSpaces(ctx, []pool.Fingerprint{keys[0].Space}, func(int) error { return nil },
-			func(pool.Key, int64) {})
 		_ = store.Delete(ctx, keys)
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -1,14 +1,14 @@
 // Package s3 keeps blocks in an S3 bucket, which many agents may share. Each shard of a block is
-// one object named {prefix}{key}, where {key} is pool.Key.Text. An object is pool.ValueHeader
-// followed by the bytes. It is written only if it does not exist (If-None-Match), so the first
-// writer wins, and it is visible as a whole or not at all.
+// one object named {prefix}blocks/{key}, where {key} is pool.Key.Text. Markers of resets are named
+// {prefix}resets/{key}, so that a lifecycle rule can let blocks alone expire. An object is
+// pool.ValueHeader followed by the bytes. It is written only if it does not exist (If-None-Match),
+// so the first writer wins, and it is visible as a whole or not at all.
 package s3
 
 import (
 	"context"
-	"encoding/hex"
 	"net/http"
-	"strings"
+	"path"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -37,9 +37,8 @@ type Store struct {
 }
 
 var (
-	_ pool.Store       = (*Store)(nil)
-	_ pool.Lister      = (*Store)(nil)
-	_ pool.SpaceLister = (*Store)(nil)
+	_ pool.Store  = (*Store)(nil)
+	_ pool.Lister = (*Store)(nil)
 )
 
 // Open returns a store without contacting the service. A service that does not answer later makes
@@ -74,7 +73,19 @@ func (s *Store) Close() error {
 	return nil
 }
 
-func (s *Store) name(k *pool.Key) string { return remote.Name(s.o.Prefix, k) }
+// The parts of object names after the prefix.
+const (
+	blocksPart = "blocks/"
+	resetsPart = "resets/"
+)
+
+func (s *Store) name(k *pool.Key) string {
+	part := blocksPart
+	if k.Space == pool.EpochMarkers {
+		part = resetsPart
+	}
+	return remote.Name(s.o.Prefix+part, k)
+}
 
 // each calls do for every i below n, many concurrently, and returns when all calls have ended. It
 // returns ctx's error, or an error of do if all calls failed because the service did not answer.
@@ -128,47 +139,11 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 	})
 }
 
-// ListSpaces implements pool.SpaceLister. Object names begin with their space, so only matching
-// objects are listed.
-func (s *Store) ListSpaces(
-	ctx context.Context, spaces []pool.Fingerprint, looked func(n int) error, found func(k pool.Key, bytes int64),
-) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	for i := range spaces {
-		n := 0
-		prefix := s.o.Prefix + hex.EncodeToString(spaces[i][:])
-		options := minio.ListObjectsOptions{Prefix: prefix, Recursive: true, MaxKeys: pageKeys}
-		for o := range s.core.Client.ListObjects(ctx, s.o.Bucket, options) {
-			if o.Err != nil {
-				s.judge(ctx, o.Err)
-				return o.Err
-			}
-			if k, bytes, ok := s.block(&o); ok {
-				found(k, bytes)
-			}
-			if n++; n%pageKeys == 0 {
-				if err := looked(pageKeys); err != nil {
-					return err
-				}
-			}
-		}
-		if err := looked(n % pageKeys); err != nil {
-			return err
-		}
-	}
-	return ctx.Err()
-}
-
 // block returns the key of an object that was listed, and the length of its data. An object of
 // another name is none of ours.
 func (s *Store) block(o *minio.ObjectInfo) (k pool.Key, bytes int64, ok bool) {
-	text, ok := strings.CutPrefix(o.Key, s.o.Prefix)
-	if !ok {
-		return k, 0, false
-	}
-	k, err := pool.ParseKey(text)
-	return k, max(o.Size, pool.ValueHeader) - pool.ValueHeader, err == nil
+	k, err := pool.ParseKey(path.Base(o.Key))
+	return k, max(o.Size, pool.ValueHeader) - pool.ValueHeader, err == nil && s.name(&k) == o.Key
 }
 
 // Delete implements pool.Store.

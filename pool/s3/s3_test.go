@@ -114,6 +114,27 @@ func TestRanges(t *testing.T) {
 	}
 }
 
+// TestMarkersOfResetsAreNoBlocks checks that the names of blocks have a prefix that those of
+// markers lack, so that a lifecycle rule can expire blocks alone, and that both are listed.
+func TestMarkersOfResetsAreNoBlocks(t *testing.T) {
+	s := open(t, options(servertest.S3(t, bucket)))
+	block, marker := pooltest.Block(0, 100), pooltest.Block(1, 80)
+	marker.Key.Space = pool.EpochMarkers
+	pooltest.Put(t, s, pool.OK, block, marker)
+	pooltest.Want(t, s, pool.OK, block, marker)
+	names := map[string]bool{}
+	for o := range s.core.Client.ListObjects(t.Context(), bucket, minio.ListObjectsOptions{Recursive: true}) {
+		names[o.Key] = true
+	}
+	if !names["kvagent/blocks/"+block.Key.Text()] || !names["kvagent/resets/"+marker.Key.Text()] || len(names) != 2 {
+		t.Errorf("objects %v", names)
+	}
+	listed := 0
+	if err := s.List(t.Context(), func(pool.Key, int64) bool { listed++; return true }); err != nil || listed != 2 {
+		t.Errorf("%d listed, %v", listed, err)
+	}
+}
+
 func TestFirstWriterWins(t *testing.T) {
 	server := servertest.S3(t, bucket)
 	it := pooltest.Block(1, 100_000)

@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -255,57 +254,55 @@ func TestAdoptionThatIsNotKept(t *testing.T) {
 	})
 }
 
-// TestFormerSaltsAreRead checks that the file of random salts of an older version is read. Such a
-// space is in epoch 1, which other nodes learn of, and what it had under the salt is collected.
-func TestFormerSaltsAreRead(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		store := pooltest.NewShelf()
-		state := filepath.Join(t.TempDir(), "resets")
-		fp := specOf("model", 2).Fingerprint
-		salt := [16]byte{7}
-		check(t, os.WriteFile(state, fmt.Appendf(nil, "{\n \"%x\": \"%x\"\n}\n", fp, salt), 0o600))
-		old := catalog.Hashed(fp, salt[:])
-		shelf := &listing{Shelf: store}
-		put := []pool.Item{{Key: pool.Key{Space: old, Hash: pool.MakeHash([]byte{1})}, Data: []byte("x")}}
-		check(t, shelf.Put(t.Context(), put))
-		n := newNode(t, 200, 2, Options{State: state}, sharing(shelf))
-		other := newNode(t, 200, 2, Options{}, sharing(shelf))
-		time.Sleep(3 * n.o.CollectAfter)
-		synctest.Wait()
-		if n.epoch() != 1 || other.epoch() != 1 {
-			t.Errorf("epochs %d and %d, want 1", n.epoch(), other.epoch())
-		}
-		if got := shelf.count(old); got != 0 {
-			t.Errorf("%d values are left under the former name", got)
-		}
-		again, err := catalog.File(state).Read()
-		check(t, err)
-		if again.Spaces[fp].Epoch != 1 || len(again.Orphans) != 0 {
-			t.Errorf("kept: %+v", again)
-		}
-	})
-}
-
 // TestNoResetIsRefused checks that no reset is refused beyond the bound of the catalog: the least
-// recently used space makes room.
+// recently used space makes room. When it returns, or a space that was never kept opens, it has a
+// name of no earlier epoch, and an open space keeps its name.
 func TestNoResetIsRefused(t *testing.T) {
 	local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
 	full := catalog.New()
-	for i := range catalog.MaxSpaces {
+	gone := specOf("gone", 1)
+	full.Spaces[gone.Fingerprint] = catalog.Space{Epoch: 3, Used: 1}
+	for i := range catalog.MaxSpaces - 1 {
 		fp := pool.Fingerprint{1, byte(i), byte(i >> 8), byte(i >> 16)}
-		full.Spaces[fp] = catalog.Space{Epoch: 3, Used: int64(i + 1)}
+		full.Spaces[fp] = catalog.Space{Epoch: 1, Used: int64(i + 2)}
 	}
 	n := newNode(t, 64, 1, Options{file: givenFile{full}}, local, sharing(pooltest.NewShelf()))
-	n.reset()
+	check(t, n.Forget(pool.Fingerprint{9}))
 	k := n.names.Catalog()
-	if got := len(k.Spaces); got != catalog.MaxSpaces || k.Spaces[n.spec.Fingerprint].Epoch != 1 {
-		t.Errorf("%d spaces are kept, and the one that was reset is %+v", got, k.Spaces[n.spec.Fingerprint])
+	if e := k.Spaces[pool.Fingerprint{9}]; e.Epoch != 1 {
+		t.Errorf("the space that was reset is %+v", e)
 	}
-	gone := pool.Fingerprint{1}
-	if _, there := k.Spaces[gone]; there {
+	if _, there := k.Spaces[gone.Fingerprint]; there {
 		t.Error("the space that was used least recently is still there")
 	}
-	if left := k.Orphans[catalog.StoredName(gone, 3)]; left.Space != gone || !left.Local {
-		t.Errorf("what it stored last is not to be collected from local tiers alone: %+v", left)
+	if n.StoredAs(n.spec.Fingerprint) != n.spec.Fingerprint {
+		t.Error("an open space that was not reset has another name")
 	}
+	for _, spec := range []pool.Spec{gone, specOf("new", 1)} {
+		id, err := n.OpenSpace(spec)
+		check(t, err)
+		if got := n.spaces.get(id).now.Load().stored; got != catalog.StoredName(spec.Fingerprint, 3) {
+			t.Errorf("%s is stored as %x, want its name of epoch 3", spec.Identity, got)
+		}
+	}
+}
+
+// TestResetWithoutAnEpochStaysOff checks that a reset without a new epoch leaves the space without
+// tiers, whatever is saved meanwhile.
+func TestResetWithoutAnEpochStaysOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		local := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave} // no marker counts
+		last := catalog.New()
+		last.Spaces[specOf("model", 2).Fingerprint] = catalog.Space{Epoch: catalog.MaxEpoch}
+		n := newNode(t, 200, 2, Options{file: givenFile{last}}, local)
+		n.save(chain("a", 5))
+		n.stored(0, 5)
+		if _, err := n.ResetSpace(n.space); err == nil {
+			t.Error("a reset beyond the last epoch is acknowledged")
+		}
+		check(t, n.Forget(pool.Fingerprint{9})) // another space's, which is kept
+		if now := n.spaces.get(n.space).now.Load(); !now.off {
+			t.Errorf("the tiers are on again after a reset that had no epoch: %+v", now)
+		}
+	})
 }

@@ -10,8 +10,7 @@ import (
 type era struct {
 	stored pool.Fingerprint // its name in the tiers
 	epoch  uint32           // in memory; 0 during a reset, and after the space was closed
-	off    bool             // the tiers are not used: the epoch is not saved, or the space is being collected
-	soon   bool             // off until the space is saved
+	off    bool             // the tiers are not used: the space is private, or the epoch is not saved
 }
 
 // key returns the key of a shard in the tiers.
@@ -21,7 +20,7 @@ func (e *era) key(k *entryKey, shard uint8) pool.Key {
 
 // begin begins an era of a space, from an epoch in memory on; the caller holds spaces.mu.
 func (s *space) begin(name names.Name, epoch uint32) {
-	next := era{stored: name.Stored, epoch: epoch, off: name.Off, soon: name.Soon}
+	next := era{stored: name.Stored, epoch: epoch, off: name.Off}
 	if now := s.now.Load(); now == nil || *now != next {
 		s.now.Store(&next)
 	}
@@ -46,9 +45,8 @@ func (p *Pool) renamed(fp pool.Fingerprint) {
 		return
 	}
 	if sp := p.spaces.get(id); sp.now.Load().epoch != 0 { // else resetMemory follows
-		sp.begin(p.names.Use(fp), p.memory.Epoch(id))
+		sp.begin(p.nameOf(sp), p.memory.Epoch(id))
 		p.storage.noteAll()
-		p.offerWaiting(sp)
 	}
 }
 
@@ -80,9 +78,8 @@ func (p *Pool) resetMemoryLocked(id pool.SpaceID, sp *space) (uint32, error) {
 		p.names.Forgotten(sp.spec.Fingerprint, due)
 	}
 	if p.spaces.get(id) == sp {
-		sp.begin(p.names.Use(sp.spec.Fingerprint), p.memory.Epoch(id))
+		sp.begin(p.nameOf(sp), p.memory.Epoch(id))
 		p.storage.noteAll()
-		p.offerWaiting(sp)
 	}
 	return epoch, err
 }

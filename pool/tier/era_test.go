@@ -11,7 +11,7 @@ import (
 )
 
 // TestEraHasTheLastName checks that an open space ends with the name that names gives it, in
-// memory's epoch, whatever gives it names at once: resets, engines that come and go, a close.
+// memory's epoch, whatever gives it names at once: resets, a close.
 func TestEraHasTheLastName(t *testing.T) {
 	const rounds = 30
 	n := newNode(t, 64, 1, Options{State: filepath.Join(t.TempDir(), "resets")},
@@ -33,10 +33,6 @@ func TestEraHasTheLastName(t *testing.T) {
 		})
 		repeat(func() { _ = n.Forget(fp) }) // as well
 	}
-	repeat(func() {
-		n.InUse(fp, pool.PrivateGeneration)
-		n.NotInUse(fp)
-	})
 	repeat(func() { n.renamed(fp) })
 	repeat(func() {
 		if id, open := n.openID(fp); open {
@@ -81,7 +77,7 @@ func TestSpaceOpenedDuringItsReset(t *testing.T) {
 			disk.answer <- saved
 			<-done // with an error: the space that was to be reset is closed, or the reset is not on disk
 			off := saved != nil
-			want := era{stored: n.StoredAs(spec.Fingerprint), epoch: n.Epoch(id), off: off, soon: off}
+			want := era{stored: n.StoredAs(spec.Fingerprint), epoch: n.Epoch(id), off: off}
 			if got := *n.spaces.get(id).now.Load(); got != want || got.stored == spec.Fingerprint {
 				t.Errorf("era %+v, want %+v", got, want)
 			}

@@ -173,8 +173,10 @@ func TestOpenedDuringAResetThatIsNotKept(t *testing.T) {
 	if <-failed == nil {
 		t.Error("a reset that was not kept is acknowledged")
 	}
-	n.InUse(specOf("other", 1).Fingerprint, pool.PrivateGeneration) // which saves
+	saved := make(chan error, 1)
+	go func() { saved <- n.Forget(specOf("other", 1).Fingerprint) }()
 	<-disk.asked
 	disk.answer <- nil
+	check(t, <-saved)
 	pooltest.Until(t, "the tiers", func() bool { return !n.spaces.get(id).now.Load().off })
 }

@@ -92,22 +92,11 @@ type Options struct {
 	PromiseWithin time.Duration
 	// Staging holds values in transit. Nil: the pool makes its own, of DefaultStaging bytes.
 	Staging *transit.Staging
-	// State is the file of the catalog: the epochs of spaces, and the orphans to collect. Empty:
-	// the catalog ends with the process, which is right only if no tier outlives it.
+	// State is the file of the catalog: the epochs of spaces that were reset. Empty: the catalog
+	// ends with the process, which is right only if no tier outlives it.
 	State string
 	// EpochEvery is how often shared tiers are asked for resets of other nodes, 10 ms to 1 h, 5 s.
 	EpochEvery time.Duration
-	// CollectAfter is how long an orphan stays in the tiers, 100 ms to 30 days, 10 min: from the
-	// reset, the end of a private space's engine, or the start of this process. A second scan
-	// follows after the same time.
-	CollectAfter time.Duration
-	// CollectUnused is how long a named generation must be unused by all nodes before it is
-	// collected, the larger of 10 min and 100 EpochEvery to 90 days. 0: this node does not collect
-	// them.
-	CollectUnused time.Duration
-	// CollectRate is how many keys a second a collection examines or deletes, 1 to 1,000,000,
-	// 5,000.
-	CollectRate int
 	// NoSums means that memory has no checksums (integrity header): what is written to a tier is
 	// not compared with them.
 	NoSums bool
@@ -142,8 +131,11 @@ func (o *Options) complete(m Memory) error {
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
-	if err := o.completeEpochs(); err != nil {
-		return err
+	if o.EpochEvery == 0 {
+		o.EpochEvery = 5 * time.Second
+	}
+	if o.EpochEvery < MinEpochEvery || o.EpochEvery > MaxEpochEvery {
+		return fmt.Errorf("tier: EpochEvery is %v, allowed: %v to %v", o.EpochEvery, MinEpochEvery, MaxEpochEvery)
 	}
 	if o.Log == nil {
 		o.Log = func(string, string, error) {}
@@ -251,46 +243,8 @@ func (p *Pool) completePromises() error {
 	return nil
 }
 
-// The ranges of EpochEvery, CollectAfter, CollectUnused and CollectRate.
+// The range of EpochEvery.
 const (
-	MinEpochEvery   = 10 * time.Millisecond
-	MaxEpochEvery   = time.Hour
-	MinCollectAfter = 100 * time.Millisecond
-	MaxCollectAfter = 30 * 24 * time.Hour
-	MaxCollectRate  = 1_000_000
-
-	MaxCollectUnused = 90 * 24 * time.Hour
-	collectRounds    = 100
+	MinEpochEvery = 10 * time.Millisecond
+	MaxEpochEvery = time.Hour
 )
-
-// LeastCollectUnused returns the least CollectUnused for an EpochEvery: marks must be put well
-// before they are missed.
-func LeastCollectUnused(epochEvery time.Duration) time.Duration {
-	return max(10*time.Minute, collectRounds*epochEvery)
-}
-
-func (o *Options) completeEpochs() error {
-	if o.EpochEvery == 0 {
-		o.EpochEvery = 5 * time.Second
-	}
-	if o.CollectAfter == 0 {
-		o.CollectAfter = 10 * time.Minute
-	}
-	if o.CollectRate == 0 {
-		o.CollectRate = 5000
-	}
-	least := LeastCollectUnused(o.EpochEvery)
-	switch {
-	case o.CollectUnused != 0 && (o.CollectUnused < least || o.CollectUnused > MaxCollectUnused):
-		return fmt.Errorf("tier: CollectUnused is %v, allowed: 0, or %v to %v (%d times EpochEvery at least)",
-			o.CollectUnused, least, MaxCollectUnused, collectRounds)
-	case o.EpochEvery < MinEpochEvery || o.EpochEvery > MaxEpochEvery:
-		return fmt.Errorf("tier: EpochEvery is %v, allowed: %v to %v", o.EpochEvery, MinEpochEvery, MaxEpochEvery)
-	case o.CollectAfter < MinCollectAfter || o.CollectAfter > MaxCollectAfter:
-		return fmt.Errorf("tier: CollectAfter is %v, allowed: %v to %v",
-			o.CollectAfter, MinCollectAfter, MaxCollectAfter)
-	case o.CollectRate < 1 || o.CollectRate > MaxCollectRate:
-		return fmt.Errorf("tier: CollectRate is %d, allowed: 1 to %d", o.CollectRate, MaxCollectRate)
-	}
-	return nil
-}

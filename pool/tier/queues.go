@@ -73,10 +73,10 @@ func (l *level) takeCopies(batch []putItem) (loans []transit.Loan) {
 	return loans
 }
 
-// acceptsLocked reports whether an entry can be queued: it is not queued already in this epoch, and
-// there is room. It counts an entry without room as dropped.
+// acceptsLocked reports whether an entry can be queued: its space uses tiers, it is not queued
+// already in this epoch, and there is room. It counts an entry without room as dropped.
 func (l *level) acceptsLocked(o *origin) bool {
-	if l.puts.set[o.key] == o.era || l.p.mu.closed {
+	if o.era.off || l.puts.set[o.key] == o.era || l.p.mu.closed {
 		return false
 	}
 	if l.puts.len() >= l.PutQueue {

@@ -201,23 +201,15 @@ func TestDamagedResets(t *testing.T) {
 	defer m.Close()
 	whole := catalog.New()
 	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Confirmed: []string{"a"},
-		Used: 5}
-	whole.Orphans[pool.Fingerprint{3}] = catalog.Orphan{
-		Space: pool.Fingerprint{1}, Epoch: 6, NotBefore: 9, Tiers: map[string]catalog.Scans{"a": {N: 1, Next: 4}},
-	}
-	whole.Spaces[pool.Fingerprint{4}] = catalog.Space{Named: true, Used: 5, Seen: 6}
-	whole.Orphans[pool.Fingerprint{5}] = catalog.Orphan{
-		Space: pool.Fingerprint{4}, Unused: true, NotBefore: 9,
-		Tiers: map[string]catalog.Scans{"a": {N: 1, Next: 4, Clear: 3}},
-	}
-	whole.Swept["a"] = 8
+		Used: 5, Forget: true}
+	whole.Floor = 4
 	good, err := whole.Encode()
 	check(t, err)
 	if again, err := catalog.Parse(good); err != nil || !reflect.DeepEqual(again, whole) {
 		t.Fatalf("%s is read as %+v, %v", good, again, err)
 	}
-	damaged := []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`, `{"format": 3, "state": {}}`}
-	for _, part := range []string{`"epoch": 7`, `"format": 2`, `"state"`, `"spaces"`, "0100", "0200"} {
+	damaged := []string{"{", `{"00": "11"}`, `{"` + string(make([]byte, 32)) + `": ""}`, `{"format": 4, "state": {}}`}
+	for _, part := range []string{`"epoch": 7`, `"floor": 4`, `"format": 3`, `"state"`, `"spaces"`, "0100", "0200"} {
 		text := strings.Replace(string(good), part, part[:len(part)-1]+string(part[len(part)-1]^1), 1)
 		if text == string(good) {
 			t.Fatalf("%s has no %s", good, part)

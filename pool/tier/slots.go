@@ -105,54 +105,11 @@ func (p *Pool) offerSaved(saved []origin, status []pool.Status) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := range whole {
-		if p.tiersOnLocked(&whole[i]) {
-			p.offerOnSaveLocked(whole[i])
-		}
-	}
-}
-
-func (p *Pool) offerOnSaveLocked(o origin) {
 	for _, l := range p.levels {
-		if l.Write == OnSave {
-			l.offerLocked(o)
-		}
-	}
-}
-
-// maxWaiting bounds the entries of a space that wait for its tiers to be on. Others are not written
-// on save.
-const maxWaiting = 4096
-
-// tiersOnLocked reports whether an entry can be offered now. One that was saved while the tiers
-// were off, because the space's name was not on disk yet, takes the era in which they are on; until
-// then it waits. It is dropped if its memory was reset meanwhile.
-func (p *Pool) tiersOnLocked(o *origin) bool {
-	if !o.era.off {
-		return true
-	}
-	now := o.sp.now.Load()
-	switch {
-	case !o.era.soon || now.epoch != o.era.epoch:
-		return false
-	case !now.off:
-		o.era = now
-		return true
-	case now.soon && len(o.sp.waiting) < maxWaiting:
-		o.sp.waiting = append(o.sp.waiting, *o)
-	}
-	return false
-}
-
-// offerWaiting offers the entries that waited for a space's tiers, if these are on now.
-func (p *Pool) offerWaiting(sp *space) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	waiting := sp.waiting
-	sp.waiting = nil
-	for i := range waiting {
-		if p.tiersOnLocked(&waiting[i]) {
-			p.offerOnSaveLocked(waiting[i])
+		for i := range whole {
+			if l.Write == OnSave {
+				l.offerLocked(whole[i])
+			}
 		}
 	}
 }

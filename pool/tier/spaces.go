@@ -25,8 +25,6 @@ type space struct {
 	spec   pool.Spec
 	groups []group
 	now    atomic.Pointer[era]
-
-	waiting []origin // saved while the tiers are off, at most maxWaiting; guarded by Pool.mu
 }
 
 // group is what the entries of a group share.
@@ -75,7 +73,10 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 				sp.groups[g].memory), nil)
 		}
 	}
-	sp.begin(p.names.Opened(spec.Fingerprint), p.memory.Epoch(id))
+	if !spec.Private {
+		p.names.Opened(spec.Fingerprint)
+	}
+	sp.begin(p.nameOf(sp), p.memory.Epoch(id))
 	all := append([]*space(nil), *p.spaces.all.Load()...)
 	for len(all) <= int(id) {
 		all = append(all, nil)
@@ -94,6 +95,9 @@ func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	sp := p.spaces.get(id)
 	if sp == nil || len(p.levels) == 0 {
 		return p.memory.ResetSpace(id)
+	}
+	if sp.spec.Private {
+		return p.resetMemory(id, sp)
 	}
 	unsaved := p.names.Reset(sp.spec.Fingerprint)
 	due := p.names.Epoch(sp.spec.Fingerprint)
@@ -201,15 +205,9 @@ func (p *Pool) openID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 	return 0, false
 }
 
-var _ pool.SpaceUse = (*Pool)(nil)
+var _ pool.Adopter = (*Pool)(nil)
 
-// InUse implements pool.SpaceUse.
-func (p *Pool) InUse(fp pool.Fingerprint, g pool.Generation) { p.names.InUse(fp, g) }
-
-// NotInUse implements pool.SpaceUse.
-func (p *Pool) NotInUse(fp pool.Fingerprint) { p.names.NotInUse(fp) }
-
-// OnAdopted implements pool.SpaceUse.
+// OnAdopted implements pool.Adopter.
 func (p *Pool) OnAdopted(then func(pool.Fingerprint)) {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()

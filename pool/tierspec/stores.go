@@ -127,11 +127,8 @@ func readRedisTier(u *url.URL, o *options) func(*Needs) (Opened, error) {
 		Addresses:  strings.Split(u.Host, ","),
 		Username:   u.User.Username(),
 		Prefix:     o.text("prefix", ""),
-		TTL:        o.duration("ttl", 0, redis.MaxTTL),
+		TTL:        o.duration("ttl", redis.MinTTL, redis.MaxTTL),
 		MasterName: o.text("master", ""),
-	}
-	if r.TTL > 0 && r.TTL < time.Second {
-		o.fail(fmt.Errorf("ttl: %v, allowed: %v to %v, or 0", r.TTL, time.Second, redis.MaxTTL))
 	}
 	switch o.choice("mode", "single", "single", "cluster", "sentinel") {
 	case "cluster":

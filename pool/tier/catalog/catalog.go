@@ -19,11 +19,8 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Bounds of a catalog. Reaching one is not an error: a new entry replaces the least needed one.
-const (
-	MaxSpaces  = 1 << 16 // spaces whose epochs are kept
-	MaxOrphans = 1 << 14 // names waiting to be collected
-)
+// MaxSpaces bounds the spaces whose epochs are kept. Beyond it a new one replaces the least needed.
+const MaxSpaces = 1 << 16
 
 // Nonce tells resets that made the same epoch apart.
 type Nonce [16]byte
@@ -34,67 +31,89 @@ func NewNonce() (n Nonce, err error) {
 	return n, err
 }
 
-// Space is the state of a space that was reset, or is private or named.
+// Space is the state of a space that was reset.
 type Space struct {
 	Epoch     uint64   // 0: never reset
 	Claim     Nonce    // of this node's reset that made the epoch, until all shared tiers know it; else zero
 	Confirmed []string // tiers that know the claim
-	Private   bool     // no other engine will ever use it
-	Named     bool     // it is collected when no node uses it
 	Forget    bool     // memory that outlives the process may have what was stored before Epoch
-	Used      int64    // when last opened or reset, Unix seconds; updated once a period for a named one in use
-	Seen      int64    // when another node was last found to use it, Unix seconds; 0: not since it was abandoned
-}
-
-// Orphan is a name in the tiers that no engine uses any more.
-type Orphan struct {
-	Space     pool.Fingerprint // of which it was the name
-	Epoch     uint64           // in which it was the name
-	Private   bool             // the whole space is to be collected
-	Local     bool             // other nodes may use the name: only local tiers are scanned
-	Unused    bool             // a shared tier is scanned only while it has no use marks
-	NotBefore int64            // when the first scan may begin, Unix milliseconds
-	Tiers     map[string]Scans
-}
-
-// Scans is the progress of an orphan's collection in one tier.
-type Scans struct {
-	N    int   // completed scans
-	Next int64 // when the next may begin, Unix milliseconds
-	// Clear is when the use marks of an unused space were first found missing, Unix milliseconds;
-	// 0: not yet.
-	Clear int64
+	Used      int64    // when last opened or reset, Unix seconds
 }
 
 // Catalog is what outlives the agent's process.
 type Catalog struct {
-	Spaces  map[pool.Fingerprint]Space
-	Orphans map[pool.Fingerprint]Orphan // by their names in the tiers
-	Swept   map[string]int64            // by tier, when old use marks were last collected, Unix seconds
+	Spaces map[pool.Fingerprint]Space
+	Floor  uint64 // the epoch of spaces that are not in Spaces: no space that was dropped had a later one
 }
 
 // New returns an empty catalog.
-func New() *Catalog {
-	return &Catalog{
-		Spaces: make(map[pool.Fingerprint]Space), Orphans: make(map[pool.Fingerprint]Orphan),
-		Swept: make(map[string]int64),
-	}
-}
+func New() *Catalog { return &Catalog{Spaces: make(map[pool.Fingerprint]Space)} }
 
 // Clone returns a deep copy.
-func (k *Catalog) Clone() *Catalog {
-	out := &Catalog{Spaces: maps.Clone(k.Spaces), Orphans: maps.Clone(k.Orphans), Swept: maps.Clone(k.Swept)}
-	for name, left := range out.Orphans {
-		left.Tiers = maps.Clone(left.Tiers)
-		out.Orphans[name] = left
+func (k *Catalog) Clone() *Catalog { return &Catalog{Spaces: maps.Clone(k.Spaces), Floor: k.Floor} }
+
+// Of returns the state of a space.
+func (k *Catalog) Of(fp pool.Fingerprint) Space {
+	if e, ok := k.Spaces[fp]; ok {
+		return e
 	}
-	return out
+	return Space{Epoch: k.Floor}
 }
 
-// The file is JSON: a format, the checksum of the state as written, and the state. Format 1 was an
-// object of spaces and the random salts of their resets. An older version of format 2 drops the
-// fields that it does not know (named, seen, unused, swept) and collects none of them.
-const fileFormat = 2
+// Put records the state of a space. In a full catalog it replaces one that is not in open.
+func (k *Catalog) Put(fp pool.Fingerprint, e Space, open []pool.Fingerprint) {
+	if _, there := k.Spaces[fp]; !there && len(k.Spaces) >= MaxSpaces {
+		k.makeRoom(open)
+	}
+	k.Spaces[fp] = e
+}
+
+// makeRoom drops a space. So that it never returns to a name that was reset, Floor rises to its
+// epoch. Open spaces keep their names.
+func (k *Catalog) makeRoom(open []pool.Fingerprint) {
+	victim, found := k.leastNeeded(open)
+	if !found {
+		return // more spaces are open than the bound: the file grows
+	}
+	if last := k.Spaces[victim].Epoch; last > k.Floor {
+		for _, fp := range open {
+			k.Spaces[fp] = k.Of(fp)
+		}
+		k.Floor = last
+	}
+	delete(k.Spaces, victim)
+}
+
+// leastNeeded returns the space that was used least recently, of those that are neither open nor to
+// be forgotten by memory, preferably one whose reset all tiers know.
+func (k *Catalog) leastNeeded(open []pool.Fingerprint) (victim pool.Fingerprint, found bool) {
+	busy := make(map[pool.Fingerprint]bool, len(open))
+	for _, fp := range open {
+		busy[fp] = true
+	}
+	least := int64(0)
+	for fp, e := range k.Spaces {
+		worth := e.Used
+		if e.Claim != (Nonce{}) {
+			worth += 1 << 40
+		}
+		if !busy[fp] && !e.Forget && (!found || worth < least) {
+			victim, least, found = fp, worth, true
+		}
+	}
+	return victim, found
+}
+
+// Touch records that a space is used.
+func (k *Catalog) Touch(fp pool.Fingerprint, now int64) {
+	if e, ok := k.Spaces[fp]; ok {
+		e.Used = now
+		k.Spaces[fp] = e
+	}
+}
+
+// The file is JSON: a format, the checksum of the state as written, and the state.
+const fileFormat = 3
 
 type storedFile struct {
 	Format int             `json:"format"`
@@ -103,11 +122,8 @@ type storedFile struct {
 }
 
 type storedState struct {
-	Spaces  []storedSpace  `json:"spaces"`
-	Collect []storedOrphan `json:"collect"`
-	// Unused is also to be collected, while no node uses it.
-	Unused []storedOrphan   `json:"unused,omitempty"`
-	Swept  map[string]int64 `json:"swept,omitempty"`
+	Floor  uint64        `json:"floor"`
+	Spaces []storedSpace `json:"spaces"`
 }
 
 type storedSpace struct {
@@ -115,21 +131,8 @@ type storedSpace struct {
 	Epoch     uint64   `json:"epoch"`
 	Claim     string   `json:"claim,omitempty"`
 	Confirmed []string `json:"told,omitempty"`
-	Private   bool     `json:"private,omitempty"`
-	Named     bool     `json:"named,omitempty"`
 	Forget    bool     `json:"forget,omitempty"`
 	Used      int64    `json:"used"`
-	Seen      int64    `json:"seen,omitempty"`
-}
-
-type storedOrphan struct {
-	Name    string              `json:"name"`
-	Space   string              `json:"space"`
-	Epoch   uint64              `json:"epoch"`
-	Private bool                `json:"private,omitempty"`
-	Local   bool                `json:"local,omitempty"`
-	Due     int64               `json:"due"`
-	Tiers   map[string][3]int64 `json:"tiers,omitempty"` // scans, when the next may begin, and Clear
 }
 
 var sumTable = crc32.MakeTable(crc32.Castagnoli)
@@ -161,9 +164,6 @@ func Parse(text []byte) (*Catalog, error) {
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, err
 	}
-	if f.Format == 0 && f.State == nil {
-		return parseSalts(text)
-	}
 	if f.Format != fileFormat {
 		return nil, fmt.Errorf("format %d, allowed: %d", f.Format, fileFormat)
 	}
@@ -194,38 +194,18 @@ func parse16(what, text string) (out [16]byte, err error) {
 	return [16]byte(b), nil
 }
 
-// parseSalts reads format 1. Each space in it was reset by this node; its name made of the salt is
-// an orphan.
-func parseSalts(text []byte) (*Catalog, error) {
-	var lines map[string]string
-	if err := json.Unmarshal(text, &lines); err != nil {
-		return nil, err
-	}
-	k := New()
-	for space, value := range lines {
-		fp, errA := parse16("space", space)
-		salt, errB := parse16("salt", value)
-		claim, errC := NewNonce()
-		if err := errors.Join(errA, errB, errC); err != nil {
-			return nil, err
-		}
-		k.Spaces[fp] = Space{Epoch: 1, Claim: claim}
-		k.Orphans[Hashed(fp, salt[:])] = Orphan{Space: fp, Tiers: map[string]Scans{}}
-		k.Orphans[fp] = Orphan{Space: fp, Tiers: map[string]Scans{}}
-	}
-	return k, nil
-}
-
 func (s *storedState) catalog() (*Catalog, error) {
-	k := New()
+	k := &Catalog{Spaces: make(map[pool.Fingerprint]Space, len(s.Spaces)), Floor: s.Floor}
+	if s.Floor > MaxEpoch {
+		return nil, fmt.Errorf("floor: %d, allowed: 0 to %d", s.Floor, uint64(MaxEpoch))
+	}
 	for i := range s.Spaces {
 		in := &s.Spaces[i]
 		fp, err := parse16("space", in.Space)
 		if err != nil {
 			return nil, err
 		}
-		e := Space{Epoch: in.Epoch, Confirmed: in.Confirmed, Private: in.Private, Named: in.Named, Used: in.Used,
-			Seen: in.Seen, Forget: in.Forget}
+		e := Space{Epoch: in.Epoch, Confirmed: in.Confirmed, Used: in.Used, Forget: in.Forget}
 		if in.Claim != "" {
 			if e.Claim, err = parse16("claim", in.Claim); err != nil {
 				return nil, err
@@ -236,58 +216,22 @@ func (s *storedState) catalog() (*Catalog, error) {
 		}
 		k.Spaces[fp] = e
 	}
-	for i, in := range slices.Concat(s.Collect, s.Unused) {
-		unused := i >= len(s.Collect)
-		name, errA := parse16("name", in.Name)
-		fp, errB := parse16("space", in.Space)
-		if err := errors.Join(errA, errB); err != nil {
-			return nil, err
-		}
-		left := Orphan{Space: fp, Epoch: in.Epoch, Private: in.Private, Local: in.Local, Unused: unused,
-			NotBefore: in.Due}
-		left.Tiers = make(map[string]Scans, len(in.Tiers))
-		for tier, done := range in.Tiers {
-			left.Tiers[tier] = Scans{N: int(done[0]), Next: done[1], Clear: done[2]}
-		}
-		k.Orphans[name] = left
-	}
-	maps.Copy(k.Swept, s.Swept)
 	return k, nil
 }
 
 func (k *Catalog) state() *storedState {
-	s := &storedState{Spaces: []storedSpace{}, Collect: []storedOrphan{}, Swept: k.Swept}
-	for _, fp := range sorted(k.Spaces) {
+	s := &storedState{Floor: k.Floor, Spaces: make([]storedSpace, 0, len(k.Spaces))}
+	byPrint := func(a, b pool.Fingerprint) int { return slices.Compare(a[:], b[:]) }
+	for _, fp := range slices.SortedFunc(maps.Keys(k.Spaces), byPrint) {
 		e := k.Spaces[fp]
-		out := storedSpace{Epoch: e.Epoch, Confirmed: e.Confirmed, Private: e.Private, Named: e.Named, Used: e.Used,
-			Seen: e.Seen, Forget: e.Forget}
+		out := storedSpace{Epoch: e.Epoch, Confirmed: e.Confirmed, Used: e.Used, Forget: e.Forget}
 		out.Space = hex.EncodeToString(fp[:])
 		if e.Claim != (Nonce{}) {
 			out.Claim = hex.EncodeToString(e.Claim[:])
 		}
 		s.Spaces = append(s.Spaces, out)
 	}
-	for _, name := range sorted(k.Orphans) {
-		left := k.Orphans[name]
-		out := storedOrphan{
-			Name: hex.EncodeToString(name[:]), Space: hex.EncodeToString(left.Space[:]),
-			Epoch: left.Epoch, Private: left.Private, Local: left.Local, Due: left.NotBefore,
-			Tiers: make(map[string][3]int64, len(left.Tiers)),
-		}
-		for tier, done := range left.Tiers {
-			out.Tiers[tier] = [3]int64{int64(done.N), done.Next, done.Clear}
-		}
-		if left.Unused {
-			s.Unused = append(s.Unused, out)
-		} else {
-			s.Collect = append(s.Collect, out)
-		}
-	}
 	return s
-}
-
-func sorted[V any](m map[pool.Fingerprint]V) []pool.Fingerprint {
-	return slices.SortedFunc(maps.Keys(m), func(a, b pool.Fingerprint) int { return slices.Compare(a[:], b[:]) })
 }
 
 // Encode returns the text of the file.

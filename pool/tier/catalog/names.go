@@ -16,12 +16,7 @@ func StoredName(fp pool.Fingerprint, epoch uint64) pool.Fingerprint {
 	if epoch == 0 {
 		return fp
 	}
-	return Hashed(fp, binary.LittleEndian.AppendUint64(nil, epoch))
-}
-
-// Hashed returns the name that an older version gave a space by a random salt.
-func Hashed(fp pool.Fingerprint, with []byte) pool.Fingerprint {
-	sum := sha256.Sum256(append(fp[:], with...))
+	sum := sha256.Sum256(binary.LittleEndian.AppendUint64(fp[:], epoch))
 	return pool.Fingerprint(sum[:16])
 }
 

@@ -2,7 +2,6 @@ package names
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -19,6 +18,7 @@ type markerState struct {
 const (
 	followSpaces = 256 // spaces of one round
 	followKeys   = 16  // keys of one call, so that the store has room for look-ups
+	maxSkipped   = 16  // markers of skipped epochs that a reset puts
 )
 
 // FullRound is of how many rounds of a follower one checks all markers of a space. The others ask
@@ -56,8 +56,8 @@ func (t *tier) followLoop(ctx context.Context) {
 		if !t.Up() {
 			continue
 		}
-		if err := errors.Join(t.followRound(ctx), t.markRound(ctx)); err != nil && ctx.Err() == nil {
-			t.count.markFails.Add(1)
+		if err := t.followRound(ctx); err != nil && ctx.Err() == nil {
+			t.markFails.Add(1)
 			t.Log("reading or writing markers failed, will retry", err)
 		}
 	}
@@ -71,9 +71,8 @@ type followedSpace struct {
 	full   bool // check all markers, not just the next epoch's
 }
 
-// spacesToFollow returns at most followSpaces spaces: those that are open, those with orphans, and
-// those whose markers this store may lack. A store that lost the markers of a closed space gets
-// them back before what new nodes store under its earlier names is collected.
+// spacesToFollow returns at most followSpaces spaces: those that are open, and those whose markers
+// this store may lack.
 func (t *tier) spacesToFollow() (round []followedSpace) {
 	all := t.allToFollow()
 	if len(all) <= followSpaces {
@@ -85,14 +84,14 @@ func (t *tier) spacesToFollow() (round []followedSpace) {
 
 func (t *tier) allToFollow() (all []followedSpace) {
 	n := t.names
-	now := n.now()
-	add := func(fp pool.Fingerprint, e catalog.Space, always bool) {
+	now := n.o.Clock()
+	add := func(fp pool.Fingerprint, e catalog.Space, open bool) {
 		h, ok := t.states[fp]
 		one := followedSpace{fp: fp, Space: e, claims: e.Claim != (catalog.Nonce{}) &&
 			!slices.Contains(e.Confirmed, t.Name)}
 		confirmed := ok && h.epoch == e.Epoch && !one.claims
 		one.full = !confirmed || !now.Before(h.full)
-		if always || e.Epoch > 0 && !confirmed {
+		if open || e.Epoch > 0 && !confirmed {
 			all = append(all, one)
 		}
 	}
@@ -101,17 +100,11 @@ func (t *tier) allToFollow() (all []followedSpace) {
 	open := make(map[pool.Fingerprint]bool)
 	for _, fp := range n.mu.open {
 		open[fp] = true
-		if !n.mu.abandoned[fp] { // else its markers are collected and must not be put back
-			add(fp, n.mu.catalog.Spaces[fp], true)
-		}
-	}
-	left := make(map[pool.Fingerprint]bool)
-	for _, one := range n.mu.catalog.Orphans {
-		left[one.Space] = true
+		add(fp, n.mu.catalog.Of(fp), true)
 	}
 	for fp, e := range n.mu.catalog.Spaces {
-		if !open[fp] && !n.mu.abandoned[fp] {
-			add(fp, e, left[fp])
+		if !open[fp] {
+			add(fp, e, false)
 		}
 	}
 	for fp := range t.states {
@@ -190,14 +183,14 @@ func (t *tier) followSpace(ctx context.Context, f *followedSpace) error {
 	if err := t.putMarkers(ctx, f.fp, missing); err != nil {
 		return err
 	}
-	t.states[f.fp] = markerState{epoch: f.Epoch, full: t.names.now().Add(FullRound * t.names.o.EpochEvery)}
+	t.states[f.fp] = markerState{epoch: f.Epoch, full: t.names.o.Clock().Add(FullRound * t.names.o.EpochEvery)}
 	return nil
 }
 
 // skippedEpochs returns the latest epochs between the last one this store has a marker of and a new
 // reset's, so that nodes that ask for the next epoch alone find it in their next round.
 func (t *tier) skippedEpochs(f *followedSpace) (all []uint64) {
-	from := f.Epoch - min(f.Epoch, maxOldNames)
+	from := f.Epoch - min(f.Epoch, maxSkipped)
 	if h, ok := t.states[f.fp]; ok {
 		from = max(from, h.epoch)
 	}

@@ -38,7 +38,7 @@ func (n *Names) markerValue(key *pool.Key, claim catalog.Nonce) []byte {
 		Length: length,
 		Sum:    pool.Sum(key.Seed(length), claim[:]),
 		Node:   n.o.Node,
-		When:   uint64(n.now().Unix()),
+		When:   uint64(n.o.Clock().Unix()),
 	}
 	hd.Seal(key, value)
 	return value
@@ -97,16 +97,9 @@ func (t *tier) putMarkers(ctx context.Context, fp pool.Fingerprint, epochs []uin
 	if len(epochs) == 0 {
 		return nil
 	}
-	keys := make([]pool.Key, len(epochs))
+	items := make([]pool.Item, len(epochs))
 	for i, epoch := range epochs {
-		keys[i] = catalog.MarkerKey(fp, epoch)
-	}
-	return t.putMarkerKeys(ctx, keys)
-}
-
-func (t *tier) putMarkerKeys(ctx context.Context, keys []pool.Key) error {
-	items := make([]pool.Item, len(keys))
-	for i, key := range keys {
+		key := catalog.MarkerKey(fp, epoch)
 		items[i] = pool.Item{Key: key, Data: t.names.markerValue(&key, catalog.Nonce{}), Status: pool.Busy}
 	}
 	within, stop := context.WithTimeout(ctx, t.Within)

@@ -1,20 +1,19 @@
 // Package names decides under which name each space is stored in tiers.
 //
 // A reset gives a space a new name, so that nothing stored before is found, however late it was
-// written. Nodes agree on the names by markers in the shared tiers. Entries that tiers hold under
-// names that no node uses any more are deleted.
+// written. Nodes agree on the names by markers in the shared tiers. What tiers hold under earlier
+// names is not read again; it ends by the store's own expiry or eviction.
 //
 //	Reset ──▶ next epoch, next name ──▶ catalog on disk ──▶ marker in each shared tier
-//	                  │                                              │
-//	                  └──▶ old name: an orphan                       ▼
-//	                              │                followers of other nodes: the same name
-//	private or named spaces that  ▼
-//	no engine uses ──▶ orphans ──▶ collector: lists each tier, deletes
+//	                                                              │
+//	                                  followers of other nodes: the same name
 package names
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -29,10 +28,19 @@ type Tier struct {
 	Local  bool          // no other node uses it
 	Within time.Duration // limit of one call of the store
 
-	Up      func() bool                  // reports whether the store may be called
-	Busy    func() bool                  // reports whether look-ups or fetches wait for the store
-	Deleted func(keys []pool.Key)        // is called after the store deleted keys
-	Log     func(what string, err error) // at most once a second for each what
+	Up  func() bool                  // reports whether the store may be called
+	Log func(what string, err error) // at most once a second for each what
+}
+
+// tier is a tier with its follower, whose goroutine alone uses states and next.
+type tier struct {
+	Tier
+	names *Names
+
+	wake      chan struct{}                    // cap 1: the follower is to begin a round
+	states    map[pool.Fingerprint]markerState // the markers of each space
+	next      int                              // where the next round begins
+	markFails atomic.Uint64                    // rounds that failed
 }
 
 // File keeps the catalog for the next process.
@@ -43,15 +51,12 @@ type File interface {
 
 // Options of names. The tier package has their ranges; all but File are required.
 type Options struct {
-	File          File          // nil: the catalog ends with the process
-	EpochEvery    time.Duration // between two rounds of a follower
-	CollectAfter  time.Duration // from when a name becomes an orphan to its first scan, and to the second
-	CollectUnused time.Duration // how long no node used a named space that is collected; 0: never
-	CollectRate   int           // keys examined or deleted, a second
-	Node          string        // names this node in markers
-	Lasting       bool          // memory may outlive the process: Unforgotten is used
-	Clock         func() time.Time
-	Log           func(what string, err error)
+	File       File          // nil: the catalog ends with the process
+	EpochEvery time.Duration // between two rounds of a follower
+	Node       string        // names this node in markers
+	Lasting    bool          // memory may outlive the process: Unforgotten is used
+	Clock      func() time.Time
+	Log        func(what string, err error)
 
 	// The following are called without n.mu. The first two may be called under changeMu, so they
 	// must not call Reset.
@@ -79,99 +84,48 @@ type Options struct {
 //
 // Invariants under mu:
 //
-//   - Nothing is stored under an orphan: Use removes the name from the orphans before it says that
-//     the tiers may be used, and the name of an open space becomes an orphan only together with
-//     another name or with Off.
-//   - A space in off, unsaved or abandoned is Off. It leaves off and unsaved only after a write to
-//     disk, and abandoned only when an engine uses it or nothing is left of it.
-//   - An epoch never decreases while the catalog has the space. An abandoned space leaves it with
-//     the last of its orphans, or to make room for another space.
+//   - A space in off is Off. It leaves off only after a write to disk.
+//   - The epoch of a space never decreases, also when the catalog drops the space.
 type Names struct {
 	o     Options
 	tiers []*tier
-
-	changed chan struct{} // cap 1: the catalog is to be saved, or has a new orphan
 
 	changeMu sync.Mutex
 
 	mu struct {
 		sync.Mutex
-		catalog   *catalog.Catalog
-		dirty     bool                           // catalog differs from the file
-		open      []pool.Fingerprint             // spaces that are open, in the order of opening
-		unsaved   map[pool.Fingerprint]bool      // private or named spaces that the file lacks: no tiers until then
-		off       map[pool.Fingerprint]bool      // a reset was not saved: no tiers, even if opened again
-		failed    map[pool.Fingerprint]bool      // a reset found no new epoch: off until one does
-		idle      map[pool.Fingerprint]time.Time // private spaces without an engine: since when
-		active    map[pool.Fingerprint]bool      // named spaces with an engine
-		abandoned map[pool.Fingerprint]bool      // spaces that are collected: no tiers until used
-		adopted   uint64                         // resets of other nodes
-		again     uint64                         // resets that another node's competed with
-		lost      uint64                         // orphans that were not recorded
-		unused    uint64                         // named spaces that were abandoned
-		elsewhere uint64                         // of those, spaces that another node was found to use
+		catalog *catalog.Catalog
+		dirty   bool                      // catalog differs from the file
+		open    []pool.Fingerprint        // spaces that are open, in the order of opening
+		off     map[pool.Fingerprint]bool // a reset was not saved: no tiers, even if opened again
+		failed  map[pool.Fingerprint]bool // a reset found no new epoch: off until one does
+		adopted uint64                    // resets of other nodes
+		again   uint64                    // resets that another node's competed with
 	}
-
-	started    time.Time
-	loggedLost uint64    // of saveLoop
-	loggedAt   time.Time // of saveLoop
 }
 
 // Open reads the catalog.
-func Open(o Options, tiers []Tier) (*Names, error) {
-	n := &Names{o: o, changed: make(chan struct{}, 1), started: o.Clock()}
+func Open(o Options, tiers []Tier) (n *Names, err error) {
+	n = &Names{o: o}
 	for _, t := range tiers {
-		n.tiers = append(n.tiers, newTier(n, t))
+		n.tiers = append(n.tiers, &tier{
+			Tier: t, names: n, wake: make(chan struct{}, 1), states: make(map[pool.Fingerprint]markerState),
+		})
 	}
-	n.mu.catalog = catalog.New()
-	n.mu.unsaved, n.mu.off = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
-	n.mu.failed, n.mu.active = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
-	n.mu.idle, n.mu.abandoned = map[pool.Fingerprint]time.Time{}, map[pool.Fingerprint]bool{}
+	n.mu.off, n.mu.failed = map[pool.Fingerprint]bool{}, map[pool.Fingerprint]bool{}
 	if o.File == nil {
+		n.mu.catalog = catalog.New()
 		return n, nil
 	}
-	return n, n.read()
+	n.mu.catalog, err = o.File.Read()
+	return n, err
 }
 
-// read reads the catalog of an earlier process, and gives the engines of that process CollectAfter
-// to return.
-func (n *Names) read() (err error) {
-	if n.mu.catalog, err = n.o.File.Read(); err != nil {
-		return err
-	}
-	back := n.started.Add(n.o.CollectAfter)
-	for fp, e := range n.mu.catalog.Spaces {
-		if e.Private {
-			n.mu.idle[fp] = n.started
-		}
-	}
-	fresh := false
-	for name, left := range n.mu.catalog.Orphans {
-		if left.NotBefore == 0 { // of format 1
-			left.NotBefore, fresh = back.UnixMilli(), true
-			n.mu.catalog.Orphans[name] = left
-		}
-		switch {
-		case left.Unused && n.o.CollectUnused == 0:
-			delete(n.mu.catalog.Orphans, name)
-		case left.Unused:
-			n.mu.abandoned[left.Space] = true
-			left.NotBefore = max(left.NotBefore, back.UnixMilli())
-			n.mu.catalog.Orphans[name] = left
-		}
-	}
-	if fresh {
-		return n.o.File.Write(n.mu.catalog)
-	}
-	return nil
-}
-
-// Run saves the catalog, follows the markers of other nodes and collects orphans, until ctx ends.
+// Run saves the catalog and follows the markers of other nodes, until ctx ends.
 func (n *Names) Run(ctx context.Context) {
 	var loops sync.WaitGroup
 	defer loops.Wait()
 	loops.Go(func() { n.saveLoop(ctx) })
-	loops.Go(func() { n.collectLoop(ctx) })
 	for _, t := range n.tiers {
 		if !t.Local {
 			loops.Go(func() { t.followLoop(ctx) })
@@ -179,16 +133,69 @@ func (n *Names) Run(ctx context.Context) {
 	}
 }
 
-func (n *Names) now() time.Time { return n.o.Clock() }
+// Name is how an open space is stored in tiers.
+type Name struct {
+	Stored pool.Fingerprint
+	// Off means that the tiers must not be used: a reset of the space is not saved yet, or memory
+	// may have what was stored before it.
+	Off bool
+}
 
-// pause waits for d. It returns false if the context ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
+// Opened records that a space is open, and returns its name as Use does.
+func (n *Names) Opened(fp pool.Fingerprint) Name {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !slices.Contains(n.mu.open, fp) {
+		n.mu.open = append(n.mu.open, fp)
+	}
+	n.mu.catalog.Touch(fp, n.o.Clock().Unix())
+	return n.useLocked(fp)
+}
+
+// Use returns the name of an open space.
+func (n *Names) Use(fp pool.Fingerprint) Name {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.useLocked(fp)
+}
+
+func (n *Names) useLocked(fp pool.Fingerprint) Name {
+	e := n.mu.catalog.Of(fp)
+	return Name{Stored: catalog.StoredName(fp, e.Epoch), Off: n.mu.off[fp] || e.Forget}
+}
+
+// Closed records that a space is no longer open.
+func (n *Names) Closed(fp pool.Fingerprint) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mu.open = slices.DeleteFunc(n.mu.open, func(other pool.Fingerprint) bool { return other == fp })
+}
+
+// StoredAs returns the present name of a space, which need not be open.
+func (n *Names) StoredAs(fp pool.Fingerprint) pool.Fingerprint {
+	return catalog.StoredName(fp, n.Epoch(fp))
+}
+
+// Epoch returns the tier epoch of a space.
+func (n *Names) Epoch(fp pool.Fingerprint) uint64 {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.catalog.Of(fp).Epoch
+}
+
+// Catalog returns a copy of the catalog.
+func (n *Names) Catalog() *catalog.Catalog {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mu.catalog.Clone()
+}
+
+// Report fills in the counts of resets. r.Tiers are the tiers of Open.
+func (n *Names) Report(r *pool.TierReport) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r.Adopted, r.Again = n.mu.adopted, n.mu.again
+	for i, t := range n.tiers {
+		r.Tiers[i].MarkFails = t.markFails.Load()
 	}
 }

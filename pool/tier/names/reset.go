@@ -2,15 +2,10 @@ package names
 
 import (
 	"fmt"
-	"math/rand/v2"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
-
-// maxOldNames bounds the names that one change of epochs orphans. A node that was away records
-// those that it may have written, and the latest that others may have.
-const maxOldNames = 16
 
 // Reset gives a space its next name, and returns after that is on disk. After an error the space is
 // Off until a later write to disk succeeds; the caller must not report the reset as done.
@@ -60,40 +55,16 @@ func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space) error) e
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mu.off[fp] = true
-	e := n.mu.catalog.Spaces[fp]
-	before := e.Epoch
+	e := n.mu.catalog.Of(fp)
 	if err := change(&e); err != nil {
 		n.mu.failed[fp] = true
 		return err
 	}
 	delete(n.mu.failed, fp)
-	e.Forget = n.o.Lasting
-	e.Used = n.now().Unix()
-	n.makeRoomLocked(fp, e.Used)
-	n.mu.catalog.Spaces[fp] = e
+	e.Forget, e.Used = n.o.Lasting, n.o.Clock().Unix()
+	n.mu.catalog.Put(fp, e, n.mu.open)
 	n.mu.dirty = true
-	if e.Named { // follow it again, so that other nodes learn of the reset
-		delete(n.mu.abandoned, fp)
-		n.restoreLocked(fp)
-	}
-	if e.Epoch > before {
-		n.orphanLocked(fp, before, e)
-	}
 	return nil
-}
-
-// orphanLocked records the names of a space that a new epoch made orphans. The node that made the
-// epoch scans first; others scan at a random time after that.
-func (n *Names) orphanLocked(fp pool.Fingerprint, before uint64, e catalog.Space) {
-	due := n.o.CollectAfter
-	if e.Claim == (catalog.Nonce{}) && n.shared() {
-		due += rand.N(due)
-	}
-	at := n.now().Add(due).UnixMilli()
-	n.addOrphanLocked(catalog.StoredName(fp, before), catalog.Orphan{Space: fp, Epoch: before, NotBefore: at})
-	for epoch := max(before+1, e.Epoch-min(e.Epoch, maxOldNames)); epoch < e.Epoch; epoch++ {
-		n.addOrphanLocked(catalog.StoredName(fp, epoch), catalog.Orphan{Space: fp, Epoch: epoch, NotBefore: at})
-	}
 }
 
 // Unforgotten returns the spaces whose resets are on disk, and whose memory an earlier process may
@@ -107,13 +78,6 @@ func (n *Names) Unforgotten() (all []pool.Fingerprint) {
 		}
 	}
 	return all
-}
-
-// Epoch returns the tier epoch of a space.
-func (n *Names) Epoch(fp pool.Fingerprint) uint64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.mu.catalog.Spaces[fp].Epoch
 }
 
 // Forgotten records that memory was reset after the space had got this tier epoch. It is on disk
