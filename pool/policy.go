@@ -69,7 +69,7 @@ type PolicyReport struct {
 	// LookupsDropped counts look-ups not passed to the policy because its queue was full.
 	LookupsDropped uint64 `json:"lookups_dropped"`
 
-	Classes []PolicyClass `json:"classes"`
+	Classes []PolicyClass `json:"classes,omitempty"`
 }
 
 // PolicyClass is a class of similar blocks in a policy.

@@ -49,20 +49,6 @@ func replayMock(t *testing.T, dir string) (r mockRun) {
 	return r
 }
 
-// poolStatusOf is what an agent says of its pool.
-func poolStatusOf(t *testing.T, dir string) (pool map[string]any) {
-	t.Helper()
-	body, err := adminclient.New(dir).Get(t.Context(), "/status")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var st struct{ Pool map[string]any }
-	if err := json.Unmarshal(body, &st); err != nil {
-		t.Fatal(err)
-	}
-	return st.Pool
-}
-
 // killed ends an agent, which must live until then.
 func killed(t *testing.T, cmd *exec.Cmd, log *processLog) {
 	t.Helper()
@@ -99,7 +85,7 @@ func TestAgentWhoseFileIsCut(t *testing.T) {
 			if r := replayMock(t, dir); r.Loaded == 0 {
 				t.Errorf("%+v: some blocks are left", r)
 			}
-			if pages := poolStatusOf(t, dir)["bad_pages"].(float64); pages == 0 {
+			if statusOf(t, dir).Pool.Bad.Pages == 0 {
 				t.Error("no page is bad")
 			}
 			_, err = adminclient.New(dir).Get(t.Context(), "/readyz")
@@ -158,8 +144,8 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			if third.Saved != 0 {
 				t.Errorf("%+v afterwards", third)
 			}
-			if p := poolStatusOf(t, dir); p["bad_pages"] != 1.0 || p["bad_bytes"] != 4096.0 || p["bad_dropped"] != 1.0 {
-				t.Errorf("status %v", p)
+			if b := statusOf(t, dir).Pool.Bad; b.Pages != 1 || b.Bytes != 4096 || b.Dropped != 1 {
+				t.Errorf("status %+v", b)
 			}
 			if !strings.Contains(log.String(), "a page of the pool cannot be read") {
 				t.Errorf("nothing in the log:\n%s", log)
@@ -169,7 +155,7 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			takePage(t, path, 30*4096, "b")
 			for range 2 {
 				cmd, dir, log = startServe(t, args...)
-				waitPool(t, dir, "bad_pages", 2)
+				pooltest.Until(t, "two bad pages are known", func() bool { return statusOf(t, dir).Pool.Bad.Pages == 2 })
 				r := replayMock(t, dir)
 				if r.Loaded == 0 || r.Saved > 1 {
 					t.Errorf("%+v after a start with two bad pages, %+v at first", r, first)
@@ -182,8 +168,8 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			if r.Loaded == 0 || r.Saved == 0 || r.Saved > 64 {
 				t.Errorf("%+v after a start without a page of headers\n%s", r, log)
 			}
-			if p := poolStatusOf(t, dir); p["bad_pages"] != 2.0 || p["file_faults"] == 0.0 {
-				t.Errorf("status %v", p)
+			if b := statusOf(t, dir).Pool.Bad; b.Pages != 2 || b.Faults == 0 {
+				t.Errorf("status %+v", b)
 			}
 			if strings.Contains(log.String(), "starts empty") {
 				t.Errorf("it began cold:\n%s", log)
@@ -191,14 +177,6 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			killed(t, cmd, log)
 		})
 	}
-}
-
-// waitPool waits until an agent says a number of its pool.
-func waitPool(t *testing.T, dir, key string, want float64) {
-	t.Helper()
-	pooltest.Until(t, fmt.Sprintf("%s of the pool's status is %v", key, want), func() bool {
-		return poolStatusOf(t, dir)[key] == want
-	})
 }
 
 // takePage takes a page away from a file on a tmpfs that has no other one to give.

@@ -176,7 +176,7 @@ func (c *Client) Stats() ClientStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	out := c.count
-	out.Peers = nil
+	out.Peers = []AddressStats{}
 	for _, n := range c.nodes {
 		p := n.count
 		p.Peer, p.Fetches, p.Opened, p.State = n.addr, n.users, n.breaker.opened, "idle"

@@ -134,7 +134,7 @@ func (t *traffic) add(host string, blocks int, bytes int64, took time.Duration) 
 func (t *traffic) list() []HostTraffic {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var out []HostTraffic
+	out := []HostTraffic{}
 	for _, p := range t.host {
 		out = append(out, *p)
 	}

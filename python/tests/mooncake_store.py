@@ -69,4 +69,4 @@ def flags(url: str, number: int, state: Path) -> list[str]:
 def connected(agent: AgentProcess) -> bool:
     """Return whether an agent's helper has connected."""
     (tier,) = agent.status()["tiers"]["list"]
-    return bool(tier["store"] == "ok")
+    return bool(tier["store"]["state"] == "ok")

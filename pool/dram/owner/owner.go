@@ -201,7 +201,7 @@ func (t *Table) Refused(o pool.Owner, blocks int) {
 
 // Stats returns the owners that are open or have entries, by their numbers, and the totals.
 func (t *Table) Stats() (s pool.OwnersStats) {
-	s.Evicted, s.Refused = t.evicted, t.refused
+	s.Evicted, s.Refused, s.Each = t.evicted, t.refused, []pool.OwnerStats{}
 	for i := range t.owners {
 		if o := &t.owners[i]; o.name != "" && (o.users > 0 || o.bytes > 0) {
 			s.Each = append(s.Each, pool.OwnerStats{
