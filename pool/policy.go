@@ -64,7 +64,7 @@ type PolicyReport struct {
 	MayMiss    float64 `json:"may_miss"`                                 // limit of Missing; at it, LRU decides
 	// Alarms counts the times that it lost too many hits to LRU, forgot most of what it learned,
 	// and let LRU decide.
-	Alarms   uint64 `json:"alarms" metric:"eviction_alarms_total"`
+	Alarms   uint64 `json:"alarms"`
 	Fallback bool   `json:"fallback" metric:"eviction_fallback"` // LRU decides, after an alarm
 	// LookupsDropped counts look-ups not passed to the policy because its queue was full.
 	LookupsDropped uint64 `json:"lookups_dropped"`

@@ -50,9 +50,7 @@ var families = map[string]string{
 	"eviction_lookups_total":  "Blocks that were looked up.",
 	"eviction_hits_total":     "Blocks looked up that were stored, and those that LRU would have had.",
 	"eviction_missing_blocks": "Blocks that LRU would hold and the policy evicted.",
-	"eviction_alarms_total": "Times the policy lost too many hits to LRU, forgot most of what it had learned, and " +
-		"let LRU decide.",
-	"eviction_fallback": "1 while LRU decides, after an alarm.",
+	"eviction_fallback":       "1 while LRU decides, after an alarm.",
 
 	"mover_running":      "1: the process runs.",
 	"mover_failing":      "1: the process was lost several times in a row.",
