@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
@@ -109,10 +108,6 @@ const tokensSuffix = ".tokens"
 
 // resetsFile is the file in the state directory.
 const resetsFile = "kvagent-resets.json"
-
-// collectUnused is how long a named weights generation must be unused by all nodes before it is
-// deleted from the tiers.
-const collectUnused = 7 * 24 * time.Hour
 
 // openTiers opens the tiers below a pool. Without tiers it returns the pool itself. The returned
 // function closes them.
