@@ -46,7 +46,7 @@ PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tier
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env
 VENV   = $$($(ENV) tools)
-LINT   = $$($(ENV) lint)
+LINT   = $$($(ENV) lint) run --allow-parallel-runners
 
 .PHONY: help
 help: ## list the targets
@@ -132,8 +132,8 @@ lint-go: export GOFLAGS := -trimpath
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
-	@$(STAGE) golangci-lint $(LINT) run --allow-parallel-runners --build-tags libzmq ./...
-	@$(STAGE) golangci-lint-cuda $(LINT) run --allow-parallel-runners --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
+	@$(STAGE) golangci-lint $(LINT) --build-tags libzmq ./...
+	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
 lint-changed: lint-python # of Go code the packages that changed since BASE, and the format of all

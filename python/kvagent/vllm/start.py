@@ -99,7 +99,8 @@ class Start:
         return Joined()
 
     def worker(
-        self, memory: Memory, rank: int, registration: Callable[[], Registration], identity: Callable[[], Identity],  # noqa: ARG002
+        self, memory: Memory, rank: int, registration: Callable[[], Registration],  # noqa: ARG002
+        identity: Callable[[], Identity],  # noqa: ARG002
     ) -> Sequence[WorkerGuest]:  # fmt: skip
         """Return the guests of a worker. ``registration``: that of a scheduler in this node."""
         return ()
