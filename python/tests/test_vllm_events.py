@@ -21,7 +21,8 @@ from kvagent.vllm.guests.events import publication, tokens
 from kvagent.vllm.guests.events.engine import Said
 from kvagent.vllm.guests.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
 from kvagent.vllm.guests.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
-from kvagent.vllm.guests.events.waking import Waker, engine_wake
+from kvagent.vllm.guests.events.waking import Waker
+from kvagent.vllm.internals import waker
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.wire import HEADER_BYTES, encode, frame
@@ -452,7 +453,7 @@ def test_an_engine_without_a_loop_of_its_own_is_not_woken() -> None:
         EngineCore=type("EngineCore", (), {}), EngineCoreRequestType=SimpleNamespace(WAKEUP=b"w")
     )
     core.EngineCoreProc = type("EngineCoreProc", (core.EngineCore,), {})
-    assert engine_wake(core) is None
+    assert waker(core) is None
 
 
 def test_tokens_are_said_once_the_agent_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,8 @@ def test_keys_are_as_long_as_vllms_hashes(length: int) -> None:
     hashes = [bytes([i]) * length for i in range(3)]
     request = SimpleNamespace(block_hashes=hashes, num_tokens=3 * BLOCK + 1, all_token_ids=tokens(3))
     followed = Followed(request, BLOCK).block_hashes
-    plain = SimpleNamespace(block_hashes=hashes)
-    adapted = Adapted(plain, lambda one: hashes[len(one.block_hashes) :], b"digest").block_hashes
+    plain = SimpleNamespace(block_hashes=hashes, _block_hasher=lambda one: hashes[len(one.block_hashes) :])
+    adapted = Adapted(plain, b"digest").block_hashes
     for keys in (followed, adapted):
         assert [len(key) for key in keys] == [length] * 3
         assert not {*keys} & {*hashes}

@@ -34,6 +34,7 @@ from kvagent.vllm.geometry import (
 )
 from kvagent.vllm.guests.nodes import rules
 from kvagent.vllm.guests.nodes.orders import Target, localized
+from kvagent.vllm.internals import around
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
 from kvagent.vllm.placement import elsewhere
@@ -417,7 +418,7 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
 
 def test_a_reset_is_announced_before_it_happens() -> None:
     pool, seen, done = _Pool(), [], []
-    Blocks(pool, 0.05).around_reset(lambda: seen.append(pool.resets), lambda: done.append(pool.resets))
+    around(pool, "reset_prefix_cache", lambda _: done.append(pool.resets), lambda: seen.append(pool.resets))
     assert pool.reset_prefix_cache()
     assert (seen, done, pool.resets) == ([0], [1], 1)
 

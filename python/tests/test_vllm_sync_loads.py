@@ -9,54 +9,53 @@ from typing import Any
 
 import pytest
 
-from kvagent.vllm.guests.sync import preemption
+from kvagent.vllm import internals
 from kvagent.vllm.plan import LoadJob
 from kvagent.vllm.worker.side import InflightJob, WorkerSide
 from kvagent.vllm.worker.sync import make_sync
 
-CLASSES = {name: members for _, name, members in preemption._OF_OTHERS}
-USED = [f"Scheduler.{name}" for name in preemption._OF_THE_SCHEDULER]
-USED += [f"{name}.{member}" for name, members in CLASSES.items() for member in members]
 
-
-def of(name: str, members: tuple[str, ...], missing: str) -> type:
-    """Return a class whose objects have those members but one: methods or attributes."""
-    members = tuple(member for member in members if f"{name}.{member}" != missing)
+def of(name: str, members: list[str]) -> type:
+    """Return a class whose objects have those members: methods or attributes."""
     set_members = "; ".join(f"self.{member} = 0" for member in members[::2]) or "pass"
     space: dict[str, Any] = dict.fromkeys(members[1::2])
     exec(f"def __init__(self): {set_members}", space)  # noqa: S102
-    base = type(f"{name}Base", (), space)
-    return type(name, (base,), {})
+    return type(name, (type(f"{name}Base", (), space),), {})
 
 
-def scheduler(monkeypatch: pytest.MonkeyPatch, missing: str) -> Any:
-    """Return a scheduler of a vLLM without a member."""
-    for module, name, members in preemption._OF_OTHERS:
-        namespace = {} if name == missing else {name: of(name, members, missing)}
-        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**namespace))
-    one = of("Scheduler", preemption._OF_THE_SCHEDULER, missing)()
-    one.vllm_config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="own"))
-
-    def preempt(request: Any, timestamp: float, drop_stale_output: bool = False) -> None: ...
-
-    one._preempt_request = preempt
-    return one
+def vllm_without(monkeypatch: pytest.MonkeyPatch, feature: str, missing: str) -> None:
+    """Let modules be as in a vLLM that has all that a feature uses, but for one class or member."""
+    made: dict[str, dict[str, type]] = {}
+    used: dict[tuple[str, str], list[str]] = {}
+    for module, name, members in internals.used(feature):
+        used.setdefault((module, name), []).extend(one for one in members if f"{name}.{one}" != missing)
+    for (module, name), members in used.items():
+        made.setdefault(module, {}).update({} if name == missing else {name: of(name, members)})
+    for module, classes in made.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**classes))
 
 
-def test_a_scheduler_that_has_all_that_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = scheduler(monkeypatch, "")
-    assert not preemption.unsupported(one, "own")
-    assert "another connector" in preemption.unsupported(one, "other")
-    one._preempt_request = lambda _request, _timestamp: None
-    assert "cannot drop the output" in preemption.unsupported(one, "own")
+USED = [
+    (feature, one)
+    for feature in internals.USED
+    for _, name, members in internals.used(feature)
+    for one in (name, *(f"{name}.{member}" for member in members))
+]
 
 
-@pytest.mark.parametrize("missing", [*USED, *CLASSES])
-def test_a_scheduler_that_lacks_something(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """It is refused at the start, instead of failing in a step."""
-    why = preemption.unsupported(scheduler(monkeypatch, missing), "own")
+@pytest.mark.parametrize("feature", internals.USED)
+def test_a_vllm_that_has_all_that_is_used(monkeypatch: pytest.MonkeyPatch, feature: str) -> None:
+    vllm_without(monkeypatch, feature, "")
+    assert not internals.missing(feature)
+
+
+@pytest.mark.parametrize(("feature", "missing"), USED)
+def test_a_vllm_that_lacks_something(monkeypatch: pytest.MonkeyPatch, feature: str, missing: str) -> None:
+    """The feature is off from the start, instead of failing in a step."""
+    vllm_without(monkeypatch, feature, missing)
+    why = internals.missing(feature)
     assert why.startswith("this vLLM has no ")
-    assert why.endswith(missing)
+    assert missing in why
 
 
 @pytest.mark.parametrize("waited_for", [True, False])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from kvagent.doctor.finding import Finding
+from kvagent.vllm import internals
 from kvagent.vllm.geometry import TESTED, tested
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
         yield Finding(f"vLLM {vllm}")
     else:
         yield Finding(f"vLLM {vllm}: the connector is tested with {TESTED}", f"install vLLM {TESTED}")
+    for feature in internals.USED if find_spec("vllm") is not None else ():
+        if reason := internals.missing(feature):
+            yield Finding(f"{feature} is off: {reason}", f"install vLLM {TESTED}")
     allowed = environment.get("VLLM_PLUGINS")
     if own is not None and allowed is not None and "kvagent" not in allowed.split(","):
         yield Finding(

@@ -48,7 +48,10 @@ def register() -> None:
     """
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+    from kvagent.vllm.internals import registered
+
+    known = registered(KVConnectorFactory)
     if find_spec(TIER) is not None:
-        import_module(f"{TIER}.construction").observe(KVConnectorFactory._registry)
-    if "KVAgentConnector" not in KVConnectorFactory._registry:
+        import_module(f"{TIER}.construction").observe(known)
+    if "KVAgentConnector" not in known:
         KVConnectorFactory.register_connector("KVAgentConnector", "kvagent.vllm", "KVAgentConnector")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, replicated
+from kvagent.vllm.internals import cpu_isa
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.resolved import Forms
 from kvagent.vllm.specs import STATE, WINDOW, group_spec
@@ -111,10 +112,8 @@ def _backend_name(backend: Any, vllm_config: Any, spec: Any) -> str:
     name = str(backend.get_name())
     if name != "CPU_ATTN":
         return name
-    from vllm.v1.attention.backends import cpu_attn
-
     asked = (vllm_config.model_config.dtype, spec.block_size, spec.head_size, vllm_config.cache_config.cache_dtype)
-    return f"{name} {cpu_attn._get_attn_isa(*asked)}"
+    return f"{name} {cpu_isa(*asked)}"
 
 
 UNKNOWN = ""  # unknown weights: the generation determines who shares them

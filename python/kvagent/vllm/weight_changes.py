@@ -18,20 +18,19 @@ cache counts as new weights, unless the present ones have a name.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import re
 import secrets
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
+from kvagent.vllm import internals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType
 
     from kvagent.vllm.options import Options
 
@@ -234,20 +233,6 @@ def _private() -> str:
     return PRIVATE + secrets.token_hex(16)
 
 
-def under_construction(core: type) -> Any | None:
-    """Return the object of a class whose ``__init__`` this thread is running, or None.
-
-    An engine core creates its scheduler's connector in its own ``__init__``.
-    """
-    frame: FrameType | None = sys._getframe(1)  # the connector has no other reference to the core
-    while frame is not None:
-        found = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
-        if isinstance(found, core):
-            return found
-        frame = frame.f_back
-    return None
-
-
 def watch() -> tuple[list[str], bool]:
     """Start observing changes of the weights of the engine that is being made in this process.
 
@@ -256,10 +241,12 @@ def watch() -> tuple[list[str], bool]:
     """
     from vllm.v1.engine import core  # this module exists only in the process of the scheduler
 
-    if not observe(core.EngineCore):
-        return ["this vLLM does not expose its calls that change weights"], False
-    engine = under_construction(core.EngineCore)
-    return [], engine is not None and not isinstance(engine, core.EngineCoreProc)
+    engine = internals.constructing(lambda one: isinstance(one, core.EngineCore))
+    in_process = engine is not None and not isinstance(engine, core.EngineCoreProc)
+    if reason := internals.missing(internals.WEIGHTS):
+        return [reason], in_process
+    observe(core.EngineCore)
+    return [], in_process
 
 
 HARMLESS = (
@@ -272,37 +259,26 @@ HARMLESS = (
 Any other method, and the caller's own code, may: an extension's ``update_weights_from_ipc`` looks
 like its ``device_id``.
 """
-_MARK = "_kvagent_listens"
 
 
-def observe(core: Any) -> bool:
+def observe(core: Any) -> None:
     """Patch vLLM's engine core so that it notifies its connectors of such calls.
 
     Repeated calls do nothing.
-
-    Return False if this vLLM has no ``collective_rpc`` there, so that its calls cannot be observed.
     """
-    if not hasattr(core, "collective_rpc"):
-        return False
-    if not hasattr(core.collective_rpc, _MARK):
-        core.collective_rpc = _before(core.collective_rpc, _called)
-        if hasattr(core, "set_weight_version"):
-            core.set_weight_version = _before(core.set_weight_version, _named)
-        core.reset_prefix_cache = _before(core.reset_prefix_cache, _resetting)
-    return True
+    heard = {"collective_rpc": _called, "set_weight_version": _named, "reset_prefix_cache": _resetting}
+    for name, notify in heard.items():
+        if hasattr(core, name):
+            internals.replace(core, name, partial(_before, notify))
 
 
-def _before(method: Callable[..., Any], notify: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    """Return the method with a notification before it, under its own signature, which vLLM
-    reads.
-    """
+def _before(notify: Callable[[Any, Any], None], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method with a notification before it."""
 
-    @functools.wraps(method)
     def observed(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         notify(self, args[0] if args else next(iter(kwargs.values()), None))
         return method(self, *args, **kwargs)
 
-    setattr(observed, _MARK, True)
     return observed
 
 
@@ -326,8 +302,5 @@ def _resetting(core: Any, running: Any) -> None:  # noqa: ARG001
 
 
 def _connectors(core: Any) -> Iterator[Any]:
-    """Yield this package's connectors, also inside others; none while the core is being made."""
-    connector = getattr(getattr(core, "scheduler", None), "connector", None)
-    for one in getattr(connector, "_connectors", [connector]):
-        if hasattr(one, "before_weights_call"):
-            yield one
+    """Yield this package's connectors; none while the core is being made."""
+    return (one for one in internals.connectors(core) if hasattr(one, "before_weights_call"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvagent.vllm.weight_changes import under_construction
+from kvagent.vllm.internals import constructing
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def test_the_core_that_is_being_made_is_found() -> None:
     class Core:
         def __init__(self) -> None:
-            self.found = (lambda: under_construction(Core))()
+            self.found = (lambda: constructing(lambda one: isinstance(one, Core)))()
 
     core = Core()
     assert core.found is core
-    assert under_construction(Core) is None
+    assert constructing(lambda one: isinstance(one, Core)) is None
 
 
 @pytest.mark.engine

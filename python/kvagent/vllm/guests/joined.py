@@ -35,7 +35,7 @@ class Engine:
     step_tokens: int = 0
     """The most tokens that a step computes."""
     preemption: Any = None
-    """vLLM's scheduler, if steps may wait for loads (preemption)."""
+    """vLLM's scheduler, if steps may wait for loads (internals)."""
     events: Any = None
     """How KV events are made; None without them."""
 

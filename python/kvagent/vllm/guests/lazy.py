@@ -15,10 +15,11 @@ watermark are free: then those in use may be evicted soon after their request en
 
 from __future__ import annotations
 
-from itertools import islice, takewhile
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.packing import section
+from kvagent.vllm import internals
 from kvagent.vllm.scheduler.requests import Hurry
 from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
 
@@ -79,7 +80,7 @@ class LazyBatch(SaveBatch):
         self._watermark = watermark
         self._stride = max(watermark // LOOKS, 1)
         self._taken = self._stride  # blocks that left the queue since the last look; so many: look again
-        self._watch(blocks.pool)
+        internals.around(blocks.pool, "get_new_blocks", self._take)
 
     def due(self) -> bool:
         """Return whether there may be blocks to save. Called in every step, before blocks are
@@ -139,14 +140,8 @@ class LazyBatch(SaveBatch):
     def release(self, blocks: Sequence[Any]) -> None:
         """Release the references to blocks that were near their eviction."""
         self._blocks.unpin(blocks)
-        queue, free = self._pool.free_block_queue, [block for block in reversed(blocks) if block.ref_cnt == 0]
-        for block in free:
-            queue.remove(block)
-        near = islice(queue.iter_blocks_after(None), self._watermark)
-        older = list(takewhile(lambda block: block.block_id not in self.unsaved, near))
-        for block in older:
-            queue.remove(block)
-        queue.prepend_n(older + free)
+        free = [block for block in reversed(blocks) if block.ref_cnt == 0]
+        internals.put_back(self._pool, free, self._watermark, lambda block: block.block_id not in self.unsaved)
 
     def clear(self) -> None:
         """Save nothing of what was noted: it is no longer cached, or depends on old weights."""
@@ -190,8 +185,7 @@ class LazyBatch(SaveBatch):
         note it no more.
         """
         found: list[tuple[Unsaved, Any]] = []
-        queue = self._pool.free_block_queue.iter_blocks_after(None)
-        for block in islice(queue, self._watermark):
+        for block in internals.next_free(self._pool, self._watermark):
             if self._current(block) is not None:
                 if len(found) >= room:
                     return found  # the next step looks again
@@ -221,19 +215,12 @@ class LazyBatch(SaveBatch):
         del self.unsaved[block.block_id]
         return None
 
-    def _watch(self, pool: Any) -> None:
-        """Learn which blocks vLLM takes from the queue: what they held is evicted."""
-        get_new_blocks = pool.get_new_blocks
-
-        def taken(*args: Any, **kwargs: Any) -> Any:
-            blocks = get_new_blocks(*args, **kwargs)
-            self._taken += len(blocks)
-            if self.unsaved:
-                for block in blocks:
-                    self._counts.missed += self.unsaved.pop(block.block_id, None) is not None
-            return blocks
-
-        pool.get_new_blocks = taken
+    def _take(self, blocks: Sequence[Any]) -> None:
+        """Handle that vLLM has taken blocks from the queue."""
+        self._taken += len(blocks)
+        if self.unsaved:
+            for block in blocks:
+                self._counts.missed += self.unsaved.pop(block.block_id, None) is not None
 
 
 def _runs(found: Sequence[tuple[Unsaved, Any]], most: int) -> list[list[tuple[Unsaved, Any]]]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
+from kvagent.vllm import internals
 from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import LAZY, OFF, OptionError
@@ -165,6 +166,11 @@ class GuestStart(Start):
         return found
 
     @property
+    def _name(self) -> str:
+        """The name under which vLLM knows this connector."""
+        return str(self.vllm_config.kv_transfer_config.kv_connector)
+
+    @property
     def _tp(self) -> int:
         return int(self.vllm_config.parallel_config.tensor_parallel_size)
 
@@ -182,12 +188,14 @@ class GuestStart(Start):
         """
         if self.options.load_mode == ASYNC:
             return None
-        from kvagent.vllm.guests.sync import preemption
-
-        scheduler, name = preemption.found(), self.vllm_config.kv_transfer_config.kv_connector
-        reason = geo.asynchronous_only(self.kv_cache_config) or preemption.unsupported(scheduler, name)
-        if not reason:
-            return preemption.Preemption(scheduler)
+        scheduler = internals.constructing(lambda one: hasattr(one, "_preempt_request"))
+        reason = geo.asynchronous_only(self.kv_cache_config) or internals.missing(internals.WAITS)
+        if not reason and scheduler is None:
+            reason = "vLLM's scheduler is not accessible"
+        if not reason and scheduler is not None:
+            if scheduler.vllm_config.kv_transfer_config.kv_connector == self._name:
+                return internals.Scheduler(scheduler)
+            reason = "another connector could save what is computed before a load has succeeded"
         if self.options.load_mode == "sync":
             raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
         log.info("load_mode: auto: every load is asynchronous, since %s", reason)
@@ -205,7 +213,7 @@ class GuestStart(Start):
 
         from kvagent.vllm.guests.events.form import EventForm
         from kvagent.vllm.guests.events.publication import EventsOptions
-        from kvagent.vllm.guests.events.waking import Waker, engine_wake
+        from kvagent.vllm.guests.events.waking import Waker
 
-        wake = engine_wake(core)
+        wake = internals.waker(core)
         return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kvagent.lookup import Ticket
     from kvagent.vllm.plan import Depends
@@ -351,26 +351,6 @@ class Blocks:
     def is_stale(self, block: Any) -> bool:
         """Return whether a block was marked as stale under its present hash."""
         return self.has_stale and self._stale_hashes.get(block.block_id, _NONE) == block.block_hash
-
-    def around_reset(self, before: Callable[[], None], done: Callable[[], None]) -> None:
-        """Call ``before`` before each reset of the prefix cache, which fails while blocks are
-        referenced, and ``done`` after each that did not.
-        """
-        after_reset(self._pool, done, before)
-
-
-def after_reset(pool: Any, done: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
-    """Call ``done`` after each reset of a block pool that succeeds, and ``before`` before each."""
-    reset = pool.reset_prefix_cache
-
-    def reset_prefix_cache() -> Any:
-        before()
-        succeeded = reset()
-        if succeeded:
-            done()
-        return succeeded
-
-    pool.reset_prefix_cache = reset_prefix_cache
 
 
 class Tables:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.counters import Counts, SaveCounts
 from kvagent.vllm.hooks import Guest, Joined, Reset
+from kvagent.vllm.internals import around
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
@@ -105,7 +106,8 @@ class SchedulerSide:
             )
             named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
             self.saves.batch.named = self.loads.named = named
-            self.blocks.around_reset(self._guarded(self._before_reset), self._guarded(self._after_reset))
+            done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
+            around(pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
         for guest in self.guests:
             guest.bind(manager)
         self.tables.bind(manager)

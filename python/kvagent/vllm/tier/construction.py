@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvagent.vllm.scheduler.requests import after_reset
+from kvagent.vllm.internals import around, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -91,11 +91,11 @@ def observe(registry: MutableMapping[str, Callable[[], Any]]) -> None:
 
 def observed(connector: Any) -> Any:
     """Return the class, whose ``__init__`` keeps its arguments at hand while it runs."""
-    if hasattr(connector.__init__, _MARK):
-        return connector
-    construct = connector.__init__
+    replace(connector, "__init__", _constructing)
+    return connector
 
-    @functools.wraps(construct)
+
+def _constructing(construct: Callable[..., None]) -> Callable[..., None]:
     def constructing(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(construct).bind(self, *args, **kwargs).arguments
         construction = Construction(given["vllm_config"], given["kv_cache_config"])
@@ -109,9 +109,7 @@ def observed(connector: Any) -> Any:
         for source in construction.sources:
             _publish(self, source)
 
-    setattr(constructing, _MARK, True)
-    connector.__init__ = constructing
-    return connector
+    return constructing
 
 
 def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
@@ -139,7 +137,9 @@ def _publish(connector: Any, source: EventsSource) -> None:
     def bind_kv_cache_manager(kv_cache_manager: Any) -> None:
         source.bind(kv_cache_manager)
         bind(kv_cache_manager)
-        after_reset(kv_cache_manager.block_pool, source.cleared)
+        around(
+            kv_cache_manager.block_pool, "reset_prefix_cache", lambda succeeded: source.cleared() if succeeded else None
+        )
 
     connector.take_events = take_events
     connector.on_new_request = on_new_request

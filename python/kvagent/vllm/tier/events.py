@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.messages import Group, Role
 from kvagent.registration import Registration
-from kvagent.vllm import specs
+from kvagent.vllm import internals, specs
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests.events.chunks import STORAGE, PublishedChunks
 from kvagent.vllm.guests.events.publication import EventsOptions, Publication
 from kvagent.vllm.guests.events.tokens import Tokens, extra_of
-from kvagent.vllm.guests.events.waking import Waker, engine_wake
+from kvagent.vllm.guests.events.waking import Waker
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -63,7 +63,7 @@ def of_vllm(vllm_config: Any) -> Vllm:
     def hash_block(parent: bytes | None, tokens: list[int], extra: tuple[str] | None) -> bytes:
         return bytes(hash_block_tokens(function, parent, tokens, extra))
 
-    return Vllm(EventForm(STORAGE), hash_block, engine_wake(core))
+    return Vllm(EventForm(STORAGE), hash_block, internals.waker(core))
 
 
 def wanted(construction: Construction | None, options: TierOptions) -> bool:

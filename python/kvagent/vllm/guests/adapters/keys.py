@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.guests.adapters.loaded import ADAPTERS
 from kvagent.vllm.hooks import Guest
+from kvagent.vllm.internals import further_hashes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,10 +156,9 @@ class Adapters(Guest):
         """Key a request by the content of its adapter. Return False if that is not known."""
         number = int(tracked.request.lora_request.lora_int_id)
         content = self._contents.get(number)
-        hasher = getattr(tracked.request, "_block_hasher", None)
-        if content is None or not content.digest or hasher is None or tracked in self._never:
+        if content is None or not content.digest or tracked in self._never:
             return False
-        tracked.request = Adapted(tracked.request, hasher, content.digest)
+        tracked.request = Adapted(tracked.request, content.digest)
         tracked.depends = ((number, content.serial),)
         self.side.unbar(tracked, ADAPTER)
         return True
@@ -208,11 +208,9 @@ class _Plain:
 class Adapted:
     """A request of vLLM whose block hashes depend on its adapter's content, whatever its name."""
 
-    def __init__(self, request: Any, hasher: Any, digest: bytes) -> None:
-        """``hasher``: vLLM's function that returns a request's further block hashes."""
+    def __init__(self, request: Any, digest: bytes) -> None:
         self.plain = request
         self._unadapted = _Plain(request)
-        self._hasher = hasher
         self._digest = digest
         self._keys: list[bytes] = []
 
@@ -224,7 +222,7 @@ class Adapted:
         """Return keys in place of vLLM's hashes, as many and as long as there are by now."""
         if len(self._keys) < len(self.plain.block_hashes):
             hashes = self._unadapted.block_hashes
-            hashes += self._hasher(self._unadapted)
+            hashes += further_hashes(self.plain, self._unadapted)
             new = hashes[len(self._keys) :]
             self._keys += [hashlib.sha256(self._digest + one).digest()[: len(one)] for one in new]
         return self._keys

@@ -12,7 +12,6 @@ is written to in place changes a loaded adapter, and the files have to stay as t
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvagent.vllm import internals
 from kvagent.vllm.plan import LoadJob, SaveJob
 from kvagent.vllm.worker.guest import WorkerGuest
 from kvagent.weights import files
@@ -40,7 +40,6 @@ few ticks of the clock that stamps files.
 MAX_ADAPTERS = 4096  # whose content is known; vLLM keeps fewer loaded
 _CONFIGURED = ("lora_dtype", "target_modules", "enable_mixed_moe_lora_format", "enable_moe_shared_loras")
 """The options of vLLM's LoRAConfig that change what an adapter computes."""
-_MARK = "_kvagent_listens"
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -196,12 +195,11 @@ def listen(config: Any) -> LoadedAdapters | None:
     from vllm.platforms import current_platform
 
     manager = worker_manager.WorkerLoRAManager
-    load = getattr(manager, "_load_adapter", None)
-    if load is None or any("_load_adapter" in vars(cls) for cls in manager.__subclasses__()):
-        log.warning("LoRA: this vLLM loads adapters in another way: their requests are not cached")
+    reason = internals.missing(internals.ADAPTERS)
+    if reason or any("_load_adapter" in vars(cls) for cls in manager.__subclasses__()):
+        log.warning("LoRA: this vLLM loads adapters in another way: their requests are not cached. %s", reason)
         return None
-    if not hasattr(load, _MARK):
-        manager._load_adapter = _observed(load)
+    internals.replace(manager, "_load_adapter", _observed)
     adapters = LoadedAdapters(config, mapped=not current_platform.is_pin_memory_available())
     _listening.add(adapters)
     return adapters
@@ -210,7 +208,6 @@ def listen(config: Any) -> LoadedAdapters | None:
 def _observed(load: Any) -> Any:
     """Return vLLM's method that loads an adapter, with a record of each load."""
 
-    @functools.wraps(load)
     def observed(self: Any, lora_request: Any) -> Any:
         begun, before = now_ns(), {}
         for one in [one for one in _listening if one.config is self.lora_config]:
@@ -226,7 +223,6 @@ def _observed(load: Any) -> Any:
                 one.unknown(lora_request, error)
         return loaded
 
-    setattr(observed, _MARK, True)
     return observed
 
 

@@ -2,7 +2,7 @@
 
 vLLM's engine core steps only while it has requests or its connector has work. Else it sleeps in its
 queue of input, and would publish an eviction with the next request. A thread watches the session's
-socket meanwhile, without reading from it, and puts vLLM's own WAKEUP into that queue.
+socket meanwhile, without reading from it, and puts vLLM's own WAKEUP into that queue (internals).
 """
 
 from __future__ import annotations
@@ -10,31 +10,12 @@ from __future__ import annotations
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from kvagent.vllm.weight_changes import under_construction
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvagent.session import Session
-
-
-def engine_wake(core: Any) -> Callable[[], None] | None:
-    """Return what wakes the engine that is being made in this process, or None if its steps are
-    its caller's. ``core`` is vLLM's module of the engine core.
-    """
-    engine = under_construction(core.EngineCore)
-    kind = getattr(core.EngineCoreRequestType, "WAKEUP", None)
-    if engine is None or kind is None or not isinstance(engine, core.EngineCoreProc):
-        return None
-
-    def wake() -> None:
-        queue = getattr(engine, "input_queue", None)
-        if queue is not None:  # else the engine is still being made
-            queue.put_nowait((kind, None))
-
-    return wake
 
 
 class _Watched(NamedTuple):

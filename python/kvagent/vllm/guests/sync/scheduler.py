@@ -11,7 +11,9 @@ requests of its step wait for the copy. So it is taken only if
 
 Until the outcome is known, the request's blocks are neither hashed nor saved: the step has computed
 from bytes that may not have come. The workers report it in the same pass. If the load has failed,
-the request is preempted and its output dropped (preemption).
+the request is preempted and its output dropped (internals): vLLM would recompute it in place, which
+gives wrong tokens where the next step is in flight. Its blocks are withheld from the prefix cache
+until its load has succeeded, else other requests would hit them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.guests.sync.preemption import Preemption
+    from kvagent.vllm.internals import Scheduler
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report
     from kvagent.vllm.scheduler.requests import Tracked
@@ -49,7 +51,7 @@ class _Withheld:
 class SyncLoads(Guest, Waits):
     """The synchronous loads of an engine."""
 
-    def __init__(self, options: Options, geometry: Geometry, token_bytes: float, preemption: Preemption) -> None:
+    def __init__(self, options: Options, geometry: Geometry, token_bytes: float, preemption: Scheduler) -> None:
         """``token_bytes``: what a rank has of a token."""
         self._preemption = preemption
         self._auto = options.load_mode == "auto"
@@ -125,7 +127,7 @@ class SyncLoads(Guest, Waits):
         withheld = self._forget(tracked)
         if withheld is None or not normally:
             return False
-        self._preemption.publish_now(tracked.request.request_id, withheld.own)
+        self._preemption.publish(tracked.request.request_id, withheld.own, now=True)
         return True
 
     def settle(self, report: Report, world: int, now: float) -> Iterator[tuple[Tracked, bool]]:
