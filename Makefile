@@ -133,7 +133,7 @@ lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
 	@$(STAGE) golangci-lint $(LINT) --build-tags libzmq ./...
-	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda ./cudaipc/... ./cmd/kvagent ./lab/...
+	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda ./cudaipc/... ./transfer ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
 lint-changed: lint-python # of Go code the packages that changed since BASE, and the format of all
@@ -167,6 +167,8 @@ test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, 
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
 		scripts/marked go-test-long 'if testing\.Short\(\).* \{' -tags libzmq $(GO_TEST_FLAGS)
+	@$(STAGE) -v go-test-no-libzmq \
+		scripts/gotest go-test-no-libzmq ./lab/bench -- -run '^TestBenchLookup$$' $(GO_TEST_PLAIN)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict

@@ -43,7 +43,7 @@ class Child:
     """An engine's process, with all that it starts. It imports vLLM while another one runs."""
 
     def __init__(self, kind: str, kit: Kit) -> None:
-        self.kind = kind
+        self._killed = False
         command = [sys.executable, "-m", "tests.gpu.engines", kind, str(kit.model), kit.agent.sockets, *kit.cpu]
         settings = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
         settings |= {"VLLM_TARGET_DEVICE": "cpu"} if kit.cpu else {}
@@ -73,6 +73,9 @@ class Child:
 
     def kill(self) -> None:
         """Kill all of its processes by SIGKILL, and wait until none is left."""
+        if self._killed:
+            return
+        self._killed = True
         with contextlib.suppress(ProcessLookupError):
             for _ in range(500):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -91,6 +94,7 @@ class Kit:
         self._size = CPU if cpu else GPU
         self._folder = Path(tempfile.mkdtemp(prefix="kvagent-gpu-", dir="/dev/shm"))
         self.model = self._folder / "model"
+        self._children: list[Child] = []
         self.agent = Agent(str(Path(tempfile.mkdtemp(prefix="kvagent-")) / "run"), self._size.pool)
         self._found: dict[str, Any] = {"host": host(), "proof": [], "processors": [], "engines": [], "not_run": []}
 
@@ -108,7 +112,7 @@ class Kit:
         """Run all parts; return whether all came to their end."""
         command = [sys.executable, "-m", "tests.gpu.model", str(self.model), *self.cpu]
         writing = subprocess.Popen(command)
-        first = Child(kinds[0], self)
+        first = self.child(kinds[0])
         for check in CHECKS:
             self.prove(check)
         if writing.wait():
@@ -120,6 +124,10 @@ class Kit:
         self.agent.start()
         self.engines(first, kinds)
         return not self._found["not_run"]
+
+    def child(self, kind: str) -> Child:
+        self._children.append(Child(kind, self))
+        return self._children[-1]
 
     def prove(self, check: str) -> None:
         """Run one check of the proof."""
@@ -148,7 +156,7 @@ class Kit:
         for i, kind in enumerate(kinds):
             child = following
             if i + 1 < len(kinds):
-                following = Child(kinds[i + 1], self)
+                following = self.child(kinds[i + 1])
             row: dict[str, Any] = {}
             ended = False
             if self.left() > ENGINE_S:
@@ -168,7 +176,9 @@ class Kit:
         self.say(f"{part}{'' if ended else ': NO END'}")
 
     def close(self) -> None:
-        """Remove what it made, but the results."""
+        """End what runs, and remove what it made, but the results."""
+        for child in self._children:
+            child.kill()
         if self.agent.status():
             self.agent.kill()
         self.agent.forget()

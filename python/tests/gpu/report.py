@@ -98,7 +98,7 @@ def engines(rows: list[dict[str, Any]]) -> str:
     for pace in ("auto", "off"):
         line(f"decode beside saves, `--pace {pace}`: whole; gap p50, p99; GiB/s", saves(pace))
     for direction in ("save", "load"):
-        line(f"{direction}s by stage: p50, p99", stages(direction))
+        line(f"{direction}s by stage, since the agent began: p50, p99", stages(direction))
     line("start", lambda row: f"{row['start_s']} s")
     return markdown(lines)
 
