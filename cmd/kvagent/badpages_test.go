@@ -155,9 +155,7 @@ func TestAgentMeetsABadPage(t *testing.T) {
 			takePage(t, path, 30*4096, "b")
 			for range 2 {
 				cmd, dir, log = startServe(t, args...)
-				pooltest.Until(t, "two bad pages are known", func() bool {
-					return statusOf(t, dir).Pool.Bad.Pages == 2
-				})
+				pooltest.Until(t, "two bad pages", func() bool { return statusOf(t, dir).Pool.Bad.Pages == 2 })
 				r := replayMock(t, dir)
 				if r.Loaded == 0 || r.Saved > 1 {
 					t.Errorf("%+v after a start with two bad pages, %+v at first", r, first)
