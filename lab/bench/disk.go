@@ -30,9 +30,6 @@ type diskReport struct {
 	ReadRatioLow   float64 `json:"read_ratio_low"`
 	ReadRatioHigh  float64 `json:"read_ratio_high"`
 	Ratio          float64 `json:"ratio"` // the smaller median
-	// InThreads counts reads and writes of the tier that held a thread; 0 where the kernel's
-	// asynchronous ones were used.
-	InThreads uint64 `json:"in_threads"`
 }
 
 type diskSettings struct {

@@ -104,7 +104,7 @@ func (b *diskBench) run() (*diskReport, error) {
 		}
 	}
 	st := b.store.Stats()
-	r.Direct, r.InThreads = st.Dirs[0].Direct && b.raw.direct, st.InThreads
+	r.Direct = st.Dirs[0].Direct && b.raw.direct
 	r.WriteRatioLow, r.WriteRatio, r.WriteRatioHigh = quartiles(write, rawWrite)
 	r.ReadRatioLow, r.ReadRatio, r.ReadRatioHigh = quartiles(read, rawRead)
 	r.WriteGBps, r.RawWriteGBps, r.ReadGBps, r.RawReadGBps = middle(write), middle(rawWrite), middle(read), middle(

@@ -3,23 +3,26 @@
 // cache: it may drop any block, acknowledges nothing as durable, and never returns a byte that does
 // not verify. docs/DISK.md describes the bytes on the disk.
 //
-//	Put ──▶ check, reserve room ──▶ copy and checksum ──▶ piece ──▶ writers ──▶ segment, index
+//	Put ──▶ queue ──▶ writers: a batch ──▶ place ──▶ copy, checksum ──▶ segment ──▶ index
 //	Get ──▶ index ──▶ runs of neighbours ──▶ readers ──▶ compare key, length, checksum ──▶ caller
 //	keeper: prepares the next segment, writes footers, evicts the oldest, reopens a lost directory
 //
-// Readers and writers use the kernel's queue (queue.go). A key belongs to one directory, by its
-// hash, so logs are never compared. In a log a later record replaces earlier ones: a block put
-// again, or a tombstone. Segments are evicted strictly oldest first, and blocks read since then are
-// written again at the end, so a tombstone is never evicted before what it deletes.
+// Writers and readers have memory of their own, so a disk that hangs holds no caller and none of a
+// caller's memory. A key belongs to one directory, by its hash, so logs are never compared. In a
+// log a later record replaces earlier ones: a block put again, or a tombstone. Segments are evicted
+// strictly oldest first, and blocks read since then are written again at the end, so a tombstone is
+// never evicted before what it deletes.
 package disk
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"math"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -28,27 +31,24 @@ import (
 var (
 	// ErrLocked is the error of Open if another store has one of the directories.
 	ErrLocked = errors.New("another store has this directory")
-	// ErrOwed is the error of Delete if a key was deleted in memory and could not be deleted on its
-	// disk yet. It will be once the directory is back; after a restart before that, the block is
-	// back.
-	ErrOwed = errors.New("deleted in memory, not yet on the disk")
+	// ErrMemoryOnly is the error of Delete if a key was deleted in memory and could not be deleted
+	// on its disk. When the directory is opened again the block may be back.
+	ErrMemoryOnly = errors.New("deleted in memory, not on the disk")
 )
 
 // Store implements pool.Store. All methods may be called concurrently.
 type Store struct {
 	o       Options
 	dirs    []*dir
-	index   *index
+	index   index
 	handles handles
 	seeds   [2]maphash.Seed // of tags; they live as long as the process
-	count   counters
+	count   [counters]atomic.Uint64
 	notes   notes
-
-	puts, gets chan struct{} // a place for each call that may run at once
 
 	background context.Context //nolint:containedctx // ends the store's own goroutines, and calls that wait, at Close
 	end        context.CancelFunc
-	work       sync.WaitGroup // readers and writers
+	work       sync.WaitGroup // writers and reads
 	keepers    sync.WaitGroup // they need the writers, and so end first
 
 	mu     sync.Mutex
@@ -68,8 +68,6 @@ func Open(o Options) (*Store, error) {
 	}
 	s := &Store{
 		o: o, seeds: [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
-		puts: make(chan struct{}, o.MaxPuts), gets: make(chan struct{}, o.MaxGets),
-		index: newIndex(),
 	}
 	s.background, s.end = context.WithCancel(context.Background())
 	for i := range o.Dirs {
@@ -126,9 +124,8 @@ func (s *Store) Close() error {
 	return s.err
 }
 
-// enter registers a call and takes one of the places, so that Close can wait for it; leave releases
-// it.
-func (s *Store) enter(ctx context.Context, places chan struct{}) error {
+// enter registers a call, so that Close can wait for it: it ends by calls.Done.
+func (s *Store) enter(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -137,40 +134,23 @@ func (s *Store) enter(ctx context.Context, places chan struct{}) error {
 	if s.closed {
 		return fmt.Errorf("disk: %w", pool.ErrClosed)
 	}
-	select {
-	case places <- struct{}{}:
-	default:
-		return errBusy
-	}
 	s.calls.Add(1)
 	return nil
 }
 
-func (s *Store) leave(places chan struct{}) {
-	<-places
-	s.calls.Done()
-}
-
-// errBusy means that the maximum number of calls is running. The items' status is pool.Busy then,
-// and the caller gets no error.
-var errBusy = errors.New("disk: too many calls at once")
-
 func valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
 
-// choose returns the directory of a key: the one with the highest score of both, weighted by size
-// (rendezvous hashing). So adding or losing a directory moves only its own share of the keys. The
-// names of the directories matter, their order does not.
-func (s *Store) choose(k *pool.Key) *dir {
+// choose returns the directory of a key: the one with the highest score of both (rendezvous
+// hashing). So adding or losing a directory moves only its own share of the keys. The names of the
+// directories matter, their order does not.
+func (s *Store) choose(k *pool.Key) (best *dir) {
 	if len(s.dirs) == 1 {
 		return s.dirs[0]
 	}
 	b := keyBytes(k)
-	h := stableHash(b[:])
-	var best *dir
-	score := math.Inf(-1)
+	h, score := uint64(pool.Sum(0, b[:])), uint64(0)
 	for _, d := range s.dirs {
-		u := (float64(mix(h^d.salt)>>11) + 0.5) / (1 << 53) // between 0 and 1
-		if v := -d.weight / math.Log(u); v > score {
+		if v := mix(h ^ d.salt); best == nil || v > score {
 			best, score = d, v
 		}
 	}
@@ -186,18 +166,63 @@ func keyBytes(k *pool.Key) (b [keySize]byte) {
 	return b
 }
 
-// stableHash returns a hash that is the same in every process (FNV-1a).
-func stableHash(p []byte) uint64 {
-	h := uint64(14695981039346656037)
-	for _, c := range p {
-		h = (h ^ uint64(c)) * 1099511628211
-	}
-	return h
-}
-
 // mix spreads every bit over all (the finaliser of SplitMix64).
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
+}
+
+var _ pool.Lister = (*Store)(nil)
+
+// List calls found for every block until found returns false. It reads the footers, and is for
+// administration. It skips blocks that are written again, deleted or evicted meanwhile.
+func (s *Store) List(ctx context.Context, found func(k pool.Key, bytes int64) bool) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	var b bounce
+	defer b.free()
+	for _, d := range s.dirs {
+		d.mu.Lock()
+		all := slices.Clone(d.segments)
+		d.mu.Unlock()
+		for _, g := range all {
+			if more := d.listSegment(g, &b, found); !more || ctx.Err() != nil {
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
+// listSegment returns false if no more is wanted.
+func (d *dir) listSegment(g *segment, b *bounce, found func(k pool.Key, bytes int64) bool) bool {
+	if !g.hold() {
+		return true // it was evicted
+	}
+	defer func() { _ = g.release() }() // only read
+	d.mu.Lock()
+	closed, headers := g.closed, bytes.Clone(g.headers)
+	d.mu.Unlock()
+	if closed {
+		c, err := readSegment(g, b)
+		if err != nil {
+			d.s.add(readErrors, 1)
+			return true // its blocks are not listed
+		}
+		headers = c.headers
+	}
+	for p := headers; len(p) > 0; p = p[headerBytes:] {
+		var h header
+		if !h.decode(p, g.nonce) || h.kind != block {
+			continue
+		}
+		at, ok := d.s.index.get(d.s.tagOf(&h.key))
+		if ok && at.segment == g.handle && at.off() == h.off && !found(h.key, int64(h.length)) {
+			return false
+		}
+	}
+	return true
 }

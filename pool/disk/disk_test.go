@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 func small(t testing.TB) Options {
 	return Options{
 		Dirs: []Dir{{t.TempDir(), 4 << 20}}, SegmentBytes: 256 << 10, WriteBytes: 64 << 10, ReadDepth: 4,
-		ProbeEvery: 5 * time.Millisecond,
+		probeEvery: 5 * time.Millisecond,
 	}
 }
 

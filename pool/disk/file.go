@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,9 +22,6 @@ const (
 	opTruncate op = "truncate"
 	opSync     op = "sync"
 	opUnlink   op = "unlink"
-	opQueue    op = "queue"  // to get a queue of asynchronous reads
-	opSubmit   op = "submit" // to put a read into it
-	opReap     op = "reap"   // to take what has ended out of it
 )
 
 // faults is called before each op and may fail it. It may write a part of p itself to tear a write,
@@ -44,7 +41,6 @@ type file struct {
 	fd       int
 	path     string
 	direct   bool // past the page cache
-	align    int64
 	readOnly bool
 	faults   faults
 }
@@ -71,21 +67,7 @@ func openFile(path string, flags int, f faults) (*file, error) {
 	if err != nil {
 		return nil, fmt.Errorf("disk: %s %s: %w", what, path, err)
 	}
-	return &file{fd: fd, path: path, direct: direct, align: readAlign(fd, direct), faults: f}, nil
-}
-
-// readAlign returns the unit of offsets and lengths of reads.
-func readAlign(fd int, direct bool) int64 {
-	var st unix.Statx_t
-	if !direct {
-		return 1
-	}
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st)
-	if n := int64(st.Dio_offset_align); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 && n > 0 && n <= pageBytes &&
-		pageBytes%n == 0 {
-		return n
-	}
-	return pageBytes
+	return &file{fd: fd, path: path, direct: direct, faults: f}, nil
 }
 
 func retry(f func() (int, error)) (int, error) {
@@ -97,22 +79,8 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// ioFunc reads or writes a part of a file, as pread(2) and pwrite(2) do.
-type ioFunc func(f *file, p []byte, off int64) (n int, err error)
-
-func pread(f *file, p []byte, off int64) (int, error) {
-	return retry(func() (int, error) { return unix.Pread(f.fd, p, off) })
-}
-
-func pwrite(f *file, p []byte, off int64) (int, error) {
-	return retry(func() (int, error) { return unix.Pwrite(f.fd, p, off) })
-}
-
-// readAt fills p or fails. It blocks the thread.
-func (f *file) readAt(p []byte, off int64) error { return f.fill(pread, p, off) }
-
-// fill fills p by an ioFunc, or fails.
-func (f *file) fill(how ioFunc, p []byte, off int64) error {
+// readAt fills p or fails.
+func (f *file) readAt(p []byte, off int64) error {
 	allow, err := f.faults.meet(opRead, f.path, off, p)
 	if err != nil {
 		return fmt.Errorf("disk: read %s: %w", f.path, err)
@@ -121,7 +89,7 @@ func (f *file) fill(how ioFunc, p []byte, off int64) error {
 		if done >= allow {
 			return fmt.Errorf("disk: read %s: %w", f.path, io.ErrUnexpectedEOF)
 		}
-		n, err := how(f, p[done:allow], off+int64(done))
+		n, err := retry(func() (int, error) { return unix.Pread(f.fd, p[done:allow], off+int64(done)) })
 		if err == nil && n == 0 {
 			err = io.ErrUnexpectedEOF
 		}
@@ -134,84 +102,59 @@ func (f *file) fill(how ioFunc, p []byte, off int64) error {
 }
 
 // writeAt writes all of p or fails; then any part of it may have been written. It continues after a
-// short write. It blocks the thread.
-func (f *file) writeAt(p []byte, off int64) error { return f.put(pwrite, p, off) }
-
-// put writes all of p by an ioFunc, as writeAt does.
-func (f *file) put(how ioFunc, p []byte, off int64) error {
+// short write, from a whole page.
+func (f *file) writeAt(p []byte, off int64) error {
 	if f.readOnly {
 		return fmt.Errorf("disk: write %s: %w", f.path, unix.EROFS)
 	}
 	for done := 0; done < len(p); {
-		n, err := f.writeSome(how, p[done:], off+int64(done))
+		allow, err := f.faults.meet(opWrite, f.path, off+int64(done), p[done:])
+		n := 0
+		if err == nil && allow > 0 {
+			n, err = retry(func() (int, error) { return unix.Pwrite(f.fd, p[done:][:allow], off+int64(done)) })
+		}
+		if n < len(p)-done {
+			n -= n % pageBytes
+		}
 		if err == nil && n == 0 {
 			err = io.ErrShortWrite
 		}
 		if err != nil {
 			return fmt.Errorf("disk: write %d bytes at %d of %s: %w", len(p), off, f.path, err)
 		}
-		if done += n; f.direct && n%pageBytes != 0 {
-			done -= n % pageBytes // the next one must be aligned too
-			if n < pageBytes {
-				return fmt.Errorf("disk: write %d bytes at %d of %s: %w", len(p), off, f.path, io.ErrShortWrite)
-			}
-		}
+		done += n
 	}
 	return nil
 }
 
-func (f *file) writeSome(how ioFunc, p []byte, off int64) (int, error) {
-	allow, err := f.faults.meet(opWrite, f.path, off, p)
-	if err != nil || allow == 0 {
-		return 0, err
+// do makes a system call for an op, and adds to its error what was attempted.
+func (f *file) do(o op, off int64, call func() error) error {
+	_, err := f.faults.meet(o, f.path, off, nil)
+	if err == nil {
+		_, err = retry(func() (int, error) { return 0, call() })
 	}
-	return how(f, p[:allow], off)
+	if err != nil {
+		return fmt.Errorf("disk: %s %s: %w", o, f.path, err)
+	}
+	return nil
 }
 
 func (f *file) truncate(size int64) error {
-	if _, err := f.faults.meet(opTruncate, f.path, size, nil); err != nil {
-		return fmt.Errorf("disk: truncate %s: %w", f.path, err)
-	}
-	if err := unix.Ftruncate(f.fd, size); err != nil {
-		return fmt.Errorf("disk: truncate %s: %w", f.path, err)
-	}
-	return nil
+	return f.do(opTruncate, size, func() error { return unix.Ftruncate(f.fd, size) })
 }
 
 // allocate reserves the space of the whole file, so that a full disk is found here and not in the
 // middle of a segment.
 func (f *file) allocate(size int64) error {
-	_, err := f.faults.meet(opAllocate, f.path, size, nil)
-	if err == nil {
-		_, err = retry(func() (int, error) { return 0, unix.Fallocate(f.fd, 0, 0, size) })
-	}
+	err := f.do(opAllocate, size, func() error { return unix.Fallocate(f.fd, 0, 0, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 		return f.truncate(size) // a file system without it reserves space as it is written
 	}
-	if err != nil {
-		return fmt.Errorf("disk: allocate %d bytes for %s: %w", size, f.path, err)
-	}
-	return nil
+	return err
 }
 
-// punch frees the whole pages within a range. If the file system cannot do that, they stay until
-// the segment is dropped.
-func (f *file) punch(off, n int64) {
-	from, to := roundUp(off, pageBytes), (off+n)/pageBytes*pageBytes
-	if from < to {
-		_ = unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
-	}
-}
-
-func (f *file) sync() error {
-	if _, err := f.faults.meet(opSync, f.path, 0, nil); err != nil {
-		return fmt.Errorf("disk: sync %s: %w", f.path, err)
-	}
-	if _, err := retry(func() (int, error) { return 0, unix.Fdatasync(f.fd) }); err != nil {
-		return fmt.Errorf("disk: sync %s: %w", f.path, err)
-	}
-	return nil
-}
+// sync syncs a file, or a directory.
+func (f *file) sync() error { return f.do(opSync, 0, func() error { return unix.Fsync(f.fd) }) }
 
 // size returns the size of the file, and its space on the disk, in bytes.
 func (f *file) size() (size, taken int64, err error) {
@@ -222,19 +165,74 @@ func (f *file) size() (size, taken int64, err error) {
 	return st.Size, st.Blocks * 512, nil
 }
 
-// nextData returns the next page from off on that was written, if the file system knows.
-func (f *file) nextData(off int64) int64 {
-	if off%pageBytes != 0 {
-		return off
+func (f *file) close() error { return unix.Close(f.fd) }
+
+// hugeBytes is the size of a huge page. A device takes a limited number of physically contiguous
+// ranges per request, so one call is many requests from small pages and few from huge ones.
+const hugeBytes = 2 << 20
+
+// mapMemory returns n bytes, rounded up to whole pages, off the Go heap and aligned for O_DIRECT.
+// From hugeBytes on they are in huge pages, as far as the kernel has any.
+func mapMemory(n int64) ([]byte, error) {
+	n = roundUp(max(n, 1), pageBytes)
+	if n < hugeBytes {
+		return mapPages(n)
 	}
-	data, err := unix.Seek(f.fd, off, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return math.MaxInt64 - headerBytes // nothing after it
+	n = roundUp(n, hugeBytes)
+	p, err := mapPages(n + hugeBytes)
+	if err != nil {
+		return nil, err
 	}
-	if err != nil || data < off {
-		return off
-	}
-	return data / pageBytes * pageBytes
+	before := -int64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))) & (hugeBytes - 1)
+	_ = unmap(p[:before:before]) // unused memory stays mapped if it cannot be unmapped
+	_ = unmap(p[before+n:])
+	p = p[before:][:n:n]
+	_ = unix.Madvise(p, unix.MADV_HUGEPAGE) // a kernel without huge pages uses small ones
+	return p, nil
 }
 
-func (f *file) close() error { return unix.Close(f.fd) }
+// mapPages returns n bytes, a multiple of pageBytes. Memory is allocated on first access.
+func mapPages(n int64) ([]byte, error) {
+	p, err := unix.MmapPtr(
+		-1, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE,
+	)
+	if err != nil {
+		return nil, fmt.Errorf("disk: %d bytes of memory: %w", n, err)
+	}
+	return unsafe.Slice((*byte)(p), n), nil
+}
+
+// unmap frees what mapMemory or mapPages returned, or whole pages of it.
+func unmap(p []byte) error {
+	if cap(p) == 0 {
+		return nil
+	}
+	return unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(p)), uintptr(cap(p)))
+}
+
+// bounce is a buffer that grows to the requested size. It belongs to one goroutine.
+type bounce struct {
+	lent []byte // used where it is large enough; its owner unmaps it
+	p    []byte
+}
+
+func (b *bounce) atLeast(n int64) ([]byte, error) {
+	if int64(len(b.lent)) >= n {
+		return b.lent[:n], nil
+	}
+	if int64(len(b.p)) >= n {
+		return b.p[:n], nil
+	}
+	p, err := mapMemory(n)
+	if err != nil {
+		return nil, err
+	}
+	b.free()
+	b.p = p
+	return p[:n], nil
+}
+
+func (b *bounce) free() {
+	_ = unmap(b.p) // it was mapped by mapMemory
+	b.p = nil
+}

@@ -11,24 +11,16 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// run is a range of neighbouring blocks in one segment, read together. A reader owns it from its
-// claim on. Nothing accesses the items after the run was given up.
+// run is a range of neighbouring blocks in one segment, read together by a goroutine of its own.
 type run struct {
 	d        *dir
 	seg      *segment // held open
 	off, end int64
 	parts    []part
-	claim    atomic.Int32
-	call     *getCall
-	done     chan struct{} // closed when a reader that claimed it has delivered
-}
 
-// States of a run's claim.
-const (
-	unclaimed  int32 = 0
-	delivering int32 = 1
-	givenUp    int32 = 2
-)
+	mu      sync.Mutex // held while blocks are delivered
+	givenUp bool       // nothing accesses the items any more
+}
 
 type part struct {
 	item *pool.Item
@@ -36,66 +28,66 @@ type part struct {
 	place
 }
 
-// getCall waits for its runs.
-type getCall struct {
+// countdown waits for the parts of a call.
+type countdown struct {
 	left atomic.Int32
-	done chan struct{}
+	done chan struct{} // closed when none is left
 }
 
-func (c *getCall) finished(n int32) {
-	if c.left.Add(-n) == 0 {
+func newCountdown(n int) *countdown {
+	c := &countdown{done: make(chan struct{})}
+	c.left.Store(int32(n) + 1)
+	c.finished()
+	return c
+}
+
+func (c *countdown) finished() {
+	if c.left.Add(-1) == 0 {
 		close(c.done)
 	}
 }
 
-// lookAgain is the status of a block that moved while it was read; it is not returned to callers.
-const lookAgain pool.Status = 254
-
-const getPasses = 4 // that a block may move
+const (
+	maxRun    = 1 << 20 // bytes of neighbours that are read together
+	runMemory = maxRun + 2*pageBytes
+)
 
 // Get reads items. It compares each with its key, length and checksum; on a mismatch the block is
-// Corrupt, counted, and dropped.
-func (s *Store) Get(ctx context.Context, items []pool.Item) error {
-	if err := s.enter(ctx, s.gets); err != nil {
-		return s.refused(err, items)
+// Corrupt, counted, and dropped. A block that moves meanwhile is Missing.
+func (s *Store) Get(ctx context.Context, items []pool.Item) (err error) {
+	if err := s.enter(ctx); err != nil {
+		return err
 	}
-	defer s.leave(s.gets)
-	for i := range items {
-		items[i].Status = lookAgain
+	defer s.calls.Done()
+	runs := s.plan(items)
+	call := newCountdown(len(runs))
+	for _, r := range runs {
+		s.work.Go(func() { r.read(ctx, call) })
 	}
-	for range getPasses {
-		runs := s.plan(items)
-		if len(runs) == 0 {
-			continue // all are decided, or the rest has just moved
+	select {
+	case <-call.done:
+	case <-ctx.Done():
+		for _, r := range runs {
+			r.mu.Lock()
+			r.givenUp = true
+			r.mu.Unlock()
 		}
-		if err := s.fetch(ctx, runs); err != nil {
-			undecided(items, pool.Busy)
-			return err
+	}
+	for i := range items {
+		if items[i].Status == pool.Busy { // not read in time
+			err = ctx.Err()
 		}
 	}
-	undecided(items, pool.Missing)
-	for i := range items {
-		s.count.get(&items[i])
-	}
-	return nil
+	return err
 }
 
-func undecided(items []pool.Item, status pool.Status) {
-	for i := range items {
-		if items[i].Status == lookAgain {
-			items[i].Status = status
-		}
-	}
-}
-
-// plan looks up the items still to be read, and makes runs of neighbours.
+// plan returns the runs of neighbours that hold the items. Those items are Busy until they are
+// read; the others have their status.
 func (s *Store) plan(items []pool.Item) (runs []*run) {
-	var parts []part
+	parts := make([]part, 0, len(items))
 	for i := range items {
-		if items[i].Status == lookAgain {
-			if p, ok := s.lookUp(&items[i]); ok {
-				parts = append(parts, p)
-			}
+		if p, ok := s.lookUp(&items[i]); ok {
+			parts = append(parts, p)
 		}
 	}
 	slices.SortFunc(parts, func(a, b part) int {
@@ -105,15 +97,18 @@ func (s *Store) plan(items []pool.Item) (runs []*run) {
 		end := p.off() + recordBytes(int(p.length))
 		if n := len(runs); n > 0 {
 			r := runs[n-1]
-			if r.seg.handle == p.segment && p.off() == r.end && end-r.off <= int64(s.o.ReadBytes) {
+			if r.seg.handle == p.segment && p.off() == r.end && end-r.off <= maxRun {
 				r.parts, r.end = append(r.parts, p), end
+				p.item.Status = pool.Busy
 				continue
 			}
 		}
 		seg := s.handles.hold(p.segment)
 		if seg == nil {
-			continue // just evicted: the next pass sees it
+			p.item.Status = pool.Missing // it has just been evicted
+			continue
 		}
+		p.item.Status = pool.Busy
 		runs = append(runs, &run{d: s.choose(&p.item.Key), seg: seg, off: p.off(), end: end, parts: []part{p}})
 	}
 	return runs
@@ -137,62 +132,29 @@ func (s *Store) lookUp(it *pool.Item) (part, bool) {
 	return p, true
 }
 
-// fetch has the runs read and waits for them. When ctx ends, it gives up the runs that no reader is
-// delivering.
-func (s *Store) fetch(ctx context.Context, runs []*run) error {
-	call := &getCall{done: make(chan struct{})}
-	call.left.Store(int32(len(runs)))
-	shares := map[*dir][]*run{}
-	for _, r := range runs {
-		r.call, r.done = call, make(chan struct{})
-		shares[r.d] = append(shares[r.d], r)
-	}
-	if len(shares) == 1 {
-		submit(ctx, runs)
-	} else {
-		var all sync.WaitGroup
-		for _, share := range shares {
-			all.Go(func() { submit(ctx, share) })
-		}
-		all.Wait()
-	}
+// read reads a run, to memory of the directory, so that a read that outlasts its caller writes to
+// no caller's bytes, and delivers its blocks.
+func (r *run) read(ctx context.Context, call *countdown) {
+	defer call.finished()
+	defer func() { _ = r.seg.release() }() // only read
+	var b *bounce
 	select {
-	case <-call.done: // possibly because submit gave runs up
+	case b = <-r.d.buffers:
 	case <-ctx.Done():
+		return
 	}
-	given := false
-	for _, r := range runs {
-		r.claim.CompareAndSwap(unclaimed, givenUp)
-		if r.claim.Load() == delivering {
-			<-r.done
-		} else {
-			given = true
-		}
+	defer func() { r.d.buffers <- b }()
+	p, err := readSpan(r.seg, b, r.off, r.end)
+	r.d.countRead(r.end-r.off, err)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.givenUp {
+		return
 	}
-	if !given {
-		return nil
-	}
-	return ctx.Err()
-}
-
-// submit passes a call's runs of one directory to the readers, all of them before those of the next
-// call. If calls shared the readers, all would end late and together. Runs that no reader has taken
-// when ctx ends are given up.
-func submit(ctx context.Context, runs []*run) {
-	turn := runs[0].d.turn
-	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
-	case <-ctx.Done():
-	}
-	for _, r := range runs {
-		select {
-		case r.d.reads <- r:
-		case <-ctx.Done():
-			r.claim.Store(givenUp)
-			_ = r.seg.release() // only read
-			r.call.finished(1)
-		}
+	for i := range r.parts {
+		part := &r.parts[i]
+		ok := err == nil && part.deliver(p[part.off()-r.off:], r.seg.nonce)
+		part.item.Status = r.d.judge(part, ok)
 	}
 }
 
@@ -215,4 +177,62 @@ func (s *Store) Exists(ctx context.Context, keys []pool.Key, status []pool.Statu
 		}
 	}
 	return nil
+}
+
+// readSpan reads a part of a segment in whole pages. The bytes are b's.
+func readSpan(g *segment, b *bounce, off, end int64) ([]byte, error) {
+	from := off / pageBytes * pageBytes
+	p, err := b.atLeast(roundUp(end, pageBytes) - from)
+	if err != nil {
+		return nil, err
+	}
+	if err := g.readAt(p, from); err != nil {
+		return nil, err
+	}
+	return p[off-from : end-from], nil
+}
+
+// deliver copies a block to the caller if the key, the length, the place, and the checksum of the
+// copy match.
+func (p *part) deliver(record []byte, nonce uint64) bool {
+	var h header
+	if !h.decode(record, nonce) || h.kind != block || h.key != p.item.Key || h.off != p.off() || h.length != p.length {
+		return false
+	}
+	return copySum(h.key.Seed(h.length), p.item.Data, record[headerBytes:][:h.length]) == h.sum
+}
+
+// judge returns the status of a block that was read. A mismatch drops the block if it has not
+// moved.
+func (d *dir) judge(p *part, ok bool) pool.Status {
+	if ok {
+		d.s.index.use(p.tag, p.place)
+		return pool.OK
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.s.index.removeIf(p.tag, p.place) {
+		return pool.Missing
+	}
+	d.s.notes.note(&p.item.Key)
+	d.s.add(corrupt, 1)
+	return pool.Corrupt
+}
+
+// countRead detects a directory that cannot be read any more.
+func (d *dir) countRead(n int64, err error) {
+	if err == nil {
+		d.s.add(readBytes, int(n))
+		d.badReads.Store(0)
+		return
+	}
+	d.s.add(readErrors, 1)
+	if d.badReads.Add(1) < failReads {
+		return
+	}
+	d.readable.Store(false)
+	d.s.notes.noteAll()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.setState(StateFailed, err)
 }

@@ -58,8 +58,6 @@ type indexShard struct {
 
 var errIndexFull = errors.New("disk: no memory for the index")
 
-func newIndex() *index { return &index{} }
-
 func (x *index) close() error {
 	var err error
 	for i := range x.shard {
@@ -99,37 +97,30 @@ func (x *index) get(t tag) (place, bool) {
 	return place{}, false
 }
 
-// put sets the place of a block, and returns the previous one.
-func (x *index) put(t tag, p place) (old place, had bool, err error) {
+// put sets the place of a block.
+func (x *index) put(t tag, p place) error {
 	s := x.lock(t)
 	defer s.mu.Unlock()
 	i, ok := s.find(t)
-	if ok {
-		old = s.cells[i].place
-		s.cells[i].place = p
-		return old, true, nil
-	}
-	if (s.n+1)*fullDen > len(s.cells)*fullNum {
+	if !ok && (s.n+1)*fullDen > len(s.cells)*fullNum {
 		if err := s.grow(); err != nil {
-			return old, false, err
+			return err
 		}
 		i, _ = s.find(t)
 	}
+	if !ok {
+		s.n++
+	}
 	s.cells[i] = cell{t, p}
-	s.n++
-	return old, false, nil
+	return nil
 }
 
-func (x *index) remove(t tag) (place, bool) {
+func (x *index) remove(t tag) {
 	s := x.lock(t)
 	defer s.mu.Unlock()
-	i, ok := s.find(t)
-	if !ok {
-		return place{}, false
+	if i, ok := s.find(t); ok {
+		s.removeAt(i)
 	}
-	p := s.cells[i].place
-	s.removeAt(i)
-	return p, true
 }
 
 // removeIf removes a block that is still at p.

@@ -1,12 +1,13 @@
 package disk
 
 import (
-	"context"
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,9 +18,7 @@ func (d *dir) keep() {
 	for {
 		d.notify()
 		d.closeEnded()
-		d.dropEmpty()
 		d.prepare()
-		d.payOwed()
 		timer := time.NewTimer(d.probe())
 		select {
 		case <-d.wake:
@@ -52,13 +51,12 @@ func (d *dir) makeNext() {
 	}
 	g, err := d.create()
 	// Another program uses the disk too, so the cache shrinks. A closed segment may take less than
-	// the new one needs, so it gives up as many as make room for one.
-	for given := int64(0); stateOf(err) == StateFull && given < d.s.o.SegmentBytes; g, err = d.create() {
-		taken := d.takenOfOldest()
-		if !d.evictOldest() {
+	// the new one needs, so it gives up several.
+	for range MinSegments {
+		if stateOf(err) != StateFull || !d.evictOldest() {
 			break
 		}
-		given += taken
+		g, err = d.create()
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -75,8 +73,8 @@ func (d *dir) adopt(g *segment) {
 	d.segments = append(d.segments, g)
 	d.next = g
 	d.taken += g.taken
-	d.notifyBuffered()
-	d.broadcast()
+	d.wakeKeeper() // which may have to tell of it
+	d.work.Broadcast()
 }
 
 // create makes a file with all its space. Only the keeper calls it.
@@ -86,9 +84,7 @@ func (d *dir) create() (*segment, error) {
 	g := &segment{id: d.lastID, taken: d.s.o.SegmentBytes}
 	d.mu.Unlock()
 	var b [8]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		return nil, err
-	}
+	_, _ = rand.Read(b[:]) // never fails
 	g.nonce = binary.LittleEndian.Uint64(b[:])
 	path := filepath.Join(d.path, segmentName(g.id, g.nonce))
 	f, err := openFile(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL, d.s.o.faults)
@@ -103,7 +99,7 @@ func (d *dir) create() (*segment, error) {
 	return g, nil
 }
 
-// closeEnded writes the footers of segments whose last piece is written.
+// closeEnded writes the footers of segments whose last batch is written.
 func (d *dir) closeEnded() {
 	for {
 		g := d.toClose()
@@ -118,8 +114,8 @@ func (d *dir) closeEnded() {
 			g.taken = taken
 		}
 		g.closed, g.headers = true, nil
-		if d.emptied = d.emptied || g.live == 0; err != nil {
-			d.s.count.writeErrors.Add(1)
+		if err != nil {
+			d.s.add(writeErrors, 1)
 			d.setState(stateOf(err), err) // without a footer, it is scanned at recovery
 		}
 		d.mu.Unlock()
@@ -138,36 +134,140 @@ func (d *dir) toClose() *segment {
 	return nil
 }
 
-// payOwed writes the tombstones of blocks that were deleted while nothing could be written.
-func (d *dir) payOwed() {
-	d.mu.Lock()
-	if d.state != StateOK || (len(d.owed) == 0 && !d.owedAll) {
-		d.mu.Unlock()
-		return
-	}
-	owed, all := d.owed, d.owedAll
-	d.owed, d.owedAll = nil, false
-	d.lost.Store(true) // so that each gets its tombstone
-	d.mu.Unlock()
-	if all {
-		for d.evictOldest() {
-		}
-		return
-	}
-	recs := make([]*record, len(owed))
-	for i := range owed {
-		recs[i] = d.s.tombstone(&owed[i])
-	}
-	// Those that get no room now remain owed.
-	ctx, cancel := context.WithTimeout(d.s.background, 100*time.Millisecond)
-	defer cancel()
-	if err := d.append(ctx, recs); err != nil {
+// makeRoom evicts until one more segment is within the limit. It returns false if the oldest cannot
+// be evicted yet because its last batch is still to be written.
+func (d *dir) makeRoom() bool {
+	for {
 		d.mu.Lock()
-		defer d.mu.Unlock()
-		for _, r := range recs {
-			if r.piece == nil {
-				d.owe(r.key)
-			}
+		most := min(2*d.limit/d.s.o.SegmentBytes+8, 2*MaxSegments) // files, of which many may be short
+		fits := d.taken+d.s.o.SegmentBytes <= d.limit && int64(len(d.segments)) < most
+		d.mu.Unlock()
+		if fits {
+			return true
 		}
+		if !d.evictOldest() {
+			return false
+		}
+	}
+}
+
+// evictOldest writes worthwhile blocks of the oldest segment again, and drops the rest. It returns
+// false if the segment is not closed yet. Only the keeper calls it.
+func (d *dir) evictOldest() bool {
+	d.mu.Lock()
+	if len(d.segments) == 0 || !d.segments[0].closed {
+		d.mu.Unlock()
+		return false
+	}
+	g, sparse := d.segments[0], d.taken+d.s.o.SegmentBytes <= d.limit
+	d.evicting = true
+	d.mu.Unlock()
+	d.evict(g, sparse)
+	d.mu.Lock()
+	d.evicting = false
+	d.work.Broadcast()
+	d.mu.Unlock()
+	return true
+}
+
+func (d *dir) evict(g *segment, sparse bool) {
+	var b bounce
+	defer b.free()
+	c, err := readSegment(g, &b)
+	if err != nil {
+		d.s.add(readErrors, 1)
+		d.s.add(evicted, d.s.index.removeSegments(map[uint32]bool{g.handle: true}))
+		d.s.notes.noteAll()
+	} else {
+		d.writeAgain(g, c.headers, sparse, &b)
+		d.forgetAll(g, c.headers)
+	}
+	d.drop(g)
+}
+
+// writeAgain appends the blocks that were read since they were written, or all blocks of a sparse
+// segment, which is evicted for its file only: at most half a segment, so that evicting always
+// makes room, and the most read blocks first.
+func (d *dir) writeAgain(g *segment, headers []byte, sparse bool, b *bounce) {
+	var again []*record
+	for p := headers; len(p) > 0; p = p[headerBytes:] {
+		var h header
+		if !h.decode(p, g.nonce) || h.kind != block {
+			continue
+		}
+		t := d.s.tagOf(&h.key)
+		at, ok := d.s.index.get(t)
+		if ok && at.segment == g.handle && at.off() == h.off && (sparse || at.uses > 0) {
+			again = append(again, &record{header: h, tag: t, from: at})
+		}
+	}
+	slices.SortStableFunc(again, func(a, b *record) int { return cmp.Compare(b.from.uses, a.from.uses) })
+	var held, memory bounce
+	defer held.free()
+	defer memory.free()
+	left := d.s.o.SegmentBytes / 2
+	for {
+		data, errData := held.atLeast(int64(d.s.o.WriteBytes))
+		to, err := memory.atLeast(int64(d.s.o.WriteBytes))
+		if errors.Join(errData, err) != nil {
+			return
+		}
+		whole, n := readAgain(g, again, data, left, b)
+		if n == 0 || !d.writeNow(whole, to) {
+			return
+		}
+		again = again[n:]
+		for _, r := range whole {
+			left -= r.size()
+			d.s.add(writtenAgain, 1)
+		}
+	}
+}
+
+// readAgain reads the first of some records to memory, as many as fit there and are within a
+// budget. It returns those that verify, and how many it took.
+func readAgain(g *segment, recs []*record, memory []byte, budget int64, b *bounce) (whole []*record, n int) {
+	for _, r := range recs {
+		if budget -= r.size(); budget < 0 || int(r.length) > len(memory) {
+			break
+		}
+		n++
+		p, err := readSpan(g, b, r.off, r.off+r.size())
+		var h header
+		if err != nil || !h.decode(p, g.nonce) || h != r.header || sumOf(&h, p[headerBytes:][:h.length]) != h.sum {
+			continue // damaged: it is dropped with the segment
+		}
+		r.data, memory = memory[:h.length:h.length], memory[h.length:]
+		copy(r.data, p[headerBytes:])
+		whole = append(whole, r)
+	}
+	return whole, n
+}
+
+// forgetAll removes from the index what remains of a segment.
+func (d *dir) forgetAll(g *segment, headers []byte) {
+	for p := headers; len(p) > 0; p = p[headerBytes:] {
+		var h header
+		if h.decode(p, g.nonce) && h.kind == block &&
+			d.s.index.removeIf(d.s.tagOf(&h.key), place{segment: g.handle, at: uint32(h.off / grain)}) {
+			d.s.add(evicted, 1)
+			d.s.notes.note(&h.key)
+		}
+	}
+}
+
+// drop unlinks a segment; its file is closed after the last read.
+func (d *dir) drop(g *segment) {
+	_, err := d.s.o.faults.meet(opUnlink, g.path, 0, nil)
+	if err == nil {
+		err = os.Remove(g.path)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.s.handles.all.Delete(g.handle)
+	d.segments = slices.DeleteFunc(d.segments, func(other *segment) bool { return other == g })
+	d.taken -= g.taken
+	if err = errors.Join(err, g.release()); err != nil && !errors.Is(err, unix.ENOENT) {
+		d.setState(stateOf(err), err)
 	}
 }

@@ -53,14 +53,10 @@ func mappedBytes(t *testing.T) (n int64) {
 }
 
 func TestReaderHasRoomForARun(t *testing.T) {
-	o := Options{ReadBytes: 1 << 20}
 	for _, at := range []int64{0, 64, pageBytes - 64} {
-		end := at + recordBytes(o.ReadBytes)
-		if n := roundUp(end, pageBytes) - at/pageBytes*pageBytes; n > runBytes(int64(o.ReadBytes)) {
-			t.Errorf(
-				"a block of %d bytes at %d is read with %d, and %d are there", o.ReadBytes, at, n,
-				runBytes(int64(o.ReadBytes)),
-			)
+		end := at + recordBytes(maxRun)
+		if n := roundUp(end, pageBytes) - at/pageBytes*pageBytes; n > runMemory {
+			t.Errorf("a block of %d bytes at %d is read with %d, and %d are there", maxRun, at, n, runMemory)
 		}
 	}
 }

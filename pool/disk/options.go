@@ -15,11 +15,11 @@ const (
 	MaxWriteBytes   = 256 << 20
 	MaxWriteDepth   = 16
 	MaxReadDepth    = 1024
-	MaxCalls        = 1 << 16
 	MinSegments     = 4       // that a directory must have room for
 	MaxSegments     = 1 << 14 // of a directory; each costs a file descriptor
 	MaxDirBytes     = 1 << 46
 
+	probeMax     = time.Minute
 	segmentShare = 128 // by default a segment is this share of the smallest directory
 )
 
@@ -38,27 +38,18 @@ type Options struct {
 	// SegmentBytes is the size of a segment file, MinSegmentBytes to MaxSegmentBytes; default 1/128
 	// of the smallest directory, 16 MiB to 256 MiB where that fits.
 	SegmentBytes int64
-	// WriteBytes is the size of a write, MinWriteBytes to MaxWriteBytes and at most half a segment;
-	// a larger block is not stored; default 8 MiB.
+	// WriteBytes is the largest size of a write, MinWriteBytes to MaxWriteBytes and at most half a
+	// segment; a larger block is not stored; default 8 MiB.
 	WriteBytes int
-	WriteDepth int // writes at once in each directory, 1 to MaxWriteDepth; default 4
-	ReadBytes  int // neighbours are read together up to this size, 4 KiB to MaxWriteBytes; default 1 MiB
+	WriteDepth int // writes at once in each directory, 1 to MaxWriteDepth; default 8
 	ReadDepth  int // reads at once in each directory, 1 to MaxReadDepth; default 32
-	MaxPuts    int // concurrent Put and Delete calls, 1 to MaxCalls; further ones are Busy; default 64
-	MaxGets    int // concurrent Get calls, 1 to MaxCalls; further ones are Busy; default 256
 
-	// ProbeEvery is the first wait before a lost directory is tried again, doubled each time; 1 ms
-	// to 1 h; default 1 s.
-	ProbeEvery time.Duration
-	ProbeMax   time.Duration // longest such wait, ProbeEvery to 24 h; default 1 min
-
-	// OnState is called with the reason when a directory changes its state, once with ErrBuffered
-	// where the page cache is used, and with an error wrapping ErrThreads where reads and writes
-	// hold threads. It must not call the store. It may be nil.
+	// OnState is called with the reason when a directory changes its state, and once with
+	// ErrBuffered where the page cache is used. It must not call the store. It may be nil.
 	OnState func(path string, from, to State, reason error)
-	Now     func() time.Time // nil is time.Now
 
-	faults faults // injected by tests between the store and the file system
+	probeEvery time.Duration // first wait before a lost directory is tried again, doubled up to probeMax
+	faults     faults        // injected by tests between the store and the file system
 }
 
 func (o *Options) setDefaults() {
@@ -71,16 +62,9 @@ func (o *Options) setDefaults() {
 		min(256<<20, max(least/segmentShare, 16<<20, 2*int64(o.WriteBytes)), least/(2*MinSegments))&^(pageBytes-1),
 	))
 	orElse(&o.WriteBytes, int(min(8<<20, o.SegmentBytes/2&^(pageBytes-1))))
-	orElse(&o.WriteDepth, 4)
-	orElse(&o.ReadBytes, 1<<20)
+	orElse(&o.WriteDepth, 8)
 	orElse(&o.ReadDepth, 32)
-	orElse(&o.MaxPuts, 64)
-	orElse(&o.MaxGets, 256)
-	orElse(&o.ProbeEvery, time.Second)
-	orElse(&o.ProbeMax, max(time.Minute, o.ProbeEvery))
-	if o.Now == nil {
-		o.Now = time.Now
-	}
+	orElse(&o.probeEvery, time.Second)
 }
 
 func orElse[T comparable](value *T, other T) {
@@ -98,26 +82,15 @@ func (o *Options) check() error {
 		{"SegmentBytes", o.SegmentBytes, MinSegmentBytes, MaxSegmentBytes},
 		{"WriteBytes", int64(o.WriteBytes), MinWriteBytes, min(MaxWriteBytes, o.SegmentBytes/2)},
 		{"WriteDepth", int64(o.WriteDepth), 1, MaxWriteDepth},
-		{"ReadBytes", int64(o.ReadBytes), pageBytes, MaxWriteBytes},
 		{"ReadDepth", int64(o.ReadDepth), 1, MaxReadDepth},
-		{"MaxPuts", int64(o.MaxPuts), 1, MaxCalls},
-		{"MaxGets", int64(o.MaxGets), 1, MaxCalls},
 	} {
 		if r.value < r.low || r.value > r.high {
 			return fmt.Errorf("disk: %s is %d, must be %d to %d", r.name, r.value, r.low, r.high)
 		}
 	}
-	if o.SegmentBytes%pageBytes != 0 {
-		return fmt.Errorf("disk: SegmentBytes is %d, must be a multiple of %d", o.SegmentBytes, pageBytes)
-	}
-	if o.WriteBytes%pageBytes != 0 {
-		return fmt.Errorf("disk: WriteBytes is %d, must be a multiple of %d", o.WriteBytes, pageBytes)
-	}
-	if o.ProbeEvery < time.Millisecond || o.ProbeEvery > time.Hour {
-		return fmt.Errorf("disk: ProbeEvery is %v, must be 1 ms to 1 h", o.ProbeEvery)
-	}
-	if o.ProbeMax < o.ProbeEvery || o.ProbeMax > 24*time.Hour {
-		return fmt.Errorf("disk: ProbeMax is %v, must be ProbeEvery (%v) to 24 h", o.ProbeMax, o.ProbeEvery)
+	if o.SegmentBytes%pageBytes != 0 || o.WriteBytes%pageBytes != 0 {
+		return fmt.Errorf("disk: SegmentBytes is %d and WriteBytes %d, must be a multiple of %d", o.SegmentBytes,
+			o.WriteBytes, pageBytes)
 	}
 	return o.checkDirs()
 }

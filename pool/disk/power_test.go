@@ -36,7 +36,7 @@ func TestPowerCut(t *testing.T) {
 	lost := losePages(t, r, segmentFiles(t, o.Dirs[0].Path)[0], segmentFiles(t, elsewhere.Dirs[0].Path)[0])
 	for process := range 2 {
 		s = open(t, o)
-		if st := s.Stats(); st.Recovered != n || st.Scanned != 0 {
+		if st := s.Stats(); st.counts[recovered] != n || st.counts[scanned] != 0 {
 			t.Fatalf("process %d: %+v, want the footer to count", process, st)
 		}
 		damaged := 0
@@ -52,7 +52,7 @@ func TestPowerCut(t *testing.T) {
 			}
 			wantGet(t, s, i, size, want, "after a power cut")
 		}
-		if got := s.Stats().Corrupt; got != uint64(damaged) || damaged == 0 || damaged == n {
+		if got := s.Stats().counts[corrupt]; got != uint64(damaged) || damaged == 0 || damaged == n {
 			t.Fatalf("process %d: %d corrupt blocks are counted, %d were hit of %d", process, got, damaged, n)
 		}
 		closeNow(t, s)
@@ -87,12 +87,11 @@ func losePages(t *testing.T, r *rand.Rand, path, other string) map[int64]bool {
 	return lost
 }
 
-// TestAddedDirectoryMovesOnlyItsShare checks that a key's directory depends on the names and the
-// sizes only.
+// TestAddedDirectoryMovesOnlyItsShare checks that a key's directory depends on the names only.
 func TestAddedDirectoryMovesOnlyItsShare(t *testing.T) {
 	parent := t.TempDir()
 	o := small(t)
-	o.Dirs = []Dir{{filepath.Join(parent, "a"), 4 << 20}, {filepath.Join(parent, "b"), 8 << 20}}
+	o.Dirs = []Dir{{filepath.Join(parent, "a"), 4 << 20}, {filepath.Join(parent, "b"), 4 << 20}}
 	two := open(t, o)
 	where := map[int]string{}
 	for i := range 4000 {
@@ -109,7 +108,7 @@ func TestAddedDirectoryMovesOnlyItsShare(t *testing.T) {
 		}
 	}
 	for _, d := range o.Dirs {
-		want := int(4000 * d.Bytes / (16 << 20))
+		want := 4000 / len(o.Dirs)
 		if n := share[d.Path]; n < want*9/10 || n > want*11/10 {
 			t.Errorf("%s has %d of 4000 blocks, want about %d", d.Path, n, want)
 		}

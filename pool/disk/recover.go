@@ -1,18 +1,19 @@
 package disk
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
-)
 
-// recoverAhead is the number of segments that are read ahead of the index.
-const recoverAhead = 4
+	"github.com/kvagent/kvagent/pool"
+)
 
 // open locks the directory and recovers its log. The result is in its state.
 func (d *dir) open() error {
@@ -23,21 +24,21 @@ func (d *dir) open() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err != nil {
-		if errors.Is(d.reason, errNotOpened) {
-			d.state = StateOK // so that the first failure is a change
-		}
 		d.setState(stateOf(err), err)
 		d.reason = err
 		return err
 	}
 	d.opened = true
-	d.lost.Store(false)
+	d.works()
+	return nil
+}
+
+// works records that the directory can be read and written. With the lock held.
+func (d *dir) works() {
+	d.badReads.Store(0)
 	d.readable.Store(true)
 	d.s.notes.noteAll()
-	d.badReads.Store(0)
 	d.setState(StateOK, nil)
-	d.notifyBuffered()
-	return nil
 }
 
 // recover reads footers, scans segments without one, and applies both in the order of the log.
@@ -46,30 +47,11 @@ func (d *dir) recover() error {
 	if err != nil {
 		return err
 	}
-	type found struct {
-		contents
-		err error
-	}
-	results := make([]chan found, len(segments))
-	for i := range results {
-		results[i] = make(chan found, 1)
-	}
-	places := make(chan struct{}, recoverAhead)
-	go func() { // ends when all results are taken, below
-		for i, g := range segments {
-			places <- struct{}{}
-			go func() {
-				var b bounce
-				defer b.free()
-				c, err := readSegment(g, &b)
-				results[i] <- found{c, err}
-			}()
-		}
-	}()
-	for i, g := range segments {
-		f := <-results[i]
-		<-places
-		d.apply(g, &f.contents, f.err)
+	var b bounce
+	defer b.free()
+	for _, g := range segments {
+		c, err := readSegment(g, &b)
+		d.apply(g, &c, err)
 	}
 	return nil
 }
@@ -104,8 +86,7 @@ func (d *dir) openSegments() (segments []*segment, err error) {
 			}
 		}
 		if err != nil {
-			d.s.count.readErrors.Add(1)
-			d.lost.Store(true)
+			d.s.add(readErrors, 1)
 			continue // only its blocks are missing
 		}
 		g.file = f
@@ -123,11 +104,9 @@ func (d *dir) apply(g *segment, c *contents, err error) {
 	_, g.taken, _ = g.size() // 0 if that fails too
 	d.segments = append(d.segments, g)
 	d.taken += g.taken
-	d.s.count.damaged.Add(uint64(c.damaged))
-	d.s.count.recoveryRead.Add(uint64(c.read))
+	d.s.add(damaged, c.damaged)
 	if g.closed = true; err != nil {
-		d.s.count.readErrors.Add(1)
-		d.emptied = true
+		d.s.add(readErrors, 1)
 		return
 	}
 	for p := c.headers; len(p) > 0; p = p[headerBytes:] {
@@ -136,11 +115,8 @@ func (d *dir) apply(g *segment, c *contents, err error) {
 			d.applyOne(g, &h)
 		}
 	}
-	if g.live == 0 {
-		d.emptied = true
-	}
 	if !c.footer {
-		d.s.count.scanned.Add(1)
+		d.s.add(scanned, 1)
 		g.closed, g.headers, g.tail = false, c.headers, c.end
 		d.ended = append(d.ended, g)
 	}
@@ -152,22 +128,14 @@ func (d *dir) applyOne(g *segment, h *header) {
 	}
 	t := d.s.tagOf(&h.key)
 	if h.kind == tombstone {
-		g.tombs++
-		if p, ok := d.s.index.remove(t); ok {
-			d.uncount(p)
-		}
+		d.s.index.remove(t)
 		return
 	}
-	old, had, err := d.s.index.put(t, place{segment: g.handle, at: uint32(h.off / grain), length: h.length})
-	if err != nil {
-		d.s.count.indexFull.Add(1)
+	if d.s.index.put(t, place{segment: g.handle, at: uint32(h.off / grain), length: h.length}) != nil {
+		d.s.add(indexFull, 1)
 		return
 	}
-	if had {
-		d.uncount(old)
-	}
-	g.live++
-	d.s.count.recovered.Add(1)
+	d.s.add(recovered, 1)
 }
 
 // detach closes everything and drops what is stored here.
@@ -178,12 +146,10 @@ func (d *dir) detach() error {
 	mine := map[uint32]bool{}
 	for _, g := range d.segments {
 		mine[g.handle] = true
-		d.s.handles.drop(g)
+		d.s.handles.all.Delete(g.handle)
 		err = errors.Join(err, g.release())
 	}
-	if len(mine) > 0 {
-		d.s.index.removeSegments(mine)
-	}
+	d.s.index.removeSegments(mine)
 	d.segments, d.ended, d.writing, d.next, d.taken, d.opened = nil, nil, nil, nil, 0, false
 	d.readable.Store(false)
 	d.s.notes.noteAll()
@@ -192,4 +158,147 @@ func (d *dir) detach() error {
 		d.lockFD = -1
 	}
 	return err
+}
+
+// pidName is a file with the process that has the directory. The lock itself is on the directory,
+// so that it works where nothing can be written.
+const pidName = "pid"
+
+// lock opens the directory, making it if only its last element is missing, and locks it for this
+// process.
+func (d *dir) lock() error {
+	fd, err := openDir(d.path)
+	if errors.Is(err, unix.ENOENT) {
+		if err = os.Mkdir(d.path, 0o700); err == nil {
+			fd, err = openDir(d.path)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("disk: open directory %s: %w", d.path, err)
+	}
+	if err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		err = errors.Join(err, unix.Close(fd))
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return fmt.Errorf("disk: %s is in use by process %s: %w", d.path, d.holder(), ErrLocked)
+		}
+		return fmt.Errorf("disk: lock %s: %w", d.path, err)
+	}
+	d.mu.Lock()
+	d.lockFD = fd
+	d.mu.Unlock()
+	// The file is only for the message of another process, which works without it.
+	_ = os.WriteFile(filepath.Join(d.path, pidName), fmt.Appendln(nil, os.Getpid()), 0o600)
+	return nil
+}
+
+func openDir(path string) (int, error) {
+	return retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
+}
+
+func (d *dir) holder() string {
+	b, err := os.ReadFile(filepath.Join(d.path, pidName))
+	if err != nil {
+		return "(unknown)"
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// contents is what recovery found in a segment.
+type contents struct {
+	headers []byte // of whole records, in their order
+	end     int64  // end of the last of them, in whole pages
+	footer  bool   // it was closed
+	damaged int    // records whose header matches and whose bytes do not
+}
+
+// readSegment reads the footer, or scans the segment.
+func readSegment(g *segment, b *bounce) (c contents, err error) {
+	size, _, err := g.size()
+	if err != nil {
+		return c, err
+	}
+	if c, ok := readFooter(g, b, size); ok {
+		return c, nil
+	}
+	return scan(g, b, size)
+}
+
+func readFooter(g *segment, b *bounce, size int64) (c contents, ok bool) {
+	if size < pageBytes || size%pageBytes != 0 {
+		return c, false
+	}
+	p, err := b.atLeast(pageBytes)
+	if err != nil || g.readAt(p, size-pageBytes) != nil {
+		return c, false
+	}
+	var t trailer
+	if !t.decode(p[pageBytes-trailerBytes:], g.nonce, size) {
+		return c, false
+	}
+	if p, err = b.atLeast(size - t.headers); err != nil || g.readAt(p, t.headers) != nil {
+		return c, false
+	}
+	headers := p[:int64(t.count)*headerBytes]
+	if pool.Sum(0, headers) != t.sum {
+		return c, false
+	}
+	return contents{headers: bytes.Clone(headers), end: t.headers, footer: true}, true
+}
+
+// scan tries every place where a record could begin, and keeps those that verify. It skips what is
+// torn, damaged or was never written. Bytes of a block are not taken for a record, because they
+// lack the nonce.
+func scan(g *segment, b *bounce, size int64) (c contents, err error) {
+	w := window{g: g, b: b, size: size / pageBytes * pageBytes}
+	for pos := int64(0); pos+headerBytes <= w.size; {
+		p, err := w.at(pos, headerBytes)
+		if err != nil {
+			return c, err
+		}
+		var h header
+		if !h.decode(p, g.nonce) || h.off != pos || pos+h.size() > w.size {
+			pos += grain
+			continue
+		}
+		if p, err = w.at(pos, headerBytes+int64(h.length)); err != nil {
+			return c, err
+		}
+		if h.kind == tombstone || pool.Sum(h.key.Seed(h.length), p[headerBytes:]) == h.sum {
+			c.headers = append(c.headers, p[:headerBytes]...)
+			c.end = roundUp(pos+h.size(), pageBytes)
+		} else {
+			c.damaged++
+		}
+		pos += h.size()
+	}
+	return c, nil
+}
+
+// window is the part of a segment that is in memory during a scan.
+type window struct {
+	g    *segment
+	b    *bounce
+	size int64
+	off  int64
+	p    []byte
+}
+
+const windowBytes = 4 << 20
+
+// at returns n bytes at off, valid until the next call.
+func (w *window) at(off, n int64) ([]byte, error) {
+	if off < w.off || off+n > w.off+int64(len(w.p)) {
+		from := off / pageBytes * pageBytes
+		end := min(w.size, max(from+windowBytes, roundUp(off+n, pageBytes)))
+		p, err := w.b.atLeast(end - from)
+		if err != nil {
+			return nil, err
+		}
+		w.off, w.p = from, p
+		if err := w.g.readAt(p, from); err != nil {
+			w.p = nil
+			return nil, fmt.Errorf("scan: %w", err)
+		}
+	}
+	return w.p[off-w.off:][:n], nil
 }

@@ -30,7 +30,7 @@ func TestReopen(t *testing.T) {
 		}
 		wantGet(t, s, i, size, want, "reopened")
 	}
-	if st := s.Stats(); st.Scanned != 0 || st.Recovered < 198 {
+	if st := s.Stats(); st.counts[scanned] != 0 || st.counts[recovered] < 198 {
 		t.Fatalf("a store that was closed is recovered from footers, but: %+v", st)
 	}
 }
@@ -99,7 +99,9 @@ func damageRound(t *testing.T, r *rand.Rand) {
 		lengths[i] = 1 + r.IntN(12000)
 		wantPut(t, s, i, i+1, lengths[i])
 		p, _ := s.index.get(s.tagOf(new(keyOf(i))))
-		where[i] = filepath.Base(s.handles.get(p.segment).path)
+		g := s.handles.hold(p.segment)
+		where[i] = filepath.Base(g.path)
+		_ = g.release()
 		span[i] = [2]int64{p.off(), p.off() + headerBytes + int64(lengths[i])}
 	}
 	for i := range lengths {
@@ -190,7 +192,7 @@ func TestFlippedByteIsSeenByARead(t *testing.T) {
 	wantGet(t, s, 0, size, pool.Corrupt, "a byte was flipped")
 	wantGet(t, s, 0, size, pool.Missing, "it was dropped")
 	wantGet(t, s, 1, size, pool.OK, "its neighbour")
-	if n := s.Stats().Corrupt; n != 1 {
+	if n := s.Stats().counts[corrupt]; n != 1 {
 		t.Fatalf("%d corrupt blocks are counted, want 1", n)
 	}
 }

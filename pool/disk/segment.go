@@ -14,21 +14,17 @@ import (
 type segment struct {
 	*file
 	id, nonce uint64
-	handle    uint32 // in the index; not reused in this process
-
-	named atomic.Bool // its name is synced to the directory
+	handle    uint32 // in the index, from 1; not reused in this process
 
 	refs atomic.Int32 // one of the log, and one for each read; the last one closes the file
 
 	// The fields below are guarded by the directory's lock.
 
 	taken   int64  // bytes on the disk, as counted against the limit
-	tail    int64  // an open segment: where the next piece begins
+	tail    int64  // an open segment: where the next batch begins
 	records int    // an open segment: reserved in it, whose headers will be in the footer
 	headers []byte // an open segment: of the records written, in any order
-	pending int    // pieces not yet written
-	live    int    // blocks that the index has here
-	tombs   int    // tombstones
+	pending int    // batches not yet written
 	closed  bool   // it has a footer, or will never have one
 }
 
@@ -52,52 +48,27 @@ func (g *segment) release() error {
 	return nil
 }
 
-// room reports whether a further record of size bytes, in a piece that begins at tail and has used
+// room reports whether a further record of size bytes, in a batch that begins at tail and has used
 // bytes so far, leaves room for the footer.
 func (g *segment) room(used, size, limit int64) bool {
 	return g.tail+roundUp(used+size, pageBytes)+footerBytes(g.records+1) <= limit
 }
 
-// handles assigns segments their numbers in the index, for all directories together.
+// handles finds segments by their numbers in the index, for all directories together.
 type handles struct {
-	mu   sync.RWMutex
-	last uint32
-	all  map[uint32]*segment
+	last atomic.Uint32
+	all  sync.Map // handle to *segment
 }
 
 func (h *handles) add(g *segment) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.all == nil {
-		h.all = map[uint32]*segment{}
-	}
-	for {
-		if h.last++; h.last != 0 && h.all[h.last] == nil {
-			break
-		}
-	}
-	g.handle = h.last
-	h.all[g.handle] = g
-}
-
-func (h *handles) drop(g *segment) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.all, g.handle)
-}
-
-func (h *handles) get(handle uint32) *segment {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	return h.all[handle]
+	g.handle = h.last.Add(1)
+	h.all.Store(g.handle, g)
 }
 
 // hold returns a segment with its file held open, or nil.
 func (h *handles) hold(handle uint32) *segment {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	if g := h.all[handle]; g != nil && g.hold() {
-		return g
+	if g, ok := h.all.Load(handle); ok && g.(*segment).hold() {
+		return g.(*segment)
 	}
 	return nil
 }
@@ -118,7 +89,7 @@ func (d *dir) writeFooter(g *segment) error {
 	if err := g.writeAt(p[:n], g.tail); err != nil {
 		return err
 	}
-	d.s.count.written.Add(uint64(n))
+	d.s.add(writtenBytes, int(n))
 	return g.truncate(g.tail + n)
 }
 

@@ -1,232 +1,417 @@
 package disk
 
 import (
+	"context"
 	"fmt"
 	"slices"
-
-	"golang.org/x/sys/unix"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
 
-// enoughBytes is the size from which a piece is written concurrently with others before it is full.
-// From this size on a device reaches its full rate with concurrent writes.
-const enoughBytes = 1 << 20
+const (
+	// enoughBytes is the size from which a write is begun beside others. From this size on a device
+	// reaches its full rate with concurrent writes.
+	enoughBytes = 1 << 20
+	// mostBytes is the size from which a write is not made larger, so that other writers have some.
+	mostBytes = 4 << 20
+)
 
-// write runs writer i. It takes the pieces whose records are all copied, and the current one as
-// soon as no other is being written or it has enoughBytes. So a single block is written at once,
-// small ones that arrive meanwhile make the next piece, and the end of a batch does not wait for
-// its beginning.
-func (d *dir) write(i int) {
-	how := d.queue.io(d.s.o.ReadDepth+i, commandWrite, func() { d.s.count.inThreads.Add(1) })
-	for {
-		p := d.nextPiece()
-		if p == nil {
-			return
+// record is one block or tombstone that is to be written.
+type record struct {
+	header
+	tag  tag
+	data []byte // the caller's, until batch.copied
+	item *pool.Item
+	from place // a block written again: the place where it must still be
+	call *countdown
+
+	// Guarded by the directory's lock.
+
+	result  pool.Status // InProgress while it is in a batch
+	queued  bool
+	batch   *batch
+	deleted bool // by a later tombstone
+}
+
+// batch is written at once: consecutive records of many calls, in whole pages.
+type batch struct {
+	seg    *segment
+	at     int64 // in the segment
+	n      int64 // bytes of records
+	recs   []*record
+	sync   bool          // it has tombstones, which must survive a crash of the machine
+	copied chan struct{} // closed when the records' data is not needed any more
+}
+
+// Put stores the items, and waits until they are written. It waits for its turn, not for room on
+// the disk: a block is Busy if its directory is not StateOK. A kill leaves whole blocks.
+func (s *Store) Put(ctx context.Context, items []pool.Item) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	shares := make([][]*record, len(s.dirs))
+	for i := range items {
+		it := &items[i]
+		if it.Status = s.check(it); it.Status != pool.OK {
+			continue
 		}
-		d.finish(p, d.writePiece(p, how))
+		d := s.choose(&it.Key)
+		shares[d.number] = append(shares[d.number], &record{
+			header: header{
+				kind: block, key: it.Key, parent: it.Parent, length: uint32(len(it.Data)),
+				born: uint32(time.Now().Unix()),
+			},
+			tag: s.tagOf(&it.Key), data: it.Data, item: it,
+		})
+	}
+	err := s.log(ctx, shares)
+	for i, recs := range shares {
+		s.dirs[i].mu.Lock()
+		for _, r := range recs {
+			r.item.Status = r.result
+		}
+		s.dirs[i].mu.Unlock()
+	}
+	return err
+}
+
+// check returns the status of an item as far as it needs no lock.
+func (s *Store) check(it *pool.Item) pool.Status {
+	if !valid(&it.Key) || len(it.Data) == 0 || it.Parent.Len > pool.MaxHashLen {
+		return pool.Invalid
+	}
+	if int64(len(it.Data)) > int64(s.o.WriteBytes) || recordBytes(len(it.Data)) > int64(s.o.WriteBytes) {
+		s.add(tooLarge, 1)
+		return pool.Invalid
+	}
+	return pool.OK
+}
+
+// Delete removes keys, and returns when their tombstones are on the disk. ErrMemoryOnly means that
+// some keys are deleted only in memory.
+func (s *Store) Delete(ctx context.Context, keys []pool.Key) error {
+	if err := s.enter(ctx); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	shares := make([][]*record, len(s.dirs))
+	for i := range keys {
+		if k := &keys[i]; valid(k) {
+			d := s.choose(k)
+			shares[d.number] = append(shares[d.number], s.tombstone(k))
+		}
+	}
+	if err := s.log(ctx, shares); err != nil {
+		return err
+	}
+	for _, recs := range shares {
+		if slices.ContainsFunc(recs, func(r *record) bool { return r.result != pool.OK }) {
+			return ErrMemoryOnly
+		}
+	}
+	return nil
+}
+
+func (s *Store) tombstone(k *pool.Key) *record {
+	return &record{header: header{kind: tombstone, key: *k, born: uint32(time.Now().Unix())}, tag: s.tagOf(k)}
+}
+
+// log has the directories write records, and waits until all are written. If ctx or the store ends
+// before, it gives up those whose write has not begun.
+func (s *Store) log(ctx context.Context, shares [][]*record) (err error) {
+	n := 0
+	for _, recs := range shares {
+		n += len(recs)
+	}
+	call := newCountdown(n)
+	for i, recs := range shares {
+		s.dirs[i].submit(recs, call)
+	}
+	select {
+	case <-call.done:
+		return nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-s.background.Done():
+		err = fmt.Errorf("disk: %w", pool.ErrClosed)
+	}
+	for i, recs := range shares {
+		s.dirs[i].giveUp(recs)
+	}
+	return err
+}
+
+// giveUp takes back the records that no writer has, and waits until writers have copied the others.
+func (d *dir) giveUp(recs []*record) {
+	var begun []*batch
+	d.mu.Lock()
+	for _, r := range recs {
+		if r.queued {
+			d.settle(r, pool.Busy)
+		} else if r.batch != nil {
+			begun = append(begun, r.batch)
+		}
+	}
+	d.queue = slices.DeleteFunc(d.queue, func(r *record) bool { return !r.queued })
+	d.mu.Unlock()
+	for _, b := range begun {
+		<-b.copied
 	}
 }
 
-func (d *dir) nextPiece() *piece {
+// submit queues records to be written. A tombstone takes effect in memory at once.
+func (d *dir) submit(recs []*record, call *countdown) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range recs {
+		r.call = call
+		if status, decided := d.decide(r); decided {
+			d.settle(r, status)
+			continue
+		}
+		if r.kind == block {
+			d.pending[r.tag] = r
+		}
+		r.queued = true
+		d.queue = append(d.queue, r)
+		d.queuedBytes += r.size()
+	}
+	d.work.Broadcast()
+}
+
+// decide returns the status of a record that is not to be written. With the lock held.
+func (d *dir) decide(r *record) (status pool.Status, decided bool) {
+	if r.kind == tombstone {
+		d.forget(r.tag)
+		d.s.notes.note(&r.key)
+		return pool.Busy, d.state != StateOK
+	}
+	_, there := d.s.index.get(r.tag)
+	switch {
+	case there:
+		return pool.Exists, true
+	case d.pending[r.tag] != nil:
+		return pool.InProgress, true
+	case d.state != StateOK:
+		d.s.add(putsLost, 1)
+	}
+	return pool.Busy, d.state != StateOK
+}
+
+// settle ends a record with its status. With the lock held.
+func (d *dir) settle(r *record, status pool.Status) {
+	if d.pending[r.tag] == r {
+		delete(d.pending, r.tag)
+	}
+	if r.queued {
+		r.queued = false
+		d.queuedBytes -= r.size()
+	}
+	r.result = status
+	if r.call != nil {
+		r.call.finished()
+	}
+}
+
+// forget removes a key from what is stored and what is being stored. With the lock held.
+func (d *dir) forget(t tag) {
+	if r := d.pending[t]; r != nil {
+		r.deleted = true
+		delete(d.pending, t)
+	}
+	d.s.index.remove(t)
+}
+
+// write runs a writer, which has memory of its own. It takes what is queued as soon as no other
+// write is in progress or there is enough. So a single block is written at once, small ones that
+// arrive meanwhile make the next write, and the end of a large call does not wait for its
+// beginning.
+func (d *dir) write(memory []byte) {
+	for {
+		b := d.nextBatch()
+		if b == nil {
+			return
+		}
+		d.writeBatch(b, memory)
+	}
+}
+
+func (d *dir) nextBatch() *batch {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for {
-		i := slices.IndexFunc(d.sealed, func(p *piece) bool { return p.copying == 0 })
-		if i >= 0 {
-			p := d.sealed[i]
-			d.sealed = slices.Delete(d.sealed, i, i+1)
-			d.inFlight++
-			return p
-		}
-		if d.cur != nil && d.cur.n >= enoughBytes && d.cur.copying == 0 {
-			d.seal()
-			continue
-		}
-		if len(d.sealed) == 0 && d.inFlight == 0 {
-			if d.cur != nil && d.cur.n > 0 {
-				d.seal()
-				continue
+		if len(d.queue) > 0 && (d.queuedBytes >= enoughBytes || d.inFlight == 0 || d.stopping) {
+			if b := d.reserve(d.queue, false); b != nil {
+				d.queue = slices.Delete(d.queue, 0, len(b.recs))
+				return b
 			}
-			if d.stopping {
-				return nil
-			}
+		}
+		if d.stopping {
+			return nil
 		}
 		d.work.Wait()
 	}
 }
 
-func (d *dir) writePiece(p *piece, how ioFunc) error {
+// reserve takes the first records as a batch, as many as there is room for; nil if there is none
+// now. While a segment is evicted, only the blocks that it writes again may begin the next segment.
+// With the lock held.
+func (d *dir) reserve(recs []*record, again bool) *batch {
+	b := &batch{copied: make(chan struct{})}
+	for _, r := range recs {
+		size := r.size()
+		if b.n >= mostBytes || b.n+size > int64(d.s.o.WriteBytes) || !d.room(b, size, again) {
+			break
+		}
+		r.off, r.batch = b.at+b.n, b
+		b.n += size
+		b.sync = b.sync || r.kind == tombstone
+		b.seg.records++
+		if r.queued {
+			r.queued = false
+			d.queuedBytes -= size
+		}
+		r.result = pool.InProgress
+		b.recs = append(b.recs, r)
+	}
+	if b.n == 0 {
+		return nil
+	}
+	b.seg.tail += roundUp(b.n, pageBytes)
+	b.seg.pending++
+	d.inFlight++
+	return b
+}
+
+// room reports whether a further record fits in the segment of a batch, which it chooses for the
+// first one. With the lock held.
+func (d *dir) room(b *batch, size int64, again bool) bool {
+	if b.seg != nil {
+		return b.seg.room(b.n, size, d.s.o.SegmentBytes)
+	}
+	if d.writing != nil && !d.writing.room(0, size, d.s.o.SegmentBytes) {
+		d.end(d.writing)
+	}
+	if d.writing == nil {
+		d.wakeKeeper()
+		if d.next == nil || d.evicting && !again {
+			return false
+		}
+		d.writing, d.next = d.next, nil
+	}
+	b.seg, b.at = d.writing, d.writing.tail
+	return true
+}
+
+// writeBatch copies a batch to memory, writes it, makes it visible, and wakes those that wait for
+// it.
+func (d *dir) writeBatch(b *batch, memory []byte) {
+	for _, r := range b.recs {
+		r.fill(memory[r.off-b.at:], b.seg.nonce)
+	}
+	close(b.copied)
+	p := memory[:roundUp(b.n, pageBytes)]
+	clear(p[b.n:])
+	err := d.writePages(b, p)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range b.recs {
+		if err != nil {
+			d.settle(r, pool.Busy)
+			continue
+		}
+		b.seg.headers = append(b.seg.headers, p[r.off-b.at:][:headerBytes]...)
+		d.settle(r, d.show(b.seg, r))
+	}
+	d.inFlight--
+	b.seg.pending--
+	if err != nil {
+		d.s.add(writeErrors, 1)
+		d.setState(stateOf(err), err)
+	}
+	if b.seg != d.writing {
+		d.wakeKeeper()
+	}
+	d.work.Broadcast()
+}
+
+// fill copies a record to its place.
+func (r *record) fill(p []byte, nonce uint64) {
+	n := headerBytes + len(r.data)
+	// The sum is of the copy, so it detects a caller that changes its bytes meanwhile.
+	sum := copySum(r.key.Seed(r.length), p[headerBytes:n], r.data)
+	clear(p[n:r.size()])
+	if r.kind == block {
+		r.sum = sum
+	}
+	r.encode(p, nonce)
+	r.data = nil
+}
+
+func (d *dir) writePages(b *batch, p []byte) error {
 	d.mu.Lock()
 	lost, reason := d.state != StateOK, d.reason
 	d.mu.Unlock()
 	if lost {
 		return reason
 	}
-	if err := p.seg.put(how, p.mem[:p.n], p.at); err != nil {
+	if err := b.seg.writeAt(p, b.at); err != nil {
 		return err
 	}
-	d.s.count.written.Add(uint64(p.n))
-	d.s.count.writes.Add(1)
-	if p.sync {
-		return d.syncSegment(p.seg)
+	d.s.add(writtenBytes, len(p))
+	if b.sync {
+		return d.syncSegment(b.seg)
 	}
 	return nil
 }
 
-// syncSegment syncs a segment's file and, for the first time, its name, so that they survive a
-// crash of the machine.
+// syncSegment syncs a segment's file and its name, so that they survive a crash of the machine.
 func (d *dir) syncSegment(g *segment) error {
-	if err := g.sync(); err != nil || g.named.Load() {
+	if err := g.sync(); err != nil {
 		return err
 	}
-	if _, err := d.s.o.faults.meet(opSync, d.path, 0, nil); err != nil {
-		return fmt.Errorf("disk: sync %s: %w", d.path, err)
-	}
 	d.mu.Lock()
-	fd := d.lockFD // open while pieces are written
+	fd := d.lockFD // open while anything is written
 	d.mu.Unlock()
-	if _, err := retry(func() (int, error) { return 0, unix.Fsync(fd) }); err != nil {
-		return fmt.Errorf("disk: sync %s: %w", d.path, err)
-	}
-	g.named.Store(true)
-	return nil
+	return (&file{fd: fd, path: d.path, faults: d.s.o.faults}).sync()
 }
 
-// finish makes what was written visible, and wakes those that wait for it.
-func (d *dir) finish(p *piece, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, r := range p.recs {
-		r.result = d.settle(p, r, err)
-	}
-	d.inFlight--
-	p.seg.pending--
-	d.free = append(d.free, p.mem)
-	p.mem = nil
-	close(p.done)
-	if err != nil {
-		d.s.count.writeErrors.Add(1)
-		d.lost.Store(true) // part of it may be on the disk
-		d.setState(stateOf(err), err)
-	}
-	if p.seg != d.writing {
-		d.wakeKeeper()
-	}
-	d.broadcast()
-}
-
-func (d *dir) settle(p *piece, r *record, err error) pool.Status {
-	mine := d.pending[r.tag] == r
-	if mine {
-		delete(d.pending, r.tag)
-	}
-	if err != nil {
-		if r.kind == tombstone {
-			d.owe(r.key)
-		}
-		return pool.Busy
-	}
-	at := r.off - p.at
-	p.seg.headers = append(p.seg.headers, p.mem[at:at+headerBytes]...)
-	if r.kind == tombstone {
-		p.seg.tombs++
+// show makes a written record visible, and returns its status. With the lock held.
+func (d *dir) show(g *segment, r *record) pool.Status {
+	if r.kind == tombstone || r.deleted { // of which the latter was stored, and deleted right afterwards
 		return pool.OK
 	}
-	if !mine || r.deleted {
-		return pool.OK // it was stored, and deleted right afterwards
-	}
-	return d.show(p.seg, r)
-}
-
-// show adds a written block to the index. With the lock held.
-func (d *dir) show(g *segment, r *record) pool.Status {
-	uses := r.from.uses / 2
 	if r.from.segment != 0 {
 		if now, ok := d.s.index.get(r.tag); !ok || !now.same(r.from) {
 			return pool.Missing // it was dropped meanwhile
 		}
 	}
-	old, had, err := d.s.index.put(
-		r.tag, place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: uses},
-	)
-	if err != nil {
-		d.s.count.indexFull.Add(1)
-		d.lost.Store(true)
+	at := place{segment: g.handle, at: uint32(r.off / grain), length: r.length, uses: r.from.uses / 2}
+	if err := d.s.index.put(r.tag, at); err != nil {
+		d.s.add(indexFull, 1)
 		return pool.Busy
 	}
-	if had {
-		d.uncount(old)
-	}
-	g.live++
 	d.s.notes.note(&r.key)
 	return pool.OK
 }
 
-// refuse returns the status of a record that is not to be written. With the lock held.
-func (d *dir) refuse(r *record) (pool.Status, bool) {
-	switch {
-	case r.kind == tombstone:
-		return d.refuseTombstone(r)
-	case r.from.segment != 0:
-		return d.refuseAgain(r)
+// writeNow writes blocks of a segment that is evicted. It reports whether there was room for all:
+// it does not wait for a segment, because the keeper, which calls it, makes them.
+func (d *dir) writeNow(recs []*record, memory []byte) bool {
+	for len(recs) > 0 {
+		var b *batch
+		d.mu.Lock()
+		if d.state == StateOK {
+			b = d.reserve(recs, true)
+		}
+		d.mu.Unlock()
+		if b == nil {
+			return false
+		}
+		d.writeBatch(b, memory)
+		recs = recs[len(b.recs):]
 	}
-	if _, ok := d.s.index.get(r.tag); ok {
-		return pool.Exists, true
-	}
-	if d.pending[r.tag] != nil {
-		return pool.InProgress, true
-	}
-	if d.state != StateOK {
-		d.s.count.putsLost.Add(1)
-		return pool.Busy, true
-	}
-	return 0, false
-}
-
-// refuseAgain does as refuse for a block that the eviction of its segment writes again. It never
-// waits for a segment, because making one requires eviction.
-func (d *dir) refuseAgain(r *record) (pool.Status, bool) {
-	if p, ok := d.s.index.get(r.tag); !ok || !p.same(r.from) {
-		return pool.Missing, true
-	}
-	noSegment := d.writing == nil && d.next == nil
-	if d.state != StateOK || noSegment {
-		return pool.Busy, true
-	}
-	if d.next == nil && !d.writing.room(int64(d.curBytes()), r.size(), d.s.o.SegmentBytes) {
-		return pool.Busy, true
-	}
-	return 0, false
-}
-
-func (d *dir) curBytes() int {
-	if d.cur == nil {
-		return 0
-	}
-	return d.cur.n
-}
-
-func (d *dir) refuseTombstone(r *record) (pool.Status, bool) {
-	if d.state != StateOK {
-		r.had = d.forget(r.tag)
-		d.s.notes.note(&r.key)
-		d.owe(r.key)
-		return pool.Busy, true
-	}
-	if _, stored := d.s.index.get(r.tag); stored || d.pending[r.tag] != nil || d.lost.Load() {
-		return 0, false
-	}
-	return pool.OK, true // neither in memory nor on the disk
-}
-
-// owe remembers a delete until the directory is back. With the lock held.
-func (d *dir) owe(k pool.Key) {
-	d.s.count.deletesOwed.Add(1)
-	if len(d.owed) >= maxOwed {
-		d.owed, d.owedAll = nil, true
-	}
-	if !d.owedAll {
-		d.owed = append(d.owed, k)
-	}
+	return true
 }
