@@ -18,13 +18,13 @@ from kvagent.messages import Group, Role
 from kvagent.registration import Registration
 from kvagent.vllm import internals, specs
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.guests.events.chunks import STORAGE, PublishedChunks
 from kvagent.vllm.guests.events.publication import EventsOptions, Publication
 from kvagent.vllm.guests.events.tokens import Tokens, extra_of
 from kvagent.vllm.guests.events.waking import Waker
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
+from kvagent.vllm.tier.chunks import STORAGE, PublishedChunks
 from kvagent.vllm.tier.options import connector_options
 from kvagent.vllm.tier.orders import group_of, hash_of
 from kvagent.vllm.weight_changes import with_generation
