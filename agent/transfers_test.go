@@ -320,7 +320,13 @@ func TestLookupOvertakesOffer(t *testing.T) {
 			r := newRig(t)
 			x := newPair(t, r, r)
 			q := x.question(8, "a")
-			x.answers(q, ipc.LookupHit, 0)
+			miss := func() { // once the reader has ended what it served last
+				pooltest.Until(t, "a miss", func() bool {
+					got := x.ask(q)
+					return got.Status == ipc.LookupHit && got.Tokens == 0
+				})
+			}
+			miss()
 			reader := &r.agent.registry.view.Load().seats[x.prefill.welcome.Session].session.mu
 			reader.Lock() // a moment before it serves what it has received
 			x.prefill.send(message)
@@ -328,7 +334,7 @@ func TestLookupOvertakesOffer(t *testing.T) {
 			reader.Unlock()
 			x.prefill.sync()
 			if name == "other" {
-				x.answers(q, ipc.LookupHit, 0)
+				miss()
 				return
 			}
 			x.answers(q, ipc.LookupPending, 0)
