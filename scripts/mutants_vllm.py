@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant("one worker's digest of an adapter is enough", "guests/adapters/keys.py",
         "[one.digest] * self._world:", "[one.digest]:",
         "workers_that_have_loaded_different", "assert", where=ADAPTERS),
-    Mutant("the last block before a draft's next token is shared", "guests/following.py",
+    Mutant("the last block before a draft's next token is shared", "guests/drafts.py",
         "hashlib.sha256(hashes[i] + following)", "hashlib.sha256(hashes[i])",
         "part_after_a_block", "assert", where=DRAFTS),
     Mutant("workers stay with the agent in an uncached engine", "worker/calls.py",

@@ -10,8 +10,7 @@ import pytest
 from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.state_rules import check_states
-from kvagent.vllm.guests.states import States
+from kvagent.vllm.guests.states import States, check_states
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads

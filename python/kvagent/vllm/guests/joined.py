@@ -105,7 +105,7 @@ def _keys(engine: Engine) -> list[Guest]:
 
         found.append(Adapters(engine.world))
     if engine.geometry.following:
-        from kvagent.vllm.guests.following import Following
+        from kvagent.vllm.guests.drafts import Following
 
         found.append(Following())
     return found

@@ -50,7 +50,7 @@ class GuestStart(Start):
     def check(self, geometry: Geometry, kv_role: str) -> None:
         """Raise Unsupported or OptionError; an engine over several nodes has other options."""
         if geometry.states:
-            from kvagent.vllm.guests.state_rules import check_states
+            from kvagent.vllm.guests.states import check_states
 
             check_states(self.vllm_config, geometry, self.options)
         if self.part.count > 1:
