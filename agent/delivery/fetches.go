@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -151,15 +152,13 @@ const (
 
 // fetch brings the blocks of a request. It tries again while there is no room for it.
 func (t *Table) fetch(ctx context.Context, r *Request) error {
-	for pause := firstRefusedPause; ; pause *= 2 {
+	for again := (backoff.Backoff{First: firstRefusedPause, Last: lastRefusedPause}); ; {
 		err := t.cfg.Fetch(ctx, r)
-		if !errors.Is(err, ErrRefused) || pause > lastRefusedPause {
+		if !errors.Is(err, ErrRefused) || again.Pause() == lastRefusedPause {
 			return err
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := again.Wait(ctx); err != nil {
+			return err
 		}
 	}
 }

@@ -3,6 +3,7 @@ package mover
 import (
 	"time"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
@@ -13,7 +14,8 @@ type history struct {
 	lost      map[cudaipc.LossReason]uint64
 	last      error
 	lastAt    time.Time
-	row       int       // losses in a row, each soon after its start
+	row       int // losses in a row, each soon after its start
+	pauses    backoff.Backoff
 	notBefore time.Time // of the next start
 }
 
@@ -24,17 +26,15 @@ func (h *history) loss(proc *process, limits *Limits) {
 	h.last, h.lastAt = proc.err(), time.Now()
 	if time.Since(proc.begun) >= limits.Steady {
 		h.row = 0
+		h.pauses.Reset()
 	}
 	h.row++
 	if h.row < 2 {
 		h.notBefore = time.Time{}
 		return
 	}
-	pause := limits.Again << min(h.row-2, 16)
-	if pause <= 0 || pause > limits.AtMost {
-		pause = limits.AtMost
-	}
-	h.notBefore = h.lastAt.Add(pause)
+	h.pauses.First, h.pauses.Last = limits.Again, limits.AtMost
+	h.notBefore = h.lastAt.Add(h.pauses.Next())
 }
 
 func (m *Mover) lastLoss() error {

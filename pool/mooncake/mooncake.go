@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/remote"
 )
@@ -123,20 +124,14 @@ func (s *Store) drainShares() {
 func (s *Store) supervise(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	pause := firstRetry
+	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		began := time.Now()
 		s.disconnect(s.runHelper(ctx))
 		if time.Since(began) > lastRetry+s.o.SetupWithin {
-			pause = firstRetry
+			again.Reset()
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
-		pause = min(2*pause, lastRetry)
+		_ = again.Wait(ctx) // the loop asks ctx
 	}
 }
 

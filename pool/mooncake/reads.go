@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/remote"
 )
@@ -151,12 +152,13 @@ func (r *Reads) Read(target string, pulls []pool.Pull) error {
 func (r *Reads) supervise(ctx context.Context) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	pause := firstRetry
+	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	var told string
 	for ctx.Err() == nil {
 		ready, err := r.runHelper(ctx)
 		if ready {
-			pause, told = firstRetry, ""
+			again.Reset()
+			told = ""
 		}
 		r.mu.Lock()
 		r.helper, r.exposed, r.why = nil, pool.Exposed{}, err
@@ -165,13 +167,7 @@ func (r *Reads) supervise(ctx context.Context) {
 			told = err.Error()
 			r.o.OnState(err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
-		pause = min(2*pause, lastRetry)
+		_ = again.Wait(ctx) // the loop asks ctx
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/kvagent/kvagent/backoff"
 )
 
 // node is what a client has of one address. Client.mu guards it.
@@ -25,20 +27,26 @@ type node struct {
 
 // breaker suspends an address after failures. Client.mu guards it.
 type breaker struct {
-	pause  time.Duration // after the last failure; 0: none
-	until  time.Time
-	err    error
-	opened uint64
+	backoff backoff.Backoff // its pause is 0 unless the address is suspended
+	until   time.Time
+	err     error
+	opened  uint64
 }
 
 func (b *breaker) failed(err error, cfg *ClientConfig) {
-	b.pause = min(max(2*b.pause, cfg.BreakFirst), cfg.BreakLast)
-	b.until = time.Now().Add(b.pause)
+	b.backoff.First, b.backoff.Last = cfg.BreakFirst, cfg.BreakLast
+	b.until = time.Now().Add(b.backoff.Next())
 	b.err = err
 	b.opened++
 }
 
-func (b *breaker) worked() { b.pause, b.err = 0, nil }
+func (b *breaker) worked() {
+	b.backoff.Reset()
+	b.err = nil
+}
+
+// suspends reports whether the last call failed.
+func (b *breaker) suspends() bool { return b.backoff.Pause() > 0 }
 
 // makeRoom forgets the address that is unused longest, if there are as many as allowed. It returns
 // false if all are in use.
@@ -88,7 +96,7 @@ func (c *Client) link(ctx context.Context, n *node) (*link, error) {
 		case n.link != nil:
 			defer c.mu.Unlock()
 			return n.link, nil
-		case n.breaker.pause > 0 && (n.giveUp != nil || time.Now().Before(n.breaker.until)):
+		case n.breaker.suspends() && (n.giveUp != nil || time.Now().Before(n.breaker.until)):
 			defer c.mu.Unlock()
 			return nil, fmt.Errorf("%w: %w", ErrSuspended, n.breaker.err)
 		case n.giveUp == nil:
@@ -186,9 +194,9 @@ func (c *Client) Stats() ClientStats {
 		switch {
 		case n.link != nil:
 			p.State = "up"
-		case n.breaker.pause > 0 && n.giveUp != nil:
+		case n.breaker.suspends() && n.giveUp != nil:
 			p.State = "half-open"
-		case n.breaker.pause > 0 && time.Now().Before(n.breaker.until):
+		case n.breaker.suspends() && time.Now().Before(n.breaker.until):
 			p.State = "open"
 		}
 		out.Peers = append(out.Peers, p)

@@ -171,7 +171,7 @@ func (c *Client) countRead(n *node, blocks int, bytes int64, err error) {
 	if time.Now().Before(n.reads.until) {
 		return // of the reads that were under way
 	}
-	first := n.reads.pause == 0
+	first := !n.reads.suspends()
 	if n.reads.failed(err, &c.cfg); !first {
 		return
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/remote"
 )
@@ -119,7 +120,7 @@ func (s *Store) serve(ctx context.Context, client rueidis.Client, master string)
 // connect tries to connect, with growing pauses, to the servers and with Sentinel to the master.
 // The client reconnects by itself afterwards. It returns nil if ctx ended.
 func (s *Store) connect(ctx context.Context) (client rueidis.Client, all *connections, master string) {
-	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+	for again := (backoff.Backoff{First: firstRetry, Last: lastRetry}); ; {
 		master, err := s.master(ctx)
 		if err == nil {
 			var o rueidis.ClientOption
@@ -143,11 +144,7 @@ func (s *Store) connect(ctx context.Context) (client rueidis.Client, all *connec
 			s.condition.Set(remote.Denied, err)
 		}
 		s.count.dials.Add(1)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if again.Wait(ctx) != nil {
 			return nil, nil, ""
 		}
 	}

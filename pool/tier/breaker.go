@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kvagent/kvagent/backoff"
 )
 
 // breaker stops calls to a store that fails. It opens after a number of failures in a row; while it
@@ -13,7 +15,7 @@ type breaker struct {
 
 	mu       sync.Mutex
 	failures int // in a row
-	pause    time.Duration
+	backoff  backoff.Backoff
 	err      error // the last one
 	opened   uint64
 	tries    uint64
@@ -31,7 +33,8 @@ func (b *breaker) failed(t *Tier, err error) (opens bool) {
 	}
 	b.closed.Store(false)
 	b.opened++
-	b.pause = min(max(2*b.pause, t.BreakFirst), t.BreakLast)
+	b.backoff.First, b.backoff.Last = t.BreakFirst, t.BreakLast
+	b.backoff.Next()
 	return true
 }
 
@@ -40,12 +43,13 @@ func (b *breaker) worked() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed.Load() {
-		b.failures, b.pause = 0, 0
+		b.failures = 0
+		b.backoff.Reset()
 	}
 }
 
 // try makes one call for the monitor: success closes the breaker, failure doubles the pause.
-func (b *breaker) try(t *Tier, call func() error) error {
+func (b *breaker) try(call func() error) error {
 	b.mu.Lock()
 	b.testing = true
 	b.tries++
@@ -60,7 +64,7 @@ func (b *breaker) try(t *Tier, call func() error) error {
 		return nil
 	}
 	b.err = err
-	b.pause = min(2*b.pause, t.BreakLast)
+	b.backoff.Next()
 	return err
 }
 
@@ -73,7 +77,7 @@ const briefPause = 2 * time.Second
 func (b *breaker) brief() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.pause <= briefPause
+	return b.backoff.Pause() <= briefPause
 }
 
 // state returns the breaker's state for reports.
@@ -88,5 +92,5 @@ func (b *breaker) state() (name string, opened, tries uint64, pause time.Duratio
 	default:
 		name = "open"
 	}
-	return name, b.opened, b.tries, b.pause, b.err
+	return name, b.opened, b.tries, b.backoff.Pause(), b.err
 }

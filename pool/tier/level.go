@@ -193,7 +193,7 @@ func (l *level) reconnect(ctx context.Context) {
 		if !pauseFor(ctx, pause) {
 			return
 		}
-		if l.breaker.try(&l.Tier, func() error { return l.probe(ctx) }) == nil {
+		if l.breaker.try(func() error { return l.probe(ctx) }) == nil {
 			l.p.o.Log(l.Name, "the store works again", nil)
 			l.p.storage.noteAll()
 			return
