@@ -17,7 +17,8 @@ const module = "github.com/kvagent/kvagent"
 // mayImport is the import graph of docs/ARCHITECTURE.md: for each package, what it may import of
 // the module. A trailing /... stands for the packages below. Tests may import anything.
 var mayImport = map[string][]string{
-	"settings":        {},
+	"settings":        {"secret"},
+	"secret":          {},
 	"trace":           {},
 	"trace/tracetest": {},
 	"pagefault":       {},
@@ -37,13 +38,13 @@ var mayImport = map[string][]string{
 	"pool/dram/offheap":   {},
 	"pool/pooltest":       {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},
-	"pool/peer":           {"pool", "pool/peer/...", "pagefault", "connlimit", "backoff"},
+	"pool/peer":           {"pool", "pool/peer/...", "pagefault", "connlimit", "backoff", "secret"},
 	"pool/peer/allow":     {},
 	"pool/peer/seal":      {},
 	"pool/redis":          {"pool", "pool/remote", "backoff"},
 	"pool/s3":             {"pool", "pool/remote"},
 	"pool/mooncake":       {"pool", "pool/remote", "backoff"},
-	"pool/tierspec":       {"pool", "pool/...", "settings"},
+	"pool/tierspec":       {"pool", "pool/...", "settings", "secret"},
 	"cudaipc":             {"crc32c", "pagefault"},
 	"cudaipc/driver":      {},
 	"cudaipc/host":        {"crc32c", "cudaipc", "pagefault"},

@@ -6,12 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"gopkg.in/yaml.v3"
+
+	"github.com/kvagent/kvagent/secret"
 )
 
 // A setting is taken from its flag, else the environment, else the file, else its default. The flag
@@ -86,23 +87,6 @@ func settingError(key, text string, err error) error {
 	return fmt.Errorf("%s: %q, %w", key, text, err)
 }
 
-// maxConfigBytes bounds the size of a file of settings.
-const maxConfigBytes = 1 << 20
-
-// ReadSmall reads a file of at most maxConfigBytes.
-func ReadSmall(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
-	if err == nil && len(text) > maxConfigBytes {
-		err = fmt.Errorf("%q has more than %d bytes, allowed: at most that many", path, maxConfigBytes)
-	}
-	return text, err
-}
-
 // readConfig reads the file that the config setting names. Unknown keys are errors.
 func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 	f := flags.Lookup(FileKey)
@@ -110,12 +94,12 @@ func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 		return nil, nil
 	}
 	path := f.Value.String()
-	text, err := ReadSmall(path)
+	text, err := secret.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %q, allowed: an existing file", FileKey, path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", FileKey, err)
+		return nil, fmt.Errorf("%s: %s: %w", FileKey, path, err)
 	}
 	var nodes map[string]yaml.Node
 	in := yaml.NewDecoder(bytes.NewReader(text))

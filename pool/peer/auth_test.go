@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/kvagent/kvagent/pool/servertest"
@@ -46,37 +45,6 @@ func TestLoadKey(t *testing.T) {
 	check(t, err)
 	if text := fmt.Sprintf("%v %+v %#v %s", secret, secret, secret, secret); strings.Contains(text, "secret") {
 		t.Errorf("a key is printed: %s", text)
-	}
-}
-
-// ofGroup is a file of another group.
-type ofGroup struct {
-	os.FileInfo
-	group uint32
-}
-
-func (f ofGroup) Sys() any { return &syscall.Stat_t{Gid: f.group} }
-
-// TestKeyOfAGroup: a file that its group may read is taken only of a group of this process.
-func TestKeyOfAGroup(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "key")
-	check(t, os.WriteFile(path, make([]byte, 32), 0o600))
-	for _, c := range []struct {
-		mode   os.FileMode
-		groups []int
-		says   string
-	}{
-		{0o440, []int{1, 42}, ""}, {0o640, []int{42}, ""}, {0o400, nil, ""}, {0o600, []int{1}, ""},
-		{0o440, []int{1, 41}, "of group 42"}, {0o640, nil, "of group 42"}, {0o660, []int{42}, "mode 0600"},
-		{0o444, []int{42}, "mode 0600"},
-	} {
-		check(t, os.Chmod(path, c.mode))
-		info, err := os.Stat(path)
-		check(t, err)
-		err = secretive(ofGroup{info, 42}, c.groups)
-		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("mode %v, groups %v: %v, not %q", c.mode, c.groups, err, c.says)
-		}
 	}
 }
 

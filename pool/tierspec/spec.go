@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/kvagent/kvagent/pool/tier"
+	"github.com/kvagent/kvagent/secret"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -165,9 +166,12 @@ func (o *options) secret(key string) (string, error) {
 	case file != "" && variable != "":
 		return "", fmt.Errorf("%s-file and %s-env are both given, allowed: one", key, key)
 	case file != "":
-		text, err := settings.ReadSmall(file)
+		text, err := secret.Read(file)
 		if err == nil && strings.TrimRight(string(text), "\r\n") == "" {
-			err = fmt.Errorf("%s-file: %s is empty, allowed: a file with the secret", key, file)
+			err = errors.New("empty, allowed: a file with the secret")
+		}
+		if err != nil {
+			err = fmt.Errorf("%s-file: %s: %w", key, file, err)
 		}
 		return strings.TrimRight(string(text), "\r\n"), err
 	case variable != "":

@@ -2,11 +2,9 @@ package tierspec
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +19,7 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 	"github.com/kvagent/kvagent/pool/s3"
 	"github.com/kvagent/kvagent/pool/tier/transit"
+	"github.com/kvagent/kvagent/secret"
 )
 
 // Opened is a store that was opened from a spec.
@@ -170,13 +169,9 @@ func tlsConfig(caFile, serverName string) (*tls.Config, error) {
 	if caFile == "" {
 		return c, nil
 	}
-	text, err := os.ReadFile(caFile)
-	if err != nil {
+	var err error
+	if c.RootCAs, err = secret.Authorities(caFile); err != nil {
 		return nil, fmt.Errorf("tls-ca-file: %w", err)
-	}
-	c.RootCAs = x509.NewCertPool()
-	if !c.RootCAs.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("tls-ca-file: %s has no certificate", caFile)
 	}
 	return c, nil
 }
