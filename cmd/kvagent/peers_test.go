@@ -151,7 +151,9 @@ func startTwoNodes(t *testing.T, prefill, decode []string) *twoNodes {
 	n.saves, n.decodes = joinWorker(t, n.pDir), joinWorker(t, n.dDir)
 	n.look = ipc.DialLookup(filepath.Join(n.dDir, ipc.LookupSocket))
 	t.Cleanup(func() { _ = n.look.Close() })
-	n.address = statusOf(t, n.pDir).Peers.Address
+	if p := statusOf(t, n.pDir).Peers; p != nil {
+		n.address = p.Address
+	}
 	return n
 }
 
