@@ -29,10 +29,8 @@ type Options struct {
 	// Segment is the memory that this node adds to the shared store, bytes, 0 to MaxSegment. It is
 	// in the helper, and its contents are lost with the helper.
 	Segment     int64
-	LocalBuffer int64    // the client's own memory, bytes, MinLocalBuffer to MaxLocalBuffer; default 16 MiB
-	Replicas    int      // copies of a value, 1 to MaxReplicas; default 1
-	Preferred   []string // names of segments (host:port) to store in while they have room; at most MaxPreferred
-	SoftPin     time.Duration
+	LocalBuffer int64  // the client's own memory, bytes, MinLocalBuffer to MaxLocalBuffer; default 16 MiB
+	Replicas    int    // copies of a value, 1 to MaxReplicas; default 1
 	Prefix      string // of every key, at most MaxPrefix bytes; default "kvagent:"
 
 	// Arena is memory in which values are read and written in place, also after a call that ends
@@ -67,8 +65,6 @@ const (
 	MinLocalBuffer = 1 << 20
 	MaxLocalBuffer = 64 << 30
 	MaxReplicas    = 16
-	MaxPreferred   = 64
-	MaxSoftPin     = 24 * time.Hour
 	MaxPrefix      = 128
 	MinBounce      = 1 << 20
 	MaxBounce      = 64 << 30
@@ -100,8 +96,6 @@ func (o *Options) complete() error {
 		remote.Between("mooncake", "Segment", o.Segment, 0, MaxSegment),
 		remote.Between("mooncake", "LocalBuffer", o.LocalBuffer, MinLocalBuffer, MaxLocalBuffer),
 		remote.Between("mooncake", "Replicas", o.Replicas, 1, MaxReplicas),
-		remote.Between("mooncake", "Preferred", len(o.Preferred), 0, MaxPreferred),
-		remote.Between("mooncake", "SoftPin", o.SoftPin, 0, MaxSoftPin),
 		remote.Between("mooncake", "Prefix", len(o.Prefix), 1, MaxPrefix),
 		remote.Between("mooncake", "Bounce", o.Bounce, MinBounce, MaxBounce),
 		remote.Between("mooncake", "Concurrency", o.Concurrency, 1, MaxConcurrency),
@@ -125,10 +119,8 @@ var textual = regexp.MustCompile(`^[!-~]*$`)
 func (o *Options) checkAddresses() error {
 	for name, text := range map[string]string{
 		"Master": o.Master, "Metadata": o.Metadata, "Devices": o.Devices, "Host": o.Host, "Prefix": o.Prefix,
-		"Preferred": strings.Join(o.Preferred, ""),
 	} {
-		if len(text) > MaxText*MaxPreferred || name != "Preferred" && len(text) > MaxText ||
-			!textual.MatchString(text) {
+		if len(text) > MaxText || !textual.MatchString(text) {
 			return fmt.Errorf("mooncake: %s has %d bytes, allowed: at most %d, printable, no blanks", name, len(text),
 				MaxText)
 		}

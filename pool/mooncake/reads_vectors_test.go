@@ -23,20 +23,21 @@ func makeReadsVectors() (v vectors) {
 		frame      []byte
 		value      any
 	}{
-		{"hello", "agent", encodeReadsHello(&o), []any{1, "node-1", "rdma", "mlx5_0,mlx5_1", 8, 1 << 16}},
+		{"hello", "agent", encodeReadsHello(&o), []any{wireVersion, "node-1", "rdma", "mlx5_0,mlx5_1", 8, 1 << 16}},
 		{"read", "agent", encodePulls(300, "node-2:15000", []pool.Pull{
 			{Offset: 4096, Length: 512, Address: 0x7f0000001000}, {Length: 1 << 33, Address: 1},
 		}),
 			[]any{300, "node-2:15000", []any{[]any{4096, 0x7f0000001000, 512}, []any{0, 1, 1 << 33}}}},
 		{"welcome", "helper", welcomed(readsWelcome{"", "node-1:15001", 0x7f0000000000}),
-			[]any{1, "", "node-1:15001", 0x7f0000000000}},
-		{"refusal", "helper", welcomed(readsWelcome{reason: "no RDMA device"}), []any{1, "no RDMA device", "", 0}},
+			[]any{wireVersion, "", "node-1:15001", 0x7f0000000000}},
+		{"refusal", "helper", welcomed(readsWelcome{reason: "no RDMA device"}),
+			[]any{wireVersion, "no RDMA device", "", 0}},
 		{"reply", "helper", append(make([]byte, 4), (&reply{300, []int64{-1}}).encode()...), []any{300, []any{-1}}},
 	} {
 		v.Frames = append(v.Frames, vector{f.name, f.from, f.value, frameHex(f.frame)})
 	}
 	for name, text := range map[string]string{
-		"welcome_nothing": "", "welcome_three_parts": "9301a0a0", "welcome_version_2": "9402a0a000",
+		"welcome_nothing": "", "welcome_three_parts": "9301a0a0", "welcome_version_1": "9401a0a000",
 		"welcome_negative": "9401a0a0ff", "welcome_long_form": "9401a0a0cd0001", "welcome_more": "9401a0a00000",
 	} {
 		v.Malformed = append(v.Malformed, vector{Name: name, From: "helper", Hex: text})

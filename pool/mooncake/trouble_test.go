@@ -440,7 +440,7 @@ func TestOptions(t *testing.T) {
 		"Segment": {Master: "h:1", Segment: -1}, "Replicas": {Master: "h:1", Replicas: 17},
 		"Bounce":      {Master: "h:1", Bounce: 5},
 		"Concurrency": {Master: "h:1", Concurrency: 65}, "RPCWithin": {Master: "h:1", RPCWithin: time.Millisecond},
-		"Host": {Master: "h:1", Host: "a b"}, "SoftPin": {Master: "h:1", SoftPin: 25 * time.Hour},
+		"Host": {Master: "h:1", Host: "a b"},
 	} {
 		if _, err := Open(o); err == nil || !strings.Contains(err.Error(), field) ||
 			!strings.Contains(err.Error(), "allowed") {

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 )
 
 var update = flag.Bool("update", false, "write testdata/wire/mooncake.json anew")
@@ -43,7 +42,7 @@ func makeVectors(t *testing.T) (v vectors) {
 	all := Options{
 		Master: "etcd://a:1;b:2", Metadata: "http://m:8080/metadata", Protocol: "rdma", Devices: "mlx5_0,mlx5_1",
 		Segment: 64 << 30, LocalBuffer: 32 << 20, Replicas: 2,
-		Preferred: []string{"c:3", "d:4"}, SoftPin: time.Minute, Bounce: 128 << 20, Concurrency: 64,
+		Bounce: 128 << 20, Concurrency: 64,
 		Arena: Memory{Base: make([]byte, 1<<16)},
 	}
 	welcomed := func(reason, name string) []byte {
@@ -63,11 +62,10 @@ func makeVectors(t *testing.T) (v vectors) {
 		value      any
 	}{
 		{"hello", "agent", helloOf(t, Options{Master: "h:50051"}),
-			[]any{1, []any{"node-1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "h:50051", 1, []any{}, 0, 8}, 64 << 20,
+			[]any{wireVersion, []any{"node-1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "h:50051", 1, 8}, 64 << 20,
 				0}},
-		{"hello_all", "agent", helloOf(t, all), []any{1, []any{
-			"node-1", "http://m:8080/metadata", 64 << 30, 32 << 20, "rdma", "mlx5_0,mlx5_1", "etcd://a:1;b:2", 2,
-			[]any{"c:3", "d:4"}, 60000, 64,
+		{"hello_all", "agent", helloOf(t, all), []any{wireVersion, []any{
+			"node-1", "http://m:8080/metadata", 64 << 30, 32 << 20, "rdma", "mlx5_0,mlx5_1", "etcd://a:1;b:2", 2, 64,
 		}, 128 << 20, 1 << 16}},
 		{"put", "agent", encodeValues(1, opPut,
 			[]place{{key: "kvagent:a", area: areaBounce, header: 0, offset: 4096, length: 0}}),
@@ -77,8 +75,8 @@ func makeVectors(t *testing.T) (v vectors) {
 			[]any{300, 2, []any{[]any{"k", 32, 1, 1 << 20, 10}, []any{"l", 64, 0, 1 << 33, 1 << 32}}}},
 		{"exists", "agent", encodeKeys(70000, opExists, []string{"a", "b"}), []any{70000, 3, []any{"a", "b"}}},
 		{"delete", "agent", encodeKeys(1<<40, opDelete, []string{"a"}), []any{1 << 40, 4, []any{"a"}}},
-		{"welcome", "helper", welcomed("", "node-1:14000"), []any{1, "", "node-1:14000"}},
-		{"refusal", "helper", welcomed("OSError: no master", ""), []any{1, "OSError: no master", ""}},
+		{"welcome", "helper", welcomed("", "node-1:14000"), []any{wireVersion, "", "node-1:14000"}},
+		{"refusal", "helper", welcomed("OSError: no master", ""), []any{wireVersion, "OSError: no master", ""}},
 		{"reply", "helper", replied(300, 10, codeNotFound, 1<<33), []any{300, []any{10, codeNotFound, 1 << 33}}},
 		{"reply_errors", "helper", replied(1, 0, 1, -1, -33, -200, -1700), []any{1, []any{0, 1, -1, -33, -200, -1700}}},
 	} {
@@ -86,7 +84,7 @@ func makeVectors(t *testing.T) (v vectors) {
 	}
 	for name, text := range map[string]string{
 		"nothing": "", "cut": "92cd01", "three_parts": "93010100", "no_codes": "920190", "long_form": "92cd00019100",
-		"negative_id": "92ff9100", "other_version": "9302a0a0", "more_behind": "9201910000", "text_code": "920191a130",
+		"negative_id": "92ff9100", "other_version": "9301a0a0", "more_behind": "9201910000", "text_code": "920191a130",
 	} {
 		v.Malformed = append(v.Malformed, vector{Name: "reply_" + name, From: "helper", Hex: text})
 	}

@@ -13,7 +13,7 @@ import (
 // Limits of the frames between the store and its helper, which python/kvagent/mooncake.py
 // describes.
 const (
-	wireVersion = 1
+	wireVersion = 2
 	maxFrame    = 1 << 20 // bytes
 	maxKeys     = 128     // of one request
 	maxReason   = 4096    // bytes of a helper's error text
@@ -74,19 +74,14 @@ func (a *array) frame() []byte {
 func encodeHello(o *Options, host string) []byte {
 	a := newArray(4)
 	a.ints(wireVersion)
-	a.list(11)
+	a.list(9)
 	a.text(host)
 	a.text(o.Metadata)
 	a.ints(o.Segment, o.LocalBuffer)
 	a.text(o.Protocol)
 	a.text(o.Devices)
 	a.text(o.Master)
-	a.ints(int64(o.Replicas))
-	a.list(len(o.Preferred))
-	for _, name := range o.Preferred {
-		a.text(name)
-	}
-	a.ints(o.SoftPin.Milliseconds(), int64(o.Concurrency), o.Bounce, int64(len(o.Arena.Base)))
+	a.ints(int64(o.Replicas), int64(o.Concurrency), o.Bounce, int64(len(o.Arena.Base)))
 	return a.frame()
 }
 

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 from kvagent import canonical
 from kvagent.errors import Malformed
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME = 1 << 20  # bytes
 MAX_KEYS = 128  # of one request
 MAX_KEY = 512  # bytes
@@ -102,22 +102,20 @@ class Settings:
     devices: str
     master: str
     replicas: int
-    preferred: list[str]
-    soft_pin: int  # 0: not pinned
     threads: int  # per kind: values, questions
 
     @classmethod
     def read(cls, fields: object) -> Settings:
         """Return the settings, or raise Malformed if a field is missing or out of range."""
-        if not isinstance(fields, list) or len(fields) != 11:
-            raise Malformed("settings: an array of 11 is wanted")
-        kinds = (str, str, int, int, str, str, str, int, list, int, int)
+        if not isinstance(fields, list) or len(fields) != 9:
+            raise Malformed("settings: an array of 9 is wanted")
+        kinds = (str, str, int, int, str, str, str, int, int)
         for n, (field, kind) in enumerate(zip(fields, kinds, strict=True)):
             if type(field) is not kind or (isinstance(field, int) and field < 0):
                 raise Malformed(f"settings: field {n} is no {kind.__name__} of 0 or more")
         settings = cls(*fields)
-        if not 1 <= settings.threads <= MAX_THREADS or not all(type(name) is str for name in settings.preferred):
-            raise Malformed(f"settings: 1 to {MAX_THREADS} threads and names of segments are wanted")
+        if not 1 <= settings.threads <= MAX_THREADS:
+            raise Malformed(f"settings: 1 to {MAX_THREADS} threads are wanted")
         return settings
 
 
@@ -259,13 +257,9 @@ def new_client() -> tuple[Client, Any]:
 
 
 def replication(module: Any, settings: Settings) -> object:
-    """Return the configuration of replicas, their segments and soft pins."""
+    """Return the configuration of replicas."""
     config = module.ReplicateConfig()
     config.replica_num = settings.replicas
-    config.preferred_segments = settings.preferred
-    if settings.soft_pin:
-        config.soft_pin_action = module.SoftPinAction.ENABLE
-        config.soft_pin_ttl_ms = settings.soft_pin
     return config
 
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from kvagent.errors import Malformed
 from kvagent.mooncake import APT, MAX_THREADS, PIP, Area, Frames
 
-VERSION = 1
+VERSION = 2
 MAX_PULLS = 128  # of one request
 MAX_TARGET = 256  # bytes
 METADATA = "P2PHANDSHAKE"

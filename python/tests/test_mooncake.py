@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BOUNCE, ARENA = 1 << 20, 2 << 20
-SETTINGS = ["127.0.0.1", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", "127.0.0.1:1", 2, ["a:1"], 1000, 4]
+SETTINGS = ["127.0.0.1", "P2PHANDSHAKE", 1 << 20, 1 << 20, "tcp", "", "127.0.0.1:1", 2, 4]
 
 
 class Dictionary:
@@ -117,7 +117,7 @@ class Agent:
 @contextmanager
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Agent, Dictionary]]:
     client = Dictionary()
-    module = SimpleNamespace(ReplicateConfig=SimpleNamespace, SoftPinAction=SimpleNamespace(ENABLE=1))
+    module = SimpleNamespace(ReplicateConfig=SimpleNamespace)
     monkeypatch.setattr(mooncake, "new_client", lambda: (client, module))
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=mooncake.serve, args=(theirs,))
@@ -132,7 +132,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Agent, Dictionary]
 
 def test_values_go_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(monkeypatch) as (agent, client):
-        assert agent.greet([1, SETTINGS, BOUNCE, ARENA]) == [1, "", "127.0.0.1:1"]
+        assert agent.greet([2, SETTINGS, BOUNCE, ARENA]) == [2, "", "127.0.0.1:1"]
         assert client.registered == [BOUNCE, ARENA]
         agent.bounce[1][0:64] = b"a" * 32 + b"b" * 32
         agent.arena[1][100:110] = b"0123456789"
@@ -177,12 +177,12 @@ def test_what_lies_outside_is_refused(body: object) -> None:
 
 @pytest.mark.parametrize(
     "first",
-    [[2, SETTINGS, BOUNCE, ARENA], [1, SETTINGS[:-1], BOUNCE, ARENA], [1, [*SETTINGS[:-1], 0], BOUNCE, ARENA], 7],
+    [[1, SETTINGS, BOUNCE, ARENA], [2, SETTINGS[:-1], BOUNCE, ARENA], [2, [*SETTINGS[:-1], 0], BOUNCE, ARENA], 7],
 )
 def test_a_wrong_first_frame_is_answered(monkeypatch: pytest.MonkeyPatch, first: object) -> None:
     with served(monkeypatch) as (agent, _):
         version, reason, name = agent.greet(first)
-        assert (version, name) == (1, "")
+        assert (version, name) == (mooncake.VERSION, "")
         assert "Malformed" in reason
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FILE = Path(__file__).resolve().parents[2] / "testdata" / "wire" / "mooncake_reads.json"
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(FILE.read_text())
 ARENA = 1 << 20
-HELLO = [1, "127.0.0.1", "tcp", "", 2, ARENA]
+HELLO = [2, "127.0.0.1", "tcp", "", 2, ARENA]
 TARGET, ADDRESS = "node-2:1", 1 << 40
 
 
@@ -128,7 +128,7 @@ def helper(monkeypatch: pytest.MonkeyPatch, engine: Fake, hello: object = HELLO)
 def test_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Fake()
     with helper(monkeypatch, engine) as one:
-        assert one.welcome[:3] == [1, "", "127.0.0.1:15000"]
+        assert one.welcome[:3] == [2, "", "127.0.0.1:15000"]
         assert one.welcome[3] > 0
         assert engine.registered == [ARENA]
         assert os.environ["MC_FORCE_TCP"] == "1"
@@ -141,11 +141,11 @@ def test_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("hello", "topology", "code", "reason"),
     [
-        ([1, "h", "rdma", "mlx5_9", 2, ARENA], Fake.topology, 0, "no RDMA device mlx5_9"),
-        ([1, "h", "rdma", "mlx5_9", 2, ARENA], Fake.topology, -1, "mlx5_9"),
-        ([1, "h", "smoke", "", 2, ARENA], Fake.topology, 0, "protocol"),
-        ([1, "h", "tcp", "", 0, ARENA], Fake.topology, 0, "1 to 64 threads"),
-        ([2, "h", "tcp", "", 2, ARENA], Fake.topology, 0, "first frame"),
+        ([2, "h", "rdma", "mlx5_9", 2, ARENA], Fake.topology, 0, "no RDMA device mlx5_9"),
+        ([2, "h", "rdma", "mlx5_9", 2, ARENA], Fake.topology, -1, "mlx5_9"),
+        ([2, "h", "smoke", "", 2, ARENA], Fake.topology, 0, "protocol"),
+        ([2, "h", "tcp", "", 0, ARENA], Fake.topology, 0, "1 to 64 threads"),
+        ([1, "h", "tcp", "", 2, ARENA], Fake.topology, 0, "first frame"),
     ],
 )  # fmt: skip
 def test_refusal(monkeypatch: pytest.MonkeyPatch, hello: object, topology: str, code: int, reason: str) -> None:
@@ -159,7 +159,7 @@ def test_refusal(monkeypatch: pytest.MonkeyPatch, hello: object, topology: str, 
 def test_a_device_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Fake()
     engine.topology = '{"cpu:0": [["mlx5_0"], []]}'
-    with helper(monkeypatch, engine, [1, "h", "rdma", "", 2, ARENA]) as one:
+    with helper(monkeypatch, engine, [2, "h", "rdma", "", 2, ARENA]) as one:
         assert one.welcome[1] == ""
         assert os.environ["MC_FORCE_HCA"] == "1"
 

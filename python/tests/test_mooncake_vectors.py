@@ -35,7 +35,7 @@ def test_frame_of_the_agent(vector: dict[str, Any]) -> None:
     if vector["name"].startswith("hello"):
         assert frame[0] == VERSION
         settings = Settings.read(frame[1])
-        assert [settings.host, settings.master, settings.threads] == [frame[1][0], frame[1][6], frame[1][10]]
+        assert [settings.host, settings.master, settings.threads] == [frame[1][0], frame[1][6], frame[1][8]]
         return
     assert list(read_request(frame)) == vector["value"]
 
