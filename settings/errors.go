@@ -34,23 +34,27 @@ var plainTypes = map[string]string{
 	"float64": "a number",
 }
 
-// invalidValue returns the error of a flag's value without its secrets.
-func invalidValue(err *pflag.InvalidValueError) error {
-	f := err.GetFlag()
-	if v, keeps := f.Value.(Discreet); keeps {
-		return fmt.Errorf("--%s: %q, %w", f.Name, v.Shown(err.GetValue()), err.Unwrap())
+// invalidValue returns the error of a flag's value, which came from where it says, without secrets
+// and without the flag library's own prefix.
+func invalidValue(from, text string, err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		err = invalid.Unwrap()
+		if v, keeps := invalid.GetFlag().Value.(Discreet); keeps {
+			text = v.Shown(text)
+		} else if allowed, plain := plainTypes[invalid.GetFlag().Value.Type()]; plain &&
+			errors.As(err, new(*strconv.NumError)) {
+			err = errors.New("allowed: " + allowed)
+		}
 	}
-	if allowed, plain := plainTypes[f.Value.Type()]; plain && errors.As(err, new(*strconv.NumError)) {
-		return fmt.Errorf("--%s: %q, allowed: %s", f.Name, err.GetValue(), allowed)
-	}
-	return err
+	return fmt.Errorf("%s: %q, %w", from, text, err)
 }
 
 // FlagError returns an error of the command line that names the flag and what is allowed.
 func FlagError(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	if errors.As(err, &invalid) {
-		err = invalidValue(invalid)
+		err = invalidValue("--"+invalid.GetFlag().Name, invalid.GetValue(), err)
 	}
 	return Invalid(fmt.Errorf("%w (see: %s --help)", err, cmd.CommandPath()))
 }

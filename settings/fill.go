@@ -50,7 +50,7 @@ func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
 		}
 		if text, there := file[f.Name]; there {
 			if err := flags.Set(f.Name, text); err != nil {
-				bad = append(bad, settingError("config file: "+f.Name, text, err))
+				bad = append(bad, invalidValue("config file: "+f.Name, text, err))
 			}
 		}
 	})
@@ -69,22 +69,9 @@ func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (strin
 		return nil
 	}
 	if err := flags.Set(key, text); err != nil {
-		return settingError(envName(key), text, err)
+		return invalidValue(envName(key), text, err)
 	}
 	return nil
-}
-
-// settingError returns an error that names the key, the value without its secrets, and what is
-// allowed, without the flag library's own prefix.
-func settingError(key, text string, err error) error {
-	var invalid *pflag.InvalidValueError
-	if errors.As(err, &invalid) {
-		if v, keeps := invalid.GetFlag().Value.(Discreet); keeps {
-			text = v.Shown(text)
-		}
-		err = invalid.Unwrap()
-	}
-	return fmt.Errorf("%s: %q, %w", key, text, err)
 }
 
 // readConfig reads the file that the config setting names. Unknown keys are errors.

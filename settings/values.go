@@ -3,7 +3,6 @@
 package settings
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -13,6 +12,24 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+)
+
+// Values of --device. In all but the first, each GPU is opened in a mover when an engine first
+// registers memory on it.
+const (
+	DeviceHost      = "host"       // shared memory and engines on CPUs only
+	DeviceAuto      = "auto"       // host in this process
+	DeviceHostMover = "host-mover" // host in a mover too
+	DeviceCUDA      = "cuda"       // as auto, but a start without CUDA is an error
+)
+
+// Devices are all values of --device.
+var Devices = []string{DeviceAuto, DeviceHost, DeviceHostMover, DeviceCUDA}
+
+// Values of --integrity.
+const (
+	IntegrityFull   = "full"
+	IntegrityHeader = "header"
 )
 
 // The values of settings. Each parses the same text from a flag, the environment or the file, and
@@ -109,26 +126,6 @@ func (r *rateValue) Set(text string) error {
 			FormatSize(r.high), perSecond)
 	}
 	*r.v = n
-	return nil
-}
-
-// boolValue is true or false.
-type boolValue struct{ v *bool }
-
-// AddBool adds a flag that is true or false.
-func AddBool(f *pflag.FlagSet, v *bool, name, usage string) {
-	f.VarPF(&boolValue{v}, name, "", usage).NoOptDefVal = "true"
-}
-
-func (b *boolValue) Type() string   { return "bool" }
-func (b *boolValue) String() string { return strconv.FormatBool(b.v != nil && *b.v) }
-
-func (b *boolValue) Set(text string) error {
-	v, err := strconv.ParseBool(text)
-	if err != nil {
-		return errors.New("allowed: true, false")
-	}
-	*b.v = v
 	return nil
 }
 

@@ -11,6 +11,7 @@ func TestFlagErrors(t *testing.T) {
 		want []string
 	}{
 		{[]string{"serve", "--keep-percent", "51"}, []string{"--keep-percent", `"51"`, "allowed: 0 to 50"}},
+		{[]string{"serve", "--log-json=2"}, []string{"--log-json", `"2"`, "allowed: true, false"}},
 		{[]string{"serve", "--queue", "1"}, []string{"unknown flag: --queue"}},
 		{[]string{"serve", "--pace", "fast"}, []string{"--pace", `"fast"`, "allowed: auto, off, or 1MiB/s to 4TiB/s"}},
 		{[]string{"serve", "--pace", "2GiB"}, []string{"--pace", `"2GiB"`, "allowed: auto, off, or 1MiB/s to 4TiB/s"}},

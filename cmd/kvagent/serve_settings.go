@@ -161,7 +161,7 @@ func (s *serveSettings) addOperation(f *pflag.FlagSet) {
 			"login, and changes nothing")
 	f.Var(settings.Choice(&s.logLevel, []string{"debug", "info", "warn", "error"}), "log-level",
 		"lowest level that is logged")
-	settings.AddBool(f, &s.logJSON, "log-json", "log JSON")
+	f.BoolVar(&s.logJSON, "log-json", false, "log JSON")
 	f.Var(settings.Duration(&s.drainTimeout, 0, time.Hour), "drain-timeout", "longest wait for running jobs at the end")
 	f.Var(settings.Duration(&s.endIdle, 0, 720*time.Hour), "end-idle",
 		"end when no session has been open for so long; 0 is never")

@@ -122,7 +122,6 @@ func TestSettingsErrors(t *testing.T) {
 			[]string{"device", "allowed: auto, host, host-mover, cuda"}},
 		"bool": {nil, map[string]string{"KVAGENT_LOG_JSON": "maybe"}, "",
 			[]string{"KVAGENT_LOG_JSON", `"maybe"`, "allowed: true, false"}},
-		"bool flag": {[]string{"--log-json=2"}, nil, "", []string{"log-json", `"2"`, "allowed: true, false"}},
 		"directory": {[]string{"--socket-dir", ""}, nil, "", []string{"socket-dir", "allowed: a directory"}},
 		"directory long": {nil, map[string]string{"KVAGENT_SOCKET_DIR": "/" + strings.Repeat("d", 94)}, "",
 			[]string{"socket-dir", "95 bytes", "allowed: 1 to 94"}},
