@@ -168,7 +168,7 @@ func (o *options) secret(key string) (string, error) {
 	case file != "":
 		text, err := secret.Read(file)
 		if err == nil && strings.TrimRight(string(text), "\r\n") == "" {
-			err = errors.New("empty, allowed: a file with the secret")
+			err = errors.New("is empty, allowed: a file with the secret")
 		}
 		if err != nil {
 			err = fmt.Errorf("%s-file: %s: %w", key, file, err)
