@@ -169,13 +169,3 @@ func (a *Agent) Sessions() (open int, newest uint64) {
 	defer a.sessions.mu.Unlock()
 	return len(a.sessions.open), a.sessions.last
 }
-
-// SpaceID returns the pool's number of a space, once the sizes of all its shards are known.
-func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {
-	if sp := a.registry.view.Load().spaces[fp]; sp != nil {
-		if rules := sp.open.Load(); rules != nil {
-			return rules.ID, true
-		}
-	}
-	return 0, false
-}
