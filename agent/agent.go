@@ -11,7 +11,7 @@
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	events' locks       under which the pool's and an outbox's are taken
-//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, inflight.Counter.mu, share.Mappings.mu,
+//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, jobCounter.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.Queue.mu, and while no other lock is held. A
@@ -31,7 +31,6 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/events"
-	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
@@ -62,7 +61,7 @@ type Agent struct {
 	switches *switches
 	epochs   *epochs
 	workers  *workers
-	inflight *inflight.Counter
+	inflight *jobCounter
 	watchdog *watchdog
 	memory   *memory
 
@@ -92,7 +91,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), inflight: &inflight.Counter{}, stop: make(chan struct{}),
+		switches: newSwitches(), inflight: &jobCounter{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	if m, ok := p.(keep.Memory); ok {
@@ -169,14 +168,4 @@ func (a *Agent) Sessions() (open int, newest uint64) {
 	a.sessions.mu.Lock()
 	defer a.sessions.mu.Unlock()
 	return len(a.sessions.open), a.sessions.last
-}
-
-// SpaceID returns the pool's number of a space, once the sizes of all its shards are known.
-func (a *Agent) SpaceID(fp pool.Fingerprint) (pool.SpaceID, bool) {
-	if sp := a.registry.view.Load().spaces[fp]; sp != nil {
-		if rules := sp.open.Load(); rules != nil {
-			return rules.ID, true
-		}
-	}
-	return 0, false
 }

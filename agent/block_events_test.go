@@ -117,7 +117,7 @@ func TestEventsReachEveryEngine(t *testing.T) {
 
 // held counts the blocks of a chain that the memory holds.
 func (r *rig) held(space [16]byte, seed byte, n int) (held int) {
-	id, _ := r.agent.SpaceID(space)
+	id, _, _ := r.agent.OpenSpace(space)
 	present := make([]bool, n)
 	r.pool.Exists(id, 0, pool.Chain(chain(seed, n), 32), present)
 	for _, p := range present {

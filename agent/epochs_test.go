@@ -90,13 +90,13 @@ func TestResetReachesOtherNodes(t *testing.T) {
 	}
 }
 
-// The blocks of a private generation stay in memory: an engine finds them there, and no tier gets
-// them. Those of other generations are shared. When nothing of a private space is left it is
-// closed.
+// The blocks of a private generation stay in memory: an engine finds them there, and no tier and no
+// other agent gets them. Those of other generations are shared. When nothing of a private space is
+// left it is closed.
 func TestPrivateGenerationStaysInMemory(t *testing.T) {
 	store := pooltest.NewShelf()
 	r := newRig(t, withDRAM(4<<20), withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
-	spaces := map[string]pool.Fingerprint{}
+	spaces, shared := map[string]pool.Fingerprint{}, uint64(0)
 	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
 		m := register("of " + generation)
 		m.Identity = append([]ipc.Pair{m.Identity[0], {Key: "generation", Value: generation}}, m.Identity[1:]...)
@@ -111,6 +111,13 @@ func TestPrivateGenerationStaysInMemory(t *testing.T) {
 		if got.Tokens != 8*testBlockTokens {
 			t.Errorf("generation %q: %d tokens are found, want %d", generation, got.Tokens, 8*testBlockTokens)
 		}
+		if !strings.HasPrefix(generation, "private:") {
+			shared += 8
+		}
+		r.waitTier(shared) // a reset drops what is not written yet
+		if _, _, ok := r.agent.OpenSpace(answer.Space); ok == strings.HasPrefix(generation, "private:") {
+			t.Errorf("generation %q: other agents may read it: %v", generation, ok)
+		}
 		if generation != "" {
 			scheduler.send(&ipc.Reset{Req: 4})
 			if got := next[*ipc.ResetDone](scheduler); got.Status != ipc.RegDone || got.Epoch != answer.Epoch+1 {
@@ -120,7 +127,6 @@ func TestPrivateGenerationStaysInMemory(t *testing.T) {
 		workers[0].close()
 		scheduler.close()
 	}
-	r.waitTier(16)
 	stored := map[pool.Fingerprint]int{}
 	check(t, store.List(t.Context(), func(k pool.Key, _ int64) bool {
 		stored[k.Space]++

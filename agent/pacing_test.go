@@ -101,7 +101,7 @@ func TestSavesOfATransferAreNotPaced(t *testing.T) {
 	if got := c.done(1); !all(got, ipc.BlockOK) {
 		t.Errorf("the save: %v", got)
 	}
-	id, _ := r.agent.SpaceID(register("").Space())
+	id, _, _ := r.agent.OpenSpace(register("").Space())
 	if d := r.agent.deliveries; !d.Awaited(id) || d.Awaited(id+1) {
 		t.Errorf("an open transfer: its space is awaited %v, another one %v", d.Awaited(id), d.Awaited(id+1))
 	}

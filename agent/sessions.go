@@ -17,7 +17,6 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/events"
-	"github.com/kvagent/kvagent/agent/inflight"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
@@ -44,7 +43,7 @@ type sessions struct {
 	epochs   *epochs
 	workers  *workers
 	memory   *memory
-	inflight *inflight.Counter
+	inflight *jobCounter
 	switches *switches
 	metrics  *admin.Metrics
 

@@ -112,11 +112,16 @@ func (r *registry) unserved(s pool.SpaceID) <-chan struct{} {
 // Transfers returns the agent's transfers, for the listener of other agents.
 func (a *Agent) Transfers() *delivery.Table { return a.deliveries }
 
-// OpenSpace returns the pool's number and the epoch of a space, once the sizes of all its shards
-// are known.
+// OpenSpace returns the pool's number and the epoch of a space that other agents may read: one that
+// is not private, once the sizes of all its shards are known.
 func (a *Agent) OpenSpace(fp pool.Fingerprint) (id pool.SpaceID, epoch uint32, ok bool) {
-	if id, ok = a.SpaceID(fp); ok {
-		epoch = a.pool.Epoch(id)
+	sp := a.registry.view.Load().spaces[fp]
+	if sp == nil {
+		return 0, 0, false
 	}
-	return id, epoch, ok
+	rules := sp.open.Load()
+	if rules == nil || sp.spec.Private {
+		return 0, 0, false
+	}
+	return rules.ID, a.pool.Epoch(rules.ID), true
 }

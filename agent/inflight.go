@@ -1,27 +1,27 @@
-// Package inflight counts the running jobs of all workers; a drain waits for it.
-package inflight
+package agent
 
 import (
 	"context"
 	"sync"
 )
 
-// Counter counts running jobs. Its methods may run concurrently.
-type Counter struct {
+// jobCounter counts the running jobs of all workers; a drain waits for it. Its methods may run
+// concurrently.
+type jobCounter struct {
 	mu   sync.Mutex
 	n    int
 	idle chan struct{} // closed when n reaches 0; nil: not waited for
 }
 
 // Add counts one more.
-func (c *Counter) Add() {
+func (c *jobCounter) Add() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n++
 }
 
 // Done counts one less.
-func (c *Counter) Done() {
+func (c *jobCounter) Done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n--
@@ -32,14 +32,14 @@ func (c *Counter) Done() {
 }
 
 // Count returns how many run.
-func (c *Counter) Count() int {
+func (c *jobCounter) Count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.n
 }
 
 // Wait returns when no job runs, or with the context's error.
-func (c *Counter) Wait(ctx context.Context) error {
+func (c *jobCounter) Wait(ctx context.Context) error {
 	c.mu.Lock()
 	if c.n == 0 {
 		c.mu.Unlock()
