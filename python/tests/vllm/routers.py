@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LATE_S = 0.5
 """The longest that a router credits a block that is gone, while agent, engine and machine run and
-no more than a step's worth of blocks changes (docs/VLLM.md, "Events for routers").
+no more than a step's worth of blocks changes (docs/vllm/events.md).
 """
 LOOK_S = 0.1  # what the time between two looks counts at most: a machine that stalls ages nothing
 

@@ -402,7 +402,7 @@ def test_what_is_counted_has_a_definition_and_is_in_the_documents(played: Callab
     assert values["vllm:kvagent_tier_stored"] == {(): 2}
     assert one.tier.get_stats() is None
     docs = Path(os.environ.get("KVAGENT_DOCS") or Path(__file__).resolve().parents[3] / "docs")
-    named = re.findall(r"`(vllm:kvagent_tier_\w+)`", (docs / "VLLM.md").read_text())
+    named = re.findall(r"`(vllm:kvagent_tier_\w+)`", (docs / "vllm" / "tier.md").read_text())
     assert {name.removesuffix("_total") for name in named} == definitions
 
 
