@@ -14,7 +14,7 @@ const (
 	// reaches its full rate with concurrent writes.
 	enoughBytes = 1 << 20
 	// mostBytes is the size from which a write is not made larger, so that other writers have some.
-	mostBytes = 4 << 20
+	mostBytes = 8 << 20
 )
 
 // record is one block or tombstone that is to be written.
