@@ -41,7 +41,7 @@ STAGE := scripts/stage
 FLAKY := scripts/flaky
 comma := ,
 PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
-	dockerfile-check cuda-header-check flaky gotest migrating.py mutants_vllm.py run-page try envs/vllm-uv \
+	dockerfile-check cuda-header-check flaky gotest migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
 	envs/vllm-warm release test_release.py)
 # Everything outside of the tree, installed on first use.
 ENV    := $(CURDIR)/scripts/env

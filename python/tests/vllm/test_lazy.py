@@ -12,6 +12,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from kvagent.messages import Group
+from kvagent.vllm import internals
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import Options
 from kvagent.vllm.start import of
@@ -253,6 +254,18 @@ def test_a_warning_says_that_it_needs_prefix_caching(
     config = SimpleNamespace(cache_config=cache, parallel_config=parallel)
     of(config, None, Options(offload=offload)).check(Geometry((Group(16, 64),), 16), "kv_both")
     assert ("no effect without prefix caching" in caplog.text) == (offload == "lazy" and not caching)
+
+
+def test_it_is_eager_where_vllm_lacks_what_it_needs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(internals.USED, internals.LAZY, "vllm.v1.core.block_pool.BlockPool gone")
+    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    config = SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=True), parallel_config=parallel)
+    start = of(config, None, Options(offload="lazy"))
+    start.check(Geometry((Group(16, 64),), 16), "kv_both")
+    assert start.options.offload == "eager"
+    assert "this vLLM has no BlockPool.gone" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "states" not in kind])

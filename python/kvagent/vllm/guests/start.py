@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from kvagent.vllm import geometry as geo
 from kvagent.vllm import internals
 from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.link import Link
-from kvagent.vllm.options import LAZY, OFF, OptionError
+from kvagent.vllm.options import EAGER, LAZY, OFF, OptionError
 from kvagent.vllm.start import Start
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class GuestStart(Start):
 
             shares = self.options.share_tp, self.options.share_pp
             self._cells = cells(self.vllm_config, self.kv_cache_config, *shares)
+        if self.options.offload == LAZY and (reason := internals.missing(internals.LAZY)):
+            log.warning("offload: lazy is eager here: %s", reason)
+            self.options = replace(self.options, offload=EAGER)
         if self.options.offload == LAZY and not self.vllm_config.cache_config.enable_prefix_caching:
             log.warning("offload: lazy has no effect without prefix caching: every block is saved once it is computed")
 
