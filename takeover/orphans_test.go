@@ -42,12 +42,27 @@ func TestStoppedRecordIsTheSuccessors(t *testing.T) {
 func startSleeper(t *testing.T) (*exec.Cmd, Mover) {
 	t.Helper()
 	const mark = "0123"
-	cmd := exec.Command("sleep", "100")
+	cmd := exec.Command("cat")
 	cmd.Env = append(os.Environ(), markEnv+"="+mark)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() }) // one may have ended
+	// Once it answers it has its environment: Start returns while it is still being set up.
+	if _, err := in.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
 	exe, err := exeOf(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
