@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tests import constants
-
 if TYPE_CHECKING:
     import pytest
 
@@ -44,13 +42,21 @@ def plugin() -> Path:
 
 
 def install() -> None:
-    """Install the stand-ins where vLLM looks for its ops, and let configurations set constants of
-    the connector. Repeated calls do nothing.
+    """Install the stand-ins, and let configurations set constants of the connector."""
+    from tests import constants
+
+    constants.allow()
+    install_kernels()
+
+
+def install_kernels() -> None:
+    """Install the stand-ins where vLLM looks for its ops. Repeated calls do nothing.
+
+    scripts/cpu-vllm installs a copy of this file alone.
     """
     if _SEEN:
         return
     _SEEN.append(True)
-    constants.allow()
     ops = torch.ops._C
     for function in (
         init_cpu_memory_env, get_scheduler_metadata, compute_slot_mapping_kernel_impl, cpu_attn_reshape_and_cache,
