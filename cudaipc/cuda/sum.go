@@ -37,7 +37,7 @@ type sumPart struct {
 
 func startSummers(arena []byte) *summers {
 	s := &summers{arena: arena, parts: newQueue[sumPart]()}
-	n := min(maxSummers, max(1, runtime.GOMAXPROCS(0)/2))
+	n := min(maxSummers, max(1, 3*runtime.GOMAXPROCS(0)/4))
 	for range n {
 		s.ended.Go(s.run)
 	}
