@@ -15,7 +15,7 @@ import (
 // transferRow is one line of the result: the path from engine memory to the pool or back compared
 // with plain copy().
 type transferRow struct {
-	Direction    string  `json:"direction"` // save, load, both; sum: one core sums what a save reads
+	Direction    string  `json:"direction"` // save, load, both; sum: one core sums what a load reads
 	SegmentBytes int     `json:"segment_bytes"`
 	GBps         float64 `json:"gbps"`      // 10^9 bytes per second, median
 	CopyGBps     float64 `json:"copy_gbps"` // the same bytes by copy(), with as many threads

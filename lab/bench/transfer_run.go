@@ -21,9 +21,10 @@ import (
 
 // Sizes of the measurement.
 const (
-	jobSegments = 8   // of a block; each in a layer of its own, as a paged KV cache has them
-	jobShare    = 8   // one measurement moves a 1/benchShare of the engine's memory
-	jobBlocks   = 256 // blocks of one job
+	jobSegments = 8        // of a block; each in a layer of its own, as a paged KV cache has them
+	jobShare    = 8        // one measurement moves a 1/jobShare of the engine's memory
+	jobBlocks   = 256      // blocks of one job
+	sumPiece    = 64 << 10 // bytes that a mover sums at a time
 )
 
 // transferBench is an engine, a pool, and for each segment size a worker between them.
@@ -147,7 +148,7 @@ func (b *transferBench) measure(segment, rounds int) ([]transferRow, error) {
 		{"save", true, false, func() (float64, error) { return b.move(share, true, false) }},
 		{"load", false, true, func() (float64, error) { return b.move(share, false, true) }},
 		{"both", true, true, func() (float64, error) { return b.move(share, true, true) }},
-		{"sum", true, false, func() (float64, error) { return b.sum(share), nil }},
+		{"sum", false, true, func() (float64, error) { return b.sum(share), nil }},
 	} {
 		row := transferRow{Direction: d.name, SegmentBytes: b.segment}
 		var path, plain, ratio []float64
@@ -204,17 +205,19 @@ func (b *transferBench) copies(blocks int, dir cudaipc.Direction) {
 	}
 }
 
-// sum sums the bytes that a save of as many blocks reads, and returns 10^9 bytes per second.
+// sum sums as many blocks as a load reads, as a GPU's mover does: a block lies in one piece in the
+// pool. It returns 10^9 bytes per second.
 func (b *transferBench) sum(blocks int) float64 {
-	order := rand.New(rand.NewPCG(uint64(cudaipc.Gather), 3)).Perm(b.blocks)
+	order := rand.New(rand.NewPCG(uint64(cudaipc.Scatter), 3)).Perm(b.blocks)
+	block := b.segment * jobSegments
 	start, state := time.Now(), uint32(0)
 	for i := range blocks {
-		for s := range jobSegments {
-			at := (s*b.blocks + order[i]) * b.segment
-			state = crc32c.Update(state, b.memory.Mem[at:at+b.segment])
+		slot := order[b.blocks-1-i] * block
+		for piece := range slices.Chunk(b.other.Mem[slot:slot+block], sumPiece) {
+			state = crc32c.Update(state, piece)
 		}
 	}
-	return float64(blocks*jobSegments*b.segment) / time.Since(start).Seconds() / 1e9
+	return float64(blocks*block) / time.Since(start).Seconds() / 1e9
 }
 
 // move saves a new chain of blocks, or loads the last one, or both at once, through the worker, and
