@@ -19,6 +19,8 @@ type Policy interface {
 	// there is none, or if it found none within the work allowed for one call. The victim has no
 	// child and is not held. It stays until Remove.
 	Victim(now int64, kinds uint64, v View) uint32
+	// Class returns the name of an entry's class, as PolicyClass.Name; empty if it has none.
+	Class(e uint32) string
 	// Report returns the policy's state, for people and metrics. It allocates.
 	Report() PolicyReport
 }

@@ -68,6 +68,8 @@ func (r *recorder) Victim(_ int64, _ uint64, v pool.View) uint32 {
 	return 0
 }
 
+func (r *recorder) Class(uint32) string { return "recorded" }
+
 func (r *recorder) Report() pool.PolicyReport { return pool.PolicyReport{Name: "recorder"} }
 
 // recorded is a pool of 64 blocks of 1 KiB with a recorder.

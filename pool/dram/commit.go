@@ -113,7 +113,7 @@ func (p *Pool) releasePart(slots []pool.Slot, status []pool.Status, at *cursor) 
 			continue
 		}
 		if status[i] == pool.Corrupt && !p.core.recs.All[e].is(flagDropped) {
-			p.core.drop(e)
+			p.core.drop(e, pool.ByCorruption)
 			p.core.stats.Dropped++
 		}
 		p.core.unpinEntry(e, at)

@@ -65,6 +65,7 @@ type core struct {
 	badDropped uint64 // entries that were in bad pages
 
 	notes notes
+	left  func(*pool.Departure) // nil: nobody asks
 }
 
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file, nil if it
@@ -74,7 +75,7 @@ func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err err
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
 		recent:   list{flag: flagRecent}, partialYoung: list{flag: flagYoung}, partialOld: list{flag: flagOld},
-		notes: notes{changed: make(chan struct{}, 1)},
+		notes: notes{changed: make(chan struct{}, 1)}, left: o.Left,
 	}
 	defer func() {
 		if err != nil {

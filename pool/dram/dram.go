@@ -72,6 +72,9 @@ type Options struct {
 	// for one (many shards in many groups), or no record is free. Its entries end with the process.
 	// No lock is held. It may be nil.
 	SpaceNotKept func(pool.Fingerprint)
+	// Left is told of each entry that leaves, under the pool's lock. It keeps nothing of what it
+	// gets, and may be nil.
+	Left func(*pool.Departure)
 	// HashSeed is 0 for a secret of this process, which a hostile engine cannot guess. Reproducible
 	// measurements set another number.
 	HashSeed uint64

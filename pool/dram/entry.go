@@ -1,6 +1,9 @@
 package dram
 
-import "github.com/kvagent/kvagent/pool/dram/slab"
+import (
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/slab"
+)
 
 // create makes an entry with slots for all its shards, evicting as necessary. It returns none if
 // nothing more can be evicted, or if c.wanted names work that must be done first without the lock.
@@ -126,7 +129,7 @@ func (c *core) settle(e uint32, at *cursor) {
 		c.show(e)
 		c.enter(e, at)
 	case l.present == 0:
-		c.drop(e)
+		c.drop(e, 0) // nothing of it was stored
 	default:
 		c.partialYoung.push(c.recs.All, e)
 	}
@@ -143,9 +146,12 @@ func (c *core) show(e uint32) {
 }
 
 // drop makes an entry unfindable at once; it is freed once it is not held. Its children become
-// roots.
-func (c *core) drop(e uint32) {
+// roots. why is told to whoever asked for departures, but 0.
+func (c *core) drop(e uint32, why pool.Cause) {
 	r := &c.recs.All[e]
+	if c.left != nil && why != 0 {
+		c.depart(e, why)
+	}
 	c.clearHeaders(e)
 	c.table.Remove(c.seed.hash(r.ident, r.hash), e)
 	c.leaveLists(e)
@@ -165,6 +171,21 @@ func (c *core) drop(e uint32) {
 	if r.pins() == 0 && c.states.All[e].writing == 0 {
 		c.free(e)
 	}
+}
+
+// depart tells that an entry leaves. One of an ended epoch could not be found any more, whatever
+// drops it.
+func (c *core) depart(e uint32, why pool.Cause) {
+	r := &c.recs.All[e]
+	m, words := &c.realms[r.ident.realm()], r.hash.words()
+	d := pool.Departure{
+		Space: m.space.spec.Fingerprint, Block: pool.MarkWords(&words), Group: r.ident.group(), Cause: why,
+		Class: c.advisor.Class(e),
+	}
+	if m.over {
+		d.Cause = pool.ByReset
+	}
+	c.left(&d)
 }
 
 func (c *core) leaveLists(e uint32) {

@@ -3,6 +3,7 @@ package dram
 import (
 	"time"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -65,7 +66,7 @@ func (c *core) evictFor(class int32) bool {
 		}
 		return false
 	}
-	c.evict(e)
+	c.evict(e, pool.ByEviction)
 	return true
 }
 
@@ -153,10 +154,10 @@ func (c *core) hasClass(e uint32, class int32) bool {
 	return false
 }
 
-func (c *core) evict(e uint32) {
+func (c *core) evict(e uint32, why pool.Cause) {
 	c.stats.Evicted++
 	c.stats.EvictedBytes += uint64(c.group(c.recs.All[e].ident).bytes)
-	c.drop(e)
+	c.drop(e, why)
 }
 
 // PartialAge is the minimum time for which an entry may lack shards that no job is writing before
@@ -217,7 +218,7 @@ func (c *core) reclaim(l *list) bool {
 		c.work.repairs--
 	}
 	if c.evictable(end) {
-		c.evict(end)
+		c.evict(end, pool.ByAge)
 		return true
 	}
 	l.remove(c.recs.All, e)

@@ -77,8 +77,8 @@ func (v *view) words(i int) key {
 // resist attackers, because the file is the agent's own and only the order of eviction depends on
 // it.
 func (k *key) tag() uint32 {
-	const a, b, c, d = 0x9e3779b97f4a7c15, 0xbf58476d1ce4e5b9, 0x94d049bb133111eb, 0xd6e8feb86659fd93
-	return uint32(fold(k.a^a, k.b^b) ^ fold(k.c^c, k.d^d))
+	w := k.words()
+	return uint32(pool.MarkWords(&w))
 }
 
 // words returns the key as a header stores it.

@@ -56,7 +56,7 @@ func (p *Pool) dropDue(ref pool.Ref) (n int, next pool.Ref) {
 			break
 		}
 		before := c.parent(e)
-		c.drop(e)
+		c.drop(e, pool.ByTime)
 		e = before
 	}
 	if e != none {

@@ -45,7 +45,7 @@ func (c *core) afford(o pool.Owner, bytes int64, parent uint32) bool {
 			return false
 		}
 		c.owners.Evicted(o, c.group(c.recs.All[e].ident).bytes)
-		c.evict(e)
+		c.evict(e, pool.ByBudget)
 	}
 	return true
 }

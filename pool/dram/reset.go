@@ -122,7 +122,7 @@ func (c *core) sweep(from uint32) uint32 {
 		if !r.is(flagLive) || r.is(flagDropped) || !c.realms[r.ident.realm()].over {
 			continue
 		}
-		c.drop(e)
+		c.drop(e, pool.ByReset)
 		c.stats.Dropped++
 		if dropped++; dropped == sweepDrops {
 			to = e + 1

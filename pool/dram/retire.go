@@ -70,7 +70,7 @@ func (c *core) retire(off int64) (page BadPage, fresh bool) {
 	}
 	for _, e := range entries {
 		if r := &c.recs.All[e]; r.is(flagLive) && !r.is(flagDropped) { // the shards of one may share a page
-			c.drop(e)
+			c.drop(e, pool.ByBadPage)
 			c.stats.Dropped++
 			page.Dropped++
 		}

@@ -3,6 +3,7 @@ package dram
 import (
 	"slices"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -107,7 +108,7 @@ func (g *gathering) evictOne() {
 		return
 	}
 	g.left -= g.group(g.recs.All[e].ident).bytes
-	g.evict(e)
+	g.evict(e, pool.ByEviction)
 }
 
 // chooseSpare chooses the slab with the fewest used bytes, of classes with free slots for its

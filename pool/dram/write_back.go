@@ -123,7 +123,7 @@ func (p *Pool) unpinUntouched(ref pool.Ref, status pool.Status, was *spot) {
 		return
 	}
 	if status == pool.Corrupt && !c.recs.All[e].is(flagDropped) {
-		c.drop(e)
+		c.drop(e, pool.ByCorruption)
 		c.stats.Dropped++
 	}
 	if !c.recs.All[e].is(flagUntouched) {

@@ -53,8 +53,11 @@ func gapOf(ms uint32) uint8 { return uint8(min(gaps-1, 1+bits.Len32(ms/gapUnit))
 
 var distanceNames = [distances]string{"0.5k", "1k", "2k", "4k+"}
 
-// useName returns the name of the classes of all gaps in labels of metrics.
-func useName(use int) string {
-	fresh := [...]string{"short", "long"}[use%2]
-	return fmt.Sprintf("uses=%d,tail=%s,new=%s", use/2/distances, distanceNames[use/2%distances], fresh)
-}
+// useNames are the names of the classes of all gaps, in labels of metrics too.
+var useNames = func() (names [kindsOfUse]string) {
+	for use := range names {
+		fresh := [...]string{"short", "long"}[use%2]
+		names[use] = fmt.Sprintf("uses=%d,tail=%s,new=%s", use/2/distances, distanceNames[use/2%distances], fresh)
+	}
+	return names
+}()

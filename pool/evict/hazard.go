@@ -181,6 +181,15 @@ func (h *Hazard) Remove(entries []uint32) {
 	}
 }
 
+// Class implements pool.Policy: classes that differ only in their gap have one name, as in Report.
+func (h *Hazard) Class(e uint32) string {
+	n := h.nodes.find(e)
+	if n == nil {
+		return ""
+	}
+	return useNames[int(h.nodes.runOf(n).class)/gaps]
+}
+
 // Report implements pool.Policy.
 func (h *Hazard) Report() pool.PolicyReport {
 	j := &h.judge
@@ -200,7 +209,7 @@ func (h *Hazard) Report() pool.PolicyReport {
 // reportUse describes the classes of all gaps together. Their worth is that of the mean entry.
 func (h *Hazard) reportUse(use int) pool.PolicyClass {
 	const hour = 3600
-	pc := pool.PolicyClass{Name: useName(use)}
+	pc := pool.PolicyClass{Name: useNames[use]}
 	next, worth := inf, 0.
 	for c := use * gaps; c < (use+1)*gaps; c++ {
 		held := 0

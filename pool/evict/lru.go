@@ -122,6 +122,9 @@ func (l *LRU) oldest(kinds uint64, now uint32) (o *order, e uint32) {
 	return o, e
 }
 
+// Class implements pool.Policy.
+func (l *LRU) Class(uint32) string { return "" }
+
 // Report implements pool.Policy.
 func (l *LRU) Report() pool.PolicyReport {
 	return pool.PolicyReport{Name: "lru", Entries: l.entries, Bytes: l.nodes.bytes()}

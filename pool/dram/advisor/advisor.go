@@ -195,6 +195,16 @@ func (a *Advisor) Remove(e uint32) {
 	a.policy.Remove(a.one[:])
 }
 
+// Class returns the name of an entry's class, empty if it has none.
+func (a *Advisor) Class(e uint32) string {
+	if a == nil {
+		return ""
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.policy.Class(e)
+}
+
 // Victim returns an entry of one of the kinds that the policy evicts, or none.
 func (a *Advisor) Victim(kinds uint64, v pool.View) uint32 {
 	a.mu.Lock()
