@@ -183,13 +183,13 @@ func (p *lookupPeer) answer() error {
 	p.s.count.requests.Add(1)
 	f := &p.in.message
 	enveloped := f.Len() > 0 && len(f.At(0)) == 0
-	err := p.read(f, enveloped)
+	bad := p.read(f, enveloped)
 	p.s.count.forms[p.request.Form].Add(1)
 	a := LookupReply{Status: LookupMalformed, Boot: p.s.o.Boot}
-	if err == nil {
+	if bad == nil {
 		a = p.s.handle(&p.request)
 	} else {
-		p.s.malformed(err)
+		p.s.malformed(bad)
 	}
 	p.out = p.out[:0]
 	if enveloped {
@@ -199,11 +199,15 @@ func (p *lookupPeer) answer() error {
 	head := len(p.out)
 	p.out = AppendReply(p.out, &p.request, a)
 	p.out[head-1] = byte(len(p.out) - head) // at most 64
-	if err = p.send(p.out); err != nil {
+	err := p.send(p.out)
+	if err != nil {
 		p.s.count.unsent.Add(1)
 		if p.s.o.OnUnsent != nil {
 			p.s.o.OnUnsent(a)
 		}
+	}
+	if bad == nil {
+		p.s.answered(&p.request, &a)
 	}
 	return err
 }

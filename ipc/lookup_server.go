@@ -44,6 +44,10 @@ type LookupOptions struct {
 	// disconnected or does not read. Several calls may run at once, and concurrently with the
 	// handler.
 	OnUnsent func(LookupReply)
+	// OnAnswered, if set, is called after an answer was sent, or could not be, before the peer's
+	// next request is read. It keeps nothing of the request. Several calls may run at once, and
+	// concurrently with the handler.
+	OnAnswered func(*LookupRequest, *LookupReply)
 	// OnPanic, if set, is called for every panic of the handler, and of the reading of a message,
 	// on the stack that panicked. If OnPanic itself panics, the process ends.
 	OnPanic func(value any)
@@ -265,6 +269,18 @@ func (s *LookupServer) handle(r *LookupRequest) (a LookupReply) {
 		}
 	}()
 	return s.handler(r, arrived)
+}
+
+// answered reports an answer. A panic costs the report.
+func (s *LookupServer) answered(r *LookupRequest, a *LookupReply) {
+	defer func() {
+		if v := recover(); v != nil {
+			s.panicked(v)
+		}
+	}()
+	if s.o.OnAnswered != nil {
+		s.o.OnAnswered(r, a)
+	}
 }
 
 // panicked counts and reports a recovered panic.

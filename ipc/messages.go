@@ -449,6 +449,8 @@ type LookupReply struct {
 	Boot   [16]byte
 	Disk   uint32 // of Tokens, those whose blocks are being fetched from the node's own tiers
 	Shared uint32 // of Tokens, those whose blocks are being fetched from shared tiers
+
+	Late bool // a tier had not answered in time; not sent
 }
 
 // AppendIdentity appends the canonical identity of the space that m registers for: the msgpack
