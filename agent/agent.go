@@ -11,7 +11,7 @@
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	events' locks       under which the pool's and an outbox's are taken
-//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, jobCounter.mu, share.Mappings.mu,
+//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, running.Counter.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
 // switches.mu is taken before sessions.mu and outbox.Queue.mu, and while no other lock is held. A
@@ -34,6 +34,7 @@ import (
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
+	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/cudaipc"
@@ -61,7 +62,7 @@ type Agent struct {
 	switches *switches
 	epochs   *epochs
 	workers  *workers
-	inflight *jobCounter
+	inflight *running.Counter
 	watchdog *watchdog
 	memory   *memory
 
@@ -91,7 +92,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), inflight: &jobCounter{}, stop: make(chan struct{}),
+		switches: newSwitches(), inflight: &running.Counter{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	if m, ok := p.(keep.Memory); ok {
@@ -127,7 +128,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
 	})
 	a.raising = make(chan struct{}, maxRaises)
-	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log}
+	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log, history: a.cfg.History}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
 	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
@@ -136,7 +137,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		checker: ready.Checker{
 			Slots: a.pool, Arena: arenaOf(a.pool), Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
 		},
-		log: a.log,
+		history: a.cfg.History, log: a.log,
 	})
 	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log); err != nil {
 		return err
@@ -154,7 +155,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		places:   connlimit.ForUsers(limits.Sessions),
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers, memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		deliveries: a.deliveries, keeps: a.keeps, events: a.events, peer: a.cfg.Peers.Address,
+		deliveries: a.deliveries, keeps: a.keeps, events: a.events, history: a.cfg.History, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -53,6 +54,7 @@ type Config struct {
 	Version  string // of this build, for status
 	// Orphans reports the movers that earlier agents of the directory left running; nil: none.
 	Orphans func() admin.Orphans
+	History *history.History // what /explain is made from; nil: nothing is remembered
 }
 
 // Limits bounds an agent's waits, and what clients may make it keep. Protocol limits are in package

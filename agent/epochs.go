@@ -2,11 +2,13 @@ package agent
 
 import (
 	"errors"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/events"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -16,13 +18,16 @@ type epochs struct {
 	registry *registry
 	metrics  *admin.Metrics
 	log      *zap.Logger
-	events   *events.Desk // may be nil
+	events   *events.Desk     // may be nil
+	history  *history.History // may be nil
 }
 
-// reset starts a new weights epoch of a space. by is the requesting session; nil: a look-up socket.
-func (e *epochs) reset(sp *space, by *session) (uint32, error) {
+// reset starts a new weights epoch of a space. by is the requesting session, or nil; who names the
+// requester.
+func (e *epochs) reset(sp *space, by *session, who string) (uint32, error) {
 	sp.resetting.Lock()
 	defer sp.resetting.Unlock()
+	at := time.Now() // before its blocks are dropped
 	epoch, others, err := e.registry.reset(sp, by)
 	if err != nil {
 		if !errors.Is(err, errSpaceClosed) {
@@ -32,6 +37,7 @@ func (e *epochs) reset(sp *space, by *session) (uint32, error) {
 	}
 	e.events.Forget(sp.fp)
 	e.metrics.Resets.Add(1)
+	e.history.WasReset(history.Reset{At: at, Space: sp.fp, By: who})
 	e.log.Info("new weights epoch", zap.String("model", sp.model), spaceField(sp.fp), zap.Uint32("epoch", epoch))
 	for _, other := range others {
 		other.notifyGreeted(&ipc.Epoch{Epoch: epoch})
@@ -61,6 +67,7 @@ func (e *epochs) adopted(fp pool.Fingerprint) {
 	}
 	signal(e.registry.swept)
 	epoch := e.registry.epochOf(sp)
+	e.history.WasReset(history.Reset{At: time.Now(), Space: fp, By: "another node"})
 	e.log.Info("new weights epoch: the space was reset on another node",
 		zap.String("model", sp.model), spaceField(fp), zap.Uint32("epoch", epoch))
 	for _, s := range sessions {

@@ -102,6 +102,9 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 		statuses[i] = status
 	}
 	s.owner.metrics.CountBlocks(job.Kind, statuses, 0)
+	if job.Kind == transfer.Save {
+		s.refused(convertSections(sections), statuses)
+	}
 	s.answer(done(job.ID, statuses))
 }
 
@@ -155,6 +158,7 @@ func (s *session) report(c transfer.Completion) {
 	s.owner.metrics.Stages.Observe(c.Kind, &c.Times)
 	s.logTimes(&c)
 	if c.Kind == transfer.Save {
+		s.refused(c.Sections, c.Status)
 		s.committed()
 	}
 	s.jobs.Finish(done(c.Job, c.Status), s.notify)

@@ -116,6 +116,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 	if k.tiers != nil {
 		pending = k.askTiers(req, rules, start, more.anew)
 		k.metrics.AskMax.Observe(time.Since(start))
+		reply.Late = pending
 	}
 	loadable := false
 	if req.Form == ipc.FormOwn && req.Want >= ipc.WantReserve {
@@ -157,7 +158,7 @@ func (k *lookupSock) refuseLate(st *seat, reply *ipc.LookupReply) {
 	if reply.Lease != 0 {
 		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
 	}
-	*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot}
+	*reply = ipc.LookupReply{Status: ipc.LookupOverloaded, Boot: reply.Boot, Late: reply.Late}
 }
 
 // reserve pins the blocks it finds under a lease of the named session.
@@ -198,7 +199,7 @@ func (k *lookupSock) checkReady(q *lookup.Query, rules *lookup.Space, st *seat, 
 		return true
 	case ready.Dropped:
 		k.ledger.Release(st.engine.acct, []uint64{reply.Lease})
-		*reply = ipc.LookupReply{Boot: reply.Boot}
+		*reply = ipc.LookupReply{Boot: reply.Boot, Late: reply.Late}
 		k.reserve(q, rules, st, reply)
 	}
 	return false
@@ -229,7 +230,7 @@ func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	if sp == nil || k.fp == (pool.Fingerprint{}) {
 		return
 	}
-	if _, err := k.epochs.reset(sp, nil); err == nil {
+	if _, err := k.epochs.reset(sp, nil, "a look-up socket"); err == nil {
 		reply.Status = ipc.LookupHit
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/contain"
 	"github.com/kvagent/kvagent/agent/delivery"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
@@ -65,6 +66,7 @@ type answers struct {
 	peer       string // this agent's address for other agents
 	fetches    bool   // other agents can be asked
 	epochOf    func(pool.SpaceID) uint32
+	history    *history.History // nil: nothing is remembered
 	log        *zap.Logger
 }
 
@@ -120,6 +122,7 @@ func (l *lookupSockets) listenLocked(name string, fp pool.Fingerprint) (*lookupS
 	server, err := l.context.ListenLookup(ipc.LookupOptions{
 		Dir: l.dir, Name: name, SocketGroup: l.socketGroup, Boot: l.answers.boot,
 		OnMalformed: k.malformed, OnUnsent: k.unsent, OnPanic: k.panicked,
+		OnAnswered: k.answered,
 	}, k.handle)
 	if err != nil {
 		return nil, fmt.Errorf("lookup_name: %q: %w", name, err)

@@ -1,6 +1,10 @@
 package agent
 
-import "github.com/kvagent/kvagent/ipc"
+import (
+	"fmt"
+
+	"github.com/kvagent/kvagent/ipc"
+)
 
 // cancel serves CANCEL. A running job's DONE is sent when the worker has fenced it, and the answer
 // right after it. An unknown job has ended already or never existed, and is answered at once.
@@ -38,7 +42,7 @@ func (s *session) reset(m *ipc.Reset) {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: "the session has no registration"})
 		return
 	}
-	epoch, err := s.owner.epochs.reset(st.space, s)
+	epoch, err := s.owner.epochs.reset(st.space, s, fmt.Sprintf("instance %q", st.engine.instance))
 	if err != nil {
 		s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegRefused, Text: cutText(err.Error())})
 		return

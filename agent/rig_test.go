@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/host"
@@ -88,6 +89,7 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 		c.VerifySample = 1000 // serve's default
 	}
 	c.Limits.Predecessor = 500 * time.Millisecond
+	c.History = history.New()
 	for _, o := range options {
 		o(&c)
 	}
@@ -151,13 +153,21 @@ func openTestPool(t testing.TB, c *rigConfig) arenaPool {
 func openMemory(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
 	if c.dram {
-		p, err := dram.Open(dram.Options{Bytes: c.poolBytes})
+		p, err := dram.Open(dram.Options{Bytes: c.poolBytes, Left: c.left()})
 		check(t, err)
 		return p
 	}
 	p, err := mem.Open(mem.Options{Bytes: c.poolBytes})
 	check(t, err)
 	return p
+}
+
+// left returns who is told of what leaves memory, if anybody is.
+func (c *rigConfig) left() func(*pool.Departure) {
+	if c.History == nil {
+		return nil
+	}
+	return c.History.Left
 }
 
 // checkNothingLeft holds what must be true after any run, however it ended.

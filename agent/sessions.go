@@ -17,9 +17,11 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/events"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
+	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/peercred"
@@ -43,14 +45,15 @@ type sessions struct {
 	epochs   *epochs
 	workers  *workers
 	memory   *memory
-	inflight *jobCounter
+	inflight *running.Counter
 	switches *switches
 	metrics  *admin.Metrics
 
 	deliveries *delivery.Table
-	keeps      *keep.Ledger // nil: the pool cannot keep blocks
-	events     *events.Desk // may be nil
-	peer       string       // the agent's address for other agents
+	keeps      *keep.Ledger     // nil: the pool cannot keep blocks
+	events     *events.Desk     // may be nil
+	history    *history.History // may be nil
+	peer       string           // the agent's address for other agents
 
 	mu      sync.Mutex
 	last    uint64 // number of the newest session, see firstSession

@@ -17,7 +17,7 @@ func (a *Agent) source() admin.Source {
 	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
 		State: a.state, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
-		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents, Tail: a.events.Tail,
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents, Tail: a.events.Tail, Explain: a.world(),
 	}
 }
 
@@ -171,7 +171,7 @@ func (a *Agent) resetStored(fp pool.Fingerprint) (now admin.CacheSpace, stored b
 	if sp == nil {
 		return now, false, nil
 	}
-	if _, err := a.epochs.reset(sp, nil); err != nil {
+	if _, err := a.epochs.reset(sp, nil, "the operator"); err != nil {
 		if errors.Is(err, errSpaceClosed) {
 			err = nil
 		}

@@ -136,8 +136,8 @@ func (th *thread) complete(t *task) {
 		th.enterLocked(Completing)
 	}
 	w.mu.Unlock()
-	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Status: t.status, Bytes: t.bytes, Sample: t.sample,
-		Times: t.clock.times()})
+	w.cfg.Complete(Completion{Job: t.job.ID, Kind: t.job.Kind, Sections: t.job.Sections, Status: t.status,
+		Bytes: t.bytes, Sample: t.sample, Times: t.clock.times()})
 	w.mu.Lock()
 	if th.job == t {
 		th.job = nil

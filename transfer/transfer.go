@@ -55,12 +55,13 @@ type Job struct {
 // worst of its shards that the worker holds. When it is reported, no byte of the job's engine
 // blocks is being touched or will be.
 type Completion struct {
-	Job    uint64
-	Kind   Kind
-	Status []pool.Status
-	Bytes  int64 // bytes moved
-	Sample SampleCounts
-	Times  Times
+	Job      uint64
+	Kind     Kind
+	Sections []Section // of the job
+	Status   []pool.Status
+	Bytes    int64 // bytes moved
+	Sample   SampleCounts
+	Times    Times
 }
 
 // ErrBusy is returned when a queue is full: the caller counts and skips.

@@ -176,6 +176,7 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("POST /cache/rm", s.cacheRemove)
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
 	mux.HandleFunc("GET /events", s.events)
+	mux.HandleFunc("GET /explain", s.explain)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 }
 

@@ -5,6 +5,7 @@ package admin
 
 import (
 	"github.com/kvagent/kvagent/agent/events"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -22,7 +23,9 @@ type Source struct {
 	// nothing of it is stored.
 	Reset func(fp pool.Fingerprint) (now CacheSpace, stored bool, err error)
 	Tiers pool.TierContents // nil: no tier can be listed
-	Tail  func(follow bool, wants func(pool.SpaceID) bool) (*events.Tail, error)
+	// Explain tells why look-ups missed; nil: nothing is remembered.
+	Explain *history.World
+	Tail    func(follow bool, wants func(pool.SpaceID) bool) (*events.Tail, error)
 }
 
 // Space is a space that the agent knows.

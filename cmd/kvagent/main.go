@@ -67,7 +67,7 @@ Another program, kvbench, tests the agent without a GPU: mock engines, a recorde
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
-	root.AddCommand(serveCommand(), statusCommand(), checkCommand(), setCommand(), cacheCommand(), eventsCommand(),
-		versionCommand(), proofCommand(), moverCommand())
+	root.AddCommand(serveCommand(), statusCommand(), checkCommand(), setCommand(), cacheCommand(), explainCommand(),
+		eventsCommand(), versionCommand(), proofCommand(), moverCommand())
 	return root
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -84,7 +85,7 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	c := agent.Config{
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
 		VerifySample: uint32(s.verify), KeepPercent: s.keepPercent, Tokens: s.tokensFile(), Limits: agentLimits,
-		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil),
+		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil), History: history.New(),
 	}
 	if len(s.http) > 0 {
 		c.HTTP, c.HTTPNames = s.http[0], s.http[1:]

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/node"
 	"github.com/kvagent/kvagent/ipc"
@@ -49,7 +50,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 	cfg.Orphans = orphans.Status
 	var pages sync.WaitGroup
 	defer pages.Wait() // after the pool is closed
-	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, log) })
+	p, err := take.Pool(ctx, s.dramPath, func() (*dram.Pool, error) { return openPool(s, cfg.History, log) })
 	if err != nil {
 		return serveError(err)
 	}
@@ -116,8 +117,8 @@ func serveError(err error) error {
 	return err
 }
 
-func openPool(s *serveSettings, log *zap.Logger) (*dram.Pool, error) {
-	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath}
+func openPool(s *serveSettings, h *history.History, log *zap.Logger) (*dram.Pool, error) {
+	o := dram.Options{Bytes: s.pool, Policy: evict.Named(s.eviction), Path: s.dramPath, Left: h.Left}
 	o.BadPage = (&badPages{log: log}).tell
 	o.FileFaults = func(total uint64) {
 		log.Error("pages of the pool's file cannot be read or written: the next start loses the blocks that they "+

@@ -1,27 +1,27 @@
-package agent
+package running
 
 import (
 	"context"
 	"sync"
 )
 
-// jobCounter counts the running jobs of all workers; a drain waits for it. Its methods may run
+// Counter counts the running jobs of all workers; a drain waits for it. Its methods may run
 // concurrently.
-type jobCounter struct {
+type Counter struct {
 	mu   sync.Mutex
 	n    int
 	idle chan struct{} // closed when n reaches 0; nil: not waited for
 }
 
 // Add counts one more.
-func (c *jobCounter) Add() {
+func (c *Counter) Add() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n++
 }
 
 // Done counts one less.
-func (c *jobCounter) Done() {
+func (c *Counter) Done() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.n--
@@ -32,14 +32,14 @@ func (c *jobCounter) Done() {
 }
 
 // Count returns how many run.
-func (c *jobCounter) Count() int {
+func (c *Counter) Count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.n
 }
 
 // Wait returns when no job runs, or with the context's error.
-func (c *jobCounter) Wait(ctx context.Context) error {
+func (c *Counter) Wait(ctx context.Context) error {
 	c.mu.Lock()
 	if c.n == 0 {
 		c.mu.Unlock()

@@ -1,0 +1,53 @@
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/kvagent/kvagent/agent/history"
+	"github.com/kvagent/kvagent/ipc"
+)
+
+// MaxRecent bounds the look-ups in one answer of /explain.
+const MaxRecent = history.MaxLookups
+
+// LookupStatusName returns the name of a look-up's status, as metrics have it.
+func LookupStatusName(s ipc.LookupStatus) string {
+	if int(s) < len(lookupStatusNames) {
+		return lookupStatusNames[s]
+	}
+	return fmt.Sprint(int(s))
+}
+
+// explain serves GET /explain?request=ID, ?block=HASH and ?last=N.
+func (s *Server) explain(rw http.ResponseWriter, r *http.Request) {
+	world, query := s.view.source.Explain, r.URL.Query()
+	if world == nil {
+		http.Error(rw, "nothing is remembered", http.StatusNotFound)
+		return
+	}
+	var out any
+	var err error
+	switch {
+	case query.Has("request"):
+		out, err = world.Request(query.Get("request"))
+	case query.Has("block"):
+		out, err = world.Block(query.Get("block"))
+	case query.Has("last"):
+		var n int
+		if n, err = countIn("last", query.Get("last"), MaxRecent); err == nil {
+			out = world.Recent(n)
+		}
+	default:
+		err = errors.New("request, block, last: none is given, allowed: one of them")
+	}
+	switch {
+	case errors.Is(err, history.ErrUnknown):
+		http.Error(rw, err.Error(), http.StatusNotFound)
+	case err != nil:
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+	default:
+		writeJSON(rw, out)
+	}
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/agent/history"
+	"github.com/kvagent/kvagent/settings"
+)
+
+const explainHelp = `Explain says why prompts were not found, or not all of them. It prints which reasons cost how many
+tokens in the last hour, and the last look-ups. --request explains one look-up, block by block, and --block what became
+of one block.
+
+A look-up's name is the last 16 hex digits of its last hash. The connector for vLLM logs it with the request's ID at
+debug level (VLLM_LOGGING_LEVEL=DEBUG). The agent remembers the last 4,096 look-ups, 65,536 blocks that left memory,
+as many that resets dropped, and 16,384 blocks of refused saves. What is older is shown as never stored.`
+
+// explainSettings are the settings of explain.
+type explainSettings struct {
+	cacheSettings
+	request, block string
+	last           int
+}
+
+const defaultRecent = 20
+
+func explainCommand() *cobra.Command {
+	s := &explainSettings{last: defaultRecent}
+	cmd := cacheBase(&s.cacheSettings, "explain", "Say why prompts were not found", explainHelp,
+		func(cmd *cobra.Command, _ *cacheSettings) error { return explain(cmd, s) })
+	cmd.Example = `  kvagent explain
+  kvagent explain --request 6f1c09d2a4b87e35
+  kvagent explain --block 11c7a9e05d3f2b6490d1c1f0a8e2b7aa --json`
+	cmd.Flags().StringVar(&s.request, "request", "", "explain the latest look-up with this name")
+	cmd.Flags().StringVar(&s.block, "block", "", "say what became of the block with this hash, in hex")
+	cmd.Flags().Var(settings.Count(&s.last, 1, admin.MaxRecent), "last", "list this many look-ups")
+	return cmd
+}
+
+func explain(cmd *cobra.Command, s *explainSettings) error {
+	query, show := fmt.Sprintf("last=%d", s.last), printRecent
+	switch {
+	case s.request != "" && s.block != "":
+		return settings.Invalid(errors.New("request, block: allowed: one of them"))
+	case s.request != "":
+		query, show = "request="+url.QueryEscape(s.request), printExplanation
+	case s.block != "":
+		query, show = "block="+url.QueryEscape(s.block), printBlock
+	}
+	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/explain?"+query)
+	if err != nil {
+		return fmt.Errorf("explain: %w", err)
+	}
+	if s.asJSON {
+		_, err = cmd.OutOrStdout().Write(body)
+		return err
+	}
+	if err := show(cmd.OutOrStdout(), body); err != nil {
+		return fmt.Errorf("explain: %w", err)
+	}
+	return nil
+}
+
+func printRecent(out io.Writer, body []byte) error {
+	var recent history.Recent
+	if err := json.Unmarshal(body, &recent); err != nil {
+		return err
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "tokens not found since %s, by the first block of each look-up that was not:\n",
+		recent.Since.Local().Format(time.DateTime))
+	fmt.Fprintln(t, "REASON\tTOKENS\tLOOK-UPS")
+	for _, one := range recent.Reasons {
+		fmt.Fprintf(t, "%s\t%d\t%d\n", one.Reason, one.Tokens, one.Lookups)
+	}
+	fmt.Fprintln(t, "\nTIME\tREQUEST\tMODEL\tSPACE\tFORM\tSTATUS\tASKED\tTOKENS\tENGINE HAS\tFOUND")
+	for i := range recent.Lookups {
+		a := &recent.Lookups[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", a.At.Local().Format("2006-01-02 15:04:05.000"),
+			a.ID, a.Model, a.Space[:min(8, len(a.Space))], a.Form, a.Status, a.Times, a.Tokens, a.Own, a.Found)
+	}
+	fmt.Fprintf(t, "\nwhat is remembered takes %s of memory\n", settings.HumanSize(recent.Bytes))
+	return t.Flush()
+}
+
+func printBlock(out io.Writer, body []byte) error {
+	var all []history.Explanation
+	if err := json.Unmarshal(body, &all); err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		fmt.Fprintln(out, "never stored in any space, as far as the agent remembers")
+	}
+	for i := range all {
+		e := &all[i]
+		fmt.Fprintf(out, "space %s  model %s\n", e.Space, e.Model)
+		for j := range e.Blocks {
+			fmt.Fprintf(out, "  group %d: %s\n", e.Blocks[j].Group, e.Blocks[j].Story())
+		}
+	}
+	return nil
+}
+
+func printExplanation(out io.Writer, body []byte) error {
+	var e history.Explanation
+	if err := json.Unmarshal(body, &e); err != nil {
+		return err
+	}
+	a := e.Asked
+	fmt.Fprintf(out, "space   %s  model %s\n", e.Space, e.Model)
+	fmt.Fprintf(out, "look-up %s  %s  status %s  found %d of %d tokens, the engine had %d\n", a.ID,
+		a.At.Local().Format("2006-01-02 15:04:05.000"), a.Status, a.Found, a.Tokens, a.Own)
+	fmt.Fprintf(out, "reason  %s: %s\n\n", e.Reason, e.Text)
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "GROUP\tBLOCKS\tFIRST\tFATE")
+	for i := range e.Blocks {
+		f := &e.Blocks[i]
+		blocks := fmt.Sprint(f.From)
+		if f.To > f.From {
+			blocks = fmt.Sprintf("%d-%d", f.From, f.To)
+		}
+		fmt.Fprintf(t, "%d\t%s\t%s\t%s\n", f.Group, blocks, f.First, f.Story())
+	}
+	return t.Flush()
+}
