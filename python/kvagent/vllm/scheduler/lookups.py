@@ -6,6 +6,7 @@ A call blocks only briefly for an answer; how long its request waits over steps 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Terms, Tracked
     from kvagent.vllm.scheduler.waits import LookupWaits
+
+log = logging.getLogger("vllm.kvagent")
 
 STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
 IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
@@ -283,6 +286,11 @@ class Promises:
         ready = self._asks_ready(tracked, most)
         with contextlib.suppress(Busy):
             asking.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, asking.terms, ready=ready)
+        if log.isEnabledFor(logging.DEBUG):
+            # The last look-up of a request is the one to ask `kvagent explain --request` for.
+            request = tracked.request
+            name = request.block_hashes[-1].hex()[-16:]
+            log.debug("look-up %s of request %s: %d tokens, %d of its own", name, request.request_id, tokens, own)
 
     def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
         asking = tracked.asking
