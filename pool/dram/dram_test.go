@@ -9,7 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -31,31 +30,17 @@ func openWith(t testing.TB, o pooltest.Options, policy pool.Policy) pooltest.Poo
 	return p
 }
 
-func openMem(t testing.TB, o pooltest.Options) pooltest.Pool {
-	p, err := mem.Open(mem.Options{Bytes: o.Bytes, Clock: o.Clock})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
-}
-
 func TestPool(t *testing.T) { pooltest.TestPool(t, open) }
 
 // TestPoolWithPolicies runs the suite with each policy.
 func TestPoolWithPolicies(t *testing.T) {
-	for name, policy := range map[string]func() pool.Policy{
-		"hazard": func() pool.Policy { return evict.NewHazard() },
-		"lru":    func() pool.Policy { return evict.NewLRU() },
+	for name, open := range map[string]pooltest.Open{
+		"hazard":        func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, evict.NewHazard()) },
+		"lru in a file": inAFile(func() pool.Policy { return evict.NewLRU() }),
 	} {
-		t.Run(name, func(t *testing.T) {
-			pooltest.TestPoolInAnyOrder(
-				t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) },
-			)
-		})
+		t.Run(name, func(t *testing.T) { pooltest.TestPoolInAnyOrder(t, open) })
 	}
 }
-
-func TestAgainstMem(t *testing.T) { pooltest.TestAgainst(t, open, openMem) }
 
 func TestStore(t *testing.T) {
 	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {

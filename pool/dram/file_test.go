@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -42,19 +41,16 @@ func openFile(t testing.TB, path string, o dram.Options) *dram.Pool {
 	return p
 }
 
-func TestPoolInAFile(t *testing.T) {
-	pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openFile(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
-	})
-}
+func TestPoolInAFile(t *testing.T) { pooltest.TestPool(t, inAFile(nil)) }
 
-func TestPoolInAFileAgainstMem(t *testing.T) {
-	pooltest.TestAgainst(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openFile(
-			t, keptPath(t),
-			dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()},
-		)
-	}, openMem)
+func inAFile(policy func() pool.Policy) pooltest.Open {
+	return func(t testing.TB, o pooltest.Options) pooltest.Pool {
+		with := dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock}
+		if policy != nil {
+			with.Policy = policy()
+		}
+		return openFile(t, keptPath(t), with)
+	}
 }
 
 // spec is a space whose entries have shards of these sizes.

@@ -6,14 +6,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func openMem(t testing.TB, specs ...pool.Spec) pool.Store {
-	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
+	p, err := dram.Open(dram.Options{Bytes: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
