@@ -41,11 +41,3 @@ func TestPoolWithPolicies(t *testing.T) {
 		t.Run(name, func(t *testing.T) { pooltest.TestPoolInAnyOrder(t, open) })
 	}
 }
-
-func TestStore(t *testing.T) {
-	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
-		p := open(t, pooltest.Options{Bytes: 1 << 20})
-		t.Cleanup(func() { p.Close() })
-		return pooltest.NewStore(t, p, specs...)
-	})
-}

@@ -193,12 +193,15 @@ func (w *walker) commit(i int) {
 			b.Status[j] = pool.Status(19)
 		}
 	}
-	slots := append([]pool.Slot(nil), b.Slots...)
+	slots, given := slices.Clone(b.Slots), slices.Clone(b.Status)
 	m.Commit(b.Slots, b.Epoch, b.Status)
 	w.leave(b, slots)
 	for j, s := range b.Status {
-		if s == pool.OK && b.Epoch != m.Epoch(m.space) {
+		switch current := b.Epoch == m.Epoch(m.space); {
+		case s == pool.OK && !current:
 			w.t.Fatal("committed in an epoch that is over")
+		case s != pool.OK && given[j] == pool.OK && current:
+			w.t.Fatalf("status %d: a half-written entry was evicted", s)
 		}
 		key := m.key(b, j)
 		if have, known := w.shards[key]; !known || have.ref != slots[j].Ref || slots[j].Ref == 0 {
