@@ -76,7 +76,7 @@ func testEventsOfTheDead(t T, f Fixture) {
 	if c.Poll(event(0)).Fired {
 		t.Fatal("the event fired before its time")
 	}
-	c.engine.Kill()
+	c.Kill()
 	if f.FireOnDeath {
 		c.Until(event(0), "the event of a dead process", func(s cudaipc.State) bool { return s.Fired })
 	}
@@ -99,7 +99,7 @@ func testDeathWhileCopying(t T, f Fixture) {
 	c.Do(Op{Kind: Fill, Region: 1, Len: n, Seed: 3})
 	tickets := c.long(100)
 	c.Wait(tickets[0])
-	c.engine.Kill()
+	c.Kill()
 	var last cudaipc.Done
 	for _, ticket := range tickets[1:] {
 		last = c.Wait(ticket)

@@ -81,8 +81,8 @@ const (
 	// LaunchCopy copies Len bytes of Region at Off to the same place of region Index, when the
 	// stream reaches it. It needs a GPU.
 	LaunchCopy
-	// LaunchSet makes Len bytes of Region at Off repetitions of the 4 bytes of Index, when the stream
-	// reaches it: on a GPU by a kernel of the driver. Off and Len are multiples of 4.
+	// LaunchSet makes Len bytes of Region at Off repetitions of the 4 bytes of Index, when the
+	// stream reaches it: on a GPU by a kernel of the driver. Off and Len are multiples of 4.
 	LaunchSet
 	// TimeSets carries out LaunchSet Step times, one after the other. The result has the
 	// nanoseconds of each, 8 bytes, little-endian.

@@ -196,7 +196,7 @@ func testDeathWhileSumming(t T, f Fixture) {
 		}
 		tickets = append(tickets, ticket)
 	}
-	c.engine.Kill()
+	c.Kill()
 	for _, ticket := range tickets {
 		d := c.Wait(ticket)
 		for i, sum := range d.Sums {

@@ -161,6 +161,9 @@ func (c *Session) Close() {
 	}
 }
 
+// Kill ends the engine's process at once, and waits for its end.
+func (c *Session) Kill() { c.engine.Kill() }
+
 // one returns a copy of a single block.
 func one(dir cudaipc.Direction, runs ...cudaipc.Run) *cudaipc.Copy {
 	return &cudaipc.Copy{Dir: dir, Runs: runs, Blocks: []cudaipc.Block{{Runs: uint32(len(runs))}}}

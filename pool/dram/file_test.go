@@ -10,7 +10,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // memoryDir names a directory on hugetlbfs to run these tests in.
@@ -39,18 +38,6 @@ func openFile(t testing.TB, path string, o dram.Options) *dram.Pool {
 		t.Fatal(err)
 	}
 	return p
-}
-
-func TestPoolInAFile(t *testing.T) { pooltest.TestPool(t, inAFile(nil)) }
-
-func inAFile(policy func() pool.Policy) pooltest.Open {
-	return func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		with := dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock}
-		if policy != nil {
-			with.Policy = policy()
-		}
-		return openFile(t, keptPath(t), with)
-	}
 }
 
 // spec is a space whose entries have shards of these sizes.

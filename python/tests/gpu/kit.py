@@ -36,7 +36,7 @@ CHECK_S = 60.0  # of a check of the proof
 ENGINE_S = 50.0  # what has to be left for another engine
 # Those that neither measure nor count the GPU's memory run beside the writing of the model.
 CHECKS = ("import", "order", "event-of-the-dead", "copy-of-the-dead")
-ALONE = ("engine-killed", "warm-up-killed", "agent-killed", "footprint", "copies", "transfer", "compute")
+ALONE = ("engine-killed", "warm-up-killed", "agent-killed", "footprint", "transfer", "compute")
 
 
 class Child:
