@@ -18,7 +18,6 @@ var sleepsAllowed = map[string]string{
 	"cudaipc/devicetest.Until":               "polls what has no event, without pools",
 	"pool/servertest.start":                  "polls a process that begins to listen",
 	"pool/tier.waitFor":                      "polls, for the bubbles of synctest too",
-	"pool/pooltest.put":                      "a pause before a put of what is being written is tried again",
 	"pool/tier.breaks":                       "is called in bubbles, from a table",
 	"pool/tier.mends":                        "is called in bubbles, from a table",
 	"pool/tier.closes":                       "is called in bubbles, from a table",

@@ -10,7 +10,7 @@ import (
 // The cost of the handler of a look-up, without its socket: all hits, one chain that was just asked
 // for.
 func BenchmarkHandler(b *testing.B) {
-	r := newRig(b, withDRAM(64<<20))
+	r := newRig(b, withPool(64<<20))
 	reg := register("bench")
 	scheduler, w, answer := r.joinEngine(reg)
 	const most = 2048

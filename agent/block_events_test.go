@@ -70,7 +70,7 @@ func (r *router) until(blocks int) {
 // TestEventsReachEveryEngine: what one engine stores is told to the sessions of all engines of the
 // space, also to one that came later, and so are evictions, while no engine sends anything else.
 func TestEventsReachEveryEngine(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	first, workers, answer := r.joinEngine(register("a"))
 	one := newRouter(first)
 	one.ask(4, false)
@@ -131,7 +131,7 @@ func (r *rig) held(space [16]byte, seed byte, n int) (held int) {
 // TestEventsOfAStoppedEngine: an engine that asks for nothing while blocks come and go keeps nobody
 // waiting, and is told the difference once it asks.
 func TestEventsOfAStoppedEngine(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	stopped := newRouter(scheduler)
 	stopped.ask(8, false)
@@ -160,7 +160,7 @@ func TestEventsOfTheDisk(t *testing.T) {
 	local, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: path, Bytes: 256 << 20}}})
 	check(t, err)
 	t.Cleanup(func() { check(t, local.Close()) })
-	r := newRig(t, withDRAM(1<<20), withTiers(tier.Tier{Name: "disk", Store: local, Local: true, Write: tier.OnSave}))
+	r := newRig(t, withPool(1<<20), withTiers(tier.Tier{Name: "disk", Store: local, Local: true, Write: tier.OnSave}))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	in := map[byte]map[string]bool{ipc.MediumMemory: {}, ipc.MediumStorage: {}}
 	gone := 0
@@ -230,7 +230,7 @@ func TestEventsOfTheDisk(t *testing.T) {
 
 // TestEventsAreRefused without a registration, and with a pool that notes nothing.
 func TestEventsAreRefused(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	stranger := newRouter(r.dial())
 	stranger.say(1, 2)
 	if stranger.ask(1, false); stranger.hear() != ipc.EventsRefused {
@@ -247,7 +247,7 @@ func TestEventsAreRefused(t *testing.T) {
 	if e := r.agent.Status().Events; e.Subscribers != 0 || e.Spaces != 1 {
 		t.Errorf("%+v, want one space and no session", e)
 	}
-	without := newRig(t)
+	without := newRig(t, withBarePool())
 	scheduler, _, _ = without.joinEngine(register("a"))
 	router = newRouter(scheduler)
 	router.say(1, 2)

@@ -36,7 +36,7 @@ func (c *client) budget(blocks int) {
 
 // TestBudgetOfAnEngine has an engine with a budget store more than it may hold, beside one without.
 func TestBudgetOfAnEngine(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	for _, line := range []string{
 		`kvagent_pool_budget_total{result="evicted"} 0`, `kvagent_pool_budget_total{result="refused"} 0`,
 	} {
@@ -79,7 +79,7 @@ func TestBudgetOfAnEngine(t *testing.T) {
 // TestBudgetOfTwoRanks tells budgets before and after the sizes of all shards are known: the
 // smallest counts, for whole blocks.
 func TestBudgetOfTwoRanks(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	m := register("a")
 	m.World, m.Shards = 2, 2
 	scheduler := r.dial()
@@ -113,7 +113,7 @@ func TestBudgetOfTwoRanks(t *testing.T) {
 
 // TestBudgetSurvivesAReconnect ends an engine's session: its blocks still count when it is back.
 func TestBudgetSurvivesAReconnect(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	c := r.dial()
 	c.registered(c.registerWorker(register("a")))
 	c.budget(8)
@@ -139,23 +139,23 @@ func TestBudgetsAreRefused(t *testing.T) {
 		send func(c *client)
 		want string
 	}{
-		"without a registration": {withDRAM(4 << 20), func(c *client) { c.send(&ipc.Budget{Bytes: 1 << 20}) },
+		"without a registration": {withPool(4 << 20), func(c *client) { c.send(&ipc.Budget{Bytes: 1 << 20}) },
 			"BUDGET: bytes: no worker is registered"},
-		"twice": {withDRAM(4 << 20), func(c *client) {
+		"twice": {withPool(4 << 20), func(c *client) {
 			c.registered(c.registerWorker(register("a")))
 			c.send(&ipc.Budget{Bytes: 1 << 20})
 			c.send(&ipc.Budget{Bytes: 1 << 20})
 		}, "allowed once after its registration"},
-		"twice, the first of no bytes": {withDRAM(4 << 20), func(c *client) {
+		"twice, the first of no bytes": {withPool(4 << 20), func(c *client) {
 			c.registered(c.registerWorker(register("a")))
 			c.send(&ipc.Budget{})
 			c.send(&ipc.Budget{Bytes: 1 << 20})
 		}, "allowed once after its registration"},
-		"less than a block": {withDRAM(4 << 20), func(c *client) {
+		"less than a block": {withPool(4 << 20), func(c *client) {
 			c.registered(c.registerWorker(register("a")))
 			c.send(&ipc.Budget{Bytes: testBlockBytes - 1})
 		}, "budget: 4095 bytes, allowed: 0, or at least 4096"},
-		"of a pool that has none": {withPool(4 << 20), func(c *client) {
+		"of a pool that has none": {withBarePool(), func(c *client) {
 			c.registered(c.registerWorker(register("a")))
 			c.send(&ipc.Budget{Bytes: 1 << 20})
 		}, "the pool has no budgets"},
@@ -217,7 +217,7 @@ func savesAtItsBudget(r *rig) {
 func TestEngineKilledAtItsBudget(t *testing.T) {
 	held := &heldCopies{release: make(chan struct{}), held: make(chan struct{})}
 	sums := func(c *Config) { c.VerifySample = 0 } // the wrapped device sums nothing
-	r := newRig(t, withDRAM(4<<20), withConfig(sums), withDevice(func(d cudaipc.Device) cudaipc.Device {
+	r := newRig(t, withPool(4<<20), withConfig(sums), withDevice(func(d cudaipc.Device) cudaipc.Device {
 		held.Device = d
 		return held
 	}))

@@ -29,7 +29,7 @@ func (c *client) registerCells(m *ipc.Register) *ipc.Registered {
 // TestShapesShare: a worker with two shards and two workers with one each load what the others
 // saved.
 func TestShapesShare(t *testing.T) {
-	r := newRig(t, withDRAM(8<<20))
+	r := newRig(t, withPool(8<<20))
 	whole := r.dial()
 	reg := register("whole")
 	reg.LookupName = "look"

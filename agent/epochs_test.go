@@ -95,7 +95,7 @@ func TestResetReachesOtherNodes(t *testing.T) {
 // left it is closed.
 func TestPrivateGenerationStaysInMemory(t *testing.T) {
 	store := pooltest.NewShelf()
-	r := newRig(t, withDRAM(4<<20), withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
+	r := newRig(t, withPool(4<<20), withTiers(tier.Tier{Name: "shared", Store: store, Write: tier.OnSave}))
 	spaces, shared := map[string]pool.Fingerprint{}, uint64(0)
 	for _, generation := range []string{"private:0123456789abcdef0123456789abcdef", "named:v2", ""} {
 		m := register("of " + generation)

@@ -72,7 +72,7 @@ func (l *eventLines) end() (rest []admin.EventLine, err error) {
 // TestEventLines: what engines' routers are told, an operator reads, with the space's name; a reset
 // is one line; the lines end with what is held, or with the agent.
 func TestEventLines(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	if rest, err := r.readEvents(t, "").end(); err != nil || len(rest) != 1 || rest[0].Event != admin.EventOff {
 		t.Errorf("without an engine: %+v, %v", rest, err)
 	}
@@ -121,7 +121,7 @@ func TestEventLines(t *testing.T) {
 // TestEventLinesAreRefused: too many at once, and parameters that are not allowed; an operator that
 // hangs up makes room.
 func TestEventLinesAreRefused(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	var open []*eventLines
 	var hangUpAll []context.CancelFunc
 	for range events.MaxTails {
@@ -164,7 +164,7 @@ func TestEventLinesAreRefused(t *testing.T) {
 	for _, hangUp := range hangUpAll {
 		hangUp()
 	}
-	without := newRig(t)
+	without := newRig(t, withBarePool())
 	if _, err := without.readEvents(t, "").end(); err == nil || !strings.Contains(err.Error(), "does not note") {
 		t.Errorf("a pool that notes nothing: %v, want %d", err, http.StatusNotImplemented)
 	}

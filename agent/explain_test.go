@@ -73,7 +73,7 @@ func fatesOf(e *history.Explanation) (out []string) {
 }
 
 func TestExplainNeverStored(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 8)
 	workers[0].save(answer.Epoch, hashes[:3*32], 0)
@@ -86,7 +86,7 @@ func TestExplainNeverStored(t *testing.T) {
 }
 
 func TestExplainFound(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 4)
 	workers[0].save(answer.Epoch, hashes, 0)
@@ -98,7 +98,7 @@ func TestExplainFound(t *testing.T) {
 
 func TestExplainEvicted(t *testing.T) {
 	const blocks = 1 << 20 / testBlockBytes
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 4)
 	workers[0].save(answer.Epoch, hashes, 0)
@@ -130,7 +130,7 @@ func TestExplainReset(t *testing.T) {
 		}, "the operator"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, withDRAM(4<<20))
+			r := newRig(t, withPool(4<<20))
 			scheduler, workers, answer := r.joinEngine(register("a"))
 			hashes := prompt(1, 4)
 			workers[0].save(answer.Epoch, hashes, 0)
@@ -145,7 +145,7 @@ func TestExplainReset(t *testing.T) {
 }
 
 func TestExplainOtherSpace(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	_, workers, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 4)
 	workers[0].save(answer.Epoch, hashes, 0)
@@ -175,7 +175,7 @@ func TestExplainRefusals(t *testing.T) {
 		history.Overloaded:    {func(_ *rig, q *ipc.LookupRequest) { q.DeadlineUS = 1 }, "deadline"},
 	} {
 		t.Run(reason, func(t *testing.T) {
-			r := newRig(t, withDRAM(4<<20), withConfig(func(c *Config) {
+			r := newRig(t, withPool(4<<20), withConfig(func(c *Config) {
 				if reason == history.LeaseCap {
 					c.LeaseBytes = testBlockBytes / 2
 				}
@@ -194,7 +194,7 @@ func TestExplainRefusals(t *testing.T) {
 }
 
 func TestExplainRefusedSaves(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	no := false
 	r.agent.Set(nil, &no)
@@ -230,7 +230,7 @@ func TestExplainTierLate(t *testing.T) {
 
 // Histories are on admin.sock alone.
 func TestExplainIsForTheOperator(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20), withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
+	r := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
 	answer, err := http.Get("http://" + r.agent.HTTPAddr().String() + "/explain?last=5")
 	check(t, err)
 	check(t, answer.Body.Close())
@@ -248,7 +248,7 @@ func TestExplainIsForTheOperator(t *testing.T) {
 
 // A probe and the look-ups that follow it are one request in the list, the last of which counts.
 func TestProbesAreTheirRequests(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	scheduler, _, answer := r.joinEngine(register("a"))
 	look, q := r.asker(ipc.LookupSocket), asking(answer, scheduler, prompt(1, 4))
 	for _, want := range []ipc.LookupWant{ipc.WantProbe, ipc.WantReserve, ipc.WantReserve} {
@@ -280,7 +280,7 @@ func (r *rig) recent(n int) (recent history.Recent) {
 
 // The reasons of the last hour have the tokens that each cost, the most expensive first.
 func TestExplainReasons(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	look, no, yes := r.asker(ipc.LookupSocket), false, true
 	for i, n := range []int{8, 6} { // 3 blocks of each are found
@@ -308,7 +308,7 @@ func TestExplainReasons(t *testing.T) {
 
 // One block is explained in each space that knows of it.
 func TestExplainBlock(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20))
+	r := newRig(t, withPool(4<<20))
 	_, workers, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 4)
 	workers[0].save(answer.Epoch, hashes, 0)

@@ -15,7 +15,7 @@ func BenchmarkHandOver(b *testing.B) {
 	const blocks = 48
 	for name, push := range map[string]bool{"pull": false, "push": true} {
 		b.Run(name, func(b *testing.B) {
-			p, d := newNode(b, "k", withDRAM(64<<20)), newNode(b, "k", withDRAM(64<<20))
+			p, d := newNode(b, "k", withPool(64<<20)), newNode(b, "k", withPool(64<<20))
 			x := newPair(b, p.rig, d.rig)
 			q := x.remote(blocks, "", p)
 			q.Want, q.Hashes = ipc.WantProbe, chain(1, blocks)

@@ -30,7 +30,7 @@ func TestKeptBlocks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, withDRAM(4<<20), withConfig(keeping))
+			r := newRig(t, withPool(4<<20), withConfig(keeping))
 			scheduler, workers, answer := r.joinEngine(register("a"))
 			if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 				t.Fatalf("save: %v", got)
@@ -58,7 +58,7 @@ func TestKeptBlocks(t *testing.T) {
 // Blocks that a request wanted kept outlive its engine; keeping ends with the agent
 // (checkNothingLeft).
 func TestKeptBlocksOutliveTheirEngine(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20), withConfig(keeping))
+	r := newRig(t, withPool(4<<20), withConfig(keeping))
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	scheduler.send(keepOf(chain(1, 8), time.Hour, time.Hour))
@@ -77,8 +77,8 @@ func TestKeptBlocksOutliveTheirEngine(t *testing.T) {
 
 func TestBriefBlocksAreDropped(t *testing.T) {
 	for name, options := range map[string][]rigOption{
-		"of memory alone": {withDRAM(4 << 20)},
-		"above a tier": {withDRAM(4 << 20), withTiers(tier.Tier{
+		"of memory alone": {withPool(4 << 20)},
+		"above a tier": {withPool(4 << 20), withTiers(tier.Tier{
 			Name: "shelf", Store: pooltest.NewShelf(), Write: tier.OnSave, AskWithin: patience,
 		})},
 	} {
@@ -100,7 +100,7 @@ func TestBriefBlocksAreDropped(t *testing.T) {
 
 // A session reaches the blocks of its own space alone, and one without a space none.
 func TestKeepsOfOthersAreIgnored(t *testing.T) {
-	r := newRig(t, withDRAM(4<<20), withConfig(keeping))
+	r := newRig(t, withPool(4<<20), withConfig(keeping))
 	_, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	stranger := r.dial()
@@ -125,7 +125,7 @@ func TestKeepsOfOthersAreIgnored(t *testing.T) {
 // A pool that cannot keep blocks ignores it; so does an agent without a budget, which counts the
 // blocks.
 func TestNothingIsKeptWithoutABudget(t *testing.T) {
-	without := newRig(t, withDRAM(4<<20), withConfig(func(c *Config) { c.KeepPercent = 0 }))
+	without := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.KeepPercent = 0 }))
 	scheduler, workers, answer := without.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	scheduler.send(keepOf(chain(1, 8), time.Hour, 0))
@@ -133,7 +133,7 @@ func TestNothingIsKeptWithoutABudget(t *testing.T) {
 	if k := without.agent.Status().Keep; k.Blocks != 0 || k.Refused != 8 {
 		t.Errorf("without a budget: %+v", k)
 	}
-	unable := newRig(t, withConfig(keeping))
+	unable := newRig(t, withBarePool(), withConfig(keeping))
 	scheduler, _, _ = unable.joinEngine(register("a"))
 	scheduler.send(keepOf(chain(1, 8), time.Hour, 0))
 	scheduler.sync()

@@ -206,7 +206,7 @@ func TestLeaseRevokedUnderPressure(t *testing.T) {
 
 // A look-up makes no allocation, in any form, with a lease and without.
 func TestLookupDoesNotAllocate(t *testing.T) {
-	r := newRig(t, withDRAM(8<<20))
+	r := newRig(t, withPool(8<<20))
 	scheduler, _, _, q := leaser(t, r)
 	k := r.agent.sockets.byName[ipc.LookupSocket]
 	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct

@@ -18,7 +18,7 @@ import (
 func TestRanksOfManyShards(t *testing.T) {
 	for _, shape := range []struct{ ranks, shards uint32 }{{32, 32}, {32, 16}, {ipc.MaxWorld, ipc.MaxWorld}} {
 		t.Run(fmt.Sprintf("%d ranks, %d shards", shape.ranks, shape.shards), func(t *testing.T) {
-			r := newRig(t, withDRAM(16<<20))
+			r := newRig(t, withPool(16<<20))
 			reg := register("saver")
 			reg.World, reg.Shards, reg.LookupName = shape.ranks, shape.shards, "look"
 			_, savers, answer := r.joinEngine(reg)
@@ -58,7 +58,7 @@ func TestRanksOfManyShards(t *testing.T) {
 // TestWorkersWithAllShards: 64 workers hold four of 256 shards each, and one that holds all 256
 // loads what they saved.
 func TestWorkersWithAllShards(t *testing.T) {
-	r := newRig(t, withDRAM(32<<20))
+	r := newRig(t, withPool(32<<20))
 	const part = testBlockBytes / ipc.MaxShards // bytes of a shard
 	join := func(name string, rank, world uint32) *client {
 		m, c := register(name), r.dial()

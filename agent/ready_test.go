@@ -14,7 +14,7 @@ import (
 // TestReady expects a look-up that asks for it to be told that all blocks are in memory as they
 // were saved, with a lease; and others to be told of a hit.
 func TestReady(t *testing.T) {
-	r := newRig(t, withDRAM(64<<20))
+	r := newRig(t, withPool(64<<20))
 	scheduler, _, look, q := leaser(t, r)
 	if got := ask(t, look, q); got.Status != ipc.LookupHit || got.Lease == 0 {
 		t.Errorf("reserve: %+v", got)
@@ -44,7 +44,7 @@ func TestReady(t *testing.T) {
 // headers alone it is not noticed, as at a load.
 func TestReadyFindsWhatHasChanged(t *testing.T) {
 	for _, full := range []bool{true, false} {
-		r := newRig(t, withDRAM(64<<20), withConfig(func(c *Config) {
+		r := newRig(t, withPool(64<<20), withConfig(func(c *Config) {
 			if !full {
 				c.Integrity = transfer.Header
 			}

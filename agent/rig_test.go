@@ -23,7 +23,6 @@ import (
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
 )
@@ -55,7 +54,7 @@ type rigOption func(*rigConfig)
 type rigConfig struct {
 	Config
 	poolBytes int64
-	dram      bool
+	bare      bool           // the pool has no abilities beside its contract
 	tiers     []tier.Tier    // empty: memory alone
 	prefetch  int64          // bytes of the stack; 0: half the pool
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
@@ -71,7 +70,7 @@ type rigConfig struct {
 const moverEnv = "KVAGENT_TEST_MOVER"
 
 func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes = bytes } }
-func withDRAM(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes, c.dram = bytes, true } }
+func withBarePool() rigOption        { return func(c *rigConfig) { c.bare = true } }
 func withMover(o mover.Options) rigOption {
 	return func(c *rigConfig) { c.moved = &o }
 }
@@ -150,15 +149,16 @@ func openTestPool(t testing.TB, c *rigConfig) arenaPool {
 	return openMemory(t, c)
 }
 
+// slabBytes is small enough that a few blocks fill a pool.
+const slabBytes = 16 << 10
+
 func openMemory(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
-	if c.dram {
-		p, err := dram.Open(dram.Options{Bytes: c.poolBytes, Left: c.left()})
-		check(t, err)
-		return p
-	}
-	p, err := mem.Open(mem.Options{Bytes: c.poolBytes})
+	p, err := dram.Open(dram.Options{Bytes: c.poolBytes, SlabBytes: slabBytes, Left: c.left()})
 	check(t, err)
+	if c.bare {
+		return struct{ arenaPool }{p}
+	}
 	return p
 }
 

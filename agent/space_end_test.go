@@ -59,7 +59,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 	if testing.Short() {
 		models = 500
 	}
-	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = limit }))
+	r := newRig(t, withPool(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = limit }))
 	w := r.dial()
 	look := r.asker(ipc.LookupSocket)
 	var prints [][16]byte
@@ -103,7 +103,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 
 // A space of which nothing is stored is closed by the last engine that leaves.
 func TestEmptySpaceCloses(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20))
+	r := newRig(t, withPool(1<<20))
 	w, other := r.dial(), r.dial()
 	w.registered(w.registerWorker(register("a")))
 	other.registered(other.registerWorker(register("b")))
@@ -125,7 +125,7 @@ func TestEmptySpaceCloses(t *testing.T) {
 
 // Spaces that engines use are not closed, whatever the limit.
 func TestUsedSpacesStay(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20), withConfig(func(c *Config) { c.Limits.Spaces = 2 }))
+	r := newRig(t, withPool(1<<20), withConfig(func(c *Config) { c.Limits.Spaces = 2 }))
 	w := []*client{r.dial(), r.dial(), r.dial()}
 	for i, c := range w[:2] {
 		c.registered(c.registerWorker(modelOf(fmt.Sprint(i), fmt.Sprint(i))))
@@ -143,7 +143,7 @@ func TestUsedSpacesStay(t *testing.T) {
 // A look-up that was under way when its space was closed, and a reset of it, find nothing of the
 // space that came in its place.
 func TestClosedSpaceIsNotTheNext(t *testing.T) {
-	r := newRig(t, withDRAM(1<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
+	r := newRig(t, withPool(1<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
 	w := r.dial()
 	first := w.registered(w.registerWorker(modelOf("a", "one")))
 	sp := r.agent.registry.view.Load().spaces[pool.Fingerprint(first.Space)]
@@ -170,7 +170,7 @@ func TestSpacesComeAndGoAtOnce(t *testing.T) {
 	const engines, models, turns = 4, 12, 150
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	r := newRig(t, withDRAM(2<<20), withConfig(func(c *Config) { c.Limits.Spaces = engines + 1 }))
+	r := newRig(t, withPool(2<<20), withConfig(func(c *Config) { c.Limits.Spaces = engines + 1 }))
 	var joins sync.WaitGroup
 	for e := range engines {
 		joins.Go(func() {
@@ -220,7 +220,7 @@ func (c *client) turnOf(dice *rand.Rand, epoch uint32, model byte) {
 // between, and although the space was closed meanwhile, because it was empty or because another one
 // needed its place: the epoch does not begin anew.
 func TestEpochsOfAClosedSpaceDoNotComeBack(t *testing.T) {
-	r := newRig(t, withDRAM(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
+	r := newRig(t, withPool(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = 1 }))
 	w := r.dial()
 	last := uint32(0)
 	for round := range 4 {
@@ -252,7 +252,7 @@ func TestEpochsOfAClosedSpaceDoNotComeBack(t *testing.T) {
 // A reset of a space that never opened, for a rank was missing, counts too when the space is made
 // again.
 func TestEpochsOfASpaceThatNeverOpenedDoNotComeBack(t *testing.T) {
-	r := newRig(t, withDRAM(8<<20))
+	r := newRig(t, withPool(8<<20))
 	w := r.dial()
 	half := func() *ipc.Register {
 		m := modelOf("a", "model")

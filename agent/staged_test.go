@@ -28,7 +28,7 @@ func (c *client) staged(epoch uint32, lease uint64, hashes []byte, firstBlock ui
 
 // TestStagedLoadOfCells loads two shards, the second one as the first stage.
 func TestStagedLoadOfCells(t *testing.T) {
-	r := newRig(t, withDRAM(8<<20))
+	r := newRig(t, withPool(8<<20))
 	w := r.dial()
 	answer := w.registered(w.registerCells(register("cells")))
 	for b := range 2 {

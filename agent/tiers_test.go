@@ -12,8 +12,8 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/mooncake"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/redis"
@@ -374,7 +374,7 @@ func held(t *testing.T, options ...rigOption) (r *rig, f *fault.Store, scheduler
 // drop takes a chain out of memory, and leaves it in the tiers.
 func (r *rig) drop(hashes []byte) {
 	r.t.Helper()
-	m := r.pool.(stacked).memory.(*mem.Pool)
+	m := r.pool.(stacked).memory.(*dram.Pool)
 	h := pool.Chain(hashes, 32)
 	b := pool.Batch{Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
 	m.Acquire(&b)

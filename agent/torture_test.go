@@ -16,30 +16,26 @@ import (
 func TestEnginesAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	for name, o := range map[string]rigOption{"mem": withPool(96 * testBlockBytes), "dram": withDRAM(1 << 20)} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, o)
-			var loaded, wanted, given [8]int
-			var wg sync.WaitGroup
-			for e := range len(loaded) {
-				wg.Go(func() {
-					p := &player{r: r, name: fmt.Sprint("engine ", e), rng: rand.New(rand.NewPCG(seed, uint64(e))),
-						look: r.asker(ipc.LookupSocket)}
-					for range 6 {
-						p.run()
-					}
-					loaded[e], wanted[e], given[e] = p.loaded, p.wanted, p.leases
-				})
+	r := newRig(t, withPool(96*testBlockBytes))
+	var loaded, wanted, given [8]int
+	var wg sync.WaitGroup
+	for e := range len(loaded) {
+		wg.Go(func() {
+			p := &player{r: r, name: fmt.Sprint("engine ", e), rng: rand.New(rand.NewPCG(seed, uint64(e))),
+				look: r.asker(ipc.LookupSocket)}
+			for range 6 {
+				p.run()
 			}
-			wg.Wait()
-			r.waitFor("all engines are gone", func(s admin.Status) bool { return s.Sessions == 0 })
-			st := r.agent.Status()
-			t.Logf("loaded %v of %v, leases %v, revoked %d, evicted %d, clean-up at most %.1f ms",
-				loaded, wanted, given, st.LeasesRevoked, st.Pool.Evicted, st.CleanupMaxMS)
-			if st.BlocksLoaded == 0 || st.LeasesGiven == 0 || st.Pool.Evicted == 0 {
-				t.Errorf("the test does not test: %+v", st)
-			}
+			loaded[e], wanted[e], given[e] = p.loaded, p.wanted, p.leases
 		})
+	}
+	wg.Wait()
+	r.waitFor("all engines are gone", func(s admin.Status) bool { return s.Sessions == 0 })
+	st := r.agent.Status()
+	t.Logf("loaded %v of %v, leases %v, revoked %d, evicted %d, clean-up at most %.1f ms",
+		loaded, wanted, given, st.LeasesRevoked, st.Pool.Evicted, st.CleanupMaxMS)
+	if st.BlocksLoaded == 0 || st.LeasesGiven == 0 || st.Pool.Evicted == 0 {
+		t.Errorf("the test does not test: %+v", st)
 	}
 }
 

@@ -19,7 +19,7 @@ func TestTransfersAtRandom(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	nodes := []*peerNode{
-		newNodeTTL(t, "k", time.Second, withPool(96*testBlockBytes)), newNodeTTL(t, "k", time.Second, withDRAM(1<<20)),
+		newNodeTTL(t, "k", time.Second, withPool(96*testBlockBytes)), newNodeTTL(t, "k", time.Second, withPool(1<<20)),
 	}
 	var wg, cutting sync.WaitGroup
 	over := make(chan struct{})

@@ -8,51 +8,42 @@ import (
 
 // A block that one engine saved is found and loaded by another, byte for byte.
 func TestSaveLookupLoad(t *testing.T) {
-	for name, o := range map[string]rigOption{"mem": withPool(4 << 20), "dram": withDRAM(8 << 20)} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, o)
-			reg := register("a")
-			reg.LookupName = "look"
-			_, a, answer := r.joinEngine(reg)
-			other := register("b")
-			_, b, _ := r.joinEngine(other)
-			hashes := chain(1, 3)
-			for i := range 3 {
-				a[0].fill(i, byte(i+1))
-			}
-			if got := a[0].save(answer.Epoch, hashes, 0); !all(got, ipc.BlockOK) {
-				t.Fatalf("save: %v", got)
-			}
-			if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32,
-				Hashes: hashes}); got.Tokens != 3*testBlockTokens || got.Status != ipc.LookupHit {
-				t.Fatalf("look-up: %+v", got)
-			}
-			if got := b[0].load(answer.Epoch, 0, hashes, 10); !all(got, ipc.BlockOK) {
-				t.Fatalf("load: %v", got)
-			}
-			for i := range 3 {
-				if !b[0].filled(10+i, byte(i+1)) {
-					t.Errorf("block %d has other bytes than were saved", i)
-				}
-			}
-			st := r.agent.Status()
-			if st.BlocksSaved != 3 || st.BlocksLoaded != 3 || st.BlocksStored != 3 || st.Engines != 2 ||
-				st.LookupHits != 1 {
-				t.Errorf("status: %+v", st)
-			}
-		})
+	r := newRig(t)
+	reg := register("a")
+	reg.LookupName = "look"
+	_, a, answer := r.joinEngine(reg)
+	other := register("b")
+	_, b, _ := r.joinEngine(other)
+	hashes := chain(1, 3)
+	for i := range 3 {
+		a[0].fill(i, byte(i+1))
+	}
+	if got := a[0].save(answer.Epoch, hashes, 0); !all(got, ipc.BlockOK) {
+		t.Fatalf("save: %v", got)
+	}
+	if got := ask(t, r.asker("look"), ipc.LookupRequest{Tokens: 1000, HashLen: 32,
+		Hashes: hashes}); got.Tokens != 3*testBlockTokens || got.Status != ipc.LookupHit {
+		t.Fatalf("look-up: %+v", got)
+	}
+	if got := b[0].load(answer.Epoch, 0, hashes, 10); !all(got, ipc.BlockOK) {
+		t.Fatalf("load: %v", got)
+	}
+	for i := range 3 {
+		if !b[0].filled(10+i, byte(i+1)) {
+			t.Errorf("block %d has other bytes than were saved", i)
+		}
+	}
+	st := r.agent.Status()
+	if st.BlocksSaved != 3 || st.BlocksLoaded != 3 || st.BlocksStored != 3 || st.Engines != 2 ||
+		st.LookupHits != 1 {
+		t.Errorf("status: %+v", st)
 	}
 }
 
 // Mutant "entry visible with one rank missing": a block is found when all ranks committed theirs,
 // not before.
 func TestEntryVisibleOnlyWithAllRanks(t *testing.T) {
-	for name, o := range map[string]rigOption{"mem": withPool(4 << 20), "dram": withDRAM(8 << 20)} {
-		t.Run(name, func(t *testing.T) { entryVisibleOnlyWithAllRanks(t, newRig(t, o)) })
-	}
-}
-
-func entryVisibleOnlyWithAllRanks(t *testing.T, r *rig) {
+	r := newRig(t)
 	reg := register("tp2")
 	reg.World, reg.Shards = 2, 2
 	reg.LookupName = "look"

@@ -11,7 +11,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
 )
 
@@ -92,7 +92,7 @@ func TestMismatchesAreLoggedNowAndThen(t *testing.T) {
 
 // TestVerifySampleIsChecked expects an error that names the key for each invalid value.
 func TestVerifySampleIsChecked(t *testing.T) {
-	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
+	p, err := dram.Open(dram.Options{Bytes: 1 << 20})
 	check(t, err)
 	defer func() { check(t, p.Close()) }()
 	_, err = New(Config{Dir: t.TempDir(), VerifySample: transfer.MaxSampleEvery + 1}, p, nil, nil)

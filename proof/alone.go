@@ -6,20 +6,21 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
 // checkWithin is the time limit of a check. After it, the check's process and its children are
 // killed.
 const checkWithin = 150 * time.Second
 
-// checkChild is the start of childEnv's value in a process that runs one check; a checkName
-// follows.
-const checkChild = "check "
+// childEnv is a checkName in a process that runs one check. The engines that it starts have it,
+// too.
+const childEnv = "KVAGENT_PROOF_CHILD"
 
-// checkName selects the check.
+// checkName selects a check.
 type checkName struct {
 	Name  string `json:"name"`
 	Quick bool   `json:"quick"`
@@ -47,9 +48,8 @@ func (o *Options) alone(ctx context.Context, l *Line) error {
 	if err != nil {
 		return err
 	}
-	command := o.self()
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Env, cmd.Stderr = append(os.Environ(), childEnv+"="+checkChild+string(order)), os.Stderr
+	cmd := exec.CommandContext(ctx, o.Command[0], o.Command[1:]...)
+	cmd.Env, cmd.Stderr = append(os.Environ(), childEnv+"="+string(order)), os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second // for children that hold its output, too
 	text, err := cmd.Output()
@@ -62,21 +62,23 @@ func (o *Options) alone(ctx context.Context, l *Line) error {
 	return json.Unmarshal(text, l)
 }
 
-// playCheck runs a check and prints its line.
-func playCheck(order string) error {
-	var c checkName
-	if err := json.Unmarshal([]byte(strings.TrimPrefix(order, checkChild)), &c); err != nil {
-		return err
+// Child reports whether a proof has started this process. Then it has run one check and printed its
+// line. In a process that plays an engine it does not return.
+func Child() (is bool, err error) {
+	devicetest.Child()
+	text, is := os.LookupEnv(childEnv)
+	if !is {
+		return false, nil
 	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
+	var name checkName
+	if err := json.Unmarshal([]byte(text), &name); err != nil {
+		return true, err
 	}
-	o := Options{Command: append([]string{self}, os.Args[1:]...), Quick: c.Quick}
+	o := Options{Quick: name.Quick}
 	for i := range checks {
-		if checks[i].name == c.Name {
-			return json.NewEncoder(os.Stdout).Encode(o.do(context.Background(), &checks[i]))
+		if checks[i].name == name.Name {
+			return true, json.NewEncoder(os.Stdout).Encode(o.do(context.Background(), &checks[i]))
 		}
 	}
-	return fmt.Errorf("check %q", c.Name)
+	return true, fmt.Errorf("check %q", name.Name)
 }

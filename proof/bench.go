@@ -4,57 +4,53 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"runtime"
+	"slices"
+	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 )
 
 // sizes are the parameters of the measurements.
 type sizes struct {
 	region int64 // bytes of one region of an engine, and of the arena
-	every  int64 // bytes of a region of which every byte is made and compared: the processor is slow at that
+	open   int64 // bytes of each of two regions whose import is timed
 	piece  int64 // bytes of a piece of virtual memory
 	raw    int64 // bytes of one raw copy
 	pin    int64 // bytes to pin
 	rounds int   // of copies; the median counts
 	loops  int   // of the compute loop
 	fill   int64 // bytes of the kernel in it
-	delay  time.Duration
 }
 
 var (
 	fullSizes = sizes{
 		region: 512 << 20,
-		every:  128 << 20,
+		open:   120 << 20,
 		piece:  20 << 20,
 		raw:    256 << 20,
 		pin:    10 << 30,
 		rounds: 7,
 		loops:  2000,
 		fill:   64 << 20,
-		delay:  300 * time.Millisecond,
 	}
 	quickSizes = sizes{
 		region: 8 << 20,
-		every:  8 << 20,
+		open:   8 << 20,
 		piece:  2 << 20,
 		raw:    2 << 20,
 		pin:    32 << 20,
 		rounds: 2,
 		loops:  40,
 		fill:   1 << 20,
-		delay:  60 * time.Millisecond,
 	}
 )
 
 // Limits of a check.
 const (
-	answerWithin = 2 * time.Minute        // one order to a child
-	copyWithin   = 30 * time.Second       // one copy
 	lookEvery    = time.Millisecond       // between looks at the GPU's free memory, and at events
 	backWithin   = 10 * time.Second       // for memory to be back; more is a failure, less than backTarget the target
 	backTarget   = 2000                   // ms
@@ -65,190 +61,123 @@ const (
 	slack = 64 << 20
 )
 
-// bench is the environment of one check. close ends all of it.
+const gib = 1 << 30
+
+// bench is the run of one check. It is a devicetest.T: a failure makes the check fail.
 type bench struct {
-	ctx      context.Context //nolint:containedctx // of the one check that it lives for
-	o        *Options
-	sizes    sizes
-	line     *Line
-	device   *cuda.Device
-	arena    *arena
-	children []*child
-	peers    cudaipc.PeerID
+	ctx   context.Context //nolint:containedctx // of the one check that it lives for
+	sizes sizes
+	line  *Line
+
+	cleanups []func() // of the part that runs
+
+	mu   sync.Mutex
+	errs []error
 }
 
-// arena is memory that a device copies to and from, like the pool's.
-type arena struct{ mem []byte }
+var _ devicetest.T = (*bench)(nil)
 
-// errNoPages reports that too few huge pages are free.
-var errNoPages = errors.New("no huge pages")
+// run runs a check to its end, which may be a failure.
+func (b *bench) run(check func(*bench)) error {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		b.part(func() { check(b) })
+	}()
+	<-ended
+	return errors.Join(b.errs...)
+}
 
-// newArena maps a populated file in memory, as the pool is one, so that pinning does not wait for
-// pages.
-func newArena(size int64, huge bool) (*arena, error) {
-	flags := unix.MFD_CLOEXEC
-	if huge {
-		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
-	}
-	mem, err := mapFile(size, flags)
+// part runs f, and closes what f has opened.
+func (b *bench) part(f func()) {
+	outer := b.cleanups
+	b.cleanups = nil
+	defer func() {
+		for _, end := range slices.Backward(b.cleanups) {
+			end()
+		}
+		b.cleanups = outer
+	}()
+	f()
+}
+
+func (b *bench) Helper()             {}
+func (b *bench) Logf(string, ...any) {}
+func (b *bench) Cleanup(f func())    { b.cleanups = append(b.cleanups, f) }
+
+func (b *bench) Error(args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.errs = append(b.errs, errors.New(fmt.Sprint(args...)))
+}
+
+func (b *bench) Errorf(format string, args ...any) { b.Error(fmt.Sprintf(format, args...)) }
+
+func (b *bench) Fatal(args ...any) {
+	b.Error(args...)
+	runtime.Goexit()
+}
+
+func (b *bench) Fatalf(format string, args ...any) { b.Fatal(fmt.Sprintf(format, args...)) }
+
+func (b *bench) Failed() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.errs) > 0
+}
+
+// must ends the check if there is an error.
+func (b *bench) must(err error) {
 	if err != nil {
-		err = fmt.Errorf("memory of %d bytes: %w", size, err)
-		if huge {
-			err = fmt.Errorf("%w: %w", errNoPages, err)
-		}
-		return nil, err
+		b.Fatal(err)
 	}
-	return &arena{mem}, nil
 }
 
-func mapFile(size int64, flags int) ([]byte, error) {
-	fd, err := unix.MemfdCreate("kvagent-proof", flags)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = unix.Close(fd) }() // the mapping keeps the file
-	if err := unix.Ftruncate(fd, size); err != nil {
-		return nil, err
-	}
-	return unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+// gpu opens the GPU as an agent's mover does, over an arena of size bytes, and waits until that is
+// pinned. Copies take one path, if one is named.
+func (b *bench) gpu(size int64, path cuda.CopyPath) (devicetest.Fixture, *cuda.Device) {
+	f := devicetest.CUDA(b, size, cudaipc.KindCUDA, func(o *cuda.Options) { o.Path = path })
+	d := f.Device.(*cuda.Device)
+	devicetest.Pinned(b, d)
+	b.pinned(d.Info())
+	return f, d
 }
 
-func (a *arena) close() { _ = unix.Munmap(a.mem) }
-
-// open opens the GPU over an arena of size bytes, as the agent's mover does, and waits until it
-// is pinned.
-func (b *bench) open(size int64) error { return b.openWith(size, "") }
-
-// openWith opens the GPU with all copies by one path, if one is named, after closing an open one.
-func (b *bench) openWith(size int64, path cuda.CopyPath) (err error) {
-	if b.arena == nil {
-		if b.arena, err = newArena(size, false); err != nil {
-			return err
-		}
+// pinned ends the check if an arena is not pinned as a whole.
+func (b *bench) pinned(i cudaipc.CUDAInfo) {
+	if i.PinError != "" {
+		b.Fatalf("the driver pinned %d of %d bytes: %s", i.Pinned, i.Arena, i.PinError)
 	}
-	if b.device != nil {
-		if err := b.device.Close(cudaipc.AllPeers); err != nil {
-			return err
-		}
-		b.device = nil
-	}
-	if b.device, err = cuda.Open(cuda.Options{Arena: b.arena.mem, Path: path}); err != nil {
-		return err
-	}
-	return b.pinned(b.device)
-}
-
-func (b *bench) pinned(d *cuda.Device) error {
-	for begin := time.Now(); !d.Info().PinDone; {
-		if time.Since(begin) > answerWithin {
-			return fmt.Errorf("the arena was not pinned within %v", answerWithin)
-		}
-		time.Sleep(lookEvery)
-	}
-	if i := d.Info(); i.PinError != "" {
-		return fmt.Errorf("the driver pinned %d of %d bytes: %s", i.Pinned, i.Arena, i.PinError)
-	}
-	return nil
-}
-
-// close ends everything, processes first.
-func (b *bench) close() error {
-	var err error
-	for _, c := range b.children {
-		c.kill()
-	}
-	if b.device != nil {
-		err = b.device.Close(cudaipc.AllPeers)
-		if errors.Is(err, cudaipc.ErrLost) {
-			err = nil // the loss was reported when it happened
-		}
-	}
-	if b.arena != nil {
-		b.arena.close()
-	}
-	return err
-}
-
-// engine starts an engine with regions of these sizes.
-func (b *bench) engine(virtual bool, sizes ...int64) (*child, error) {
-	return b.start(&order{Op: opEngine, Sizes: sizes, Virtual: virtual, Piece: b.sizes.piece})
-}
-
-// admit imports an engine's memory and events and returns the peer. withPid tells whether the
-// device learns the process.
-func (b *bench) admit(c *child, withPid bool) (cudaipc.PeerID, error) {
-	b.peers++
-	im, err := c.describe(b.peers)
-	if err != nil {
-		return 0, err
-	}
-	if !withPid {
-		im.Pid = 0
-	}
-	return b.peers, b.device.Import(im)
-}
-
-// move copies n bytes between the start of a region and that of the arena, in one run, and waits.
-func (b *bench) move(peer cudaipc.PeerID, dir cudaipc.Direction, region cudaipc.RegionID, n int64) error {
-	t, err := b.device.Copy(&cudaipc.Copy{
-		Peer: peer, Dir: dir, Runs: []cudaipc.Run{{Region: region, Len: uint32(n)}}, Blocks: []cudaipc.Block{{Runs: 1}},
-	})
-	if err != nil {
-		return err
-	}
-	return b.done(t)
-}
-
-// done waits for a copy, which must end without bad blocks.
-func (b *bench) done(t cudaipc.Ticket) error {
-	end, ok, err := b.device.Done(t, copyWithin)
-	switch {
-	case err != nil:
-		return err
-	case !ok:
-		return fmt.Errorf("a copy did not end within %v", copyWithin)
-	case end.Bad != nil:
-		return fmt.Errorf("blocks did not arrive: %w", end.Err)
-	}
-	return nil
 }
 
 // free returns the GPU's free memory once it is stable: the end of a process takes time.
-func (b *bench) free() int64 {
+func (b *bench) free(d *cuda.Device) int64 {
 	begin := time.Now()
-	last, since := b.device.Info().Free, begin
+	last, since := d.Info().Free, begin
 	for time.Since(since) < settled {
 		if time.Since(begin) > settleWithin {
 			b.line.Facts["free"] = "the GPU's free memory does not settle: others use it"
 			break
 		}
 		time.Sleep(lookEvery)
-		if now := b.device.Info().Free; now != last {
+		if now := d.Info().Free; now != last {
 			last, since = now, time.Now()
 		}
 	}
 	return last
 }
 
-// back waits until the GPU has about want bytes free, and returns the time since begin.
-func (b *bench) back(want int64, begin time.Time) (ms float64, err error) {
-	for {
-		free := b.device.Info().Free
-		if free >= want-min(slack, b.sizes.region/2) {
-			b.line.Figures["short_bytes"] = float64(max(want-free, 0))
-			return float64(time.Since(begin)) / float64(time.Millisecond), nil
-		}
-		if time.Since(begin) > backWithin {
-			return 0, fmt.Errorf("%d bytes are free %v after the death, %d were before", free, backWithin, want)
+// back waits until the GPU has about want bytes free, and reports the time since a death.
+func (b *bench) back(d *cuda.Device, want int64, death time.Time) {
+	free := d.Info().Free
+	for ; free < want-min(slack, b.sizes.region/2); free = d.Info().Free {
+		if time.Since(death) > backWithin {
+			b.Fatalf("%d bytes are free %v after the death, %d were before", free, backWithin, want)
 		}
 		time.Sleep(lookEvery)
 	}
-}
-
-// self returns the command of the processes that play engines and agents.
-func (o *Options) self() []string {
-	if len(o.Command) > 0 {
-		return o.Command
-	}
-	return []string{os.Args[0]}
+	ms := float64(time.Since(death)) / float64(time.Millisecond)
+	b.line.Figures["back_ms"], b.line.Figures["short_bytes"] = ms, float64(max(want-free, 0))
+	b.line.say("its GPU memory was free again %.0f ms after SIGKILL", ms)
+	b.line.aim("memory back, ms", ms, backTarget, true)
 }

@@ -2,14 +2,12 @@ package proof
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
+	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/mover"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
@@ -25,71 +23,35 @@ const transferSlab = 16 * transferBlock
 
 // checkTransfer measures an agent's saves and loads from the job to its completion, against
 // single pinned copies: the pool, transfer's threads, and a mover.
-func checkTransfer(b *bench) (err error) {
-	raw, gpu, err := b.measureRaw()
-	if err != nil {
-		return err
-	}
-	p, err := b.newPath(gpu)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, p.close()) }()
-	e, err := b.engine(false, 2*b.sizes.region)
-	if err != nil {
-		return err
-	}
-	im, err := e.describe(1)
-	if err != nil {
-		return err
-	}
-	if err := p.mover.Import(im); err != nil {
-		return err
-	}
-	if err := p.pinned(); err != nil {
-		return err
-	}
-	for i := range fragments {
-		if err := b.measureTransfer(p, i, raw); err != nil {
-			return fmt.Errorf("%s: %w", fragments[i].name, err)
-		}
-	}
-	return nil
-}
-
-// measureRaw measures single copies before there is a mover, and returns the GPU.
-func (b *bench) measureRaw() (*cuda.RawCopies, cudaipc.UUID, error) {
-	a, err := newArena(1<<20, false)
-	if err != nil {
-		return nil, cudaipc.UUID{}, err
-	}
-	defer a.close()
-	d, err := cuda.Open(cuda.Options{Arena: a.mem})
-	if err != nil {
-		return nil, cudaipc.UUID{}, err
-	}
-	raw, err := d.Raw(b.sizes.raw, b.sizes.rounds)
+func checkTransfer(b *bench) {
+	var raw cuda.RawCopies
+	var gpu cudaipc.UUID
+	b.part(func() {
+		_, d := b.gpu(devicetest.MinArena, "")
+		var err error
+		raw, err = d.Raw(b.sizes.raw, b.sizes.rounds)
+		b.must(err)
+		gpu = d.Info().GPU
+	})
 	f := b.line.Figures
 	f["raw_d2h_gib_s"], f["raw_h2d_gib_s"], f["raw_both_gib_s"] = raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib
 	b.line.say("raw D2H %.1f, H2D %.1f, both %.1f GiB/s", raw.ToHost/gib, raw.ToGPU/gib, raw.Both/gib)
-	return &raw, d.Info().GPU, errors.Join(err, d.Close(cudaipc.AllPeers))
+	p := b.newPath(gpu)
+	for i := range fragments {
+		b.measureTransfer(p, i, &raw)
+	}
 }
 
 // measureTransfer measures blocks of fragments of one length with both kinds of integrity. The
 // aims are for saves and loads one at a time.
-func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) error {
+func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) {
 	fragment := &fragments[which]
 	var rates [2]map[string]float64 // by Integrity
 	for _, integrity := range []transfer.Integrity{transfer.Header, transfer.Full} {
-		var err error
-		if rates[integrity], err = p.measure(fragment.bytes, integrity, 0); err != nil {
-			return err
-		}
+		rates[integrity] = b.measure(p, fragment.bytes, integrity, 0)
 	}
 	if fragment.bytes == checkedFragment {
-		if err := b.measureChecked(p, which, rates[transfer.Full]); err != nil {
-			return err
-		}
+		b.measureChecked(p, which, rates[transfer.Full])
 	}
 	for _, way := range []string{"save", "load", "both"} {
 		rate, full := rates[transfer.Header][way], rates[transfer.Full][way]
@@ -110,19 +72,18 @@ func (b *bench) measureTransfer(p *path, which int, raw *cuda.RawCopies) error {
 			b.line.aim(name+" GiB/s", rate/gib, fragment.rate/gib, false)
 		}
 	}
-	return nil
 }
+
+// checksumShare is the least share of the rate that --integrity full must keep.
+const checksumShare = 0.95
 
 // checkedFragment is the length of fragments at which the end-to-end check is measured.
 const checkedFragment = 64 << 10
 
 // measureChecked measures saves and loads with every block checked end to end, as serve does with
 // --verify-sample 1. With 1,000 a block costs a thousandth of the difference.
-func (b *bench) measureChecked(p *path, which int, full map[string]float64) error {
-	checked, err := p.measure(fragments[which].bytes, transfer.Full, 1)
-	if err != nil {
-		return err
-	}
+func (b *bench) measureChecked(p *path, which int, full map[string]float64) {
+	checked := b.measure(p, fragments[which].bytes, transfer.Full, 1)
 	for _, way := range []string{"save", "load"} {
 		name, f := fragments[which].name+"_"+way, b.line.Figures
 		f[name+"_checked_gib_s"], f[name+"_checked_of_full"] = checked[way]/gib, checked[way]/full[way]
@@ -130,77 +91,56 @@ func (b *bench) measureChecked(p *path, which int, full map[string]float64) erro
 		b.line.say("%s %s with every block checked end to end %.1f GiB/s, %.0f us a block", fragments[which].name, way,
 			checked[way]/gib, f[name+"_check_us_per_block"])
 	}
-	return nil
 }
 
 // path is an agent's data path from an engine's memory to the pool.
 type path struct {
 	pool   *dram.Pool
 	mover  *mover.Mover
-	info   atomic.Pointer[cudaipc.CUDAInfo] // nil: not received yet
-	blocks int                              // of one job
-	rounds int
+	blocks int // of one job
 }
 
-func (b *bench) newPath(gpu cudaipc.UUID) (*path, error) {
-	p := &path{blocks: int(b.sizes.region / transferBlock), rounds: b.sizes.rounds}
+// newPath returns the path of an engine on a GPU, with the pool pinned.
+func (b *bench) newPath(gpu cudaipc.UUID) *path {
+	p := &path{blocks: int(b.sizes.region / transferBlock)}
 	var err error
 	// Room for two jobs: the blocks that are loaded are those of the save before.
-	if p.pool, err = dram.Open(dram.Options{
-		Bytes:     2*b.sizes.region + 4*transferSlab,
-		SlabBytes: transferSlab,
-	}); err != nil {
-		return nil, err
-	}
+	p.pool, err = dram.Open(dram.Options{Bytes: 2*b.sizes.region + 4*transferSlab, SlabBytes: transferSlab})
+	b.must(err)
+	b.Cleanup(func() { b.must(p.pool.Close()) })
 	arena, fd := p.pool.Arena()
-	o := mover.Options{
-		ArenaFD:   fd,
-		ArenaSize: int64(len(arena)),
-		Informed:  func(i cudaipc.CUDAInfo) { p.info.Store(&i) },
-	}
-	if p.mover, err = mover.New(o.ForGPU(gpu)); err != nil {
-		return nil, errors.Join(err, p.pool.Close())
-	}
-	return p, nil
-}
-
-func (p *path) close() error { return errors.Join(p.mover.Close(cudaipc.AllPeers), p.pool.Close()) }
-
-// pinned waits until the pool is pinned.
-func (p *path) pinned() error {
-	for begin := time.Now(); time.Since(begin) < answerWithin; time.Sleep(lookEvery) {
-		if i := p.info.Load(); i != nil && i.PinError != "" {
-			return fmt.Errorf("the driver pinned %d of %d bytes: %s", i.Pinned, i.Arena, i.PinError)
-		} else if i != nil && i.PinDone {
-			return nil
-		}
-	}
-	return fmt.Errorf("the pool was not pinned within %v", answerWithin)
+	o, informed := b.informed()
+	o.ArenaFD, o.ArenaSize = fd, int64(len(arena))
+	p.mover, err = mover.New(o.ForGPU(gpu))
+	b.must(err)
+	b.Cleanup(func() { b.must(p.mover.Close(cudaipc.AllPeers)) })
+	e := devicetest.CUDAEngine(b, devicetest.Spec{Regions: []int64{2 * b.sizes.region}}, cudaipc.KindCUDA)
+	im, err := e.Import(1)
+	b.must(err)
+	b.must(p.mover.Import(im))
+	informed()
+	return p
 }
 
 // measure returns the rates of saves, of loads, and of a save beside a load, bytes per second:
 // the median of the rounds. The blocks are made of separate fragments.
-func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint32) (map[string]float64, error) {
+func (b *bench) measure(p *path, fragment int64, integrity transfer.Integrity, every uint32) map[string]float64 {
 	done := make(chan transfer.Completion, 2)
-	cfg, err := p.config(fragment, integrity, done)
-	if err != nil {
-		return nil, err
-	}
+	cfg := p.config(fragment, integrity, done)
 	cfg.Sampling.Every = every
 	cfg.Sampling.Arena, _ = p.pool.Arena()
 	cfg.Limits = transfer.DefaultLimits
 	cfg.Limits.SampleWait = cudaipc.MaxSampleWait
+	var err error
+	cfg.Space, err = p.pool.OpenSpace(cfg.Spec)
+	b.must(err)
 	w, err := transfer.Start(cfg)
-	if err != nil {
-		return nil, err
-	}
+	b.must(err)
 	defer w.Close()
 	took := map[string][]time.Duration{}
-	for range p.rounds {
+	for range b.sizes.rounds {
 		epoch, err := p.pool.ResetSpace(cfg.Space) // saved blocks are to be saved again
-		if err != nil {
-			return nil, err
-		}
+		b.must(err)
 		p.pool.Sweep()
 		first, second := p.job(transfer.Save, 0, epoch), p.job(transfer.Save, p.blocks, epoch)
 		load := p.job(transfer.Load, 0, epoch)
@@ -208,29 +148,20 @@ func (p *path) measure(fragment int64, integrity transfer.Integrity, every uint3
 			way  string
 			jobs []transfer.Job
 		}{{"save", []transfer.Job{first}}, {"load", []transfer.Job{load}}, {"both", []transfer.Job{second, load}}} {
-			d, err := timed(w, m.jobs, done)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", m.way, err)
-			}
-			took[m.way] = append(took[m.way], d)
+			took[m.way] = append(took[m.way], b.timed(w, m.jobs, done))
 		}
 	}
-	rates := map[string]float64{}
-	for way, list := range took {
-		slices.Sort(list)
-		bytes := float64(p.blocks) * transferBlock
-		if way == "both" {
-			bytes *= 2
-		}
-		rates[way] = bytes / list[len(list)/2].Seconds()
+	bytes := float64(p.blocks) * transferBlock
+	return map[string]float64{
+		"save": bytes / median(took["save"]).Seconds(),
+		"load": bytes / median(took["load"]).Seconds(),
+		"both": 2 * bytes / median(took["both"]).Seconds(),
 	}
-	return rates, nil
 }
 
 // config returns the options of a worker whose blocks are made of every second fragment of the
 // engine's region.
-func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- transfer.Completion) (transfer.Config,
-	error) {
+func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- transfer.Completion) transfer.Config {
 	g := transfer.GroupLayout{NumBlocks: uint32(p.blocks)}
 	for at := int64(0); at < transferBlock; at += fragment {
 		g.Segments = append(g.Segments, transfer.Segment{
@@ -240,7 +171,7 @@ func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- 
 			Bytes:  uint32(fragment),
 		})
 	}
-	cfg := transfer.Config{
+	return transfer.Config{
 		Device: p.mover, Peer: 1, Slots: p.pool, Layout: transfer.Layout{Groups: []transfer.GroupLayout{g}},
 		Integrity: integrity,
 		Lanes:     transfer.NewLanes(64, transfer.DefaultLimits.SaveAge, nil),
@@ -252,9 +183,6 @@ func (p *path) config(fragment int64, integrity transfer.Integrity, done chan<- 
 			Groups:      []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{transferBlock}}},
 		},
 	}
-	var err error
-	cfg.Space, err = p.pool.OpenSpace(cfg.Spec)
-	return cfg, err
 }
 
 // job returns a job over all of the engine's blocks, under hashes from first on.
@@ -277,28 +205,24 @@ func (p *path) job(kind transfer.Kind, first int, epoch uint32) transfer.Job {
 	}
 }
 
-// timed submits jobs and waits for all of them. Every block must succeed.
-func timed(w *transfer.Worker, jobs []transfer.Job, done <-chan transfer.Completion) (time.Duration, error) {
+// timed submits jobs and returns the time until all of them have ended. Every block must succeed.
+func (b *bench) timed(w *transfer.Worker, jobs []transfer.Job, done <-chan transfer.Completion) time.Duration {
 	begin := time.Now()
 	for _, j := range jobs {
-		if err := w.Submit(j); err != nil {
-			return 0, err
-		}
+		b.must(w.Submit(j))
 	}
 	for range jobs {
 		select {
 		case c := <-done:
-			for i, s := range c.Status {
-				if s != pool.OK {
-					return 0, fmt.Errorf("block %d has status %d", i, s)
-				}
+			if i := slices.IndexFunc(c.Status, func(s pool.Status) bool { return s != pool.OK }); i >= 0 {
+				b.Fatalf("block %d has status %d", i, c.Status[i])
 			}
 			if c.Sample.Unverified > 0 {
-				return 0, fmt.Errorf("%d blocks were not checked in time", c.Sample.Unverified)
+				b.Fatalf("%d blocks were not checked in time", c.Sample.Unverified)
 			}
-		case <-time.After(answerWithin):
-			return 0, fmt.Errorf("a job did not end within %v", answerWithin)
+		case <-time.After(devicetest.WaitLimit):
+			b.Fatalf("a job did not end within %v", devicetest.WaitLimit)
 		}
 	}
-	return time.Since(begin), nil
+	return time.Since(begin)
 }

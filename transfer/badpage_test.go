@@ -39,7 +39,7 @@ func newTorn(t *testing.T, open func(fd int, size int64) (cudaipc.Device, error)
 		}
 	})
 	_, fd := p.Arena()
-	n := newNodeOn(t, 1, func(int, int64) (cudaipc.Device, error) { return open(fd, bytes) })
+	n := newNodeOn(t, 4, func(int, int64) (cudaipc.Device, error) { return open(fd, bytes) })
 	s := n.join(t, func(c *Config) {
 		c.Slots = p
 		if _, err := p.OpenSpace(c.Spec); err != nil { // its id is that in the node's own pool

@@ -66,7 +66,7 @@ func TestCUDACopyEngineIsBusy(t *testing.T) {
 
 func staysBusy(t *testing.T, device func(fd int, size int64) (cudaipc.Device, error), pinned func()) {
 	t.Helper()
-	open := openSampled{device: device, engine: func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+	open := openSampled{device: device, engine: func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 		return devicetest.CUDAEngine(t, s, cudaipc.KindCUDA)
 	}}
 	r := open.rig(t, func(c *Config, _ *sampleRig) {

@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // Shape of what is measured: blocks of 2 MiB in fragments of 64 KiB that lie apart, as layers do.
@@ -30,7 +30,7 @@ func BenchmarkSampling(b *testing.B) {
 }
 
 func benchSampling(b *testing.B, open openSampled) {
-	p, err := mem.Open(mem.Options{Bytes: 2 * benchBlocks * benchBlock})
+	p, err := dram.Open(dram.Options{Bytes: 2 * benchBlocks * benchBlock})
 	if err != nil {
 		b.Fatal(err)
 	}

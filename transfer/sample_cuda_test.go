@@ -15,7 +15,7 @@ import (
 // mover, and with memory in pieces.
 func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 	for name, kind := range map[string]cudaipc.Kind{"handles": cudaipc.KindCUDA, "virtual": cudaipc.KindCUDAFD} {
-		engine := func(t testing.TB, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
+		engine := func(t devicetest.T, s devicetest.Spec) devicetest.Engine { return devicetest.CUDAEngine(t, s, kind) }
 		t.Run(name, func(t *testing.T) {
 			catchesWrongCopies(t, openSampled{engine: engine, device: func(fd int, size int64) (cudaipc.Device,
 				error) {
@@ -37,7 +37,7 @@ func TestCUDASampleCatchesWrongCopies(t *testing.T) {
 // BenchmarkCUDASampling is BenchmarkSampling on a GPU, opened here.
 func BenchmarkCUDASampling(b *testing.B) {
 	benchSampling(b, openSampled{
-		engine: func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+		engine: func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 			return devicetest.CUDAEngine(t, s, cudaipc.KindCUDA)
 		},
 		device: func(fd int, size int64) (cudaipc.Device, error) {

@@ -31,10 +31,10 @@ type sampleRig struct {
 // openSampled makes the device of a node, and an engine that it can import.
 type openSampled struct {
 	device func(fd int, size int64) (cudaipc.Device, error)
-	engine func(testing.TB, devicetest.Spec) devicetest.Engine
+	engine func(devicetest.T, devicetest.Spec) devicetest.Engine
 }
 
-func hostEngine(t testing.TB, s devicetest.Spec) devicetest.Engine {
+func hostEngine(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 	return devicetest.HostEngine(t, s, cudaipc.KindFD)
 }
 
@@ -43,7 +43,7 @@ var sampledDevices = map[string]openSampled{
 	"host": {engine: hostEngine, device: func(fd int, size int64) (cudaipc.Device, error) {
 		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})
 	}},
-	"process": {engine: func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+	"process": {engine: func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 		return devicetest.HostEngine(t, s, cudaipc.KindPeer)
 	}, device: func(fd int, size int64) (cudaipc.Device, error) {
 		return host.Open(host.Options{ArenaFD: fd, ArenaSize: size})

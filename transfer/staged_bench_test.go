@@ -10,7 +10,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // BenchmarkStaged loads 64 MiB of 32 layers, layer-outermost, whole and by stages: milliseconds
@@ -18,7 +18,7 @@ import (
 func BenchmarkStaged(b *testing.B) {
 	const layers, perLayer, count = 32, 64 << 10, 32 // blocks of 2 MiB
 	const block = layers * perLayer
-	p, err := mem.Open(mem.Options{Bytes: 2 * count * block})
+	p, err := dram.Open(dram.Options{Bytes: 2 * count * block})
 	if err != nil {
 		b.Fatal(err)
 	}

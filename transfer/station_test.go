@@ -13,7 +13,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 
 // node is a pool and a device that copies in and out of its arena.
 type node struct {
-	pool  *mem.Pool
+	pool  *dram.Pool
 	host  cudaipc.Device
 	lanes *Lanes
 	peers cudaipc.PeerID
@@ -43,7 +43,7 @@ func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
 // newNodeOn returns a node with the device that open makes of the pool's arena.
 func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cudaipc.Device, error)) *node {
 	t.Helper()
-	p, err := mem.Open(mem.Options{Bytes: int64(poolBlocks) * blockSize})
+	p, err := dram.Open(dram.Options{Bytes: int64(poolBlocks) * blockSize, SlabBytes: 4 * blockSize})
 	if err != nil {
 		t.Fatal(err)
 	}

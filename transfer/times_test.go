@@ -7,7 +7,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // lateDevice is a device whose copies end late, as do their sums after them.
@@ -31,7 +31,7 @@ func (d *lateDevice) SetWord(id cudaipc.PeerID, off, value uint64) error {
 
 // latePool is a pool that commits and releases late.
 type latePool struct {
-	*mem.Pool
+	*dram.Pool
 	late time.Duration
 }
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
@@ -48,7 +48,7 @@ func newNode(t *testing.T) *node {
 			t.Fatal(err)
 		}
 	}
-	memory, err := mem.Open(mem.Options{Bytes: 1 << 20})
+	memory, err := dram.Open(dram.Options{Bytes: 1 << 20})
 	check(err)
 	auth, err := peer.Key([]byte(strings.Repeat("k", peer.MinKey)))
 	check(err)

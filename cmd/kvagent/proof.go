@@ -38,11 +38,11 @@ It fails (exit code 1) if a check fails. A missed target is reported, and is a f
 --quick uses small sizes, for a software driver, where figures mean nothing.`,
 		Example: `  kvagent proof
   CUDA_VISIBLE_DEVICES=0 kvagent proof --json > docs/measurements/2026-11-20-h100.json
-  kvagent proof --check copies`,
+  kvagent proof --check transfer`,
 		Args: settings.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if proof.IsChild() {
-				return proof.Child()
+			if is, err := proof.Child(); is {
+				return err
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()

@@ -16,7 +16,7 @@ func TestProofWithoutGPU(t *testing.T) {
 		t.Errorf("exit %d, want %d and why:\n%s", code, exitFailed, out)
 	}
 	if out, code = kvagentOutput(t, "proof", "--check", "everything"); code != exitConfig ||
-		!strings.Contains(out, "copies") {
+		!strings.Contains(out, "footprint") {
 		t.Errorf("exit %d, want %d and the checks:\n%s", code, exitConfig, out)
 	}
 }

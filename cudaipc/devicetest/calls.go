@@ -21,7 +21,7 @@ func NoteCalls(t *testing.T, d *cuda.Device) func() map[string]int {
 }
 
 // Pinned waits until nothing more of the arena will be pinned.
-func Pinned(t testing.TB, d *cuda.Device) {
+func Pinned(t T, d *cuda.Device) {
 	t.Helper()
 	Until(t, "the pinning ends", func() bool { return d.Info().PinDone })
 }

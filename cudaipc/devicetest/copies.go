@@ -5,7 +5,6 @@ import (
 	"errors"
 	"hash/crc32"
 	"math/rand/v2"
-	"testing"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -13,11 +12,11 @@ import (
 
 // testBytesBothWays gathers scattered fragments of three regions, and scatters them to other
 // places.
-func testBytesBothWays(t *testing.T, f Fixture) {
+func testBytesBothWays(t T, f Fixture) {
 	const fragment, fragments, size = 4096, 1000, 8 << 20
-	c := start(t, f, 1, Spec{Regions: []int64{size, size, size}})
+	c := Start(t, f, 1, Spec{Regions: []int64{size, size, size}})
 	for r := range 3 {
-		c.do(Op{Kind: Fill, Region: cudaipc.RegionID(r + 1), Len: size, Seed: uint64(r)})
+		c.Do(Op{Kind: Fill, Region: cudaipc.RegionID(r + 1), Len: size, Seed: uint64(r)})
 	}
 	random := rand.New(rand.NewPCG(1, 2))
 	places := random.Perm(size / fragment)
@@ -37,7 +36,7 @@ func testBytesBothWays(t *testing.T, f Fixture) {
 		gather.Blocks = append(gather.Blocks, cudaipc.Block{Runs: uint32(min(left, 8))})
 	}
 	scatter.Blocks = gather.Blocks
-	c.copy(gather)
+	c.Copy(gather)
 	want := make([]byte, fragment)
 	for i := range fragments {
 		Pattern(want, uint64(i%2), int64(places[i])*fragment)
@@ -45,10 +44,10 @@ func testBytesBothWays(t *testing.T, f Fixture) {
 			t.Fatalf("fragment %d: the arena has other bytes than the region", i)
 		}
 	}
-	c.copy(scatter)
+	c.Copy(scatter)
 	for i := range fragments {
 		Pattern(want, uint64(i%2), int64(places[i])*fragment)
-		got := c.do(Op{Kind: Read, Region: 3, Off: int64(places[fragments-1-i]) * fragment, Len: fragment})
+		got := c.Do(Op{Kind: Read, Region: 3, Off: int64(places[fragments-1-i]) * fragment, Len: fragment})
 		if !bytes.Equal(want, got) {
 			t.Fatalf("fragment %d: the engine reads other bytes than the arena has", i)
 		}
@@ -56,14 +55,14 @@ func testBytesBothWays(t *testing.T, f Fixture) {
 }
 
 // testOddFragments copies runs of odd lengths to odd offsets, beside which nothing may change.
-func testOddFragments(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
-	c.do(Op{Kind: Fill, Region: 1, Len: 1 << 20, Seed: 9})
+func testOddFragments(t T, f Fixture) {
+	c := Start(t, f, 1, small)
+	c.Do(Op{Kind: Fill, Region: 1, Len: 1 << 20, Seed: 9})
 	random := rand.New(rand.NewPCG(3, 4))
 	for i := range 50 {
 		n, from, to := 1+random.IntN(1+random.IntN(100_000)), random.IntN(1000), 1+random.IntN(1000)
 		clear(f.Arena[:to+n+1])
-		c.copy(one(cudaipc.Gather, cudaipc.Run{
+		c.Copy(one(cudaipc.Gather, cudaipc.Run{
 			Region:    1,
 			RegionOff: uint64(from),
 			ArenaOff:  int64(to),
@@ -74,20 +73,20 @@ func testOddFragments(t *testing.T, f Fixture) {
 		if !bytes.Equal(f.Arena[to:to+n], want) || f.Arena[to-1] != 0 || f.Arena[to+n] != 0 {
 			t.Fatalf("%d: gather of %d bytes from %d to %d is wrong, or wrote beside", i, n, from, to)
 		}
-		c.do(Op{Kind: Write, Region: 1, Off: 500_000, Data: make([]byte, n+2)})
-		c.copy(one(cudaipc.Scatter, cudaipc.Run{Region: 1, RegionOff: 500_001, ArenaOff: int64(to), Len: uint32(n)}))
-		got := c.do(Op{Kind: Read, Region: 1, Off: 500_000, Len: int64(n + 2)})
+		c.Do(Op{Kind: Write, Region: 1, Off: 500_000, Data: make([]byte, n+2)})
+		c.Copy(one(cudaipc.Scatter, cudaipc.Run{Region: 1, RegionOff: 500_001, ArenaOff: int64(to), Len: uint32(n)}))
+		got := c.Do(Op{Kind: Read, Region: 1, Off: 500_000, Len: int64(n + 2)})
 		if !bytes.Equal(got[1:n+1], want) || got[0] != 0 || got[n+1] != 0 {
 			t.Fatalf("%d: scatter of %d bytes from %d is wrong, or wrote beside", i, n, to)
 		}
-		c.do(Op{Kind: Fill, Region: 1, Off: 500_000, Len: int64(n + 2), Seed: 9})
+		c.Do(Op{Kind: Fill, Region: 1, Off: 500_000, Len: int64(n + 2), Seed: 9})
 	}
 }
 
-func testSums(t *testing.T, f Fixture) {
+func testSums(t T, f Fixture) {
 	const size = 1 << 20
-	c := start(t, f, 1, small)
-	c.do(Op{Kind: Fill, Region: 1, Len: size, Seed: 5})
+	c := Start(t, f, 1, small)
+	c.Do(Op{Kind: Fill, Region: 1, Len: size, Seed: 5})
 	image := make([]byte, size)
 	Pattern(image, 5, 0)
 	random := rand.New(rand.NewPCG(5, 6))
@@ -111,7 +110,7 @@ func testSums(t *testing.T, f Fixture) {
 	}
 	copies[1].Blocks = copies[0].Blocks
 	for i := range copies {
-		for b, sum := range c.copy(&copies[i]).Sums {
+		for b, sum := range c.Copy(&copies[i]).Sums {
 			if sum != want[b] {
 				t.Fatalf("direction %d, block %d: sum %08x, CRC-32C is %08x", i, b, sum, want[b])
 			}
@@ -120,23 +119,23 @@ func testSums(t *testing.T, f Fixture) {
 }
 
 // testOrder overwrites one place of the arena by many copies: the last one submitted must win.
-func testOrder(t *testing.T, f Fixture) {
+func testOrder(t T, f Fixture) {
 	const n, copies = 64 << 10, 16
-	c := start(t, f, 1, small)
-	c.do(Op{Kind: Fill, Region: 1, Len: 1 << 20, Seed: 1})
+	c := Start(t, f, 1, small)
+	c.Do(Op{Kind: Fill, Region: 1, Len: 1 << 20, Seed: 1})
 	want := make([]byte, n)
 	Pattern(want, 1, (copies-1)*n)
 	for round := range 30 {
 		var tickets []cudaipc.Ticket
 		for i := range copies {
-			tickets = append(tickets, c.submit(one(cudaipc.Gather, cudaipc.Run{
+			tickets = append(tickets, c.Submit(one(cudaipc.Gather, cudaipc.Run{
 				Region:    1,
 				RegionOff: uint64(i) * n,
 				Len:       n,
 			})))
 		}
 		for _, ticket := range tickets {
-			c.wait(ticket)
+			c.Wait(ticket)
 		}
 		if !bytes.Equal(f.Arena[:n], want) {
 			t.Fatalf("round %d: copies of one direction did not happen in the order of submission", round)
@@ -144,17 +143,17 @@ func testOrder(t *testing.T, f Fixture) {
 	}
 }
 
-func testTickets(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
-	ticket := c.submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
-	c.wait(ticket)
+func testTickets(t T, f Fixture) {
+	c := Start(t, f, 1, small)
+	ticket := c.Submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
+	c.Wait(ticket)
 	if _, _, err := f.Device.Done(ticket, 0); !errors.Is(err, cudaipc.ErrTicket) {
 		t.Errorf("Done of a ticket that was done: %v, want ErrTicket", err)
 	}
 	if _, _, err := f.Device.Done(1<<60, time.Millisecond); !errors.Is(err, cudaipc.ErrTicket) {
 		t.Errorf("Done of no ticket: %v, want ErrTicket", err)
 	}
-	left := c.submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
+	left := c.Submit(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
 	for end := time.Now().Add(WaitLimit); ; {
 		err := f.Device.Close(1)
 		if err == nil {

@@ -1,13 +1,11 @@
 package devicetest
 
 import (
-	"testing"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/cuda"
-	"github.com/kvagent/kvagent/cudaipc/engine"
+	engines "github.com/kvagent/kvagent/cudaipc/engine"
 )
 
 // Values of childEnv for engines on a GPU: their memory is an allocation, or virtual.
@@ -23,7 +21,7 @@ const VirtualPiece = 2 << 20
 // CUDA opens the CUDA device on the only GPU, with an arena of arenaSize bytes. Regions are of the
 // given kind: cudaipc.KindCUDA or cudaipc.KindCUDAFD. The test's end closes everything. change may
 // be nil.
-func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Options)) Fixture {
+func CUDA(t T, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Options)) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
@@ -39,12 +37,12 @@ func CUDA(t testing.TB, arenaSize int64, kind cudaipc.Kind, change func(*cuda.Op
 	return Fixture{
 		Device: device,
 		Arena:  arena,
-		Engine: func(t testing.TB, s Spec) Engine { return CUDAEngine(t, s, kind) },
+		Engine: func(t T, s Spec) Engine { return CUDAEngine(t, s, kind) },
 	}
 }
 
-// CUDAEngine starts this test binary once more as an engine on the only GPU.
-func CUDAEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
+// CUDAEngine starts this binary once more as an engine on the only GPU.
+func CUDAEngine(t T, s Spec, kind cudaipc.Kind) Engine {
 	t.Helper()
 	env := childCUDA
 	if kind == cudaipc.KindCUDAFD {
@@ -62,7 +60,7 @@ func CUDAEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
 // namespace.
 func (f Fixture) WithoutPid() Fixture {
 	engine := f.Engine
-	f.Engine = func(t testing.TB, s Spec) Engine { return stranger{engine(t, s)} }
+	f.Engine = func(t T, s Spec) Engine { return stranger{engine(t, s)} }
 	return f
 }
 
@@ -76,14 +74,16 @@ func (s stranger) Import(peer cudaipc.PeerID) (cudaipc.Import, error) {
 
 func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
 	return func(spec Spec) (*player, *described, error) {
-		engine, err := engine.NewCUDA(cudaipc.UUID{}, spec.Events, spec.Revokes)
+		engine, err := engines.NewCUDA(cudaipc.UUID{}, spec.Events, spec.Revokes)
 		if err != nil {
 			return nil, nil, err
 		}
-		p := &player{engine: engine, stream: engine.NewStream(), memory: map[cudaipc.RegionID]memory{}}
+		stream := engine.NewStream()
+		p := &player{engine: engine, stream: stream, memory: map[cudaipc.RegionID]memory{}, finish: stream.Finish}
+		p.set = func(m memory, off, n int64, word uint32) { stream.Fill(m.(*engines.CUDAMemory), off, n, word) }
 		d := &described{GPU: engine.GPU()}
 		d.Words, d.Sync = engine.SyncDesc()
-		list, err := allocate(engine, spec.Regions, virtual)
+		list, err := allocate(engine, &spec, virtual)
 		for _, m := range list {
 			p.memory[m.ID] = m
 			d.Regions = append(d.Regions, m.Regions()...)
@@ -93,15 +93,19 @@ func newCUDAPlayer(virtual bool) func(Spec) (*player, *described, error) {
 }
 
 // allocate puts all regions into one allocation, or each into virtual memory of its own.
-func allocate(e *engine.CUDA, sizes []int64, virtual bool) ([]*engine.CUDAMemory, error) {
-	var list []*engine.CUDAMemory
+func allocate(e *engines.CUDA, s *Spec, virtual bool) ([]*engines.CUDAMemory, error) {
+	var list []*engines.CUDAMemory
 	var ids []cudaipc.RegionID
-	for i, size := range sizes {
+	piece := s.Piece
+	if piece == 0 {
+		piece = VirtualPiece
+	}
+	for i, size := range s.Regions {
 		ids = append(ids, cudaipc.RegionID(i+1))
 		if !virtual {
 			continue
 		}
-		m, err := e.AllocVirtual(ids[i], size, VirtualPiece)
+		m, err := e.AllocVirtual(ids[i], size, piece)
 		if err != nil {
 			return nil, err
 		}
@@ -110,5 +114,5 @@ func allocate(e *engine.CUDA, sizes []int64, virtual bool) ([]*engine.CUDAMemory
 	if virtual || len(ids) == 0 {
 		return list, nil
 	}
-	return e.AllocTogether(ids, sizes)
+	return e.AllocTogether(ids, s.Regions)
 }

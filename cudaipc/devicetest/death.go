@@ -3,13 +3,12 @@ package devicetest
 import (
 	"bytes"
 	"errors"
-	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // long starts many copies of 8 MiB each: too many for any device to end before the next call.
-func (c *session) long(copies int) []cudaipc.Ticket {
+func (c *Session) long(copies int) []cudaipc.Ticket {
 	const n, blocks = 256 << 10, 32
 	var tickets []cudaipc.Ticket
 	for range copies {
@@ -23,13 +22,13 @@ func (c *session) long(copies int) []cudaipc.Ticket {
 			})
 			copy.Blocks = append(copy.Blocks, cudaipc.Block{Runs: 1})
 		}
-		tickets = append(tickets, c.submit(copy))
+		tickets = append(tickets, c.Submit(copy))
 	}
 	return tickets
 }
 
-func testCloseWhileCopying(t *testing.T, f Fixture) {
-	c := start(t, f, 1, Spec{Regions: []int64{8 << 20}})
+func testCloseWhileCopying(t T, f Fixture) {
+	c := Start(t, f, 1, Spec{Regions: []int64{8 << 20}})
 	tickets := c.long(100)
 	if err := f.Device.Close(1); !errors.Is(err, cudaipc.ErrBusy) {
 		t.Fatalf("Close while 100 copies run: %v, want ErrBusy", err)
@@ -38,31 +37,51 @@ func testCloseWhileCopying(t *testing.T, f Fixture) {
 		t.Fatalf("Close of the device while 100 copies run: %v, want ErrBusy", err)
 	}
 	for _, ticket := range tickets {
-		if d := c.wait(ticket); d.Err != nil {
+		if d := c.Wait(ticket); d.Err != nil {
 			t.Fatalf("a copy that a refused Close met: %v", d.Err)
 		}
 	}
-	c.close()
+	c.Close()
+}
+
+// testDeathDuringImport kills processes while they are imported: each import ends, and leaves
+// nothing open that cannot be closed.
+func testDeathDuringImport(t T, f Fixture) {
+	for range 5 {
+		engine := f.Engine(t, Spec{Regions: make64(16, 1<<20), Events: 4})
+		im, err := engine.Import(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- f.Device.Import(im) }()
+		engine.Kill()
+		err = <-ended
+		closed := f.Device.Close(1)
+		if err == nil && closed != nil || err != nil && !errors.Is(closed, cudaipc.ErrPeer) {
+			t.Fatalf("an import whose process died ended with %v, and the close of the peer with %v", err, closed)
+		}
+	}
 }
 
 // testEventsOfTheDead: pending events of a dead process fire or never do, by the fixture, and the
 // step word is right in both cases.
-func testEventsOfTheDead(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
-	c.do(Op{Kind: SetStep, Step: 5})
-	c.do(Op{Kind: Synchronize})
-	c.do(Op{Kind: Hold})
-	c.do(Op{Kind: SetStep, Step: 6})
-	c.do(Op{Kind: Record, Index: 0})
-	if c.poll(event(0)).Fired {
+func testEventsOfTheDead(t T, f Fixture) {
+	c := Start(t, f, 1, small)
+	c.Do(Op{Kind: SetStep, Step: 5})
+	c.Do(Op{Kind: Synchronize})
+	c.Do(Op{Kind: Hold})
+	c.Do(Op{Kind: SetStep, Step: 6})
+	c.Do(Op{Kind: Record, Index: 0})
+	if c.Poll(event(0)).Fired {
 		t.Fatal("the event fired before its time")
 	}
-	c.engine.Kill()
+	c.Kill()
 	if f.FireOnDeath {
-		c.until(event(0), "the event of a dead process", func(s cudaipc.State) bool { return s.Fired })
+		c.Until(event(0), "the event of a dead process", func(s cudaipc.State) bool { return s.Fired })
 	}
 	for range 100 {
-		s := c.poll(event(0))
+		s := c.Poll(event(0))
 		if s.Fired != f.FireOnDeath {
 			t.Fatalf("the event of a dead process: fired %v, want %v", s.Fired, f.FireOnDeath)
 		}
@@ -70,20 +89,20 @@ func testEventsOfTheDead(t *testing.T, f Fixture) {
 			t.Fatalf("the step word of a process that died in step 6 is %d, want 5", s.Step)
 		}
 	}
-	c.close()
+	c.Close()
 }
 
 // testDeathWhileCopying: every copy ends, and a block that is not bad is whole.
-func testDeathWhileCopying(t *testing.T, f Fixture) {
+func testDeathWhileCopying(t T, f Fixture) {
 	const n = 8 << 20
-	c := start(t, f, 1, Spec{Regions: []int64{n}})
-	c.do(Op{Kind: Fill, Region: 1, Len: n, Seed: 3})
+	c := Start(t, f, 1, Spec{Regions: []int64{n}})
+	c.Do(Op{Kind: Fill, Region: 1, Len: n, Seed: 3})
 	tickets := c.long(100)
-	c.wait(tickets[0])
-	c.engine.Kill()
+	c.Wait(tickets[0])
+	c.Kill()
 	var last cudaipc.Done
 	for _, ticket := range tickets[1:] {
-		last = c.wait(ticket)
+		last = c.Wait(ticket)
 		if (last.Err == nil) != (last.Bad == nil) {
 			t.Fatalf("blocks are bad without a reason, or none is and there is one: %v, %v", last.Bad, last.Err)
 		}
@@ -97,5 +116,5 @@ func testDeathWhileCopying(t *testing.T, f Fixture) {
 			t.Fatalf("block %d is said to have arrived after the death of its process, and has wrong bytes", b)
 		}
 	}
-	c.close()
+	c.Close()
 }

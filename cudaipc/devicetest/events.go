@@ -3,34 +3,33 @@ package devicetest
 import (
 	"bytes"
 	"errors"
-	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
 func event(i uint32) cudaipc.Wait { return cudaipc.Wait{Event: i, Revoke: cudaipc.None} }
 
-func testEventsAndSteps(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
-	if s := c.poll(event(0)); !s.Fired || s.Step != 0 || s.Revoked {
+func testEventsAndSteps(t T, f Fixture) {
+	c := Start(t, f, 1, small)
+	if s := c.Poll(event(0)); !s.Fired || s.Step != 0 || s.Revoked {
 		t.Errorf("an event that was never recorded: %+v, want it fired, step 0", s)
 	}
-	if s := c.poll(event(cudaipc.None)); !s.Fired {
+	if s := c.Poll(event(cudaipc.None)); !s.Fired {
 		t.Errorf("no event: %+v, want it fired", s)
 	}
-	c.do(Op{Kind: Hold})
-	c.do(Op{Kind: SetStep, Step: 41})
-	c.do(Op{Kind: Record, Index: 1})
+	c.Do(Op{Kind: Hold})
+	c.Do(Op{Kind: SetStep, Step: 41})
+	c.Do(Op{Kind: Record, Index: 1})
 	for range 100 {
-		if s := c.poll(event(1)); s.Fired || s.Step != 0 {
+		if s := c.Poll(event(1)); s.Fired || s.Step != 0 {
 			t.Fatalf("an event after a kernel that runs: %+v, want neither event nor step", s)
 		}
 	}
-	if s := c.poll(event(2)); !s.Fired {
+	if s := c.Poll(event(2)); !s.Fired {
 		t.Errorf("another event: %+v, want it fired", s)
 	}
-	c.do(Op{Kind: LetGo})
-	c.until(event(1), "the event", func(s cudaipc.State) bool {
+	c.Do(Op{Kind: LetGo})
+	c.Until(event(1), "the event", func(s cudaipc.State) bool {
 		if s.Fired && s.Step != 41 {
 			t.Fatalf("the event fired before the step word was written: %+v", s)
 		}
@@ -38,42 +37,42 @@ func testEventsAndSteps(t *testing.T, f Fixture) {
 	})
 }
 
-func testEventRecordedAgain(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
+func testEventRecordedAgain(t T, f Fixture) {
+	c := Start(t, f, 1, small)
 	for step := uint64(1); step <= 20; step++ {
-		c.do(Op{Kind: Hold})
-		c.do(Op{Kind: SetStep, Step: step})
-		c.do(Op{Kind: Record, Index: 3})
-		if s := c.poll(event(3)); s.Fired {
+		c.Do(Op{Kind: Hold})
+		c.Do(Op{Kind: SetStep, Step: step})
+		c.Do(Op{Kind: Record, Index: 3})
+		if s := c.Poll(event(3)); s.Fired {
 			t.Fatalf("step %d: an event recorded again has fired already", step)
 		}
-		c.do(Op{Kind: LetGo})
-		c.until(event(3), "the event", func(s cudaipc.State) bool { return s.Fired && s.Step == step })
+		c.Do(Op{Kind: LetGo})
+		c.Until(event(3), "the event", func(s cudaipc.State) bool { return s.Fired && s.Step == step })
 	}
 }
 
-func testRevocationWords(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
+func testRevocationWords(t T, f Fixture) {
+	c := Start(t, f, 1, small)
 	w := cudaipc.Wait{Event: cudaipc.None, Revoke: 2}
-	if c.poll(w).Revoked {
+	if c.Poll(w).Revoked {
 		t.Error("revoked from the start")
 	}
-	c.do(Op{Kind: Revoke, Index: 2})
-	if !c.poll(w).Revoked {
+	c.Do(Op{Kind: Revoke, Index: 2})
+	if !c.Poll(w).Revoked {
 		t.Error("a revocation is not seen")
 	}
-	if s := c.poll(cudaipc.Wait{Event: cudaipc.None, Revoke: 1}); s.Revoked {
+	if s := c.Poll(cudaipc.Wait{Event: cudaipc.None, Revoke: 1}); s.Revoked {
 		t.Error("another word is revoked too")
 	}
-	c.do(Op{Kind: ClearRevoke, Index: 2})
-	if c.poll(w).Revoked {
+	c.Do(Op{Kind: ClearRevoke, Index: 2})
+	if c.Poll(w).Revoked {
 		t.Error("a cleared word is revoked still")
 	}
 }
 
 // testWordsAreWritten writes the step word, which Poll then reads.
-func testWordsAreWritten(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
+func testWordsAreWritten(t T, f Fixture) {
+	c := Start(t, f, 1, small)
 	im, err := c.engine.Import(2)
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +82,7 @@ func testWordsAreWritten(t *testing.T, f Fixture) {
 	if err := cudaipc.SetWord(f.Device, 1, at, 1<<40+7); err != nil {
 		t.Fatal(err)
 	}
-	if s := c.poll(event(cudaipc.None)); s.Step != 1<<40+7 {
+	if s := c.Poll(event(cudaipc.None)); s.Step != 1<<40+7 {
 		t.Errorf("step %d, want the word that was written", s.Step)
 	}
 	for _, off := range []uint64{at + 4, 1 << 40, 1<<64 - 8, 1<<64 - 1} {
@@ -94,7 +93,7 @@ func testWordsAreWritten(t *testing.T, f Fixture) {
 	if err := cudaipc.SetWord(f.Device, 2, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("a word of a peer that is not open: %v, want ErrPeer", err)
 	}
-	c.close()
+	c.Close()
 	if err := cudaipc.SetWord(f.Device, 1, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("a word of a closed peer: %v, want ErrPeer", err)
 	}
@@ -102,24 +101,23 @@ func testWordsAreWritten(t *testing.T, f Fixture) {
 
 // testStaleWithoutWaiting shows that nothing waits by itself: without the event, the copy has
 // old bytes.
-func testStaleWithoutWaiting(t *testing.T, f Fixture) {
+func testStaleWithoutWaiting(t T, f Fixture) {
 	const n = 256 << 10
-	c := start(t, f, 1, small)
-	c.do(Op{Kind: Fill, Region: 1, Len: n, Seed: 1})
-	c.do(Op{Kind: Hold})
-	c.do(Op{Kind: LaunchFill, Region: 1, Len: n, Seed: 2})
-	c.do(Op{Kind: Record, Index: 0})
+	c := Start(t, f, 1, small)
+	c.Do(Op{Kind: Fill, Region: 1, Len: n, Seed: 1})
+	c.Do(Op{Kind: Hold})
+	c.Do(Op{Kind: LaunchSet, Region: 1, Len: n, Index: 0x04030201})
+	c.Do(Op{Kind: Record, Index: 0})
 	copy := one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: n})
-	old, fresh := make([]byte, n), make([]byte, n)
+	old, fresh := make([]byte, n), bytes.Repeat([]byte{1, 2, 3, 4}, n/4)
 	Pattern(old, 1, 0)
-	Pattern(fresh, 2, 0)
-	c.copy(copy)
+	c.Copy(copy)
 	if !bytes.Equal(f.Arena[:n], old) {
 		t.Error("a copy without waiting read wrong bytes")
 	}
-	c.do(Op{Kind: LetGo})
-	c.until(event(0), "the event", func(s cudaipc.State) bool { return s.Fired })
-	c.copy(copy)
+	c.Do(Op{Kind: LetGo})
+	c.Until(event(0), "the event", func(s cudaipc.State) bool { return s.Fired })
+	c.Copy(copy)
 	if !bytes.Equal(f.Arena[:n], fresh) {
 		t.Error("a copy after the event read other bytes than the kernel wrote")
 	}

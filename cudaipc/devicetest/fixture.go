@@ -1,12 +1,23 @@
-// Package devicetest checks any cudaipc.Device against its contract. Engines are other processes,
-// so that they can die: the host's is this test binary, executed again.
+// Package devicetest checks any cudaipc.Device against its contract, in tests and in a proof on a
+// user's GPU. Engines are other processes, so that they can die: this binary, executed again.
 package devicetest
 
 import (
-	"testing"
-
 	"github.com/kvagent/kvagent/cudaipc"
 )
+
+// T is what the suite needs of its caller: *testing.T and *testing.B have it. Fatal and Fatalf end
+// the calling goroutine.
+type T interface {
+	Helper()
+	Cleanup(f func())
+	Logf(format string, args ...any)
+	Error(args ...any)
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Failed() bool
+}
 
 // Fixture is a device to be tested.
 type Fixture struct {
@@ -15,7 +26,7 @@ type Fixture struct {
 	// FireOnDeath states whether pending events of a dead process fire on this device.
 	FireOnDeath bool
 	// Engine starts an engine. An error fails the test; the test's end kills it.
-	Engine func(t testing.TB, s Spec) Engine
+	Engine func(t T, s Spec) Engine
 }
 
 // MinArena is the smallest arena that the suite can work with, bytes.
@@ -25,13 +36,14 @@ const MinArena = 64 << 20
 type Spec struct {
 	Regions         []int64
 	Events, Revokes uint32
+	Piece           int64 // of virtual memory; 0: VirtualPiece
 }
 
 // Engine is a process whose memory the device imports. It has one stream.
 type Engine interface {
 	// Import describes everything for one Device.Import, with new descriptors.
 	Import(peer cudaipc.PeerID) (cudaipc.Import, error)
-	// Do carries out one operation in the engine. Only Read has a result.
+	// Do carries out one operation in the engine. Only Read and TimeSets have a result.
 	Do(Op) ([]byte, error)
 	// Kill ends the process at once (SIGKILL) and waits for its end.
 	Kill()
@@ -69,6 +81,12 @@ const (
 	// LaunchCopy copies Len bytes of Region at Off to the same place of region Index, when the
 	// stream reaches it. It needs a GPU.
 	LaunchCopy
+	// LaunchSet makes Len bytes of Region at Off repetitions of the 4 bytes of Index, when the
+	// stream reaches it: on a GPU by a kernel of the driver. Off and Len are multiples of 4.
+	LaunchSet
+	// TimeSets carries out LaunchSet Step times, one after the other. The result has the
+	// nanoseconds of each, 8 bytes, little-endian.
+	TimeSets
 )
 
 // Pattern fills p with the bytes that Fill writes at offset off; different seeds or offsets give

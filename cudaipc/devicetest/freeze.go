@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"testing"
 
 	"golang.org/x/sys/unix"
 )
 
 // Freeze stops a process, and returns when none of its threads runs any more: SIGSTOP alone is only
 // a request.
-func Freeze(t testing.TB, pid int) {
+func Freeze(t T, pid int) {
 	t.Helper()
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -21,7 +20,7 @@ func Freeze(t testing.TB, pid int) {
 	Until(t, fmt.Sprintf("process %d stops", pid), func() bool { return stopped(t, pid) })
 }
 
-func stopped(t testing.TB, pid int) bool {
+func stopped(t T, pid int) bool {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 	if err != nil {

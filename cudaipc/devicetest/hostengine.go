@@ -1,11 +1,14 @@
 package devicetest
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"time"
 	"unsafe"
 
 	"github.com/kvagent/kvagent/cudaipc"
@@ -17,8 +20,8 @@ import (
 const childEnv = "KVAGENT_DEVICETEST_ENGINE"
 
 // Child plays the engine, or the mover of a device, and does not return, in a process that
-// HostEngine, CUDAEngine or a mover with MoverCommand has started. Test binaries call it first in
-// TestMain.
+// HostEngine, CUDAEngine or a mover with MoverCommand has started. Programs that do that call it
+// first.
 func Child() {
 	Mover(mover.Open)
 	make := newHostPlayer
@@ -55,6 +58,8 @@ type player struct {
 	stream stream
 	memory map[cudaipc.RegionID]memory
 	gates  []chan struct{}
+	set    func(m memory, off, n int64, word uint32) // LaunchSet
+	finish func()                                    // waits for the stream without a pause
 }
 
 // Methods that the engines of all devices have.
@@ -112,7 +117,12 @@ func newHostPlayer(spec Spec) (*player, *described, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	p := &player{engine: engine, stream: engine.NewStream(), memory: map[cudaipc.RegionID]memory{}}
+	stream := engine.NewStream()
+	p := &player{engine: engine, stream: stream, memory: map[cudaipc.RegionID]memory{}, finish: stream.Synchronize}
+	p.set = func(m memory, off, n int64, word uint32) {
+		data := bytes.Repeat(binary.LittleEndian.AppendUint32(nil, word), int(n/4))
+		p.launch(func() error { _, err := m.WriteAt(data, off); return err })
+	}
 	d := &described{}
 	d.Words, d.Sync = engine.SyncDesc()
 	for i, size := range spec.Regions {
@@ -168,6 +178,14 @@ func (p *player) do(op *Op) ([]byte, error) {
 		p.engine.ClearRevoke(op.Index)
 	case LaunchCopy:
 		return nil, p.launchCopy(op)
+	case LaunchSet:
+		m, err := p.at(op, op.Len)
+		if err == nil {
+			p.set(m, op.Off, op.Len, op.Index)
+		}
+		return nil, err
+	case TimeSets:
+		return p.timeSets(op)
 	default:
 		return nil, fmt.Errorf("operation %d", op.Kind)
 	}
@@ -184,16 +202,37 @@ func (p *player) launchCopy(op *Op) error {
 		return fmt.Errorf("no region %d", op.Index)
 	}
 	off, data := op.Off, make([]byte, op.Len)
-	p.stream.Launch(func() {
+	p.launch(func() error {
 		_, err := from.ReadAt(data, off)
 		if err == nil {
 			_, err = to.WriteAt(data, off)
 		}
-		if err != nil {
+		return err
+	})
+	return nil
+}
+
+// launch launches a kernel that must not fail.
+func (p *player) launch(kernel func() error) {
+	p.stream.Launch(func() {
+		if err := kernel(); err != nil {
 			panic(err)
 		}
 	})
-	return nil
+}
+
+func (p *player) timeSets(op *Op) (took []byte, err error) {
+	m, err := p.at(op, op.Len)
+	if err != nil {
+		return nil, err
+	}
+	for range op.Step {
+		begin := time.Now()
+		p.set(m, op.Off, op.Len, op.Index)
+		p.finish()
+		took = binary.LittleEndian.AppendUint64(took, uint64(time.Since(begin)))
+	}
+	return took, nil
 }
 
 func (p *player) fill(op *Op) error {
@@ -204,11 +243,7 @@ func (p *player) fill(op *Op) error {
 	data, off := make([]byte, op.Len), op.Off
 	Pattern(data, op.Seed, off)
 	if op.Kind == LaunchFill {
-		p.stream.Launch(func() {
-			if _, err := m.WriteAt(data, off); err != nil {
-				panic(err)
-			}
-		})
+		p.launch(func() error { _, err := m.WriteAt(data, off); return err })
 		return nil
 	}
 	_, err = m.WriteAt(data, off)

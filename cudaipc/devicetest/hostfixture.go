@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"sync"
-	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -19,7 +18,7 @@ import (
 
 // Host opens the host device with an arena of arenaSize bytes. Regions are of the given kind:
 // cudaipc.KindFD or cudaipc.KindPeer. The test's end closes everything.
-func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fixture {
+func Host(t T, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fixture {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()
@@ -28,13 +27,13 @@ func Host(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool) Fi
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeDevice(t, host) })
-	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
+	engine := func(t T, s Spec) Engine { return HostEngine(t, s, kind) }
 	return Fixture{Device: host, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
 }
 
 // newArena returns an arena as this process sees it, until the test ends, and its descriptor, which
 // is the caller's.
-func newArena(t testing.TB, size int64) (fd int, arena []byte) {
+func newArena(t T, size int64) (fd int, arena []byte) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("devicetest-arena", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -50,9 +49,9 @@ func newArena(t testing.TB, size int64) (fd int, arena []byte) {
 	return fd, arena
 }
 
-func closeDevice(t testing.TB, d cudaipc.Device) {
+func closeDevice(t T, d cudaipc.Device) {
 	t.Helper()
-	if err := d.Close(cudaipc.AllPeers); err != nil {
+	if err := d.Close(cudaipc.AllPeers); err != nil && !errors.Is(err, cudaipc.ErrLost) { // its use has told that
 		t.Errorf("closing the device: %v", err)
 	}
 }
@@ -71,8 +70,8 @@ type process struct {
 	killed sync.Once
 }
 
-// HostEngine starts this test binary once more as an engine.
-func HostEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
+// HostEngine starts this binary once more as an engine, with its own arguments.
+func HostEngine(t T, s Spec, kind cudaipc.Kind) Engine {
 	t.Helper()
 	p, err := startProcess(s, kind, "1")
 	if err != nil {
@@ -83,7 +82,7 @@ func HostEngine(t testing.TB, s Spec, kind cudaipc.Kind) Engine {
 }
 
 func startProcess(s Spec, kind cudaipc.Kind, env string) (*process, error) {
-	cmd := exec.Command("/proc/self/exe")
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), childEnv+"="+env)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()

@@ -4,18 +4,17 @@ import (
 	"errors"
 	"os"
 	"strings"
-	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
 var small = Spec{Regions: []int64{1 << 20}, Events: 4, Revokes: 4}
 
-func testImportAndClose(t *testing.T, f Fixture) {
-	c := start(t, f, 7, small)
+func testImportAndClose(t T, f Fixture) {
+	c := Start(t, f, 7, small)
 	run := cudaipc.Run{Region: 1, Len: 4096}
-	c.copy(one(cudaipc.Gather, run))
-	c.close()
+	c.Copy(one(cudaipc.Gather, run))
+	c.Close()
 	if err := f.Device.Close(7); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("second Close of a peer: %v, want ErrPeer", err)
 	}
@@ -27,11 +26,11 @@ func testImportAndClose(t *testing.T, f Fixture) {
 		t.Errorf("Poll after Close: %v, want ErrPeer", err)
 	}
 	c.attach()
-	c.copy(one(cudaipc.Gather, run))
+	c.Copy(one(cudaipc.Gather, run))
 }
 
-func testImportRefuses(t *testing.T, f Fixture) {
-	c := start(t, f, 1, small)
+func testImportRefuses(t T, f Fixture) {
+	c := Start(t, f, 1, small)
 	for name, change := range map[string]func(*cudaipc.Import){
 		"a peer that is there":     func(im *cudaipc.Import) { im.Peer = 1 },
 		"the id of all peers":      func(im *cudaipc.Import) { im.Peer = cudaipc.AllPeers },
@@ -59,14 +58,14 @@ func testImportRefuses(t *testing.T, f Fixture) {
 	}
 }
 
-func testNothingLeaks(t *testing.T, f Fixture) {
-	c := start(t, f, 1, Spec{Regions: make64(64, 1<<20), Events: 4})
-	c.close()
+func testNothingLeaks(t T, f Fixture) {
+	c := Start(t, f, 1, Spec{Regions: make64(64, 1<<20), Events: 4})
+	c.Close()
 	maps, fds := resources(t)
 	for range 20 {
 		c.attach()
-		c.copy(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
-		c.close()
+		c.Copy(one(cudaipc.Gather, cudaipc.Run{Region: 1, Len: 4096}))
+		c.Close()
 		im, err := c.engine.Import(c.peer)
 		if err != nil {
 			t.Fatal(err)
@@ -91,7 +90,7 @@ func make64(n int, size int64) []int64 {
 }
 
 // resources counts the mappings and the descriptors of this process.
-func resources(t *testing.T) (maps, fds int) {
+func resources(t T) (maps, fds int) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/maps")
 	if err != nil {

@@ -3,7 +3,6 @@ package devicetest
 import (
 	"fmt"
 	"os"
-	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -36,7 +35,7 @@ func Mover(open mover.OpenDevice) {
 }
 
 // MoverFixture returns Host in a mover. change may change its options, or be nil.
-func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool,
+func MoverFixture(t T, arenaSize int64, kind cudaipc.Kind, fireOnDeath bool,
 	change func(*mover.Options)) Fixture {
 	t.Helper()
 	mover, arena := OpenMover(t, arenaSize, func(o *mover.Options) {
@@ -46,13 +45,13 @@ func MoverFixture(t testing.TB, arenaSize int64, kind cudaipc.Kind, fireOnDeath 
 		}
 	})
 	t.Cleanup(func() { closeDevice(t, mover) })
-	engine := func(t testing.TB, s Spec) Engine { return HostEngine(t, s, kind) }
+	engine := func(t T, s Spec) Engine { return HostEngine(t, s, kind) }
 	return Fixture{Device: mover, Arena: arena, FireOnDeath: fireOnDeath, Engine: engine}
 }
 
 // OpenMover returns a mover of the host device, whose options change may change, and its arena. The
 // caller closes it.
-func OpenMover(t testing.TB, arenaSize int64, change func(*mover.Options)) (*mover.Mover, []byte) {
+func OpenMover(t T, arenaSize int64, change func(*mover.Options)) (*mover.Mover, []byte) {
 	t.Helper()
 	fd, arena := newArena(t, arenaSize)
 	defer func() { _ = unix.Close(fd) }()

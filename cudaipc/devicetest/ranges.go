@@ -3,15 +3,14 @@ package devicetest
 import (
 	"errors"
 	"math"
-	"testing"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
-func testOutOfRange(t *testing.T, f Fixture) {
+func testOutOfRange(t T, f Fixture) {
 	const size = 1 << 20
-	c := start(t, f, 1, small)
-	c.do(Op{Kind: Fill, Region: 1, Len: size, Seed: 2})
+	c := Start(t, f, 1, small)
+	c.Do(Op{Kind: Fill, Region: 1, Len: size, Seed: 2})
 	arena := int64(len(f.Arena))
 	clear(f.Arena[:4096])
 	good := cudaipc.Run{Region: 1, Len: 4096}
@@ -50,18 +49,18 @@ func testOutOfRange(t *testing.T, f Fixture) {
 			t.Errorf("%s: %v, want ErrRange", name, err)
 		}
 	}
-	c.copy(&cudaipc.Copy{}) // nothing to do is no error
+	c.Copy(&cudaipc.Copy{}) // nothing to do is no error
 	for i, b := range f.Arena[:4096] {
 		if b != 0 {
 			t.Fatalf("a refused copy wrote byte %d of the arena", i)
 		}
 	}
-	c.copy(one(cudaipc.Gather, good))
+	c.Copy(one(cudaipc.Gather, good))
 }
 
-func testAnotherPeersRegion(t *testing.T, f Fixture) {
-	start(t, f, 1, Spec{Regions: []int64{1 << 20, 1 << 20}})
-	c := start(t, f, 2, small) // has region 1 only
+func testAnotherPeersRegion(t T, f Fixture) {
+	Start(t, f, 1, Spec{Regions: []int64{1 << 20, 1 << 20}})
+	c := Start(t, f, 2, small) // has region 1 only
 	copy := one(cudaipc.Gather, cudaipc.Run{Region: 2, Len: 4096})
 	copy.Peer = c.peer
 	if _, err := f.Device.Copy(copy); !errors.Is(err, cudaipc.ErrRange) {
@@ -69,8 +68,8 @@ func testAnotherPeersRegion(t *testing.T, f Fixture) {
 	}
 }
 
-func testWordsOutOfRange(t *testing.T, f Fixture) {
-	start(t, f, 1, small)
+func testWordsOutOfRange(t T, f Fixture) {
+	Start(t, f, 1, small)
 	for _, w := range []cudaipc.Wait{
 		{Peer: 1, Event: 4, Revoke: cudaipc.None},
 		{Peer: 1, Event: cudaipc.None, Revoke: 4},

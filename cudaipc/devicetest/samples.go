@@ -6,14 +6,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // sample starts sums of a peer's memory.
-func (c *session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
+func (c *Session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	c.t.Helper()
 	s.Peer = c.peer
 	d, ok := c.Device.(cudaipc.Summer)
@@ -24,13 +23,13 @@ func (c *session) sample(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 }
 
 // sums returns the end of a sample.
-func (c *session) sums(s *cudaipc.Sample) cudaipc.Done {
+func (c *Session) sums(s *cudaipc.Sample) cudaipc.Done {
 	c.t.Helper()
 	ticket, err := c.sample(s)
 	if err != nil {
 		c.t.Fatalf("Sum: %v", err)
 	}
-	return c.wait(ticket)
+	return c.Wait(ticket)
 }
 
 // Three layers of blocks: two in the first region, each with its own distance between blocks, and
@@ -52,17 +51,17 @@ var (
 )
 
 // startSampled starts an engine whose regions have the patterns 1 and 2.
-func startSampled(t *testing.T, f Fixture) *session {
+func startSampled(t T, f Fixture) *Session {
 	t.Helper()
-	c := start(t, f, 1, sampled)
+	c := Start(t, f, 1, sampled)
 	for i, size := range sampled.Regions {
-		c.do(Op{Kind: Fill, Region: cudaipc.RegionID(i + 1), Len: size, Seed: uint64(i + 1)})
+		c.Do(Op{Kind: Fill, Region: cudaipc.RegionID(i + 1), Len: size, Seed: uint64(i + 1)})
 	}
 	return c
 }
 
 // testSamples: sums are of the engine's memory as it is now, and nothing else changes.
-func testSamples(t *testing.T, f Fixture) {
+func testSamples(t T, f Fixture) {
 	c := startSampled(t, f)
 	random := rand.New(rand.NewPCG(11, 12))
 	for i := range f.Arena[:1<<20] {
@@ -82,7 +81,7 @@ func testSamples(t *testing.T, f Fixture) {
 	changed := s.Blocks[4].Block
 	off := int64(last.Offset) + int64(changed)*thirdPiece + thirdPiece - 1
 	before := c.sums(s)
-	c.do(Op{Kind: Write, Region: 2, Off: off, Data: []byte{^c.do(Op{Kind: Read, Region: 2, Off: off, Len: 1})[0]}})
+	c.Do(Op{Kind: Write, Region: 2, Off: off, Data: []byte{^c.Do(Op{Kind: Read, Region: 2, Off: off, Len: 1})[0]}})
 	for i, sum := range c.sums(s).Sums {
 		if other := sum != before.Sums[i]; other != (s.Blocks[i].Block == changed) {
 			t.Errorf("the last byte of block %d was changed: that the sum of block %d is another one is %v",
@@ -92,7 +91,7 @@ func testSamples(t *testing.T, f Fixture) {
 }
 
 // wantSums holds the sums of a sample of the fresh patterns against CRC-32C.
-func (c *session) wantSums(s *cudaipc.Sample) {
+func (c *Session) wantSums(s *cudaipc.Sample) {
 	c.t.Helper()
 	d := c.sums(s)
 	if d.Err != nil || d.Bad != nil || len(d.Sums) != len(s.Blocks) {
@@ -113,7 +112,7 @@ func (c *session) wantSums(s *cudaipc.Sample) {
 }
 
 // testSamplesOutOfRange: nothing outside of the peer's regions is read, whatever the numbers are.
-func testSamplesOutOfRange(t *testing.T, f Fixture) {
+func testSamplesOutOfRange(t T, f Fixture) {
 	c := startSampled(t, f)
 	block := []cudaipc.SampleBlock{{Block: 1}}
 	for name, s := range map[string]cudaipc.Sample{
@@ -144,12 +143,12 @@ func testSamplesOutOfRange(t *testing.T, f Fixture) {
 		cudaipc.ErrPeer) {
 		t.Errorf("a peer that is not there: %v, want ErrPeer", err)
 	}
-	c.close() // nothing of what was refused keeps the peer busy
+	c.Close() // nothing of what was refused keeps the peer busy
 }
 
 // testSamplesEnd: a sample ends when its time is over, with bad blocks, and not before nothing
 // reads the peer's memory any more.
-func testSamplesEnd(t *testing.T, f Fixture) {
+func testSamplesEnd(t T, f Fixture) {
 	c := startSampled(t, f)
 	s := &cudaipc.Sample{Within: time.Nanosecond, Pieces: sampledPieces, Blocks: []cudaipc.SampleBlock{{Block: 1},
 		{Block: 2}}}
@@ -174,14 +173,14 @@ func testSamplesEnd(t *testing.T, f Fixture) {
 		t.Fatalf("Close while the peer's memory is summed: %v, want ErrBusy", err)
 	}
 	for _, ticket := range tickets {
-		c.wait(ticket)
+		c.Wait(ticket)
 	}
-	c.close()
+	c.Close()
 }
 
 // testDeathWhileSumming: a sample of a peer that dies ends. Its blocks are bad, or their sums are
 // right.
-func testDeathWhileSumming(t *testing.T, f Fixture) {
+func testDeathWhileSumming(t T, f Fixture) {
 	c := startSampled(t, f)
 	s := &cudaipc.Sample{Within: cudaipc.MaxSampleWait, Pieces: sampledPieces}
 	for b := range uint32(sampledBlocks) {
@@ -197,9 +196,9 @@ func testDeathWhileSumming(t *testing.T, f Fixture) {
 		}
 		tickets = append(tickets, ticket)
 	}
-	c.engine.Kill()
+	c.Kill()
 	for _, ticket := range tickets {
-		d := c.wait(ticket)
+		d := c.Wait(ticket)
 		for i, sum := range d.Sums {
 			if (d.Bad == nil || !d.Bad[i]) && sum != want.Sums[i] {
 				t.Fatalf("block %d is said to have been summed around the death of its process, and its sum is wrong",
@@ -207,7 +206,7 @@ func testDeathWhileSumming(t *testing.T, f Fixture) {
 			}
 		}
 	}
-	c.close()
+	c.Close()
 }
 
 // Miscopy is a device whose copies go wrong in one way, in the last block of each, without an

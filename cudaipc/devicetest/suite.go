@@ -6,62 +6,76 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 )
 
+// tests is the suite.
+var tests = []struct {
+	name string
+	run  func(T, Fixture)
+}{
+	{"ImportAndClose", testImportAndClose},
+	{"ImportRefuses", testImportRefuses},
+	{"NothingLeaks", testNothingLeaks},
+	{"BytesBothWays", testBytesBothWays},
+	{"OddFragments", testOddFragments},
+	{"SumsAreCRC32C", testSums},
+	{"CopiesAreOrdered", testOrder},
+	{"TicketsAreForgotten", testTickets},
+	{"OutOfRange", testOutOfRange},
+	{"AnotherPeersRegion", testAnotherPeersRegion},
+	{"EventsAndSteps", testEventsAndSteps},
+	{"EventRecordedAgain", testEventRecordedAgain},
+	{"RevocationWords", testRevocationWords},
+	{"WordsOutOfRange", testWordsOutOfRange},
+	{"WordsAreWritten", testWordsAreWritten},
+	{"StaleWithoutWaiting", testStaleWithoutWaiting},
+	{"CloseWhileCopying", testCloseWhileCopying},
+	{"EventsOfTheDead", testEventsOfTheDead},
+	{"DeathWhileCopying", testDeathWhileCopying},
+	{"DeathDuringImport", testDeathDuringImport},
+	{"SamplesAreOfTheEngine", testSamples},
+	{"SamplesOutOfRange", testSamplesOutOfRange},
+	{"SamplesEnd", testSamplesEnd},
+	{"DeathWhileSumming", testDeathWhileSumming},
+}
+
 // TestDevice runs the suite. open makes a fresh fixture for each of its tests.
 func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T, Fixture)
-	}{
-		{"ImportAndClose", testImportAndClose},
-		{"ImportRefuses", testImportRefuses},
-		{"NothingLeaks", testNothingLeaks},
-		{"BytesBothWays", testBytesBothWays},
-		{"OddFragments", testOddFragments},
-		{"SumsAreCRC32C", testSums},
-		{"CopiesAreOrdered", testOrder},
-		{"TicketsAreForgotten", testTickets},
-		{"OutOfRange", testOutOfRange},
-		{"AnotherPeersRegion", testAnotherPeersRegion},
-		{"EventsAndSteps", testEventsAndSteps},
-		{"EventRecordedAgain", testEventRecordedAgain},
-		{"RevocationWords", testRevocationWords},
-		{"WordsOutOfRange", testWordsOutOfRange},
-		{"WordsAreWritten", testWordsAreWritten},
-		{"StaleWithoutWaiting", testStaleWithoutWaiting},
-		{"CloseWhileCopying", testCloseWhileCopying},
-		{"EventsOfTheDead", testEventsOfTheDead},
-		{"DeathWhileCopying", testDeathWhileCopying},
-		{"SamplesAreOfTheEngine", testSamples},
-		{"SamplesOutOfRange", testSamplesOutOfRange},
-		{"SamplesEnd", testSamplesEnd},
-		{"DeathWhileSumming", testDeathWhileSumming},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			f := open(t)
-			if len(f.Arena) < MinArena {
-				t.Fatalf("arena of %d bytes, the suite needs %d", len(f.Arena), MinArena)
-			}
-			test.run(t, f)
-		})
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) { Run(t, open(t), test.name) })
 	}
 }
 
-// session is an engine imported into the fixture's device.
-type session struct {
+// Run runs one test of the suite on a fixture of its own.
+func Run(t T, f Fixture, name string) {
+	t.Helper()
+	if len(f.Arena) < MinArena {
+		t.Fatalf("arena of %d bytes, the suite needs %d", len(f.Arena), MinArena)
+	}
+	for _, test := range tests {
+		if test.name == name {
+			test.run(t, f)
+			return
+		}
+	}
+	t.Fatalf("the suite has no test %q", name)
+}
+
+// Session is an engine imported into the fixture's device. A method that fails ends the test.
+type Session struct {
 	Fixture
-	t      testing.TB
+	t      T
 	peer   cudaipc.PeerID
 	engine Engine
 }
 
-func start(t testing.TB, f Fixture, peer cudaipc.PeerID, s Spec) *session {
+// Start starts an engine and imports it as a peer.
+func Start(t T, f Fixture, peer cudaipc.PeerID, s Spec) *Session {
 	t.Helper()
-	c := &session{Fixture: f, t: t, peer: peer, engine: f.Engine(t, s)}
+	c := &Session{Fixture: f, t: t, peer: peer, engine: f.Engine(t, s)}
 	c.attach()
 	return c
 }
 
-func (c *session) attach() {
+func (c *Session) attach() {
 	c.t.Helper()
 	im, err := c.engine.Import(c.peer)
 	if err != nil {
@@ -72,7 +86,8 @@ func (c *session) attach() {
 	}
 }
 
-func (c *session) do(op Op) []byte {
+// Do carries out one operation in the engine.
+func (c *Session) Do(op Op) []byte {
 	c.t.Helper()
 	data, err := c.engine.Do(op)
 	if err != nil {
@@ -81,7 +96,8 @@ func (c *session) do(op Op) []byte {
 	return data
 }
 
-func (c *session) submit(copy *cudaipc.Copy) cudaipc.Ticket {
+// Submit starts a copy of the peer.
+func (c *Session) Submit(copy *cudaipc.Copy) cudaipc.Ticket {
 	c.t.Helper()
 	copy.Peer = c.peer
 	ticket, err := c.Device.Copy(copy)
@@ -91,7 +107,8 @@ func (c *session) submit(copy *cudaipc.Copy) cudaipc.Ticket {
 	return ticket
 }
 
-func (c *session) wait(ticket cudaipc.Ticket) cudaipc.Done {
+// Wait returns the end of a copy or of a sample.
+func (c *Session) Wait(ticket cudaipc.Ticket) cudaipc.Done {
 	c.t.Helper()
 	d, ok, err := c.Device.Done(ticket, WaitLimit)
 	if err != nil || !ok {
@@ -100,17 +117,18 @@ func (c *session) wait(ticket cudaipc.Ticket) cudaipc.Done {
 	return d
 }
 
-// copy runs a copy to its end, which must be without an error.
-func (c *session) copy(copy *cudaipc.Copy) cudaipc.Done {
+// Copy runs a copy to its end, which must be without an error.
+func (c *Session) Copy(copy *cudaipc.Copy) cudaipc.Done {
 	c.t.Helper()
-	d := c.wait(c.submit(copy))
+	d := c.Wait(c.Submit(copy))
 	if d.Err != nil || d.Bad != nil {
 		c.t.Fatalf("copy: %v, bad blocks %v", d.Err, d.Bad)
 	}
 	return d
 }
 
-func (c *session) poll(w cudaipc.Wait) cudaipc.State {
+// Poll returns the state of what a copy of the peer would wait for.
+func (c *Session) Poll(w cudaipc.Wait) cudaipc.State {
 	c.t.Helper()
 	w.Peer = c.peer
 	var s [1]cudaipc.State
@@ -120,8 +138,8 @@ func (c *session) poll(w cudaipc.Wait) cudaipc.State {
 	return s[0]
 }
 
-// until polls until good returns true.
-func (c *session) until(w cudaipc.Wait, what string, good func(cudaipc.State) bool) {
+// Until polls until good returns true.
+func (c *Session) Until(w cudaipc.Wait, what string, good func(cudaipc.State) bool) {
 	c.t.Helper()
 	var last cudaipc.State
 	defer func() {
@@ -130,17 +148,21 @@ func (c *session) until(w cudaipc.Wait, what string, good func(cudaipc.State) bo
 		}
 	}()
 	Until(c.t, what, func() bool {
-		last = c.poll(w)
+		last = c.Poll(w)
 		return good(last)
 	})
 }
 
-func (c *session) close() {
+// Close closes the peer.
+func (c *Session) Close() {
 	c.t.Helper()
 	if err := c.Device.Close(c.peer); err != nil {
 		c.t.Fatalf("Close: %v", err)
 	}
 }
+
+// Kill ends the engine's process at once, and waits for its end.
+func (c *Session) Kill() { c.engine.Kill() }
 
 // one returns a copy of a single block.
 func one(dir cudaipc.Direction, runs ...cudaipc.Run) *cudaipc.Copy {

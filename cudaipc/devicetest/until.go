@@ -1,9 +1,6 @@
 package devicetest
 
-import (
-	"testing"
-	"time"
-)
+import "time"
 
 // WaitLimit is how long a test waits for what must come.
 const WaitLimit = time.Minute
@@ -16,7 +13,7 @@ const (
 
 // Until polls until a condition without an event of its own holds, such as one in another process
 // or on a GPU, and ends the test if it does not hold within WaitLimit.
-func Until(t testing.TB, what string, holds func() bool) {
+func Until(t T, what string, holds func() bool) {
 	t.Helper()
 	pause := firstPause
 	for end := time.Now().Add(WaitLimit); !holds(); pause = min(2*pause, lastPause) {

@@ -18,7 +18,7 @@ func TestMoverCUDADevice(t *testing.T) {
 				f := devicetest.MoverFixture(t, devicetest.MinArena, cudaipc.KindFD, false, func(o *mover.Options) {
 					o.Device, o.Limits = cudaipc.CUDADevice, longLimits
 				})
-				f.Engine = func(t testing.TB, s devicetest.Spec) devicetest.Engine {
+				f.Engine = func(t devicetest.T, s devicetest.Spec) devicetest.Engine {
 					return devicetest.CUDAEngine(t, s, kind)
 				}
 				return f

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func TestArenaIsZeroAndSharedAndPopulated(t *testing.T) {
@@ -93,7 +92,7 @@ func TestFlippedByteIsCorrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	store := pooltest.NewStore(t, p, pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}})
+	store := newStore(t, p, pool.Spec{Shards: 1, Groups: []pool.Group{{ShardBytes: []uint32{1000}}}})
 	items := []pool.Item{
 		{Key: pool.Key{Hash: pool.MakeHash([]byte{1})}, Data: make([]byte, 1000)},
 		{Key: pool.Key{Hash: pool.MakeHash([]byte{2})}, Data: make([]byte, 1000)},

@@ -9,7 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -21,46 +20,47 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func open(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, nil) }
-
-func openWith(t testing.TB, o pooltest.Options, policy pool.Policy) pooltest.Pool {
-	p, err := dram.Open(dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: policy})
+func open(t testing.TB, o dram.Options) *dram.Pool {
+	t.Helper()
+	p, err := dram.Open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-func openMem(t testing.TB, o pooltest.Options) pooltest.Pool {
-	p, err := mem.Open(mem.Options{Bytes: o.Bytes, Clock: o.Clock})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+// options returns the options of a pool of the suite.
+func options(o pooltest.Options) dram.Options {
+	return dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock}
 }
 
-func TestPool(t *testing.T) { pooltest.TestPool(t, open) }
+func TestPool(t *testing.T) {
+	pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return open(t, options(o)) })
+}
+
+// TestPoolInAFile runs the suite with a file.
+func TestPoolInAFile(t *testing.T) {
+	pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
+		with := options(o)
+		with.Path = keptPath(t)
+		return open(t, with)
+	})
+}
 
 // TestPoolWithPolicies runs the suite with each policy.
 func TestPoolWithPolicies(t *testing.T) {
 	for name, policy := range map[string]func() pool.Policy{
-		"hazard": func() pool.Policy { return evict.NewHazard() },
-		"lru":    func() pool.Policy { return evict.NewLRU() },
+		"hazard":        func() pool.Policy { return evict.NewHazard() },
+		"lru in a file": func() pool.Policy { return evict.NewLRU() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			pooltest.TestPoolInAnyOrder(
-				t, func(t testing.TB, o pooltest.Options) pooltest.Pool { return openWith(t, o, policy()) },
-			)
+			pooltest.TestPoolInAnyOrder(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
+				with := options(o)
+				if with.Policy = policy(); name == "lru in a file" {
+					with.Path = keptPath(t)
+				}
+				return open(t, with)
+			})
 		})
 	}
-}
-
-func TestAgainstMem(t *testing.T) { pooltest.TestAgainst(t, open, openMem) }
-
-func TestStore(t *testing.T) {
-	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
-		p := open(t, pooltest.Options{Bytes: 1 << 20})
-		t.Cleanup(func() { p.Close() })
-		return pooltest.NewStore(t, p, specs...)
-	})
 }

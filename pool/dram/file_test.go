@@ -10,8 +10,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/evict"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // memoryDir names a directory on hugetlbfs to run these tests in.
@@ -40,21 +38,6 @@ func openFile(t testing.TB, path string, o dram.Options) *dram.Pool {
 		t.Fatal(err)
 	}
 	return p
-}
-
-func TestPoolInAFile(t *testing.T) {
-	pooltest.TestPool(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openFile(t, keptPath(t), dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock})
-	})
-}
-
-func TestPoolInAFileAgainstMem(t *testing.T) {
-	pooltest.TestAgainst(t, func(t testing.TB, o pooltest.Options) pooltest.Pool {
-		return openFile(
-			t, keptPath(t),
-			dram.Options{Bytes: o.Bytes, SlabBytes: o.SlabBytes, Clock: o.Clock, Policy: evict.NewLRU()},
-		)
-	}, openMem)
 }
 
 // spec is a space whose entries have shards of these sizes.

@@ -8,7 +8,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // moveSpec has two shards of different sizes.
@@ -88,7 +87,7 @@ func openMovable(t *testing.T, path string) (*Pool, pool.SpaceID, pool.Hashes) {
 			keys = append(keys, pool.Key{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(chain.At(i))})
 		}
 	}
-	if err := pooltest.NewStore(t, p, moveSpec).Delete(t.Context(), keys); err != nil {
+	if err := newStore(t, p, moveSpec).Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 	return p, id, h
@@ -165,7 +164,7 @@ func TestGoneWhileItMoves(t *testing.T) {
 		{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(5))},
 		{Space: moveSpec.Fingerprint, Hash: pool.MakeHash(h.At(4))},
 	}
-	if err := pooltest.NewStore(t, p, moveSpec).Delete(t.Context(), keys); err != nil {
+	if err := newStore(t, p, moveSpec).Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 	copyPlanned(p)
@@ -388,7 +387,7 @@ func TestMovedToABadHeader(t *testing.T) {
 	put(t, p, id, before)
 	put(t, p, id, h)
 	gone := []pool.Key{{Space: keptSpec.Fingerprint, Hash: pool.MakeHash(before.At(perPage - 1))}}
-	if err := pooltest.NewStore(t, p, keptSpec).Delete(t.Context(), gone); err != nil {
+	if err := newStore(t, p, keptSpec).Delete(t.Context(), gone); err != nil {
 		t.Fatal(err)
 	}
 	tenants := plan(t, p, id, h, 0)
@@ -436,7 +435,7 @@ func TestBadPageIsToldWithoutLocks(t *testing.T) {
 			keys = append(keys, pool.Key{Space: small.Fingerprint, Hash: pool.MakeHash(h.At(slab*32 + 16 + i))})
 		}
 	}
-	if err := pooltest.NewStore(t, p, small).Delete(t.Context(), keys); err != nil {
+	if err := newStore(t, p, small).Delete(t.Context(), keys); err != nil {
 		t.Fatal(err)
 	}
 	for slab := range int64(4) {

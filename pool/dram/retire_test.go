@@ -13,7 +13,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // spoil takes the page at an offset of the arena away from this process. Before that the arena is
@@ -132,7 +131,7 @@ func TestBadPage(t *testing.T) {
 	tell := func(b BadPage) { told = append(told, b) }
 	p := reopen(t, Options{Bytes: 1 << 20, SlabBytes: 16 << 10, HugePages: Off, BadPage: tell})
 	defer closePool(t, p)
-	id, store := openSpec(t, p, keptSpec), pooltest.NewStore(t, p, keptSpec)
+	id, store := openSpec(t, p, keptSpec), newStore(t, p, keptSpec)
 	h := randomChain(nil, 1, 40)
 	if err := store.Put(t.Context(), items(h, 7)); err != nil {
 		t.Fatal(err)

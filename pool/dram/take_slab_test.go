@@ -7,7 +7,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/evict"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // twoSlabs is a pool of two slabs, full of a model's entries of 1 KiB.
@@ -182,7 +181,7 @@ func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 			at := i/c.gone*perSlab + 8 + i%c.gone
 			keys = append(keys, pool.Key{Space: small.Fingerprint, Hash: pool.MakeHash(h.At(at))})
 		}
-		if err := pooltest.NewStore(t, p, small).Delete(t.Context(), keys); err != nil {
+		if err := newStore(t, p, small).Delete(t.Context(), keys); err != nil {
 			t.Fatal(err)
 		}
 		for i := range 3 {

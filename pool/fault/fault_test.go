@@ -6,20 +6,10 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func openMem(t testing.TB, specs ...pool.Spec) pool.Store {
-	p, err := mem.Open(mem.Options{Bytes: 1 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Close() })
-	return pooltest.NewStore(t, p, specs...)
-}
 
 func wrap(t testing.TB, below pool.Store, o Options) *Store {
 	t.Helper()
@@ -31,13 +21,13 @@ func wrap(t testing.TB, below pool.Store, o Options) *Store {
 }
 
 func TestNothingHappensAtRateZero(t *testing.T) {
-	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
-		return wrap(t, openMem(t, specs...), Options{})
+	pooltest.TestStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
+		return wrap(t, pooltest.NewShelf(), Options{})
 	})
 }
 
 func TestEveryKind(t *testing.T) {
-	pooltest.TestFaultyStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
-		return wrap(t, openMem(t, specs...), Every(7, 0.04))
+	pooltest.TestFaultyStore(t, func(t testing.TB, _ ...pool.Spec) pool.Store {
+		return wrap(t, pooltest.NewShelf(), Every(7, 0.04))
 	})
 }

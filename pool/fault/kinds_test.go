@@ -21,9 +21,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, o Options) *rig {
-	spec := pool.Spec{Fingerprint: pool.Fingerprint{1}, Shards: 1,
-		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{100}}}}
-	plain := openMem(t, spec)
+	plain := pooltest.NewShelf()
 	return &rig{wrap(t, plain, o), t, plain}
 }
 

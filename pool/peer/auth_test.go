@@ -69,7 +69,7 @@ func TestLoadTLS(t *testing.T) {
 
 // TestOptions: an option out of its range is refused by its name, and the defaults are in theirs.
 func TestOptions(t *testing.T) {
-	a := newMemAgent(t, 1<<20, specOf(1, 4096))
+	a := newAgent(t, 1<<20, specOf(1, 4096))
 	for says, change := range map[string]func(*Config, *ClientConfig){
 		"Auth":                 func(s *Config, c *ClientConfig) { s.Auth, c.Auth = Auth{}, Auth{} },
 		"Slots":                func(s *Config, c *ClientConfig) { s.Slots, c.Slots = nil, nil },

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/dram"
 )
 
 // tear truncates the file under an arena: what lies after off cannot be read or written any more.
@@ -41,7 +40,7 @@ func TestBadPageAtTheSender(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			spec := specOf(1, 64<<10)
 			p, d := newAgent(t, 16<<20, spec), newAgent(t, 16<<20, spec)
-			check(t, p.anyPool.(*dram.Pool).Populated())
+			check(t, p.Populated())
 			h := chain("a", 20)
 			p.saveGroup(0, h, 1)
 			cfg, ccfg := p.config(), d.clientConfig()
@@ -89,7 +88,7 @@ func TestBadPageAtTheReceiver(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			spec := specOf(1, 64<<10)
 			p, d := newAgent(t, 16<<20, spec), newAgent(t, 16<<20, spec)
-			check(t, d.anyPool.(*dram.Pool).Populated())
+			check(t, d.Populated())
 			h := chain("a", 20)
 			p.saveGroup(0, h, 1)
 			cfg, ccfg := p.config(), d.clientConfig()

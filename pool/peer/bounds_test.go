@@ -131,7 +131,7 @@ func TestWait(t *testing.T) {
 // for longer than its wait.
 func TestSilentServerEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newMemAgent(t, 1<<20, specOf(1, 4096))
+		d := newAgent(t, 1<<20, specOf(1, 4096))
 		l := newPipes()
 		cfg := Config{Auth: testKey(t, 1), Timeout: time.Minute}
 		go func() {

@@ -132,7 +132,7 @@ type frozen struct {
 func inBubble(t *testing.T, spec func(*Config, *ClientConfig), f func(t *testing.T, w *frozen)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := specOf(1, 64<<10)
-		w := &frozen{p: newMemAgent(t, 16<<20, s), d: newMemAgent(t, 16<<20, s), net: &valves{pipes: newPipes()}}
+		w := &frozen{p: newAgent(t, 16<<20, s), d: newAgent(t, 16<<20, s), net: &valves{pipes: newPipes()}}
 		cfg, ccfg := w.p.config(), w.d.clientConfig()
 		ccfg.Dial = w.net.dial
 		if spec != nil {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -28,19 +27,9 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// anyPool is a pool of the tests: dram's, or mem's where the clock is a fake one.
-type anyPool interface {
-	pool.Index
-	pool.Slots
-	pool.Spaces
-	pool.Mapped
-	Check() error
-	Close() error
-}
-
 // agent is one side: a pool with an open space, and its transfers.
 type agent struct {
-	anyPool
+	*dram.Pool
 	t     testing.TB
 	spec  pool.Spec
 	space pool.SpaceID
@@ -71,20 +60,8 @@ func newAgent(t testing.TB, bytes int64, spec pool.Spec) *agent {
 	t.Helper()
 	p, err := dram.Open(dram.Options{Bytes: bytes, HugePages: dram.Off})
 	check(t, err)
-	return newAgentOver(t, p, spec)
-}
-
-func newMemAgent(t testing.TB, bytes int64, spec pool.Spec) *agent {
-	t.Helper()
-	p, err := mem.Open(mem.Options{Bytes: bytes})
-	check(t, err)
-	return newAgentOver(t, p, spec)
-}
-
-func newAgentOver(t testing.TB, p anyPool, spec pool.Spec) *agent {
-	a := &agent{anyPool: p, t: t, spec: spec, transfers: map[string]Transfer{}, changed: make(chan struct{})}
+	a := &agent{Pool: p, t: t, spec: spec, transfers: map[string]Transfer{}, changed: make(chan struct{})}
 	a.arena, _ = p.Arena()
-	var err error
 	a.space, err = p.OpenSpace(spec)
 	check(t, err)
 	t.Cleanup(func() {
@@ -98,12 +75,6 @@ func newAgentOver(t testing.TB, p anyPool, spec pool.Spec) *agent {
 		check(t, p.Close())
 	})
 	return a
-}
-
-// Probe is dram's; mem has none.
-func (a *agent) Probe(s pool.Slot) bool {
-	p, ok := a.anyPool.(pool.Prober)
-	return !ok || p.Probe(s)
 }
 
 // nothingLeft checks that nothing is pinned or reserved.

@@ -8,32 +8,40 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
+// testSuffixFirst stores chains in several ways, and evicts them block by block.
 func testSuffixFirst(t *testing.T, open Open) {
-	f := start(t, open, small, model("one", 1, 1024))
-	h := chain("long", 60)
-	f.store(h, nil)
-	for i := range 60 {
-		f.store(chain(fmt.Sprint("new", i), 1), nil)
-		f.prefixClosed(h)
-	}
-	if f.count(h) == 60 {
-		t.Fatal("nothing of the old chain was evicted")
-	}
-	f.empty()
-}
-
-// testLateSuffix extends an old chain: the new end must still be evicted first.
-func testLateSuffix(t *testing.T, open Open) {
-	f := start(t, open, small, model("one", 1, 1024))
 	h := chain("long", 40)
-	f.store(h.Slice(0, 20), nil)
-	f.store(chain("between", 10), nil)
-	f.store(h.Slice(20, 40), h.At(19))
-	for i := range 60 {
-		f.store(chain(fmt.Sprint("new", i), 1), nil)
-		f.prefixClosed(h)
+	for name, store := range map[string]func(f *fixture){
+		"stored at once": func(f *fixture) { f.store(h, nil) },
+		"extended when it is old": func(f *fixture) {
+			f.store(h.Slice(0, 20), nil)
+			f.store(chain("between", 10), nil)
+			f.store(h.Slice(20, 40), h.At(19))
+		},
+		"with a block that was lost and came again": func(f *fixture) {
+			b := f.batch(h, 0, nil)
+			f.Reserve(b)
+			f.write(b)
+			b.Status[10] = pool.Status(19)
+			f.Commit(b.Slots, b.Epoch, b.Status)
+			f.save(h, 0, nil)
+			f.wantPrefix(h, 40, "the lost block came again")
+			f.wantPrefix(h.Slice(11, 40), 29, "only what follows it is used")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, open, small, model("one", 1, 1024))
+			store(f)
+			for i := range 60 {
+				f.store(chain(fmt.Sprint("new", i), 1), nil)
+				f.prefixClosed(h)
+			}
+			if f.count(h) == h.N {
+				t.Fatal("nothing of the old chain was evicted")
+			}
+			f.empty()
+		})
 	}
-	f.empty()
 }
 
 // testOldChain has two old chains, one extended late: both are evicted whole before newer ones.
@@ -66,25 +74,6 @@ func testPieces(t *testing.T, open Open) {
 			f.store(h.Slice(from, from+piece), parent)
 		}
 		f.wantCount(h, blocks, "a chain that came in pieces found no room")
-	}
-	f.empty()
-}
-
-// testHealed loses a block in the middle of a chain, and stores it again.
-func testHealed(t *testing.T, open Open) {
-	f := start(t, open, small, model("one", 1, 1024))
-	h := chain("holed", 20)
-	b := f.batch(h, 0, nil)
-	f.Reserve(b)
-	f.write(b)
-	b.Status[10] = pool.Status(19)
-	f.Commit(b.Slots, b.Epoch, b.Status)
-	f.save(h, 0, nil)
-	f.wantPrefix(h, 20, "the lost block came again")
-	f.wantPrefix(h.Slice(11, 20), 9, "and only what follows it is used")
-	for i := range 60 {
-		f.store(chain(fmt.Sprint("new", i), 1), nil)
-		f.prefixClosed(h)
 	}
 	f.empty()
 }

@@ -3,8 +3,6 @@ package pooltest
 import (
 	"fmt"
 	"testing"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
 func testPinBytes(t *testing.T, open Open) {
@@ -47,24 +45,5 @@ func testPinned(t *testing.T, open Open) {
 	if f.count(h) != 0 {
 		t.Fatal("entries whose pins ended are never evicted")
 	}
-	f.empty()
-}
-
-func testHalfWritten(t *testing.T, open Open) {
-	f := start(t, open, small, model("one", 1, 1024))
-	h := chain("slow", 8)
-	slow := f.batch(h, 0, nil)
-	f.Reserve(slow)
-	f.write(slow)
-	for i := range 300 {
-		f.save(chain(fmt.Sprint("other", i), 2), 0, nil)
-	}
-	f.Commit(slow.Slots, slow.Epoch, slow.Status)
-	f.wantStatus(slow, pool.OK, "a half-written entry was evicted")
-	b := f.batch(h, 0, nil)
-	f.Acquire(b)
-	f.wantStatus(b, pool.OK, "a half-written entry was evicted")
-	f.verify(b)
-	f.Release(b.Slots, b.Status)
 	f.empty()
 }

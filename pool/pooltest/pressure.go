@@ -9,35 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-func testSecondModel(t *testing.T, open Open) {
-	f := start(t, open, Options{Bytes: 256 << 10, SlabBytes: 16 << 10}, model("small", 1, 1024))
-	for i := range 300 {
-		f.store(chain(fmt.Sprint("first", i), 2), nil)
-	}
-	second := model("large", 1, 5000, 3000)
-	g := &fixture{Pool: f.Pool, t: t, spec: second, space: f.open(second), arena: f.arena}
-	for i := range 40 {
-		g.store(chain(fmt.Sprint("second", i), 2), nil)
-		g.wantPrefix(chain(fmt.Sprint("second", i), 2), 2, "the second model finds all memory taken by the first")
-		g.check()
-	}
-	stored := 0
-	for i := range 40 {
-		stored += g.count(chain(fmt.Sprint("second", i), 2))
-	}
-	if stored < 20 { // of 27 that fit if all were its own
-		t.Fatalf("the second model keeps %d blocks: the memory stays with the first", stored)
-	}
-	for i := range 300 {
-		f.store(chain(fmt.Sprint("again", i), 2), nil)
-	}
-	f.wantPrefix(chain("again299", 2), 2, "the first model gets memory back")
-	if _, err := g.ResetSpace(g.space); err != nil {
-		t.Fatal(err)
-	}
-	f.empty()
-}
-
 func testPressure(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
 	h := chain("kept", 64)

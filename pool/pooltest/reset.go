@@ -111,38 +111,6 @@ func testTwice(t *testing.T, open Open) {
 	f.empty()
 }
 
-// testSumBound stores the bytes and the checksum of one key under another.
-func testSumBound(t *testing.T, open Open) {
-	f := start(t, open, small, model("one", 1, 1024))
-	h := chain("a", 2)
-	b := f.batch(h, 0, nil)
-	f.Reserve(b)
-	f.write(b)
-	first := b.Slots[0]
-	second := &b.Slots[1]
-	copy(f.arena[second.Off:second.Off+int64(second.Len)], f.arena[first.Off:first.Off+int64(first.Len)])
-	second.Sum = first.Sum
-	f.Commit(b.Slots, b.Epoch, b.Status)
-	items := []pool.Item{
-		{Key: f.key(b, 0), Data: make([]byte, 1024)},
-		{Key: f.key(b, 1), Data: make([]byte, 1024)},
-	}
-	if err := NewStore(t, f, f.spec).Get(t.Context(), items); err != nil {
-		t.Fatal(err)
-	}
-	if items[0].Status != pool.OK {
-		t.Fatalf("status %d of an entry that is right, want OK", items[0].Status)
-	}
-	if items[1].Status != pool.Corrupt {
-		t.Fatalf(
-			"checksum not bound to the key: another block's bytes and sum were delivered with status %d",
-			items[1].Status,
-		)
-	}
-	f.wantPrefix(h, 1, "dropped, because it did not verify")
-	f.empty()
-}
-
 func testSpaces(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 2, 1000, 3000))
 	if again := f.open(model("one", 2, 1000, 3000)); again != f.space {

@@ -28,11 +28,15 @@ func (s *Shelf) Put(ctx context.Context, items []pool.Item) error {
 			return err
 		}
 		it := &items[i]
-		if it.Status = pool.OK; s.items[it.Key] != nil {
+		switch n := it.Key.Hash.Len; {
+		case n < 1 || n > pool.MaxHashLen:
+			it.Status = pool.Invalid
+		case s.items[it.Key] != nil:
 			it.Status = pool.Exists
-			continue
+		default:
+			it.Status = pool.OK
+			s.items[it.Key] = bytes.Clone(it.Data)
 		}
-		s.items[it.Key] = bytes.Clone(it.Data)
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -87,7 +87,7 @@ func TestSpaceOpenedDuringItsReset(t *testing.T) {
 
 // watched is a memory that calls a function before it is reset.
 type watched struct {
-	*mem.Pool
+	*dram.Pool
 	before func()
 }
 
@@ -99,8 +99,7 @@ func (w *watched) ResetSpace(id pool.SpaceID) (uint32, error) {
 // TestNoTierBeforeMemoryIsReset checks that a space whose new name is on disk has no tiers until
 // its memory is reset as well. Otherwise what memory has would be stored under the new name.
 func TestNoTierBeforeMemoryIsReset(t *testing.T) {
-	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-	check(t, err)
+	m := openMemory(t, 200)
 	w := &watched{Pool: m}
 	disk := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
 	n := openNode(t, m, w, 1, Options{PrefetchBytes: 64 << 10}, []Tier{disk})
@@ -120,7 +119,7 @@ func TestNoTierBeforeMemoryIsReset(t *testing.T) {
 
 // opening is a memory in which a space is opened right before it is reset as one that is not open.
 type opening struct {
-	*mem.Pool
+	*dram.Pool
 	open func() pool.SpaceID
 }
 
@@ -133,8 +132,7 @@ func (o *opening) Forget(pool.Fingerprint) error {
 // though memory was told to forget the space as one that is not open. Otherwise nothing that tiers
 // have of it would be stored in memory any more.
 func TestSpaceOpenedRightBeforeMemoryForgets(t *testing.T) {
-	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-	check(t, err)
+	m := openMemory(t, 200)
 	o := &opening{Pool: m}
 	disk := Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: OnSave}
 	n := openNode(t, m, o, 1, Options{PrefetchBytes: 64 << 10}, []Tier{disk})

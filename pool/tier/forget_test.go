@@ -5,13 +5,13 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // keeping is a memory with entries of an earlier process.
 type keeping struct {
-	*mem.Pool
+	*dram.Pool
 	forgotten []pool.Fingerprint
 }
 
@@ -27,8 +27,7 @@ func TestForgetBeforeTheSpaceIsOpen(t *testing.T) {
 	other := specOf("other", 1)
 	var names [2]pool.Fingerprint
 	for process := range names {
-		m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-		check(t, err)
+		m := openMemory(t, 200)
 		k := &keeping{Pool: m}
 		n := openNode(t, m, k, 1, Options{PrefetchBytes: 64 << 10, State: salts},
 			[]Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})

@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // lasting is a memory as the pool's file makes it: a next process has its blocks, too.
 type lasting struct {
-	*mem.Pool
+	*dram.Pool
 	before  func()             // called before a reset
 	closing func(pool.SpaceID) // called before a close; may be nil
 	forgot  []pool.Fingerprint
@@ -45,8 +45,7 @@ func (l *lasting) Forget(fp pool.Fingerprint) error {
 
 // newLasting makes an empty one.
 func newLasting(t *testing.T, before func()) *lasting {
-	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-	check(t, err)
+	m := openMemory(t, 200)
 	return &lasting{Pool: m, before: before}
 }
 

@@ -4,13 +4,13 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // worn is a memory with one place reused so often that its refs look like promises.
 type worn struct {
-	*mem.Pool
+	*dram.Pool
 	at int // in a chain
 }
 
@@ -36,8 +36,7 @@ func (w worn) Unpin(refs []pool.Ref) {
 // TestWornMemory checks that a pin that cannot be told from a promise shortens the answer, and
 // nothing stays pinned.
 func TestWornMemory(t *testing.T) {
-	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
-	check(t, err)
+	m := openMemory(t, 100)
 	n := openNode(t, m, worn{m, 3}, 1, Options{PrefetchBytes: 64 << 10},
 		[]Tier{{Name: "disk", Store: pooltest.NewShelf(), Local: true}})
 	h := chain("a", 10)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -52,21 +52,11 @@ func (c *called) Delete(ctx context.Context, keys []pool.Key) error {
 
 // coldest is a memory that lists blocks of one space as the next to be evicted.
 type coldest struct {
-	*mem.Pool
+	*dram.Pool
 	cold []pool.Cold
 }
 
 func (c *coldest) Coldest(out []pool.Cold) int { return copy(out, c.cold) }
-
-func (c *coldest) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
-	c.Acquire(b)
-	for i := range b.Status {
-		if b.Status[i] == pool.OK {
-			b.Status[i] = read(b.Slots[i])
-		}
-	}
-	c.Release(b.Slots, b.Status)
-}
 
 // TestPrivateSpaceStaysInMemory checks that no block of a private space is written to a tier,
 // whatever the tier writes, that no tier is asked for one, and that a reset of it tells no tier.
@@ -84,13 +74,13 @@ func TestPrivateSpaceStaysInMemory(t *testing.T) {
 				})
 			}
 		}
-		m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-		check(t, err)
+		m := openMemory(t, 200)
 		c := &coldest{Pool: m}
 		n := openNode(t, m, c, 2, Options{PrefetchBytes: 64 << 10}, tiers)
 		public := n.spec
 		n.spec = specOf("private", 2)
 		n.spec.Private = true
+		var err error
 		n.space, err = n.OpenSpace(n.spec)
 		check(t, err)
 		h := chain("a", 95) // memory is nearly full

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
-	"github.com/kvagent/kvagent/pool/mem"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
@@ -70,24 +70,23 @@ func TestResetBeforePut(t *testing.T) {
 	}
 }
 
-// resettingMemory is a memory in which something happens right before the first Acquire.
+// resettingMemory is a memory in which something happens right before the first read for a tier.
 type resettingMemory struct {
-	*mem.Pool
+	*dram.Pool
 	once sync.Once
 	turn func()
 }
 
-func (m *resettingMemory) Acquire(b *pool.Batch) {
+func (m *resettingMemory) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	m.once.Do(m.turn)
-	m.Pool.Acquire(b)
+	m.Pool.ReadWithoutTouch(b, read)
 }
 
 // TestResetDuringPut is TestResetBeforePut with the reset between the check of the epoch and the
 // copy.
 func TestResetDuringPut(t *testing.T) {
 	store := pooltest.NewShelf()
-	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-	check(t, err)
+	m := openMemory(t, 200)
 	over := &resettingMemory{Pool: m}
 	n := openNode(t, m, over, 1, Options{PrefetchBytes: 64 << 10},
 		[]Tier{{Name: "shared", Store: store, Write: OnSave}})
@@ -113,8 +112,7 @@ func TestForgetBeforeOpen(t *testing.T) {
 	h := chain("a", 5)
 	writer.save(h)
 	writer.stored(0, 5)
-	m, err := mem.Open(mem.Options{Bytes: 100 << 10})
-	check(t, err)
+	m := openMemory(t, 100)
 	defer m.Close()
 	p, err := Open(m, []Tier{{Name: "shared", Store: store}}, Options{PrefetchBytes: 64 << 10})
 	check(t, err)
@@ -148,6 +146,7 @@ func TestCloseSpaceUnderWay(t *testing.T) {
 	f.Switch(false)
 	n.settle(refs)
 	n.Unpin(refs)
+	n.mem.Sweep()
 	if u := n.mem.Stats().Entries; u != 0 {
 		t.Errorf("%d blocks of a closed space in memory", u)
 	}

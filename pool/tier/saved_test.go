@@ -10,14 +10,14 @@ import (
 	"testing/synctest"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 )
 
 // asked counts the entries that are looked for in memory.
 type asked struct {
-	*mem.Pool
+	*dram.Pool
 	entries int
 }
 
@@ -30,8 +30,7 @@ func (a *asked) Exists(id pool.SpaceID, group uint8, h pool.Hashes, present []bo
 // for in memory and offered to the tier once.
 func TestEntrySavedAtOnceIsOfferedOnce(t *testing.T) {
 	const shards, blocks = 4, 5
-	m, err := mem.Open(mem.Options{Bytes: 64 << 10})
-	check(t, err)
+	m := openMemory(t, 64)
 	a := &asked{Pool: m}
 	n := openNode(t, m, a, shards, Options{PrefetchBytes: 64 << 10},
 		[]Tier{{Name: "shared", Store: pooltest.NewShelf(), Write: OnSave}})
@@ -196,8 +195,7 @@ func TestOpenedAfterAReset(t *testing.T) {
 // TestDamagedResets checks that a file that cannot be read prevents the start, since a guess could
 // find what was reset.
 func TestDamagedResets(t *testing.T) {
-	m, err := mem.Open(mem.Options{Bytes: 200 << 10})
-	check(t, err)
+	m := openMemory(t, 200)
 	defer m.Close()
 	whole := catalog.New()
 	whole.Spaces[pool.Fingerprint{1}] = catalog.Space{Epoch: 7, Claim: catalog.Nonce{2}, Confirmed: []string{"a"},

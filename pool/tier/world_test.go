@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 	"github.com/kvagent/kvagent/pool/tier/transit"
 )
@@ -27,7 +27,7 @@ const (
 type node struct {
 	*Pool
 	t     testing.TB
-	mem   *mem.Pool
+	mem   *dram.Pool
 	space pool.SpaceID
 	spec  pool.Spec
 }
@@ -44,11 +44,18 @@ func specOf(name string, shards int) pool.Spec {
 	return s
 }
 
+// openMemory opens a memory that holds so many blocks of one shard.
+func openMemory(t testing.TB, blocks int) *dram.Pool {
+	t.Helper()
+	m, err := dram.Open(dram.Options{Bytes: int64(blocks) << 10, SlabBytes: dram.MinSlabBytes})
+	check(t, err)
+	return m
+}
+
 // newNode opens a stack whose memory holds so many blocks of one shard.
 func newNode(t testing.TB, blocks, shards int, o Options, tiers ...Tier) *node {
 	t.Helper()
-	m, err := mem.Open(mem.Options{Bytes: int64(blocks) << 10})
-	check(t, err)
+	m := openMemory(t, blocks)
 	if o.PrefetchBytes == 0 {
 		o.PrefetchBytes = max(int64(blocks)<<10/2, 64<<10)
 		o.PrefetchBytes = min(o.PrefetchBytes, m.Stats().Capacity)
@@ -60,7 +67,7 @@ func newNode(t testing.TB, blocks, shards int, o Options, tiers ...Tier) *node {
 }
 
 // openNode opens a stack over a memory that m is part of.
-func openNode(t testing.TB, m *mem.Pool, memory Memory, shards int, o Options, tiers []Tier) *node {
+func openNode(t testing.TB, m *dram.Pool, memory Memory, shards int, o Options, tiers []Tier) *node {
 	t.Helper()
 	var err error
 	if o.Staging == nil {

@@ -52,7 +52,8 @@ func TestOnEvict(t *testing.T) {
 		t.Errorf("%d of 100 blocks came back: %+v", count, n.Report())
 	}
 	n.Unpin(refs)
-	if _, err := Open(newNode(t, 100, 1, Options{}).mem, []Tier{{Name: "disk", Store: store, Write: OnEvict}},
+	bare := struct{ Memory }{newNode(t, 100, 1, Options{}).mem}
+	if _, err := Open(bare, []Tier{{Name: "disk", Store: store, Write: OnEvict}},
 		Options{}); err == nil {
 		t.Error("a memory that cannot tell its coldest blocks was accepted")
 	}

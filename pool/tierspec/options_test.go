@@ -9,7 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/pool/mem"
+	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
 	"github.com/kvagent/kvagent/pool/tier/transit"
@@ -86,7 +86,7 @@ func trySpec(t *testing.T, text string) error {
 			t.Fatal(err)
 		}
 	}
-	m, err := mem.Open(mem.Options{Bytes: 1 << 20})
+	m, err := dram.Open(dram.Options{Bytes: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}

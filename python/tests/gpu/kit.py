@@ -37,7 +37,7 @@ ENGINE_S = 50.0  # what has to be left for another engine
 ENGINE_MOST_S = 120.0  # of one engine, so that one that hangs does not take the time of all others
 # Those that neither measure nor count the GPU's memory run beside the writing of the model.
 CHECKS = ("import", "order", "event-of-the-dead", "copy-of-the-dead")
-ALONE = ("engine-killed", "warm-up-killed", "agent-killed", "footprint", "copies", "transfer", "compute")
+ALONE = ("engine-killed", "warm-up-killed", "agent-killed", "footprint", "transfer", "compute")
 
 
 class Child:

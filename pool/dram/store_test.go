@@ -1,4 +1,4 @@
-package pooltest
+package dram
 
 import (
 	"context"
@@ -6,26 +6,18 @@ import (
 
 	"github.com/kvagent/kvagent/pagefault"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
-// Memory is a pool whose slots this process can read and write.
-type Memory interface {
-	pool.Index
-	pool.Slots
-	pool.Spaces
-	Arena() (base []byte, fd int)
-}
-
-// NewStore opens spaces in a pool and wraps the pool as a Store, shard by shard. Keys are of these
+// newStore opens spaces in a pool and wraps the pool as a Store, shard by shard. Keys are of these
 // spaces, lengths those of their specs.
-func NewStore(t testing.TB, p Memory, specs ...pool.Spec) pool.Store {
+func newStore(t testing.TB, p *Pool, specs ...pool.Spec) pool.Store {
 	t.Helper()
 	s := &poolStore{p: p, spaces: map[pool.Fingerprint]openSpace{}}
-	s.arena, _ = p.Arena()
 	for _, spec := range specs {
 		id, err := p.OpenSpace(spec)
 		if err != nil {
-			t.Fatalf("open space: %v", err)
+			t.Fatal(err)
 		}
 		s.spaces[spec.Fingerprint] = openSpace{id, spec}
 	}
@@ -33,8 +25,7 @@ func NewStore(t testing.TB, p Memory, specs ...pool.Spec) pool.Store {
 }
 
 type poolStore struct {
-	p      Memory
-	arena  []byte
+	p      *Pool
 	spaces map[pool.Fingerprint]openSpace
 }
 
@@ -100,15 +91,13 @@ func (s *poolStore) get(it *pool.Item) pool.Status {
 }
 
 // touch passes the memory of a slot to do. It returns false if a page cannot be read or written,
-// and then calls the pool's Probe if it has one.
+// and then has the pool probe it.
 func (s *poolStore) touch(slot *pool.Slot, do func(mem []byte)) bool {
-	mem := s.arena[slot.Off : slot.Off+int64(slot.Len)]
-	if pagefault.Guard(s.arena, nil, func() { do(mem) }) == nil {
+	mem := s.p.base[slot.Off : slot.Off+int64(slot.Len)]
+	if pagefault.Guard(s.p.base, nil, func() { do(mem) }) == nil {
 		return true
 	}
-	if p, ok := s.p.(pool.Prober); ok {
-		p.Probe(*slot)
-	}
+	s.p.Probe(*slot)
 	return false
 }
 
@@ -176,4 +165,15 @@ func (s *poolStore) batch(k *pool.Key, length int) (b pool.Batch, ok bool) {
 func (s *poolStore) Usage() pool.Usage {
 	st := s.p.Stats()
 	return pool.Usage{Bytes: st.Used, Capacity: st.Capacity, Items: st.Entries}
+}
+
+func TestStore(t *testing.T) {
+	pooltest.TestStore(t, func(t testing.TB, specs ...pool.Spec) pool.Store {
+		p, err := Open(Options{Bytes: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return newStore(t, p, specs...)
+	})
 }
