@@ -29,7 +29,7 @@ type indexReport struct {
 
 const (
 	maxIndexBlocks     = 100_000_000
-	defaultWideBlocks  = 1_000_000
+	wideIndexBlocks    = 1_000_000
 	indexChain         = 128 // blocks of a chain
 	indexRounds        = 5
 	indexQueryChains   = 8192 // chains looked up in a round, at most
@@ -42,7 +42,6 @@ const (
 func indexCommand() *cobra.Command {
 	var asJSON bool
 	blocks := []int{10_000, 1_000_000, 10_000_000}
-	wide := defaultWideBlocks
 	cmd := &cobra.Command{
 		Use:   "index",
 		Short: "Time and memory of the pool's index, per block",
@@ -50,7 +49,7 @@ func indexCommand() *cobra.Command {
 			fmt.Sprint(indexChain) + " blocks drawn at random.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			report, err := measureIndex(blocks, wide)
+			report, err := measureIndex(blocks, wideIndexBlocks)
 			if err != nil {
 				return err
 			}
@@ -63,7 +62,6 @@ func indexCommand() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	cmd.Flags().IntSliceVar(&blocks, "blocks", blocks,
 		fmt.Sprintf("blocks stored, one row each, %d to %d", indexPinChain, maxIndexBlocks))
-	cmd.Flags().IntVar(&wide, "wide-blocks", wide, "blocks of 8 shards whose memory is measured, 0 for none")
 	return cmd
 }
 
@@ -77,12 +75,6 @@ func measureIndex(sizes []int, wide int) (r indexReport, err error) {
 			return r, err
 		}
 		r.Rows = append(r.Rows, row)
-	}
-	if wide == 0 {
-		return r, nil
-	}
-	if wide < 0 || wide > maxIndexBlocks {
-		return r, fmt.Errorf("--wide-blocks is %d, must be 0 to %d", wide, maxIndexBlocks)
 	}
 	f, err := fillIndex(wide, indexShardsOfWide)
 	if err != nil {
@@ -101,8 +93,6 @@ func printIndex(w io.Writer, r indexReport) error {
 		fmt.Fprintf(t, "%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t\n", row.Blocks, row.NsPerBlock, row.MapNsPerBlock,
 			row.PinUs2048, row.InsertNs, row.InsertMaxUs, row.BytesPerBlock)
 	}
-	if r.Blocks8Shards > 0 {
-		fmt.Fprintf(t, "%d of 8 shards\t\t\t\t\t\t%.1f\t\n", r.Blocks8Shards, r.BytesPerBlock8Shards)
-	}
+	fmt.Fprintf(t, "%d of 8 shards\t\t\t\t\t\t%.1f\t\n", r.Blocks8Shards, r.BytesPerBlock8Shards)
 	return t.Flush()
 }

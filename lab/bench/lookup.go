@@ -30,17 +30,14 @@ type lookupRow struct {
 }
 
 type lookupSettings struct {
-	json    bool
-	blocks  int
-	rounds  int
-	form    string
-	clients int
-	saves   bool
+	blocks  int      // stored
+	rounds  int      // questions of each kind
+	form    ipc.Form // of all questions; 0: of every form
+	clients int      // that ask at once
+	saves   bool     // while an engine saves
 }
 
 const (
-	minLookupBlocks  = 2 * lookupChain
-	maxLookupBlocks  = 16 << 20
 	maxLookupClients = 64
 	wideRanks        = 8
 )
@@ -52,43 +49,29 @@ var (
 )
 
 func lookupCommand() *cobra.Command {
-	s := lookupSettings{}
+	asJSON, s := false, lookupSettings{blocks: 1 << 20, rounds: 1000, clients: 1}
 	cmd := &cobra.Command{
 		Use:   "lookup",
 		Short: "Time look-ups of all forms; with the build tag libzmq beside an echo server",
-		Long: `Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for
+		Long: `Runs an agent whose pool holds 1,048,576 blocks (their data is address space only), and asks it for
 random runs of them: all are hits. The own form reserves what it finds and releases it outside of
 the measurement. In a build with the tag libzmq the same frames go, alternating with that, to a
 plain REP socket of libzmq that sends a reply of the same size; other builds have no ratios. Both
 servers are processes of their own. Takes about 20 seconds.
 
 With --clients several clients ask concurrently, and reserve nothing. With --saves an engine saves
-as fast as the agent accepts it, while either server is asked; the pool then has memory: --blocks
-KiB and 600 MiB.`,
+as fast as the agent accepts it, while either server is asked; the pool then has memory: 1.6 GiB.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
-				return settings.Invalid(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks,
-					maxLookupBlocks))
-			}
-			if s.rounds < 10 || s.rounds > 1_000_000 {
-				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
-			}
-			if s.clients < 1 || s.clients > maxLookupClients {
-				return settings.Invalid(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
-			}
 			rows, err := measureLookup(&s)
 			if err != nil {
 				return err
 			}
-			return printLookup(cmd.OutOrStdout(), rows, s.json)
+			return printLookup(cmd.OutOrStdout(), rows, asJSON)
 		},
 	}
-	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
-	cmd.Flags().IntVar(&s.blocks, "blocks", 1<<20, "blocks stored")
-	cmd.Flags().IntVar(&s.rounds, "rounds", 1000, "questions of each kind")
-	cmd.Flags().StringVar(&s.form, "form", "", "ask in this form only")
-	cmd.Flags().IntVar(&s.clients, "clients", 1, "clients that ask at once")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().Var(settings.Count(&s.clients, 1, maxLookupClients), "clients", "clients that ask at once")
 	cmd.Flags().BoolVar(&s.saves, "saves", false, "look-ups while an engine saves")
 	cmd.AddCommand(lookupAgentCommand())
 	cmd.AddCommand(lookupEchoCommands()...)
@@ -119,7 +102,7 @@ func measureLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	for _, form := range lookupForms {
-		if s.form != "" && s.form != form.String() || ranks > 1 && form != ipc.FormOwn {
+		if s.form != 0 && s.form != form || ranks > 1 && form != ipc.FormOwn {
 			continue
 		}
 		for _, n := range lookupHashes {
