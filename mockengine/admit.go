@@ -79,7 +79,6 @@ func (e *Engine) place(r *request) (load, ok bool) {
 	e.adopt(r, own)
 	e.forgetAnswer(r)
 	r.nct = own
-	r.pos = own
 	return false, true
 }
 
@@ -138,7 +137,7 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 		return r.asked.tokens, false
 	}
 	e.forgetAnswer(r)
-	hashes := e.hashes(r)
+	hashes := e.prompt(r)
 	if n := (r.nt - 1) / e.cfg.align() * e.cfg.align(); n <= own || len(hashes) == 0 {
 		return 0, false // nothing left that could be loaded
 	}
@@ -161,24 +160,15 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 		}
 	}
 	r.pending = time.Time{}
-	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens, own), lease: a.Lease}
+	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens), lease: a.Lease}
 	return r.asked.tokens, false
 }
 
-// usable cuts an answer to whole blocks of every group, before the last token and before a key that
-// failed. It is the engine's own rule, whatever the agent says.
-func (e *Engine) usable(r *request, tokens, own int) int {
-	n := min(tokens, r.nt-1)
-	for i := own / e.cfg.BlockTokens; i < n/e.cfg.BlockTokens && len(r.failed) > 0; i++ {
-		if _, ok := r.failed[e.hash(r, i)]; ok {
-			n = i * e.cfg.BlockTokens
-		}
-	}
-	return n / e.cfg.align() * e.cfg.align()
+// usable cuts an answer to whole blocks of every group, before the last token. It is the engine's
+// own rule, whatever the agent says.
+func (e *Engine) usable(r *request, tokens int) int {
+	return min(tokens, r.nt-1) / e.cfg.align() * e.cfg.align()
 }
-
-// pendingWait is how long a request waits for tiers that have not answered.
-const pendingWait = 2 * time.Second
 
 // forgetAnswer drops a look-up's answer and releases its lease.
 func (e *Engine) forgetAnswer(r *request) {
@@ -240,7 +230,6 @@ func (e *Engine) unstall(r *request) {
 	}
 	for i := len(e.waiting) - 1; i >= 0; i-- {
 		if o := e.waiting[i]; o.state == stateLoaded {
-			e.stats.Stalls++
 			e.reset(o)
 			return
 		}

@@ -1,9 +1,50 @@
 package mockengine
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 )
+
+// Hash is a block hash: SHA-256 over the parent's hash and the block's tokens, so it certifies the
+// whole prefix.
+type Hash [sha256.Size]byte
+
+// promptTokens writes the n tokens of a trace's hash id.
+func promptTokens(dst []uint32, id uint64) {
+	x := mix(id + 1)
+	for i := range dst {
+		dst[i] = uint32(mix(x+uint64(i)) >> 33)
+	}
+}
+
+// outputTokens writes an answer's tokens; they depend on the request alone, so a request that runs
+// again gives the same answer.
+func outputTokens(dst []uint32, request uint64) {
+	x := mix(^request)
+	for i := range dst {
+		dst[i] = uint32(mix(x+uint64(i)) >> 33)
+	}
+}
+
+// hasher chains block hashes; it holds the buffer of one goroutine.
+type hasher struct{ buf []byte }
+
+func (h *hasher) next(parent *Hash, tokens []uint32) Hash {
+	h.buf = append(h.buf[:0], parent[:]...)
+	for _, t := range tokens {
+		h.buf = binary.LittleEndian.AppendUint32(h.buf, t)
+	}
+	return sha256.Sum256(h.buf)
+}
+
+// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
 
 // wordBytes is the unit of content: each block is words that derive from a token and all before it.
 const wordBytes = 8
@@ -135,7 +176,7 @@ func FirstBlock(cfg *Config, prompt []uint64) ([]byte, error) {
 	if have := len(prompt) * TraceBlock; have < size {
 		return nil, fmt.Errorf("a prompt of %d tokens has no block of %d", have, size)
 	}
-	s, err := newShape(size, cfg.BlockBytes/cfg.Layers)
+	s, err := newShape(size, cfg.BlockBytes/layers)
 	if err != nil {
 		return nil, err
 	}

@@ -32,27 +32,22 @@ type Command struct {
 	Strike   *Strike   `json:"strike,omitempty"`
 }
 
-// Strike is a signal that an engine sends at a moment when the agent has a job of it.
+// Strike is a SIGKILL that an engine sends at a moment when the agent has a job of it.
 type Strike struct {
 	Agent  bool `json:"agent,omitempty"`  // to the agent; otherwise to the engine's own process
-	Pause  bool `json:"pause,omitempty"`  // SIGSTOP; otherwise SIGKILL
 	Middle bool `json:"middle,omitempty"` // in the middle of a step's kernels, on which a job waits
 	After  int  `json:"after"`            // jobs from now on
 }
 
 // Report is one line back.
 type Report struct {
-	Op     string `json:"op"` // started, ran, left, wrong, strike, error
+	Op     string `json:"op"` // ran, left, wrong, strike, error
 	Engine int    `json:"engine"`
 
-	Clock    float64   `json:"clock,omitempty"`
 	Outcomes []Outcome `json:"outcomes,omitempty"`
 	Stats    *Stats    `json:"stats,omitempty"`
-	Live     int       `json:"live,omitempty"`
-	Jobs     int       `json:"jobs,omitempty"`   // in flight; strike: at that moment
 	InUse    int       `json:"in_use,omitempty"` // left: blocks that are not free
 	Attached bool      `json:"attached,omitempty"`
-	Space    string    `json:"space,omitempty"`
 	PID      int       `json:"pid,omitempty"` // strike: of the process that was hit
 	Text     string    `json:"text,omitempty"`
 }
@@ -158,11 +153,7 @@ func (d *driver) assemble(c *Command) (*driven, error) {
 func (g *driven) loop() {
 	ctx, stop := context.WithTimeout(context.Background(), startWithin)
 	defer stop()
-	started := &Report{Op: "started", Attached: g.link.Wait(ctx) == nil}
-	if space, ok := g.link.Space(); ok {
-		started.Space = fmt.Sprintf("%x", space)
-	}
-	g.report(started)
+	_ = g.link.Wait(ctx) // without an agent it runs, too
 	for c := range g.commands {
 		switch c.Op {
 		case "run":
@@ -188,9 +179,7 @@ func (g *driven) run(c *Command) {
 
 func (g *driven) state(op string) *Report {
 	s := g.engine.Stats()
-	s.Connects = uint64(g.link.Attachments())
-	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(),
-		Jobs: g.engine.Jobs(), Attached: g.link.answers()}
+	return &Report{Op: op, Outcomes: g.engine.Outcomes(), Stats: &s, Attached: g.link.attached() != nil}
 }
 
 // leave ends the engine in order: jobs, sessions, memory.
@@ -237,19 +226,18 @@ func (g *driven) submitted() {
 func (g *driven) hit() {
 	jobs := g.engine.Jobs() - len(g.link.Events())
 	pid := syscall.Getpid()
-	if g.strike.Agent {
-		pid = g.link.AgentPid()
+	if a := g.link.attached(); g.strike.Agent && a == nil {
+		return
+	} else if g.strike.Agent {
+		pid = a.pid
 	}
 	if jobs <= 0 || pid <= 1 {
 		return
 	}
-	signal := syscall.SIGKILL
-	if g.strike.Pause {
-		signal = syscall.SIGSTOP
-	}
 	g.strike, g.engine.Trap = nil, nil
-	g.report(&Report{Op: "strike", Jobs: jobs, PID: pid})
-	if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended meanwhile
+	g.report(&Report{Op: "strike", PID: pid})
+	err := syscall.Kill(pid, syscall.SIGKILL)
+	if err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended meanwhile
 		g.report(&Report{Op: "error", Text: fmt.Sprintf("kill %d: %v", pid, err)})
 	}
 }

@@ -13,9 +13,9 @@ import (
 
 // SoloOptions configures Solo.
 type SoloOptions struct {
-	Attach time.Duration // longest wait for an agent
-	Hold   bool          // stay registered after the last request until ctx is done
-	Strike *Strike       // nil: none
+	Attach    time.Duration // longest wait for an agent
+	Hold      bool          // stay registered after the last request until ctx is done
+	KillAfter int           // kill this process after this many jobs, with one in flight; 0: never
 }
 
 // Solo runs requests through one engine against an agent and writes reports to out, as Drive does.
@@ -33,7 +33,10 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 		return fmt.Errorf("no agent: %w", err)
 	}
 	g.engine.Stop = func() bool { return ctx.Err() != nil }
-	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests, Strike: o.Strike})
+	if o.KillAfter > 0 {
+		g.arm(&Strike{After: o.KillAfter})
+	}
+	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests})
 	if o.Hold {
 		g.hold(ctx)
 	}
@@ -46,9 +49,6 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 	}
 	return nil
 }
-
-// holdLook is how often a held engine polls the agent.
-const holdLook = 100 * time.Millisecond
 
 // hold keeps the engine registered until ctx is done.
 func (g *driven) hold(ctx context.Context) {
@@ -64,8 +64,10 @@ func (g *driven) hold(ctx context.Context) {
 	}
 }
 
-// Limits of a fill.
+// Limits of one engine alone.
 const (
+	holdLook = 100 * time.Millisecond // how often a held engine polls the agent
+
 	fillWave   = 4096 // blocks of one save
 	fillTries  = 100  // saves of one wave: an agent may be busy
 	fillWithin = time.Minute
@@ -99,12 +101,6 @@ func NewFiller(ctx context.Context, cfg Config, where LinkConfig) (*Filler, erro
 	return f, nil
 }
 
-// Space returns the fingerprint of the engine's space, and the path of its look-up socket.
-func (f *Filler) Space() (space [16]byte, lookupPath string) {
-	space, _ = f.link.Space()
-	return space, f.link.LookupPath()
-}
-
 // Save stores one block for each hash of a chain, in order. All hashes have one length, 1 to 32
 // bytes.
 func (f *Filler) Save(ctx context.Context, hashes [][]byte) error {
@@ -123,7 +119,7 @@ func (f *Filler) Save(ctx context.Context, hashes [][]byte) error {
 func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error {
 	f.step++
 	k := &work{step: f.step}
-	words := f.cfg.BlockBytes / f.cfg.Layers / wordBytes
+	words := f.cfg.BlockBytes / layers / wordBytes
 	s := Section{Parent: parent}
 	for i, h := range hashes {
 		sum := sha256.Sum256(h)
@@ -136,7 +132,7 @@ func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error
 		s.Hashes = append(s.Hashes, h...)
 		s.Blocks = append(s.Blocks, BlockID(i+1))
 	}
-	f.workers.w.launch(k)
+	f.workers.launch(k)
 	defer k.done.Wait()
 	for range fillTries {
 		stored, err := f.try(ctx, s)
@@ -153,7 +149,7 @@ func (f *Filler) try(ctx context.Context, s Section) (bool, error) {
 	ctx, stop := context.WithTimeout(ctx, fillWithin)
 	defer stop()
 	f.job++
-	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.w.event(f.step), Revoke: ^uint32(0),
+	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.event(f.step), Revoke: ^uint32(0),
 		Sections: []Section{s}}
 	if !f.link.Submit(j) {
 		return false, ctx.Err()

@@ -155,10 +155,6 @@ func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentInca
 		return false
 	}
 	r.count(&r.tally.agentKills, 0)
-	r.around.kill(r.dealt)
-	if r.set.dramPath == "" {
-		r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
-	}
 	r.watch(fmt.Sprintf("the agent of node %d to end and start again", a.node), func() {
 		select {
 		case <-c.Done:
@@ -182,16 +178,6 @@ func (r *replay) fail(err error) {
 	}
 }
 
-// recordFault records for the simulation what happens to requests from to to-1, counted as they are
-// dealt.
-func (r *replay) recordFault(from, to int, note func(*mockengine.Fault)) {
-	for i := from; i < to; i++ {
-		f := r.faults[i]
-		note(&f)
-		r.faults[i] = f
-	}
-}
-
 // processEnded handles the end of a process: if it was killed, another one takes its place and its
 // requests.
 func (r *replay) processEnded(ctx context.Context, p *engineProcess, exit error) error {
@@ -206,11 +192,6 @@ func (r *replay) processEnded(ctx context.Context, p *engineProcess, exit error)
 		return nil
 	}
 	r.watchCleanup(ctx, p, time.Now())
-	r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
-		for _, e := range p.engines {
-			f.EnginesLost = append(f.EnginesLost, e.number)
-		}
-	})
 	if err := r.spawn(p); err != nil {
 		return err
 	}
@@ -235,13 +216,6 @@ func (r *replay) again(e *engine) {
 		requests = append(requests, q)
 	}
 	sortRequests(requests)
-	r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
-		for i := range requests {
-			if n := int(requests[i].ID) - 1; n < len(r.records) {
-				f.Again = append(f.Again, n)
-			}
-		}
-	})
 	if !e.running {
 		e.owed = requests // it was killed between two stretches: the next one begins with them
 		return

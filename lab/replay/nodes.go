@@ -163,12 +163,6 @@ func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
 type source struct {
 	Name   string `json:"name"` // memory, or a tier's
 	Blocks uint64 `json:"blocks"`
-
-	// Of a tier: why more did not come from it.
-	Opened     uint64 `json:"breaker_opened,omitempty"`
-	Timeouts   uint64 `json:"timeouts,omitempty"`
-	AsksLate   uint64 `json:"asks_late,omitempty"`
-	NotWritten uint64 `json:"puts_not_written,omitempty"`
 }
 
 // addSources adds what one agent reports.
@@ -177,26 +171,17 @@ func (r *replay) addSources(st *admin.Status) {
 	if st.Tiers != nil {
 		for i := range st.Tiers.Tiers {
 			t := &st.Tiers.Tiers[i]
-			r.addSource(source{t.Name, t.Hits, t.Opened, t.Timeouts, t.AskLate, t.Dropped + t.Full + t.Lost})
+			r.addSource(source{t.Name, t.Hits})
 			loaded -= min(loaded, t.Hits) // each was brought to memory first
 		}
 	}
 	r.addSource(source{Name: "memory", Blocks: loaded})
 }
 
-// addSample adds the end-to-end checks of one agent's last incarnation.
-func (r *replay) addSample(s *admin.SampleStatus) {
-	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
-	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified
-	r.sample.Mismatched += s.Saves.Mismatched + s.Loads.Mismatched
-}
-
 func (r *replay) addSource(o source) {
 	for i := range r.sources {
 		if s := &r.sources[i]; s.Name == o.Name {
 			s.Blocks += o.Blocks
-			s.Opened, s.Timeouts = s.Opened+o.Opened, s.Timeouts+o.Timeouts
-			s.AsksLate, s.NotWritten = s.AsksLate+o.AsksLate, s.NotWritten+o.NotWritten
 			return
 		}
 	}

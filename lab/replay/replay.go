@@ -40,13 +40,9 @@ type options struct {
 	blockBytes          int64
 	pool                int64 // 0: what the trace needs
 	ranks, groups       int
-	spec                int
-	sync                bool
-	abortRate, skipRate float64
-	priorities          int
+	abortRate           float64
 	lookupTimeout       time.Duration
 	kernelLag           time.Duration
-	loadDeadline        time.Duration
 
 	kvagent   string // the program to start; empty: the one in this program's folder
 	socket    string
@@ -76,8 +72,8 @@ func defaultOptions() *options {
 		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute,
 		integrity: settings.IntegrityFull, verify: defaultVerify, eviction: evict.DefaultName,
-		device:       settings.DeviceAuto,
-		loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
+		device:        settings.DeviceAuto,
+		lookupTimeout: 100 * time.Millisecond,
 	}
 }
 
@@ -144,17 +140,11 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks of one engine")
 	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups",
 		"KV cache groups; every second one has blocks of twice the tokens")
-	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
-	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
 	f.Float64Var(&s.abortRate, "abort-rate", 0, "share of requests whose client disconnects, 0 to 1")
-	f.Float64Var(&s.skipRate, "skip-save-rate", 0, "share of requests that must not be saved, 0 to 1")
-	f.Var(settings.Count(&s.priorities, 1, 100), "priorities", "number of priorities that requests have")
 	f.Var(settings.Duration(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout",
 		"a look-up that takes longer is a miss")
 	f.Var(settings.Duration(&s.kernelLag, 0, time.Second), "kernel-lag",
 		"delay a step's kernels at random by up to this much")
-	f.Var(settings.Duration(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline",
-		"abandon a load after this long")
 	f.StringVar(&s.kvagent, "kvagent", "", "the kvagent to start; default: the one in this program's folder")
 	f.StringVar(&s.socket, "socket", "",
 		"socket directory, or session socket, of a running agent; default: start one")
@@ -203,10 +193,8 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 		"fail when no engine has reported for this long, and name what is waited for; longer than --pause-for")
 	f.BoolVar(&s.flip, "fault-flip-byte", false,
 		"flip a byte of the pool in the end and load it; with --integrity header the run must fail")
-	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
 	f.BoolVar(&s.json, "json", false, "print one JSON object")
 	f.BoolVar(&s.progress, "progress", false, "show how far it is")
-	f.Lookup("flip-byte").Hidden = true
 }
 
 // defaultEngines is the least number of engines by default.
@@ -227,13 +215,8 @@ func (s *options) check() error {
 	if s.trace == "" {
 		bad = append(bad, errors.New("trace must be given"))
 	}
-	for _, r := range []struct {
-		name string
-		v    float64
-	}{{"abort-rate", s.abortRate}, {"skip-save-rate", s.skipRate}} {
-		if !(r.v >= 0 && r.v <= 1) {
-			bad = append(bad, fmt.Errorf("%s: %v, allowed: 0 to 1", r.name, r.v))
-		}
+	if !(s.abortRate >= 0 && s.abortRate <= 1) {
+		bad = append(bad, fmt.Errorf("abort-rate: %v, allowed: 0 to 1", s.abortRate))
 	}
 	if s.socket != "" && (s.killAgent+s.killMover+s.killHelper+s.pauseAgent+s.pauseHelper > 0 || s.flip) {
 		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor "+

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/mockengine"
-	"github.com/kvagent/kvagent/pool"
 )
 
 // Report is the output of --json. Blocks of prompts are counted once each, those of jobs once for
@@ -51,37 +50,22 @@ type Report struct {
 	LookupMisses    uint64  `json:"lookups_unanswered"`
 	LookupP50US     float64 `json:"lookup_p50_us"`
 	LookupP99US     float64 `json:"lookup_p99_us"`
-	// the longest, by the clocks of the agents' last incarnations
-	AgentLookupUS float64 `json:"agent_lookup_max_us"`
-	AgentAskUS    float64 `json:"agent_lookup_ask_max_us"` // of that the longest wait for shared tiers
-	// the latest end of a wait of 2 ms in the replay's own process
-	MachineLagUS float64 `json:"machine_lag_max_us"`
-	// the farthest beyond its deadline, by the same clock
+	// the farthest that a look-up was over its deadline, as the agents' last incarnations report it
 	OverDeadlineUS float64 `json:"lookup_over_deadline_max_us"`
-	// when the agent read that one, Unix time; 0: none was late
-	OverDeadlineAtS float64  `json:"lookup_over_deadline_max_at_s"`
-	OverTookUS      float64  `json:"lookup_over_deadline_max_took_us"`
-	CleanupMaxMS    float64  `json:"cleanup_max_ms"`       // from a process's death until the agent no longer names it
-	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"` // as the agent's last incarnation reports it
-	Preemptions     uint64   `json:"preemptions"`
-	SavesRevoked    uint64   `json:"saves_revoked"`
-	SavesBusy       uint64   `json:"saves_busy"`
-	LoadsFailed     uint64   `json:"loads_failed"`
-	LoadsLate       uint64   `json:"loads_late"`
-	DraftsRejected  uint64   `json:"drafts_rejected"`
-	Steps           uint64   `json:"steps"`
-	HitRateBefore   float64  `json:"hit_rate_before_agent_kills"` // of the aroundKill requests dealt before each
-	HitRateAfter    float64  `json:"hit_rate_after_agent_kills"`  // and of those after it
-	Sources         []source `json:"sources"`                     // of the blocks loaded
-	LookupsPending  uint64   `json:"lookups_pending"`
-	// Blocks that the agents' last incarnations checked end to end.
-	SamplesMatched    uint64 `json:"samples_matched"`
-	SamplesMismatched uint64 `json:"samples_mismatched"`
-	SamplesUnverified uint64 `json:"samples_unverified"`
-	// Of the eviction policies of the agents' last incarnations, in the order of the nodes.
-	Evictions []pool.PolicyReport `json:"evictions"`
-	WallS     float64             `json:"wall_s"`
-	Seed      uint64              `json:"seed"`
+	// the latest end of a wait of 2 ms in the replay's own process
+	MachineLagUS      float64  `json:"machine_lag_max_us"`
+	CleanupMaxMS      float64  `json:"cleanup_max_ms"` // from a process's death until the agent no longer names it
+	Preemptions       uint64   `json:"preemptions"`
+	SavesRevoked      uint64   `json:"saves_revoked"`
+	SavesBusy         uint64   `json:"saves_busy"`
+	LoadsFailed       uint64   `json:"loads_failed"`
+	LoadsLate         uint64   `json:"loads_late"`
+	Steps             uint64   `json:"steps"`
+	Sources           []source `json:"sources"` // of the blocks loaded
+	LookupsPending    uint64   `json:"lookups_pending"`
+	SamplesMismatched uint64   `json:"samples_mismatched"` // as the agents' last incarnations found
+	WallS             float64  `json:"wall_s"`
+	Seed              uint64   `json:"seed"`
 
 	wrong, failed []string
 	stopErr       error
@@ -91,7 +75,7 @@ func (r *replay) report() Report {
 	var total mockengine.Stats
 	o := Report{Requests: r.done, FailedRequests: len(r.failed), LeasesLeft: r.leases, RegionsLeft: r.regions,
 		EnginesLeft: r.leftEngines, ImportsLeft: r.imports,
-		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources, Evictions: r.evictions,
+		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources,
 		wrong: r.wrong, failed: r.failed,
 		stopErr: r.stopErr}
 	for _, e := range r.engines {
@@ -111,14 +95,9 @@ func (r *replay) report() Report {
 	o.BlocksHit = o.BlocksHitOwn + o.BlocksHitPool
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity),
-		func(i int) int { return r.deal[i] }, r.faults)
+		func(i int) int { return r.deal[i] })
 	o.addStats(&total)
-	o.AgentLookupUS, o.AgentAskUS, o.OverDeadlineUS = r.slowest.whole, r.slowest.ask, r.slowest.over
-	o.OverDeadlineAtS, o.OverTookUS = r.slowest.overAt, r.slowest.overTook
-	o.MachineLagUS = micros(r.lag)
-	o.SamplesMatched, o.SamplesMismatched = r.sample.Matched, r.sample.Mismatched
-	o.SamplesUnverified = r.sample.Unverified
-	o.HitRateBefore, o.HitRateAfter = r.around.rates()
+	o.OverDeadlineUS, o.MachineLagUS, o.SamplesMismatched = r.late, micros(r.lag), r.mismatched
 	r.tally.Lock()
 	defer r.tally.Unlock()
 	o.EngineKills, o.AgentKills = r.tally.engineKills, r.tally.agentKills
@@ -129,7 +108,7 @@ func (r *replay) report() Report {
 	}
 	o.EnginePauses, o.HelperKills, o.HelperPauses = r.tally.enginePauses, r.tally.helperKills, r.tally.helperPauses
 	o.ServerKills, o.ServerPauses = r.tally.serverKills, r.tally.serverPauses
-	o.CleanupMaxMS, o.AgentCleanupMS = float64(r.tally.cleanup)/float64(time.Millisecond), r.ownCleanup
+	o.CleanupMaxMS = float64(r.tally.cleanup) / float64(time.Millisecond)
 	return o
 }
 
@@ -140,7 +119,7 @@ func (o *Report) addStats(s *mockengine.Stats) {
 	o.Lookups, o.LookupMisses, o.LookupsPending = s.Lookups, s.LookupMisses, s.LookupsPending
 	o.LookupP50US, o.LookupP99US = micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99))
 	o.Preemptions, o.SavesRevoked, o.SavesBusy, o.Steps = s.Preemptions, s.SavesRevoked, s.SavesBusy, s.Steps
-	o.LoadsFailed, o.LoadsLate, o.DraftsRejected = s.LoadsFailed, s.LoadsLate, s.Rejected
+	o.LoadsFailed, o.LoadsLate = s.LoadsFailed, s.LoadsLate
 }
 
 // verdict returns nil if every promise was kept.
@@ -187,45 +166,3 @@ func sortRequests(q []mockengine.Request) {
 			cmp.Compare(a.ID, b.ID))
 	})
 }
-
-// aroundKill is how many requests before and after a kill of the agent are compared.
-const aroundKill = 50
-
-// around compares the hits before and after kills of the agent: requests in the order in which they
-// were dealt, which is their number less one.
-type around struct {
-	requests []blocksOf
-	kills    []int // number of the request dealt last
-}
-
-type blocksOf struct{ blocks, hits int }
-
-func (a *around) kill(dealt int) { a.kills = append(a.kills, dealt) }
-
-// request records the hits of a request. One that was computed twice counts as it ended.
-func (a *around) request(number, blocks, hits int) {
-	for len(a.requests) < number {
-		a.requests = append(a.requests, blocksOf{})
-	}
-	a.requests[number-1] = blocksOf{blocks, hits}
-}
-
-// rates returns the shares of hits before and after all kills.
-func (a *around) rates() (before, after float64) {
-	var b, f blocksOf
-	for _, at := range a.kills {
-		b.add(a.between(at-aroundKill, at))
-		f.add(a.between(at, at+aroundKill))
-	}
-	return ratio(b.hits, b.blocks), ratio(f.hits, f.blocks)
-}
-
-func (a *around) between(from, to int) (sum blocksOf) {
-	n := len(a.requests)
-	for _, r := range a.requests[min(max(from, 0), n):min(to, n)] {
-		sum.add(r)
-	}
-	return sum
-}
-
-func (b *blocksOf) add(o blocksOf) { b.blocks, b.hits = b.blocks+o.blocks, b.hits+o.hits }

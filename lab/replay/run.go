@@ -8,10 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
-	"github.com/kvagent/kvagent/pool"
 )
 
 // Times of a run.
@@ -67,7 +65,6 @@ type replay struct {
 	firstBy map[uint64]int    // engine that computed a block first
 	firstIn map[uint64]uint64 // first request whose prompt had it
 	strikes []plannedStrike
-	faults  map[int]mockengine.Fault // by request, for the simulation
 	wrong   []string
 	tally   struct {
 		sync.Mutex
@@ -76,17 +73,13 @@ type replay struct {
 		enginePauses, helperKills, helperPauses, serverKills, serverPauses int
 		cleanup                                                            time.Duration
 	}
-	around     around  // hits before and after the agent's kills
-	ownCleanup float64 // ms, as the agent reports it
-	// slowest has look-ups' times, as agents report them: µs, and overAt Unix time.
-	slowest                      struct{ whole, ask, over, overAt, overTook float64 }
+	late                         float64       // µs that a look-up was over its deadline, at most
 	lag                          time.Duration // of the machine
 	capacity                     int64         // bytes of the pool of an agent that was not started here
 	leases, regions, leftEngines int
 	imports                      int
 	sources                      []source
-	evictions                    []pool.PolicyReport // of each node's agent
-	sample                       admin.SampleCounts
+	mismatched                   uint64 // blocks that the agents' samples found to differ
 	nodes                        []*agentProcess
 	stopErr                      error
 }
@@ -99,7 +92,7 @@ func newReplay(s *options, records []mockengine.Record) (*replay, error) {
 	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg,
 		rng:    rand.New(rand.NewPCG(s.seed, 77)),
 		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
-		faults: make(map[int]mockengine.Fault), leaving: make(chan struct{}), exits: make(chan error, 1)}
+		leaving: make(chan struct{}), exits: make(chan error, 1)}
 	// a generator of its own, so that the requests stay those of the seed
 	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1))
 	for n := range s.engines {
@@ -232,30 +225,15 @@ func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
 		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
 			return err
 		}
-		stopped := make([]bool, len(r.nodes))
-		for n, a := range r.nodes {
-			stopped[n] = a.isPaused()
-		}
 		if err := r.stretch(ctx, batches, until); err != nil {
 			return err
 		}
-		r.recordMissing(from, to, stopped)
 		from = to
 		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
 			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
 		}
 	}
 	return nil
-}
-
-// recordMissing records for the simulation which requests of a stretch had no agent. They are the
-// last that were dealt.
-func (r *replay) recordMissing(from, to int, paused []bool) {
-	for i := from; i < to; i++ {
-		detached, stopped := r.engines[r.deal[i]].detached, paused[r.deal[i]%len(paused)]
-		r.recordFault(r.dealt-(to-i), r.dealt-(to-i)+1,
-			func(f *mockengine.Fault) { f.AgentStopped, f.AgentDown = stopped, detached && !stopped })
-	}
 }
 
 // pace delays the replay so that it takes at least the configured time; part is its progress, 0 to

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/lab/child"
-	"github.com/kvagent/kvagent/mockengine"
 )
 
 // TestStalledNamesWatches expects the report of a stalled replay to name the tasks beside it, too.
@@ -36,7 +35,7 @@ func TestStalledNamesWatches(t *testing.T) {
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no incarnation follows
-	r := &replay{set: defaultOptions(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
+	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
 	var agents []*agentIncarnation
 	for node := range 3 {
 		c, err := child.Start(exec.Command("sleep", "1000"))

@@ -40,7 +40,6 @@ func (r *replay) countHits(e *engine, q *mockengine.Request, o *mockengine.Outco
 	}
 	o.Own = min(o.Own, known)
 	o.Pool = min(o.Pool, known-o.Own)
-	r.around.request(int(q.ID), len(q.Prompt), o.Own+o.Pool)
 	e.requests++
 	e.blocks += len(q.Prompt)
 	e.own += o.Own
@@ -103,15 +102,10 @@ func (r *replay) leave(ctx context.Context) error {
 		}
 		r.leases, r.regions, r.leftEngines = r.leases+st.Leases, r.regions+st.Regions, r.leftEngines+st.Engines
 		r.imports += openImports(&st)
-		r.ownCleanup = max(r.ownCleanup, st.CleanupMaxMS)
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		r.addSources(&st)
-		r.addSample(&st.Sample)
-		r.evictions = append(r.evictions, st.Pool.Policy)
-		r.slowest.whole, r.slowest.ask = max(r.slowest.whole, st.LookupMaxUS), max(r.slowest.ask, st.LookupAskUS)
-		if st.LookupOverUS > r.slowest.over {
-			r.slowest.over, r.slowest.overAt, r.slowest.overTook = st.LookupOverUS, st.LookupOverAt, st.LookupOverTookUS
-		}
+		r.mismatched += st.Sample.Saves.Mismatched + st.Sample.Loads.Mismatched
+		r.late = max(r.late, st.LookupOverUS)
 	}
 	return nil
 }

@@ -41,8 +41,6 @@ func (s *options) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record) 
 	if rng.Float64() < s.abortRate {
 		q.Abort = mockengine.Abort{When: mockengine.When(1 + rng.IntN(4)), Output: rng.IntN(rec.OutputLength + 1)}
 	}
-	q.SkipSave = rng.Float64() < s.skipRate
-	q.Priority = rng.IntN(s.priorities)
 	return q
 }
 
@@ -50,9 +48,7 @@ func (s *options) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record) 
 func (s *options) engineConfig(records []mockengine.Record) (mockengine.Config, error) {
 	c := mockengine.Config{
 		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Blocks: max(s.engineBlocks, 1),
-		BlockBytes: int(s.blockBytes),
-		Async:      !s.sync, Drafts: s.spec, AcceptRate: 0.6, KernelLag: s.kernelLag, LoadDeadline: s.loadDeadline,
-		LookupTimeout: s.lookupTimeout,
+		BlockBytes: int(s.blockBytes), KernelLag: s.kernelLag, LookupTimeout: s.lookupTimeout,
 	}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)
@@ -62,7 +58,7 @@ func (s *options) engineConfig(records []mockengine.Record) (mockengine.Config, 
 	}
 	most := 0
 	for i := range records {
-		tokens := len(records[i].HashIDs)*mockengine.TraceBlock + records[i].OutputLength + 2*(s.spec+1) + 1
+		tokens := len(records[i].HashIDs)*mockengine.TraceBlock + records[i].OutputLength + mockengine.SpareTokens
 		most = max(most, c.BlocksFor(tokens))
 	}
 	if s.engineBlocks == 0 {

@@ -1,6 +1,19 @@
 package mockengine
 
-import "time"
+import (
+	"slices"
+	"time"
+)
+
+// Statuses of the session protocol that an engine acts on.
+const (
+	statusOK     = 0
+	statusExists = 1
+	statusBusy   = 3
+)
+
+// saveRetry is how many steps a request waits before it tries again what was busy.
+const saveRetry = 16
 
 // job is one save or load that the agent has.
 type job struct {
@@ -16,12 +29,11 @@ type job struct {
 // run is the blocks of one section: from on in a group of the request.
 type run struct{ group, from int }
 
-// jobs holds the jobs in flight, in the order of their submission.
+// jobs holds the jobs in flight.
 type jobs struct {
 	byID  map[uint64]*job
-	order []*job // saves, oldest first; those that have ended are removed now and then
+	saves []*job // oldest first
 	next  uint64
-	saves int
 }
 
 func newJobs() jobs { return jobs{byID: make(map[uint64]*job)} }
@@ -105,8 +117,7 @@ func (e *Engine) startLoad(r *request) {
 		e.forgetAnswer(r)
 		return
 	}
-	e.stats.LoadJobs++
-	j.deadline = e.now().Add(e.cfg.LoadDeadline)
+	j.deadline = e.now().Add(loadDeadline)
 	r.load = j
 }
 
@@ -116,9 +127,6 @@ func (e *Engine) loadOver(j *job, ev Event) {
 	r := j.r
 	e.stats.BytesLoaded += uint64(ev.Moved) * uint64(e.cfg.BlockBytes)
 	defer e.unpin(j)
-	for _, s := range ev.Status {
-		countStatus(&e.stats.LoadStatus, s)
-	}
 	if j.lost || r.load != j {
 		e.release(j.Lease)
 		return
@@ -130,11 +138,12 @@ func (e *Engine) loadOver(j *job, ev Event) {
 	e.loading = remove(e.loading, r)
 	if valid < r.fetched[1] {
 		e.stats.LoadsFailed++
+		r.noLoad = true // what failed once would fail again
 	}
 	if valid == 0 {
 		e.reset(r)
 	} else {
-		r.nct, r.pos = valid, valid
+		r.nct = valid
 		r.fetched = [2]int{own, max(valid, own)}
 		e.publish(r, valid)
 		r.state = stateLoaded
@@ -142,8 +151,7 @@ func (e *Engine) loadOver(j *job, ev Event) {
 	e.waiting = insert(e.waiting, r)
 }
 
-// arrived returns the number of leading tokens that are present in every group. Keys that failed
-// are remembered, because they would fail again.
+// arrived returns the number of leading tokens that are present in every group.
 func (e *Engine) arrived(j *job, ev Event) int {
 	r, n := j.r, j.r.fetched[1]
 	for i, section := range j.runs {
@@ -155,19 +163,11 @@ func (e *Engine) arrived(j *job, ev Event) int {
 				e.stats.BlocksLoaded++
 			} else {
 				n = min(n, b*size)
-				e.remember(r, section.group, b)
 			}
 			ev.Status = ev.Status[min(1, len(ev.Status)):]
 		}
 	}
 	return n / e.cfg.align() * e.cfg.align()
-}
-
-func (e *Engine) remember(r *request, g, b int) {
-	if r.failed == nil {
-		r.failed = make(map[Hash]struct{})
-	}
-	r.failed[e.key(r, g, b).hash] = struct{}{}
 }
 
 // expire abandons loads that took too long. A deadline is no fence: the blocks stay pinned until
@@ -223,4 +223,138 @@ func (e *Engine) newWeights() {
 			r.SkipSave = r.SkipSave || r.state != stateWaiting
 		}
 	}
+}
+
+// save submits the full blocks of the first n tokens that no save has yet, naming the last step,
+// which, or one before it, computes them. n is settled(r) or less. Blocks that the agent just
+// delivered are left out; the agent reports what else is stored already. If it is busy the cursor
+// stays, and a later step tries again.
+func (e *Engine) save(r *request, n int) {
+	if r.SkipSave || e.step < r.saveFrom || !e.savable(r, n) {
+		return
+	}
+	j := &job{Job: Job{Kind: SaveJob}, r: r, resets: r.resets}
+	for g := range r.tables {
+		size := e.blockTokens(g)
+		at, ready := r.cursor[g], n/size
+		from, to := r.fetched[0]/size, r.fetched[1]/size
+		if from == to {
+			from = ready
+		}
+		if end := min(from, ready); at < end {
+			e.section(j, r, g, at, end)
+		}
+		if at = max(at, from, to); at < ready {
+			e.section(j, r, g, at, ready)
+		}
+	}
+	if len(j.Sections) > 0 && !e.submitSave(j) {
+		e.stats.SavesBusy++
+		r.saveFrom = e.step + saveRetry
+		return
+	}
+	for g := range r.tables {
+		r.cursor[g] = max(r.cursor[g], n/e.blockTokens(g))
+	}
+}
+
+// savable reports whether a group has a full block after its cursor.
+func (e *Engine) savable(r *request, n int) bool {
+	for g := range r.tables {
+		if n/e.blockTokens(g) > r.cursor[g] {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *Engine) submitSave(j *job) bool {
+	n := len(e.words)
+	if n == 0 {
+		return false
+	}
+	j.Revoke = e.words[n-1]
+	e.words = e.words[:n-1]
+	if !e.submit(j) {
+		e.words = append(e.words, j.Revoke)
+		return false
+	}
+	e.jobs.saves = append(e.jobs.saves, j)
+	j.r.saving++
+	return true
+}
+
+// saveOver handles a save that has ended. Only now its revocation word may be reused.
+func (e *Engine) saveOver(j *job, ev Event) {
+	e.workers.clearRevoke(j.Revoke)
+	e.words = append(e.words, j.Revoke)
+	e.jobs.saves = slices.DeleteFunc(e.jobs.saves, func(o *job) bool { return o == j })
+	j.r.saving--
+	if !j.unpinned {
+		e.unpin(j)
+	}
+	e.stats.BytesSaved += uint64(ev.Moved) * uint64(e.cfg.BlockBytes)
+	for _, s := range ev.Status {
+		if s == statusOK {
+			e.stats.BlocksSaved++
+		}
+	}
+	// An agent that is lost is lost with all that it had.
+	if ev.Status == nil || slices.Contains(ev.Status, statusBusy) {
+		e.saveAgain(j)
+	}
+}
+
+// saveAgain sets the request's cursors back to the job's first blocks, if it still has the blocks.
+func (e *Engine) saveAgain(j *job) {
+	r := j.r
+	if r.resets != j.resets || r.state != stateRunning {
+		return
+	}
+	for _, section := range j.runs {
+		r.cursor[section.group] = min(r.cursor[section.group], section.from)
+	}
+	r.saveFrom = e.step + saveRetry
+}
+
+// revoke revokes a save: it sets the word first, so the agent will not commit, and then the blocks
+// may be overwritten. The word stays taken until the job has ended.
+func (e *Engine) revoke(j *job) {
+	e.workers.revoke(j.Revoke)
+	e.unpin(j)
+	e.stats.SavesRevoked++
+}
+
+// revokeSaves revokes the saves of a request.
+func (e *Engine) revokeSaves(r *request) {
+	for _, j := range e.jobs.saves {
+		if j.r == r && !j.unpinned {
+			e.revoke(j)
+		}
+	}
+}
+
+// relieve revokes saves, oldest first, whose blocks have no other holder, until need blocks are
+// free.
+func (e *Engine) relieve(need int) bool {
+	for _, j := range e.jobs.saves {
+		if e.pool.free >= need {
+			break
+		}
+		if !j.unpinned && e.holdsAlone(j) {
+			e.revoke(j)
+		}
+	}
+	return e.pool.free >= need
+}
+
+func (e *Engine) holdsAlone(j *job) bool {
+	for _, s := range j.Sections {
+		for _, id := range s.Blocks {
+			if e.pool.blocks[id].refs == 1 {
+				return true
+			}
+		}
+	}
+	return false
 }
