@@ -40,7 +40,7 @@ STAGE := scripts/stage
 # A failed test runs again, twice at most; what passes then is listed at the end.
 FLAKY := scripts/flaky
 comma := ,
-PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
+PYTHON_SCRIPTS := $(addprefix ../scripts/,soak \
 	dockerfile-check cuda-header-check flaky gotest migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
 	envs/vllm-warm release test_release.py)
 # Everything outside of the tree, installed on first use.
@@ -316,8 +316,8 @@ torture-cuda-short: build-softcuda softcuda
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
 	@$(ENV) packages servers
 	@$(STAGE) servers $(ENV) servers
-	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
-	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes --trace $(TRACE)
+	@$(STAGE) -v torture scripts/torture long $(TRACE)
+	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes $(TRACE)
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy

@@ -25,7 +25,7 @@ type Stats struct {
 	LoadsLate      uint64 `json:"loads_late"`      // load jobs abandoned at the deadline
 	Preemptions    uint64 `json:"preemptions"`
 
-	LookupTimes Times `json:"lookup_times"`
+	LookupTimes Times `json:"lookup_times,omitempty"`
 }
 
 // Add adds another engine's counters.

@@ -11,7 +11,7 @@ import (
 func TestReplayKeepsItsPool(t *testing.T) {
 	figures(t)
 	const warmLeast = 0.6
-	o := replayJSON(t, "--requests", "600", "--kill-agent-every", "150", "--dram-path", poolFile(t))
+	o := replayJSON(t, "requests: 600", "kill-agent-every: 150", "dram-path: "+poolFile(t))
 	o.clean(t)
 	if o.AgentKills < 3 {
 		t.Errorf("%d kills", o.AgentKills)

@@ -27,7 +27,6 @@ type options struct {
 	drive      bool
 	socketDir  string
 	lookupName string
-	name       string
 	model      string
 	seed       uint64
 	attach     time.Duration

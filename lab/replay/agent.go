@@ -19,6 +19,10 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
+// verifySample is more than serve's default: a check could be wrong where engines are killed, or
+// revoke their saves.
+const verifySample = 10 // one block in so many
+
 // Times of the agent's process.
 const (
 	agentUpWithin   = time.Minute
@@ -66,7 +70,7 @@ func useAgent(path string) *agentProcess {
 
 // newAgent returns the agent of a node in a directory of its own, not yet started. It sends to
 // exits when the agent ends unexpectedly; engines kill it in stretches alone.
-func newAgent(pool int64, s *options, node int, exits chan error, stretch *openStretch) (*agentProcess, error) {
+func newAgent(pool int64, s *scenario, node int, exits chan error, stretch *openStretch) (*agentProcess, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
 		return nil, err
@@ -74,7 +78,7 @@ func newAgent(pool int64, s *options, node int, exits chan error, stretch *openS
 	a := useAgent(dir)
 	a.node, a.private, a.exits, a.stretch, a.program = node, true, exits, stretch, s.kvagent
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
-		"--verify-sample", strconv.Itoa(s.verify), "--eviction", s.eviction, "--device", s.device, "--log-level",
+		"--verify-sample", strconv.Itoa(verifySample), "--eviction", s.eviction, "--device", s.device, "--log-level",
 		"warn"}
 	if s.dramPath != "" {
 		path := s.dramPath

@@ -175,7 +175,7 @@ func (r *replay) endAll() {
 
 // engineDevice returns where an engine's memory is. With GPUs every second engine has virtual
 // memory, like one whose PyTorch has expandable segments, and they share blocks.
-func (s *options) engineDevice(number int) string {
+func (s *scenario) engineDevice(number int) string {
 	switch {
 	case s.device != settings.DeviceCUDA:
 		return mockengine.DeviceHost

@@ -2,9 +2,7 @@ package replay
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"syscall"
 	"time"
@@ -29,57 +27,49 @@ const maxStrikeWait = 40
 
 // plan decides at each request that is dealt whether to kill or pause a process about now.
 func (r *replay) plan(ctx context.Context) {
+	s := r.set
 	due := func(every int) bool { return every > 0 && r.dealt%every == 0 }
-	blow := func(agent bool, node int) {
-		s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
-		r.strikes = append(r.strikes, plannedStrike{s, node, r.dealt})
+	if due(s.killEngine) {
+		r.planStrike(false, 0)
 	}
-	if due(r.set.killEngine) {
-		blow(false, 0)
+	if due(s.killAgent) {
+		r.planStrike(true, r.turn(&r.turns.killAgent))
 	}
-	if due(r.set.killAgent) {
-		blow(true, r.turns.killAgent.next())
+	if due(s.killMover) {
+		r.killMover(ctx, r.nodes[r.turn(&r.turns.killMover)])
 	}
-	if due(r.set.killMover) {
-		r.killMover(ctx, r.nodes[r.turns.killMover.next()])
+	if due(s.pauseAgent) && r.nodes[r.turn(&r.turns.pauseAgent)].pause(ctx, s.pauseFor) {
+		r.count(&r.tally.AgentPauses, 0)
 	}
-	if due(r.set.pauseAgent) && r.nodes[r.turns.pauseAgent.next()].pause(ctx, r.set.pauseFor) {
-		r.count(&r.tally.pauses, 0)
-	}
-	if due(r.set.pauseEngine) {
+	if due(s.pauseEngine) {
 		r.pauseEngine(ctx)
 	}
-	if due(r.set.killHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turns.killHelper.next()], false)
+	if due(s.killHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turn(&r.turns.killHelper)], false)
 	}
-	if due(r.set.pauseHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turns.pauseHelper.next()], true)
+	if due(s.pauseHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turn(&r.turns.pauseHelper)], true)
 	}
-	if due(r.set.killServer) {
+	if due(s.killServer) {
 		r.killServer(ctx)
 	}
-	if due(r.set.pauseServer) {
+	if due(s.pauseServer) {
 		r.pauseServer(ctx)
 	}
 }
 
-// turn rotates over the nodes, from a random one.
-type turn struct{ at, of int }
-
-func (t *turn) next() int {
-	t.at = (t.at + 1) % t.of
-	return t.at
+func (r *replay) planStrike(agent bool, node int) {
+	s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
+	r.strikes = append(r.strikes, plannedStrike{s, node, r.dealt})
 }
 
-// turns has a rotation for each kind of fault that hits agents.
-type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper turn }
+// turns counts the faults of each kind that rotates over the nodes.
+type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper int }
 
-// newTurns draws where each begins.
-func newTurns(rng *rand.Rand, nodes int) (t turns) {
-	for _, one := range []*turn{&t.killAgent, &t.killMover, &t.pauseAgent, &t.killHelper, &t.pauseHelper} {
-		*one = turn{rng.IntN(nodes), nodes}
-	}
-	return t
+// turn returns the node whose turn it is; the seed chooses the first.
+func (r *replay) turn(of *int) (node int) {
+	*of++
+	return int((r.set.seed + uint64(*of)) % uint64(len(r.nodes)))
 }
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is in
@@ -95,7 +85,7 @@ func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 		e = r.engines[next.node+len(r.nodes)*r.rng.IntN((len(r.engines)-next.node-1)/len(r.nodes)+1)]
 	}
 	r.tally.Lock()
-	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
+	spare := 2*r.tally.KillsInFlight >= r.tally.EngineKills+r.tally.AgentKills+1
 	r.tally.Unlock()
 	paused := r.node(e.number).isPaused() // then no job will be in flight soon
 	overdue := r.set.killMover > 0 && r.dealt-r.strikes[0].planned >= maxStrikeWait
@@ -115,7 +105,7 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine
 		r.replaceAgent(ctx, a, a.current())
 		return
 	}
-	r.count(&r.tally.engineKills, 0)
+	r.count(&r.tally.EngineKills, 0)
 	victim.process.wanted = true
 	victim.process.child.Signal(syscall.SIGKILL)
 }
@@ -136,7 +126,7 @@ func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
 		}
 		return nil
 	}
-	r.count(&r.tally.engineKills, 1)
+	r.count(&r.tally.EngineKills, 1)
 	e.process.wanted = true
 	return nil
 }
@@ -145,7 +135,7 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.Lock()
 	defer r.tally.Unlock()
 	*n++
-	r.tally.inFlight += inFlight
+	r.tally.KillsInFlight += inFlight
 }
 
 // replaceAgent ends an incarnation of an agent and starts the next one, while engines continue. It
@@ -154,7 +144,7 @@ func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentInca
 	if !a.expectDeath(c) {
 		return false
 	}
-	r.count(&r.tally.agentKills, 0)
+	r.count(&r.tally.AgentKills, 0)
 	r.watch(fmt.Sprintf("the agent of node %d to end and start again", a.node), func() {
 		select {
 		case <-c.Done:
@@ -315,9 +305,9 @@ func (r *replay) strikeMover(m *admin.MoverStatus) {
 	}
 	r.tally.Lock()
 	defer r.tally.Unlock()
-	r.tally.moverKills++
+	r.tally.MoverKills++
 	if m.Copies > 0 {
-		r.tally.moverInFlight++
+		r.tally.MoverInFlight++
 	}
 }
 
@@ -328,42 +318,6 @@ const (
 	helperName      = "kvagent.mooncake" // in its command line
 )
 
-// anyFault reports whether anything is to be killed or paused.
-func (s *options) anyFault() bool {
-	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer > 0 ||
-		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
-}
-
-// checkFaults checks the combination of the settings of kills and pauses.
-func (s *options) checkFaults() error {
-	var bad []error
-	if s.killHelper+s.pauseHelper > 0 && !s.hasHelper() {
-		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a "+
-			"--tier or --shared of mooncake"))
-	}
-	if s.server == "" && s.killServer+s.pauseServer > 0 {
-		bad = append(bad, errors.New("kill-server-every, pause-server-every: allowed with server"))
-	}
-	if s.server != "" && (s.shared == "" || len(strings.Fields(s.server)) == 0) {
-		bad = append(bad, fmt.Errorf("server: %q, allowed: a command line, with shared", s.server))
-	}
-	if pauses := s.pauseEngine + s.pauseAgent + s.pauseHelper + s.pauseServer; pauses > 0 &&
-		s.pauseFor >= s.stalledAfter {
-		bad = append(bad, fmt.Errorf("pause-for: %v, allowed: 1ms to less than stalled-after (%v)", s.pauseFor,
-			s.stalledAfter))
-	}
-	return errors.Join(bad...)
-}
-
-func (s *options) hasHelper() bool {
-	for _, text := range append([]string{s.shared}, s.tiers...) {
-		if strings.HasPrefix(text, "mooncake:") {
-			return true
-		}
-	}
-	return false
-}
-
 // pauseEngine stops a process of engines for a while. It reports nothing meanwhile, and the others
 // wait for it at the end of the stretch.
 func (r *replay) pauseEngine(ctx context.Context) {
@@ -372,7 +326,7 @@ func (r *replay) pauseEngine(ctx context.Context) {
 	if p.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
 		return
 	}
-	r.count(&r.tally.enginePauses, 0)
+	r.count(&r.tally.EnginePauses, 0)
 	r.watch(fmt.Sprintf("process %d of engines to be let go on", c.OS.Pid), func() {
 		sleepUntil(ctx, c.Done, r.set.pauseFor)
 		c.Signal(syscall.SIGCONT)
@@ -387,9 +341,9 @@ func (r *replay) strikeHelper(ctx context.Context, a *agentProcess, pause bool) 
 			return
 		}
 		defer func() { _ = unix.Close(fd) }() // nothing was written
-		first, n := unix.SIGKILL, &r.tally.helperKills
+		first, n := unix.SIGKILL, &r.tally.HelperKills
 		if pause {
-			first, n = unix.SIGSTOP, &r.tally.helperPauses
+			first, n = unix.SIGSTOP, &r.tally.HelperPauses
 		}
 		if unix.PidfdSendSignal(fd, first, nil, 0) != nil {
 			return // it has ended, with its agent

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,39 +19,16 @@ import (
 // maxNodes is the most agents of one replay.
 const maxNodes = 16
 
-// checkNodes checks the combination of the settings of nodes and tiers.
-func (s *options) checkNodes() error {
-	var bad []error
-	if s.socket != "" && (s.nodes > 1 || s.shared != "" || len(s.tiers) > 0) {
-		bad = append(bad, errors.New(
-			"socket: an agent that was not started here has its own tiers, and is the only node"))
-	}
-	if s.nodes > s.engines {
-		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
-	}
-	for _, text := range append([]string{s.shared}, s.tiers...) {
-		if text == "" {
-			continue
-		}
-		if _, err := tierspec.Parse(text); err != nil {
-			bad = append(bad, fmt.Errorf("tier: %s: %w", tierspec.Shown(text), err))
-		}
-	}
-	return errors.Join(bad...)
-}
-
 // tierArgs returns the settings of a node's agent: its own tiers, then the shared one, and a
 // directory of its own for its state.
-func (s *options) tierArgs(dir string, node int) (args []string) {
-	all := append([]string(nil), s.tiers...)
-	if s.shared != "" {
-		all = append(all, s.shared)
+func (s *scenario) tierArgs(dir string, node int) (args []string) {
+	for _, text := range []string{ownDisk(s.tiers, node), s.shared} {
+		if text != "" {
+			args = append(args, "--tier", text)
+		}
 	}
-	if len(all) == 0 {
+	if len(args) == 0 {
 		return nil
-	}
-	for _, text := range all {
-		args = append(args, "--tier", ownDisk(text, node))
 	}
 	return append(args, "--tier-state", filepath.Join(dir, "state"))
 }
@@ -171,21 +149,21 @@ func (r *replay) addSources(st *admin.Status) {
 	if st.Tiers != nil {
 		for i := range st.Tiers.Tiers {
 			t := &st.Tiers.Tiers[i]
-			r.addSource(source{t.Name, t.Hits})
+			r.addSource(t.Name, t.Hits)
 			loaded -= min(loaded, t.Hits) // each was brought to memory first
 		}
 	}
-	r.addSource(source{Name: "memory", Blocks: loaded})
+	r.addSource("memory", loaded)
 }
 
-func (r *replay) addSource(o source) {
-	for i := range r.sources {
-		if s := &r.sources[i]; s.Name == o.Name {
-			s.Blocks += o.Blocks
-			return
-		}
+func (r *replay) addSource(name string, blocks uint64) {
+	all := &r.result.Sources
+	i := slices.IndexFunc(*all, func(s source) bool { return s.Name == name })
+	if i < 0 {
+		*all = append(*all, source{Name: name, Blocks: blocks})
+		return
 	}
-	r.sources = append(r.sources, o)
+	(*all)[i].Blocks += blocks
 }
 
 // sourcesText formats the sources.

@@ -22,14 +22,14 @@ const (
 // progress shows the progress of a replay: one line that is redrawn on a terminal, otherwise a line
 // a second.
 type progress struct {
-	set    *options
+	set    *scenario
 	out    io.Writer // the result
 	log    io.Writer // the progress
 	tty    bool
 	ticker *time.Ticker
 }
 
-func newProgress(s *options, out, log io.Writer) *progress {
+func newProgress(s *scenario, out, log io.Writer) *progress {
 	p := &progress{set: s, out: out, log: out}
 	if s.json {
 		p.log = log

@@ -38,7 +38,7 @@ const (
 // remaining difference comes from whole prompts that were seen before, whose last block is computed
 // anyway (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
 type replay struct {
-	set     *options
+	set     *scenario
 	records []mockengine.Record
 	deal    []int
 	cfg     mockengine.Config
@@ -68,23 +68,17 @@ type replay struct {
 	wrong   []string
 	tally   struct {
 		sync.Mutex
-		engineKills, agentKills, pauses, inFlight                          int
-		moverKills, moverInFlight                                          int
-		enginePauses, helperKills, helperPauses, serverKills, serverPauses int
-		cleanup                                                            time.Duration
+		Faults
+		cleanup time.Duration
 	}
-	late                         float64       // µs that a look-up was over its deadline, at most
-	lag                          time.Duration // of the machine
-	capacity                     int64         // bytes of the pool of an agent that was not started here
-	leases, regions, leftEngines int
-	imports                      int
-	sources                      []source
-	mismatched                   uint64 // blocks that the agents' samples found to differ
-	nodes                        []*agentProcess
-	stopErr                      error
+	lag      time.Duration // of the machine
+	capacity int64         // bytes of the pool of an agent that was not started here
+	result   Report        // what the agents reported when the engines had left
+	nodes    []*agentProcess
+	stopErr  error
 }
 
-func newReplay(s *options, records []mockengine.Record) (*replay, error) {
+func newReplay(s *scenario, records []mockengine.Record) (*replay, error) {
 	cfg, err := s.engineConfig(records)
 	if err != nil {
 		return nil, err
@@ -93,8 +87,6 @@ func newReplay(s *options, records []mockengine.Record) (*replay, error) {
 		rng:    rand.New(rand.NewPCG(s.seed, 77)),
 		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
 		leaving: make(chan struct{}), exits: make(chan error, 1)}
-	// a generator of its own, so that the requests stay those of the seed
-	r.turns = newTurns(rand.New(rand.NewPCG(s.seed, 78)), max(s.nodes, 1))
 	for n := range s.engines {
 		if n%s.perProcess == 0 {
 			r.processes = append(r.processes, &engineProcess{})

@@ -14,7 +14,7 @@ import (
 
 // TestStalledNamesWatches expects the report of a stalled replay to name the tasks beside it, too.
 func TestStalledNamesWatches(t *testing.T) {
-	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
+	r := &replay{set: newScenario(), exits: make(chan error, 1)}
 	r.set.stalledAfter = 20 * time.Millisecond
 	end := make(chan struct{})
 	r.watch("the agent of node 1 to end and start again", func() { <-end })
@@ -35,7 +35,7 @@ func TestStalledNamesWatches(t *testing.T) {
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no incarnation follows
-	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
+	r := &replay{set: newScenario(), exits: make(chan error, 1)}
 	var agents []*agentIncarnation
 	for node := range 3 {
 		c, err := child.Start(exec.Command("sleep", "1000"))
@@ -69,9 +69,9 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	defer func() { next.Signal(syscall.SIGKILL); <-next.Done }()
 	r.nodes[1].mu.child = &agentIncarnation{Process: next}
 	strike(agents[1].OS.Pid) // reported late
-	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
+	if r.nodes[1].mu.child.wanted || r.tally.AgentKills != 1 || r.tally.KillsInFlight != 1 {
 		t.Errorf("a strike at an ended incarnation was taken for one at the next: %d kills, %d in flight",
-			r.tally.agentKills, r.tally.inFlight)
+			r.tally.AgentKills, r.tally.KillsInFlight)
 	}
 	r.watching.Wait()
 }
@@ -116,7 +116,7 @@ func TestOverdueStrikeIsDealt(t *testing.T) {
 		"no mover is killed": {0, maxStrikeWait, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &replay{set: defaultOptions(), rng: rand.New(rand.NewPCG(1, 2)), nodes: []*agentProcess{{}}}
+			r := &replay{set: newScenario(), rng: rand.New(rand.NewPCG(1, 2)), nodes: []*agentProcess{{}}}
 			r.set.killMover, r.dealt = c.killMover, c.dealt
 			r.engines = []*engine{{process: &engineProcess{}, strike: &plannedStrike{}}}
 			r.strikes = []plannedStrike{{}}

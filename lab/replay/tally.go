@@ -100,12 +100,15 @@ func (r *replay) leave(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.leases, r.regions, r.leftEngines = r.leases+st.Leases, r.regions+st.Regions, r.leftEngines+st.Engines
-		r.imports += openImports(&st)
+		o := &r.result
+		o.LeasesLeft += st.Leases
+		o.RegionsLeft += st.Regions
+		o.EnginesLeft += st.Engines
+		o.ImportsLeft += openImports(&st)
 		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
 		r.addSources(&st)
-		r.mismatched += st.Sample.Saves.Mismatched + st.Sample.Loads.Mismatched
-		r.late = max(r.late, st.LookupOverUS)
+		o.SamplesMismatched += st.Sample.Saves.Mismatched + st.Sample.Loads.Mismatched
+		o.OverDeadlineUS = max(o.OverDeadlineUS, st.LookupOverUS)
 	}
 	return nil
 }
