@@ -132,7 +132,7 @@ lint-go: export GOFLAGS := -trimpath
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
-	@$(STAGE) golangci-lint $(LINT) --build-tags libzmq ./...
+	@$(STAGE) golangci-lint $(LINT) ./...
 	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda ./cudaipc/... ./transfer ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
@@ -166,9 +166,7 @@ test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, 
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
-		scripts/marked go-test-long 'if testing\.Short\(\).* \{' -tags libzmq $(GO_TEST_FLAGS)
-	@$(STAGE) -v go-test-no-libzmq \
-		scripts/gotest go-test-no-libzmq ./lab/bench -- -run '^TestBenchLookup$$' $(GO_TEST_PLAIN)
+		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict

@@ -23,13 +23,12 @@ const (
 	lookupName        = "bench"
 )
 
-// lookupBench is an agent with a filled pool and the server to compare with, each in a process of
-// its own, and one engine of some ranks in this one.
+// lookupBench is an agent with a filled pool, in a process of its own, and one engine of some ranks
+// in this one.
 type lookupBench struct {
 	ranks, chains int
 	dir           string
-	server, echo  *childProcess
-	replyBytes    int // of the echo
+	server        *childProcess
 	scheduler     *ipc.Conn
 	session       uint64
 	workers       []*ipc.Conn
@@ -48,11 +47,6 @@ func newLookupBench(s *lookupSettings, ranks int) (*lookupBench, error) {
 func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if b.dir, err = os.MkdirTemp("", "kvagent"); err != nil {
 		return err
-	}
-	if withEcho {
-		if b.echo, err = startChildProcess("bench", "lookup", "echo", b.echoPath()); err != nil {
-			return err
-		}
 	}
 	kind := lookupVirtual
 	if s.saves {
@@ -73,8 +67,6 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	}
 	return err
 }
-
-func (b *lookupBench) echoPath() string { return filepath.Join(b.dir, "echo") }
 
 // register registers the engine: its scheduler, which opens the look-up socket, and all its ranks.
 func (b *lookupBench) register() error {
@@ -156,10 +148,8 @@ func registerBench(c *ipc.Conn, r *ipc.Register, parts []any) error {
 }
 
 func (b *lookupBench) newAsker(seed uint64) *asker {
-	return &asker{
-		bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
-		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName)), echo: ipc.DialLookup(b.echoPath()),
-	}
+	return &asker{bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
+		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
 }
 
 func (b *lookupBench) close() (err error) {
@@ -167,17 +157,15 @@ func (b *lookupBench) close() (err error) {
 		err = b.saver.close()
 	}
 	for _, a := range b.askers {
-		err = errors.Join(err, a.agent.Close(), a.echo.Close())
+		err = errors.Join(err, a.agent.Close())
 	}
 	for _, c := range append(b.workers, b.scheduler) {
 		if c != nil {
 			err = errors.Join(err, c.Close())
 		}
 	}
-	for _, child := range []*childProcess{b.server, b.echo} {
-		if child != nil {
-			err = errors.Join(err, child.close())
-		}
+	if b.server != nil {
+		err = errors.Join(err, b.server.close())
 	}
 	return errors.Join(err, os.RemoveAll(b.dir))
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -14,52 +13,38 @@ import (
 )
 
 const (
-	lookupPatience  = 5 * time.Second
-	lookupDeadline  = 1_000_000 // microseconds: long enough for every answer of a busy machine
-	lookupWarmUp    = 50        // questions of each client that do not count
-	lookupTurn      = 10        // questions that each of several clients asks one server before all go to the other
-	microsPerSecond = 1e6
+	lookupPatience = 5 * time.Second
+	lookupDeadline = 1_000_000 // microseconds: long enough for every answer of a busy machine
+	lookupWarmUp   = 50        // questions of each client that do not count
+	lookupTurn     = 10        // questions that each of several clients draws at once
 )
 
-// measure asks the agent and the other server the same questions, in alternating order, that many
-// rounds, and more until a save has ended beside them, if there is an engine that saves.
+// measure asks that many rounds, and more until a save has ended beside them, if there is an engine
+// that saves.
 func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks, Clients: len(b.askers)}
 	each := 1
 	if len(b.askers) > 1 {
 		each = lookupTurn
 	}
-	var own, echo []float64
+	var took []float64
 	saved, start := b.saved(), time.Now()
-	for turn := 0; len(own) < rounds || b.savesSince(saved) == 0 && b.saving(); turn++ {
+	for asked := 0; len(took) < rounds || b.savesSince(saved) == 0 && b.saving(); asked += each {
 		for _, a := range b.askers {
 			if err := a.draw(form, n, each); err != nil {
 				return r, err
 			}
 		}
-		for _, toAgent := range []bool{turn%2 == 0, turn%2 != 0} {
-			if !toAgent && !withEcho {
-				continue
-			}
-			took, err := b.turn(toAgent)
-			switch {
-			case err != nil:
-				return r, err
-			case turn*each < lookupWarmUp:
-			case toAgent:
-				own = append(own, took...)
-			default:
-				echo = append(echo, took...)
-			}
+		turn, err := b.turn()
+		if err != nil {
+			return r, err
+		}
+		if asked >= lookupWarmUp {
+			took = append(took, turn...)
 		}
 	}
-	slices.Sort(own)
-	slices.Sort(echo)
-	r.P50us, r.P99us = own[len(own)/2], own[len(own)*99/100]
-	if withEcho {
-		r.EchoP50us, r.EchoP99us = echo[len(echo)/2], echo[len(echo)*99/100]
-		r.RatioP50, r.RatioP99 = r.P50us/r.EchoP50us, r.P99us/r.EchoP99us
-	}
+	slices.Sort(took)
+	r.P50us, r.P99us = took[len(took)/2], took[len(took)*99/100]
 	r.SavedGBs = float64(b.savesSince(saved)) / time.Since(start).Seconds() / 1e9
 	return r, nil
 }
@@ -77,22 +62,16 @@ func (b *lookupBench) saved() int64 {
 	return b.saver.bytes.Load()
 }
 
-// turn lets all clients concurrently ask one server what they drew, and returns the times in
-// microseconds.
-func (b *lookupBench) turn(toAgent bool) (took []float64, err error) {
-	if !toAgent {
-		if err := b.setReply(b.askers[0].replyBytes); err != nil {
-			return nil, err
-		}
-	}
+// turn lets all clients concurrently ask what they drew, and returns the times in microseconds.
+func (b *lookupBench) turn() (took []float64, err error) {
 	if len(b.askers) == 1 {
-		return b.askers[0].turn(toAgent)
+		return b.askers[0].turn()
 	}
 	var joins sync.WaitGroup
 	var mu sync.Mutex
 	for _, a := range b.askers {
 		joins.Go(func() {
-			one, bad := a.turn(toAgent)
+			one, bad := a.turn()
 			mu.Lock()
 			defer mu.Unlock()
 			took, err = append(took, one...), errors.Join(err, bad)
@@ -102,22 +81,12 @@ func (b *lookupBench) turn(toAgent bool) (took []float64, err error) {
 	return took, err
 }
 
-// setReply makes the echo's replies as long as the agent's.
-func (b *lookupBench) setReply(bytes int) error {
-	if bytes == b.replyBytes || bytes == 0 {
-		return nil
-	}
-	b.replyBytes = bytes
-	return b.echo.command(strconv.Itoa(bytes))
-}
-
-// asker is one client of both servers.
+// asker is one client.
 type asker struct {
-	bench       *lookupBench
-	random      *rand.Rand
-	agent, echo *ipc.LookupClient
-	questions   []question
-	replyBytes  int // of the agent's last answer
+	bench     *lookupBench
+	random    *rand.Rand
+	agent     *ipc.LookupClient
+	questions []question
 }
 
 // question is a request as it is sent; its memory is used again.
@@ -156,24 +125,20 @@ func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
 	return ipc.AppendRequest(&q.frames, &q.request)
 }
 
-// turn asks one server all questions.
-func (a *asker) turn(toAgent bool) (took []float64, err error) {
+// turn asks all questions.
+func (a *asker) turn() (took []float64, err error) {
 	for i := range a.questions {
-		ask := a.askEcho
-		if toAgent {
-			ask = a.askAgent
-		}
-		one, err := ask(&a.questions[i])
+		one, err := a.ask(&a.questions[i])
 		if err != nil {
 			return nil, err
 		}
-		took = append(took, one.Seconds()*microsPerSecond)
+		took = append(took, float64(one.Nanoseconds())/1e3)
 	}
 	return took, nil
 }
 
-// askAgent asks, checks that everything is found, and releases leases outside of the measured time.
-func (a *asker) askAgent(q *question) (time.Duration, error) {
+// ask asks, checks that everything is found, and releases leases outside of the measured time.
+func (a *asker) ask(q *question) (time.Duration, error) {
 	if err := a.settle(0); err != nil {
 		return 0, err
 	}
@@ -194,21 +159,11 @@ func (a *asker) askAgent(q *question) (time.Duration, error) {
 	if r.Status != ipc.LookupHit || tokens != q.want {
 		return 0, fmt.Errorf("status %d, %d tokens, want %d", r.Status, tokens, q.want)
 	}
-	a.replyBytes = len(answer)
 	return took, a.settle(r.Lease)
 }
 
-func (a *asker) askEcho(q *question) (time.Duration, error) {
-	if err := a.settle(0); err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	_, err := a.echo.Exchange(&q.frames, lookupPatience)
-	return time.Since(start), err
-}
-
-// settle releases a lease, if there is one, and waits until the agent has done it, so that both
-// servers are idle before each question. Several clients reserve nothing, and do not wait.
+// settle releases a lease, if there is one, and waits until the agent has done it and is idle.
+// Several clients reserve nothing, and do not wait.
 func (a *asker) settle(lease uint64) error {
 	if len(a.bench.askers) > 1 {
 		return nil
