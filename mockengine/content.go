@@ -118,18 +118,9 @@ func word(base, salt uint64) uint64 {
 	return x ^ x>>32
 }
 
-// fill writes the words of bases to mem, which has room for them, four at a time so that the
-// multiplications overlap.
+// fill writes the words of bases to mem, which has room for them.
 func fill(mem []byte, bases []uint64, salt uint64) {
 	mem = mem[:len(bases)*wordBytes]
-	for len(bases) >= 4 && len(mem) >= 4*wordBytes {
-		b, m := bases[:4:4], mem[:4*wordBytes:4*wordBytes]
-		binary.LittleEndian.PutUint64(m[0:8], word(b[0], salt))
-		binary.LittleEndian.PutUint64(m[8:16], word(b[1], salt))
-		binary.LittleEndian.PutUint64(m[16:24], word(b[2], salt))
-		binary.LittleEndian.PutUint64(m[24:32], word(b[3], salt))
-		bases, mem = bases[4:], mem[4*wordBytes:]
-	}
 	for i, b := range bases {
 		binary.LittleEndian.PutUint64(mem[i*wordBytes:], word(b, salt))
 	}
@@ -138,23 +129,10 @@ func fill(mem []byte, bases []uint64, salt uint64) {
 // wrong counts the bytes of mem that are not what fill would have written.
 func wrong(mem []byte, bases []uint64, salt uint64) (n int) {
 	mem = mem[:len(bases)*wordBytes]
-	for len(bases) >= 4 && len(mem) >= 4*wordBytes {
-		b, m := bases[:4:4], mem[:4*wordBytes:4*wordBytes]
-		d := binary.LittleEndian.Uint64(m[0:8]) ^ word(b[0], salt)
-		d |= binary.LittleEndian.Uint64(m[8:16]) ^ word(b[1], salt)
-		d |= binary.LittleEndian.Uint64(m[16:24]) ^ word(b[2], salt)
-		d |= binary.LittleEndian.Uint64(m[24:32]) ^ word(b[3], salt)
-		if d != 0 {
-			n += wrongWords(m, b, salt)
-		}
-		bases, mem = bases[4:], mem[4*wordBytes:]
-	}
-	return n + wrongWords(mem, bases, salt)
-}
-
-func wrongWords(mem []byte, bases []uint64, salt uint64) (n int) {
 	for i, b := range bases {
-		n += wrongBytes(binary.LittleEndian.Uint64(mem[i*wordBytes:]) ^ word(b, salt))
+		if d := binary.LittleEndian.Uint64(mem[i*wordBytes:]) ^ word(b, salt); d != 0 {
+			n += wrongBytes(d)
+		}
 	}
 	return n
 }

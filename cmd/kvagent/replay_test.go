@@ -95,7 +95,7 @@ func TestReplayHitsAsSimulated(t *testing.T) {
 	figures(t)
 	t.Parallel()
 	for _, args := range [][]string{{}, {"pool: 48MiB", "engine-blocks: 600", "eviction: lru"},
-		{"engines: 5", "engines-per-process: 2"}} {
+		{"engines: 5"}} {
 		o := replayJSON(t, slices.Concat([]string{"requests: 500"}, patientEngines, args)...)
 		o.clean(t)
 		if d := o.HitRate - o.SimHitRate; d < -0.01 || d > 0.01 {
@@ -206,7 +206,7 @@ func TestReplayManyEngines(t *testing.T) {
 		t.Skip("LONG: many engines")
 	}
 	t.Parallel()
-	o := replayJSON(t, "requests: 300", "engines: 32", "engines-per-process: 8", "engine-blocks: 260")
+	o := replayJSON(t, "requests: 300", "engines: 32", "engine-blocks: 260")
 	o.clean(t)
 }
 

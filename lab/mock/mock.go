@@ -135,21 +135,12 @@ func (s *options) runFill(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return settings.Invalid(err)
 	}
-	wait, stop := context.WithTimeout(ctx, s.attach)
-	defer stop()
-	f, err := mockengine.NewFiller(wait, s.config(), s.link())
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Save(ctx, hashes); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "filled %d\n", len(hashes))
-	if s.hold {
-		<-ctx.Done()
-	}
-	return nil
+	return mockengine.Fill(ctx, s.config(), s.link(), hashes, s.attach, func() {
+		fmt.Fprintf(out, "filled %d\n", len(hashes))
+		if s.hold {
+			<-ctx.Done()
+		}
+	})
 }
 
 // readHashes reads a chain of block hashes, hex, one a line. All have one length; it skips empty

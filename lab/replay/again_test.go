@@ -13,7 +13,7 @@ import (
 func TestKilledBetweenStretches(t *testing.T) {
 	var sent bytes.Buffer
 	e := &engine{
-		process: &engineProcess{encode: json.NewEncoder(&sent)}, unfinished: map[uint64]mockengine.Request{5: {ID: 5}},
+		encode: json.NewEncoder(&sent), unfinished: map[uint64]mockengine.Request{5: {ID: 5}},
 	}
 	r := &replay{engines: []*engine{e}}
 	r.again(e)

@@ -27,9 +27,12 @@ const verifySample = 10 // one block in so many
 const (
 	agentUpWithin   = time.Minute
 	agentDownWithin = 30 * time.Second
-	reportWithin    = 30 * time.Second     // for the stretch to end in which the agent ended unexpectedly
 	agentPoll       = 2 * time.Millisecond // between polls of an agent that starts or cleans up
 )
+
+// reportWithin is how long the report of an engine that killed an agent may be in transit. Tests
+// replace it.
+var reportWithin = 5 * time.Second
 
 // agentProcess is the agent of a replay: a child process, or one that runs already.
 type agentProcess struct {
@@ -45,20 +48,34 @@ type agentProcess struct {
 	mu struct {
 		sync.Mutex
 		child   *agentIncarnation
-		stopAt  bool          // ending is intended
 		resumed chan struct{} // closed when it continues; nil while it is not stopped
 		pauses  int
 		kills   int
 	}
-	exits   chan error   // of a child that ended unexpectedly
-	stretch *openStretch // nil: no engine kills the child
+	exits   chan error // of a child that ended unexpectedly
 	pausing sync.WaitGroup
 }
 
 // agentIncarnation is one process of the agent.
 type agentIncarnation struct {
 	*child.Process
-	wanted bool // it was killed on purpose
+	wanted   bool          // it was killed on purpose, or is to end
+	expected chan struct{} // closed with that
+}
+
+func newIncarnation(p *child.Process) *agentIncarnation {
+	return &agentIncarnation{Process: p, expected: make(chan struct{})}
+}
+
+// want records, once, that the end of the incarnation is intended. It returns false if it was
+// recorded before. The agent's lock is held.
+func (c *agentIncarnation) want() bool {
+	if c.wanted {
+		return false
+	}
+	c.wanted = true
+	close(c.expected)
+	return true
 }
 
 // useAgent returns an agent that runs: its socket directory, or its session socket.
@@ -69,14 +86,14 @@ func useAgent(path string) *agentProcess {
 }
 
 // newAgent returns the agent of a node in a directory of its own, not yet started. It sends to
-// exits when the agent ends unexpectedly; engines kill it in stretches alone.
-func newAgent(pool int64, s *scenario, node int, exits chan error, stretch *openStretch) (*agentProcess, error) {
+// exits when the agent ends unexpectedly.
+func newAgent(pool int64, s *scenario, node int, exits chan error) (*agentProcess, error) {
 	dir, err := os.MkdirTemp("", "kvagent-replay-")
 	if err != nil {
 		return nil, err
 	}
 	a := useAgent(dir)
-	a.node, a.private, a.exits, a.stretch, a.program = node, true, exits, stretch, s.kvagent
+	a.node, a.private, a.exits, a.program = node, true, exits, s.kvagent
 	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
 		"--verify-sample", strconv.Itoa(verifySample), "--eviction", s.eviction, "--device", s.device, "--log-level",
 		"warn"}
@@ -99,7 +116,7 @@ func (a *agentProcess) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c := &agentIncarnation{Process: started}
+	c := newIncarnation(started)
 	a.mu.Lock()
 	a.mu.child = c
 	a.mu.Unlock()
@@ -121,33 +138,18 @@ func (a *agentProcess) start(ctx context.Context) error {
 }
 
 // reportEnd reports an incarnation that ends unexpectedly. The report of an engine that killed it
-// may be in transit, and is handled before the stretch ends in which it did so.
+// may still be in transit.
 func (a *agentProcess) reportEnd(c *agentIncarnation) {
 	<-c.Done
-	if a.stretch != nil && !a.endWanted(c) {
-		limit := time.NewTimer(reportWithin) // an engine may wait for the agent
-		defer limit.Stop()
-		select {
-		case <-a.stretch.over():
-		case <-limit.C:
-		}
-	}
-	if !a.endWanted(c) {
-		a.tellExit(c)
-	}
-}
-
-// endWanted reports whether an incarnation was killed on purpose, or the agent is to end.
-func (a *agentProcess) endWanted(c *agentIncarnation) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return c.wanted || a.mu.stopAt
-}
-
-func (a *agentProcess) tellExit(c *agentIncarnation) {
+	limit := time.NewTimer(reportWithin)
+	defer limit.Stop()
 	select {
-	case a.exits <- fmt.Errorf("the agent of node %d ended unexpectedly: %w\n%s", a.node, c.Err,
-		a.log.String()):
+	case <-c.expected:
+		return
+	case <-limit.C:
+	}
+	select {
+	case a.exits <- fmt.Errorf("the agent of node %d ended unexpectedly: %w\n%s", a.node, c.Err, a.log.String()):
 	default:
 	}
 }
@@ -164,10 +166,9 @@ func (a *agentProcess) current() *agentIncarnation {
 func (a *agentProcess) expectDeath(c *agentIncarnation) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c == nil || c != a.mu.child || c.wanted {
+	if c == nil || c != a.mu.child || !c.want() {
 		return false
 	}
-	c.wanted = true
 	a.mu.kills++
 	c.Signal(syscall.SIGKILL) // an engine that reports a kill may itself have been killed before it sent the signal
 	return true
@@ -236,8 +237,8 @@ func (a *agentProcess) stop(within time.Duration) error {
 	a.pausing.Wait()
 	defer a.remove()
 	a.mu.Lock()
-	a.mu.stopAt = true
 	c := a.mu.child
+	killed := c != nil && !c.want()
 	a.mu.Unlock()
 	if c == nil {
 		return nil
@@ -245,7 +246,7 @@ func (a *agentProcess) stop(within time.Duration) error {
 	if err := c.End(within); err != nil {
 		return fmt.Errorf("the agent of node %d %w\n%s", a.node, err, a.log.String())
 	}
-	if c.Err != nil && !c.wanted {
+	if c.Err != nil && !killed {
 		return fmt.Errorf("the agent of node %d did not end in order: %w\n%s", a.node, c.Err, a.log.String())
 	}
 	return nil

@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -89,7 +90,7 @@ func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 	r.tally.Unlock()
 	paused := r.node(e.number).isPaused() // then no job will be in flight soon
 	overdue := r.set.killMover > 0 && r.dealt-r.strikes[0].planned >= maxStrikeWait
-	if e.process.wanted || !overdue && (e.strike != nil || paused && !spare) {
+	if e.wanted || !overdue && (e.strike != nil || paused && !spare) {
 		return nil, nil, false
 	}
 	s = &r.strikes[0]
@@ -106,8 +107,8 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine
 		return
 	}
 	r.count(&r.tally.EngineKills, 0)
-	victim.process.wanted = true
-	victim.process.child.Signal(syscall.SIGKILL)
+	victim.wanted = true
+	victim.child.Signal(syscall.SIGKILL)
 }
 
 // struck handles the report of a strike that was dealt. It hit the agent whose process the engine
@@ -127,7 +128,7 @@ func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
 		return nil
 	}
 	r.count(&r.tally.EngineKills, 1)
-	e.process.wanted = true
+	e.wanted = true
 	return nil
 }
 
@@ -168,26 +169,20 @@ func (r *replay) fail(err error) {
 	}
 }
 
-// processEnded handles the end of a process: if it was killed, another one takes its place and its
-// requests.
-func (r *replay) processEnded(ctx context.Context, p *engineProcess, exit error) error {
-	if !p.wanted {
-		return fmt.Errorf("a process of engines ended: %w\n%s", exit, p.log.String())
+// engineEnded handles the end of an engine's process: if it was killed, another one takes its place
+// and its requests.
+func (r *replay) engineEnded(ctx context.Context, e *engine, exit error) error {
+	if !e.wanted {
+		return fmt.Errorf("engine %d ended: %w\n%s", e.number, exit, e.log.String())
 	}
-	left := true
-	for _, e := range p.engines {
-		left = left && e.left != nil
-	}
-	if left {
+	if e.left != nil {
 		return nil
 	}
-	r.watchCleanup(ctx, p, time.Now())
-	if err := r.spawn(p); err != nil {
+	r.watchCleanup(ctx, e, time.Now())
+	if err := r.spawn(e); err != nil {
 		return err
 	}
-	for _, e := range p.engines {
-		r.again(e)
-	}
+	r.again(e)
 	return ctx.Err()
 }
 
@@ -216,32 +211,23 @@ func (r *replay) again(e *engine) {
 	}
 }
 
-// watchCleanup measures how long agents keep anything of engines that died.
-func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.Time) {
-	names := make(map[*agentProcess]map[string]bool)
-	for _, e := range p.engines {
-		a := r.node(e.number)
-		if names[a] == nil {
-			names[a] = make(map[string]bool)
-		}
-		names[a][fmt.Sprintf("engine-%d.%d", e.number, p.incarnation)] = true
+// watchCleanup measures how long an agent keeps anything of an engine that died.
+func (r *replay) watchCleanup(ctx context.Context, e *engine, died time.Time) {
+	a, instance := r.node(e.number), e.instance()
+	if a.isPaused() {
+		return
 	}
-	for a, mine := range names {
-		if a.isPaused() {
-			continue
+	pauses := a.pauses()
+	r.watch(fmt.Sprintf("the agent of node %d to forget a dead engine", a.node), func() {
+		if a.forgets(ctx, instance, pauses) {
+			r.noteCleanup(time.Since(died))
 		}
-		pauses := a.pauses()
-		r.watch(fmt.Sprintf("the agent of node %d to forget dead engines", a.node), func() {
-			if a.forgets(ctx, mine, pauses) {
-				r.noteCleanup(time.Since(died))
-			}
-		})
-	}
+	})
 }
 
-// forgets waits, at most emptyWithin, until an agent names none of some engines any more. It
-// returns false if that could not be observed, because the agent itself was killed or stopped.
-func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
+// forgets waits, at most emptyWithin, until an agent does not name an engine any more. It returns
+// false if that could not be observed, because the agent itself was killed or stopped.
+func (a *agentProcess) forgets(ctx context.Context, instance string, pauses int) bool {
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
 	for ctx.Err() == nil && a.pauses() == pauses {
@@ -249,21 +235,12 @@ func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pause
 		if err != nil {
 			return false
 		}
-		if !anyInstance(st, names) {
+		if !slices.ContainsFunc(st.EngineList, func(e admin.EngineStatus) bool { return e.Instance == instance }) {
 			break
 		}
 		time.Sleep(agentPoll)
 	}
 	return a.pauses() == pauses
-}
-
-func anyInstance(st admin.Status, names map[string]bool) bool {
-	for _, e := range st.EngineList {
-		if names[e.Instance] {
-			return true
-		}
-	}
-	return false
 }
 
 func (r *replay) noteCleanup(d time.Duration) {
@@ -318,16 +295,16 @@ const (
 	helperName      = "kvagent.mooncake" // in its command line
 )
 
-// pauseEngine stops a process of engines for a while. It reports nothing meanwhile, and the others
-// wait for it at the end of the stretch.
+// pauseEngine stops an engine for a while. It reports nothing meanwhile, and the others wait for it
+// at the end of the stretch.
 func (r *replay) pauseEngine(ctx context.Context) {
-	p := r.processes[r.rng.IntN(len(r.processes))]
-	c := p.child
-	if p.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
+	e := r.engines[r.rng.IntN(len(r.engines))]
+	c := e.child
+	if e.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
 		return
 	}
 	r.count(&r.tally.EnginePauses, 0)
-	r.watch(fmt.Sprintf("process %d of engines to be let go on", c.OS.Pid), func() {
+	r.watch(fmt.Sprintf("engine %d to be let go on", e.number), func() {
 		sleepUntil(ctx, c.Done, r.set.pauseFor)
 		c.Signal(syscall.SIGCONT)
 	})

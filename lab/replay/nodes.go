@@ -46,7 +46,7 @@ func ownDisk(text string, node int) string {
 func (r *replay) launchNodes(ctx context.Context) error {
 	pool := r.set.poolSize(&r.cfg, r.records)
 	for node := range max(r.set.nodes, 1) {
-		a, err := newAgent(pool, r.set, node, r.exits, &r.open)
+		a, err := newAgent(pool, r.set, node, r.exits)
 		if err != nil {
 			return err
 		}

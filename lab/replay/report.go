@@ -61,7 +61,7 @@ type Faults struct {
 	MoverInFlight  int   `json:"mover_kills_in_flight"` // with a copy in flight
 	HelperKills    int   `json:"helper_kills"`
 	ServerKills    int   `json:"server_kills"`
-	EnginePauses   int   `json:"engine_pauses"` // of processes
+	EnginePauses   int   `json:"engine_pauses"`
 	AgentPauses    int   `json:"agent_pauses"`
 	HelperPauses   int   `json:"helper_pauses"`
 	ServerPauses   int   `json:"server_pauses"`

@@ -45,18 +45,16 @@ type replay struct {
 	rng     *rand.Rand
 	show    *progress
 
-	processes []*engineProcess
-	engines   []*engine
-	events    chan engineEvent
-	readers   sync.WaitGroup
-	watching  sync.WaitGroup // of watches
-	watches   watches
-	open      openStretch
-	leaving   chan struct{} // closed when the engines have left
-	exits     chan error    // an unexpected end, which ends the run
-	server    *server
-	turns     turns
-	broken    bool // an error ends the run
+	engines  []*engine
+	events   chan engineEvent
+	readers  sync.WaitGroup
+	watching sync.WaitGroup // of watches
+	watches  watches
+	leaving  chan struct{} // closed when the engines have left
+	exits    chan error    // an unexpected end, which ends the run
+	server   *server
+	turns    turns
+	broken   bool // an error ends the run
 
 	begin   time.Time
 	dealt   int // requests dealt, all rounds
@@ -88,13 +86,7 @@ func newReplay(s *scenario, records []mockengine.Record) (*replay, error) {
 		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
 		leaving: make(chan struct{}), exits: make(chan error, 1)}
 	for n := range s.engines {
-		if n%s.perProcess == 0 {
-			r.processes = append(r.processes, &engineProcess{})
-		}
-		p := r.processes[len(r.processes)-1]
-		e := &engine{number: n, process: p, unfinished: make(map[uint64]mockengine.Request)}
-		p.engines = append(p.engines, e)
-		r.engines = append(r.engines, e)
+		r.engines = append(r.engines, &engine{number: n, unfinished: make(map[uint64]mockengine.Request)})
 	}
 	return r, nil
 }
@@ -128,8 +120,8 @@ func (r *replay) run(ctx context.Context) (err error) {
 	} else if err := r.launchNodes(ctx); err != nil {
 		return err
 	}
-	for _, p := range r.processes {
-		if err := r.spawn(p); err != nil {
+	for _, e := range r.engines {
+		if err := r.spawn(e); err != nil {
 			return err
 		}
 	}
@@ -283,7 +275,6 @@ func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, un
 	if r.set.anyFault() {
 		settle = settleFaults
 	}
-	defer r.open.begin()()
 	strike, by, blind := r.nextStrike()
 	for i, e := range r.engines {
 		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
@@ -332,12 +323,9 @@ func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool
 // handle handles one event.
 func (r *replay) handle(ctx context.Context, ev engineEvent) error {
 	if ev.exited {
-		return r.processEnded(ctx, ev.process, ev.err)
+		return r.engineEnded(ctx, ev.engine, ev.err)
 	}
-	if ev.report.Engine < 0 || ev.report.Engine >= len(r.engines) {
-		return fmt.Errorf("a report for engine %d", ev.report.Engine)
-	}
-	e := r.engines[ev.report.Engine]
+	e := ev.engine
 	switch ev.report.Op {
 	case "ran":
 		e.running = false

@@ -30,14 +30,14 @@ type scenario struct {
 	pace     time.Duration
 	seed     uint64
 
-	engines, perProcess int
-	engineBlocks        int // 0: enough for the largest request, at least 2,000, or 512 with many engines
-	blockBytes          int64
-	pool                int64 // 0: what the trace needs
-	ranks, groups       int
-	abortRate           share
-	lookupTimeout       time.Duration
-	kernelLag           time.Duration
+	engines       int
+	engineBlocks  int // 0: enough for the largest request, at least 2,000, or 512 with many engines
+	blockBytes    int64
+	pool          int64 // 0: what the trace needs
+	ranks, groups int
+	abortRate     share
+	lookupTimeout time.Duration
+	kernelLag     time.Duration
 
 	kvagent   string // the program to start; empty: the one in this program's folder
 	socket    string
@@ -65,7 +65,7 @@ type scenario struct {
 
 func newScenario() *scenario {
 	return &scenario{
-		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
+		nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
 		serverDown: time.Second, stalledAfter: 3 * time.Minute, integrity: settings.IntegrityFull,
 		eviction: evict.DefaultName, device: settings.DeviceAuto, lookupTimeout: 100 * time.Millisecond,
 	}
@@ -100,7 +100,6 @@ func (s *scenario) addFlags(f *pflag.FlagSet) {
 func (s *scenario) addSettings(f *pflag.FlagSet) {
 	f.Var(settings.Duration(&s.duration, 0, 24*time.Hour), "duration",
 		"repeat the replay, with new prompts, for this long")
-	f.Var(settings.Count(&s.perProcess, 1, 1024), "engines-per-process", "engines in one process")
 	f.Var(settings.Count(&s.engineBlocks, 0, mockengine.MaxBlocks), "engine-blocks",
 		"KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
 	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
@@ -133,7 +132,7 @@ func (s *scenario) addSettings(f *pflag.FlagSet) {
 		{&s.killMover, "kill-mover-every", "kill a mover of an agent"},
 		{&s.killHelper, "kill-helper-every", "kill an agent's helper (Mooncake's client)"},
 		{&s.killServer, "kill-server-every", "kill the server, and start it again,"},
-		{&s.pauseEngine, "pause-engine-every", "stop a process of engines for a while"},
+		{&s.pauseEngine, "pause-engine-every", "stop an engine for a while"},
 		{&s.pauseAgent, "pause-agent-every", "stop an agent for a while, rotating over the nodes,"},
 		{&s.pauseHelper, "pause-helper-every", "stop an agent's helper for a while"},
 		{&s.pauseServer, "pause-server-every", "stop the server for a while"},

@@ -42,7 +42,7 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run := &agentIncarnation{Process: c}
+		run := newIncarnation(c)
 		a := &agentProcess{node: node, exits: r.exits}
 		a.mu.child = run
 		agents, r.nodes = append(agents, run), append(r.nodes, a)
@@ -67,7 +67,7 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { next.Signal(syscall.SIGKILL); <-next.Done }()
-	r.nodes[1].mu.child = &agentIncarnation{Process: next}
+	r.nodes[1].mu.child = newIncarnation(next)
 	strike(agents[1].OS.Pid) // reported late
 	if r.nodes[1].mu.child.wanted || r.tally.AgentKills != 1 || r.tally.KillsInFlight != 1 {
 		t.Errorf("a strike at an ended incarnation was taken for one at the next: %d kills, %d in flight",
@@ -77,26 +77,27 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 }
 
 // TestReportOfAStrikeComesLate expects that an agent that an engine killed may be gone before the
-// engine's report is read, at the latest at the end of the stretch, and that this ends no replay.
-// An unexpected end does, at the end of the stretch.
+// engine's report is read, and that this ends no replay. An unexpected end does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
-	for try := range 10 { // in some of which the death is seen before it is reported, in others after
-		reported := try%2 == 0
+	within := reportWithin
+	defer func() { reportWithin = within }()
+	for _, reported := range []bool{true, false} {
+		if reportWithin = time.Hour; !reported {
+			reportWithin = time.Millisecond
+		}
 		c, err := child.Start(exec.Command("sleep", "1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		run, told := &agentIncarnation{Process: c}, make(chan struct{})
-		a := &agentProcess{exits: make(chan error, 1), stretch: new(openStretch)}
+		run, told := newIncarnation(c), make(chan struct{})
+		a := &agentProcess{exits: make(chan error, 1)}
 		a.mu.child = run
-		end := a.stretch.begin()
-		go func() { a.reportEnd(run); close(told) }()
 		c.Signal(syscall.SIGKILL)
+		go func() { a.reportEnd(run); close(told) }()
 		<-c.Done
 		if reported {
 			a.expectDeath(run)
 		}
-		end() // after which reports of the stretch are handled no more
 		<-told
 		if said := len(a.exits) > 0; said == reported {
 			t.Errorf("reported %v: an unexpected end was reported: %v", reported, said)
@@ -118,7 +119,7 @@ func TestOverdueStrikeIsDealt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := &replay{set: newScenario(), rng: rand.New(rand.NewPCG(1, 2)), nodes: []*agentProcess{{}}}
 			r.set.killMover, r.dealt = c.killMover, c.dealt
-			r.engines = []*engine{{process: &engineProcess{}, strike: &plannedStrike{}}}
+			r.engines = []*engine{{strike: &plannedStrike{}}}
 			r.strikes = []plannedStrike{{}}
 			s, by, blind := r.nextStrike()
 			if dealt := s != nil && by == r.engines[0] && blind; dealt != c.want {

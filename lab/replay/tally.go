@@ -83,7 +83,7 @@ func (r *replay) probe(ctx context.Context) error {
 // leave ends every engine and waits until the agent has forgotten them.
 func (r *replay) leave(ctx context.Context) error {
 	for _, e := range r.engines {
-		e.process.wanted = true
+		e.wanted = true
 		e.send(&mockengine.Command{Op: "leave"})
 	}
 	if err := r.wait(ctx, "leave", func(e *engine) bool { return e.left != nil }); err != nil {
