@@ -56,14 +56,7 @@ func startChildProcess(args ...string) (*childProcess, error) {
 	return c, nil
 }
 
-// command sends the child a line, and waits until it has been executed.
-func (c *childProcess) command(line string) error {
-	if _, err := io.WriteString(c.in, line+"\n"); err != nil {
-		return err
-	}
-	return c.await()
-}
-
+// await waits until the child has executed a line.
 func (c *childProcess) await() error {
 	if reply, err := c.out.ReadString('\n'); err != nil || reply != childDone {
 		return fmt.Errorf("a process of the measurement answered %q: %w", reply,

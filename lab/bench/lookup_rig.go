@@ -69,82 +69,62 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 }
 
 // register registers the engine: its scheduler, which opens the look-up socket, and all its ranks.
-func (b *lookupBench) register() error {
+func (b *lookupBench) register() (err error) {
 	r := lookupRegistration(b.ranks)
-	var err error
-	if b.scheduler, err = b.openSession(r, nil); err != nil {
+	if b.scheduler, b.session, err = dialBench(b.dir, r, 0, 0); err != nil {
 		return fmt.Errorf("scheduler: %w", err)
 	}
 	for rank := range uint32(b.ranks) {
-		if err := b.registerRank(*r, rank); err != nil {
+		worker := *r
+		worker.Role, worker.Rank, worker.Held, worker.LookupName = ipc.RoleWorker, rank, []uint32{rank}, ""
+		c, _, err := dialBench(b.dir, &worker, lookupEngineBytes, lookupShardBytes)
+		if err != nil {
 			return fmt.Errorf("rank %d: %w", rank, err)
 		}
+		b.workers = append(b.workers, c)
 	}
 	return nil
 }
 
-func (b *lookupBench) registerRank(worker ipc.Register, rank uint32) error {
-	fd, err := newMemory(lookupEngineBytes)
+// dialBench opens a session with the agent of a measurement and registers it. A worker has memory
+// of that many bytes, in blocks.
+func dialBench(dir string, r *ipc.Register, memory, block int64) (c *ipc.Conn, session uint64, err error) {
+	c, w, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket),
+		"kvbench bench", ipc.Version, ipc.Version)
+	if err != nil {
+		return nil, 0, err
+	}
+	if memory > 0 {
+		r.Regions, r.Segments = 1, 1
+	}
+	if err = c.Send(r); err == nil && memory > 0 {
+		err = sendMemory(c, r.Rank, memory, block)
+	}
+	var a *ipc.Registered
+	if err == nil {
+		a, err = receive[*ipc.Registered](c)
+	}
+	if err == nil && a.Status != ipc.RegDone {
+		err = fmt.Errorf("refused: %s", a.Text)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, c.Close())
+	}
+	return c, w.Session, nil
+}
+
+func sendMemory(c *ipc.Conn, rank uint32, memory, block int64) error {
+	fd, err := newMemory(memory)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	worker.Role, worker.Rank, worker.Held, worker.LookupName = ipc.RoleWorker, rank, []uint32{rank}, ""
-	worker.Regions, worker.Segments = 1, 1
-	c, err := b.openSession(&worker, []any{
-		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: lookupEngineBytes}}}, fd},
-		&ipc.Segments{Req: 1, Shard: rank,
-			List: []ipc.SegmentDesc{{Stride: lookupShardBytes, Bytes: lookupShardBytes}}},
-	})
-	if err != nil {
+	regions := &ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: uint64(memory)}}}
+	if err := c.Send(regions, fd); err != nil {
 		return err
 	}
-	b.workers = append(b.workers, c)
-	return nil
-}
-
-// sentRegion is a REGIONS with the descriptor of its only region.
-type sentRegion struct {
-	message *ipc.Regions
-	fd      int
-}
-
-// openSession opens a session and registers it.
-func (b *lookupBench) openSession(r *ipc.Register, parts []any) (*ipc.Conn, error) {
-	c, w, err := ipc.DialSession(context.Background(), filepath.Join(b.dir, lookupSockets, ipc.SessionSocket),
-		"kvbench bench", ipc.Version, ipc.Version)
-	if err != nil {
-		return nil, err
-	}
-	if r.Role == ipc.RoleScheduler {
-		b.session = w.Session
-	}
-	if err := registerBench(c, r, parts); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-func registerBench(c *ipc.Conn, r *ipc.Register, parts []any) error {
-	if err := c.Send(r); err != nil {
-		return err
-	}
-	for _, p := range parts {
-		var err error
-		if region, ok := p.(*sentRegion); ok {
-			err = c.Send(region.message, region.fd)
-		} else {
-			err = c.Send(p)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	a, err := receive[*ipc.Registered](c)
-	if err == nil && a.Status != ipc.RegDone {
-		err = fmt.Errorf("refused: %s", a.Text)
-	}
-	return err
+	return c.Send(&ipc.Segments{Req: 1, Shard: rank,
+		List: []ipc.SegmentDesc{{Stride: uint64(block), Bytes: uint32(block)}}})
 }
 
 func (b *lookupBench) newAsker(seed uint64) *asker {

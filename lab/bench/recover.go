@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -36,10 +35,9 @@ const (
 	maxRecoverSlots     = 100_000_000
 	recoverSlotBytes    = 1 << 10
 	recoverSlab         = 1 << 20
-	recoverChain        = 128                   // blocks of a chain
-	recoverGoOn         = 100                   // chains saved after the pool is full, before the kill
-	recoverChecked      = 512                   // chains compared
-	recoverSaving       = 20 * time.Millisecond // that the process has been saving when it is killed
+	recoverChain        = 128 // blocks of a chain
+	recoverGoOn         = 100 // chains saved after the pool is full, before the kill
+	recoverChecked      = 512 // chains compared
 )
 
 func recoverCommand() *cobra.Command {
@@ -168,11 +166,11 @@ func fillAndKill(path string, slots int) (chains int, took time.Duration, err er
 		return 0, 0, err
 	}
 	took = time.Since(began)
-	err = c.command(strconv.Itoa(recoverGoOn))
+	// It begins the second line when it has answered the first, and never ends it.
+	_, err = fmt.Fprintf(c.in, "%d\n%d\n", recoverGoOn, maxRecoverSlots)
 	if err == nil {
-		_, err = io.WriteString(c.in, strconv.Itoa(maxRecoverSlots)+"\n") // it never ends this
+		err = c.await()
 	}
-	time.Sleep(recoverSaving)
 	err = errors.Join(err, c.cmd.Process.Kill())
 	_ = c.close() // it was killed
 	return recoverFull(slots) + recoverGoOn, took, err
