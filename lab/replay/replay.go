@@ -3,15 +3,19 @@ package replay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
 	"github.com/kvagent/kvagent/settings"
 )
@@ -125,4 +129,337 @@ func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 		}
 	}()
 	return func() { close(over) }
+}
+
+// Times of a run.
+const (
+	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
+	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
+	emptyWithin   = 10 * time.Second       // for the agent to forget engines that left
+	absentPause   = 100 * time.Millisecond // between two stretches without an agent
+	probeBlocks   = 8                      // prompt of the request whose block is damaged
+	probeID       = 1 << 62                // its number, and its hash ids from here on
+	roundIDs      = 1 << 40                // hash ids of one round with duration
+	eventBacklog  = 1024
+	blindShare    = 4 // one kill of this many does not wait for a job in flight
+	strikeSpread  = 12
+	minuteVirtual = 60_000 // ms between two rounds
+)
+
+// replay is one run. One goroutine drives it.
+//
+// Virtual time advances in stretches, from one timestamp of the trace to the next. All engines run
+// a stretch concurrently, each at its own pace, and wait for their saves before the next. So the
+// blocks that a turn saved are stored when the next turn of that conversation asks, as with minutes
+// between them, however fast this machine is. Within a stretch, requests of equal timestamps share
+// next to nothing beyond their first block (one block in the whole conversation trace). So the hit
+// rate depends on the caches alone and can be compared with a simulation without time. The
+// remaining difference comes from whole prompts that were seen before, whose last block is computed
+// anyway (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
+type replay struct {
+	set     *scenario
+	records []mockengine.Record
+	deal    []int
+	cfg     mockengine.Config
+	rng     *rand.Rand
+	show    *progress
+
+	engines  []*engine
+	events   chan engineEvent
+	readers  sync.WaitGroup
+	watching sync.WaitGroup // of watches
+	watches  watches
+	leaving  chan struct{} // closed when the engines have left
+	exits    chan error    // an unexpected end, which ends the run
+	server   *server
+	turns    turns
+	broken   bool // an error ends the run
+
+	begin   time.Time
+	dealt   int // requests dealt, all rounds
+	done    int
+	failed  []string
+	firstBy map[uint64]int    // engine that computed a block first
+	firstIn map[uint64]uint64 // first request whose prompt had it
+	strikes []plannedStrike
+	wrong   []string
+	tally   struct {
+		sync.Mutex
+		Faults
+		cleanup time.Duration
+	}
+	lag      time.Duration // of the machine
+	capacity int64         // bytes of the pool of an agent that was not started here
+	result   Report        // what the agents reported when the engines had left
+	nodes    []*agentProcess
+	stopErr  error
+}
+
+func newReplay(s *scenario, records []mockengine.Record) (*replay, error) {
+	cfg, err := s.engineConfig(records)
+	if err != nil {
+		return nil, err
+	}
+	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg,
+		rng:    rand.New(rand.NewPCG(s.seed, 77)),
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
+		leaving: make(chan struct{}), exits: make(chan error, 1)}
+	for n := range s.engines {
+		r.engines = append(r.engines, &engine{number: n, unfinished: make(map[uint64]mockengine.Request)})
+	}
+	return r, nil
+}
+
+// run replays everything, and ends everything that it started.
+func (r *replay) run(ctx context.Context) (err error) {
+	r.begin = time.Now()
+	lag := startLag(ctx)
+	defer func() { r.lag = lag.end() }()
+	mark, err := child.Mark()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer func() {
+		r.broken = err != nil
+		stop()
+		r.stopErr = r.end(mark)
+		err = errors.Join(err, r.stopErr)
+	}()
+	if r.set.socket != "" {
+		a := useAgent(r.set.socket)
+		st, err := a.status(ctx)
+		if err != nil {
+			return err
+		}
+		r.capacity = st.Pool.Capacity
+		r.nodes = []*agentProcess{a}
+	} else if err := r.startServer(); err != nil {
+		return err
+	} else if err := r.launchNodes(ctx); err != nil {
+		return err
+	}
+	for _, e := range r.engines {
+		if err := r.spawn(e); err != nil {
+			return err
+		}
+	}
+	if err := r.rounds(ctx); err != nil {
+		return err
+	}
+	if r.set.flip {
+		if err := r.probe(ctx); err != nil {
+			return err
+		}
+	}
+	return r.leave(ctx)
+}
+
+// end ends everything that was started: engines, watches, agents, the server, and processes that
+// agents left. After an aborted run agents get less time.
+func (r *replay) end(mark string) error {
+	within := agentDownWithin
+	if r.broken {
+		within = brokenWithin
+	}
+	r.endAll()
+	r.watching.Wait()
+	return errors.Join(r.stopNodes(within), r.stopServer(), child.Strays(mark))
+}
+
+// rounds replays the trace once, or, with a duration, repeatedly with new prompts.
+func (r *replay) rounds(ctx context.Context) error {
+	offset := 0.0
+	for round := uint64(0); ; round++ {
+		records := freshRecords(r.records, round, offset)
+		if err := r.round(ctx, records); err != nil {
+			return err
+		}
+		offset = records[len(records)-1].Timestamp + minuteVirtual
+		if time.Since(r.begin) >= r.set.duration {
+			return nil
+		}
+	}
+}
+
+// freshRecords returns the records with other hash ids, later.
+func freshRecords(records []mockengine.Record, round uint64, offset float64) []mockengine.Record {
+	if round == 0 {
+		return records
+	}
+	fresh := make([]mockengine.Record, len(records))
+	for i, rec := range records {
+		rec.Timestamp += offset
+		ids := make([]uint64, len(rec.HashIDs))
+		for k, id := range rec.HashIDs {
+			ids[k] = id + round*roundIDs
+		}
+		rec.HashIDs = ids
+		fresh[i] = rec
+	}
+	return fresh
+}
+
+// round replays records once, stretch by stretch.
+func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
+	clear(r.firstBy) // of the last round: its hash ids never recur
+	clear(r.firstIn)
+	for from := 0; from < len(records); {
+		to := from
+		for to < len(records) && records[to].Timestamp == records[from].Timestamp {
+			to++
+		}
+		until := -1.0
+		if to < len(records) {
+			until = records[to].Timestamp
+		}
+		batches := make([][]mockengine.Request, len(r.engines))
+		for i := from; i < to; i++ {
+			r.dealt++
+			for _, id := range records[i].HashIDs {
+				if _, known := r.firstIn[id]; !known {
+					r.firstIn[id] = uint64(r.dealt)
+				}
+			}
+			r.plan(ctx)
+			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
+		}
+		gap := time.Duration((records[from].Timestamp - records[max(from-1, 0)].Timestamp) * float64(time.Millisecond))
+		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
+			return err
+		}
+		if err := r.stretch(ctx, batches, until); err != nil {
+			return err
+		}
+		from = to
+		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
+			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
+		}
+	}
+	return nil
+}
+
+// pace delays the replay so that it takes at least the configured time; part is its progress, 0 to
+// 1. While an agent is stopped or restarting, the trace runs in its own time, gap since the last
+// stretch: ten seconds without an agent then affect ten seconds' requests and not thousands.
+func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
+	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
+	if least := time.Now().Add(absentPause); r.agentAbsent() && until.Before(least) {
+		until = least
+	}
+	resumed := r.resumed()
+	if least := time.Now().Add(gap); resumed != nil && until.Before(least) {
+		until = least
+	}
+	due := time.NewTimer(time.Until(until))
+	defer due.Stop()
+	for {
+		select {
+		case <-due.C:
+			return nil
+		case <-resumed:
+			return nil
+		case <-r.show.tick():
+			r.show.line(r)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// resumed returns a channel that is closed when a stopped agent continues; nil if none is stopped.
+func (r *replay) resumed() <-chan struct{} {
+	for _, a := range r.nodes {
+		if c := a.resumed(); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// agentAbsent reports whether an agent is stopped, or an engine was without one at the end of its
+// last stretch.
+func (r *replay) agentAbsent() bool {
+	for _, e := range r.engines {
+		if e.detached {
+			return true
+		}
+	}
+	return r.resumed() != nil
+}
+
+// stretch runs all engines up to a virtual time and waits for them.
+func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, until float64) error {
+	settle := settleCalm
+	if r.set.anyFault() {
+		settle = settleFaults
+	}
+	strike, by, blind := r.nextStrike()
+	for i, e := range r.engines {
+		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
+		if e == by && !blind {
+			c.Strike, e.strike = &strike.Strike, strike
+		}
+		e.send(c)
+	}
+	if blind {
+		r.blindKill(ctx, strike, by)
+	}
+	return r.wait(ctx, "end its stretch", func(e *engine) bool { return !e.running })
+}
+
+// wait handles events until all engines are ready. An engine that does not report for stalledAfter
+// has stalled.
+func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool) error {
+	limit := time.NewTimer(r.set.stalledAfter)
+	defer limit.Stop()
+	for {
+		all := true
+		for _, e := range r.engines {
+			all = all && ready(e)
+		}
+		if all {
+			return nil
+		}
+		select {
+		case ev := <-r.events:
+			limit.Reset(r.set.stalledAfter)
+			if err := r.handle(ctx, ev); err != nil {
+				return err
+			}
+		case err := <-r.exits:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return r.stalled(what, ready)
+		case <-r.show.tick():
+			r.show.line(r)
+		}
+	}
+}
+
+// handle handles one event.
+func (r *replay) handle(ctx context.Context, ev engineEvent) error {
+	if ev.exited {
+		return r.engineEnded(ctx, ev.engine, ev.err)
+	}
+	e := ev.engine
+	switch ev.report.Op {
+	case "ran":
+		e.running = false
+		e.detached = !ev.report.Attached
+		r.addReport(e, ev.report)
+	case "left":
+		r.addReport(e, ev.report)
+		e.left = ev.report
+	case "strike":
+		return r.struck(ctx, e, ev.report.PID)
+	case "wrong":
+		r.wrong = append(r.wrong, fmt.Sprintf("engine %d: %s", e.number, ev.report.Text))
+		e.lost++
+	case "error":
+		return fmt.Errorf("engine %d: %s", e.number, ev.report.Text)
+	}
+	return nil
 }
