@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
@@ -23,7 +22,6 @@ type attachment struct {
 	session    uint64 // the scheduler's, for look-ups
 	pid        int    // the agent's
 	lookupPath string
-	epoch      atomic.Uint32
 	events     chan<- Event
 
 	scheduler *session
@@ -35,6 +33,7 @@ type attachment struct {
 	mu struct {
 		sync.Mutex
 		jobs  map[uint64]*shares
+		epoch uint32 // of the weights
 		ended bool
 	}
 }
@@ -269,15 +268,11 @@ func (a *attachment) read(s *session) {
 // raise records a weights epoch. Several sessions report it in any order, and the highest counts.
 // It returns false if the epoch is not newer.
 func (a *attachment) raise(epoch uint32) bool {
-	for {
-		old := a.epoch.Load()
-		if epoch <= old {
-			return false
-		}
-		if a.epoch.CompareAndSwap(old, epoch) {
-			return true
-		}
-	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	newer := epoch > a.mu.epoch
+	a.mu.epoch = max(a.mu.epoch, epoch)
+	return newer
 }
 
 // breakUp ends the attachment: every writer ends its stream.
@@ -342,14 +337,15 @@ func (a *attachment) submit(j *Job) bool {
 		return false
 	}
 	a.mu.jobs[j.ID] = &shares{missing: len(a.ranks)}
+	epoch := a.mu.epoch
 	a.mu.Unlock()
 	for _, s := range a.ranks {
 		if j.Kind == SaveJob {
-			a.send(s, &ipc.Save{Job: j.ID, Epoch: a.epoch.Load(), Step: j.Step, Event: j.Event, Revoke: j.Revoke,
+			a.send(s, &ipc.Save{Job: j.ID, Epoch: epoch, Step: j.Step, Event: j.Event, Revoke: j.Revoke,
 				Sections: sections})
 			continue
 		}
-		load := &ipc.Load{Job: j.ID, Epoch: a.epoch.Load(), Step: j.Step, Event: j.Event, Sections: sections}
+		load := &ipc.Load{Job: j.ID, Epoch: epoch, Step: j.Step, Event: j.Event, Sections: sections}
 		if j.Lease.Attachment == a.number {
 			load.Lease = j.Lease.Number
 		}

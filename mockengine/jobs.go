@@ -20,14 +20,10 @@ type job struct {
 	Job
 	r        *request
 	resets   int
-	runs     []run
 	unpinned bool // save: revoked; its pins were dropped already
 	lost     bool // load: abandoned; no request waits for it
 	deadline time.Time
 }
-
-// run is the blocks of one section: from on in a group of the request.
-type run struct{ group, from int }
 
 // jobs holds the jobs in flight.
 type jobs struct {
@@ -40,7 +36,7 @@ func newJobs() jobs { return jobs{byID: make(map[uint64]*job)} }
 
 // section appends blocks from to to-1 of a group.
 func (e *Engine) section(j *job, r *request, g, from, to int) {
-	s := Section{Group: uint8(g), Blocks: append([]BlockID(nil), r.tables[g][from:to]...)}
+	s := Section{Group: uint8(g), Blocks: slices.Clone(r.tables[g][from:to]), from: from}
 	if from > 0 {
 		k := e.key(r, g, from-1)
 		s.Parent = append(s.Parent, k.hash[:]...)
@@ -50,7 +46,6 @@ func (e *Engine) section(j *job, r *request, g, from, to int) {
 		s.Hashes = append(s.Hashes, k.hash[:]...)
 	}
 	j.Sections = append(j.Sections, s)
-	j.runs = append(j.runs, run{group: g, from: from})
 }
 
 // submit submits a job and pins its blocks until the agent reports it, whatever happens to the
@@ -154,12 +149,11 @@ func (e *Engine) loadOver(j *job, ev Event) {
 // arrived returns the number of leading tokens that are present in every group.
 func (e *Engine) arrived(j *job, ev Event) int {
 	r, n := j.r, j.r.fetched[1]
-	for i, section := range j.runs {
-		size := e.blockTokens(section.group)
-		for k := range j.Sections[i].Blocks {
-			b := section.from + k
+	for _, s := range j.Sections {
+		g, size := int(s.Group), e.blockTokens(int(s.Group))
+		for b := s.from; b < s.from+len(s.Blocks); b++ {
 			if len(ev.Status) > 0 && ev.Status[0] == statusOK {
-				e.check(r, section.group, b*size, (b+1)*size)
+				e.check(r, g, b*size, (b+1)*size)
 				e.stats.BlocksLoaded++
 			} else {
 				n = min(n, b*size)
@@ -311,8 +305,8 @@ func (e *Engine) saveAgain(j *job) {
 	if r.resets != j.resets || r.state != stateRunning {
 		return
 	}
-	for _, section := range j.runs {
-		r.cursor[section.group] = min(r.cursor[section.group], section.from)
+	for _, s := range j.Sections {
+		r.cursor[s.Group] = min(r.cursor[s.Group], s.from)
 	}
 	r.saveFrom = e.step + saveRetry
 }

@@ -75,6 +75,8 @@ type Section struct {
 	Parent []byte // hash before the first; empty at the start of a prompt
 	Hashes []byte // joined
 	Blocks []BlockID
+
+	from int // the first one's number in the group of its request
 }
 
 // Event is a job that has ended on all ranks. Status has the protocol's status of each block of all

@@ -132,18 +132,23 @@ func (e *Engine) preempt(r *request) {
 	e.waiting = insert(e.waiting, r)
 }
 
-// reset returns all blocks, last first, and forgets what was computed. Steps in flight may still
-// write to them; the next user of the blocks is ordered after them: the stream's steps are, and a
-// load names the step.
-func (e *Engine) reset(r *request) {
+// drop returns all blocks, last first.
+func (e *Engine) drop(r *request) {
 	for g, table := range r.tables {
 		for b := len(table) - 1; b >= 0; b-- {
 			e.pool.unref(table[b])
 		}
 		r.tables[g] = nil
-		r.cursor[g] = 0
-		r.tails[g] = tail{}
 	}
+}
+
+// reset returns all blocks and forgets what was computed. Steps in flight may still write to them;
+// the next user of the blocks is ordered after them: the stream's steps are, and a load names the
+// step.
+func (e *Engine) reset(r *request) {
+	e.drop(r)
+	clear(r.cursor)
+	clear(r.tails)
 	r.nct, r.ph, r.confirmed = 0, 0, 0
 	r.fetched = [2]int{}
 	r.resets++

@@ -348,13 +348,7 @@ func (a *agentProcess) pause(ctx context.Context, d time.Duration) bool {
 	a.mu.resumed = make(chan struct{})
 	a.mu.pauses++
 	a.pausing.Go(func() {
-		timer := time.NewTimer(d)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-c.Done:
-		case <-ctx.Done():
-		}
+		sleepUntil(ctx, c.Done, d)
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		close(a.mu.resumed)
