@@ -40,7 +40,7 @@ STAGE := scripts/stage
 # A failed test runs again, twice at most; what passes then is listed at the end.
 FLAKY := scripts/flaky
 comma := ,
-PYTHON_SCRIPTS := $(addprefix ../scripts/,torture torture_stalls.py torture_tiers.py torture_nodes.py soak \
+PYTHON_SCRIPTS := $(addprefix ../scripts/,soak \
 	dockerfile-check cuda-header-check flaky gotest migrating.py mutants_vllm.py run-page size try envs/vllm-uv \
 	envs/vllm-warm release test_release.py)
 # Everything outside of the tree, installed on first use.
@@ -132,7 +132,7 @@ lint-go: export GOFLAGS := -trimpath
 lint-go: # gofmt, vet, staticcheck and more: .golangci.yml
 	@$(ENV) packages go
 	@$(STAGE) linter $(ENV) lint
-	@$(STAGE) golangci-lint $(LINT) --build-tags libzmq ./...
+	@$(STAGE) golangci-lint $(LINT) ./...
 	@$(STAGE) golangci-lint-cuda $(LINT) --build-tags cuda,softcuda ./cudaipc/... ./transfer ./cmd/kvagent ./lab/...
 
 .PHONY: lint-changed
@@ -166,9 +166,7 @@ test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, 
 	@$(ENV) packages go servers
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
-		scripts/marked go-test-long 'if testing\.Short\(\).* \{' -tags libzmq $(GO_TEST_FLAGS)
-	@$(STAGE) -v go-test-no-libzmq \
-		scripts/gotest go-test-no-libzmq ./lab/bench -- -run '^TestBenchLookup$$' $(GO_TEST_PLAIN)
+		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)
 
 # Their tests wait most, for disks, servers and processes: begun first, they wait beside all others.
 SLOW_UNITS := ./pool/tier ./pool/disk ./cudaipc/mover ./agent ./ipc ./pool/redis ./pool/evict
@@ -316,8 +314,8 @@ torture-cuda-short: build-softcuda softcuda
 torture: build ## long runs with kills, pauses and many engines (hours; TRACE= names the full trace)
 	@$(ENV) packages servers
 	@$(STAGE) servers $(ENV) servers
-	@$(STAGE) -v torture scripts/torture long --trace $(TRACE)
-	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes --trace $(TRACE)
+	@$(STAGE) -v torture scripts/torture long $(TRACE)
+	@PATH="$$($(ENV) servers):$$PATH" $(STAGE) -v torture-nodes scripts/torture nodes $(TRACE)
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy

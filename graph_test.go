@@ -154,20 +154,16 @@ func TestAgentLinksNoLab(t *testing.T) {
 	}
 }
 
-// TestProgramsLinkNoLibzmq checks that both programs start on a node without libzmq. Only the form
-// of kvbench that compares look-ups with it, which has a build tag of its own, needs it.
+// TestProgramsLinkNoLibzmq checks that both programs start on a node without libzmq.
 func TestProgramsLinkNoLibzmq(t *testing.T) {
-	for tags, want := range map[string]bool{"": false, "cuda": false, "cuda,libzmq": true} {
+	for _, tags := range []string{"", "cuda"} {
 		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, "./cmd/kvagent",
 			"./cmd/kvbench").Output()
 		if err != nil {
 			t.Fatalf("go list: %v", err)
 		}
-		links := slices.ContainsFunc(strings.Fields(string(out)), func(p string) bool {
-			return strings.HasPrefix(p, "github.com/pebbe/zmq4")
-		})
-		if links != want {
-			t.Errorf("with the tags %q the programs link libzmq: %v, want %v", tags, links, want)
+		if strings.Contains(string(out), "github.com/pebbe/zmq4") {
+			t.Errorf("with the tags %q the programs link libzmq", tags)
 		}
 	}
 }

@@ -34,7 +34,6 @@ var sleepsAllowed = map[string]string{
 	"python/tests/vllm/tiered.py":            "a GPU's step that takes its time",
 	"python/tests/pd/test_many.py":           "kills come at random moments",
 	"python/tests/pd/traffic.py":             "an agent that is stopped half of the time",
-	"python/tests/test_torture_stalls.py":    "a stall is measured",
 	"python/tests/vllm/test_engine_storm.py": "pauses between blows, and those of a stopped agent",
 }
 

@@ -11,9 +11,10 @@ func TestFlagErrors(t *testing.T) {
 		want []string
 	}{
 		{[]string{"replay", "--seed", "-1"}, []string{"--seed", `"-1"`, "allowed: a whole number from 0 on"}},
-		{[]string{"replay", "--abort-rate", "some"}, []string{"--abort-rate", `"some"`, "allowed: a number"}},
-		{[]string{"replay", "--sync-scheduling=2"}, []string{"--sync-scheduling", `"2"`, "allowed: true, false"}},
-		{[]string{"bench", "lookup", "--rounds", "1e9"}, []string{"--rounds", `"1e9"`, "allowed: a whole number"}},
+		{[]string{"bench", "policy", "--most-below-lru", "some"}, []string{"--most-below-lru", `"some"`,
+			"allowed: a number"}},
+		{[]string{"replay", "--progress=2"}, []string{"--progress", `"2"`, "allowed: true, false"}},
+		{[]string{"bench", "transfer", "--rounds", "1e9"}, []string{"--rounds", `"1e9"`, "allowed: a whole number"}},
 	} {
 		var log strings.Builder
 		if code := Main(c.args, &log); code != exitConfig {

@@ -38,8 +38,8 @@ func (e *Engine) admit(s *launched, budget int) (loads []*request) {
 }
 
 // place gives a request the blocks that exist already: its own cached ones, or a load's
-// destination. load reports that it has to wait for the agent; ok is false if there is no room. A
-// loaded request has its blocks.
+// destination. load reports that it has to wait for the agent; ok is false if there is no room, and
+// then it has no blocks. A loaded request has its blocks.
 func (e *Engine) place(r *request) (load, ok bool) {
 	if r.state == stateLoaded {
 		return false, true
@@ -50,36 +50,30 @@ func (e *Engine) place(r *request) (load, ok bool) {
 		return false, false // it is considered again in a later step
 	}
 	total := max(own, tokens)
-	needed, evictable := e.needs(r, own)
-	first := min(e.cfg.BlocksFor(own+min(r.nt-own, e.cfg.StepTokens)), needed)
+	e.adopt(r, own)
+	missing := e.cfg.BlocksFor(r.nt) - held(r)
 	if total > own {
 		// A load cannot be preempted: it is admitted only if the whole prompt fits with what other
 		// loads will need.
-		if needed-e.cfg.BlocksFor(own)+evictable+e.reserved() <= e.pool.free {
-			e.adopt(r, own)
+		if missing+e.reserved() <= e.pool.free {
 			e.allocate(r, total)
 			r.nct, r.fetched = total, [2]int{own, total}
 			return true, true
 		}
 		if len(e.running)+len(e.loading) > 0 {
-			r.need = min(needed-e.cfg.BlocksFor(own)+evictable+e.reserved(), e.cfg.Blocks)
+			r.need = min(missing+e.reserved(), e.cfg.Blocks)
+			e.drop(r)
 			return false, false
 		}
 	}
-	// Saves that are abandoned for it may have held its own cached blocks, which are then free but
-	// not for others.
-	for want := first - e.cfg.BlocksFor(own) + evictable; want > e.pool.free; want = first - e.cfg.BlocksFor(own) +
-		evictable {
-		if !e.relieve(want) {
-			r.need = want
-			return false, false
-		}
-		_, evictable = e.needs(r, own)
+	first := min(e.cfg.BlocksFor(own+min(r.nt-own, e.cfg.StepTokens))-held(r), missing)
+	if first > e.pool.free && !e.relieve(first) {
+		r.need = first
+		e.drop(r)
+		return false, false
 	}
-	e.adopt(r, own)
 	e.forgetAnswer(r)
 	r.nct = own
-	r.pos = own
 	return false, true
 }
 
@@ -99,19 +93,6 @@ func (e *Engine) match(r *request) int {
 		n = min(n, b*size) / align * align
 	}
 	return n
-}
-
-// needs returns the blocks of the whole request so far, and how many of its own cached ones are in
-// the free list now.
-func (e *Engine) needs(r *request, own int) (blocks, evictable int) {
-	for g := range e.cfg.Groups {
-		for b := range own / e.blockTokens(g) {
-			if id, ok := e.pool.find(e.key(r, g, b)); ok && e.pool.blocks[id].refs == 0 {
-				evictable++
-			}
-		}
-	}
-	return e.cfg.BlocksFor(r.nt), evictable
 }
 
 // adopt takes the own cached blocks of the first n tokens.
@@ -138,7 +119,7 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 		return r.asked.tokens, false
 	}
 	e.forgetAnswer(r)
-	hashes := e.hashes(r)
+	hashes := e.prompt(r)
 	if n := (r.nt - 1) / e.cfg.align() * e.cfg.align(); n <= own || len(hashes) == 0 {
 		return 0, false // nothing left that could be loaded
 	}
@@ -161,24 +142,15 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 		}
 	}
 	r.pending = time.Time{}
-	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens, own), lease: a.Lease}
+	r.asked = &asked{own: own, tokens: e.usable(r, a.Tokens), lease: a.Lease}
 	return r.asked.tokens, false
 }
 
-// usable cuts an answer to whole blocks of every group, before the last token and before a key that
-// failed. It is the engine's own rule, whatever the agent says.
-func (e *Engine) usable(r *request, tokens, own int) int {
-	n := min(tokens, r.nt-1)
-	for i := own / e.cfg.BlockTokens; i < n/e.cfg.BlockTokens && len(r.failed) > 0; i++ {
-		if _, ok := r.failed[e.hash(r, i)]; ok {
-			n = i * e.cfg.BlockTokens
-		}
-	}
-	return n / e.cfg.align() * e.cfg.align()
+// usable cuts an answer to whole blocks of every group, before the last token. It is the engine's
+// own rule, whatever the agent says.
+func (e *Engine) usable(r *request, tokens int) int {
+	return min(tokens, r.nt-1) / e.cfg.align() * e.cfg.align()
 }
-
-// pendingWait is how long a request waits for tiers that have not answered.
-const pendingWait = 2 * time.Second
 
 // forgetAnswer drops a look-up's answer and releases its lease.
 func (e *Engine) forgetAnswer(r *request) {
@@ -240,7 +212,6 @@ func (e *Engine) unstall(r *request) {
 	}
 	for i := len(e.waiting) - 1; i >= 0; i-- {
 		if o := e.waiting[i]; o.state == stateLoaded {
-			e.stats.Stalls++
 			e.reset(o)
 			return
 		}

@@ -11,8 +11,8 @@ func TestEpochsToldOutOfOrder(t *testing.T) {
 		isNew bool
 		now   uint32
 	}{{1, true, 1}, {3, true, 3}, {2, false, 3}, {3, false, 3}, {4, true, 4}} {
-		if got := a.raise(step.told); got != step.isNew || a.epoch.Load() != step.now {
-			t.Errorf("told %d: new %v, epoch %d, want %v, %d", step.told, got, a.epoch.Load(), step.isNew, step.now)
+		if got := a.raise(step.told); got != step.isNew || a.mu.epoch != step.now {
+			t.Errorf("told %d: new %v, epoch %d, want %v, %d", step.told, got, a.mu.epoch, step.isNew, step.now)
 		}
 	}
 }

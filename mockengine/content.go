@@ -1,9 +1,50 @@
 package mockengine
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
 )
+
+// Hash is a block hash: SHA-256 over the parent's hash and the block's tokens, so it certifies the
+// whole prefix.
+type Hash [sha256.Size]byte
+
+// promptTokens writes the n tokens of a trace's hash id.
+func promptTokens(dst []uint32, id uint64) {
+	x := mix(id + 1)
+	for i := range dst {
+		dst[i] = uint32(mix(x+uint64(i)) >> 33)
+	}
+}
+
+// outputTokens writes an answer's tokens; they depend on the request alone, so a request that runs
+// again gives the same answer.
+func outputTokens(dst []uint32, request uint64) {
+	x := mix(^request)
+	for i := range dst {
+		dst[i] = uint32(mix(x+uint64(i)) >> 33)
+	}
+}
+
+// hasher chains block hashes; it holds the buffer of one goroutine.
+type hasher struct{ buf []byte }
+
+func (h *hasher) next(parent *Hash, tokens []uint32) Hash {
+	h.buf = append(h.buf[:0], parent[:]...)
+	for _, t := range tokens {
+		h.buf = binary.LittleEndian.AppendUint32(h.buf, t)
+	}
+	return sha256.Sum256(h.buf)
+}
+
+// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
 
 // wordBytes is the unit of content: each block is words that derive from a token and all before it.
 const wordBytes = 8
@@ -77,18 +118,9 @@ func word(base, salt uint64) uint64 {
 	return x ^ x>>32
 }
 
-// fill writes the words of bases to mem, which has room for them, four at a time so that the
-// multiplications overlap.
+// fill writes the words of bases to mem, which has room for them.
 func fill(mem []byte, bases []uint64, salt uint64) {
 	mem = mem[:len(bases)*wordBytes]
-	for len(bases) >= 4 && len(mem) >= 4*wordBytes {
-		b, m := bases[:4:4], mem[:4*wordBytes:4*wordBytes]
-		binary.LittleEndian.PutUint64(m[0:8], word(b[0], salt))
-		binary.LittleEndian.PutUint64(m[8:16], word(b[1], salt))
-		binary.LittleEndian.PutUint64(m[16:24], word(b[2], salt))
-		binary.LittleEndian.PutUint64(m[24:32], word(b[3], salt))
-		bases, mem = bases[4:], mem[4*wordBytes:]
-	}
 	for i, b := range bases {
 		binary.LittleEndian.PutUint64(mem[i*wordBytes:], word(b, salt))
 	}
@@ -97,23 +129,10 @@ func fill(mem []byte, bases []uint64, salt uint64) {
 // wrong counts the bytes of mem that are not what fill would have written.
 func wrong(mem []byte, bases []uint64, salt uint64) (n int) {
 	mem = mem[:len(bases)*wordBytes]
-	for len(bases) >= 4 && len(mem) >= 4*wordBytes {
-		b, m := bases[:4:4], mem[:4*wordBytes:4*wordBytes]
-		d := binary.LittleEndian.Uint64(m[0:8]) ^ word(b[0], salt)
-		d |= binary.LittleEndian.Uint64(m[8:16]) ^ word(b[1], salt)
-		d |= binary.LittleEndian.Uint64(m[16:24]) ^ word(b[2], salt)
-		d |= binary.LittleEndian.Uint64(m[24:32]) ^ word(b[3], salt)
-		if d != 0 {
-			n += wrongWords(m, b, salt)
-		}
-		bases, mem = bases[4:], mem[4*wordBytes:]
-	}
-	return n + wrongWords(mem, bases, salt)
-}
-
-func wrongWords(mem []byte, bases []uint64, salt uint64) (n int) {
 	for i, b := range bases {
-		n += wrongBytes(binary.LittleEndian.Uint64(mem[i*wordBytes:]) ^ word(b, salt))
+		if d := binary.LittleEndian.Uint64(mem[i*wordBytes:]) ^ word(b, salt); d != 0 {
+			n += wrongBytes(d)
+		}
 	}
 	return n
 }
@@ -135,7 +154,7 @@ func FirstBlock(cfg *Config, prompt []uint64) ([]byte, error) {
 	if have := len(prompt) * TraceBlock; have < size {
 		return nil, fmt.Errorf("a prompt of %d tokens has no block of %d", have, size)
 	}
-	s, err := newShape(size, cfg.BlockBytes/cfg.Layers)
+	s, err := newShape(size, cfg.BlockBytes/layers)
 	if err != nil {
 		return nil, err
 	}

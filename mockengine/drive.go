@@ -7,18 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 	"syscall"
 	"time"
 )
 
-// A driver sends commands to engines and receives reports, one JSON object a line each way.
-// Commands for one engine are executed in order, those for several concurrently.
+// A driver sends commands to an engine, which executes them in order, and receives reports, one
+// JSON object a line each way.
 
-// Command is one line to a process of engines.
+// Command is one line to an engine.
 type Command struct {
-	Op     string `json:"op"` // start, run, leave
-	Engine int    `json:"engine"`
+	Op string `json:"op"` // start, run, leave
 
 	// start
 	Config *Config     `json:"config,omitempty"`
@@ -32,27 +30,21 @@ type Command struct {
 	Strike   *Strike   `json:"strike,omitempty"`
 }
 
-// Strike is a signal that an engine sends at a moment when the agent has a job of it.
+// Strike is a SIGKILL that an engine sends at a moment when the agent has a job of it.
 type Strike struct {
 	Agent  bool `json:"agent,omitempty"`  // to the agent; otherwise to the engine's own process
-	Pause  bool `json:"pause,omitempty"`  // SIGSTOP; otherwise SIGKILL
 	Middle bool `json:"middle,omitempty"` // in the middle of a step's kernels, on which a job waits
 	After  int  `json:"after"`            // jobs from now on
 }
 
 // Report is one line back.
 type Report struct {
-	Op     string `json:"op"` // started, ran, left, wrong, strike, error
-	Engine int    `json:"engine"`
+	Op string `json:"op"` // ran, left, wrong, strike, error
 
-	Clock    float64   `json:"clock,omitempty"`
 	Outcomes []Outcome `json:"outcomes,omitempty"`
 	Stats    *Stats    `json:"stats,omitempty"`
-	Live     int       `json:"live,omitempty"`
-	Jobs     int       `json:"jobs,omitempty"`   // in flight; strike: at that moment
 	InUse    int       `json:"in_use,omitempty"` // left: blocks that are not free
 	Attached bool      `json:"attached,omitempty"`
-	Space    string    `json:"space,omitempty"`
 	PID      int       `json:"pid,omitempty"` // strike: of the process that was hit
 	Text     string    `json:"text,omitempty"`
 }
@@ -62,118 +54,62 @@ const (
 	maxCommand  = 64 << 20         // bytes of a line
 	startWithin = 3 * time.Second  // for an agent to appear; the engine runs without one, too
 	drainWithin = 30 * time.Second // for jobs to end when an engine leaves
-	maxEngines  = 1024             // in one process
 )
 
-// Drive executes the commands from in until it ends, and writes reports to out. Engines that have
-// not left are then abandoned: the process ends, as in a crash.
-func Drive(in io.Reader, out io.Writer) error {
-	d := &driver{out: json.NewEncoder(out), engines: make(map[int]*driven)}
+// Drive executes the commands from in until one is to leave, or in ends, and writes reports to out.
+// An engine that has not left is then abandoned: the process ends, as in a crash.
+func Drive(in io.Reader, out io.Writer) (err error) {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(make([]byte, 64<<10), maxCommand)
+	var g *driven
 	for lines.Scan() {
 		var c Command
 		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
 			return fmt.Errorf("command: %w", err)
 		}
-		if err := d.do(&c); err != nil {
-			return fmt.Errorf("command %q for engine %d: %w", c.Op, c.Engine, err)
+		switch {
+		case g == nil && c.Config != nil && c.Link != nil:
+			if g, err = assemble(*c.Config, *c.Link, out); err != nil {
+				return err
+			}
+			ctx, stop := context.WithTimeout(context.Background(), startWithin)
+			_ = g.link.Wait(ctx) // without an agent it runs, too
+			stop()
+		case g != nil && c.Op == "run":
+			g.run(&c)
+		case g != nil && c.Op == "leave":
+			g.leave()
+			return nil
+		default:
+			return fmt.Errorf("op is %q, allowed are start, with config and link, then run and leave", c.Op)
 		}
 	}
-	for _, g := range d.engines {
-		close(g.commands)
-	}
-	d.wg.Wait()
 	return lines.Err()
 }
 
-type driver struct {
-	mu      sync.Mutex // of out
-	out     *json.Encoder
-	engines map[int]*driven
-	wg      sync.WaitGroup
-}
-
-// driven is one engine and its goroutine.
+// driven is an engine that reports what it does.
 type driven struct {
-	d        *driver
-	number   int
-	commands chan *Command
-	engine   *Engine
-	link     *Link
-	workers  *Workers
-	strike   *Strike
-}
-
-func (d *driver) do(c *Command) error {
-	if c.Op == "start" {
-		return d.start(c)
-	}
-	g := d.engines[c.Engine]
-	if g == nil {
-		return errors.New("no such engine")
-	}
-	select {
-	case g.commands <- c:
-		return nil
-	default:
-		return errors.New("too many commands at once")
-	}
-}
-
-func (d *driver) start(c *Command) error {
-	switch {
-	case d.engines[c.Engine] != nil || len(d.engines) == maxEngines:
-		return errors.New("it runs, or there are too many")
-	case c.Config == nil || c.Link == nil:
-		return errors.New("config and link must be given")
-	}
-	g, err := d.assemble(c)
-	if err != nil {
-		return err
-	}
-	d.engines[c.Engine] = g
-	d.wg.Go(g.loop)
-	return nil
+	out     *json.Encoder
+	engine  *Engine
+	link    *Link
+	workers *Workers
+	strike  *Strike
 }
 
 // assemble creates an engine; its link begins to connect.
-func (d *driver) assemble(c *Command) (*driven, error) {
-	if err := c.Config.Validate(); err != nil {
+func assemble(cfg Config, where LinkConfig, out io.Writer) (*driven, error) {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w, err := NewWorkers(c.Config)
+	w, err := NewWorkers(&cfg)
 	if err != nil {
 		return nil, err
 	}
-	g := &driven{d: d, number: c.Engine, commands: make(chan *Command, 64), workers: w}
-	g.link = NewLink(*c.Config, *c.Link, w)
-	g.engine = NewEngine(*c.Config, g.link, w)
+	g := &driven{out: json.NewEncoder(out), workers: w, link: NewLink(cfg, where, w)}
+	g.engine = NewEngine(cfg, g.link, w)
 	g.engine.OnWrong = func(text string) { g.report(&Report{Op: "wrong", Text: text}) }
 	g.engine.OnSubmit = g.submitted
 	return g, nil
-}
-
-// loop executes one engine's commands.
-func (g *driven) loop() {
-	ctx, stop := context.WithTimeout(context.Background(), startWithin)
-	defer stop()
-	started := &Report{Op: "started", Attached: g.link.Wait(ctx) == nil}
-	if space, ok := g.link.Space(); ok {
-		started.Space = fmt.Sprintf("%x", space)
-	}
-	g.report(started)
-	for c := range g.commands {
-		switch c.Op {
-		case "run":
-			g.run(c)
-		case "leave":
-			g.leave()
-			return
-		default:
-			g.report(&Report{Op: "error", Text: fmt.Sprintf("op is %q, allowed are start, run and leave", c.Op)})
-		}
-	}
 }
 
 func (g *driven) run(c *Command) {
@@ -188,9 +124,7 @@ func (g *driven) run(c *Command) {
 
 func (g *driven) state(op string) *Report {
 	s := g.engine.Stats()
-	s.Connects = uint64(g.link.Attachments())
-	return &Report{Op: op, Clock: g.engine.Clock(), Outcomes: g.engine.Outcomes(), Stats: &s, Live: g.engine.Live(),
-		Jobs: g.engine.Jobs(), Attached: g.link.answers()}
+	return &Report{Op: op, Outcomes: g.engine.Outcomes(), Stats: &s, Attached: g.link.attached() != nil}
 }
 
 // leave ends the engine in order: jobs, sessions, memory.
@@ -205,14 +139,8 @@ func (g *driven) leave() {
 	g.report(r)
 }
 
-func (g *driven) report(r *Report) {
-	r.Engine = g.number
-	g.d.mu.Lock()
-	defer g.d.mu.Unlock()
-	if err := g.d.out.Encode(r); err != nil {
-		return // the end of this process's input ends it
-	}
-}
+// report writes a line. That nobody reads it is no error: the end of this process's input ends it.
+func (g *driven) report(r *Report) { _ = g.out.Encode(r) }
 
 // arm prepares a strike.
 func (g *driven) arm(s *Strike) {
@@ -237,19 +165,18 @@ func (g *driven) submitted() {
 func (g *driven) hit() {
 	jobs := g.engine.Jobs() - len(g.link.Events())
 	pid := syscall.Getpid()
-	if g.strike.Agent {
-		pid = g.link.AgentPid()
+	if a := g.link.attached(); g.strike.Agent && a == nil {
+		return
+	} else if g.strike.Agent {
+		pid = a.pid
 	}
 	if jobs <= 0 || pid <= 1 {
 		return
 	}
-	signal := syscall.SIGKILL
-	if g.strike.Pause {
-		signal = syscall.SIGSTOP
-	}
 	g.strike, g.engine.Trap = nil, nil
-	g.report(&Report{Op: "strike", Jobs: jobs, PID: pid})
-	if err := syscall.Kill(pid, signal); err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended meanwhile
+	g.report(&Report{Op: "strike", PID: pid})
+	err := syscall.Kill(pid, syscall.SIGKILL)
+	if err != nil && !errors.Is(err, syscall.ESRCH) { // it may have ended meanwhile
 		g.report(&Report{Op: "error", Text: fmt.Sprintf("kill %d: %v", pid, err)})
 	}
 }

@@ -14,10 +14,131 @@
 package mockengine
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 )
+
+// Limits of an engine.
+const (
+	MaxRanks  = 64
+	MaxGroups = 16
+	MaxBlocks = 1 << 24 // blocks of one engine
+)
+
+// What all engines have alike.
+const (
+	layers       = 4                    // segments of a block
+	stepGap      = 1                    // steps in flight besides the one being scheduled, as with async scheduling
+	stepTime     = 20.0                 // virtual time of a step, ms
+	tokenTime    = 0.01                 // virtual time of each token in it, ms
+	SpareTokens  = stepGap + 1          // of steps in flight, beyond the answer
+	workerEvents = 64                   // events of a worker, used in turn
+	revokeWords  = 1024                 // and so the maximum of saves in flight
+	loadDeadline = 2 * time.Second      // a longer load is abandoned
+	pendingWait  = 2 * time.Second      // how long a request waits for tiers that have not answered
+	idleWait     = 5 * time.Millisecond // longest sleep of an engine that can do nothing
+)
+
+// Config configures an engine. Validate sets the defaults of zero fields.
+type Config struct {
+	Name  string // instance; an engine that starts again uses another one
+	Model string // part of the identity: engines with equal identities share blocks
+	Seed  uint64 // of the random generators
+
+	Device string // where the workers' memory is: DeviceHost, DeviceCUDA or DeviceVirtual
+
+	Ranks       int   // tensor-parallel workers, each with its own shard
+	Blocks      int   // KV cache blocks that can be given out, over all groups
+	BlockTokens int   // tokens one block hash stands for
+	Groups      []int // KV cache groups: block size of each, in multiples of BlockTokens
+	BlockBytes  int   // bytes of one block on one rank, all layers
+
+	StepTokens int // token budget of a step
+	MaxRunning int // requests that run at once
+
+	KernelLag     time.Duration // a kernel starts up to that much later, at random
+	LookupTimeout time.Duration // longest wait for a look-up's answer, then it is a miss
+}
+
+// Validate sets defaults and returns an error that names the field that is out of range.
+func (c *Config) Validate() error {
+	c.setDefaults()
+	for _, f := range []struct {
+		name     string
+		v        int
+		min, max int
+	}{
+		{"ranks", c.Ranks, 1, MaxRanks}, {"engine-blocks", c.Blocks, 1, MaxBlocks},
+		{"block-tokens", c.BlockTokens, 1, 1 << 20}, {"groups", len(c.Groups), 1, MaxGroups},
+		{"step-tokens", c.StepTokens, 1, 1 << 24}, {"max-running", c.MaxRunning, 1, 1 << 16},
+		{"block-bytes", c.BlockBytes, wordBytes * layers, 1 << 30},
+	} {
+		if f.v < f.min || f.v > f.max {
+			return fmt.Errorf("%s is %d, allowed are %d to %d", f.name, f.v, f.min, f.max)
+		}
+	}
+	if c.BlockBytes%layers != 0 {
+		return fmt.Errorf("block-bytes is %d, allowed are multiples of %d layers", c.BlockBytes, layers)
+	}
+	for g, scale := range c.Groups {
+		if scale < 1 || scale > 64 {
+			return fmt.Errorf("group %d has %d times block-tokens, allowed are 1 to 64", g, scale)
+		}
+		if _, err := newShape(scale*c.BlockTokens, c.BlockBytes/layers); err != nil {
+			return fmt.Errorf("group %d: %w", g, err)
+		}
+	}
+	if d := []string{DeviceHost, DeviceCUDA, DeviceVirtual}; !slices.Contains(d, c.Device) {
+		return fmt.Errorf("device is %q, allowed are %s", c.Device, strings.Join(d, ", "))
+	}
+	if c.Name == "" || c.Model == "" {
+		return errors.New("name and model must be given")
+	}
+	return nil
+}
+
+func (c *Config) setDefaults() {
+	c.Ranks, c.Blocks = cmp.Or(c.Ranks, 1), cmp.Or(c.Blocks, 2000)
+	c.BlockTokens, c.BlockBytes = cmp.Or(c.BlockTokens, TraceBlock), cmp.Or(c.BlockBytes, 16<<10)
+	c.StepTokens, c.MaxRunning = cmp.Or(c.StepTokens, 8192), cmp.Or(c.MaxRunning, 128)
+	c.LookupTimeout = cmp.Or(c.LookupTimeout, 50*time.Millisecond)
+	c.Device = cmp.Or(c.Device, DeviceHost)
+	if len(c.Groups) == 0 {
+		c.Groups = []int{1}
+	}
+}
+
+// align returns the number of tokens that is whole blocks in every group.
+func (c *Config) align() int {
+	a := 1
+	for _, s := range c.Groups {
+		a = a / gcd(a, s) * s
+	}
+	return a * c.BlockTokens
+}
+
+// BlocksFor returns the number of blocks that a request of that many tokens needs in all groups
+// together.
+func (c *Config) BlocksFor(tokens int) (n int) {
+	for _, s := range c.Groups {
+		n += ceilDiv(tokens, s*c.BlockTokens)
+	}
+	return n
+}
+
+func gcd(a, b int) int {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
 // Engine is the scheduler: one goroutine calls its methods.
 //
@@ -26,7 +147,7 @@ import (
 type Engine struct {
 	cfg     Config
 	agent   Agent
-	workers *workers
+	workers *Workers
 	pool    *blockPool
 	hasher  hasher
 	rng     *rand.Rand
@@ -69,39 +190,21 @@ type launched struct {
 
 // entry is one request's part in a step.
 type entry struct {
-	r        *request
-	resets   int
-	drafts   int
-	accepted int
-	sampled  bool
-	pos      int // worker: tokens written when the step has ended
+	r       *request
+	resets  int
+	sampled bool // the step gives the request a token
+	end     int  // tokens whose KV is written when the step has ended
 }
 
 // NewEngine returns an engine over an agent. The agent's memory is that of Workers: see NewLink.
 func NewEngine(cfg Config, agent Agent, w *Workers) *Engine {
-	e := &Engine{cfg: cfg, agent: agent, workers: w.w, pool: newBlockPool(cfg.Blocks), now: time.Now,
+	e := &Engine{cfg: cfg, agent: agent, workers: w, pool: newBlockPool(cfg.Blocks), now: time.Now,
 		rng: rand.New(rand.NewPCG(cfg.Seed, 2)), jobs: newJobs()}
-	for i := cfg.Revokes - 1; i >= 0; i-- {
+	for i := revokeWords - 1; i >= 0; i-- {
 		e.words = append(e.words, uint32(i))
 	}
 	return e
 }
-
-// Workers are the ranks of an engine: memory and streams.
-type Workers struct{ w *workers }
-
-// NewWorkers returns the ranks of a validated configuration. Close frees them, when no agent can
-// reach them any more.
-func NewWorkers(cfg *Config) (*Workers, error) {
-	w, err := newWorkers(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return &Workers{w}, nil
-}
-
-// Close waits for the streams and frees the memory.
-func (w *Workers) Close() { w.w.close() }
 
 // Add adds requests, which must not arrive before those that were added already.
 func (e *Engine) Add(requests ...Request) { e.arrivals = append(e.arrivals, requests...) }
@@ -131,26 +234,18 @@ func (e *Engine) Run(until float64) {
 
 // turn runs one step, or waits where none can be made.
 func (e *Engine) turn() {
-	depth := 0
-	if e.cfg.Async {
-		depth = maxStepGap
-	}
 	s := e.schedule()
 	if s != nil {
 		e.inflight = append(e.inflight, s)
-		e.clock += ms(e.cfg.StepTime) + float64(s.tokens)*ms(e.cfg.TokenTime)
+		e.clock += stepTime + float64(s.tokens)*tokenTime
 	}
-	if len(e.inflight) > depth || s == nil && len(e.inflight) > 0 {
+	if len(e.inflight) > stepGap || s == nil && len(e.inflight) > 0 {
 		e.update(e.inflight[0])
 		e.inflight = e.inflight[1:]
 	} else if s == nil {
 		e.await(idleWait)
 	}
 }
-
-// idleWait is the longest sleep of an engine that can do nothing: deadlines and arrivals are
-// checked that often.
-const idleWait = 5 * time.Millisecond
 
 // await handles one event, or returns when none arrives in time.
 func (e *Engine) await(d time.Duration) {
@@ -178,7 +273,7 @@ func (e *Engine) poll() {
 func (e *Engine) arrive() {
 	for len(e.arrivals) > 0 && e.arrivals[0].At <= e.clock {
 		e.seq++
-		r := newRequest(e.arrivals[0], &e.cfg, e.seq, 2*(e.cfg.Drafts+1)+1)
+		r := newRequest(e.arrivals[0], &e.cfg, e.seq)
 		e.arrivals = e.arrivals[1:]
 		if n := e.cfg.BlocksFor(len(r.truth)); n > e.cfg.Blocks {
 			e.outcomes = append(e.outcomes, Outcome{ID: r.ID,
@@ -196,7 +291,7 @@ func (e *Engine) arrive() {
 func (e *Engine) Settle(d time.Duration) {
 	end := e.now().Add(d)
 	e.poll()
-	for e.jobs.saves > 0 && e.now().Before(end) {
+	for len(e.jobs.saves) > 0 && e.now().Before(end) {
 		e.await(min(idleWait, time.Until(end)))
 	}
 }
@@ -221,9 +316,6 @@ func (e *Engine) Outcomes() []Outcome {
 // Stats returns the counters so far.
 func (e *Engine) Stats() Stats { return e.stats }
 
-// Clock returns the virtual time in ms.
-func (e *Engine) Clock() float64 { return e.clock }
-
 // Jobs returns the number of jobs that the agent has and has not reported.
 func (e *Engine) Jobs() int { return len(e.jobs.byID) }
 
@@ -242,5 +334,3 @@ func (e *Engine) onWrong(r *request, g, b, n int) {
 			r.state, n, b, g, r.tables[g][b]))
 	}
 }
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -26,13 +26,11 @@ func testSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// small is a configuration with everything on: blocks of 16 tokens, 2 ranks, 2 groups, drafts,
-// async scheduling.
+// small is a configuration with everything on: blocks of 16 tokens, 2 ranks, 2 groups.
 func small(blocks int) Config {
 	return Config{
 		Name: "test", Model: "m", Seed: 1, Ranks: 2, Blocks: blocks, BlockTokens: 16, Groups: []int{1, 2},
-		BlockBytes: 512, Layers: 4, StepTokens: 64, MaxRunning: 8, Async: true, Drafts: 3, AcceptRate: 0.6,
-		KernelLag: 50 * time.Microsecond, Events: 8, Revokes: 16, LoadDeadline: 5 * time.Second,
+		BlockBytes: 512, StepTokens: 64, MaxRunning: 8, KernelLag: 50 * time.Microsecond,
 	}
 }
 
@@ -46,14 +44,14 @@ func newTestEngine(t *testing.T, cfg Config) (*Engine, *fakeAgent) {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.Close)
-	f := newFakeAgent(t, w.w, cfg.Seed)
+	f := newFakeAgent(t, w, cfg.Seed)
 	e := NewEngine(cfg, f, w)
 	e.OnWrong = func(s string) { t.Log(s) }
 	return e, f
 }
 
 // conversations draws n requests in which later turns repeat earlier ones and go on.
-func conversations(rng *rand.Rand, n, maxBlocks, blockTokens int) []Request {
+func conversations(rng *rand.Rand, n, maxBlocks int) []Request {
 	var past [][]uint64
 	requests := make([]Request, n)
 	next := uint64(1)
@@ -69,9 +67,6 @@ func conversations(rng *rand.Rand, n, maxBlocks, blockTokens int) []Request {
 		}
 		past = append(past, prompt)
 		requests[i] = Request{ID: uint64(i), At: float64(i) * 15, Prompt: prompt, Output: 1 + rng.IntN(50)}
-		if rng.IntN(3) == 0 {
-			requests[i].Tokens = len(prompt)*blockTokens - rng.IntN(blockTokens)
-		}
 	}
 	return requests
 }
@@ -90,8 +85,8 @@ func finishAll(t *testing.T, e *Engine, f *fakeAgent, want int) []Outcome {
 	if n := e.BlocksInUse(); n != 0 {
 		t.Errorf("%d blocks are not free at the end", n)
 	}
-	if n := len(e.words); n != e.cfg.Revokes {
-		t.Errorf("%d revocation words of %d are free at the end", n, e.cfg.Revokes)
+	if n := len(e.words); n != revokeWords {
+		t.Errorf("%d revocation words of %d are free at the end", n, revokeWords)
 	}
 	if e.stats.WrongBytes != 0 {
 		t.Errorf("%d wrong bytes", e.stats.WrongBytes)
@@ -104,8 +99,7 @@ func finishAll(t *testing.T, e *Engine, f *fakeAgent, want int) []Outcome {
 	return out
 }
 
-// Everything at once: small cache, preemption, spec, async, aborts, priorities, lost blocks, busy
-// saves.
+// Everything at once: small cache, preemption, aborts, lost blocks, busy saves.
 func TestStorm(t *testing.T) {
 	seed := testSeed(t)
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -113,10 +107,9 @@ func TestStorm(t *testing.T) {
 	cfg.Seed = seed
 	e, f := newTestEngine(t, cfg)
 	f.lag, f.lose, f.busy, f.refuse = 2*time.Millisecond, 0.05, 0.1, 0.05
-	requests := conversations(rng, 400, 16, cfg.BlockTokens)
+	requests := conversations(rng, 400, 16)
 	for i := range requests {
 		r := &requests[i]
-		r.Priority, r.SkipSave = rng.IntN(2), rng.IntN(20) == 0
 		if rng.IntN(5) == 0 {
 			r.Abort = Abort{When: When(1 + rng.IntN(4)), Output: rng.IntN(r.Output)}
 		}
@@ -136,8 +129,7 @@ func TestStorm(t *testing.T) {
 	t.Logf("%d aborted, %+v", aborted, s)
 	for name, n := range map[string]uint64{
 		"preemptions": s.Preemptions, "loads": s.BlocksLoaded, "saves": s.BlocksSaved, "aborts": uint64(aborted),
-		"rejected drafts": s.Rejected, "accepted drafts": s.Accepted, "failed loads": s.LoadsFailed,
-		"busy saves": s.SavesBusy,
+		"failed loads": s.LoadsFailed, "busy saves": s.SavesBusy,
 	} {
 		if n == 0 {
 			t.Errorf("no %s in the whole run", name)

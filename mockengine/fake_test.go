@@ -16,7 +16,7 @@ import (
 // (event, revocation, fence) unless told otherwise, and takes its time.
 type fakeAgent struct {
 	t       *testing.T
-	w       *workers
+	w       *Workers
 	words   [][]byte // each rank's words, mapped as an agent does
 	events  chan Event
 	pending sync.WaitGroup
@@ -46,7 +46,7 @@ type fakeAgent struct {
 	}
 }
 
-func newFakeAgent(t *testing.T, w *workers, seed uint64) *fakeAgent {
+func newFakeAgent(t *testing.T, w *Workers, seed uint64) *fakeAgent {
 	f := &fakeAgent{t: t, w: w, events: make(chan Event, 1<<16), end: make(chan struct{})}
 	f.mu.rng = rand.New(rand.NewPCG(seed, 9))
 	f.mu.stored, f.mu.cancel, f.mu.leases = map[cacheKey][][]byte{}, map[uint64]chan struct{}{}, map[uint64]bool{}

@@ -5,7 +5,89 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/kvagent/kvagent/ipc"
 )
+
+// Agent is the interface to the cache agent: the real one is a Link, tests have one in memory. All
+// methods are called from the engine's goroutine and never wait longer than the engine's look-up
+// time-out.
+type Agent interface {
+	// Ask looks a prompt up and reserves what is found.
+	Ask(*Question) Answer
+	// Submit sends a job to all ranks; false: nothing was sent, because there is no agent or a
+	// queue is full.
+	Submit(*Job) bool
+	// Cancel asks for the end of a job. Its Event follows as for any other.
+	Cancel(job uint64)
+	// Release releases a lease.
+	Release(Lease)
+	// Events returns the finished jobs. Each submitted job has one event, when no rank's memory is
+	// touched for it any more.
+	Events() <-chan Event
+}
+
+// Question is a look-up: the hashes of a prompt's blocks from the first on.
+type Question struct {
+	Hashes []Hash
+	Tokens int // length of the prompt
+	Own    int // tokens the engine has itself
+}
+
+// Answer is what the agent has, in tokens from the first of the prompt on; 0 is nothing.
+type Answer struct {
+	Tokens  int
+	Lease   Lease
+	Failed  bool // not answered: no agent, or too late
+	Pending bool // lower tiers are still being asked: Tokens is the answer so far, Lease pins it
+}
+
+// Lease names what a look-up pinned; the zero Lease is none. Numbers start again with each boot of
+// the agent.
+type Lease struct {
+	Attachment uint32 // number of the link's attachment
+	Number     uint64
+}
+
+// Kind of a job.
+type Kind uint8
+
+// The kinds of jobs.
+const (
+	SaveJob Kind = iota
+	LoadJob
+)
+
+// Job is a save or a load of blocks, the same on every rank.
+type Job struct {
+	ID       uint64
+	Kind     Kind
+	Step     uint64 // save: computed the blocks; load: in flight
+	Event    uint32 // recorded after that step
+	Revoke   uint32 // save: its revocation word
+	Lease    Lease  // load
+	Sections []Section
+}
+
+// Section is a run of chained blocks of one group.
+type Section struct {
+	Group  uint8
+	Parent []byte // hash before the first; empty at the start of a prompt
+	Hashes []byte // joined
+	Blocks []BlockID
+
+	from int // the first one's number in the group of its request
+}
+
+// Event is a job that has ended on all ranks. Status has the protocol's status of each block of all
+// sections, from the rank with the worst one; nil means that the agent was lost and nothing is
+// known.
+type Event struct {
+	Job    uint64
+	Status []uint8
+	Moved  int  // blocks copied, over all ranks
+	Reset  bool // no job: a new weights epoch was started
+}
 
 // Limits of a link.
 const (
@@ -30,7 +112,7 @@ type LinkConfig struct {
 type Link struct {
 	cfg    Config
 	where  LinkConfig
-	ranks  *workers
+	ranks  *Workers
 	events chan Event
 	asker  asker
 
@@ -38,7 +120,6 @@ type Link struct {
 		sync.Mutex
 		current     *attachment // nil: none
 		attachments uint32
-		software    string
 		lastErr     error
 	}
 	up     chan struct{} // closed at the first attachment
@@ -50,7 +131,7 @@ type Link struct {
 // NewLink starts to connect. cfg is validated.
 func NewLink(cfg Config, where LinkConfig, w *Workers) *Link {
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Link{cfg: cfg, where: where, ranks: w.w, events: make(chan Event, linkEvents), up: make(chan struct{}),
+	l := &Link{cfg: cfg, where: where, ranks: w, events: make(chan Event, linkEvents), up: make(chan struct{}),
 		cancel: cancel}
 	l.asker.timeout = cfg.LookupTimeout
 	l.wg.Go(func() { l.keep(ctx) })
@@ -105,40 +186,6 @@ func (l *Link) Wait(ctx context.Context) error {
 		defer l.mu.Unlock()
 		return errors.Join(ctx.Err(), l.mu.lastErr)
 	}
-}
-
-// Space returns the fingerprint of the engine's space; ok is false without an agent.
-func (l *Link) Space() (space [16]byte, ok bool) {
-	a := l.attached()
-	if a == nil {
-		return space, false
-	}
-	return a.space, true
-}
-
-// AgentPid returns the agent's process as the kernel names it; 0 without an agent.
-func (l *Link) AgentPid() int {
-	a := l.attached()
-	if a == nil {
-		return 0
-	}
-	return a.pid
-}
-
-// Attachments returns how often the link was attached.
-func (l *Link) Attachments() uint32 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.mu.attachments
-}
-
-// LookupPath returns the path of the look-up socket; empty without an agent.
-func (l *Link) LookupPath() string {
-	a := l.attached()
-	if a == nil {
-		return ""
-	}
-	return a.lookupPath
 }
 
 // Close leaves the agent: it withdraws registrations, and every session ends from the agent's side,
@@ -206,5 +253,73 @@ func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-t.C:
 	case <-ctx.Done():
+	}
+}
+
+// asker asks the look-up socket of the current attachment. It belongs to one goroutine.
+type asker struct {
+	timeout    time.Duration
+	client     *ipc.LookupClient // of path
+	path       string
+	attachment uint32
+	blob       []byte // hashes of the question, joined
+}
+
+// ask looks up and reserves; a late answer is a miss.
+func (k *asker) ask(a *attachment, q *Question) Answer {
+	if a.number != k.attachment {
+		k.connect(a)
+	}
+	k.blob = k.blob[:0]
+	for i := range q.Hashes {
+		k.blob = append(k.blob, q.Hashes[i][:]...)
+	}
+	reply, err := k.client.Ask(&ipc.LookupRequest{
+		Space: a.space, Session: a.session, Want: ipc.WantReserve, Tokens: uint64(q.Tokens),
+		HBMTokens:  uint32(q.Own),
+		DeadlineUS: uint32(k.timeout.Microseconds()), HashLen: len(Hash{}), Hashes: k.blob,
+	}, k.timeout)
+	if err != nil || reply.Boot != a.boot { // from another attachment: the lease must not be used
+		return Answer{Failed: true}
+	}
+	return answer(a, &reply)
+}
+
+// answer interprets a reply. A block that is stored but not pinned may still be loaded: if it was
+// evicted by then, the load reports it.
+func answer(a *attachment, r *ipc.LookupReply) Answer {
+	switch r.Status {
+	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:
+		return Answer{Tokens: int(r.Tokens), Lease: leaseOf(a, r)}
+	case ipc.LookupPending:
+		return Answer{Tokens: int(r.Tokens), Lease: leaseOf(a, r), Pending: true}
+	case ipc.LookupOverloaded:
+		return Answer{Failed: true}
+	default:
+		return Answer{}
+	}
+}
+
+// leaseOf returns the lease of a reply, if it has one.
+func leaseOf(a *attachment, r *ipc.LookupReply) Lease {
+	if r.Lease == 0 {
+		return Lease{}
+	}
+	return Lease{Attachment: a.number, Number: r.Lease}
+}
+
+func (k *asker) connect(a *attachment) {
+	k.attachment = a.number
+	if k.client != nil && k.path == a.lookupPath {
+		return
+	}
+	k.close()
+	k.client, k.path = ipc.DialLookup(a.lookupPath), a.lookupPath
+}
+
+func (k *asker) close() {
+	if k.client != nil {
+		k.client.Close()
+		k.client = nil
 	}
 }

@@ -1,15 +1,17 @@
 package mockengine
 
-import "time"
+import (
+	"cmp"
+	"slices"
+	"time"
+)
 
 // Request is one prompt and the length of its answer.
 type Request struct {
 	ID       uint64   `json:"id"`
 	At       float64  `json:"at"`     // virtual time of arrival, ms
 	Prompt   []uint64 `json:"prompt"` // hash ids, one per BlockTokens tokens
-	Tokens   int      `json:"tokens,omitempty"`
 	Output   int      `json:"output"` // tokens of the answer, at least 1
-	Priority int      `json:"priority,omitempty"`
 	SkipSave bool     `json:"skip_save,omitempty"`
 	Abort    Abort    `json:"abort,omitzero"`
 }
@@ -54,8 +56,8 @@ const (
 )
 
 // request is the scheduler's state of a request. vLLM's names: nt is num_tokens, nct
-// num_computed_tokens, ph num_output_placeholders. truth and pos are the worker's: what a GPU knows
-// before the scheduler does.
+// num_computed_tokens, ph num_output_placeholders. truth is the worker's: what a GPU knows before
+// the scheduler does.
 type request struct {
 	Request
 	seq    uint64 // order of arrival
@@ -64,15 +66,13 @@ type request struct {
 	nt     int // tokens that are known: prompt and accepted output
 	nct    int // tokens whose KV is computed or scheduled
 	ph     int // tokens that are scheduled to come out and are not known
-	specOn bool
 	resets int // how often the blocks were taken away: results of steps before that are stale
 	need   int // free blocks it waited for in vain; 0: not known
 
-	truth      []uint32 // all tokens that the request will ever have
-	pos        int      // worker: tokens whose KV is written, or will be by the steps launched
-	confirmed  int      // tokens whose KV steps that have ended wrote
-	trueHashes []Hash
-	tails      []tail // per group
+	truth     []uint32 // all tokens that the request will ever have
+	confirmed int      // tokens whose KV steps that have ended wrote
+	hashes    []Hash   // of whole blocks, made when they are asked for
+	tails     []tail   // per group
 
 	tables   [][]BlockID // per group
 	cursor   []int       // per group: blocks given to saves
@@ -81,9 +81,8 @@ type request struct {
 	saving   int         // save jobs under way
 
 	asked   *asked
-	pending time.Time         // since when lower tiers are being asked; zero: they are not
-	failed  map[Hash]struct{} // keys whose load failed: not asked for again
-	noLoad  bool              // a whole load was lost: the request computes
+	pending time.Time // since when lower tiers are being asked; zero: they are not
+	noLoad  bool      // a load failed: the request computes
 	load    *job
 
 	counted   bool
@@ -103,60 +102,121 @@ type tail struct {
 	state chain
 }
 
-// newRequest makes the tokens; spare is how many a worker may write beyond the answer.
-func newRequest(spec Request, cfg *Config, seq uint64, spare int) *request {
+// newRequest makes the tokens, with those that steps in flight may write beyond the answer.
+func newRequest(spec Request, cfg *Config, seq uint64) *request {
 	spec.Output = max(spec.Output, 1)
-	if spec.Tokens <= 0 || spec.Tokens > len(spec.Prompt)*cfg.BlockTokens {
-		spec.Tokens = len(spec.Prompt) * cfg.BlockTokens
-	}
-	r := &request{Request: spec, seq: seq, prompt: spec.Tokens, nt: spec.Tokens}
+	prompt := len(spec.Prompt) * cfg.BlockTokens
+	r := &request{Request: spec, seq: seq, prompt: prompt, nt: prompt}
 	r.tables = make([][]BlockID, len(cfg.Groups))
 	r.cursor = make([]int, len(cfg.Groups))
 	r.tails = make([]tail, len(cfg.Groups))
-	r.truth = make([]uint32, len(spec.Prompt)*cfg.BlockTokens, r.prompt+spec.Output+spare+cfg.BlockTokens)
+	r.truth = make([]uint32, prompt+spec.Output+SpareTokens)
 	for i, id := range spec.Prompt {
 		promptTokens(r.truth[i*cfg.BlockTokens:(i+1)*cfg.BlockTokens], id)
 	}
-	r.truth = r.truth[:r.prompt+spec.Output+spare]
-	outputTokens(r.truth[r.prompt:], spec.ID, 0)
+	outputTokens(r.truth[prompt:], spec.ID)
 	return r
 }
 
-// last returns the number of tokens at which the request is complete.
-func (r *request) last() int { return r.prompt + r.Output }
+// settled returns how many leading tokens of a request are known and have their KV once everything
+// scheduled has run. Only these are published in the prefix cache and saved.
+func (r *request) settled() int { return min(r.nct, r.nt) }
 
-// settled returns how many leading tokens of a request have their final KV once everything
-// scheduled has run: no placeholder, whose token is unknown, and no draft, which may be rejected.
-// Only these are published in the prefix cache and saved.
-func settled(nct, placeholders, known int) int { return min(nct-placeholders, known) }
-
-func (r *request) settled() int { return settled(r.nct, r.ph, r.nt) }
-
-// before reports the order of the queues: priority first, then arrival.
-func (r *request) before(o *request) bool {
-	if r.Priority != o.Priority {
-		return r.Priority < o.Priority
-	}
-	return r.seq < o.seq
-}
-
-// insert puts r into a queue in its order.
+// insert puts r into a queue in the order of arrival.
 func insert(q []*request, r *request) []*request {
-	i := len(q)
-	for i > 0 && r.before(q[i-1]) {
-		i--
-	}
-	q = append(q, nil)
-	copy(q[i+1:], q[i:])
-	q[i] = r
-	return q
+	i, _ := slices.BinarySearchFunc(q, r, func(a, b *request) int { return cmp.Compare(a.seq, b.seq) })
+	return slices.Insert(q, i, r)
 }
 
 func remove(q []*request, r *request) []*request {
-	for i := range q {
-		if q[i] == r {
-			return append(q[:i], q[i+1:]...)
+	return slices.DeleteFunc(q, func(o *request) bool { return o == r })
+}
+
+// hash returns the hash of hash block i.
+func (e *Engine) hash(r *request, i int) *Hash {
+	n := e.cfg.BlockTokens
+	for len(r.hashes) <= i {
+		k := len(r.hashes)
+		h := e.hasher.next(e.parent(r, k), r.truth[k*n:(k+1)*n])
+		r.hashes = append(r.hashes, h)
+	}
+	return &r.hashes[i]
+}
+
+var noHash Hash
+
+// parent returns the hash of the block before hash block i.
+func (e *Engine) parent(r *request, i int) *Hash {
+	if i == 0 {
+		return &noHash
+	}
+	return e.hash(r, i-1)
+}
+
+// key returns the key of block b of a group: the hash at its end.
+func (e *Engine) key(r *request, g, b int) cacheKey {
+	scale := e.cfg.Groups[g]
+	return cacheKey{group: uint8(g), hash: *e.hash(r, (b+1)*scale-1)}
+}
+
+// prompt returns the hashes of all known whole blocks.
+func (e *Engine) prompt(r *request) []Hash {
+	if n := r.nt / e.cfg.BlockTokens; n > 0 {
+		e.hash(r, n-1)
+		return r.hashes[:n]
+	}
+	return nil
+}
+
+// blockTokens returns the number of tokens of a group's block.
+func (e *Engine) blockTokens(g int) int { return e.cfg.Groups[g] * e.cfg.BlockTokens }
+
+// write adds to a step the words that tokens at positions from on complete, in all groups.
+func (e *Engine) write(k *work, r *request, from int, tokens []uint32) {
+	for g := range e.cfg.Groups {
+		size, shape := e.blockTokens(g), &e.workers.shapes[g]
+		for i := from; i < from+len(tokens); {
+			b, off := i/size, i%size
+			end := min((b+1)*size, from+len(tokens))
+			state := e.chainAt(r, g, i)
+			at := len(k.bases)
+			k.bases, state = shape.appendBase(k.bases, state, off, tokens[i-from:end-from])
+			if at < len(k.bases) {
+				k.pieces = append(k.pieces, piece{group: uint8(g), block: r.tables[g][b], at: shape.complete(off),
+					from: at, to: len(k.bases)})
+			}
+			r.tails[g] = tail{pos: end, state: state}
+			i = end
 		}
 	}
-	return q
+}
+
+// chainAt returns the state before position i in the block of a group that holds it.
+func (e *Engine) chainAt(r *request, g, i int) chain {
+	size := e.blockTokens(g)
+	b := i / size
+	if i%size != 0 && r.tails[g].pos == i {
+		return r.tails[g].state
+	}
+	c := startChain(e.parent(r, b*e.cfg.Groups[g]))
+	for _, t := range r.truth[b*size : i] {
+		c = c.next(t)
+	}
+	return c
+}
+
+// check compares the blocks that hold tokens from to to-1 of a request with the expected content.
+// Blocks must be whole at from; words that a token before to does not complete are not compared.
+func (e *Engine) check(r *request, g, from, to int) {
+	size, shape := e.blockTokens(g), &e.workers.shapes[g]
+	for b := from / size; b*size < to; b++ {
+		end := min((b+1)*size, to)
+		e.scratch, _ = shape.appendBase(e.scratch[:0], startChain(e.parent(r, b*e.cfg.Groups[g])), 0,
+			r.truth[b*size:end])
+		e.stats.BlocksVerified++
+		if n := e.workers.wrong(uint8(g), r.tables[g][b], e.scratch); n > 0 {
+			e.stats.WrongBytes += uint64(n)
+			e.onWrong(r, g, b, n)
+		}
+	}
 }

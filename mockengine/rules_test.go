@@ -38,7 +38,7 @@ func (f *fakeAgent) stored(t *testing.T, e *Engine, requests []Request) (blocks 
 	defer f.mu.Unlock()
 	seen := make(map[cacheKey]bool)
 	for _, spec := range requests {
-		r := newRequest(spec, &e.cfg, 0, 0)
+		r := newRequest(spec, &e.cfg, 0)
 		r.nt = len(r.truth)
 		for g := range e.cfg.Groups {
 			size := e.blockTokens(g)
@@ -49,7 +49,7 @@ func (f *fakeAgent) stored(t *testing.T, e *Engine, requests []Request) (blocks 
 					bases, _ := e.workers.shapes[g].appendBase(nil, startChain(e.parent(r, b*e.cfg.Groups[g])), 0,
 						r.truth[b*size:(b+1)*size])
 					if n := wrongStored(e.workers, g, bytes, bases); n > 0 {
-						t.Errorf("request %d, group %d: block %d was saved with %d bytes of rejected or stale tokens",
+						t.Errorf("request %d, group %d: block %d was saved with %d bytes of stale tokens",
 							r.ID, g, b, n)
 					}
 				}
@@ -57,12 +57,12 @@ func (f *fakeAgent) stored(t *testing.T, e *Engine, requests []Request) (blocks 
 		}
 	}
 	if n := len(f.mu.stored) - len(seen); n > 0 {
-		t.Errorf("placeholder tokens saved: %d blocks are stored under a hash that no request's tokens have", n)
+		t.Errorf("%d blocks are stored under a hash that no request's tokens have", n)
 	}
 	return len(seen)
 }
 
-func wrongStored(w *workers, g int, bytes [][]byte, bases []uint64) (n int) {
+func wrongStored(w *Workers, g int, bytes [][]byte, bases []uint64) (n int) {
 	for i, r := range w.ranks {
 		b := bytes[i]
 		for s := range r.segments {
@@ -76,16 +76,13 @@ func wrongStored(w *workers, g int, bytes [][]byte, bases []uint64) (n int) {
 // answers are requests whose answers fill several blocks.
 func answers(n int) (requests []Request) {
 	for i := range n {
-		requests = append(requests, Request{ID: uint64(i), At: float64(i), Prompt: prompt(i, 1+i%3), Tokens: 10 + i%20,
-			Output: 90 + i})
+		requests = append(requests, Request{ID: uint64(i), At: float64(i), Prompt: prompt(i, 1+i%3), Output: 90 + i})
 	}
 	return requests
 }
 
-func TestSaveStopsBeforePlaceholders(t *testing.T) {
-	cfg := small(200)
-	cfg.Drafts = 0
-	e, f := newTestEngine(t, cfg)
+func TestSavedBlocksAreWhole(t *testing.T) {
+	e, f := newTestEngine(t, small(200))
 	requests := answers(6)
 	e.Add(requests...)
 	finishAll(t, e, f, len(requests))
@@ -94,24 +91,7 @@ func TestSaveStopsBeforePlaceholders(t *testing.T) {
 	}
 }
 
-func TestSaveStopsBeforeRejectedDrafts(t *testing.T) {
-	for _, async := range []bool{false, true} {
-		cfg := small(200)
-		cfg.Async, cfg.Drafts, cfg.AcceptRate = async, 5, 0.3
-		e, f := newTestEngine(t, cfg)
-		requests := answers(6)
-		e.Add(requests...)
-		finishAll(t, e, f, len(requests))
-		if n := f.stored(t, e, requests); n < 30 {
-			t.Errorf("async %v: only %d blocks were saved", async, n)
-		}
-		if e.stats.Rejected == 0 {
-			t.Errorf("async %v: no draft was rejected", async)
-		}
-	}
-}
-
-// The answers of sync, async and speculative engines are the same, and as long as asked for.
+// Answers are as long as asked for.
 func TestOutputsAreWhole(t *testing.T) {
 	for _, cfg := range []Config{small(40), small(400)} {
 		e, f := newTestEngine(t, cfg)
@@ -240,8 +220,8 @@ func TestLateLoadKeepsPins(t *testing.T) {
 	clock := time.Now()
 	e.now = func() time.Time { return clock }
 	turnUntil(t, e, "load", func() bool { return len(e.loading) == 1 && e.loading[0].load != nil })
-	clock = clock.Add(e.cfg.LoadDeadline)
-	turnUntil(t, e, "end", func() bool { return len(e.outcomes) == 2 && e.jobs.saves == 0 })
+	clock = clock.Add(loadDeadline)
+	turnUntil(t, e, "end", func() bool { return len(e.outcomes) == 2 && len(e.jobs.saves) == 0 })
 	if n := e.BlocksInUse(); n != 9 {
 		t.Errorf("%d blocks are held after the deadline of a load of 9 that was not reported: a deadline is no fence",
 			n)
@@ -254,7 +234,7 @@ func TestLateLoadKeepsPins(t *testing.T) {
 	}
 }
 
-// A block that is not delivered costs those after it; its key is not asked for again.
+// A block that is not delivered costs those after it, and the request asks no more.
 func TestFailedBlockKeepsThePrefix(t *testing.T) {
 	for _, gone := range []int{0, 4} {
 		e, f := parked(t, small(60), Request{})
@@ -268,7 +248,7 @@ func TestFailedBlockKeepsThePrefix(t *testing.T) {
 			t.Errorf("block %d of a load failed: %d blocks were used, want %d", gone, out[1].Pool, gone)
 		}
 		if n := len(f.mu.loads); n != 1 {
-			t.Errorf("block %d of a load failed: %d loads, want 1: failed keys are not asked for again", gone, n)
+			t.Errorf("block %d of a load failed: %d loads, want 1", gone, n)
 		}
 	}
 }
@@ -290,28 +270,6 @@ func TestPressureRevokesSaves(t *testing.T) {
 	}
 	if f.mu.revoked == 0 {
 		t.Error("the agent saw no revocation")
-	}
-}
-
-func TestSkipSave(t *testing.T) {
-	e, f := newTestEngine(t, small(60))
-	e.Add(Request{ID: 1, Prompt: prompt(1, 8), Output: 30, SkipSave: true})
-	finishAll(t, e, f, 1)
-	if n := len(f.mu.saves); n != 0 {
-		t.Errorf("%d saves of a request that must not be saved", n)
-	}
-}
-
-func TestPriorityGoesFirst(t *testing.T) {
-	cfg := small(60)
-	cfg.MaxRunning = 1
-	e, f := newTestEngine(t, cfg)
-	e.Add(Request{ID: 1, Prompt: prompt(1, 2), Output: 5, Priority: 1},
-		Request{ID: 2, Prompt: prompt(2, 2), Output: 5, Priority: 2},
-		Request{ID: 3, Prompt: prompt(3, 2), Output: 5, Priority: 0})
-	out := finishAll(t, e, f, 3)
-	if out[0].ID != 3 || out[1].ID != 1 || out[2].ID != 2 {
-		t.Errorf("order is %d %d %d, want 3 1 2", out[0].ID, out[1].ID, out[2].ID)
 	}
 }
 
@@ -344,11 +302,11 @@ func TestBusySaveIsTriedAgain(t *testing.T) {
 // The oracle is alive: an agent that breaks the rules is found out.
 func TestOracleSeesStaleSave(t *testing.T) {
 	cfg := small(60)
-	cfg.Async, cfg.KernelLag = true, 3*time.Millisecond
+	cfg.KernelLag = 3 * time.Millisecond
 	e, f := newTestEngine(t, cfg)
 	f.noWait = true
 	rng := rand.New(rand.NewPCG(1, 1))
-	e.Add(conversations(rng, 100, 12, cfg.BlockTokens)...)
+	e.Add(conversations(rng, 100, 12)...)
 	e.OnWrong = nil
 	e.Run(-1)
 	e.Drain(10 * time.Second)

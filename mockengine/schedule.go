@@ -56,7 +56,7 @@ func (e *Engine) takeWork() *work {
 func (e *Engine) scheduleRunning(s *launched, budget int) int {
 	for i := 0; i < len(e.running) && budget > 0; i++ {
 		r := e.running[i]
-		n := min(e.want(r), budget)
+		n := min(r.nt+r.ph-r.nct, budget) // known ones that are not computed, and what comes out before
 		if n <= 0 {
 			continue
 		}
@@ -75,51 +75,17 @@ func (e *Engine) scheduleRunning(s *launched, budget int) int {
 	return budget
 }
 
-// want returns how many tokens a request could use in this step: known ones that are not computed,
-// the placeholder after them, and drafts once it has begun to answer.
-func (e *Engine) want(r *request) int {
-	n := r.nt + r.ph - r.nct
-	if r.specOn {
-		n += e.cfg.Drafts
-	}
-	return n
-}
-
 // enter puts n tokens of a request into a step.
 func (e *Engine) enter(s *launched, r *request, n int) {
-	a := entry{r: r, resets: r.resets}
-	a.drafts = max(r.nct+n-r.nt-r.ph, 0)
-	a.sampled = r.nct+n >= r.nt+r.ph
-	for a.accepted < a.drafts && e.accepts(r, r.pos+a.accepted) {
-		a.accepted++
-	}
-	right := n - a.drafts + a.accepted
-	e.write(s.work, r, r.pos, r.truth[r.pos:r.pos+right], true)
-	if bad := a.drafts - a.accepted; bad > 0 {
-		drafts := make([]uint32, bad)
-		for i := range drafts {
-			drafts[i] = ^r.truth[r.pos+right+i]
-		}
-		e.write(s.work, r, r.pos+right, drafts, false)
-	}
-	r.pos += right
-	a.pos = r.pos
-	r.nct += n
+	a := entry{r: r, resets: r.resets, sampled: r.nct+n >= r.nt+r.ph, end: r.nct + n}
+	e.write(s.work, r, r.nct, r.truth[r.nct:a.end])
+	r.nct = a.end
 	if a.sampled {
-		r.specOn = true
-		if e.cfg.Async {
-			r.ph += 1 + a.drafts
-		}
+		r.ph++
 	}
 	e.publish(r, r.settled())
 	s.entries = append(s.entries, a)
 	s.tokens += n
-}
-
-// accepts reports whether the draft after position pos is the model's token. It depends on the
-// request and the position alone, so that a request that runs again gives the same answer.
-func (e *Engine) accepts(r *request, pos int) bool {
-	return float64(mix(r.ID^mix(uint64(pos)))>>11)/(1<<53) < e.cfg.AcceptRate
 }
 
 // publish makes the full blocks of the first n tokens findable. vLLM does so when it schedules the
@@ -166,22 +132,133 @@ func (e *Engine) preempt(r *request) {
 	e.waiting = insert(e.waiting, r)
 }
 
-// reset returns all blocks, last first, and forgets what was computed. Steps in flight may still
-// write to them; the next user of the blocks is ordered after them: the stream's steps are, and a
-// load names the step.
-func (e *Engine) reset(r *request) {
+// drop returns all blocks, last first.
+func (e *Engine) drop(r *request) {
 	for g, table := range r.tables {
 		for b := len(table) - 1; b >= 0; b-- {
 			e.pool.unref(table[b])
 		}
 		r.tables[g] = nil
-		r.cursor[g] = 0
-		r.tails[g] = tail{}
 	}
-	r.nct, r.ph, r.pos, r.confirmed = 0, 0, 0, 0
+}
+
+// reset returns all blocks and forgets what was computed. Steps in flight may still write to them;
+// the next user of the blocks is ordered after them: the stream's steps are, and a load names the
+// step.
+func (e *Engine) reset(r *request) {
+	e.drop(r)
+	clear(r.cursor)
+	clear(r.tails)
+	r.nct, r.ph, r.confirmed = 0, 0, 0
 	r.fetched = [2]int{}
-	r.specOn = false
 	r.resets++
 	r.need = 0
 	r.state = stateWaiting
+}
+
+// update waits for a step and takes its output: tokens become known, requests end.
+func (e *Engine) update(s *launched) {
+	s.work.done.Wait()
+	for i := range s.entries {
+		if a := &s.entries[i]; a.resets == a.r.resets && a.r.state == stateRunning {
+			e.updateOne(a)
+		}
+	}
+	e.idle = append(e.idle, s.work)
+}
+
+func (e *Engine) updateOne(a *entry) {
+	r := a.r
+	r.confirmed = a.end
+	if !a.sampled {
+		return
+	}
+	r.ph--
+	if r.nt++; r.nt >= r.prompt+r.Output {
+		e.finish(r)
+	}
+}
+
+// finish ends a request that has its answer. It saves what was computed and not saved yet: all but
+// the last token, which was never fed, and the extra step that async scheduling may have in flight.
+func (e *Engine) finish(r *request) {
+	n := min(r.settled(), r.nt-1, r.confirmed)
+	r.saveFrom = 0
+	e.save(r, n)
+	e.publish(r, n)
+	e.checkAll(r)
+	e.running = remove(e.running, r)
+	e.end(r, false)
+}
+
+// end releases everything and reports the outcome.
+func (e *Engine) end(r *request, aborted bool) {
+	e.forgetAnswer(r)
+	e.reset(r)
+	r.state = stateOver
+	if r.Abort.When != Never {
+		e.aborting--
+	}
+	e.outcomes = append(e.outcomes, Outcome{
+		ID: r.ID, Own: r.own, Pool: r.pool, Output: r.nt - r.prompt, Aborted: aborted, Preempted: r.preempted})
+	r.truth, r.hashes = nil, nil
+}
+
+// checkAll compares every block of a request, as far as steps that have ended wrote it, with the
+// expected content. This finds a late copy: a cancel without a fence, a load that did not wait for
+// the step in flight.
+func (e *Engine) checkAll(r *request) {
+	for g := range r.tables {
+		e.check(r, g, 0, r.confirmed)
+	}
+}
+
+// abort ends the requests whose client disconnects now, whatever they are doing.
+func (e *Engine) abort() {
+	if e.aborting == 0 {
+		return
+	}
+	for _, q := range [][]*request{e.waiting, e.loading, e.running} {
+		for i := len(q) - 1; i >= 0; i-- {
+			if r := q[i]; r.goesAway() {
+				e.abortOne(r)
+			}
+		}
+	}
+}
+
+func (r *request) goesAway() bool {
+	switch r.Abort.When {
+	case Waiting:
+		if r.state == stateWaiting && r.asked != nil {
+			return true
+		}
+	case Loading:
+		if r.state == stateLoading {
+			return true
+		}
+	case Saving:
+		if r.state == stateRunning && r.saving > 0 {
+			return true
+		}
+	case Never:
+		return false
+	}
+	return r.state == stateRunning && r.nt-r.prompt >= r.Abort.Output
+}
+
+// abortOne ends one request. A step in flight may still compute its blocks, and copies may still
+// touch them: the first are ordered before any other use, the second hold pins of their own.
+func (e *Engine) abortOne(r *request) {
+	switch r.state {
+	case stateLoading:
+		e.giveUp(r)
+		e.loading = remove(e.loading, r)
+	case stateRunning:
+		e.checkAll(r)
+		e.running = remove(e.running, r)
+	default:
+		e.waiting = remove(e.waiting, r)
+	}
+	e.end(r, true)
 }

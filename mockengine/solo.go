@@ -4,25 +4,24 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 )
 
 // SoloOptions configures Solo.
 type SoloOptions struct {
-	Attach time.Duration // longest wait for an agent
-	Hold   bool          // stay registered after the last request until ctx is done
-	Strike *Strike       // nil: none
+	Attach    time.Duration // longest wait for an agent
+	Hold      bool          // stay registered after the last request until ctx is done
+	KillAfter int           // kill this process after this many jobs, with one in flight; 0: never
 }
 
 // Solo runs requests through one engine against an agent and writes reports to out, as Drive does.
 // When ctx is done it leaves the agent in order, and reports requests that were not run.
 func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request, o SoloOptions, out io.Writer) error {
-	d := &driver{out: json.NewEncoder(out), engines: make(map[int]*driven)}
-	g, err := d.assemble(&Command{Config: &cfg, Link: &where})
+	g, err := assemble(cfg, where, out)
 	if err != nil {
 		return err
 	}
@@ -33,7 +32,10 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 		return fmt.Errorf("no agent: %w", err)
 	}
 	g.engine.Stop = func() bool { return ctx.Err() != nil }
-	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests, Strike: o.Strike})
+	if o.KillAfter > 0 {
+		g.arm(&Strike{After: o.KillAfter})
+	}
+	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests})
 	if o.Hold {
 		g.hold(ctx)
 	}
@@ -46,9 +48,6 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 	}
 	return nil
 }
-
-// holdLook is how often a held engine polls the agent.
-const holdLook = 100 * time.Millisecond
 
 // hold keeps the engine registered until ctx is done.
 func (g *driven) hold(ctx context.Context) {
@@ -64,15 +63,17 @@ func (g *driven) hold(ctx context.Context) {
 	}
 }
 
-// Limits of a fill.
+// Limits of one engine alone.
 const (
+	holdLook = 100 * time.Millisecond // how often a held engine polls the agent
+
 	fillWave   = 4096 // blocks of one save
 	fillTries  = 100  // saves of one wave: an agent may be busy
 	fillWithin = time.Minute
 )
 
-// Filler registers an engine whose only work is to save a chain of blocks under given hashes.
-type Filler struct {
+// filler is an engine whose only work is to save a chain of blocks under given hashes.
+type filler struct {
 	cfg     Config
 	workers *Workers
 	link    *Link
@@ -80,50 +81,42 @@ type Filler struct {
 	job     uint64
 }
 
-// NewFiller registers the engine: its scheduler and all ranks. Close ends it.
-func NewFiller(ctx context.Context, cfg Config, where LinkConfig) (*Filler, error) {
-	cfg.Blocks = fillWave
-	cfg.Groups = []int{1}
+// Fill registers an engine with an agent, which must appear within attach, saves one block for each
+// hash of a chain, in order, calls filled, and leaves. All hashes have one length, 1 to 32 bytes.
+func Fill(ctx context.Context, cfg Config, where LinkConfig, hashes [][]byte, attach time.Duration,
+	filled func()) error {
+	cfg.Blocks, cfg.Groups = fillWave, []int{1}
 	if err := cfg.Validate(); err != nil {
-		return nil, err
+		return err
 	}
 	w, err := NewWorkers(&cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	f := &Filler{cfg: cfg, workers: w, link: NewLink(cfg, where, w)}
-	if err := f.link.Wait(ctx); err != nil {
-		f.Close()
-		return nil, err
+	defer w.Close()
+	f := &filler{cfg: cfg, workers: w, link: NewLink(cfg, where, w)}
+	defer f.link.Close()
+	wait, stop := context.WithTimeout(ctx, attach)
+	defer stop()
+	if err := f.link.Wait(wait); err != nil {
+		return fmt.Errorf("no agent: %w", err)
 	}
-	return f, nil
-}
-
-// Space returns the fingerprint of the engine's space, and the path of its look-up socket.
-func (f *Filler) Space() (space [16]byte, lookupPath string) {
-	space, _ = f.link.Space()
-	return space, f.link.LookupPath()
-}
-
-// Save stores one block for each hash of a chain, in order. All hashes have one length, 1 to 32
-// bytes.
-func (f *Filler) Save(ctx context.Context, hashes [][]byte) error {
 	var parent []byte
-	for len(hashes) > 0 {
-		n := min(len(hashes), fillWave)
-		if err := f.wave(ctx, parent, hashes[:n]); err != nil {
+	for wave := range slices.Chunk(hashes, fillWave) {
+		if err := f.wave(ctx, parent, wave); err != nil {
 			return err
 		}
-		parent, hashes = hashes[n-1], hashes[n:]
+		parent = wave[len(wave)-1]
 	}
+	filled()
 	return nil
 }
 
 // wave computes blocks on all ranks and saves them, and retries where the agent is busy.
-func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error {
+func (f *filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error {
 	f.step++
 	k := &work{step: f.step}
-	words := f.cfg.BlockBytes / f.cfg.Layers / wordBytes
+	words := f.cfg.BlockBytes / layers / wordBytes
 	s := Section{Parent: parent}
 	for i, h := range hashes {
 		sum := sha256.Sum256(h)
@@ -136,7 +129,7 @@ func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error
 		s.Hashes = append(s.Hashes, h...)
 		s.Blocks = append(s.Blocks, BlockID(i+1))
 	}
-	f.workers.w.launch(k)
+	f.workers.launch(k)
 	defer k.done.Wait()
 	for range fillTries {
 		stored, err := f.try(ctx, s)
@@ -149,11 +142,11 @@ func (f *Filler) wave(ctx context.Context, parent []byte, hashes [][]byte) error
 }
 
 // try saves once; it returns false if not everything was taken.
-func (f *Filler) try(ctx context.Context, s Section) (bool, error) {
+func (f *filler) try(ctx context.Context, s Section) (bool, error) {
 	ctx, stop := context.WithTimeout(ctx, fillWithin)
 	defer stop()
 	f.job++
-	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.w.event(f.step), Revoke: ^uint32(0),
+	j := &Job{ID: f.job, Kind: SaveJob, Step: f.step, Event: f.workers.event(f.step), Revoke: ^uint32(0),
 		Sections: []Section{s}}
 	if !f.link.Submit(j) {
 		return false, ctx.Err()
@@ -179,10 +172,4 @@ func allStored(status []uint8) bool {
 		}
 	}
 	return len(status) > 0
-}
-
-// Close leaves the agent.
-func (f *Filler) Close() {
-	f.link.Close()
-	f.workers.Close()
 }

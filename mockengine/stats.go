@@ -19,24 +19,13 @@ type Stats struct {
 	Lookups        uint64 `json:"lookups"`
 	LookupsPending uint64 `json:"lookups_pending"` // look-ups that were answered pending
 	LookupMisses   uint64 `json:"lookup_misses"`   // look-ups that were not answered: no agent, or too late
-	SaveJobs       uint64 `json:"save_jobs"`
-	LoadJobs       uint64 `json:"load_jobs"`
-	SavesBusy      uint64 `json:"saves_busy"`    // save jobs postponed: queue full, or no revocation word
-	SavesRevoked   uint64 `json:"saves_revoked"` // save jobs revoked by their word
-	LoadsFailed    uint64 `json:"loads_failed"`  // load jobs that did not deliver everything
-	LoadsLate      uint64 `json:"loads_late"`    // load jobs abandoned at the deadline
+	SavesBusy      uint64 `json:"saves_busy"`      // save jobs postponed: queue full, or no revocation word
+	SavesRevoked   uint64 `json:"saves_revoked"`   // save jobs revoked by their word
+	LoadsFailed    uint64 `json:"loads_failed"`    // load jobs that did not deliver everything
+	LoadsLate      uint64 `json:"loads_late"`      // load jobs abandoned at the deadline
 	Preemptions    uint64 `json:"preemptions"`
-	Rejected       uint64 `json:"rejected"` // speculative tokens
-	Accepted       uint64 `json:"accepted"`
-	Stalls         uint64 `json:"stalls"` // loaded requests that had to start over to make room
-	Connects       uint64 `json:"connects"`
 
-	// SaveStatus and LoadStatus count blocks by the protocol's status; the last element counts all
-	// others.
-	SaveStatus [24]uint64 `json:"save_status"`
-	LoadStatus [24]uint64 `json:"load_status"`
-
-	LookupTimes Times `json:"lookup_times"`
+	LookupTimes Times `json:"lookup_times,omitempty"`
 }
 
 // Add adds another engine's counters.
@@ -45,21 +34,13 @@ func (s *Stats) Add(o *Stats) {
 		{&s.BlocksSaved, &o.BlocksSaved}, {&s.BytesSaved, &o.BytesSaved}, {&s.BlocksLoaded, &o.BlocksLoaded},
 		{&s.BytesLoaded, &o.BytesLoaded}, {&s.BlocksVerified, &o.BlocksVerified}, {&s.WrongBytes, &o.WrongBytes},
 		{&s.Steps, &o.Steps}, {&s.Lookups, &o.Lookups}, {&s.LookupMisses, &o.LookupMisses},
-		{&s.LookupsPending, &o.LookupsPending}, {&s.SaveJobs, &o.SaveJobs},
-		{&s.LoadJobs, &o.LoadJobs}, {&s.SavesBusy, &o.SavesBusy}, {&s.SavesRevoked, &o.SavesRevoked},
+		{&s.LookupsPending, &o.LookupsPending}, {&s.SavesBusy, &o.SavesBusy}, {&s.SavesRevoked, &o.SavesRevoked},
 		{&s.LoadsFailed, &o.LoadsFailed}, {&s.LoadsLate, &o.LoadsLate}, {&s.Preemptions, &o.Preemptions},
-		{&s.Rejected, &o.Rejected}, {&s.Accepted, &o.Accepted}, {&s.Stalls, &o.Stalls}, {&s.Connects, &o.Connects},
 	} {
 		*f.to += *f.from
 	}
-	for i := range s.SaveStatus {
-		s.SaveStatus[i] += o.SaveStatus[i]
-		s.LoadStatus[i] += o.LoadStatus[i]
-	}
 	s.LookupTimes.Merge(o.LookupTimes)
 }
-
-func countStatus(counts *[24]uint64, status uint8) { counts[min(int(status), len(counts)-1)]++ }
 
 // Times is a histogram of durations: eight buckets for each power of two of nanoseconds, so a
 // quantile is accurate to 13 %. The slice is as long as its highest bucket.

@@ -1,8 +1,7 @@
 package mockengine
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
+	"container/list"
 	"fmt"
 	"math/rand/v2"
 
@@ -20,7 +19,6 @@ const (
 // prompt, at least one, equal when the block and all before it are equal.
 type Record struct {
 	Timestamp    float64 // ms
-	InputLength  int     // tokens
 	OutputLength int     // tokens
 	HashIDs      []uint64
 }
@@ -32,11 +30,7 @@ func ReadTrace(path string, limit int) ([]Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	return recordsOf(requests, path)
-}
-
-// recordsOf returns the requests of a trace that have blocks.
-func recordsOf(requests []trace.Request, path string) (records []Record, err error) {
+	var records []Record
 	for i := range requests {
 		if len(requests[i].HashIDs) == 0 {
 			continue
@@ -57,20 +51,20 @@ func recordOf(r *trace.Request) (rec Record, err error) {
 		return rec, fmt.Errorf("hash_ids has %d numbers, must have at most %d", n, MaxTraceBlocks)
 	}
 	rec = Record{Timestamp: r.Timestamp, HashIDs: r.HashIDs}
-	if rec.InputLength, err = r.InputLength.Within(1, n*TraceBlock, n*TraceBlock); err != nil {
+	if _, err = r.InputLength.Within(1, n*TraceBlock, n*TraceBlock); err != nil {
 		return rec, fmt.Errorf("%w with %d hash_ids", err, n)
 	}
 	rec.OutputLength, err = r.OutputLength.Within(0, MaxTraceOutput, 0)
 	return rec, err
 }
 
-// DrawTrace draws n requests: conversations whose turns repeat what was said and continue it.
-func DrawTrace(seed uint64, n int) []Record {
+// DrawRequests draws n requests: conversations whose turns repeat what was said and continue it.
+func DrawRequests(seed uint64, n int) []Request {
 	rng := rand.New(rand.NewPCG(seed, 5))
 	var past [][]uint64
-	records := make([]Record, n)
+	requests := make([]Request, n)
 	next := uint64(1)
-	for i := range records {
+	for i := range requests {
 		var ids []uint64
 		if len(past) > 0 && rng.IntN(3) > 0 {
 			ids = append(ids, past[rng.IntN(len(past))]...)
@@ -80,52 +74,71 @@ func DrawTrace(seed uint64, n int) []Record {
 			next++
 		}
 		past = append(past, ids)
-		records[i] = Record{Timestamp: float64(i) * 300, InputLength: len(ids) * TraceBlock,
-			OutputLength: 1 + rng.IntN(600), HashIDs: ids}
+		requests[i] = Request{ID: uint64(i + 1), At: float64(i) * 300, Prompt: ids, Output: 1 + rng.IntN(600)}
 	}
-	return records
+	return requests
 }
 
-// Hash is a block hash: SHA-256 over the parent's hash and the block's tokens, so it certifies the
-// whole prefix.
-type Hash [sha256.Size]byte
-
-// placeholder stands for a token that the scheduler counts but does not know yet. A hash over one
-// names bytes that cannot be asked for, or, worse, that differ from what it says.
-const placeholder = ^uint32(0)
-
-// promptTokens writes the n tokens of a trace's hash id.
-func promptTokens(dst []uint32, id uint64) {
-	x := mix(id + 1)
-	for i := range dst {
-		dst[i] = uint32(mix(x+uint64(i)) >> 33)
+// Simulate returns the share of all prompt blocks that a perfect system of these caches would hit:
+// one LRU of engineBlocks for each engine and one LRU pool of poolBlocks (0: no limit) for all of
+// them. Request i goes to engine deal(i). It is the oracle of a replay and shares nothing with the
+// engine: no time, no tokens, no blocks, only hash ids. A request's blocks count as cached, in its
+// engine and in the pool, when it arrives. A hit is a block that continues the prefix from the
+// engine's own cache and then, where that ends, from the pool. So a repeated prompt hits whole
+// here, while an engine computes its last token, and with that its last block, again.
+func Simulate(records []Record, engines, engineBlocks, poolBlocks int, deal func(int) int) float64 {
+	own := make([]*simLRU, engines)
+	for i := range own {
+		own[i] = newSimLRU(engineBlocks)
 	}
+	pool := newSimLRU(poolBlocks)
+	hits, total := 0, 0
+	for i, rec := range records {
+		cache := own[deal(i)]
+		n := 0
+		for n < len(rec.HashIDs) && cache.has(rec.HashIDs[n]) {
+			n++
+		}
+		for n < len(rec.HashIDs) && pool.has(rec.HashIDs[n]) {
+			n++
+		}
+		hits += n
+		total += len(rec.HashIDs)
+		cache.use(rec.HashIDs)
+		pool.use(rec.HashIDs)
+	}
+	if total == 0 {
+		return 0
+	}
+	return float64(hits) / float64(total)
 }
 
-// outputTokens writes the answer's tokens from index from on; they depend on the request alone, so
-// a request that runs again gives the same answer.
-func outputTokens(dst []uint32, request uint64, from int) {
-	x := mix(^request)
-	for i := range dst {
-		dst[i] = uint32(mix(x+uint64(from+i)) >> 33)
-	}
+// simLRU is an exact LRU over hash ids.
+type simLRU struct {
+	capacity int // 0: no limit
+	order    *list.List
+	at       map[uint64]*list.Element
 }
 
-// hasher chains block hashes; it holds the buffer of one goroutine.
-type hasher struct{ buf []byte }
-
-func (h *hasher) next(parent *Hash, tokens []uint32) Hash {
-	h.buf = append(h.buf[:0], parent[:]...)
-	for _, t := range tokens {
-		h.buf = binary.LittleEndian.AppendUint32(h.buf, t)
-	}
-	return sha256.Sum256(h.buf)
+func newSimLRU(capacity int) *simLRU {
+	return &simLRU{capacity: capacity, order: list.New(), at: make(map[uint64]*list.Element)}
 }
 
-// mix is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+func (l *simLRU) has(id uint64) bool { return l.at[id] != nil }
+
+// use makes a chain the most recent, its first block before its last: a suffix is evicted before
+// its prefix.
+func (l *simLRU) use(chain []uint64) {
+	for i := len(chain) - 1; i >= 0; i-- {
+		if e := l.at[chain[i]]; e != nil {
+			l.order.MoveToFront(e)
+			continue
+		}
+		l.at[chain[i]] = l.order.PushFront(chain[i])
+	}
+	for l.capacity > 0 && l.order.Len() > l.capacity {
+		e := l.order.Back()
+		delete(l.at, e.Value.(uint64))
+		l.order.Remove(e)
+	}
 }

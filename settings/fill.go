@@ -62,6 +62,24 @@ func Fill(flags *pflag.FlagSet, lookupEnv func(string) (string, bool)) error {
 	return errors.Join(bad...)
 }
 
+// FillFile sets each flag that is not set yet from the file at path: for commands whose settings
+// come neither from the environment nor from one file. key is what errors call the file.
+func FillFile(flags *pflag.FlagSet, key, path string) error {
+	file, err := readFile(flags, key, path)
+	if err != nil {
+		return err
+	}
+	var bad []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		if text, there := file[f.Name]; there && !f.Changed {
+			if err := flags.Set(f.Name, text); err != nil {
+				bad = append(bad, invalidValue(path+": "+f.Name, text, err))
+			}
+		}
+	})
+	return errors.Join(bad...)
+}
+
 func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (string, bool)) error {
 	f := flags.Lookup(key)
 	text, there := lookupEnv(envName(key))
@@ -74,36 +92,40 @@ func fillFromEnv(flags *pflag.FlagSet, key string, lookupEnv func(string) (strin
 	return nil
 }
 
-// readConfig reads the file that the config setting names. Unknown keys are errors.
+// readConfig reads the file that the config setting names.
 func readConfig(flags *pflag.FlagSet) (map[string]string, error) {
 	f := flags.Lookup(FileKey)
 	if f == nil || f.Value.String() == "" {
 		return nil, nil
 	}
-	path := f.Value.String()
+	return readFile(flags, FileKey, f.Value.String())
+}
+
+// readFile reads a file of settings; key is the one that names it. Unknown keys are errors.
+func readFile(flags *pflag.FlagSet, key, path string) (map[string]string, error) {
 	text, err := secret.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %q, allowed: an existing file", FileKey, path)
+		return nil, fmt.Errorf("%s: %q, allowed: an existing file", key, path)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %s: %w", FileKey, path, err)
+		return nil, fmt.Errorf("%s: %s: %w", key, path, err)
 	}
 	var nodes map[string]yaml.Node
 	in := yaml.NewDecoder(bytes.NewReader(text))
 	if err := in.Decode(&nodes); err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s: %w", FileKey, path, err)
+		return nil, fmt.Errorf("%s: %s: %w", key, path, err)
 	}
 	if err := in.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: %s: more than one document, allowed: one", FileKey, path)
+		return nil, fmt.Errorf("%s: %s: more than one document, allowed: one", key, path)
 	}
-	return readNodes(flags, path, nodes)
+	return readNodes(flags, key, path, nodes)
 }
 
-func readNodes(flags *pflag.FlagSet, path string, nodes map[string]yaml.Node) (map[string]string, error) {
+func readNodes(flags *pflag.FlagSet, fileKey, path string, nodes map[string]yaml.Node) (map[string]string, error) {
 	out := make(map[string]string, len(nodes))
 	var bad []error
 	for key, node := range nodes {
-		if f := flags.Lookup(key); f == nil || key == FileKey || key == "help" {
+		if f := flags.Lookup(key); f == nil || key == fileKey || key == "help" {
 			bad = append(bad, fmt.Errorf("%s:%d: %s: unknown, allowed: %s", path, node.Line, key,
 				strings.Join(settingKeys(flags), ", ")))
 			continue

@@ -32,9 +32,8 @@ type mockRun struct {
 // replayMock runs the same requests each time. All must end, with right bytes.
 func replayMock(t *testing.T, dir string) (r mockRun) {
 	t.Helper()
-	args := append([]string{"mock", "--socket-dir", dir}, patientEngines...)
-	args = append(args, "--requests", "40", "--block-bytes", "4096")
-	out, err := kvagentCommand(t, args...).CombinedOutput()
+	out, err := kvagentCommand(t, "mock", "--socket-dir", dir, "--lookup-timeout", "10s", "--requests", "40",
+		"--block-bytes", "4096").CombinedOutput()
 	if err != nil {
 		t.Fatalf("mock: %v\n%s", err, out)
 	}

@@ -66,8 +66,8 @@ func softMachine(t *testing.T) (stat func(name string) int64) {
 // wrong, nothing stays open.
 func TestCUDAReplayKills(t *testing.T) {
 	stat := softMachine(t)
-	o := replayJSON(t, "--requests", "120", "--device", "cuda", "--kill-engine-every", "30", "--kill-agent-every", "70",
-		"--kill-mover-every", "25")
+	o := replayJSON(t, "requests: 120", "device: cuda", "kill-engine-every: 30", "kill-agent-every: 70",
+		"kill-mover-every: 25")
 	o.clean(t)
 	if o.Requests != 120 || o.BlocksLoaded == 0 || o.EngineKills == 0 || o.AgentKills == 0 || o.MoverKills == 0 {
 		t.Errorf("%d requests of 120, %d blocks loaded, %d engines, %d agents and %d movers killed", o.Requests,
@@ -86,7 +86,7 @@ func TestCUDAReplayKills(t *testing.T) {
 func TestCUDANothingStaysOpen(t *testing.T) {
 	stat := softMachine(t)
 	serve, dir, _ := startServe(t, "--device", "cuda", "--pool", "256MiB")
-	o := replayJSON(t, "--requests", "50", "--device", "cuda", "--socket", dir, "--kill-engine-every", "20")
+	o := replayJSON(t, "requests: 50", "device: cuda", "socket: "+dir, "kill-engine-every: 20")
 	o.clean(t)
 	if o.ImportsLeft != 0 {
 		t.Errorf("%d imports are open, as the mover says", o.ImportsLeft)

@@ -25,9 +25,9 @@ func TestReplayKillsAgentsOfEveryNode(t *testing.T) {
 		t.Skip("LONG: several nodes")
 	}
 	for _, nodes := range []string{"2", "3"} {
-		o := replayJSON(t, "--requests", "240", "--nodes", nodes, "--kill-agent-every", "40",
-			"--kill-engine-every", "57", "--pause-agent-every", "90", "--pause-engine-every", "70",
-			"--pause-for", "300ms", "--stalled-after", "60s")
+		o := replayJSON(t, "requests: 240", "nodes: "+nodes, "kill-agent-every: 40",
+			"kill-engine-every: 57", "pause-agent-every: 90", "pause-engine-every: 70",
+			"pause-for: 300ms", "stalled-after: 60s")
 		o.clean(t)
 		if o.EngineKills == 0 || o.AgentPauses == 0 || o.EnginePauses == 0 {
 			t.Errorf("%s nodes: %d engine kills, %d pauses of agents, %d of engines", nodes, o.EngineKills,
@@ -47,9 +47,9 @@ func TestReplayKillsItsServer(t *testing.T) {
 		t.Skip("LONG: a torture")
 	}
 	server, spec := redisCommand(t)
-	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--nodes", "2", "--shared", spec, "--server", server,
-		"--tiers-within", "20s", "--pool", "24MiB", "--engine-blocks", "600", "--kill-server-every", "110",
-		"--pause-server-every", "70", "--server-down", "200ms", "--pause-for", "500ms", "--kill-agent-every", "90")
+	o := replayJSON(t, "requests: 300", "pace: 4s", "nodes: 2", "shared: "+spec, "server: "+server,
+		"tiers-within: 20s", "pool: 24MiB", "engine-blocks: 600", "kill-server-every: 110",
+		"pause-server-every: 70", "server-down: 200ms", "pause-for: 500ms", "kill-agent-every: 90")
 	o.clean(t)
 	if o.ServerKills == 0 || o.ServerPauses == 0 || o.AgentKills == 0 {
 		t.Errorf("the server was killed %d and stopped %d times, agents were killed %d times", o.ServerKills,
@@ -75,7 +75,7 @@ func redisCommand(t *testing.T) (command, spec string) {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
-	return program + " " + conf, "redis://" + addr + "?within=1s"
+	return "exec " + program + " " + conf, "redis://" + addr + "?within=1s"
 }
 
 // startedReplay is a replay that runs, with everything that it started: by a variable that all
@@ -87,11 +87,11 @@ type startedReplay struct {
 	over chan struct{}
 }
 
-func startReplay(t *testing.T, args ...string) *startedReplay {
+func startReplay(t *testing.T, settings ...string) *startedReplay {
 	t.Helper()
 	mark := fmt.Sprintf("KVAGENT_TEST_LAB=%d", time.Now().UnixNano())
 	l := &startedReplay{mark: mark, over: make(chan struct{})}
-	l.cmd = kvagentCommand(t, append([]string{"replay", "--trace", sliceOfTrace, "--json"}, args...)...)
+	l.cmd = kvagentCommand(t, "replay", "--trace", sliceOfTrace, "--json", "--scenario", scenarioFile(t, settings...))
 	l.cmd.Env = append(l.cmd.Env, l.mark)
 	l.cmd.Stdout, l.cmd.Stderr = &l.log, &l.log
 	l.cmd.WaitDelay = time.Second
@@ -175,9 +175,9 @@ func TestReplayEndsWithAllItStarted(t *testing.T) {
 	server, spec := redisCommand(t)
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
-			l := startReplay(t, "--nodes", "2", "--engines", "3", "--pace", "10m", "--shared", spec, "--server", server,
-				"--kill-agent-every", "7", "--pause-agent-every", "5",
-				"--pause-engine-every", "6", "--pause-server-every", "4", "--pause-for", "1m")
+			l := startReplay(t, "nodes: 2", "engines: 3", "pace: 10m", "shared: "+spec, "server: "+server,
+				"kill-agent-every: 7", "pause-agent-every: 5",
+				"pause-engine-every: 6", "pause-server-every: 4", "pause-for: 1m")
 			for what, is := range map[string]string{"a stopped agent": " serve ", "a stopped engine": " mock ",
 				"a stopped server": "redis-server"} {
 				l.await(t, what, func(pid int, command string) bool {
@@ -208,7 +208,7 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 	if testing.Short() {
 		t.Skip("LONG: a replay that stands still")
 	}
-	l := startReplay(t, "--nodes", "2", "--stalled-after", "1s", "--pace", "1m")
+	l := startReplay(t, "nodes: 2", "stalled-after: 1s", "pace: 1m")
 	engine := l.await(t, "an engine", func(_ int, command string) bool { return strings.Contains(command, " mock ") })
 	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -229,9 +229,9 @@ func TestReplayNamesWhatItWaitsFor(t *testing.T) {
 
 // A server that ends by itself ends the replay.
 func TestReplayServerEnds(t *testing.T) {
-	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--shared",
-		"redis://127.0.0.1:1", "--server", "/bin/false")
-	if want := "server: /bin/false ended unexpectedly"; code != exitFailed || !strings.Contains(out,
+	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "50", "--pace", "1h", "--scenario",
+		scenarioFile(t, "shared: redis://127.0.0.1:1", "server: exec /bin/false"))
+	if want := "server: exec /bin/false ended unexpectedly"; code != exitFailed || !strings.Contains(out,
 		want) {
 		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
 	}

@@ -4,6 +4,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,17 +53,16 @@ func TestReplayOverMooncake(t *testing.T) {
 	busy(t)
 	spec, _ := startMooncake(t)
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=64MiB"
-	flags := []string{"--requests", "300", "--pace", "6s", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk,
-		"--tier", spec}
-	patient := append(append([]string{"--tiers-within", "60s"}, patientEngines...), flags[:len(flags)-1]...)
-	o := replayJSON(t, append(patient, spec+"&"+patientTier)...)
+	all := []string{"requests: 300", "pace: 6s", "pool: 24MiB", "engine-blocks: 600"}
+	o := replayJSON(t, slices.Concat(all, patientEngines, []string{"tiers-within: 60s",
+		"tier: " + disk + "," + spec + "&" + patientTier})...)
 	o.clean(t)
 	if got := o.from("mooncake"); got < 50 {
 		t.Errorf("%d blocks came from mooncake beside %d busy loops a processor, want 50 and more: %+v", got,
 			busyPerProcessor, o.Sources)
 	}
-	o = replayJSON(t, append(flags, "--kill-agent-every", "100", "--kill-engine-every", "60", "--kill-helper-every",
-		"70", "--pause-helper-every", "80", "--pause-for", "500ms")...)
+	o = replayJSON(t, append(all, "tier: "+disk+","+spec, "kill-agent-every: 100", "kill-engine-every: 60",
+		"kill-helper-every: 70", "pause-helper-every: 80", "pause-for: 500ms")...)
 	o.clean(t)
 	if o.AgentKills == 0 || o.EngineKills == 0 || o.HelperKills+o.HelperPauses == 0 {
 		t.Errorf("%d agents, %d engines and %d helpers were killed, %d helpers stopped", o.AgentKills, o.EngineKills,
@@ -76,8 +76,8 @@ func TestReplayTwoNodesOverMooncake(t *testing.T) {
 	figures(t)
 	busy(t)
 	spec, _ := startMooncake(t)
-	o := replayJSON(t, append(patientEngines, "--tiers-within", "60s", "--requests", "300", "--pace", "6s", "--nodes",
-		"2", "--shared", spec+"&"+patientTier)...)
+	o := replayJSON(t, append(patientEngines, "tiers-within: 60s", "requests: 300", "pace: 6s", "nodes: 2",
+		"shared: "+spec+"&"+patientTier)...)
 	o.clean(t)
 	o.sharedBy(t, "mooncake")
 	if o.BlocksHitOther == 0 {
@@ -92,9 +92,9 @@ func TestReplayMooncakeStops(t *testing.T) {
 	}
 	spec, master := startMooncake(t)
 	master.Kill() // the replay starts its own
-	o := replayJSON(t, "--requests", "300", "--pace", "4s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
-		spec+"&within=1s", "--server", master.Command(), "--tiers-within", "1m",
-		"--pause-server-every", "80", "--pause-for", "1s", "--kill-server-every", "225", "--server-down", "1h")
+	o := replayJSON(t, "requests: 300", "pace: 4s", "pool: 24MiB", "engine-blocks: 600", "shared: "+spec+"&within=1s",
+		"server: exec "+master.Command(), "tiers-within: 1m", "pause-server-every: 80", "pause-for: 1s",
+		"kill-server-every: 225", "server-down: 1h")
 	o.clean(t)
 	if o.Requests != 300 || o.ServerPauses == 0 || o.ServerKills != 1 {
 		t.Errorf("%d requests of 300; the master was stopped %d times and killed %d times, and is to die once",

@@ -28,11 +28,28 @@ type replayed struct {
 	text string
 }
 
-// replayJSON runs a replay and reads its object. Every run is judged by what must hold of any.
-func replayJSON(t *testing.T, args ...string) replayed {
+// scenarioFile writes the settings of a replay, each a line, to a file.
+func scenarioFile(t *testing.T, settings ...string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "scenario.yaml")
+	if err := os.WriteFile(path, []byte(strings.Join(settings, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// replayJSON runs a scenario on the trace, with a new seed, and reads the object that is printed.
+// Every run is judged by what must hold of any.
+func replayJSON(t *testing.T, settings ...string) replayed {
+	t.Helper()
+	return replayTrace(t, sliceOfTrace, settings...)
+}
+
+func replayTrace(t *testing.T, trace string, settings ...string) replayed {
 	t.Helper()
 	seed := strconv.FormatInt(time.Now().UnixNano(), 10)
-	cmd := kvagentCommand(t, append([]string{"replay", "--trace", sliceOfTrace, "--json", "--seed", seed}, args...)...)
+	cmd := kvagentCommand(t, "replay", "--trace", trace, "--json", "--seed", seed, "--scenario",
+		scenarioFile(t, settings...))
 	var out, log bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &log
 	err := cmd.Run()
@@ -42,7 +59,7 @@ func replayJSON(t *testing.T, args ...string) replayed {
 	}
 	o := replayed{code: cmd.ProcessState.ExitCode(), text: log.String()}
 	if err := json.Unmarshal(out.Bytes(), &o.Report); err != nil {
-		t.Fatalf("replay %v printed no object: %v\n%s%s", args, err, out.String(), log.String())
+		t.Fatalf("replay of %v printed no object: %v\n%s%s", settings, err, out.String(), log.String())
 	}
 	t.Logf("seed %s: %+v", seed, o.Report)
 	if o.FailedRequests+o.LeasesLeft+o.RegionsLeft+o.EnginesLeft+o.EngineBlocks != 0 {
@@ -77,9 +94,9 @@ func (o *replayed) cleanedUp(t *testing.T) {
 func TestReplayHitsAsSimulated(t *testing.T) {
 	figures(t)
 	t.Parallel()
-	for _, args := range [][]string{{}, {"--pool", "48MiB", "--engine-blocks", "600", "--eviction", "lru"},
-		{"--engines", "5", "--engines-per-process", "2"}} {
-		o := replayJSON(t, slices.Concat([]string{"--requests", "500"}, patientEngines, args)...)
+	for _, args := range [][]string{{}, {"pool: 48MiB", "engine-blocks: 600", "eviction: lru"},
+		{"engines: 5"}} {
+		o := replayJSON(t, slices.Concat([]string{"requests: 500"}, patientEngines, args)...)
 		o.clean(t)
 		if d := o.HitRate - o.SimHitRate; d < -0.01 || d > 0.01 {
 			t.Errorf("%v: hit rate %.4f, the simulation says %.4f", args, o.HitRate, o.SimHitRate)
@@ -99,8 +116,8 @@ func TestReplayEvictionGains(t *testing.T) {
 	trace := tracetest.Conversation(t)
 	rate := map[string]float64{}
 	for _, eviction := range evict.Names {
-		o := replayJSON(t, "--trace", trace, "--requests", "12000", "--engine-blocks", "512", "--block-bytes", "4096",
-			"--pool", "10000KiB", "--eviction", eviction)
+		o := replayTrace(t, trace, "requests: 12000", "engine-blocks: 512", "block-bytes: 4096", "pool: 10000KiB",
+			"eviction: "+eviction)
 		o.clean(t)
 		rate[eviction] = o.HitRate
 	}
@@ -117,13 +134,11 @@ func TestReplayStorm(t *testing.T) {
 		t.Skip("LONG: a torture")
 	}
 	t.Parallel()
-	o := replayJSON(t, "--requests", "300", "--ranks", "2", "--groups", "2", "--block-bytes", "32768", "--spec", "3",
-		"--abort-rate", "0.2",
-		"--skip-save-rate", "0.05", "--engine-blocks", "450", "--priorities", "3", "--kernel-lag", "200us")
+	o := replayJSON(t, "requests: 300", "ranks: 2", "groups: 2", "block-bytes: 32768",
+		"abort-rate: 0.2", "engine-blocks: 450", "kernel-lag: 200us")
 	o.clean(t)
 	for name, n := range map[string]int{"aborts": o.AbortedRequests, "preemptions": int(o.Preemptions),
-		"rejected drafts": int(o.DraftsRejected),
-		"loads":           int(o.BlocksLoaded), "saves": int(o.BlocksSaved)} {
+		"loads": int(o.BlocksLoaded), "saves": int(o.BlocksSaved)} {
 		if n == 0 {
 			t.Errorf("no %s in the whole run", name)
 		}
@@ -136,9 +151,9 @@ func TestReplayKills(t *testing.T) {
 		t.Skip("LONG: a torture")
 	}
 	t.Parallel()
-	o := replayJSON(t, "--requests", "400", "--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150",
-		"--pause-agent-every", "250",
-		"--pause-for", "1s")
+	o := replayJSON(t, "requests: 400", "ranks: 2", "kill-engine-every: 50", "kill-agent-every: 150",
+		"pause-agent-every: 250",
+		"pause-for: 1s")
 	o.clean(t)
 	if o.Requests != 400 {
 		t.Errorf("%d requests of 400", o.Requests)
@@ -157,12 +172,11 @@ func TestReplayKills(t *testing.T) {
 func TestReplayCleansUp(t *testing.T) {
 	figures(t)
 	for _, args := range [][]string{
-		{"--ranks", "2", "--kill-engine-every", "50", "--kill-agent-every", "150", "--pause-agent-every", "250",
-			"--pause-for", "1s"},
-		{"--device", "host-mover", "--kill-engine-every", "60", "--kill-agent-every", "250", "--kill-mover-every",
-			"25"},
+		{"ranks: 2", "kill-engine-every: 50", "kill-agent-every: 150", "pause-agent-every: 250",
+			"pause-for: 1s"},
+		{"device: host-mover", "kill-engine-every: 60", "kill-agent-every: 250", "kill-mover-every: 25"},
 	} {
-		o := replayJSON(t, append([]string{"--requests", "600"}, args...)...)
+		o := replayJSON(t, append([]string{"requests: 600"}, args...)...)
 		o.clean(t)
 		o.cleanedUp(t)
 		if o.EngineKills < 5 || o.AgentKills == 0 {
@@ -174,12 +188,12 @@ func TestReplayCleansUp(t *testing.T) {
 // The oracle is alive: one byte that flips in the pool is found, and with integrity full it is a
 // miss.
 func TestReplayFindsAFlippedByte(t *testing.T) {
-	o := replayJSON(t, "--requests", "100", "--fault-flip-byte", "--integrity", "header")
+	o := replayJSON(t, "requests: 100", "flip-byte: true", "integrity: header")
 	if o.code == 0 || o.WrongBytes == 0 || !strings.Contains(o.text, "wrong bytes") {
 		t.Errorf("a byte of the pool was flipped with integrity off: exit %d, %d wrong bytes\n%s", o.code, o.WrongBytes,
 			o.text)
 	}
-	o = replayJSON(t, "--requests", "100", "--fault-flip-byte")
+	o = replayJSON(t, "requests: 100", "flip-byte: true")
 	o.clean(t)
 	if o.LoadsFailed == 0 {
 		t.Error("a byte of the pool was flipped with integrity full: no load failed")
@@ -192,7 +206,7 @@ func TestReplayManyEngines(t *testing.T) {
 		t.Skip("LONG: many engines")
 	}
 	t.Parallel()
-	o := replayJSON(t, "--requests", "300", "--engines", "32", "--engines-per-process", "8", "--engine-blocks", "260")
+	o := replayJSON(t, "requests: 300", "engines: 32", "engine-blocks: 260")
 	o.clean(t)
 }
 
@@ -202,8 +216,8 @@ func TestReplayManyRanks(t *testing.T) {
 		t.Skip("LONG: many ranks")
 	}
 	t.Parallel()
-	o := replayJSON(t, "--requests", "300", "--engines", "2", "--ranks", "32", "--block-bytes", "1KiB",
-		"--engine-blocks", "260")
+	o := replayJSON(t, "requests: 300", "engines: 2", "ranks: 32", "block-bytes: 1KiB",
+		"engine-blocks: 260")
 	o.clean(t)
 	if o.BlocksLoaded == 0 {
 		t.Error("nothing was loaded")
@@ -231,46 +245,65 @@ func TestReplayRefuses(t *testing.T) {
 		0o600); err != nil {
 		t.Fatal(err)
 	}
+	trace := []string{"--trace", sliceOfTrace}
 	for _, c := range []struct {
-		args []string
-		want string
+		args, settings []string
+		want           string
 	}{
-		{nil, "trace must be given"},
-		{[]string{"--trace", bad}, ":1: input_length is 513, must be an integer from 1 to 512 with 1 hash_ids"},
-		{[]string{"--trace", sliceOfTrace, "--engine-blocks", "10"}, "engine-blocks: 10, allowed: "},
-		{[]string{"--trace", sliceOfTrace, "--kvagent", "/nowhere/kvagent"},
+		{nil, nil, "trace must be given"},
+		{[]string{"--trace", bad}, nil, ":1: input_length is 513, must be an integer from 1 to 512 with 1 hash_ids"},
+		{[]string{"--trace", sliceOfTrace, "--kvagent", "/nowhere/kvagent"}, nil,
 			`kvagent: "/nowhere/kvagent", allowed: a program`},
-		{[]string{"--trace", sliceOfTrace, "--abort-rate", "2"}, "abort-rate: 2, allowed: 0 to 1"},
-		{[]string{"--trace", sliceOfTrace, "--socket", "/x", "--kill-agent-every", "5"}, "neither killed"},
-		{[]string{"--trace", sliceOfTrace, "--kill-helper-every", "5", "--shared", "redis://h:1"},
+		{[]string{"--trace", sliceOfTrace, "--socket", "/x"}, []string{"kill-agent-every: 5"}, "neither killed"},
+		{trace, []string{"engine-blocks: 10"}, "engine-blocks: 10, allowed: "},
+		{trace, []string{"abort-rate: 2"}, `abort-rate: "2", allowed: 0 to 1`},
+		{trace, []string{"kill-engines: 2"}, "kill-engines: unknown, allowed: abort-rate, "},
+		{trace, []string{"kill-helper-every: 5", "shared: redis://h:1"},
 			"kill-helper-every, pause-helper-every: no tier has a helper"},
-		{[]string{"--trace", sliceOfTrace, "--pause-server-every", "5", "--shared", "redis://h:1"},
-			"pause-server-every: allowed with server"},
-		{[]string{"--trace", sliceOfTrace, "--server", "redis-server"},
-			`server: "redis-server", allowed: a command line, with shared`},
-		{[]string{"--trace", sliceOfTrace, "--pause-engine-every", "5", "--pause-for", "4m"},
+		{trace, []string{"pause-server-every: 5", "shared: redis://h:1"}, "pause-server-every: allowed with server"},
+		{trace, []string{"server: redis-server"}, `server: "redis-server", allowed: a command line, with shared`},
+		{trace, []string{"pause-engine-every: 5", "pause-for: 4m"},
 			"pause-for: 4m0s, allowed: 1ms to less than stalled-after (3m0s)"},
-		{[]string{"--trace", sliceOfTrace, "--engines", "2", "--nodes", "3"}, "nodes: 3, allowed: 1 to 2 (engines)"},
-		{[]string{"--trace", sliceOfTrace, "--stalled-after", "0s"}, "allowed: 1s to 24h"},
-		{[]string{"--trace", sliceOfTrace, "--block-bytes", "1056"}, "one must divide the other"},
+		{trace, []string{"engines: 2", "nodes: 3"}, "nodes: 3, allowed: 1 to 2 (engines)"},
+		{trace, []string{"stalled-after: 0s"}, "allowed: 1s to 24h"},
+		{trace, []string{"block-bytes: 1056"}, "one must divide the other"},
+		{trace, []string{"expect-blocks: disk"}, `expect-blocks: "disk", allowed: a source, = and a number`},
 	} {
-		if out, code := kvagentOutput(t, append([]string{"replay"}, c.args...)...); code != exitConfig ||
-			!strings.Contains(out, c.want) {
-			t.Errorf("%v: exit %d, want %d and %q\n%s", c.args, code, exitConfig, c.want, out)
+		args := append([]string{"replay", "--scenario", scenarioFile(t, c.settings...)}, c.args...)
+		if out, code := kvagentOutput(t, args...); code != exitConfig || !strings.Contains(out, c.want) {
+			t.Errorf("%v, %v: exit %d, want %d and %q\n%s", c.args, c.settings, code, exitConfig, c.want, out)
 		}
+	}
+}
+
+// What a scenario expects and a run does not show fails the run, and names the figure.
+func TestReplayMissesWhatIsExpected(t *testing.T) {
+	o := replayJSON(t, "requests: 100", "kill-engine-every: 200", "expect-every-fault: true",
+		"expect-blocks: [memory=1, any=1000000]", "expect-wrong-bytes: true")
+	for _, want := range []string{"expected: kill-engine at least once", "expected: 1000000 blocks from any, ",
+		"0 wrong bytes"} {
+		if o.code != exitFailed || !strings.Contains(o.text, want) {
+			t.Errorf("exit %d, want %d and %q\n%s", o.code, exitFailed, want, o.text)
+		}
+	}
+	if strings.Contains(o.text, "blocks from memory") {
+		t.Errorf("what was seen is missed: %s", o.text)
+	}
+	o = replayJSON(t, "requests: 100", "flip-byte: true", "integrity: header", "expect-wrong-bytes: true")
+	if o.code != 0 || o.WrongBytes == 0 {
+		t.Errorf("wrong bytes that are expected: exit %d, %d of them\n%s", o.code, o.WrongBytes, o.text)
 	}
 }
 
 // A tier that does not answer is named before a request is dealt; with 0 it is not waited for.
 func TestReplayAwaitsItsTiers(t *testing.T) {
-	nobody := []string{"replay", "--trace", sliceOfTrace, "--requests", "20", "--shared", "redis://127.0.0.1:1"}
-	out, code := kvagentOutput(t, append(nobody, "--tiers-within", "100ms")...)
+	out, code := kvagentOutput(t, "replay", "--trace", sliceOfTrace, "--requests", "20", "--scenario",
+		scenarioFile(t, "shared: redis://127.0.0.1:1", "tiers-within: 100ms"))
 	if want := "tiers-within: redis does not answer within 100ms"; code != exitFailed || !strings.Contains(out, want) {
 		t.Errorf("exit %d, want %d and %q\n%s", code, exitFailed, want, out)
 	}
-	if out, code := kvagentOutput(t, append(nobody, "--tiers-within", "0s")...); code != 0 {
-		t.Errorf("exit %d without waiting\n%s", code, out)
-	}
+	o := replayJSON(t, "requests: 20", "shared: redis://127.0.0.1:1")
+	o.clean(t)
 }
 
 // A filler holds its registration until it is ended; its blocks can be asked for in a foreign form.
@@ -317,8 +350,8 @@ func TestReplayMoverKills(t *testing.T) {
 	if testing.Short() {
 		t.Skip("LONG: a torture")
 	}
-	o := replayJSON(t, "--requests", "1000", "--device", "host-mover", "--kill-engine-every", "150",
-		"--kill-agent-every", "400", "--kill-mover-every", "60")
+	o := replayJSON(t, "requests: 1000", "device: host-mover", "kill-engine-every: 150",
+		"kill-agent-every: 400", "kill-mover-every: 60")
 	o.clean(t)
 	if o.Requests != 1000 || o.MoverKills < 5 {
 		t.Errorf("%d requests of 1000, %d mover kills", o.Requests, o.MoverKills)

@@ -24,8 +24,8 @@ func TestReplayOverDisk(t *testing.T) {
 	}
 	t.Parallel()
 	disk := "disk:" + filepath.Join(t.TempDir(), "disk") + "?capacity=1GiB&write=save"
-	o := replayJSON(t, append(patientEngines, "--requests", "400", "--pool", "24MiB", "--engine-blocks", "600",
-		"--tier", disk+"&"+patientTier)...)
+	o := replayJSON(t, append(patientEngines, "requests: 400", "pool: 24MiB", "engine-blocks: 600",
+		"tier: "+disk+"&"+patientTier)...)
 	o.clean(t)
 	if got := o.from("disk"); got < 500 {
 		t.Errorf("%d blocks came from disk, want 500 and more: %+v", got, o.Sources)
@@ -33,8 +33,8 @@ func TestReplayOverDisk(t *testing.T) {
 	if o.HitRate < o.SimHitRate+0.05 {
 		t.Errorf("hit rate %.3f, without the tier it would be %.3f", o.HitRate, o.SimHitRate)
 	}
-	o = replayJSON(t, "--requests", "300", "--pool", "24MiB", "--engine-blocks", "600", "--tier", disk,
-		"--kill-agent-every", "100", "--kill-engine-every", "100")
+	o = replayJSON(t, "requests: 300", "pool: 24MiB", "engine-blocks: 600", "tier: "+disk,
+		"kill-agent-every: 100", "kill-engine-every: 100")
 	o.clean(t)
 	if o.AgentKills == 0 {
 		t.Error("the agent was not killed")
@@ -47,7 +47,7 @@ func TestReplayOverDisk(t *testing.T) {
 // they are found.
 const patientTier = "within=1m"
 
-var patientEngines = []string{"--lookup-timeout", "10s"}
+var patientEngines = []string{"lookup-timeout: 10s"}
 
 // sharedBy holds 365 of the 374 blocks that another node saved within 6 s to come from a store.
 // What comes while the machine stands still is late.
@@ -65,8 +65,8 @@ func TestReplayTwoNodes(t *testing.T) {
 		t.Skip("LONG: several nodes")
 	}
 	addr := servertest.Redis(t).Addr
-	o := replayJSON(t, append(patientEngines, "--requests", "300", "--pace", "6s", "--nodes", "2", "--shared",
-		"redis://"+addr+"?"+patientTier)...)
+	o := replayJSON(t, append(patientEngines, "requests: 300", "pace: 6s", "nodes: 2",
+		"shared: redis://"+addr+"?"+patientTier)...)
 	o.clean(t)
 	o.sharedBy(t, "redis")
 	if o.BlocksHitOther == 0 {
@@ -80,9 +80,9 @@ func TestReplayServerStops(t *testing.T) {
 		t.Skip("LONG: a torture")
 	}
 	server, spec := redisCommand(t)
-	o := replayJSON(t, "--requests", "400", "--pace", "3s", "--pool", "24MiB", "--engine-blocks", "600", "--shared",
-		spec, "--server", server, "--tiers-within", "1m", "--pause-server-every", "210", "--pause-for", "600ms",
-		"--kill-server-every", "330", "--server-down", "1h")
+	o := replayJSON(t, "requests: 400", "pace: 3s", "pool: 24MiB", "engine-blocks: 600",
+		"shared: "+spec, "server: "+server, "tiers-within: 1m", "pause-server-every: 210", "pause-for: 600ms",
+		"kill-server-every: 330", "server-down: 1h")
 	o.clean(t)
 	if o.Requests != 400 || o.ServerPauses == 0 || o.ServerKills != 1 {
 		t.Errorf("%d requests of 400; the server was stopped %d times and killed %d times, and is to die once",

@@ -38,12 +38,12 @@ func TestSecretsAreNotShown(t *testing.T) {
 		root := rootCommand()
 		root.SetArgs([]string{"serve", "--tier", spec})
 		hold("serve", root.Execute())
-		for _, flag := range []string{"--tier", "--shared"} {
+		for _, key := range []string{"tier", "shared"} {
 			var log strings.Builder
-			if lab.Main([]string{"replay", flag, spec}, &log) == 0 {
-				t.Errorf("replay %s: %s was accepted", flag, spec)
+			if lab.Main([]string{"replay", "--scenario", scenarioFile(t, key+`: "`+spec+`"`)}, &log) == 0 {
+				t.Errorf("replay, %s: %s was accepted", key, spec)
 			}
-			hold("replay "+flag, errors.New(log.String()))
+			hold("replay, "+key, errors.New(log.String()))
 		}
 		_, err := readSettings(t, nil, map[string]string{"KVAGENT_TIER": spec}, "")
 		hold("environment", err)

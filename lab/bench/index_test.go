@@ -1,24 +1,13 @@
 package bench
 
-import (
-	"bytes"
-	"encoding/json"
-	"testing"
-)
+import "testing"
 
 func TestBenchIndexKeepsItsBudget(t *testing.T) {
 	if testing.Short() {
 		t.Skip("LONG: a benchmark")
 	}
-	var out bytes.Buffer
-	cmd := indexCommand()
-	cmd.SetOut(&out)
-	cmd.SetArgs([]string{"--json", "--blocks", "10000,100000", "--wide-blocks", "100000"})
-	if err := cmd.Execute(); err != nil {
-		t.Fatal(err)
-	}
-	var r indexReport
-	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+	r, err := measureIndex([]int{10_000, 100_000}, 100_000)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if len(r.Rows) != 2 || r.Rows[0].Blocks != 10_000 || r.Rows[1].Blocks != 100_000 {
@@ -35,7 +24,7 @@ func TestBenchIndexKeepsItsBudget(t *testing.T) {
 	if r.BytesPerBlock8Shards > 156 {
 		t.Errorf("%.1f bytes per block of 8 shards, allowed are 156", r.BytesPerBlock8Shards)
 	}
-	cmd = indexCommand()
+	cmd := indexCommand()
 	cmd.SetArgs([]string{"--blocks", "5"})
 	if err := cmd.Execute(); err == nil {
 		t.Error("--blocks 5 was accepted")

@@ -13,34 +13,26 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// lookupRow is one line of the result: round trips of one form compared with those of an echo
-// server.
+// lookupRow is one line of the result: round trips of one form.
 type lookupRow struct {
-	Form      string  `json:"form"`
-	Hashes    int     `json:"hashes"`
-	Ranks     int     `json:"ranks"`
-	P50us     float64 `json:"p50_us"`
-	P99us     float64 `json:"p99_us"`
-	EchoP50us float64 `json:"echo_p50_us,omitzero"`
-	EchoP99us float64 `json:"echo_p99_us,omitzero"`
-	RatioP50  float64 `json:"ratio_p50,omitzero"`
-	RatioP99  float64 `json:"ratio_p99,omitzero"`
-	Clients   int     `json:"clients"`   // at once
-	SavedGBs  float64 `json:"saved_gbs"` // that the agent saved meanwhile, GB/s
+	Form     string  `json:"form"`
+	Hashes   int     `json:"hashes"`
+	Ranks    int     `json:"ranks"`
+	P50us    float64 `json:"p50_us"`
+	P99us    float64 `json:"p99_us"`
+	Clients  int     `json:"clients"`   // at once
+	SavedGBs float64 `json:"saved_gbs"` // that the agent saved meanwhile, GB/s
 }
 
 type lookupSettings struct {
-	json    bool
-	blocks  int
-	rounds  int
-	form    string
-	clients int
-	saves   bool
+	blocks  int      // stored
+	rounds  int      // questions of each kind
+	form    ipc.Form // of all questions; 0: of every form
+	clients int      // that ask at once
+	saves   bool     // while an engine saves
 }
 
 const (
-	minLookupBlocks  = 2 * lookupChain
-	maxLookupBlocks  = 16 << 20
 	maxLookupClients = 64
 	wideRanks        = 8
 )
@@ -52,46 +44,29 @@ var (
 )
 
 func lookupCommand() *cobra.Command {
-	s := lookupSettings{}
+	asJSON, s := false, lookupSettings{blocks: 1 << 20, rounds: 1000, clients: 1}
 	cmd := &cobra.Command{
 		Use:   "lookup",
-		Short: "Time look-ups of all forms; with the build tag libzmq beside an echo server",
-		Long: `Runs an agent whose pool holds --blocks blocks (their data is address space only), and asks it for
-random runs of them: all are hits. The own form reserves what it finds and releases it outside of
-the measurement. In a build with the tag libzmq the same frames go, alternating with that, to a
-plain REP socket of libzmq that sends a reply of the same size; other builds have no ratios. Both
-servers are processes of their own. Takes about 20 seconds.
+		Short: "Time look-ups of all forms",
+		Long: `Runs an agent, in a process of its own, whose pool holds 1,048,576 blocks (their data is address
+space only), and asks it for random runs of them: all are hits. The own form reserves what it finds
+and releases it outside of the measurement. Takes about 20 seconds.
 
 With --clients several clients ask concurrently, and reserve nothing. With --saves an engine saves
-as fast as the agent accepts it, while either server is asked; the pool then has memory: --blocks
-KiB and 600 MiB.`,
+as fast as the agent accepts it; the pool then has memory: 1.6 GiB.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if s.blocks < minLookupBlocks || s.blocks > maxLookupBlocks {
-				return settings.Invalid(fmt.Errorf("--blocks is %d, must be %d to %d", s.blocks, minLookupBlocks,
-					maxLookupBlocks))
-			}
-			if s.rounds < 10 || s.rounds > 1_000_000 {
-				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 10 to 1000000", s.rounds))
-			}
-			if s.clients < 1 || s.clients > maxLookupClients {
-				return settings.Invalid(fmt.Errorf("--clients is %d, must be 1 to %d", s.clients, maxLookupClients))
-			}
 			rows, err := measureLookup(&s)
 			if err != nil {
 				return err
 			}
-			return printLookup(cmd.OutOrStdout(), rows, s.json)
+			return printLookup(cmd.OutOrStdout(), rows, asJSON)
 		},
 	}
-	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
-	cmd.Flags().IntVar(&s.blocks, "blocks", 1<<20, "blocks stored")
-	cmd.Flags().IntVar(&s.rounds, "rounds", 1000, "questions of each kind")
-	cmd.Flags().StringVar(&s.form, "form", "", "ask in this form only")
-	cmd.Flags().IntVar(&s.clients, "clients", 1, "clients that ask at once")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	cmd.Flags().Var(settings.Count(&s.clients, 1, maxLookupClients), "clients", "clients that ask at once")
 	cmd.Flags().BoolVar(&s.saves, "saves", false, "look-ups while an engine saves")
 	cmd.AddCommand(lookupAgentCommand())
-	cmd.AddCommand(lookupEchoCommands()...)
 	return cmd
 }
 
@@ -119,7 +94,7 @@ func measureLookupRanks(s *lookupSettings, ranks int) (rows []lookupRow, err err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
 	for _, form := range lookupForms {
-		if s.form != "" && s.form != form.String() || ranks > 1 && form != ipc.FormOwn {
+		if s.form != 0 && s.form != form || ranks > 1 && form != ipc.FormOwn {
 			continue
 		}
 		for _, n := range lookupHashes {
@@ -138,15 +113,10 @@ func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
 		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(w,
-		"form\tranks\thashes\tp50 us\tp99 us\techo p50 us\techo p99 us\tratio p50\tratio p99\tsaved GB/s\t")
+	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\tsaved GB/s\t")
 	for _, r := range rows {
-		echo := "-\t-\t-\t-"
-		if withEcho {
-			echo = fmt.Sprintf("%.0f\t%.0f\t%.2f\t%.2f", r.EchoP50us, r.EchoP99us, r.RatioP50, r.RatioP99)
-		}
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%s\t%.1f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us,
-			echo, r.SavedGBs)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us,
+			r.SavedGBs)
 	}
 	return w.Flush()
 }

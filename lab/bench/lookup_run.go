@@ -1,65 +1,56 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
 const (
-	lookupPatience  = 5 * time.Second
-	lookupDeadline  = 1_000_000 // microseconds: long enough for every answer of a busy machine
-	lookupWarmUp    = 50        // questions of each client that do not count
-	lookupTurn      = 10        // questions that each of several clients asks one server before all go to the other
-	microsPerSecond = 1e6
+	lookupPatience = 5 * time.Second
+	lookupDeadline = 1_000_000 // microseconds: long enough for every answer of a busy machine
+	lookupWarmUp   = 50        // questions of each client that do not count
+	lookupTurn     = 10        // questions that each of several clients draws at once
 )
 
-// measure asks the agent and the other server the same questions, in alternating order, that many
-// rounds, and more until a save has ended beside them, if there is an engine that saves.
+// measure asks that many rounds, and more until a save has ended beside them, if there is an engine
+// that saves.
 func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
 	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks, Clients: len(b.askers)}
 	each := 1
 	if len(b.askers) > 1 {
 		each = lookupTurn
 	}
-	var own, echo []float64
+	var took []float64
 	saved, start := b.saved(), time.Now()
-	for turn := 0; len(own) < rounds || b.savesSince(saved) == 0 && b.saving(); turn++ {
+	for asked := 0; len(took) < rounds || b.savesSince(saved) == 0 && b.saving(); asked += each {
 		for _, a := range b.askers {
 			if err := a.draw(form, n, each); err != nil {
 				return r, err
 			}
 		}
-		for _, toAgent := range []bool{turn%2 == 0, turn%2 != 0} {
-			if !toAgent && !withEcho {
-				continue
-			}
-			took, err := b.turn(toAgent)
-			switch {
-			case err != nil:
-				return r, err
-			case turn*each < lookupWarmUp:
-			case toAgent:
-				own = append(own, took...)
-			default:
-				echo = append(echo, took...)
-			}
+		turn, err := b.turn()
+		if err != nil {
+			return r, err
+		}
+		if asked >= lookupWarmUp {
+			took = append(took, turn...)
 		}
 	}
-	slices.Sort(own)
-	slices.Sort(echo)
-	r.P50us, r.P99us = own[len(own)/2], own[len(own)*99/100]
-	if withEcho {
-		r.EchoP50us, r.EchoP99us = echo[len(echo)/2], echo[len(echo)*99/100]
-		r.RatioP50, r.RatioP99 = r.P50us/r.EchoP50us, r.P99us/r.EchoP99us
-	}
+	slices.Sort(took)
+	r.P50us, r.P99us = took[len(took)/2], took[len(took)*99/100]
 	r.SavedGBs = float64(b.savesSince(saved)) / time.Since(start).Seconds() / 1e9
 	return r, nil
 }
@@ -77,22 +68,16 @@ func (b *lookupBench) saved() int64 {
 	return b.saver.bytes.Load()
 }
 
-// turn lets all clients concurrently ask one server what they drew, and returns the times in
-// microseconds.
-func (b *lookupBench) turn(toAgent bool) (took []float64, err error) {
-	if !toAgent {
-		if err := b.setReply(b.askers[0].replyBytes); err != nil {
-			return nil, err
-		}
-	}
+// turn lets all clients concurrently ask what they drew, and returns the times in microseconds.
+func (b *lookupBench) turn() (took []float64, err error) {
 	if len(b.askers) == 1 {
-		return b.askers[0].turn(toAgent)
+		return b.askers[0].turn()
 	}
 	var joins sync.WaitGroup
 	var mu sync.Mutex
 	for _, a := range b.askers {
 		joins.Go(func() {
-			one, bad := a.turn(toAgent)
+			one, bad := a.turn()
 			mu.Lock()
 			defer mu.Unlock()
 			took, err = append(took, one...), errors.Join(err, bad)
@@ -102,22 +87,12 @@ func (b *lookupBench) turn(toAgent bool) (took []float64, err error) {
 	return took, err
 }
 
-// setReply makes the echo's replies as long as the agent's.
-func (b *lookupBench) setReply(bytes int) error {
-	if bytes == b.replyBytes || bytes == 0 {
-		return nil
-	}
-	b.replyBytes = bytes
-	return b.echo.command(strconv.Itoa(bytes))
-}
-
-// asker is one client of both servers.
+// asker is one client.
 type asker struct {
-	bench       *lookupBench
-	random      *rand.Rand
-	agent, echo *ipc.LookupClient
-	questions   []question
-	replyBytes  int // of the agent's last answer
+	bench     *lookupBench
+	random    *rand.Rand
+	agent     *ipc.LookupClient
+	questions []question
 }
 
 // question is a request as it is sent; its memory is used again.
@@ -156,24 +131,20 @@ func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
 	return ipc.AppendRequest(&q.frames, &q.request)
 }
 
-// turn asks one server all questions.
-func (a *asker) turn(toAgent bool) (took []float64, err error) {
+// turn asks all questions.
+func (a *asker) turn() (took []float64, err error) {
 	for i := range a.questions {
-		ask := a.askEcho
-		if toAgent {
-			ask = a.askAgent
-		}
-		one, err := ask(&a.questions[i])
+		one, err := a.ask(&a.questions[i])
 		if err != nil {
 			return nil, err
 		}
-		took = append(took, one.Seconds()*microsPerSecond)
+		took = append(took, float64(one.Nanoseconds())/1e3)
 	}
 	return took, nil
 }
 
-// askAgent asks, checks that everything is found, and releases leases outside of the measured time.
-func (a *asker) askAgent(q *question) (time.Duration, error) {
+// ask asks, checks that everything is found, and releases leases outside of the measured time.
+func (a *asker) ask(q *question) (time.Duration, error) {
 	if err := a.settle(0); err != nil {
 		return 0, err
 	}
@@ -194,21 +165,11 @@ func (a *asker) askAgent(q *question) (time.Duration, error) {
 	if r.Status != ipc.LookupHit || tokens != q.want {
 		return 0, fmt.Errorf("status %d, %d tokens, want %d", r.Status, tokens, q.want)
 	}
-	a.replyBytes = len(answer)
 	return took, a.settle(r.Lease)
 }
 
-func (a *asker) askEcho(q *question) (time.Duration, error) {
-	if err := a.settle(0); err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	_, err := a.echo.Exchange(&q.frames, lookupPatience)
-	return time.Since(start), err
-}
-
-// settle releases a lease, if there is one, and waits until the agent has done it, so that both
-// servers are idle before each question. Several clients reserve nothing, and do not wait.
+// settle releases a lease, if there is one, and waits until the agent has done it and is idle.
+// Several clients reserve nothing, and do not wait.
 func (a *asker) settle(lease uint64) error {
 	if len(a.bench.askers) > 1 {
 		return nil
@@ -224,4 +185,140 @@ func (a *asker) settle(lease uint64) error {
 	}
 	_, err := receive[*ipc.Pong](c)
 	return err
+}
+
+// Sizes of the measurement.
+const (
+	lookupChain       = 2048 // blocks of a stored chain
+	lookupBlockTokens = 16
+	lookupShardBytes  = 1024
+	lookupEngineBytes = 1 << 20 // of each rank's memory, and of an arena that no copy touches
+	lookupName        = "bench"
+)
+
+// lookupBench is an agent with a filled pool, in a process of its own, and one engine of some ranks
+// in this one.
+type lookupBench struct {
+	ranks, chains int
+	dir           string
+	server        *childProcess
+	scheduler     *ipc.Conn
+	session       uint64
+	workers       []*ipc.Conn
+	saver         *lookupSaver // nil: no engine saves
+	askers        []*asker
+}
+
+func newLookupBench(s *lookupSettings, ranks int) (*lookupBench, error) {
+	b := &lookupBench{ranks: ranks, chains: (s.blocks + lookupChain - 1) / lookupChain}
+	if err := b.open(s); err != nil {
+		return nil, errors.Join(err, b.close())
+	}
+	return b, nil
+}
+
+func (b *lookupBench) open(s *lookupSettings) (err error) {
+	if b.dir, err = os.MkdirTemp("", "kvagent"); err != nil {
+		return err
+	}
+	kind := lookupVirtual
+	if s.saves {
+		kind = lookupReal
+	}
+	if b.server, err = startChildProcess("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains),
+		strconv.Itoa(b.ranks), kind); err != nil {
+		return err
+	}
+	if err := b.register(); err != nil {
+		return err
+	}
+	for i := range s.clients {
+		b.askers = append(b.askers, b.newAsker(uint64(i)))
+	}
+	if s.saves {
+		b.saver, err = startSaver(b.dir)
+	}
+	return err
+}
+
+// register registers the engine: its scheduler, which opens the look-up socket, and all its ranks.
+func (b *lookupBench) register() (err error) {
+	r := lookupRegistration(b.ranks)
+	if b.scheduler, b.session, err = dialBench(b.dir, r, 0, 0); err != nil {
+		return fmt.Errorf("scheduler: %w", err)
+	}
+	for rank := range uint32(b.ranks) {
+		worker := *r
+		worker.Role, worker.Rank, worker.Held, worker.LookupName = ipc.RoleWorker, rank, []uint32{rank}, ""
+		c, _, err := dialBench(b.dir, &worker, lookupEngineBytes, lookupShardBytes)
+		if err != nil {
+			return fmt.Errorf("rank %d: %w", rank, err)
+		}
+		b.workers = append(b.workers, c)
+	}
+	return nil
+}
+
+// dialBench opens a session with the agent of a measurement and registers it. A worker has memory
+// of that many bytes, in blocks.
+func dialBench(dir string, r *ipc.Register, memory, block int64) (c *ipc.Conn, session uint64, err error) {
+	c, w, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket),
+		"kvbench bench", ipc.Version, ipc.Version)
+	if err != nil {
+		return nil, 0, err
+	}
+	if memory > 0 {
+		r.Regions, r.Segments = 1, 1
+	}
+	if err = c.Send(r); err == nil && memory > 0 {
+		err = sendMemory(c, r.Rank, memory, block)
+	}
+	var a *ipc.Registered
+	if err == nil {
+		a, err = receive[*ipc.Registered](c)
+	}
+	if err == nil && a.Status != ipc.RegDone {
+		err = fmt.Errorf("refused: %s", a.Text)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, c.Close())
+	}
+	return c, w.Session, nil
+}
+
+func sendMemory(c *ipc.Conn, rank uint32, memory, block int64) error {
+	fd, err := newMemory(memory)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	regions := &ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD, Size: uint64(memory)}}}
+	if err := c.Send(regions, fd); err != nil {
+		return err
+	}
+	return c.Send(&ipc.Segments{Req: 1, Shard: rank,
+		List: []ipc.SegmentDesc{{Stride: uint64(block), Bytes: uint32(block)}}})
+}
+
+func (b *lookupBench) newAsker(seed uint64) *asker {
+	return &asker{bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
+		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
+}
+
+func (b *lookupBench) close() (err error) {
+	if b.saver != nil {
+		err = b.saver.close()
+	}
+	for _, a := range b.askers {
+		err = errors.Join(err, a.agent.Close())
+	}
+	for _, c := range append(b.workers, b.scheduler) {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	if b.server != nil {
+		err = errors.Join(err, b.server.close())
+	}
+	return errors.Join(err, os.RemoveAll(b.dir))
 }

@@ -1,14 +1,10 @@
 package bench
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -38,41 +34,23 @@ type lookupSaver struct {
 }
 
 func startSaver(dir string) (*lookupSaver, error) {
-	c, _, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket),
-		"kvbench bench", ipc.Version, ipc.Version)
+	c, _, err := dialBench(dir, &ipc.Register{
+		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1,
+		HashTokens: lookupBlockTokens,
+		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"},
+			{Key: "tenant", Value: ""}},
+		Groups: []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: saveBlocks}},
+	}, saveBlocks*saveBlockBytes, saveBlockBytes)
 	if err != nil {
 		return nil, err
 	}
 	s := &lookupSaver{conn: c, done: make(chan error, 1), epoch: 1}
-	if err := s.register(); err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
 	go func() {
 		err := s.run()
 		s.ended.Store(true)
 		s.done <- err
 	}()
 	return s, nil
-}
-
-func (s *lookupSaver) register() error {
-	fd, err := newMemory(saveBlocks * saveBlockBytes)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return registerBench(s.conn, &ipc.Register{
-		Req: 1, Instance: "saver", Role: ipc.RoleWorker, World: 1, Held: []uint32{0}, Shards: 1,
-		HashTokens: lookupBlockTokens, Regions: 1,
-		Segments: 1,
-		Identity: []ipc.Pair{{Key: "dtype", Value: "bfloat16"}, {Key: "model", Value: "saver"},
-			{Key: "tenant", Value: ""}},
-		Groups: []ipc.GroupDesc{{BlockTokens: lookupBlockTokens, NumBlocks: saveBlocks}},
-	}, []any{
-		&sentRegion{&ipc.Regions{Req: 1, List: []ipc.RegionDesc{{Kind: ipc.RegionFD,
-			Size: saveBlocks * saveBlockBytes}}}, fd},
-		&ipc.Segments{Req: 1, List: []ipc.SegmentDesc{{Stride: saveBlockBytes, Bytes: saveBlockBytes}}},
-	})
 }
 
 // run saves until it is told to stop.

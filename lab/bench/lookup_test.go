@@ -1,32 +1,30 @@
 package bench
 
 import (
-	"encoding/json"
 	"testing"
+
+	"github.com/kvagent/kvagent/ipc"
 )
 
-// Agent and echo are processes of their own: they end with the measurement, and it checks their
-// answers.
+// The agent is a process of its own: it ends with the measurement, which checks its answers.
 func TestBenchLookup(t *testing.T) {
 	if testing.Short() {
 		t.Skip("LONG: a benchmark")
 	}
-	for name, args := range map[string][]string{
-		"one":     {"--form", "own"},
-		"several": {"--form", "upstream", "--clients", "3"},
-		"saves":   {"--form", "own", "--clients", "2", "--saves"},
+	t.Setenv(asCommand, "1")
+	for name, s := range map[string]lookupSettings{
+		"one":     {form: ipc.FormOwn, clients: 1},
+		"several": {form: ipc.FormUpstream, clients: 3},
+		"saves":   {form: ipc.FormOwn, clients: 2, saves: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, code := benchOutput(t, append([]string{"bench", "lookup", "--json", "--blocks", "4096", "--rounds",
-				"20"}, args...)...)
-			var r struct{ Rows []lookupRow }
-			if err := json.Unmarshal([]byte(out), &r); code != 0 || err != nil || len(r.Rows) < len(lookupHashes) {
-				t.Fatalf("exit %d, %v: %s", code, err, out)
+			s.blocks, s.rounds = 4096, 20
+			rows, err := measureLookup(&s)
+			if err != nil || len(rows) < len(lookupHashes) {
+				t.Fatalf("%d rows, %v", len(rows), err)
 			}
-			for _, row := range r.Rows {
-				if row.P50us <= 0 || row.P99us < row.P50us || (row.SavedGBs > 0) != (name == "saves") ||
-					(row.EchoP50us > 0) != withEcho || (row.RatioP50 > 0) != withEcho ||
-					(row.RatioP99 > 0) != withEcho {
+			for _, row := range rows {
+				if row.P50us <= 0 || row.P99us < row.P50us || (row.SavedGBs > 0) != (name == "saves") {
 					t.Errorf("%+v", row)
 				}
 			}

@@ -1,14 +1,20 @@
 package bench
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -28,7 +34,9 @@ const (
 	minRecoverSlots     = 10_000
 	maxRecoverSlots     = 100_000_000
 	recoverSlotBytes    = 1 << 10
+	recoverSlab         = 1 << 20
 	recoverChain        = 128 // blocks of a chain
+	recoverGoOn         = 100 // chains saved after the pool is full, before the kill
 	recoverChecked      = 512 // chains compared
 )
 
@@ -74,7 +82,7 @@ func measureRecover(slots int, dir string) (r recoverReport, err error) {
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // tmpfs: it fails only if another process removed it
 	path := filepath.Join(dir, "pool")
-	filled, err := fillAndKill(path, slots)
+	chains, took, err := fillAndKill(path, slots)
 	if err != nil {
 		return r, err
 	}
@@ -90,11 +98,133 @@ func measureRecover(slots int, dir string) (r recoverReport, err error) {
 	slots = int(p.Info().Bytes / recoverSlotBytes) // rounded up to slabs
 	r = recoverReport{
 		Slots: slots, Recovered: found.Entries, RecoveredRatio: float64(found.Entries) / float64(slots),
-		RecoverS: found.Took.Seconds(), FillS: filled.took.Seconds(),
+		RecoverS: found.Took.Seconds(), FillS: took.Seconds(),
 	}
-	r.Checked, r.Wrong, err = checkRecovered(p, filled.chains)
+	r.Checked, r.Wrong, err = checkRecovered(p, chains)
 	if err == nil && r.Wrong > 0 {
 		err = fmt.Errorf("%d of %d blocks have wrong bytes", r.Wrong, r.Checked)
 	}
 	return r, err
+}
+
+// recoverOptions returns the options of a pool of that many slots, at most a slab more.
+func recoverOptions(path string, slots int) dram.Options {
+	bytes := int64(slots) * recoverSlotBytes
+	return dram.Options{Bytes: (bytes + recoverSlab - 1) / recoverSlab * recoverSlab, SlabBytes: recoverSlab,
+		Path: path, Policy: evict.Named(evict.DefaultName)}
+}
+
+func recoverSpec() pool.Spec {
+	return pool.Spec{Identity: []byte("bench recover"), Shards: 1,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{recoverSlotBytes}}}}
+}
+
+// recoverFull returns the chains that fill a pool of that many slots.
+func recoverFull(slots int) int { return slots/recoverChain + 2 }
+
+// recoverFillCommand is the process that is killed. When the pool is full it saves as many chains
+// as a line of its input says.
+func recoverFillCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "fill PATH SLOTS", Hidden: true, Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			slots, err := strconv.Atoi(args[1])
+			if err != nil {
+				return settings.Invalid(err)
+			}
+			p, err := dram.Open(recoverOptions(args[0], slots))
+			if err != nil {
+				return err
+			}
+			id, err := p.OpenSpace(recoverSpec())
+			if err != nil {
+				return err
+			}
+			saved := 0
+			save := func(chains int) {
+				for range chains {
+					saveRecoverChain(p, id, saved)
+					saved++
+				}
+			}
+			save(recoverFull(slots))
+			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), func(line string) error {
+				chains, err := strconv.Atoi(line)
+				save(chains)
+				return err
+			})
+		},
+	}
+}
+
+// fillAndKill runs that process, and kills it while it saves into the full pool. It returns how
+// many chains were saved, at least, and the time until the pool was full.
+func fillAndKill(path string, slots int) (chains int, took time.Duration, err error) {
+	began := time.Now()
+	c, err := startChildProcess("bench", "recover", "fill", path, strconv.Itoa(slots))
+	if err != nil {
+		return 0, 0, err
+	}
+	took = time.Since(began)
+	// It begins the second line when it has answered the first, and never ends it.
+	_, err = fmt.Fprintf(c.in, "%d\n%d\n", recoverGoOn, maxRecoverSlots)
+	if err == nil {
+		err = c.await()
+	}
+	err = errors.Join(err, c.cmd.Process.Kill())
+	_ = c.close() // it was killed
+	return recoverFull(slots) + recoverGoOn, took, err
+}
+
+// recoverBytes fills a block with its hash, repeatedly.
+func recoverBytes(b, hash []byte) {
+	for n := 0; n < len(b); {
+		n += copy(b[n:], hash)
+	}
+}
+
+func recoverBatch(id pool.SpaceID, chain int) pool.Batch {
+	return pool.Batch{Space: id, Epoch: 1, Hashes: benchChain(nil, chain, recoverChain),
+		Status: make([]pool.Status, recoverChain), Slots: make([]pool.Slot, recoverChain)}
+}
+
+func saveRecoverChain(p *dram.Pool, id pool.SpaceID, chain int) {
+	b := recoverBatch(id, chain)
+	p.Reserve(&b)
+	arena, _ := p.Arena()
+	for i, slot := range b.Slots {
+		if b.Status[i] == pool.OK {
+			hash := b.Hashes.At(i)
+			recoverBytes(arena[slot.Off:][:slot.Len], hash)
+			k := pool.Key{Hash: pool.MakeHash(hash)}
+			b.Slots[i].Sum = pool.Sum(k.Seed(slot.Len), arena[slot.Off:][:slot.Len])
+		}
+	}
+	p.Commit(b.Slots, b.Epoch, b.Status)
+}
+
+// checkRecovered compares chains that were saved last, as far as they are stored.
+func checkRecovered(p *dram.Pool, chains int) (checked, wrong int, err error) {
+	id, err := p.OpenSpace(recoverSpec())
+	if err != nil {
+		return 0, 0, err
+	}
+	arena, _ := p.Arena()
+	want := make([]byte, recoverSlotBytes)
+	for chain := max(0, chains-recoverChecked); chain < chains; chain++ {
+		b := recoverBatch(id, chain)
+		p.Acquire(&b)
+		for i, slot := range b.Slots {
+			if b.Status[i] != pool.OK {
+				continue
+			}
+			checked++
+			recoverBytes(want, b.Hashes.At(i))
+			if !bytes.Equal(want, arena[slot.Off:][:slot.Len]) {
+				wrong++
+			}
+		}
+		p.Release(b.Slots, b.Status)
+	}
+	return checked, wrong, nil
 }

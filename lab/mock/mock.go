@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,7 +27,6 @@ type options struct {
 	drive      bool
 	socketDir  string
 	lookupName string
-	name       string
 	model      string
 	seed       uint64
 	attach     time.Duration
@@ -38,49 +36,35 @@ type options struct {
 	hold bool
 
 	device     string
-	trace      string
 	requests   int
 	blocks     int
 	blockSize  int
 	blockBytes int64
-	ranks      int
-	groups     int
-	spec       int
-	sync       bool
-
-	killSelf, killAgent int
-	pause               bool
+	killSelf   int
 }
 
 // Command returns the command mock.
 func Command() *cobra.Command {
-	s := &options{socketDir: settings.DefaultSocketDir(), name: fmt.Sprintf("mock-%d", os.Getpid()), model: "mock/solo",
-		device: mockengine.DeviceHost, attach: 10 * time.Second, lookupWait: 50 * time.Millisecond,
-		blocks: 2000, blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, ranks: 1, groups: 1, requests: 100}
+	s := &options{socketDir: settings.DefaultSocketDir(), model: "mock/solo", device: mockengine.DeviceHost,
+		attach: 10 * time.Second, lookupWait: 50 * time.Millisecond, blocks: 2000,
+		blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, requests: 100}
 	cmd := &cobra.Command{
 		Use:   "mock",
 		Short: "Play an inference engine against a running agent",
-		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and its ranks, with KV
+		Long: `Mock registers an engine with the agent of a socket directory: a scheduler and a worker, with KV
 cache blocks in shared or GPU memory. Every byte is derived from the prompt, so that loaded blocks
 can be checked.
 
 With --fill it saves one block for each hash in a file (hex, one a line, a chain from the first on)
 and prints "filled N", for tests of other look-up clients against a filled pool. With --hold it
-stays registered until it is ended. Otherwise it runs the requests of a trace, or generated ones,
-and prints their outcomes, one JSON object a line.`,
+stays registered until it is ended. Otherwise it runs generated conversations, and prints their
+outcomes, one JSON object a line.`,
 		Example: `  kvbench mock --fill hashes.txt --socket-dir /tmp/kv --lookup-name lookup_rpc_port_0_dp_rank0 \
     --block-size 128 --hold
-  kvbench mock --trace conversation.jsonl --requests 200 --socket-dir /tmp/kv
-  kvbench mock --requests 200 --kill-self-after 50 --socket-dir /tmp/kv`,
+  kvbench mock --requests 200 --socket-dir /tmp/kv`,
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
-				return settings.Invalid(err)
-			}
-			if s.killSelf > 0 && s.killAgent > 0 {
-				return settings.Invalid(errors.New("kill-self-after and kill-agent-after: allowed is one of them"))
-			}
-			return nil
+			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if s.drive {
@@ -103,7 +87,6 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	settings.AddSocketDir(f, &s.socketDir, "directory of the agent's sockets")
 	f.StringVar(&s.lookupName, "lookup-name", "",
 		"look-up socket that the agent opens for this engine; default: the common one")
-	f.StringVar(&s.name, "name", s.name, "name of the engine")
 	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of all random choices")
 	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
@@ -111,36 +94,22 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 		"a look-up that takes longer is a miss")
 	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
 	f.BoolVar(&s.hold, "hold", false, "stay registered until ended")
-	f.StringVar(&s.trace, "trace", "", "trace to run; default: generated conversations")
-	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "requests to run; 0 is the whole trace")
+	f.Var(settings.Count(&s.requests, 1, 1<<30), "requests", "requests to run")
 	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}),
 		"device", "memory of the KV cache blocks: host is shared memory, cuda the only visible GPU "+
 			"(CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
 	f.Var(settings.Count(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
 	f.Var(settings.Count(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
 	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
-	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks")
-	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups",
-		"KV cache groups; every second one has blocks of twice the tokens")
-	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
-	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
 	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after",
 		"kill this process (SIGKILL) while a job is in flight, after this many jobs")
-	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-after",
-		"kill the agent while it has a job of this engine, after this many jobs")
-	f.BoolVar(&s.pause, "pause", false, "stop (SIGSTOP) instead of killing")
 	f.BoolVar(&s.drive, "drive", false, "read commands from standard input and write reports to standard output")
 	f.Lookup("drive").Hidden = true
 }
 
 func (s *options) config() mockengine.Config {
-	c := mockengine.Config{Name: s.name, Device: s.device, Model: s.model, Seed: s.seed, Ranks: s.ranks,
-		Blocks: s.blocks, BlockTokens: s.blockSize, BlockBytes: int(s.blockBytes),
-		LookupTimeout: s.lookupWait, Async: !s.sync, Drafts: s.spec, AcceptRate: 0.6}
-	for g := range s.groups {
-		c.Groups = append(c.Groups, 1+g%2)
-	}
-	return c
+	return mockengine.Config{Name: fmt.Sprintf("mock-%d", os.Getpid()), Device: s.device, Model: s.model, Seed: s.seed,
+		Blocks: s.blocks, BlockTokens: s.blockSize, BlockBytes: int(s.blockBytes), LookupTimeout: s.lookupWait}
 }
 
 func (s *options) link() mockengine.LinkConfig {
@@ -148,36 +117,13 @@ func (s *options) link() mockengine.LinkConfig {
 }
 
 // runSolo runs requests through one engine.
-func (s *options) runSolo(ctx context.Context, out interface{ Write([]byte) (int, error) }) error {
+func (s *options) runSolo(ctx context.Context, out io.Writer) error {
 	cfg := s.config()
 	if err := cfg.Validate(); err != nil {
 		return settings.Invalid(err)
 	}
-	requests, err := s.soloRequests()
-	if err != nil {
-		return settings.Invalid(err)
-	}
-	var strike *mockengine.Strike
-	if n := max(s.killSelf, s.killAgent); n > 0 {
-		strike = &mockengine.Strike{Agent: s.killAgent > 0, Pause: s.pause, After: n}
-	}
-	return mockengine.Solo(ctx, cfg, s.link(), requests,
-		mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, Strike: strike}, out)
-}
-
-// soloRequests returns the requests of a trace, or drawn ones.
-func (s *options) soloRequests() (requests []mockengine.Request, err error) {
-	records := mockengine.DrawTrace(s.seed, max(s.requests, 1))
-	if s.trace != "" {
-		if records, err = mockengine.ReadTrace(s.trace, s.requests); err != nil {
-			return nil, err
-		}
-	}
-	for i := range records {
-		requests = append(requests, mockengine.Request{ID: uint64(i + 1), At: records[i].Timestamp,
-			Prompt: records[i].HashIDs, Output: records[i].OutputLength})
-	}
-	return requests, nil
+	return mockengine.Solo(ctx, cfg, s.link(), mockengine.DrawRequests(s.seed, s.requests),
+		mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, KillAfter: s.killSelf}, out)
 }
 
 // maxFill bounds the hashes of a --fill file.
@@ -189,22 +135,12 @@ func (s *options) runFill(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return settings.Invalid(err)
 	}
-	wait, stop := context.WithTimeout(ctx, s.attach)
-	defer stop()
-	f, err := mockengine.NewFiller(wait, s.config(), s.link())
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := f.Save(ctx, hashes); err != nil {
-		return err
-	}
-	space, path := f.Space()
-	fmt.Fprintf(out, "space %x\nlookup %s\nfilled %d\n", space, path, len(hashes))
-	if s.hold {
-		<-ctx.Done()
-	}
-	return nil
+	return mockengine.Fill(ctx, s.config(), s.link(), hashes, s.attach, func() {
+		fmt.Fprintf(out, "filled %d\n", len(hashes))
+		if s.hold {
+			<-ctx.Done()
+		}
+	})
 }
 
 // readHashes reads a chain of block hashes, hex, one a line. All have one length; it skips empty

@@ -13,9 +13,9 @@ import (
 func TestKilledBetweenStretches(t *testing.T) {
 	var sent bytes.Buffer
 	e := &engine{
-		process: &engineProcess{encode: json.NewEncoder(&sent)}, unfinished: map[uint64]mockengine.Request{5: {ID: 5}},
+		encode: json.NewEncoder(&sent), unfinished: map[uint64]mockengine.Request{5: {ID: 5}},
 	}
-	r := &replay{engines: []*engine{e}, faults: map[int]mockengine.Fault{}}
+	r := &replay{engines: []*engine{e}}
 	r.again(e)
 	if sent.Len() != 0 {
 		t.Fatalf("sent between two stretches: %s", sent.String())

@@ -17,26 +17,22 @@ import (
 	"github.com/kvagent/kvagent/settings"
 )
 
-// engineProcess is one process of mock engines, driven over its standard input and output.
-type engineProcess struct {
-	incarnation int // number of the engine's starts up to this one
-	engines     []*engine
+// engine is one mock engine through all its incarnations, each a process that is driven over its
+// standard input and output.
+type engine struct {
+	number      int
+	incarnation int // number of its starts up to this one
 	child       *child.Process
 	in          io.WriteCloser
 	encode      *json.Encoder
 	log         child.Tail
 	wanted      bool // its end is intended
-}
 
-// engine is one engine through all its incarnations.
-type engine struct {
-	number     int
-	process    *engineProcess
 	running    bool                          // a run was sent and not answered
 	detached   bool                          // it had no agent at the end of its last run
 	until      float64                       // of that run
 	unfinished map[uint64]mockengine.Request // handed in and not over
-	owed       []mockengine.Request          // of them, those whose process was killed between two stretches
+	owed       []mockengine.Request          // of them, those of one that was killed between two stretches
 	strike     *plannedStrike                // armed and not fired
 	past, last mockengine.Stats              // of earlier incarnations, and of this one so far
 	lost       uint64                        // wrong bytes reported by incarnations that ended before they counted them
@@ -46,6 +42,9 @@ type engine struct {
 	preempted, aborted                    int
 }
 
+// instance is the name by which the agent has an incarnation.
+func (e *engine) instance() string { return fmt.Sprintf("engine-%d.%d", e.number, e.incarnation) }
+
 func (e *engine) stats() mockengine.Stats {
 	s := e.past
 	s.LookupTimes = nil
@@ -54,28 +53,28 @@ func (e *engine) stats() mockengine.Stats {
 	return s
 }
 
-// engineEvent is a report, or with exited the end of a process.
+// engineEvent is a report, or with exited the end of an incarnation.
 type engineEvent struct {
-	process *engineProcess
-	report  *mockengine.Report
-	exited  bool
-	err     error
+	engine *engine
+	report *mockengine.Report
+	exited bool
+	err    error
 }
 
 // maxReport bounds a line from an engine.
 const maxReport = 64 << 20
 
-// spawn starts a process and its engines.
-func (r *replay) spawn(p *engineProcess) error {
+// spawn starts an incarnation of an engine.
+func (r *replay) spawn(e *engine) error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	p.incarnation++
-	p.wanted = false
+	e.incarnation++
+	e.wanted = false
 	cmd := exec.Command(exe, "mock", "--drive")
-	cmd.Stderr = &p.log
-	if p.in, err = cmd.StdinPipe(); err != nil {
+	cmd.Stderr = &e.log
+	if e.in, err = cmd.StdinPipe(); err != nil {
 		return err
 	}
 	out, theirs, err := os.Pipe()
@@ -89,24 +88,20 @@ func (r *replay) spawn(p *engineProcess) error {
 		_ = out.Close() // nothing was read
 		return err
 	}
-	p.child, p.encode = c, json.NewEncoder(p.in)
-	r.readers.Go(func() { r.readReports(p, c, out) })
-	for _, e := range p.engines {
-		c := r.cfg
-		c.Name = fmt.Sprintf("engine-%d.%d", e.number, p.incarnation)
-		c.Device = r.set.engineDevice(e.number)
-		c.Seed = r.set.seed + uint64(e.number)<<32 + uint64(p.incarnation)
-		link := mockengine.LinkConfig{Session: r.node(e.number).session}
-		if err := p.encode.Encode(&mockengine.Command{Op: "start", Engine: e.number, Config: &c,
-			Link: &link}); err != nil {
-			return fmt.Errorf("engine %d: %w\n%s", e.number, err, p.log.String())
-		}
+	e.child, e.encode = c, json.NewEncoder(e.in)
+	r.readers.Go(func() { r.readReports(e, c, out) })
+	cfg := r.cfg
+	cfg.Name, cfg.Device = e.instance(), r.set.engineDevice(e.number)
+	cfg.Seed = r.set.seed + uint64(e.number)<<32 + uint64(e.incarnation)
+	link := mockengine.LinkConfig{Session: r.node(e.number).session}
+	if err := e.encode.Encode(&mockengine.Command{Op: "start", Config: &cfg, Link: &link}); err != nil {
+		return fmt.Errorf("engine %d: %w\n%s", e.number, err, e.log.String())
 	}
 	return nil
 }
 
-// readReports passes on a process's reports until it ends.
-func (r *replay) readReports(p *engineProcess, c *child.Process, out io.ReadCloser) {
+// readReports passes on the reports of an incarnation until it ends.
+func (r *replay) readReports(e *engine, c *child.Process, out io.ReadCloser) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(make([]byte, 64<<10), maxReport)
 	for lines.Scan() {
@@ -114,17 +109,16 @@ func (r *replay) readReports(p *engineProcess, c *child.Process, out io.ReadClos
 		if json.Unmarshal(lines.Bytes(), report) != nil {
 			continue // half a line: it was killed while it wrote
 		}
-		r.events <- engineEvent{process: p, report: report}
+		r.events <- engineEvent{engine: e, report: report}
 	}
 	_ = out.Close() // it was read to its end
 	<-c.Done
-	r.events <- engineEvent{process: p, exited: true, err: c.Err}
+	r.events <- engineEvent{engine: e, exited: true, err: c.Err}
 }
 
 // send sends an engine its next stretch. A process that cannot be written to has ended, and its end
 // will be reported.
 func (e *engine) send(c *mockengine.Command) {
-	c.Engine = e.number
 	if c.Op == "run" {
 		c.Requests, e.owed = append(e.owed, c.Requests...), nil
 	}
@@ -134,24 +128,22 @@ func (e *engine) send(c *mockengine.Command) {
 	if c.Op == "run" {
 		e.running, e.until = true, c.Until
 	}
-	if err := e.process.encode.Encode(c); err != nil {
-		return // processEnded hands it to the next incarnation
-	}
+	_ = e.encode.Encode(c) // after an error engineEnded hands it to the next incarnation
 }
 
 // endAll ends running processes, and joins their readers. It kills those that do not end by
 // themselves.
 func (r *replay) endAll() {
-	for _, p := range r.processes {
-		p.wanted = true
-		if p.in != nil {
-			_ = p.in.Close()
+	for _, e := range r.engines {
+		e.wanted = true
+		if e.in != nil {
+			_ = e.in.Close()
 		}
 	}
 	kill := func() {
-		for _, p := range r.processes {
-			if p.child != nil {
-				p.child.Signal(syscall.SIGKILL)
+		for _, e := range r.engines {
+			if e.child != nil {
+				e.child.Signal(syscall.SIGKILL)
 			}
 		}
 	}
@@ -175,7 +167,7 @@ func (r *replay) endAll() {
 
 // engineDevice returns where an engine's memory is. With GPUs every second engine has virtual
 // memory, like one whose PyTorch has expandable segments, and they share blocks.
-func (s *options) engineDevice(number int) string {
+func (s *scenario) engineDevice(number int) string {
 	switch {
 	case s.device != settings.DeviceCUDA:
 		return mockengine.DeviceHost

@@ -2,9 +2,8 @@ package replay
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"math/rand/v2"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -29,57 +28,49 @@ const maxStrikeWait = 40
 
 // plan decides at each request that is dealt whether to kill or pause a process about now.
 func (r *replay) plan(ctx context.Context) {
+	s := r.set
 	due := func(every int) bool { return every > 0 && r.dealt%every == 0 }
-	blow := func(agent bool, node int) {
-		s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
-		r.strikes = append(r.strikes, plannedStrike{s, node, r.dealt})
+	if due(s.killEngine) {
+		r.planStrike(false, 0)
 	}
-	if due(r.set.killEngine) {
-		blow(false, 0)
+	if due(s.killAgent) {
+		r.planStrike(true, r.turn(&r.turns.killAgent))
 	}
-	if due(r.set.killAgent) {
-		blow(true, r.turns.killAgent.next())
+	if due(s.killMover) {
+		r.killMover(ctx, r.nodes[r.turn(&r.turns.killMover)])
 	}
-	if due(r.set.killMover) {
-		r.killMover(ctx, r.nodes[r.turns.killMover.next()])
+	if due(s.pauseAgent) && r.nodes[r.turn(&r.turns.pauseAgent)].pause(ctx, s.pauseFor) {
+		r.count(&r.tally.AgentPauses, 0)
 	}
-	if due(r.set.pauseAgent) && r.nodes[r.turns.pauseAgent.next()].pause(ctx, r.set.pauseFor) {
-		r.count(&r.tally.pauses, 0)
-	}
-	if due(r.set.pauseEngine) {
+	if due(s.pauseEngine) {
 		r.pauseEngine(ctx)
 	}
-	if due(r.set.killHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turns.killHelper.next()], false)
+	if due(s.killHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turn(&r.turns.killHelper)], false)
 	}
-	if due(r.set.pauseHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turns.pauseHelper.next()], true)
+	if due(s.pauseHelper) {
+		r.strikeHelper(ctx, r.nodes[r.turn(&r.turns.pauseHelper)], true)
 	}
-	if due(r.set.killServer) {
+	if due(s.killServer) {
 		r.killServer(ctx)
 	}
-	if due(r.set.pauseServer) {
+	if due(s.pauseServer) {
 		r.pauseServer(ctx)
 	}
 }
 
-// turn rotates over the nodes, from a random one.
-type turn struct{ at, of int }
-
-func (t *turn) next() int {
-	t.at = (t.at + 1) % t.of
-	return t.at
+func (r *replay) planStrike(agent bool, node int) {
+	s := mockengine.Strike{Agent: agent, Middle: r.rng.IntN(3) == 0, After: r.rng.IntN(strikeSpread)}
+	r.strikes = append(r.strikes, plannedStrike{s, node, r.dealt})
 }
 
-// turns has a rotation for each kind of fault that hits agents.
-type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper turn }
+// turns counts the faults of each kind that rotates over the nodes.
+type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper int }
 
-// newTurns draws where each begins.
-func newTurns(rng *rand.Rand, nodes int) (t turns) {
-	for _, one := range []*turn{&t.killAgent, &t.killMover, &t.pauseAgent, &t.killHelper, &t.pauseHelper} {
-		*one = turn{rng.IntN(nodes), nodes}
-	}
-	return t
+// turn returns the node whose turn it is; the seed chooses the first.
+func (r *replay) turn(of *int) (node int) {
+	*of++
+	return int((r.set.seed + uint64(*of)) % uint64(len(r.nodes)))
 }
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is in
@@ -95,11 +86,11 @@ func (r *replay) nextStrike() (s *plannedStrike, by *engine, blind bool) {
 		e = r.engines[next.node+len(r.nodes)*r.rng.IntN((len(r.engines)-next.node-1)/len(r.nodes)+1)]
 	}
 	r.tally.Lock()
-	spare := 2*r.tally.inFlight >= r.tally.engineKills+r.tally.agentKills+1
+	spare := 2*r.tally.KillsInFlight >= r.tally.EngineKills+r.tally.AgentKills+1
 	r.tally.Unlock()
 	paused := r.node(e.number).isPaused() // then no job will be in flight soon
 	overdue := r.set.killMover > 0 && r.dealt-r.strikes[0].planned >= maxStrikeWait
-	if e.process.wanted || !overdue && (e.strike != nil || paused && !spare) {
+	if e.wanted || !overdue && (e.strike != nil || paused && !spare) {
 		return nil, nil, false
 	}
 	s = &r.strikes[0]
@@ -115,9 +106,9 @@ func (r *replay) blindKill(ctx context.Context, s *plannedStrike, victim *engine
 		r.replaceAgent(ctx, a, a.current())
 		return
 	}
-	r.count(&r.tally.engineKills, 0)
-	victim.process.wanted = true
-	victim.process.child.Signal(syscall.SIGKILL)
+	r.count(&r.tally.EngineKills, 0)
+	victim.wanted = true
+	victim.child.Signal(syscall.SIGKILL)
 }
 
 // struck handles the report of a strike that was dealt. It hit the agent whose process the engine
@@ -136,8 +127,8 @@ func (r *replay) struck(ctx context.Context, e *engine, pid int) error {
 		}
 		return nil
 	}
-	r.count(&r.tally.engineKills, 1)
-	e.process.wanted = true
+	r.count(&r.tally.EngineKills, 1)
+	e.wanted = true
 	return nil
 }
 
@@ -145,7 +136,7 @@ func (r *replay) count(n *int, inFlight int) {
 	r.tally.Lock()
 	defer r.tally.Unlock()
 	*n++
-	r.tally.inFlight += inFlight
+	r.tally.KillsInFlight += inFlight
 }
 
 // replaceAgent ends an incarnation of an agent and starts the next one, while engines continue. It
@@ -154,11 +145,7 @@ func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentInca
 	if !a.expectDeath(c) {
 		return false
 	}
-	r.count(&r.tally.agentKills, 0)
-	r.around.kill(r.dealt)
-	if r.set.dramPath == "" {
-		r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) { f.PoolLost = true })
-	}
+	r.count(&r.tally.AgentKills, 0)
 	r.watch(fmt.Sprintf("the agent of node %d to end and start again", a.node), func() {
 		select {
 		case <-c.Done:
@@ -182,41 +169,20 @@ func (r *replay) fail(err error) {
 	}
 }
 
-// recordFault records for the simulation what happens to requests from to to-1, counted as they are
-// dealt.
-func (r *replay) recordFault(from, to int, note func(*mockengine.Fault)) {
-	for i := from; i < to; i++ {
-		f := r.faults[i]
-		note(&f)
-		r.faults[i] = f
+// engineEnded handles the end of an engine's process: if it was killed, another one takes its place
+// and its requests.
+func (r *replay) engineEnded(ctx context.Context, e *engine, exit error) error {
+	if !e.wanted {
+		return fmt.Errorf("engine %d ended: %w\n%s", e.number, exit, e.log.String())
 	}
-}
-
-// processEnded handles the end of a process: if it was killed, another one takes its place and its
-// requests.
-func (r *replay) processEnded(ctx context.Context, p *engineProcess, exit error) error {
-	if !p.wanted {
-		return fmt.Errorf("a process of engines ended: %w\n%s", exit, p.log.String())
-	}
-	left := true
-	for _, e := range p.engines {
-		left = left && e.left != nil
-	}
-	if left {
+	if e.left != nil {
 		return nil
 	}
-	r.watchCleanup(ctx, p, time.Now())
-	r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
-		for _, e := range p.engines {
-			f.EnginesLost = append(f.EnginesLost, e.number)
-		}
-	})
-	if err := r.spawn(p); err != nil {
+	r.watchCleanup(ctx, e, time.Now())
+	if err := r.spawn(e); err != nil {
 		return err
 	}
-	for _, e := range p.engines {
-		r.again(e)
-	}
+	r.again(e)
 	return ctx.Err()
 }
 
@@ -235,13 +201,6 @@ func (r *replay) again(e *engine) {
 		requests = append(requests, q)
 	}
 	sortRequests(requests)
-	r.recordFault(r.dealt, r.dealt+1, func(f *mockengine.Fault) {
-		for i := range requests {
-			if n := int(requests[i].ID) - 1; n < len(r.records) {
-				f.Again = append(f.Again, n)
-			}
-		}
-	})
 	if !e.running {
 		e.owed = requests // it was killed between two stretches: the next one begins with them
 		return
@@ -252,32 +211,23 @@ func (r *replay) again(e *engine) {
 	}
 }
 
-// watchCleanup measures how long agents keep anything of engines that died.
-func (r *replay) watchCleanup(ctx context.Context, p *engineProcess, died time.Time) {
-	names := make(map[*agentProcess]map[string]bool)
-	for _, e := range p.engines {
-		a := r.node(e.number)
-		if names[a] == nil {
-			names[a] = make(map[string]bool)
-		}
-		names[a][fmt.Sprintf("engine-%d.%d", e.number, p.incarnation)] = true
+// watchCleanup measures how long an agent keeps anything of an engine that died.
+func (r *replay) watchCleanup(ctx context.Context, e *engine, died time.Time) {
+	a, instance := r.node(e.number), e.instance()
+	if a.isPaused() {
+		return
 	}
-	for a, mine := range names {
-		if a.isPaused() {
-			continue
+	pauses := a.pauses()
+	r.watch(fmt.Sprintf("the agent of node %d to forget a dead engine", a.node), func() {
+		if a.forgets(ctx, instance, pauses) {
+			r.noteCleanup(time.Since(died))
 		}
-		pauses := a.pauses()
-		r.watch(fmt.Sprintf("the agent of node %d to forget dead engines", a.node), func() {
-			if a.forgets(ctx, mine, pauses) {
-				r.noteCleanup(time.Since(died))
-			}
-		})
-	}
+	})
 }
 
-// forgets waits, at most emptyWithin, until an agent names none of some engines any more. It
-// returns false if that could not be observed, because the agent itself was killed or stopped.
-func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pauses int) bool {
+// forgets waits, at most emptyWithin, until an agent does not name an engine any more. It returns
+// false if that could not be observed, because the agent itself was killed or stopped.
+func (a *agentProcess) forgets(ctx context.Context, instance string, pauses int) bool {
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
 	for ctx.Err() == nil && a.pauses() == pauses {
@@ -285,21 +235,12 @@ func (a *agentProcess) forgets(ctx context.Context, names map[string]bool, pause
 		if err != nil {
 			return false
 		}
-		if !anyInstance(st, names) {
+		if !slices.ContainsFunc(st.EngineList, func(e admin.EngineStatus) bool { return e.Instance == instance }) {
 			break
 		}
 		time.Sleep(agentPoll)
 	}
 	return a.pauses() == pauses
-}
-
-func anyInstance(st admin.Status, names map[string]bool) bool {
-	for _, e := range st.EngineList {
-		if names[e.Instance] {
-			return true
-		}
-	}
-	return false
 }
 
 func (r *replay) noteCleanup(d time.Duration) {
@@ -341,9 +282,9 @@ func (r *replay) strikeMover(m *admin.MoverStatus) {
 	}
 	r.tally.Lock()
 	defer r.tally.Unlock()
-	r.tally.moverKills++
+	r.tally.MoverKills++
 	if m.Copies > 0 {
-		r.tally.moverInFlight++
+		r.tally.MoverInFlight++
 	}
 }
 
@@ -354,52 +295,16 @@ const (
 	helperName      = "kvagent.mooncake" // in its command line
 )
 
-// anyFault reports whether anything is to be killed or paused.
-func (s *options) anyFault() bool {
-	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer > 0 ||
-		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
-}
-
-// checkFaults checks the combination of the settings of kills and pauses.
-func (s *options) checkFaults() error {
-	var bad []error
-	if s.killHelper+s.pauseHelper > 0 && !s.hasHelper() {
-		bad = append(bad, errors.New("kill-helper-every, pause-helper-every: no tier has a helper, allowed with a "+
-			"--tier or --shared of mooncake"))
-	}
-	if s.server == "" && s.killServer+s.pauseServer > 0 {
-		bad = append(bad, errors.New("kill-server-every, pause-server-every: allowed with server"))
-	}
-	if s.server != "" && (s.shared == "" || len(strings.Fields(s.server)) == 0) {
-		bad = append(bad, fmt.Errorf("server: %q, allowed: a command line, with shared", s.server))
-	}
-	if pauses := s.pauseEngine + s.pauseAgent + s.pauseHelper + s.pauseServer; pauses > 0 &&
-		s.pauseFor >= s.stalledAfter {
-		bad = append(bad, fmt.Errorf("pause-for: %v, allowed: 1ms to less than stalled-after (%v)", s.pauseFor,
-			s.stalledAfter))
-	}
-	return errors.Join(bad...)
-}
-
-func (s *options) hasHelper() bool {
-	for _, text := range append([]string{s.shared}, s.tiers...) {
-		if strings.HasPrefix(text, "mooncake:") {
-			return true
-		}
-	}
-	return false
-}
-
-// pauseEngine stops a process of engines for a while. It reports nothing meanwhile, and the others
-// wait for it at the end of the stretch.
+// pauseEngine stops an engine for a while. It reports nothing meanwhile, and the others wait for it
+// at the end of the stretch.
 func (r *replay) pauseEngine(ctx context.Context) {
-	p := r.processes[r.rng.IntN(len(r.processes))]
-	c := p.child
-	if p.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
+	e := r.engines[r.rng.IntN(len(r.engines))]
+	c := e.child
+	if e.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
 		return
 	}
-	r.count(&r.tally.enginePauses, 0)
-	r.watch(fmt.Sprintf("process %d of engines to be let go on", c.OS.Pid), func() {
+	r.count(&r.tally.EnginePauses, 0)
+	r.watch(fmt.Sprintf("engine %d to be let go on", e.number), func() {
 		sleepUntil(ctx, c.Done, r.set.pauseFor)
 		c.Signal(syscall.SIGCONT)
 	})
@@ -413,9 +318,9 @@ func (r *replay) strikeHelper(ctx context.Context, a *agentProcess, pause bool) 
 			return
 		}
 		defer func() { _ = unix.Close(fd) }() // nothing was written
-		first, n := unix.SIGKILL, &r.tally.helperKills
+		first, n := unix.SIGKILL, &r.tally.HelperKills
 		if pause {
-			first, n = unix.SIGSTOP, &r.tally.helperPauses
+			first, n = unix.SIGSTOP, &r.tally.HelperPauses
 		}
 		if unix.PidfdSendSignal(fd, first, nil, 0) != nil {
 			return // it has ended, with its agent

@@ -2,14 +2,22 @@ package replay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tierspec"
 	"github.com/kvagent/kvagent/settings"
@@ -18,39 +26,16 @@ import (
 // maxNodes is the most agents of one replay.
 const maxNodes = 16
 
-// checkNodes checks the combination of the settings of nodes and tiers.
-func (s *options) checkNodes() error {
-	var bad []error
-	if s.socket != "" && (s.nodes > 1 || s.shared != "" || len(s.tiers) > 0) {
-		bad = append(bad, errors.New(
-			"socket: an agent that was not started here has its own tiers, and is the only node"))
-	}
-	if s.nodes > s.engines {
-		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
-	}
-	for _, text := range append([]string{s.shared}, s.tiers...) {
-		if text == "" {
-			continue
-		}
-		if _, err := tierspec.Parse(text); err != nil {
-			bad = append(bad, fmt.Errorf("tier: %s: %w", tierspec.Shown(text), err))
-		}
-	}
-	return errors.Join(bad...)
-}
-
 // tierArgs returns the settings of a node's agent: its own tiers, then the shared one, and a
 // directory of its own for its state.
-func (s *options) tierArgs(dir string, node int) (args []string) {
-	all := append([]string(nil), s.tiers...)
-	if s.shared != "" {
-		all = append(all, s.shared)
+func (s *scenario) tierArgs(dir string, node int) (args []string) {
+	for _, text := range []string{ownDisk(s.tiers, node), s.shared} {
+		if text != "" {
+			args = append(args, "--tier", text)
+		}
 	}
-	if len(all) == 0 {
+	if len(args) == 0 {
 		return nil
-	}
-	for _, text := range all {
-		args = append(args, "--tier", ownDisk(text, node))
 	}
 	return append(args, "--tier-state", filepath.Join(dir, "state"))
 }
@@ -68,7 +53,7 @@ func ownDisk(text string, node int) string {
 func (r *replay) launchNodes(ctx context.Context) error {
 	pool := r.set.poolSize(&r.cfg, r.records)
 	for node := range max(r.set.nodes, 1) {
-		a, err := newAgent(pool, r.set, node, r.exits, &r.open)
+		a, err := newAgent(pool, r.set, node, r.exits)
 		if err != nil {
 			return err
 		}
@@ -163,12 +148,6 @@ func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
 type source struct {
 	Name   string `json:"name"` // memory, or a tier's
 	Blocks uint64 `json:"blocks"`
-
-	// Of a tier: why more did not come from it.
-	Opened     uint64 `json:"breaker_opened,omitempty"`
-	Timeouts   uint64 `json:"timeouts,omitempty"`
-	AsksLate   uint64 `json:"asks_late,omitempty"`
-	NotWritten uint64 `json:"puts_not_written,omitempty"`
 }
 
 // addSources adds what one agent reports.
@@ -177,30 +156,21 @@ func (r *replay) addSources(st *admin.Status) {
 	if st.Tiers != nil {
 		for i := range st.Tiers.Tiers {
 			t := &st.Tiers.Tiers[i]
-			r.addSource(source{t.Name, t.Hits, t.Opened, t.Timeouts, t.AskLate, t.Dropped + t.Full + t.Lost})
+			r.addSource(t.Name, t.Hits)
 			loaded -= min(loaded, t.Hits) // each was brought to memory first
 		}
 	}
-	r.addSource(source{Name: "memory", Blocks: loaded})
+	r.addSource("memory", loaded)
 }
 
-// addSample adds the end-to-end checks of one agent's last incarnation.
-func (r *replay) addSample(s *admin.SampleStatus) {
-	r.sample.Matched += s.Saves.Matched + s.Loads.Matched
-	r.sample.Unverified += s.Saves.Unverified + s.Loads.Unverified
-	r.sample.Mismatched += s.Saves.Mismatched + s.Loads.Mismatched
-}
-
-func (r *replay) addSource(o source) {
-	for i := range r.sources {
-		if s := &r.sources[i]; s.Name == o.Name {
-			s.Blocks += o.Blocks
-			s.Opened, s.Timeouts = s.Opened+o.Opened, s.Timeouts+o.Timeouts
-			s.AsksLate, s.NotWritten = s.AsksLate+o.AsksLate, s.NotWritten+o.NotWritten
-			return
-		}
+func (r *replay) addSource(name string, blocks uint64) {
+	all := &r.result.Sources
+	i := slices.IndexFunc(*all, func(s source) bool { return s.Name == name })
+	if i < 0 {
+		*all = append(*all, source{Name: name, Blocks: blocks})
+		return
 	}
-	r.sources = append(r.sources, o)
+	(*all)[i].Blocks += blocks
 }
 
 // sourcesText formats the sources.
@@ -210,4 +180,237 @@ func sourcesText(all []source) string {
 		parts = append(parts, fmt.Sprintf("%s %s", s.Name, settings.Thousands(int(s.Blocks))))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// verifySample is more than serve's default: a check could be wrong where engines are killed, or
+// revoke their saves.
+const verifySample = 10 // one block in so many
+
+// Times of the agent's process.
+const (
+	agentUpWithin   = time.Minute
+	agentDownWithin = 30 * time.Second
+	agentPoll       = 2 * time.Millisecond // between polls of an agent that starts or cleans up
+)
+
+// reportWithin is how long the report of an engine that killed an agent may be in transit. Tests
+// replace it.
+var reportWithin = 5 * time.Second
+
+// agentProcess is the agent of a replay: a child process, or one that runs already.
+type agentProcess struct {
+	node    int
+	dir     string
+	session string
+	program string   // of the child
+	args    []string // of the child; nil: not started here
+	private bool     // dir is removed at the end
+	admin   *adminclient.Client
+	log     child.Tail
+
+	mu struct {
+		sync.Mutex
+		child   *agentIncarnation
+		resumed chan struct{} // closed when it continues; nil while it is not stopped
+		pauses  int
+		kills   int
+	}
+	exits   chan error // of a child that ended unexpectedly
+	pausing sync.WaitGroup
+}
+
+// agentIncarnation is one process of the agent.
+type agentIncarnation struct {
+	*child.Process
+	wanted   bool          // it was killed on purpose, or is to end
+	expected chan struct{} // closed with that
+}
+
+func newIncarnation(p *child.Process) *agentIncarnation {
+	return &agentIncarnation{Process: p, expected: make(chan struct{})}
+}
+
+// want records, once, that the end of the incarnation is intended. It returns false if it was
+// recorded before. The agent's lock is held.
+func (c *agentIncarnation) want() bool {
+	if c.wanted {
+		return false
+	}
+	c.wanted = true
+	close(c.expected)
+	return true
+}
+
+// useAgent returns an agent that runs: its socket directory, or its session socket.
+func useAgent(path string) *agentProcess {
+	dir := strings.TrimSuffix(path, "/session.sock")
+	return &agentProcess{dir: dir, session: filepath.Join(dir, "session.sock"), admin: adminclient.New(dir),
+		exits: make(chan error, 1)}
+}
+
+// newAgent returns the agent of a node in a directory of its own, not yet started. It sends to
+// exits when the agent ends unexpectedly.
+func newAgent(pool int64, s *scenario, node int, exits chan error) (*agentProcess, error) {
+	dir, err := os.MkdirTemp("", "kvagent-replay-")
+	if err != nil {
+		return nil, err
+	}
+	a := useAgent(dir)
+	a.node, a.private, a.exits, a.program = node, true, exits, s.kvagent
+	a.args = []string{"serve", "--socket-dir", dir, "--pool", settings.FormatSize(pool), "--integrity", s.integrity,
+		"--verify-sample", strconv.Itoa(verifySample), "--eviction", s.eviction, "--device", s.device, "--log-level",
+		"warn"}
+	if s.dramPath != "" {
+		path := s.dramPath
+		if node > 0 {
+			path = fmt.Sprintf("%s.node%d", path, node)
+		}
+		a.args = append(a.args, "--dram-path", path)
+	}
+	a.args = append(a.args, s.tierArgs(dir, node)...)
+	return a, nil
+}
+
+// start starts the child and waits until it answers.
+func (a *agentProcess) start(ctx context.Context) error {
+	cmd := exec.Command(a.program, a.args...)
+	cmd.Stdout, cmd.Stderr = &a.log, &a.log
+	started, err := child.Start(cmd)
+	if err != nil {
+		return err
+	}
+	c := newIncarnation(started)
+	a.mu.Lock()
+	a.mu.child = c
+	a.mu.Unlock()
+	go a.reportEnd(c) // it ends with the child, which stop waits for
+	ctx, stop := context.WithTimeout(ctx, agentUpWithin)
+	defer stop()
+	for {
+		if _, err := a.status(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-c.Done:
+			return fmt.Errorf("the agent of node %d ended at its start: %w\n%s", a.node, c.Err, a.log.String())
+		case <-ctx.Done():
+			return fmt.Errorf("the agent of node %d does not answer: %w\n%s", a.node, ctx.Err(), a.log.String())
+		case <-time.After(agentPoll):
+		}
+	}
+}
+
+// reportEnd reports an incarnation that ends unexpectedly. The report of an engine that killed it
+// may still be in transit.
+func (a *agentProcess) reportEnd(c *agentIncarnation) {
+	<-c.Done
+	limit := time.NewTimer(reportWithin)
+	defer limit.Stop()
+	select {
+	case <-c.expected:
+		return
+	case <-limit.C:
+	}
+	select {
+	case a.exits <- fmt.Errorf("the agent of node %d ended unexpectedly: %w\n%s", a.node, c.Err, a.log.String()):
+	default:
+	}
+}
+
+// current returns the incarnation that runs.
+func (a *agentProcess) current() *agentIncarnation {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.child
+}
+
+// expectDeath records that the end of an incarnation is intended, and kills it. It returns false if
+// that was recorded before, or if it has ended and another one has begun.
+func (a *agentProcess) expectDeath(c *agentIncarnation) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c == nil || c != a.mu.child || !c.want() {
+		return false
+	}
+	a.mu.kills++
+	c.Signal(syscall.SIGKILL) // an engine that reports a kill may itself have been killed before it sent the signal
+	return true
+}
+
+// pause stops the child for a while, or until it ends. It returns false if it is stopped already.
+func (a *agentProcess) pause(ctx context.Context, d time.Duration) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.mu.child
+	if a.mu.resumed != nil || c.wanted || c.OS.Signal(syscall.SIGSTOP) != nil {
+		return false
+	}
+	a.mu.resumed = make(chan struct{})
+	a.mu.pauses++
+	a.pausing.Go(func() {
+		sleepUntil(ctx, c.Done, d)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		close(a.mu.resumed)
+		a.mu.resumed = nil
+		c.Signal(syscall.SIGCONT)
+	})
+	return true
+}
+
+func (a *agentProcess) isPaused() bool { return a.resumed() != nil }
+
+// resumed returns a channel that is closed when the agent continues; nil if it is not stopped.
+func (a *agentProcess) resumed() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.resumed
+}
+
+// pauses returns how often it was stopped.
+func (a *agentProcess) pauses() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.pauses
+}
+
+// killed returns how often it was killed.
+func (a *agentProcess) killed() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.kills
+}
+
+func (a *agentProcess) status(ctx context.Context) (st admin.Status, err error) {
+	body, err := a.admin.Get(ctx, "/status")
+	if err == nil {
+		err = json.Unmarshal(body, &st)
+	}
+	return st, err
+}
+
+// stop ends the child in order, within that time; an agent that was not started here is left alone.
+func (a *agentProcess) stop(within time.Duration) error {
+	a.pausing.Wait()
+	defer a.remove()
+	a.mu.Lock()
+	c := a.mu.child
+	killed := c != nil && !c.want()
+	a.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	if err := c.End(within); err != nil {
+		return fmt.Errorf("the agent of node %d %w\n%s", a.node, err, a.log.String())
+	}
+	if c.Err != nil && !killed {
+		return fmt.Errorf("the agent of node %d did not end in order: %w\n%s", a.node, c.Err, a.log.String())
+	}
+	return nil
+}
+
+func (a *agentProcess) remove() {
+	if a.private {
+		_ = os.RemoveAll(a.dir)
+	}
 }

@@ -22,14 +22,14 @@ const (
 // progress shows the progress of a replay: one line that is redrawn on a terminal, otherwise a line
 // a second.
 type progress struct {
-	set    *options
+	set    *scenario
 	out    io.Writer // the result
 	log    io.Writer // the progress
 	tty    bool
 	ticker *time.Ticker
 }
 
-func newProgress(s *options, out, log io.Writer) *progress {
+func newProgress(s *scenario, out, log io.Writer) *progress {
 	p := &progress{set: s, out: out, log: out}
 	if s.json {
 		p.log = log
@@ -128,9 +128,8 @@ func (p *progress) table(r *replay, o *Report) {
 	}
 	row(w, "all", &all, &sum)
 	_ = w.Flush() // to standard output: an error cannot be reported
-	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (simulation of the same caches: "+
-		"%.1f %%).\n",
-		100*o.HitRate, 100*o.SimHitRate)
+	fmt.Fprintf(p.out, "\n%.1f %% of all prompt blocks were not computed again (simulation of the same caches, "+
+		"without faults: %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
 	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
 		settings.Thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), settings.Thousands(o.FailedRequests))
 	if o.MoverKills > 0 {
@@ -144,10 +143,6 @@ func (p *progress) table(r *replay, o *Report) {
 	if o.EnginePauses+o.HelperKills+o.HelperPauses+o.ServerKills+o.ServerPauses > 0 {
 		fmt.Fprintf(p.out, "%d pauses of engines; helpers: %d kills, %d pauses; server: %d kills, %d pauses.\n",
 			o.EnginePauses, o.HelperKills, o.HelperPauses, o.ServerKills, o.ServerPauses)
-	}
-	if o.AgentKills > 0 {
-		fmt.Fprintf(p.out, "Blocks hit of the %d requests before an agent's kill: %.1f %%, after it: %.1f %%.\n",
-			aroundKill, 100*o.HitRateBefore, 100*o.HitRateAfter)
 	}
 	if len(o.Sources) > 1 {
 		fmt.Fprintf(p.out, "Blocks loaded from: %s.\n", sourcesText(o.Sources))

@@ -6,86 +6,26 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
-	"github.com/kvagent/kvagent/pool/dram"
-	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
-	"github.com/kvagent/kvagent/transfer"
 )
-
-// defaultVerify samples more than serve does by default: a check could be wrong where engines are
-// killed, or revoke their saves.
-const defaultVerify = 10
-
-// options has all settings of replay.
-type options struct {
-	trace    string
-	requests int
-	duration time.Duration
-	pace     time.Duration
-	seed     uint64
-
-	engines, perProcess int
-	engineBlocks        int // 0: enough for the largest request, at least 2,000, or 512 with many engines
-	blockBytes          int64
-	pool                int64 // 0: what the trace needs
-	ranks, groups       int
-	spec                int
-	sync                bool
-	abortRate, skipRate float64
-	priorities          int
-	lookupTimeout       time.Duration
-	kernelLag           time.Duration
-	loadDeadline        time.Duration
-
-	kvagent   string // the program to start; empty: the one in this program's folder
-	socket    string
-	integrity string
-	verify    int // one block in so many is checked end to end
-	eviction  string
-	device    string
-
-	dramPath string
-	tiers    []string // of each node
-	nodes    int
-	shared   string        // a tier of all nodes
-	tiersIn  time.Duration // for all tiers to answer before the first request; 0: do not wait
-
-	killEngine, killAgent, killMover, killHelper, killServer int // every this many requests
-	pauseEngine, pauseAgent, pauseHelper, pauseServer        int
-	pauseFor, serverDown                                     time.Duration
-	server                                                   string        // command line of the shared tier's server
-	stalledAfter                                             time.Duration // without a report of any engine
-	flip                                                     bool
-
-	json, progress bool
-}
-
-func defaultOptions() *options {
-	return &options{
-		perProcess: 1, nodes: 1, blockBytes: 16 << 10, ranks: 1, groups: 1, pauseFor: 10 * time.Second,
-		serverDown: time.Second, stalledAfter: 3 * time.Minute,
-		integrity: settings.IntegrityFull, verify: defaultVerify, eviction: evict.DefaultName,
-		device:       settings.DeviceAuto,
-		loadDeadline: 2 * time.Second, lookupTimeout: 100 * time.Millisecond, priorities: 1,
-	}
-}
 
 // Command returns the command replay.
 func Command() *cobra.Command {
-	s := defaultOptions()
+	s := newScenario()
+	remove := func() {}
 	cmd := &cobra.Command{
-		Use:   "replay --trace FILE",
+		Use:   "replay --trace FILE [--scenario FILE]",
 		Short: "Replay a recorded trace through mock engines, with every byte checked",
 		Long: `Replay starts an agent (the kvagent in this program's folder, or that of --kvagent) and mock engines
 in processes of their own. It sends them the requests of a trace in Mooncake's format, in virtual
@@ -93,172 +33,51 @@ time: arrivals keep their order, and the trace runs as fast as the machine allow
 is loaded from the pool is compared byte for byte, and every block of a request again when it ends.
 
 Turns of one conversation go to different engines, so that one engine hits what another one saved.
-Engines, the agents of all nodes, their movers and helpers and the server of a shared tier can be
-killed and paused at random moments, engines and agents preferably while a copy is in flight; then
-requests are computed again and none may fail. Faults rotate over the nodes, from one that the seed
-chooses.
+In a scenario engines, the agents of all nodes, their movers and helpers and the server of a shared
+tier can be killed and paused at random moments, engines and agents preferably while a copy is in
+flight; then requests are computed again and none may fail. Faults rotate over the nodes, from one
+that the seed chooses.
 
-A replay whose engines report nothing for --stalled-after fails and names what it waits for. SIGTERM
-and SIGINT end it, and everything that it started, within 20 s.
+A replay whose engines report nothing for long fails and names what it waits for. SIGTERM and SIGINT
+end it, and everything that it started, within 20 s.
 
-It fails (exit code 1) if a byte was wrong, a request failed, or a lease or a mapping is left at the
-end.`,
+It fails (exit code 1) if a byte was wrong, a request failed, a lease or a mapping is left at the
+end, or the scenario expected something else.
+
+A scenario is a YAML file, a setting a line; testdata/scenarios has some. It may have the flags
+requests, engines, pace, seed and device, which the command line overrides, and, where the tiers and
+the server may name $KVBENCH_DIR, an empty directory, $KVBENCH_PORT and $KVBENCH_PORT2, free ports
+of loopback, $KVBENCH_KEY, a key for servers of the run, and other variables of the environment:
+` + fileHelp(),
 		Example: `  kvbench replay --trace conversation.jsonl --progress
-  kvbench replay --trace conversation.jsonl --json --kill-engine-every 200 --kill-agent-every 1000 --seed 1`,
+  kvbench replay --trace conversation.jsonl --json --scenario testdata/scenarios/short/kills.yaml --seed 1`,
 		Args: cobra.NoArgs,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
+			var err error
+			if remove, err = setVariables(); err != nil {
+				return err
+			}
+			if err := s.read(cmd.Flags()); err != nil {
+				remove()
 				return settings.Invalid(err)
 			}
-			s.complete()
-			return settings.Invalid(s.check())
+			return nil
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
+			defer remove()
 			defer endInTime(ctx, cmd.ErrOrStderr())()
 			return run(ctx, s, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
+	cmd.Flags().SortFlags = false
 	s.addFlags(cmd.Flags())
 	return cmd
 }
 
-func (s *options) addFlags(f *pflag.FlagSet) {
-	f.SortFlags = false
-	f.StringVar(&s.trace, "trace", "",
-		"the trace: one JSON object a line, in any order, with timestamp, hash_ids and, optionally, "+
-			"input_length and output_length")
-	f.Var(settings.Count(&s.requests, 0, 1<<30), "requests", "replay only this many requests; 0 is all")
-	f.Var(settings.Duration(&s.duration, 0, 24*time.Hour), "duration",
-		"repeat the replay, with new prompts, for this long")
-	f.Var(settings.Duration(&s.pace, 0, 24*time.Hour), "pace",
-		"take at least this long, to be watched; 0 is as fast as possible")
-	f.Uint64Var(&s.seed, "seed", 0, "seed of all random choices; 0 takes one from the clock and prints it")
-	f.Var(settings.Count(&s.engines, 0, 1024), "engines", "engines; 0 is 2, or one for each node if there are more")
-	f.Var(settings.Count(&s.perProcess, 1, 1024), "engines-per-process", "engines in one process")
-	f.Var(settings.Count(&s.engineBlocks, 0, mockengine.MaxBlocks), "engine-blocks",
-		"KV cache blocks of one engine; 0 is 2000, or 512 from 8 engines on, but enough for the largest request")
-	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
-	f.Var(settings.Size(&s.pool, 0, dram.MaxBytes), "pool", "the agent's pool; 0 is as much as the trace fills")
-	f.Var(settings.Count(&s.ranks, 1, mockengine.MaxRanks), "ranks", "tensor-parallel ranks of one engine")
-	f.Var(settings.Count(&s.groups, 1, mockengine.MaxGroups), "groups",
-		"KV cache groups; every second one has blocks of twice the tokens")
-	f.Var(settings.Count(&s.spec, 0, 64), "spec", "speculative tokens of a step")
-	f.BoolVar(&s.sync, "sync-scheduling", false, "schedule a step only when the output of the last one is known")
-	f.Float64Var(&s.abortRate, "abort-rate", 0, "share of requests whose client disconnects, 0 to 1")
-	f.Float64Var(&s.skipRate, "skip-save-rate", 0, "share of requests that must not be saved, 0 to 1")
-	f.Var(settings.Count(&s.priorities, 1, 100), "priorities", "number of priorities that requests have")
-	f.Var(settings.Duration(&s.lookupTimeout, time.Millisecond, time.Minute), "lookup-timeout",
-		"a look-up that takes longer is a miss")
-	f.Var(settings.Duration(&s.kernelLag, 0, time.Second), "kernel-lag",
-		"delay a step's kernels at random by up to this much")
-	f.Var(settings.Duration(&s.loadDeadline, time.Millisecond, time.Hour), "load-deadline",
-		"abandon a load after this long")
-	f.StringVar(&s.kvagent, "kvagent", "", "the kvagent to start; default: the one in this program's folder")
-	f.StringVar(&s.socket, "socket", "",
-		"socket directory, or session socket, of a running agent; default: start one")
-	f.Var(settings.Choice(&s.integrity, []string{settings.IntegrityFull, settings.IntegrityHeader}), "integrity",
-		"integrity of the agent that is started")
-	f.Var(settings.Count(&s.verify, 0, transfer.MaxSampleEvery), "verify-sample",
-		"verify-sample of the agent that is started; a mismatch fails the run")
-	f.Var(settings.Choice(&s.eviction, evict.Names), "eviction", "eviction of the agent that is started")
-	f.Var(settings.Choice(&s.device, settings.Devices), "device",
-		"device of the agent that is started; with cuda the engines are on the only GPU too, every second one "+
-			"in virtual memory")
-	f.StringVar(&s.dramPath, "dram-path", "",
-		"file on tmpfs or hugetlbfs for the pool of the agent that is started, so that the pool outlives kills")
-	f.StringArrayVar(&s.tiers, "tier", nil,
-		"a tier below the pool of the agent that is started, as for serve; may be given several times")
-	f.Var(settings.Count(&s.nodes, 1, maxNodes), "nodes", "agents to start, each with a pool of its own; "+
-		"engines are distributed over them")
-	f.Var(settings.Duration(&s.tiersIn, 0, time.Hour), "tiers-within",
-		"begin when every tier answers, and fail if one does not within this time; 0 does not wait")
-	f.StringVar(&s.shared, "shared", "", "a tier of all nodes, below those of --tier, such as redis://127.0.0.1:6379")
-	f.Var(settings.Count(&s.killEngine, 0, 1<<30), "kill-engine-every",
-		"kill an engine every this many requests; 0 is never")
-	f.Var(settings.Count(&s.killAgent, 0, 1<<30), "kill-agent-every", "kill an agent every this many requests, "+
-		"rotating over the nodes; 0 is never")
-	f.Var(settings.Count(&s.killMover, 0, 1<<30), "kill-mover-every", "kill a mover of an agent every this many "+
-		"requests; 0 is never")
-	f.Var(settings.Count(&s.killHelper, 0, 1<<30), "kill-helper-every",
-		"kill an agent's helper (Mooncake's client) every this many requests; 0 is never")
-	f.Var(settings.Count(&s.killServer, 0, 1<<30), "kill-server-every",
-		"kill --server every this many requests, and start it again after --server-down; 0 is never")
-	f.Var(settings.Count(&s.pauseEngine, 0, 1<<30), "pause-engine-every",
-		"stop a process of engines for a while every this many requests; 0 is never")
-	f.Var(settings.Count(&s.pauseAgent, 0, 1<<30), "pause-agent-every",
-		"stop an agent for a while every this many requests, rotating over the nodes; 0 is never")
-	f.Var(settings.Count(&s.pauseHelper, 0, 1<<30), "pause-helper-every",
-		"stop an agent's helper for a while every this many requests; 0 is never")
-	f.Var(settings.Count(&s.pauseServer, 0, 1<<30), "pause-server-every",
-		"stop --server for a while every this many requests; 0 is never")
-	f.Var(settings.Duration(&s.pauseFor, time.Millisecond, time.Hour), "pause-for",
-		"how long a pause is")
-	f.StringVar(&s.server, "server", "", "command line, split at blanks, of the server of --shared, which is "+
-		"started before the agents and ended after them")
-	f.Var(settings.Duration(&s.serverDown, 0, time.Hour), "server-down", "how long after a kill the server is "+
-		"started again, unless all requests are over by then")
-	f.Var(settings.Duration(&s.stalledAfter, time.Second, 24*time.Hour), "stalled-after",
-		"fail when no engine has reported for this long, and name what is waited for; longer than --pause-for")
-	f.BoolVar(&s.flip, "fault-flip-byte", false,
-		"flip a byte of the pool in the end and load it; with --integrity header the run must fail")
-	f.BoolVar(&s.flip, "flip-byte", false, "as --fault-flip-byte")
-	f.BoolVar(&s.json, "json", false, "print one JSON object")
-	f.BoolVar(&s.progress, "progress", false, "show how far it is")
-	f.Lookup("flip-byte").Hidden = true
-}
-
-// defaultEngines is the least number of engines by default.
-const defaultEngines = 2
-
-// complete sets the defaults that depend on other settings.
-func (s *options) complete() {
-	if s.engines == 0 {
-		s.engines = max(defaultEngines, s.nodes)
-	}
-	if self, err := os.Executable(); err == nil && s.kvagent == "" {
-		s.kvagent = filepath.Join(filepath.Dir(self), "kvagent")
-	}
-}
-
-func (s *options) check() error {
-	var bad []error
-	if s.trace == "" {
-		bad = append(bad, errors.New("trace must be given"))
-	}
-	for _, r := range []struct {
-		name string
-		v    float64
-	}{{"abort-rate", s.abortRate}, {"skip-save-rate", s.skipRate}} {
-		if !(r.v >= 0 && r.v <= 1) {
-			bad = append(bad, fmt.Errorf("%s: %v, allowed: 0 to 1", r.name, r.v))
-		}
-	}
-	if s.socket != "" && (s.killAgent+s.killMover+s.killHelper+s.pauseAgent+s.pauseHelper > 0 || s.flip) {
-		bad = append(bad, errors.New("socket: an agent that was not started here is neither killed, paused nor "+
-			"damaged, nor its movers and helpers"))
-	}
-	if _, err := exec.LookPath(s.kvagent); s.socket == "" && err != nil {
-		bad = append(bad, fmt.Errorf("kvagent: %q, allowed: a program that can be run: %w", s.kvagent, err))
-	}
-	bad = append(bad, s.checkFaults())
-	if s.killMover > 0 && (s.device == settings.DeviceAuto || s.device == settings.DeviceHost) {
-		bad = append(bad, fmt.Errorf("device: %q has no mover, allowed with kill-mover-every: %s, %s", s.device,
-			settings.DeviceHostMover, settings.DeviceCUDA))
-	}
-	if s.socket != "" && s.dramPath != "" {
-		bad = append(bad, errors.New("dram-path: an agent that was not started here has its own"))
-	}
-	bad = append(bad, s.checkNodes())
-	if s.flip && s.engines < 2 {
-		bad = append(bad, fmt.Errorf("engines: %d, allowed: 2 and more with fault-flip-byte", s.engines))
-	}
-	return errors.Join(bad...)
-}
-
 // run is the whole run; the error is its verdict.
-func run(ctx context.Context, s *options, out, log interface{ Write([]byte) (int, error) }) error {
+func run(ctx context.Context, s *scenario, out, log io.Writer) error {
 	if s.seed == 0 {
 		s.seed = uint64(time.Now().UnixNano())
 	}
@@ -280,7 +99,7 @@ func run(ctx context.Context, s *options, out, log interface{ Write([]byte) (int
 	if err != nil {
 		return err
 	}
-	return report.verdict()
+	return report.verdict(s)
 }
 
 // Times in which a replay ends what it started.
@@ -310,4 +129,337 @@ func endInTime(ctx context.Context, log io.Writer) (disarm func()) {
 		}
 	}()
 	return func() { close(over) }
+}
+
+// Times of a run.
+const (
+	settleCalm    = 2 * time.Second        // longest wait for saves at the end of a stretch
+	settleFaults  = 250 * time.Millisecond // the same with kills or pauses
+	emptyWithin   = 10 * time.Second       // for the agent to forget engines that left
+	absentPause   = 100 * time.Millisecond // between two stretches without an agent
+	probeBlocks   = 8                      // prompt of the request whose block is damaged
+	probeID       = 1 << 62                // its number, and its hash ids from here on
+	roundIDs      = 1 << 40                // hash ids of one round with duration
+	eventBacklog  = 1024
+	blindShare    = 4 // one kill of this many does not wait for a job in flight
+	strikeSpread  = 12
+	minuteVirtual = 60_000 // ms between two rounds
+)
+
+// replay is one run. One goroutine drives it.
+//
+// Virtual time advances in stretches, from one timestamp of the trace to the next. All engines run
+// a stretch concurrently, each at its own pace, and wait for their saves before the next. So the
+// blocks that a turn saved are stored when the next turn of that conversation asks, as with minutes
+// between them, however fast this machine is. Within a stretch, requests of equal timestamps share
+// next to nothing beyond their first block (one block in the whole conversation trace). So the hit
+// rate depends on the caches alone and can be compared with a simulation without time. The
+// remaining difference comes from whole prompts that were seen before, whose last block is computed
+// anyway (118 of 288,500 blocks), and from blocks of running requests and answers in the caches.
+type replay struct {
+	set     *scenario
+	records []mockengine.Record
+	deal    []int
+	cfg     mockengine.Config
+	rng     *rand.Rand
+	show    *progress
+
+	engines  []*engine
+	events   chan engineEvent
+	readers  sync.WaitGroup
+	watching sync.WaitGroup // of watches
+	watches  watches
+	leaving  chan struct{} // closed when the engines have left
+	exits    chan error    // an unexpected end, which ends the run
+	server   *server
+	turns    turns
+	broken   bool // an error ends the run
+
+	begin   time.Time
+	dealt   int // requests dealt, all rounds
+	done    int
+	failed  []string
+	firstBy map[uint64]int    // engine that computed a block first
+	firstIn map[uint64]uint64 // first request whose prompt had it
+	strikes []plannedStrike
+	wrong   []string
+	tally   struct {
+		sync.Mutex
+		Faults
+		cleanup time.Duration
+	}
+	lag      time.Duration // of the machine
+	capacity int64         // bytes of the pool of an agent that was not started here
+	result   Report        // what the agents reported when the engines had left
+	nodes    []*agentProcess
+	stopErr  error
+}
+
+func newReplay(s *scenario, records []mockengine.Record) (*replay, error) {
+	cfg, err := s.engineConfig(records)
+	if err != nil {
+		return nil, err
+	}
+	r := &replay{set: s, records: records, deal: dealTurns(records, s.engines), cfg: cfg,
+		rng:    rand.New(rand.NewPCG(s.seed, 77)),
+		events: make(chan engineEvent, eventBacklog), firstBy: make(map[uint64]int), firstIn: make(map[uint64]uint64),
+		leaving: make(chan struct{}), exits: make(chan error, 1)}
+	for n := range s.engines {
+		r.engines = append(r.engines, &engine{number: n, unfinished: make(map[uint64]mockengine.Request)})
+	}
+	return r, nil
+}
+
+// run replays everything, and ends everything that it started.
+func (r *replay) run(ctx context.Context) (err error) {
+	r.begin = time.Now()
+	lag := startLag(ctx)
+	defer func() { r.lag = lag.end() }()
+	mark, err := child.Mark()
+	if err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer func() {
+		r.broken = err != nil
+		stop()
+		r.stopErr = r.end(mark)
+		err = errors.Join(err, r.stopErr)
+	}()
+	if r.set.socket != "" {
+		a := useAgent(r.set.socket)
+		st, err := a.status(ctx)
+		if err != nil {
+			return err
+		}
+		r.capacity = st.Pool.Capacity
+		r.nodes = []*agentProcess{a}
+	} else if err := r.startServer(); err != nil {
+		return err
+	} else if err := r.launchNodes(ctx); err != nil {
+		return err
+	}
+	for _, e := range r.engines {
+		if err := r.spawn(e); err != nil {
+			return err
+		}
+	}
+	if err := r.rounds(ctx); err != nil {
+		return err
+	}
+	if r.set.flip {
+		if err := r.probe(ctx); err != nil {
+			return err
+		}
+	}
+	return r.leave(ctx)
+}
+
+// end ends everything that was started: engines, watches, agents, the server, and processes that
+// agents left. After an aborted run agents get less time.
+func (r *replay) end(mark string) error {
+	within := agentDownWithin
+	if r.broken {
+		within = brokenWithin
+	}
+	r.endAll()
+	r.watching.Wait()
+	return errors.Join(r.stopNodes(within), r.stopServer(), child.Strays(mark))
+}
+
+// rounds replays the trace once, or, with a duration, repeatedly with new prompts.
+func (r *replay) rounds(ctx context.Context) error {
+	offset := 0.0
+	for round := uint64(0); ; round++ {
+		records := freshRecords(r.records, round, offset)
+		if err := r.round(ctx, records); err != nil {
+			return err
+		}
+		offset = records[len(records)-1].Timestamp + minuteVirtual
+		if time.Since(r.begin) >= r.set.duration {
+			return nil
+		}
+	}
+}
+
+// freshRecords returns the records with other hash ids, later.
+func freshRecords(records []mockengine.Record, round uint64, offset float64) []mockengine.Record {
+	if round == 0 {
+		return records
+	}
+	fresh := make([]mockengine.Record, len(records))
+	for i, rec := range records {
+		rec.Timestamp += offset
+		ids := make([]uint64, len(rec.HashIDs))
+		for k, id := range rec.HashIDs {
+			ids[k] = id + round*roundIDs
+		}
+		rec.HashIDs = ids
+		fresh[i] = rec
+	}
+	return fresh
+}
+
+// round replays records once, stretch by stretch.
+func (r *replay) round(ctx context.Context, records []mockengine.Record) error {
+	clear(r.firstBy) // of the last round: its hash ids never recur
+	clear(r.firstIn)
+	for from := 0; from < len(records); {
+		to := from
+		for to < len(records) && records[to].Timestamp == records[from].Timestamp {
+			to++
+		}
+		until := -1.0
+		if to < len(records) {
+			until = records[to].Timestamp
+		}
+		batches := make([][]mockengine.Request, len(r.engines))
+		for i := from; i < to; i++ {
+			r.dealt++
+			for _, id := range records[i].HashIDs {
+				if _, known := r.firstIn[id]; !known {
+					r.firstIn[id] = uint64(r.dealt)
+				}
+			}
+			r.plan(ctx)
+			batches[r.deal[i]] = append(batches[r.deal[i]], r.set.requestFor(r.rng, uint64(r.dealt), &records[i]))
+		}
+		gap := time.Duration((records[from].Timestamp - records[max(from-1, 0)].Timestamp) * float64(time.Millisecond))
+		if err := r.pace(ctx, records[from].Timestamp/max(records[len(records)-1].Timestamp, 1), gap); err != nil {
+			return err
+		}
+		if err := r.stretch(ctx, batches, until); err != nil {
+			return err
+		}
+		from = to
+		if r.set.duration > 0 && time.Since(r.begin) >= r.set.duration {
+			return r.stretch(ctx, make([][]mockengine.Request, len(r.engines)), -1)
+		}
+	}
+	return nil
+}
+
+// pace delays the replay so that it takes at least the configured time; part is its progress, 0 to
+// 1. While an agent is stopped or restarting, the trace runs in its own time, gap since the last
+// stretch: ten seconds without an agent then affect ten seconds' requests and not thousands.
+func (r *replay) pace(ctx context.Context, part float64, gap time.Duration) error {
+	until := r.begin.Add(time.Duration(part * float64(r.set.pace)))
+	if least := time.Now().Add(absentPause); r.agentAbsent() && until.Before(least) {
+		until = least
+	}
+	resumed := r.resumed()
+	if least := time.Now().Add(gap); resumed != nil && until.Before(least) {
+		until = least
+	}
+	due := time.NewTimer(time.Until(until))
+	defer due.Stop()
+	for {
+		select {
+		case <-due.C:
+			return nil
+		case <-resumed:
+			return nil
+		case <-r.show.tick():
+			r.show.line(r)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// resumed returns a channel that is closed when a stopped agent continues; nil if none is stopped.
+func (r *replay) resumed() <-chan struct{} {
+	for _, a := range r.nodes {
+		if c := a.resumed(); c != nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// agentAbsent reports whether an agent is stopped, or an engine was without one at the end of its
+// last stretch.
+func (r *replay) agentAbsent() bool {
+	for _, e := range r.engines {
+		if e.detached {
+			return true
+		}
+	}
+	return r.resumed() != nil
+}
+
+// stretch runs all engines up to a virtual time and waits for them.
+func (r *replay) stretch(ctx context.Context, batches [][]mockengine.Request, until float64) error {
+	settle := settleCalm
+	if r.set.anyFault() {
+		settle = settleFaults
+	}
+	strike, by, blind := r.nextStrike()
+	for i, e := range r.engines {
+		c := &mockengine.Command{Op: "run", Until: until, SettleMS: int(settle.Milliseconds()), Requests: batches[i]}
+		if e == by && !blind {
+			c.Strike, e.strike = &strike.Strike, strike
+		}
+		e.send(c)
+	}
+	if blind {
+		r.blindKill(ctx, strike, by)
+	}
+	return r.wait(ctx, "end its stretch", func(e *engine) bool { return !e.running })
+}
+
+// wait handles events until all engines are ready. An engine that does not report for stalledAfter
+// has stalled.
+func (r *replay) wait(ctx context.Context, what string, ready func(*engine) bool) error {
+	limit := time.NewTimer(r.set.stalledAfter)
+	defer limit.Stop()
+	for {
+		all := true
+		for _, e := range r.engines {
+			all = all && ready(e)
+		}
+		if all {
+			return nil
+		}
+		select {
+		case ev := <-r.events:
+			limit.Reset(r.set.stalledAfter)
+			if err := r.handle(ctx, ev); err != nil {
+				return err
+			}
+		case err := <-r.exits:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-limit.C:
+			return r.stalled(what, ready)
+		case <-r.show.tick():
+			r.show.line(r)
+		}
+	}
+}
+
+// handle handles one event.
+func (r *replay) handle(ctx context.Context, ev engineEvent) error {
+	if ev.exited {
+		return r.engineEnded(ctx, ev.engine, ev.err)
+	}
+	e := ev.engine
+	switch ev.report.Op {
+	case "ran":
+		e.running = false
+		e.detached = !ev.report.Attached
+		r.addReport(e, ev.report)
+	case "left":
+		r.addReport(e, ev.report)
+		e.left = ev.report
+	case "strike":
+		return r.struck(ctx, e, ev.report.PID)
+	case "wrong":
+		r.wrong = append(r.wrong, fmt.Sprintf("engine %d: %s", e.number, ev.report.Text))
+		e.lost++
+	case "error":
+		return fmt.Errorf("engine %d: %s", e.number, ev.report.Text)
+	}
+	return nil
 }

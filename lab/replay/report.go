@@ -2,13 +2,13 @@ package replay
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/mockengine"
-	"github.com/kvagent/kvagent/pool"
 )
 
 // Report is the output of --json. Blocks of prompts are counted once each, those of jobs once for
@@ -20,84 +20,62 @@ type Report struct {
 	BlocksLookedUp  int     `json:"blocks_looked_up"`
 	BlocksHit       int     `json:"blocks_hit"`
 	HitRate         float64 `json:"hit_rate"`
-	SimHitRate      float64 `json:"sim_hit_rate"` // of one round
+	SimHitRate      float64 `json:"sim_hit_rate"` // of one round, without faults
 	BlocksHitOwn    int     `json:"blocks_hit_own"`
 	BlocksHitPool   int     `json:"blocks_hit_pool"`
 	BlocksHitOther  int     `json:"blocks_hit_other_engine"`
-	BlocksSaved     uint64  `json:"blocks_saved"`
-	BlocksLoaded    uint64  `json:"blocks_loaded"`
-	BytesSaved      uint64  `json:"bytes_saved"`
-	BytesLoaded     uint64  `json:"bytes_loaded"`
-	BlocksVerified  uint64  `json:"blocks_verified"`
-	WrongBytes      uint64  `json:"wrong_bytes"`
-	LeasesLeft      int     `json:"leases_left"`
-	RegionsLeft     int     `json:"regions_left"`
-	EnginesLeft     int     `json:"engines_left"`
-	ImportsLeft     int     `json:"imports_left"`       // of GPU memory and events
-	EngineBlocks    int     `json:"engine_blocks_left"` // blocks of engines that were not free in the end
-	EngineKills     int     `json:"engine_kills"`
-	AgentKills      int     `json:"agent_kills"`
-	AgentPauses     int     `json:"agent_pauses"`
-	MoverKills      int     `json:"mover_kills"`
-	MoverInFlight   int     `json:"mover_kills_in_flight"` // with a copy in flight
-	KillsInFlight   int     `json:"kills_in_flight"`
-	AgentKillsNode  []int   `json:"agent_kills_by_node"`
-	EnginePauses    int     `json:"engine_pauses"` // of processes
-	HelperKills     int     `json:"helper_kills"`
-	HelperPauses    int     `json:"helper_pauses"`
-	ServerKills     int     `json:"server_kills"`
-	ServerPauses    int     `json:"server_pauses"`
-	Lookups         uint64  `json:"lookups"`
-	LookupMisses    uint64  `json:"lookups_unanswered"`
-	LookupP50US     float64 `json:"lookup_p50_us"`
-	LookupP99US     float64 `json:"lookup_p99_us"`
-	// the longest, by the clocks of the agents' last incarnations
-	AgentLookupUS float64 `json:"agent_lookup_max_us"`
-	AgentAskUS    float64 `json:"agent_lookup_ask_max_us"` // of that the longest wait for shared tiers
-	// the latest end of a wait of 2 ms in the replay's own process
+
+	mockengine.Stats // of all engines
+
+	LookupP50US float64  `json:"lookup_p50_us"`
+	LookupP99US float64  `json:"lookup_p99_us"`
+	Sources     []source `json:"sources"` // of the blocks loaded
+
+	Faults
+
+	LeasesLeft   int `json:"leases_left"`
+	RegionsLeft  int `json:"regions_left"`
+	EnginesLeft  int `json:"engines_left"`
+	ImportsLeft  int `json:"imports_left"`       // of GPU memory and events
+	EngineBlocks int `json:"engine_blocks_left"` // blocks of engines that were not free in the end
+	// From a process's death until the agent no longer names it.
+	CleanupMaxMS float64 `json:"cleanup_max_ms"`
+	// As the agents' last incarnations report them.
+	SamplesMismatched uint64  `json:"samples_mismatched"`
+	OverDeadlineUS    float64 `json:"lookup_over_deadline_max_us"` // the farthest of a look-up
+	// The latest end of a wait of 2 ms in the replay's own process.
 	MachineLagUS float64 `json:"machine_lag_max_us"`
-	// the farthest beyond its deadline, by the same clock
-	OverDeadlineUS float64 `json:"lookup_over_deadline_max_us"`
-	// when the agent read that one, Unix time; 0: none was late
-	OverDeadlineAtS float64  `json:"lookup_over_deadline_max_at_s"`
-	OverTookUS      float64  `json:"lookup_over_deadline_max_took_us"`
-	CleanupMaxMS    float64  `json:"cleanup_max_ms"`       // from a process's death until the agent no longer names it
-	AgentCleanupMS  float64  `json:"agent_cleanup_max_ms"` // as the agent's last incarnation reports it
-	Preemptions     uint64   `json:"preemptions"`
-	SavesRevoked    uint64   `json:"saves_revoked"`
-	SavesBusy       uint64   `json:"saves_busy"`
-	LoadsFailed     uint64   `json:"loads_failed"`
-	LoadsLate       uint64   `json:"loads_late"`
-	DraftsRejected  uint64   `json:"drafts_rejected"`
-	Steps           uint64   `json:"steps"`
-	HitRateBefore   float64  `json:"hit_rate_before_agent_kills"` // of the aroundKill requests dealt before each
-	HitRateAfter    float64  `json:"hit_rate_after_agent_kills"`  // and of those after it
-	Sources         []source `json:"sources"`                     // of the blocks loaded
-	LookupsPending  uint64   `json:"lookups_pending"`
-	// Blocks that the agents' last incarnations checked end to end.
-	SamplesMatched    uint64 `json:"samples_matched"`
-	SamplesMismatched uint64 `json:"samples_mismatched"`
-	SamplesUnverified uint64 `json:"samples_unverified"`
-	// Of the eviction policies of the agents' last incarnations, in the order of the nodes.
-	Evictions []pool.PolicyReport `json:"evictions"`
-	WallS     float64             `json:"wall_s"`
-	Seed      uint64              `json:"seed"`
+	WallS        float64 `json:"wall_s"`
+	Seed         uint64  `json:"seed"`
 
 	wrong, failed []string
 	stopErr       error
 }
 
+// Faults counts what was killed and paused.
+type Faults struct {
+	EngineKills    int   `json:"engine_kills"`
+	AgentKills     int   `json:"agent_kills"`
+	AgentKillsNode []int `json:"agent_kills_by_node"`
+	KillsInFlight  int   `json:"kills_in_flight"` // of engines and agents, with a job in flight
+	MoverKills     int   `json:"mover_kills"`
+	MoverInFlight  int   `json:"mover_kills_in_flight"` // with a copy in flight
+	HelperKills    int   `json:"helper_kills"`
+	ServerKills    int   `json:"server_kills"`
+	EnginePauses   int   `json:"engine_pauses"`
+	AgentPauses    int   `json:"agent_pauses"`
+	HelperPauses   int   `json:"helper_pauses"`
+	ServerPauses   int   `json:"server_pauses"`
+}
+
 func (r *replay) report() Report {
-	var total mockengine.Stats
-	o := Report{Requests: r.done, FailedRequests: len(r.failed), LeasesLeft: r.leases, RegionsLeft: r.regions,
-		EnginesLeft: r.leftEngines, ImportsLeft: r.imports,
-		Seed: r.set.seed, WallS: time.Since(r.begin).Seconds(), Sources: r.sources, Evictions: r.evictions,
-		wrong: r.wrong, failed: r.failed,
-		stopErr: r.stopErr}
+	o := r.result
+	o.Requests, o.FailedRequests, o.Seed, o.WallS = r.done, len(r.failed), r.set.seed, time.Since(r.begin).Seconds()
+	o.wrong, o.failed, o.stopErr, o.MachineLagUS = r.wrong, r.failed, r.stopErr, micros(r.lag)
 	for _, e := range r.engines {
 		s := e.stats()
 		s.WrongBytes += e.lost
-		total.Add(&s)
+		o.Stats.Add(&s)
 		o.AbortedRequests += e.aborted
 		o.BlocksLookedUp += e.blocks
 		o.BlocksHitOwn += e.own
@@ -108,44 +86,24 @@ func (r *replay) report() Report {
 			o.EngineBlocks += e.left.InUse
 		}
 	}
+	o.LookupP50US, o.LookupP99US = micros(o.LookupTimes.Quantile(0.5)), micros(o.LookupTimes.Quantile(0.99))
+	o.LookupTimes = nil // the quantiles are printed
 	o.BlocksHit = o.BlocksHitOwn + o.BlocksHitPool
 	o.HitRate = ratio(o.BlocksHit, o.BlocksLookedUp)
 	o.SimHitRate = mockengine.Simulate(r.records, len(r.engines), r.cfg.Blocks, r.set.poolBlocks(&r.cfg, r.capacity),
-		func(i int) int { return r.deal[i] }, r.faults)
-	o.addStats(&total)
-	o.AgentLookupUS, o.AgentAskUS, o.OverDeadlineUS = r.slowest.whole, r.slowest.ask, r.slowest.over
-	o.OverDeadlineAtS, o.OverTookUS = r.slowest.overAt, r.slowest.overTook
-	o.MachineLagUS = micros(r.lag)
-	o.SamplesMatched, o.SamplesMismatched = r.sample.Matched, r.sample.Mismatched
-	o.SamplesUnverified = r.sample.Unverified
-	o.HitRateBefore, o.HitRateAfter = r.around.rates()
+		func(i int) int { return r.deal[i] })
 	r.tally.Lock()
 	defer r.tally.Unlock()
-	o.EngineKills, o.AgentKills = r.tally.engineKills, r.tally.agentKills
-	o.AgentPauses, o.KillsInFlight = r.tally.pauses, r.tally.inFlight
-	o.MoverKills, o.MoverInFlight = r.tally.moverKills, r.tally.moverInFlight
+	o.Faults, o.CleanupMaxMS = r.tally.Faults, float64(r.tally.cleanup)/float64(time.Millisecond)
 	for _, n := range r.nodes {
 		o.AgentKillsNode = append(o.AgentKillsNode, n.killed())
 	}
-	o.EnginePauses, o.HelperKills, o.HelperPauses = r.tally.enginePauses, r.tally.helperKills, r.tally.helperPauses
-	o.ServerKills, o.ServerPauses = r.tally.serverKills, r.tally.serverPauses
-	o.CleanupMaxMS, o.AgentCleanupMS = float64(r.tally.cleanup)/float64(time.Millisecond), r.ownCleanup
 	return o
 }
 
-func (o *Report) addStats(s *mockengine.Stats) {
-	o.BlocksSaved, o.BlocksLoaded = s.BlocksSaved, s.BlocksLoaded
-	o.BytesSaved, o.BytesLoaded = s.BytesSaved, s.BytesLoaded
-	o.BlocksVerified, o.WrongBytes = s.BlocksVerified, s.WrongBytes
-	o.Lookups, o.LookupMisses, o.LookupsPending = s.Lookups, s.LookupMisses, s.LookupsPending
-	o.LookupP50US, o.LookupP99US = micros(s.LookupTimes.Quantile(0.5)), micros(s.LookupTimes.Quantile(0.99))
-	o.Preemptions, o.SavesRevoked, o.SavesBusy, o.Steps = s.Preemptions, s.SavesRevoked, s.SavesBusy, s.Steps
-	o.LoadsFailed, o.LoadsLate, o.DraftsRejected = s.LoadsFailed, s.LoadsLate, s.Rejected
-}
-
-// verdict returns nil if every promise was kept.
-func (o *Report) verdict() error {
-	var bad []error
+// verdict returns nil if every promise was kept, and what the scenario expects was seen.
+func (o *Report) verdict(s *scenario) error {
+	bad := []error{s.expect.missed(s, o)}
 	for _, p := range []struct {
 		n    int
 		what string
@@ -157,14 +115,12 @@ func (o *Report) verdict() error {
 		{o.RegionsLeft, "mappings left", nil}, {o.EnginesLeft, "engines left", nil},
 		{o.ImportsLeft, "imports left", nil}, {o.EngineBlocks, "blocks of engines not free", nil},
 	} {
-		if p.n == 0 {
+		wanted := p.what == "wrong bytes" && s.expect.wrongBytes
+		if wanted != (p.n == 0) {
 			continue
 		}
 		text := fmt.Sprintf("%d %s", p.n, p.what)
-		for i, m := range p.more {
-			if i == 3 {
-				break
-			}
+		for _, m := range p.more[:min(len(p.more), 3)] {
 			text += "\n  " + m
 		}
 		bad = append(bad, errors.New(text))
@@ -188,44 +144,107 @@ func sortRequests(q []mockengine.Request) {
 	})
 }
 
-// aroundKill is how many requests before and after a kill of the agent are compared.
-const aroundKill = 50
-
-// around compares the hits before and after kills of the agent: requests in the order in which they
-// were dealt, which is their number less one.
-type around struct {
-	requests []blocksOf
-	kills    []int // number of the request dealt last
-}
-
-type blocksOf struct{ blocks, hits int }
-
-func (a *around) kill(dealt int) { a.kills = append(a.kills, dealt) }
-
-// request records the hits of a request. One that was computed twice counts as it ended.
-func (a *around) request(number, blocks, hits int) {
-	for len(a.requests) < number {
-		a.requests = append(a.requests, blocksOf{})
+// addReport adds an engine's report.
+func (r *replay) addReport(e *engine, report *mockengine.Report) {
+	if report.Stats != nil {
+		e.last, e.lost = *report.Stats, 0
 	}
-	a.requests[number-1] = blocksOf{blocks, hits}
-}
-
-// rates returns the shares of hits before and after all kills.
-func (a *around) rates() (before, after float64) {
-	var b, f blocksOf
-	for _, at := range a.kills {
-		b.add(a.between(at-aroundKill, at))
-		f.add(a.between(at, at+aroundKill))
+	for _, o := range report.Outcomes {
+		q, ok := e.unfinished[o.ID]
+		if !ok {
+			continue
+		}
+		delete(e.unfinished, o.ID)
+		if q.ID >= probeID {
+			continue
+		}
+		r.done++
+		if o.Failed != "" {
+			r.failed = append(r.failed, fmt.Sprintf("request %d: %s", o.ID, o.Failed))
+		}
+		r.countHits(e, &q, &o)
 	}
-	return ratio(b.hits, b.blocks), ratio(f.hits, f.blocks)
 }
 
-func (a *around) between(from, to int) (sum blocksOf) {
-	n := len(a.requests)
-	for _, r := range a.requests[min(max(from, 0), n):min(to, n)] {
-		sum.add(r)
+// countHits adds a request's blocks to its engine's columns. A request whose engine was killed
+// finds in the second engine what it computed itself in the first: only what an earlier request had
+// counts as a hit.
+func (r *replay) countHits(e *engine, q *mockengine.Request, o *mockengine.Outcome) {
+	known := 0
+	for known < len(q.Prompt) && r.firstIn[q.Prompt[known]] < q.ID {
+		known++
 	}
-	return sum
+	o.Own = min(o.Own, known)
+	o.Pool = min(o.Pool, known-o.Own)
+	e.requests++
+	e.blocks += len(q.Prompt)
+	e.own += o.Own
+	e.pooled += o.Pool
+	e.preempted += o.Preempted
+	if o.Aborted {
+		e.aborted++
+	}
+	for i, id := range q.Prompt {
+		by, known := r.firstBy[id]
+		if !known {
+			r.firstBy[id] = e.number
+		} else if i >= o.Own && i < o.Own+o.Pool && by != e.number {
+			e.others++
+		}
+	}
 }
 
-func (b *blocksOf) add(o blocksOf) { b.blocks, b.hits = b.blocks+o.blocks, b.hits+o.hits }
+// probe damages a block of the prompt that one engine saved last, and lets another one load all of
+// them: its prompt is the same and one block longer.
+func (r *replay) probe(ctx context.Context) error {
+	var ids []uint64
+	for i := range uint64(probeBlocks + 1) {
+		ids = append(ids, probeID+i)
+	}
+	for i := range 2 {
+		batches := make([][]mockengine.Request, len(r.engines))
+		batches[i] = []mockengine.Request{{ID: probeID + uint64(i), Prompt: ids[:probeBlocks+i], Output: 1}}
+		if err := r.stretch(ctx, batches, -1); err != nil {
+			return err
+		}
+		if i == 0 {
+			if err := r.flip(ctx, r.nodes[0], ids[:probeBlocks]); err != nil {
+				return fmt.Errorf("flip a byte: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// leave ends every engine and waits until the agent has forgotten them.
+func (r *replay) leave(ctx context.Context) error {
+	for _, e := range r.engines {
+		e.wanted = true
+		e.send(&mockengine.Command{Op: "leave"})
+	}
+	if err := r.wait(ctx, "leave", func(e *engine) bool { return e.left != nil }); err != nil {
+		return err
+	}
+	close(r.leaving)
+	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is running again
+		return err
+	}
+	ctx, stop := context.WithTimeout(ctx, emptyWithin)
+	defer stop()
+	for _, a := range r.nodes {
+		st, err := a.empty(ctx)
+		if err != nil {
+			return err
+		}
+		o := &r.result
+		o.LeasesLeft += st.Leases
+		o.RegionsLeft += st.Regions
+		o.EnginesLeft += st.Engines
+		o.ImportsLeft += openImports(&st)
+		r.noteCleanup(time.Duration(st.CleanupMaxMS * float64(time.Millisecond)))
+		r.addSources(&st)
+		o.SamplesMismatched += st.Sample.Saves.Mismatched + st.Sample.Loads.Mismatched
+		o.OverDeadlineUS = max(o.OverDeadlineUS, st.LookupOverUS)
+	}
+	return nil
+}

@@ -10,12 +10,11 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/lab/child"
-	"github.com/kvagent/kvagent/mockengine"
 )
 
 // TestStalledNamesWatches expects the report of a stalled replay to name the tasks beside it, too.
 func TestStalledNamesWatches(t *testing.T) {
-	r := &replay{set: defaultOptions(), exits: make(chan error, 1)}
+	r := &replay{set: newScenario(), exits: make(chan error, 1)}
 	r.set.stalledAfter = 20 * time.Millisecond
 	end := make(chan struct{})
 	r.watch("the agent of node 1 to end and start again", func() { <-end })
@@ -36,14 +35,14 @@ func TestStalledNamesWatches(t *testing.T) {
 func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no incarnation follows
-	r := &replay{set: defaultOptions(), exits: make(chan error, 1), faults: make(map[int]mockengine.Fault)}
+	r := &replay{set: newScenario(), exits: make(chan error, 1)}
 	var agents []*agentIncarnation
 	for node := range 3 {
 		c, err := child.Start(exec.Command("sleep", "1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		run := &agentIncarnation{Process: c}
+		run := newIncarnation(c)
 		a := &agentProcess{node: node, exits: r.exits}
 		a.mu.child = run
 		agents, r.nodes = append(agents, run), append(r.nodes, a)
@@ -68,36 +67,37 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { next.Signal(syscall.SIGKILL); <-next.Done }()
-	r.nodes[1].mu.child = &agentIncarnation{Process: next}
+	r.nodes[1].mu.child = newIncarnation(next)
 	strike(agents[1].OS.Pid) // reported late
-	if r.nodes[1].mu.child.wanted || r.tally.agentKills != 1 || r.tally.inFlight != 1 {
+	if r.nodes[1].mu.child.wanted || r.tally.AgentKills != 1 || r.tally.KillsInFlight != 1 {
 		t.Errorf("a strike at an ended incarnation was taken for one at the next: %d kills, %d in flight",
-			r.tally.agentKills, r.tally.inFlight)
+			r.tally.AgentKills, r.tally.KillsInFlight)
 	}
 	r.watching.Wait()
 }
 
 // TestReportOfAStrikeComesLate expects that an agent that an engine killed may be gone before the
-// engine's report is read, at the latest at the end of the stretch, and that this ends no replay.
-// An unexpected end does, at the end of the stretch.
+// engine's report is read, and that this ends no replay. An unexpected end does.
 func TestReportOfAStrikeComesLate(t *testing.T) {
-	for try := range 10 { // in some of which the death is seen before it is reported, in others after
-		reported := try%2 == 0
+	within := reportWithin
+	defer func() { reportWithin = within }()
+	for _, reported := range []bool{true, false} {
+		if reportWithin = time.Hour; !reported {
+			reportWithin = time.Millisecond
+		}
 		c, err := child.Start(exec.Command("sleep", "1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		run, told := &agentIncarnation{Process: c}, make(chan struct{})
-		a := &agentProcess{exits: make(chan error, 1), stretch: new(openStretch)}
+		run, told := newIncarnation(c), make(chan struct{})
+		a := &agentProcess{exits: make(chan error, 1)}
 		a.mu.child = run
-		end := a.stretch.begin()
-		go func() { a.reportEnd(run); close(told) }()
 		c.Signal(syscall.SIGKILL)
+		go func() { a.reportEnd(run); close(told) }()
 		<-c.Done
 		if reported {
 			a.expectDeath(run)
 		}
-		end() // after which reports of the stretch are handled no more
 		<-told
 		if said := len(a.exits) > 0; said == reported {
 			t.Errorf("reported %v: an unexpected end was reported: %v", reported, said)
@@ -117,9 +117,9 @@ func TestOverdueStrikeIsDealt(t *testing.T) {
 		"no mover is killed": {0, maxStrikeWait, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := &replay{set: defaultOptions(), rng: rand.New(rand.NewPCG(1, 2)), nodes: []*agentProcess{{}}}
+			r := &replay{set: newScenario(), rng: rand.New(rand.NewPCG(1, 2)), nodes: []*agentProcess{{}}}
 			r.set.killMover, r.dealt = c.killMover, c.dealt
-			r.engines = []*engine{{process: &engineProcess{}, strike: &plannedStrike{}}}
+			r.engines = []*engine{{strike: &plannedStrike{}}}
 			r.strikes = []plannedStrike{{}}
 			s, by, blind := r.nextStrike()
 			if dealt := s != nil && by == r.engines[0] && blind; dealt != c.want {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,8 +16,8 @@ const serverDownWithin = 5 * time.Second
 
 // server is the server of the shared tier, through all its incarnations.
 type server struct {
-	args []string
-	log  child.Tail
+	command string
+	log     child.Tail
 
 	mu struct {
 		sync.Mutex
@@ -29,18 +28,18 @@ type server struct {
 }
 
 // startServer starts the server, if there is one. Agents wait for it as for any tier
-// (--tiers-within).
+// (tiers-within).
 func (r *replay) startServer() error {
 	if r.set.server == "" {
 		return nil
 	}
-	r.server = &server{args: strings.Fields(r.set.server)}
+	r.server = &server{command: r.set.server}
 	return r.server.start(r.fail)
 }
 
 // start starts an incarnation of the server; it calls fail when the server ends unexpectedly.
 func (s *server) start(fail func(error)) error {
-	cmd := exec.Command(s.args[0], s.args[1:]...)
+	cmd := exec.Command("sh", "-c", s.command)
 	cmd.Stdout, cmd.Stderr = &s.log, &s.log
 	c, err := child.Start(cmd)
 	if err != nil {
@@ -54,7 +53,7 @@ func (s *server) start(fail func(error)) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.mu.wanted {
-			fail(fmt.Errorf("server: %s ended unexpectedly: %w\n%s", s.args[0], c.Err, s.log.String()))
+			fail(fmt.Errorf("server: %s ended unexpectedly: %w\n%s", s.command, c.Err, s.log.String()))
 		}
 	}()
 	return nil
@@ -72,7 +71,7 @@ func (r *replay) killServer(ctx context.Context) {
 	s.mu.wanted = true
 	c := s.mu.child
 	c.Signal(syscall.SIGKILL)
-	r.count(&r.tally.serverKills, 0)
+	r.count(&r.tally.ServerKills, 0)
 	r.watch("the server to start again", func() {
 		<-c.Done
 		sleepUntil(ctx, r.leaving, r.set.serverDown)
@@ -100,7 +99,7 @@ func (r *replay) pauseServer(ctx context.Context) {
 		return
 	}
 	s.mu.paused = true
-	r.count(&r.tally.serverPauses, 0)
+	r.count(&r.tally.ServerPauses, 0)
 	r.watch("the server to be let go on", func() {
 		sleepUntil(ctx, c.Done, r.set.pauseFor)
 		s.mu.Lock()

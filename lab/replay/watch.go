@@ -85,7 +85,7 @@ func (r *replay) stalled(what string, ready func(*engine) bool) error {
 	for _, e := range r.engines {
 		if !ready(e) {
 			waits = append(waits, fmt.Sprintf("engine %d (process %d, node %d, %d requests not over) to %s",
-				e.number, e.process.child.OS.Pid, e.number%len(r.nodes), len(e.unfinished), what))
+				e.number, e.child.OS.Pid, e.number%len(r.nodes), len(e.unfinished), what))
 		}
 	}
 	waits = append(waits, r.watches.list()...)
@@ -96,37 +96,6 @@ func (r *replay) stalled(what string, ready func(*engine) bool) error {
 	}
 	return errors.New("stalled-after: nothing was reported for " + r.set.stalledAfter.String() + "; waiting for " +
 		"" + strings.Join(waits, ", "))
-}
-
-// openStretch is the stretch that runs. An engine's reports are handled before its stretch ends.
-type openStretch struct {
-	mu    sync.Mutex
-	ended chan struct{} // closed when it ends; nil: none runs
-}
-
-// begin opens a stretch until end is called.
-func (o *openStretch) begin() (end func()) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.ended = make(chan struct{})
-	return func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		close(o.ended)
-		o.ended = nil
-	}
-}
-
-// over returns a channel that is closed when the stretch has ended that runs now, if one does.
-func (o *openStretch) over() <-chan struct{} {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.ended == nil {
-		none := make(chan struct{})
-		close(none)
-		return none
-	}
-	return o.ended
 }
 
 // lagEvery is the wait whose lateness measures what the machine adds to every deadline.

@@ -36,23 +36,19 @@ func dealTurns(records []mockengine.Record, engines int) []int {
 
 // requestFor returns the request of a record. Prompts are padded to whole blocks, so that a prompt
 // is len(hash_ids) blocks and figures can be compared with those published for the trace.
-func (s *options) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record) mockengine.Request {
+func (s *scenario) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record) mockengine.Request {
 	q := mockengine.Request{ID: id, At: rec.Timestamp, Prompt: rec.HashIDs, Output: rec.OutputLength}
-	if rng.Float64() < s.abortRate {
+	if rng.Float64() < float64(s.abortRate) {
 		q.Abort = mockengine.Abort{When: mockengine.When(1 + rng.IntN(4)), Output: rng.IntN(rec.OutputLength + 1)}
 	}
-	q.SkipSave = rng.Float64() < s.skipRate
-	q.Priority = rng.IntN(s.priorities)
 	return q
 }
 
 // engineConfig returns the configuration that all engines share.
-func (s *options) engineConfig(records []mockengine.Record) (mockengine.Config, error) {
+func (s *scenario) engineConfig(records []mockengine.Record) (mockengine.Config, error) {
 	c := mockengine.Config{
 		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Blocks: max(s.engineBlocks, 1),
-		BlockBytes: int(s.blockBytes),
-		Async:      !s.sync, Drafts: s.spec, AcceptRate: 0.6, KernelLag: s.kernelLag, LoadDeadline: s.loadDeadline,
-		LookupTimeout: s.lookupTimeout,
+		BlockBytes: int(s.blockBytes), KernelLag: s.kernelLag, LookupTimeout: s.lookupTimeout,
 	}
 	for g := range s.groups {
 		c.Groups = append(c.Groups, 1+g%2)
@@ -62,7 +58,7 @@ func (s *options) engineConfig(records []mockengine.Record) (mockengine.Config, 
 	}
 	most := 0
 	for i := range records {
-		tokens := len(records[i].HashIDs)*mockengine.TraceBlock + records[i].OutputLength + 2*(s.spec+1) + 1
+		tokens := len(records[i].HashIDs)*mockengine.TraceBlock + records[i].OutputLength + mockengine.SpareTokens
 		most = max(most, c.BlocksFor(tokens))
 	}
 	if s.engineBlocks == 0 {
@@ -86,7 +82,7 @@ const (
 
 // poolSize returns the configured size of the pool, or one that holds all blocks of the trace and
 // of the answers.
-func (s *options) poolSize(c *mockengine.Config, records []mockengine.Record) int64 {
+func (s *scenario) poolSize(c *mockengine.Config, records []mockengine.Record) int64 {
 	if s.pool > 0 {
 		return s.pool
 	}
@@ -104,7 +100,7 @@ func (s *options) poolSize(c *mockengine.Config, records []mockengine.Record) in
 
 // poolBlocks returns the capacity of the pool in hash blocks, for the simulation; 0 is no limit.
 // capacity is that of an agent that runs already.
-func (s *options) poolBlocks(c *mockengine.Config, capacity int64) int {
+func (s *scenario) poolBlocks(c *mockengine.Config, capacity int64) int {
 	if capacity == 0 {
 		capacity = s.pool
 	}

@@ -3,11 +3,17 @@ package peer
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
 	"testing"
+	"time"
 )
 
-// BenchmarkFetch fetches over loopback between two pools of one process. `kvbench bench peer`
-// compares two processes with a plain copy.
+// BenchmarkFetch fetches over loopback between two pools of one process and, in turn, copies the
+// same bytes between their arenas by plain TCP, over as many connections. It reports the median of
+// the fetch's rate as a part of the copy's.
 func BenchmarkFetch(b *testing.B) {
 	for _, c := range []struct {
 		auth Auth
@@ -23,20 +29,66 @@ func BenchmarkFetch(b *testing.B) {
 			cfg, ccfg := p.config(), d.clientConfig()
 			cfg.Auth, ccfg.Auth = c.auth, c.auth
 			s, client := serve(b, cfg), newClient(b, ccfg)
+			plain := plainCopies(b, p.arena[:total], d.arena[:total], int(size))
+			var ratios []float64
 			b.SetBytes(total)
 			for b.Loop() {
 				r := d.request("", h)
 				r.Groups = r.Groups[:1]
+				began := time.Now()
 				if got, err := client.Fetch(b.Context(), s.Addr().String(), r, nil); err != nil || got.Blocks != h.N {
 					b.Fatalf("%+v, %v", got, err)
 				}
+				took := time.Since(began)
 				b.StopTimer()
+				began = time.Now()
+				plain()
+				ratios = append(ratios, time.Since(began).Seconds()/took.Seconds())
 				_, err := d.ResetSpace(d.space)
 				check(b, err)
 				d.Sweep()
 				b.StartTimer()
 			}
+			slices.Sort(ratios)
+			b.ReportMetric(ratios[len(ratios)/2], "of-plain-TCP")
 		})
+	}
+}
+
+// plainCopies returns a function that copies all bytes, a block at a time, over as many connections
+// as a client has.
+func plainCopies(b *testing.B, from, to []byte, block int) (copyAll func()) {
+	const streams = 2 // as a client has by default
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(b, err)
+	defer l.Close()
+	each := len(from) / streams
+	var ends [streams][2]net.Conn
+	for i := range ends {
+		ends[i][0], err = net.Dial("tcp", l.Addr().String())
+		check(b, err)
+		ends[i][1], err = l.Accept()
+		check(b, err)
+		b.Cleanup(func() { _, _ = ends[i][0].Close(), ends[i][1].Close() })
+	}
+	return func() {
+		var all sync.WaitGroup
+		for i, end := range ends {
+			all.Go(func() {
+				for part := range slices.Chunk(from[i*each:][:each], block) {
+					_, _ = end[0].Write(part) // an error ends the read
+				}
+			})
+			all.Go(func() {
+				for part := range slices.Chunk(to[i*each:][:each], block) {
+					if _, err := io.ReadFull(end[1], part); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
 	}
 }
 

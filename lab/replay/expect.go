@@ -1,0 +1,137 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/kvagent/kvagent/settings"
+)
+
+// expectations are what a scenario asks of its run beyond what must hold of any.
+type expectations struct {
+	everyFault   bool
+	inFlight     share
+	cleanUp      time.Duration // 0: any
+	hitRateOff   share
+	overDeadline time.Duration // 0: any
+	blocks       []string      // SOURCE=COUNT
+	wrongBytes   bool
+}
+
+func (x *expectations) addSettings(f *pflag.FlagSet) {
+	f.BoolVar(&x.everyFault, "expect-every-fault", false, "each fault happens, and agents of all nodes are killed")
+	f.Var(&x.inFlight, "expect-in-flight", "least share of kills, of engines and agents and of movers, in a copy")
+	f.Var(settings.Duration(&x.cleanUp, 0, time.Hour), "expect-clean-up",
+		"longest clean-up after an engine's death, on a machine that does not stand still; 0 is any")
+	f.Var(&x.hitRateOff, "expect-hit-rate-off", "most that the hit rate differs from the simulation's; 0 is any")
+	f.Var(settings.Duration(&x.overDeadline, 0, time.Minute), "expect-over-deadline",
+		"most that a look-up is over its deadline, on a machine that does not stand still; 0 is any")
+	f.Var(settings.Names(&x.blocks), "expect-blocks", "least blocks from sources, such as redis=40, and any=50")
+	f.BoolVar(&x.wrongBytes, "expect-wrong-bytes", false, "wrong bytes are found, and nothing else is wrong")
+}
+
+// Where a wait of the machine itself ends late, so may what consists of several waits of several
+// processes; below quietLag it is no excuse.
+const (
+	busyFactor = 10
+	quietLag   = 5 * time.Millisecond
+)
+
+// missed returns what the scenario expects and the run did not show.
+func (x *expectations) missed(s *scenario, o *Report) error {
+	var bad []error
+	miss := func(format string, args ...any) { bad = append(bad, fmt.Errorf("expected: "+format, args...)) }
+	if x.everyFault {
+		for _, fault := range s.faults(o) {
+			if fault.every > 0 && fault.count == 0 {
+				miss("%s at least once", fault.name)
+			}
+		}
+		for node, kills := range o.AgentKillsNode {
+			if s.killAgent > 0 && kills == 0 {
+				miss("a kill of the agent of node %d", node)
+			}
+		}
+	}
+	for _, k := range []struct {
+		what        string
+		all, flying int
+	}{{"kills", o.EngineKills + o.AgentKills, o.KillsInFlight}, {"kills of movers", o.MoverKills, o.MoverInFlight}} {
+		if float64(k.flying) < float64(x.inFlight)*float64(k.all) {
+			miss("%v of %d %s with a copy in flight, there are %d", x.inFlight, k.all, k.what, k.flying)
+		}
+	}
+	lag := time.Duration(o.MachineLagUS * float64(time.Microsecond))
+	took := time.Duration(o.CleanupMaxMS * float64(time.Millisecond))
+	if most := x.cleanUp + busyFactor*lag; x.cleanUp > 0 && took >= most {
+		miss("clean-up of a dead engine in less than %v, it took %v", most, took)
+	}
+	over, most := time.Duration(o.OverDeadlineUS*float64(time.Microsecond)), x.overDeadline
+	if lag > quietLag {
+		most += busyFactor * lag
+	}
+	if x.overDeadline > 0 && over > most {
+		miss("no look-up more than %v over its deadline, one was %v", most, over)
+	}
+	if off := o.HitRate - o.SimHitRate; x.hitRateOff > 0 && max(off, -off) > float64(x.hitRateOff) {
+		miss("a hit rate of %.4f, as simulated, within %v: it is %.4f", o.SimHitRate, x.hitRateOff, o.HitRate)
+	}
+	for _, text := range x.blocks {
+		name, least, _ := leastBlocks(text) // it was checked
+		if n := o.from(name); n < least {
+			miss("%d blocks from %s, %d came", least, name, n)
+		}
+	}
+	return errors.Join(bad...)
+}
+
+// leastBlocks reads one of expect-blocks.
+func leastBlocks(text string) (source string, least uint64, err error) {
+	source, number, _ := strings.Cut(text, "=")
+	if least, err = strconv.ParseUint(number, 10, 64); err != nil {
+		err = fmt.Errorf("expect-blocks: %q, allowed: a source, = and a number, such as redis=40", text)
+	}
+	return source, least, err
+}
+
+func (x *expectations) check() (err error) {
+	for _, text := range x.blocks {
+		_, _, bad := leastBlocks(text)
+		err = errors.Join(err, bad)
+	}
+	return err
+}
+
+// from returns the blocks that came from a source, or from any.
+func (o *Report) from(name string) uint64 {
+	for _, s := range o.Sources {
+		if s.Name == name {
+			return s.Blocks
+		}
+	}
+	if name == "any" {
+		return o.BlocksLoaded
+	}
+	return 0
+}
+
+// fault is a kind of fault, and how often it happened.
+type fault struct {
+	name         string
+	every, count int
+}
+
+func (s *scenario) faults(o *Report) []fault {
+	return []fault{
+		{"kill-engine", s.killEngine, o.EngineKills}, {"kill-agent", s.killAgent, o.AgentKills},
+		{"kill-mover", s.killMover, o.MoverKills}, {"kill-helper", s.killHelper, o.HelperKills},
+		{"kill-server", s.killServer, o.ServerKills}, {"pause-engine", s.pauseEngine, o.EnginePauses},
+		{"pause-agent", s.pauseAgent, o.AgentPauses}, {"pause-helper", s.pauseHelper, o.HelperPauses},
+		{"pause-server", s.pauseServer, o.ServerPauses},
+	}
+}
