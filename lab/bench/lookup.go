@@ -30,6 +30,7 @@ type lookupSettings struct {
 	form    ipc.Form // of all questions; 0: of every form
 	clients int      // that ask at once
 	saves   bool     // while an engine saves
+	forgets bool     // the agent remembers nothing of them
 }
 
 const (

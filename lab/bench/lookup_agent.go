@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
 	"github.com/kvagent/kvagent/ipc"
@@ -33,12 +34,13 @@ const (
 	lookupSockets = "s"       // the agent's socket directory, in the measurement's
 	lookupReal    = "real"    // the pool has memory, to be saved to
 	lookupVirtual = "virtual" // it is address space only
+	lookupForgets = "forgets" // the same, and the agent remembers nothing of look-ups
 )
 
 // lookupAgentCommand is the process that only bench lookup starts.
 func lookupAgentCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "agent DIR CHAINS RANKS " + lookupReal + "|" + lookupVirtual, Hidden: true, Args: cobra.ExactArgs(4),
+		Use: "agent DIR CHAINS RANKS " + lookupReal + "|" + lookupVirtual + "|" + lookupForgets, Hidden: true, Args: cobra.ExactArgs(4),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			chains, errChains := strconv.Atoi(args[1])
 			ranks, errRanks := strconv.Atoi(args[2])
@@ -47,7 +49,7 @@ func lookupAgentCommand() *cobra.Command {
 			}
 			a := &lookupAgent{}
 			defer func() { err = errors.Join(err, a.close()) }()
-			if err := a.open(filepath.Join(args[0], lookupSockets), chains, ranks, args[3] == lookupReal); err != nil {
+			if err := a.open(filepath.Join(args[0], lookupSockets), chains, ranks, args[3]); err != nil {
 				return err
 			}
 			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), func(string) error { return nil })
@@ -55,7 +57,11 @@ func lookupAgentCommand() *cobra.Command {
 	}
 }
 
-func (a *lookupAgent) open(dir string, chains, ranks int, memory bool) (err error) {
+func (a *lookupAgent) open(dir string, chains, ranks int, kind string) (err error) {
+	memory, cfg := kind == lookupReal, agent.Config{Dir: dir}
+	if kind != lookupForgets {
+		cfg.History = history.New()
+	}
 	blocks := int64(chains * lookupChain)
 	size := (blocks+blocks/8)*int64(ranks)*lookupShardBytes + 64<<20
 	if memory {
@@ -73,7 +79,7 @@ func (a *lookupAgent) open(dir string, chains, ranks int, memory bool) (err erro
 	if err := a.openDevice(memory); err != nil {
 		return err
 	}
-	if a.agent, err = agent.New(agent.Config{Dir: dir}, a.pool, a.device, zap.NewNop()); err != nil {
+	if a.agent, err = agent.New(cfg, a.pool, a.device, zap.NewNop()); err != nil {
 		return err
 	}
 	if err := a.agent.Start(); err != nil {

@@ -224,6 +224,8 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	kind := lookupVirtual
 	if s.saves {
 		kind = lookupReal
+	} else if s.forgets {
+		kind = lookupForgets
 	}
 	if b.server, err = startChildProcess("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains),
 		strconv.Itoa(b.ranks), kind); err != nil {
