@@ -177,6 +177,7 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("GET /cache/tier", s.cacheTier)
 	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("GET /explain", s.explain)
+	mux.HandleFunc("GET /record", s.record)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 }
 

@@ -19,7 +19,7 @@ import (
 const (
 	timeout  = 5 * time.Second
 	maxReply = 16 << 20 // bytes
-	maxLine  = 64 << 10 // bytes, of a stream
+	maxLine  = 8 << 20  // bytes, of a stream: a prompt of 300,000 blocks in a recording
 )
 
 // Client asks a running agent through its admin.sock.

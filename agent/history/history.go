@@ -82,6 +82,7 @@ type History struct {
 	refuses uint64 // ever
 	resets  []Reset
 
+	recordings []*Recording
 	departures departures
 }
 
@@ -206,6 +207,7 @@ func (h *History) Answered(fp pool.Fingerprint, hashTokens uint32, req *ipc.Look
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	old := h.repeatedLocked(&l)
+	h.recordLocked(&l, old, hashTokens, req)
 	if old != nil && old.Skipped <= l.Skipped && l.Skipped <= old.Skipped+old.Kept {
 		more := l.Skipped - old.Skipped
 		l.from, l.Kept = old.from+uint64(more)*uint64(l.HashLen), old.Kept-more
@@ -235,8 +237,7 @@ func (h *History) repeatedLocked(l *Lookup) *Lookup {
 	for i := h.asked; i > 0 && i+recentLookups > h.asked; i-- {
 		old := &h.lookups[(i-1)%MaxLookups]
 		if old.Last == l.Last && old.Space == l.Space && old.Blocks == l.Blocks && old.Session == l.Session {
-			open := old.Form == ipc.FormOwn && old.Want == ipc.WantProbe || old.Status == ipc.LookupPending
-			if open && h.kept-old.from <= HashBytes {
+			if (old.isProbe() || old.Status == ipc.LookupPending) && h.kept-old.from <= HashBytes {
 				return old
 			}
 			return nil
