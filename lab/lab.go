@@ -13,6 +13,7 @@ import (
 	"github.com/kvagent/kvagent/lab/hold"
 	"github.com/kvagent/kvagent/lab/mock"
 	"github.com/kvagent/kvagent/lab/replay"
+	"github.com/kvagent/kvagent/lab/size"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -49,6 +50,6 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
-	root.AddCommand(mock.Command(), replay.Command(), bench.Command(), hold.Command())
+	root.AddCommand(mock.Command(), replay.Command(), bench.Command(), hold.Command(), size.Command())
 	return root
 }

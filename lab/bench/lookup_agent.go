@@ -40,7 +40,8 @@ const (
 // lookupAgentCommand is the process that only bench lookup starts.
 func lookupAgentCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "agent DIR CHAINS RANKS " + lookupReal + "|" + lookupVirtual + "|" + lookupForgets, Hidden: true, Args: cobra.ExactArgs(4),
+		Use:    "agent DIR CHAINS RANKS " + lookupReal + "|" + lookupVirtual + "|" + lookupForgets,
+		Hidden: true, Args: cobra.ExactArgs(4),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			chains, errChains := strconv.Atoi(args[1])
 			ranks, errRanks := strconv.Atoi(args[2])

@@ -1,6 +1,7 @@
 package evictsim
 
 import (
+	"cmp"
 	"runtime"
 	"time"
 
@@ -101,7 +102,8 @@ func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
 	for e := capacity; e > 0; e-- {
 		d.free = append(d.free, uint32(e))
 	}
-	d.use.BlockTokens, d.in.BlockTokens = BlockTokens, BlockTokens
+	tokens := cmp.Or(s.BlockTokens, BlockTokens)
+	d.use.BlockTokens, d.in.BlockTokens = tokens, tokens
 	return d
 }
 

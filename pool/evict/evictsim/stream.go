@@ -15,6 +15,8 @@ type Stream struct {
 	Requests []Request
 	Blocks   int
 	HashSeed uint64 // of the hashes of blocks, which slightly influence what a policy decides
+
+	BlockTokens uint32 // of a block; 0: BlockTokens
 }
 
 // Looked returns the number of blocks looked up.
