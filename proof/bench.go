@@ -126,7 +126,16 @@ func (b *bench) Failed() bool {
 	return len(b.errs) > 0
 }
 
-// must ends the check if there is an error.
+// closes calls f at the end of the part, and makes the check fail with its error.
+func (b *bench) closes(f func() error) {
+	b.Cleanup(func() {
+		if err := f(); err != nil {
+			b.Error(err)
+		}
+	})
+}
+
+// must ends the check if there is an error. It is not for what Cleanup calls.
 func (b *bench) must(err error) {
 	if err != nil {
 		b.Fatal(err)

@@ -28,7 +28,7 @@ func checkPin(b *bench) {
 		}
 		b.must(err)
 		b.part(func() {
-			b.Cleanup(func() { _ = unix.Munmap(arena) })
+			b.closes(func() error { return unix.Munmap(arena) })
 			per10 := b.pin(arena) * float64(10<<30) / float64(size)
 			b.line.Figures[pages.name+"_s_per_10GiB"] = per10
 			b.line.say("%s: %.2f s per 10 GiB", pages.name, per10)
@@ -41,7 +41,7 @@ func checkPin(b *bench) {
 func (b *bench) pin(arena []byte) float64 {
 	d, err := cuda.Open(cuda.Options{Arena: arena})
 	b.must(err)
-	b.Cleanup(func() { b.must(d.Close(cudaipc.AllPeers)) })
+	b.closes(func() error { return d.Close(cudaipc.AllPeers) })
 	devicetest.Pinned(b, d)
 	b.pinned(d.Info())
 	return d.Info().PinSeconds

@@ -56,6 +56,12 @@ func CUDAEngine(t T, s Spec, kind cudaipc.Kind) Engine {
 	return p
 }
 
+// Pinned waits until nothing more of the arena will be pinned.
+func Pinned(t T, d *cuda.Device) {
+	t.Helper()
+	Until(t, "the pinning ends", func() bool { return d.Info().PinDone })
+}
+
 // WithoutPid lets a device not know the processes of its peers, as in a container with another PID
 // namespace.
 func (f Fixture) WithoutPid() Fixture {

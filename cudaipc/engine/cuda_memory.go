@@ -5,6 +5,7 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/driver"
@@ -172,7 +173,7 @@ func (m *CUDAMemory) piece(v *driver.Range, size uint64) error {
 
 // WriteAt writes bytes to the memory at once, not in the order of any stream.
 func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
-	if err := m.within(len(p), off); err != nil {
+	if err := within(m.ID, m.size, len(p), off); err != nil {
 		return 0, err
 	}
 	var err error
@@ -188,7 +189,7 @@ func (m *CUDAMemory) WriteAt(p []byte, off int64) (int, error) {
 
 // ReadAt reads bytes of the memory at once.
 func (m *CUDAMemory) ReadAt(p []byte, off int64) (int, error) {
-	if err := m.within(len(p), off); err != nil {
+	if err := within(m.ID, m.size, len(p), off); err != nil {
 		return 0, err
 	}
 	var err error
@@ -202,9 +203,59 @@ func (m *CUDAMemory) ReadAt(p []byte, off int64) (int, error) {
 	return len(p), err
 }
 
-func (m *CUDAMemory) within(n int, off int64) error {
-	if off < 0 || off > m.size || int64(n) > m.size-off {
-		return fmt.Errorf("%d bytes at %d of region %d, which has %d", n, off, m.ID, m.size)
+// stageBytes is the most that a stage copies at once.
+const stageBytes = 64 << 10
+
+// stage is pinned memory through which the copy engines move small pieces. The driver sends small
+// pieces of other memory through the GPU's compute queue, where each waits for the time slices of
+// other processes, some ms.
+type stage struct {
+	mem    []byte
+	stream driver.Stream
+	ended  driver.Event
+}
+
+func openStage() (s *stage, err error) {
+	s = &stage{}
+	if s.mem, err = driver.AllocPinned(stageBytes); err != nil {
+		return nil, err
 	}
-	return nil
+	if s.stream, err = driver.NewStream(0); err == nil {
+		s.ended, err = driver.NewEvent(false)
+	}
+	if err != nil {
+		return nil, errors.Join(err, driver.FreePinned(s.mem))
+	}
+	return s, nil
+}
+
+func (s *stage) close() error {
+	return errors.Join(s.ended.Destroy(), s.stream.Destroy(), driver.FreePinned(s.mem))
+}
+
+// write copies at most stageBytes bytes to the GPU and returns when they are there.
+func (s *stage) write(a driver.Addr, p []byte) error {
+	copy(s.mem, p)
+	return s.copy(uint64(a), driver.HostAddr(s.mem), len(p), false)
+}
+
+// read copies at most stageBytes bytes from the GPU.
+func (s *stage) read(p []byte, a driver.Addr) error {
+	err := s.copy(driver.HostAddr(s.mem), uint64(a), len(p), true)
+	copy(p, s.mem)
+	return err
+}
+
+func (s *stage) copy(dst, src uint64, n int, toHost bool) error {
+	if n == 0 {
+		return nil
+	}
+	one := driver.List{Dst: []uint64{dst}, Src: []uint64{src}, Len: []uint64{uint64(n)}}
+	err := errors.Join(s.stream.Each(&one, toHost), s.ended.Record(s.stream))
+	for fired := false; err == nil && !fired; {
+		if fired, err = s.ended.Fired(); !fired {
+			runtime.Gosched()
+		}
+	}
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -60,7 +61,7 @@ func (m *HostMemory) Size() int64 { return int64(len(m.Mem)) }
 
 // WriteAt writes bytes to the memory.
 func (m *HostMemory) WriteAt(p []byte, off int64) (int, error) {
-	if err := m.within(len(p), off); err != nil {
+	if err := within(m.ID, m.Size(), len(p), off); err != nil {
 		return 0, err
 	}
 	return copy(m.Mem[off:], p), nil
@@ -68,15 +69,16 @@ func (m *HostMemory) WriteAt(p []byte, off int64) (int, error) {
 
 // ReadAt reads bytes of the memory.
 func (m *HostMemory) ReadAt(p []byte, off int64) (int, error) {
-	if err := m.within(len(p), off); err != nil {
+	if err := within(m.ID, m.Size(), len(p), off); err != nil {
 		return 0, err
 	}
 	return copy(p, m.Mem[off:]), nil
 }
 
-func (m *HostMemory) within(n int, off int64) error {
-	if off < 0 || off > m.Size() || int64(n) > m.Size()-off {
-		return fmt.Errorf("%d bytes at %d of region %d, which has %d", n, off, m.ID, m.Size())
+// within checks that n bytes at off are in a region of size bytes.
+func within(id cudaipc.RegionID, size int64, n int, off int64) error {
+	if off < 0 || off > size || int64(n) > size-off {
+		return fmt.Errorf("%d bytes at %d of region %d, which has %d", n, off, id, size)
 	}
 	return nil
 }
@@ -165,4 +167,141 @@ func (m *HostMemory) free() error {
 	err := unix.Munmap(m.Mem)
 	m.Mem = nil
 	return errors.Join(err, unix.Close(m.FD))
+}
+
+// engineWords are the words of an engine, in shared memory of their own: the step word, a cell
+// for each event, and the revocation words.
+type engineWords struct {
+	words           *HostMemory
+	events, revokes uint32
+	revokeOff       uint64
+	extraOff        uint64 // where the extra bytes begin
+}
+
+// wordsAlign is the alignment of the extra bytes after the words.
+const wordsAlign = 128
+
+// MaxStageWords is how many words for loads by stages an engine on the host has.
+const MaxStageWords = wordsAlign / 8
+
+// newEngineWords makes words with event cells of cell bytes, and more extra bytes after them.
+func newEngineWords(events uint32, cell uint64, revokes uint32, more uint64) (w engineWords, err error) {
+	end := uint64(eventsFrom) + uint64(events)*cell
+	w.events, w.revokes = events, revokes
+	w.revokeOff = (end + revokeAlign - 1) &^ (revokeAlign - 1)
+	w.extraOff = (w.revokeOff + uint64(revokes)*4 + wordsAlign - 1) &^ (wordsAlign - 1)
+	w.words, err = newHostMemory(SyncRegion, int64(w.extraOff+max(more, wordsAlign)))
+	return w, err
+}
+
+// SyncDesc describes the words for an import: their region, whose descriptor stays the engine's,
+// and their places.
+func (w *engineWords) SyncDesc() (cudaipc.Region, cudaipc.Sync) {
+	return w.words.Region(), cudaipc.Sync{
+		Region: SyncRegion, StepOff: 0,
+		EventsOff: eventsFrom, Events: w.events,
+		RevokeOff: w.revokeOff, Revokes: w.revokes,
+	}
+}
+
+// Step returns the step word: the last step that a stream has passed.
+func (w *engineWords) Step() uint64 { return atomic.LoadUint64(cudaipc.Word64(w.words.Mem, 0)) }
+
+// StageWords returns the offset of MaxStageWords words of 8 bytes for loads by stages, in the
+// region of the words. Only engines on the host have them.
+func (w *engineWords) StageWords() uint64 { return w.extraOff }
+
+// StageWord returns one of the words for loads by stages. The engine sets it to 0 before a load
+// that names it.
+func (w *engineWords) StageWord(i uint32) *uint64 {
+	if i >= MaxStageWords {
+		panic(fmt.Sprintf("word of a load by stages %d of %d", i, MaxStageWords))
+	}
+	return cudaipc.Word64(w.words.Mem, w.extraOff+uint64(i)*8)
+}
+
+// Revoke sets revocation word i: a save that names it is not committed from now on.
+func (w *engineWords) Revoke(i uint32) { atomic.StoreUint32(w.revokeWord(i), 1) }
+
+// ClearRevoke makes word i usable for another save.
+func (w *engineWords) ClearRevoke(i uint32) { atomic.StoreUint32(w.revokeWord(i), 0) }
+
+func (w *engineWords) revokeWord(i uint32) *uint32 {
+	if i >= w.revokes {
+		panic(fmt.Sprintf("revocation word %d of %d", i, w.revokes))
+	}
+	return cudaipc.Word32(w.words.Mem, w.revokeOff+uint64(i)*4)
+}
+
+// HostStream runs what is launched on it in order, on a goroutine of its own. It belongs to its
+// engine, whose Close ends it. The order of calls is the order of execution; concurrent callers
+// order themselves. After Close of the engine every call panics.
+type HostStream struct {
+	engine *Host
+	ops    chan func()
+	ended  chan struct{}
+	once   sync.Once
+}
+
+// NewStream starts a stream.
+func (e *Host) NewStream() *HostStream {
+	s := &HostStream{engine: e, ops: make(chan func(), MaxStreamOps), ended: make(chan struct{})}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.mu.closed {
+		panic("NewStream on a closed engine")
+	}
+	e.mu.streams = append(e.mu.streams, s)
+	go s.run()
+	return s
+}
+
+func (s *HostStream) run() {
+	defer close(s.ended)
+	for op := range s.ops {
+		op()
+	}
+}
+
+// Launch enqueues a kernel: f runs when everything launched before has ended.
+func (s *HostStream) Launch(f func()) { s.ops <- f }
+
+// Record records an event: it is pending until the stream reaches this point. If it is recorded
+// again before, it stands for the later record, as CUDA's does.
+func (s *HostStream) Record(event uint32) {
+	e := s.engine
+	if event >= e.events {
+		panic(fmt.Sprintf("event %d of %d", event, e.events))
+	}
+	off := uint64(eventsFrom) + uint64(event)*cudaipc.EventCell
+	number := atomic.AddUint64(cudaipc.Word64(e.words.Mem, off), 1)
+	s.ops <- func() { raise(cudaipc.Word64(e.words.Mem, off+8), number) }
+}
+
+// SetStep enqueues a write of the step word: when it can be read, all kernels launched before
+// have ended. Steps only grow: a smaller number is ignored.
+func (s *HostStream) SetStep(n uint64) {
+	s.ops <- func() { raise(cudaipc.Word64(s.engine.words.Mem, 0), n) }
+}
+
+// Synchronize waits until everything launched before has ended.
+func (s *HostStream) Synchronize() {
+	done := make(chan struct{})
+	s.ops <- func() { close(done) }
+	<-done
+}
+
+func (s *HostStream) close() {
+	s.once.Do(func() { close(s.ops) })
+	<-s.ended
+}
+
+// raise sets a shared word to n unless it is higher already: two streams may write the same word.
+func raise(word *uint64, n uint64) {
+	for {
+		old := atomic.LoadUint64(word)
+		if old >= n || atomic.CompareAndSwapUint64(word, old, n) {
+			return
+		}
+	}
 }

@@ -265,12 +265,4 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	for _, k := range Kinds() {
-		if got, err := ParseKind(k.String()); err != nil || got != k {
-			t.Errorf("%v is parsed as %v, %v", k, got, err)
-		}
-	}
-	if _, err := ParseKind("rot"); err == nil {
-		t.Error("a kind that does not exist: no error")
-	}
 }

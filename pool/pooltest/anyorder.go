@@ -56,7 +56,7 @@ func testAnyOrder(t *testing.T, open Open) {
 		held: map[int64]holding{}, holds: map[pool.Ref]int{}, shards: map[pool.Key]shard{},
 	}
 	for _, spec := range []pool.Spec{model("three", 2, 700, 1024, 3000), model("wide", 1, 9000)} {
-		w.models = append(w.models, &fixture{Pool: f.Pool, t: t, spec: spec, space: f.open(spec), arena: f.arena})
+		w.models = append(w.models, f.with(spec))
 	}
 	for i := range anyOrderSteps {
 		w.step()

@@ -27,9 +27,15 @@ func Blocks(from, n, bytes int) (items []pool.Item) {
 	return items
 }
 
+// unset is the status of an item before a store has answered.
+const unset pool.Status = 255
+
 // Put stores items, and ends the test if one does not get the wanted status.
 func Put(t testing.TB, s pool.Store, want pool.Status, items ...pool.Item) {
 	t.Helper()
+	for i := range items {
+		items[i].Status = unset
+	}
 	if err := s.Put(t.Context(), items); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +66,7 @@ func Get(t testing.TB, s pool.Store, items ...pool.Item) []pool.Status {
 func Empty(items []pool.Item) []pool.Item {
 	out := make([]pool.Item, len(items))
 	for i := range items {
-		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data))}
+		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data)), Status: unset}
 	}
 	return out
 }

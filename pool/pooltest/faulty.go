@@ -51,7 +51,7 @@ const (
 	stormKeys     = 40
 	stormBatch    = 6                     // items of a batch, at most
 	stormDeadline = 50 * time.Millisecond // of each call
-	stormGrace    = 2 * time.Second       // that a call may take beyond its deadline on a busy machine
+	stormGrace    = 20 * time.Second      // that a call may take beyond its deadline on a busy machine
 	retryDeadline = 300 * time.Millisecond
 )
 
@@ -108,8 +108,6 @@ func (s *storm) keys(which []int) (keys []pool.Key, status []pool.Status) {
 	}
 	return keys, status
 }
-
-const unset pool.Status = 255
 
 // retry stores an item and reads it back, and deletes what arrives wrong. It reports success.
 func (s *storm) retry(i int) bool {

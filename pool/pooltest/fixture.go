@@ -37,6 +37,12 @@ func start(t testing.TB, open Open, o Options, spec pool.Spec) *fixture {
 	return f
 }
 
+// with returns the same pool with another space.
+func (f *fixture) with(spec pool.Spec) *fixture {
+	f.t.Helper()
+	return &fixture{Pool: f.Pool, t: f.t, spec: spec, space: f.open(spec), arena: f.arena}
+}
+
 func (f *fixture) open(spec pool.Spec) pool.SpaceID {
 	f.t.Helper()
 	id, err := f.OpenSpace(spec)

@@ -10,8 +10,7 @@ import (
 
 func testReset(t *testing.T, open Open) {
 	f := start(t, open, small, model("one", 1, 1024))
-	other := model("other", 1, 1024)
-	g := &fixture{Pool: f.Pool, t: t, spec: other, space: f.open(other), arena: f.arena}
+	g := f.with(model("other", 1, 1024))
 	h := chain("a", 10)
 	f.store(h, nil)
 	g.store(h, nil)

@@ -94,8 +94,7 @@ func testSecondSize(t *testing.T, open Open) {
 			if before != filled || filled != sizesOptions.Bytes {
 				t.Fatalf("%d bytes of %d stored, %d wanted", before, filled, sizesOptions.Bytes)
 			}
-			g := &fixture{Pool: f.Pool, t: t, spec: model("second", 1, second...), arena: f.arena}
-			g.space = g.open(g.spec)
+			g := f.with(model("second", 1, second...))
 			other := g.talks(8, 64)
 			stored := int64(0)
 			for i := 0; stored < sizesSlabBytes/2; i++ {
@@ -143,9 +142,7 @@ func testManySizes(t *testing.T, open Open) {
 			shards = append(shards, uint32(1+r.IntN(manySizesLargest)))
 		}
 		sizes += int64(len(shards))
-		g := &fixture{Pool: f.Pool, t: t, spec: model(fmt.Sprint("model ", i), 1, shards...), arena: f.arena}
-		g.space = g.open(g.spec)
-		models = append(models, g.talks(32, 24))
+		models = append(models, f.with(model(fmt.Sprint("model ", i), 1, shards...)).talks(32, 24))
 	}
 	stored, least := int64(0), o.Bytes
 	full := o.Bytes - sizes*manySizesSlabBytes - manySizesSlabs*manySizesLargest

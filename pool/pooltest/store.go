@@ -59,44 +59,11 @@ func (s *shelf) items(n int) (items []pool.Item) {
 	return items
 }
 
-func (s *shelf) put(items ...pool.Item) []pool.Item {
-	s.t.Helper()
-	for i := range items {
-		items[i].Status = 255
-	}
-	if err := s.Put(s.t.Context(), items); err != nil {
-		s.t.Fatal(err)
-	}
-	return items
-}
-
-// get reads the same keys into other memory.
-func (s *shelf) get(items ...pool.Item) []pool.Item {
-	s.t.Helper()
-	out := make([]pool.Item, len(items))
-	for i := range items {
-		out[i] = pool.Item{Key: items[i].Key, Data: make([]byte, len(items[i].Data)), Status: 255}
-	}
-	if err := s.Get(s.t.Context(), out); err != nil {
-		s.t.Fatal(err)
-	}
-	return out
-}
-
-func (s *shelf) want(items []pool.Item, status pool.Status, why string) {
-	s.t.Helper()
-	for i := range items {
-		if items[i].Status != status {
-			s.t.Fatalf("%s: item %d has status %d, want %d", why, i, items[i].Status, status)
-		}
-	}
-}
-
 func (s *shelf) status(items ...pool.Item) []pool.Status {
 	s.t.Helper()
 	keys, status := make([]pool.Key, len(items)), make([]pool.Status, len(items))
 	for i := range items {
-		keys[i], status[i] = items[i].Key, 255
+		keys[i], status[i] = items[i].Key, unset
 	}
 	if err := s.Exists(s.t.Context(), keys, status); err != nil {
 		s.t.Fatal(err)
@@ -106,15 +73,9 @@ func (s *shelf) status(items ...pool.Item) []pool.Status {
 
 func testPutGet(t *testing.T, s *shelf) {
 	items := s.items(20)
-	s.want(s.get(items...), pool.Missing, "nothing is stored")
-	s.want(s.put(items...), pool.OK, "put")
-	got := s.get(items...)
-	s.want(got, pool.OK, "get")
-	for i := range got {
-		if string(got[i].Data) != string(items[i].Data) {
-			t.Fatalf("item %d: other bytes than were put", i)
-		}
-	}
+	Want(t, s, pool.Missing, items...)
+	Put(t, s, pool.OK, items...)
+	Want(t, s, pool.OK, items...)
 	for i, status := range s.status(append(items, s.item(20))...) {
 		if want := map[bool]pool.Status{true: pool.OK, false: pool.Missing}[i < 20]; status != want {
 			t.Fatalf("exists of item %d: %d, want %d", i, status, want)
@@ -126,22 +87,19 @@ func testPutGet(t *testing.T, s *shelf) {
 }
 
 func testFirstPut(t *testing.T, s *shelf) {
-	first := s.item(0)
-	s.want(s.put(first), pool.OK, "put")
-	second := s.item(0)
+	first, second := s.item(0), s.item(0)
 	second.Data = make([]byte, 1000)
-	s.want(s.put(second), pool.Exists, "a second put")
-	if got := s.get(first); string(got[0].Data) != string(first.Data) {
-		t.Fatal("a second put replaced the first")
-	}
+	Put(t, s, pool.OK, first)
+	Put(t, s, pool.Exists, second)
+	Want(t, s, pool.OK, first)
 }
 
 func testLength(t *testing.T, s *shelf) {
 	it := s.item(0)
-	s.want(s.put(it), pool.OK, "put")
+	Put(t, s, pool.OK, it)
 	for _, n := range []int{0, 999, 1001} {
 		it.Data = make([]byte, n)
-		if got := s.get(it); got[0].Status == pool.OK {
+		if got := Get(t, s, it); got[0] == pool.OK {
 			t.Fatalf("1,000 bytes were put, and a get of %d is OK", n)
 		}
 	}
@@ -149,7 +107,7 @@ func testLength(t *testing.T, s *shelf) {
 
 func testWholeKeys(t *testing.T, s *shelf) {
 	it := s.item(0)
-	s.want(s.put(it), pool.OK, "put")
+	Put(t, s, pool.OK, it)
 	others := map[string]func(k *pool.Key){
 		"group":       func(k *pool.Key) { k.Group = 1 },
 		"hash":        func(k *pool.Key) { k.Hash.Bytes[31] ^= 1 },
@@ -159,42 +117,37 @@ func testWholeKeys(t *testing.T, s *shelf) {
 	for name, change := range others {
 		other := it
 		change(&other.Key)
-		if got := s.get(other); got[0].Status != pool.Missing {
-			t.Errorf("a key with another %s: status %d, want Missing", name, got[0].Status)
+		if got := Get(t, s, other); got[0] != pool.Missing {
+			t.Errorf("a key with another %s: status %d, want Missing", name, got[0])
 		}
 	}
 	for name, change := range map[string]func(k *pool.Key){
 		"no hash": func(k *pool.Key) { k.Hash = pool.Hash{} }, "a hash too long": func(k *pool.Key) { k.Hash.Len = 33 },
 	} {
-		bad := it
-		change(&bad.Key)
-		if got := s.put(bad); got[0].Status != pool.Invalid {
-			t.Errorf("put with %s: status %d, want Invalid", name, got[0].Status)
+		bad := []pool.Item{it}
+		change(&bad[0].Key)
+		if err := s.Put(t.Context(), bad); err != nil || bad[0].Status != pool.Invalid {
+			t.Errorf("put with %s: status %d, %v; want Invalid", name, bad[0].Status, err)
 		}
 	}
 }
 
 func testDelete(t *testing.T, s *shelf) {
 	items := s.items(4)
-	s.want(s.put(items...), pool.OK, "put")
+	Put(t, s, pool.OK, items...)
 	if err := s.Delete(t.Context(), []pool.Key{items[1].Key, items[3].Key, s.item(9).Key}); err != nil {
 		t.Fatal(err)
 	}
-	got := s.get(items...)
-	if got[1].Status != pool.Missing || got[3].Status != pool.Missing || got[0].Status != pool.OK {
-		t.Fatalf("items 1 and 3 were deleted, and get says %d %d %d", got[0].Status, got[1].Status, got[3].Status)
-	}
-	s.want(s.put(items[1]), pool.OK, "put of a deleted key")
+	Want(t, s, pool.OK, items[0], items[2])
+	Want(t, s, pool.Missing, items[1], items[3])
+	Put(t, s, pool.OK, items[1])
 }
 
 func testNotKept(t *testing.T, s *shelf) {
 	it := s.item(0)
-	s.want(s.put(it), pool.OK, "put")
+	Put(t, s, pool.OK, it)
 	clear(it.Data)
-	got := s.get(s.item(0))
-	if s.want(got, pool.OK, "get"); string(got[0].Data) != string(s.item(0).Data) {
-		t.Fatal("the store kept the caller's memory, not the bytes")
-	}
+	Want(t, s, pool.OK, s.item(0)) // unless the store kept the caller's memory, not the bytes
 }
 
 func testContext(t *testing.T, s *shelf) {
@@ -218,7 +171,7 @@ func testBatchesAtOnce(t *testing.T, s *shelf) {
 				if err := s.Put(t.Context(), []pool.Item{it}); err != nil {
 					t.Error(err)
 				}
-				got := []pool.Item{{Key: it.Key, Data: make([]byte, 1000)}}
+				got := Empty([]pool.Item{it})
 				if err := s.Get(t.Context(), got); err != nil {
 					t.Error(err)
 				}

@@ -19,11 +19,9 @@ func testManyShards(t *testing.T, open Open) {
 		for range shards {
 			sizes = append(sizes, uint32(1+r.IntN(1024)))
 		}
-		spec := model(fmt.Sprint(shards, " shards"), 1, sizes...)
-		w := &fixture{Pool: f.Pool, t: t, spec: spec, arena: f.arena}
-		w.space = w.open(spec)
+		w := f.with(model(fmt.Sprint(shards, " shards"), 1, sizes...))
 		f.store(chain(fmt.Sprint("before ", shards), 2), nil)
-		w.orders(r, chain(string(spec.Identity), 2))
+		w.orders(r, chain(string(w.spec.Identity), 2))
 		if _, err := w.ResetSpace(w.space); err != nil { // its entries' numbers go to others
 			t.Fatal(err)
 		}

@@ -65,6 +65,25 @@ func FreeAddr(t testing.TB) string {
 	return l.Addr().String()
 }
 
+// newServer returns a server of a program, which is not started, on a free port.
+func newServer(t testing.TB, program, install string) *Server {
+	t.Helper()
+	return &Server{t: t, program: find(t, program, install), Addr: FreeAddr(t), Dir: t.TempDir()}
+}
+
+func (s *Server) port() string {
+	_, port, _ := net.SplitHostPort(s.Addr)
+	return port
+}
+
+// run starts the server with its arguments.
+func (s *Server) run(args ...string) {
+	s.t.Helper()
+	s.args = args
+	s.t.Cleanup(s.Kill)
+	s.start()
+}
+
 // start runs the program and waits until it accepts connections. The end of the test kills it.
 func (s *Server) start() {
 	s.t.Helper()

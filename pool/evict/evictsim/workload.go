@@ -21,7 +21,6 @@ var Workloads = []Workload{
 	{"agent", func(w *writer) { w.agents(0, hour, 0.12) }},
 	{"scan", func(w *writer) { w.chats(0, hour, 0.5, 60, 6); w.scans(0, hour, 0.3) }},
 	{"lru", lruFriendly},
-	{"phase", phases},
 	{"flip", flip},
 	{"flipfar", func(w *writer) { w.flips(0, hour, 8*minute, 1200) }},
 	{"flipedge", func(w *writer) { w.flips(0, hour, 3*minute, 600) }},
@@ -36,16 +35,10 @@ var Workloads = []Workload{
 	{"loopscan30", func(w *writer) { w.loop(30000*8/10, 0.2, false) }},
 	{"loopshuf", func(w *writer) { w.loop(loopBlocks, 0.1, true) }},
 	{"loopphases", loopPhases},
-	{"loopchat", loopChat},
 	{"documents", documents},
-	{"thinks", thinks},
 	{"days", days},
-	{"flood", flood},
-	{"tiny", tiny},
 	{"huge", huge},
-	{"fans", fans},
 	{"tree", tree},
-	{"few", few},
 	{"chatatonce", retimed(func(w *writer) { w.chats(0, hour, 1, 60, 6) }, atOnce)},
 	{"loopatonce", retimed(func(w *writer) { w.loop(loopBlocks*8/10, 0.2, false) }, atOnce)},
 	{"docsatonce", retimed(documents, atOnce)},
@@ -54,15 +47,12 @@ var Workloads = []Workload{
 	{"chatgaps", retimed(func(w *writer) { w.chats(0, hour, 1, 60, 6) }, gaps)},
 	{"loopgaps", retimed(func(w *writer) { w.loop(loopBlocks*8/10, 0.2, false) }, gaps)},
 	{"toolagent", toolAgent},
-	{"synthetic", synthetic},
 	{"independent", func(w *writer) { w.independent(0, hour, 5) }},
 	{"bailian", bailian},
 	{"rag", func(w *writer) { w.rag(0, hour, 3) }},
 	{"batch", batch},
 	{"growing", func(w *writer) { w.growing(0, hour, 0.05) }},
-	{"tenants", tenants},
 	{"shifts", shifts},
-	{"compacting", compacting},
 	{"retries", retries},
 	{"fewlong", fewLong},
 	{"uniform", uniform},
@@ -76,13 +66,9 @@ var Workloads = []Workload{
 	{"loopjust1", func(w *writer) { w.loop(1000*99/100, 0, false) }},
 	{"loopjust3", func(w *writer) { w.loop(3000*99/100, 0.01, true) }},
 	{"loopjust30", func(w *writer) { w.loop(30_000*99/100, 0.01, true) }},
-	{"rare", rare},
 	{"branches", branches},
-	{"shrinking", shrinking},
 	{"pingpong", pingpong},
-	{"minnows", minnows},
 	{"longtail", longtail},
-	{"sawtooth", sawtooth},
 	{"betrayal", betrayal},
 	{"invbursts", retimed(inversion, bursts)},
 	{"slidegaps", retimed(sliding, gaps)},
@@ -230,23 +216,6 @@ func lruFriendly(w *writer) {
 		stack = append(stack, chain)
 		w.add(at, chain)
 	})
-}
-
-// phases changes to something else every ten minutes.
-func phases(w *writer) {
-	for i := range 6 {
-		from := float64(i) * 10 * minute
-		to := from + 10*minute
-		switch i % 3 {
-		case 0:
-			w.chats(from, to, 1.5, 40, 6)
-		case 1:
-			w.agents(from, to, 0.2)
-		case 2:
-			w.scans(from, to, 0.3)
-			w.chats(from, to, 0.5, 20, 4)
-		}
-	}
 }
 
 // flip has two sorts of prompts that look the same; in turn only the old or only the new ones are

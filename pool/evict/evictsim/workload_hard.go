@@ -73,17 +73,6 @@ func (w *writer) twice(blocks int) {
 	})
 }
 
-// rare repeats documents every quarter of an hour, in a flood of prompts that are not repeated.
-func rare(w *writer) {
-	for range 150 {
-		doc := w.fresh(w.between(10, 30))
-		for at := 15 * minute * w.rand.Float64(); at < 2*hour; at += 15 * minute {
-			w.add(at, doc)
-		}
-	}
-	w.arrivals(0, 2*hour, 2.5, func(at float64) { w.add(at, w.fresh(w.between(5, 25))) })
-}
-
 // branches has a few very long beginnings from which prompts branch off at any depth; each branch
 // is repeated.
 func branches(w *writer) {
@@ -94,16 +83,6 @@ func branches(w *writer) {
 		for range w.between(1, 3) {
 			w.add(at, chain)
 			at += w.wait(150, 1)
-		}
-	})
-}
-
-// shrinking has conversations that are cut from their end at each turn, and never grow.
-func shrinking(w *writer) {
-	w.arrivals(0, hour, 0.7, func(at float64) {
-		for chain := w.fresh(w.between(20, 60)); len(chain) > 2 && at < hour; at += w.wait(50, 0.8) {
-			w.add(at, chain)
-			chain = chain[:len(chain)*(5+w.rand.IntN(4))/10]
 		}
 	})
 }
@@ -121,24 +100,6 @@ func pingpong(w *writer) {
 	})
 }
 
-// minnows has very many sessions of one or two blocks that continue once or not at all, beside some
-// of a thousand that always do.
-func minnows(w *writer) {
-	w.arrivals(0, hour, 15, func(at float64) {
-		chain := w.fresh(w.between(1, 2))
-		if w.add(at, chain); w.rand.IntN(4) == 0 {
-			w.add(at+w.wait(40, 1), append(chain, w.fresh(1)...))
-		}
-	})
-	for range 4 {
-		chain := w.fresh(w.between(600, 1200))
-		for at := w.wait(120, 1); at < hour; at += w.wait(300, 0.5) {
-			w.add(at, chain)
-			chain = append(slices.Clip(chain), w.fresh(w.between(1, 10))...)
-		}
-	}
-}
-
 // longtail has chats with times to think from a second to hours, without a useful mean.
 func longtail(w *writer) {
 	w.arrivals(0, 2*hour, 0.6, func(at float64) {
@@ -150,20 +111,6 @@ func longtail(w *writer) {
 			w.add(at, chain)
 			chain = append(chain, w.fresh(w.between(1, 6))...)
 			at += second * math.Pow(w.rand.Float64(), -1/0.7)
-		}
-	})
-}
-
-// sawtooth reads a set of documents in any order; it grows from nothing to 30,000 blocks, and
-// begins anew.
-func sawtooth(w *writer) {
-	var docs [][]uint32
-	w.arrivals(0, hour, 4, func(at float64) {
-		if len(docs) == 0 || w.rand.IntN(4) == 0 {
-			docs = append(docs, w.fresh(w.between(10, 30)))
-		}
-		if w.add(at, docs[w.rand.IntN(len(docs))]); len(docs) == 1500 {
-			docs = nil
 		}
 	})
 }

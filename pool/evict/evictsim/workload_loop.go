@@ -42,17 +42,6 @@ func loopPhases(w *writer) {
 	})
 }
 
-// loopChat has a loop and chats beside it.
-func loopChat(w *writer) {
-	docs := w.prompts(240, 10, 40) // 6,000 blocks
-	next := 0
-	w.arrivals(0, hour, 2, func(at float64) {
-		next = (next + 1) % len(docs)
-		w.add(at, docs[next])
-	})
-	w.chats(0, hour, 0.4, 60, 6)
-}
-
 // tree makes prompts that are paths from the root of a deep tree to a leaf, popular branches more
 // often, with a new leaf now and then.
 func tree(w *writer) {

@@ -24,22 +24,6 @@ func toolAgent(w *writer) {
 	})
 }
 
-// synthetic has long documents with several questions each, and short single prompts, for a quarter
-// of an hour.
-func synthetic(w *writer) {
-	const to = 17 * minute
-	w.arrivals(0, to, 0.5, func(at float64) {
-		doc := w.fresh(w.length(40, 0.7))
-		for range w.between(1, 12) {
-			if at < to {
-				w.add(at, append(slices.Clone(doc), w.fresh(1)...))
-			}
-			at += w.wait(60, 1)
-		}
-	})
-	w.arrivals(0, to, 1.5, func(at float64) { w.add(at, w.fresh(w.length(2, 1))) })
-}
-
 // independent has prompts after one of a few short instructions; a twelfth continues once.
 func (w *writer) independent(from, to, perSecond float64) {
 	shared := w.prompts(4, 1, 2)
@@ -123,28 +107,6 @@ func (w *writer) growing(from, to, perSecond float64) {
 	})
 }
 
-// tenants has sixty tenants with instructions of their own, each busy for some minutes and then
-// silent.
-func tenants(w *writer) {
-	for range 60 {
-		own := w.fresh(w.between(5, 40))
-		for at := w.wait(600, 1); at < hour; at += w.wait(900, 0.7) {
-			until := min(hour, at+w.wait(240, 0.7))
-			w.arrivals(at, until, 0.5, func(at float64) {
-				chain := append(slices.Clone(own), w.fresh(w.between(1, 10))...)
-				for at < until {
-					w.add(at, chain)
-					if w.rand.IntN(2) == 0 {
-						return
-					}
-					chain = append(chain, w.fresh(w.between(1, 3))...)
-					at += w.wait(30, 0.8)
-				}
-			})
-		}
-	}
-}
-
 // shifts has passages, then chats, then agents, then prompts that share nothing, and passages
 // again, of different lengths.
 func shifts(w *writer) {
@@ -163,24 +125,6 @@ func shifts(w *writer) {
 		}
 		from = to
 	}
-}
-
-// compacting has agents that continue from a short text when their prompt has become long.
-func compacting(w *writer) {
-	shared := w.fresh(24)
-	w.arrivals(0, hour, 0.06, func(at float64) {
-		chain := slices.Clone(shared)
-		for range w.between(20, 80) {
-			if at >= hour {
-				return
-			}
-			if chain = append(chain, w.fresh(w.between(1, 6))...); len(chain) > 120 {
-				chain = append(slices.Clone(shared), w.fresh(w.between(4, 10))...)
-			}
-			w.add(at, chain)
-			at += w.wait(7, 0.9)
-		}
-	})
 }
 
 // retries repeats many prompts unchanged after some seconds, a few times, and then never.
