@@ -33,6 +33,8 @@ const (
 	lookupSockets = "s"       // the agent's socket directory, in the measurement's
 	lookupReal    = "real"    // the pool has memory, to be saved to
 	lookupVirtual = "virtual" // it is address space only
+
+	savePoolBytes = 512 << 20 // what a pool with memory has beyond the stored blocks
 )
 
 // lookupAgentCommand is the process that only bench lookup starts.
