@@ -312,16 +312,6 @@ func (a *attachment) send(s *session, msg any) {
 	}
 }
 
-func (a *attachment) cancel(job uint64) {
-	for _, s := range a.ranks {
-		a.send(s, &ipc.Cancel{Job: job})
-	}
-}
-
-func (a *attachment) release(lease uint64) {
-	a.send(a.scheduler, &ipc.Release{Leases: []uint64{lease}})
-}
-
 // submit queues a job for all ranks if all have room: only the engine's goroutine adds, so the room
 // stays.
 func (a *attachment) submit(j *Job) bool {

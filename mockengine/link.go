@@ -114,7 +114,9 @@ type Link struct {
 	where  LinkConfig
 	ranks  *Workers
 	events chan Event
-	asker  asker
+
+	lookups *ipc.LookupClient // of the engine's goroutine; nil: nothing was asked
+	blob    []byte            // hashes of a question, joined
 
 	mu struct {
 		sync.Mutex
@@ -133,7 +135,6 @@ func NewLink(cfg Config, where LinkConfig, w *Workers) *Link {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Link{cfg: cfg, where: where, ranks: w, events: make(chan Event, linkEvents), up: make(chan struct{}),
 		cancel: cancel}
-	l.asker.timeout = cfg.LookupTimeout
 	l.wg.Go(func() { l.keep(ctx) })
 	return l
 }
@@ -192,27 +193,17 @@ func (l *Link) Wait(ctx context.Context) error {
 // so nothing touches the ranks' memory any more. It returns the events that were not taken.
 func (l *Link) Close() (left []Event) {
 	l.cancel()
-	done := make(chan struct{})
 	go func() {
 		l.wg.Wait()
-		close(done)
+		close(l.events)
 	}()
-	for {
-		select {
-		case ev := <-l.events:
-			left = append(left, ev)
-		case <-done:
-			l.asker.close()
-			for {
-				select {
-				case ev := <-l.events:
-					left = append(left, ev)
-				default:
-					return left
-				}
-			}
-		}
+	for ev := range l.events {
+		left = append(left, ev)
 	}
+	if l.lookups != nil {
+		_ = l.lookups.Close() // nothing is asked any more
+	}
+	return left
 }
 
 // Events returns the jobs that have ended.
@@ -227,24 +218,40 @@ func (l *Link) Submit(j *Job) bool {
 // Cancel asks every rank to end a job. Without an agent its end is reported anyway.
 func (l *Link) Cancel(job uint64) {
 	if a := l.attached(); a != nil {
-		a.cancel(job)
+		for _, s := range a.ranks {
+			a.send(s, &ipc.Cancel{Job: job})
+		}
 	}
 }
 
 // Release releases a lease, if its attachment has not ended.
 func (l *Link) Release(lease Lease) {
 	if a := l.attached(); a != nil && a.number == lease.Attachment {
-		a.release(lease.Number)
+		a.send(a.scheduler, &ipc.Release{Leases: []uint64{lease.Number}})
 	}
 }
 
-// Ask looks up and reserves.
+// Ask looks up and reserves; a late answer is a miss.
 func (l *Link) Ask(q *Question) Answer {
 	a := l.attached()
 	if a == nil {
 		return Answer{Failed: true}
 	}
-	return l.asker.ask(a, q)
+	if l.lookups == nil {
+		l.lookups = ipc.DialLookup(a.lookupPath) // which an agent's later boots have too
+	}
+	l.blob = l.blob[:0]
+	for i := range q.Hashes {
+		l.blob = append(l.blob, q.Hashes[i][:]...)
+	}
+	reply, err := l.lookups.Ask(&ipc.LookupRequest{
+		Space: a.space, Session: a.session, Want: ipc.WantReserve, Tokens: uint64(q.Tokens), HBMTokens: uint32(q.Own),
+		DeadlineUS: uint32(l.cfg.LookupTimeout.Microseconds()), HashLen: len(Hash{}), Hashes: l.blob,
+	}, l.cfg.LookupTimeout)
+	if err != nil || reply.Boot != a.boot { // from another attachment: the lease must not be used
+		return Answer{Failed: true}
+	}
+	return answer(a, &reply)
 }
 
 func sleep(ctx context.Context, d time.Duration) {
@@ -254,35 +261,6 @@ func sleep(ctx context.Context, d time.Duration) {
 	case <-t.C:
 	case <-ctx.Done():
 	}
-}
-
-// asker asks the look-up socket of the current attachment. It belongs to one goroutine.
-type asker struct {
-	timeout    time.Duration
-	client     *ipc.LookupClient // of path
-	path       string
-	attachment uint32
-	blob       []byte // hashes of the question, joined
-}
-
-// ask looks up and reserves; a late answer is a miss.
-func (k *asker) ask(a *attachment, q *Question) Answer {
-	if a.number != k.attachment {
-		k.connect(a)
-	}
-	k.blob = k.blob[:0]
-	for i := range q.Hashes {
-		k.blob = append(k.blob, q.Hashes[i][:]...)
-	}
-	reply, err := k.client.Ask(&ipc.LookupRequest{
-		Space: a.space, Session: a.session, Want: ipc.WantReserve, Tokens: uint64(q.Tokens),
-		HBMTokens:  uint32(q.Own),
-		DeadlineUS: uint32(k.timeout.Microseconds()), HashLen: len(Hash{}), Hashes: k.blob,
-	}, k.timeout)
-	if err != nil || reply.Boot != a.boot { // from another attachment: the lease must not be used
-		return Answer{Failed: true}
-	}
-	return answer(a, &reply)
 }
 
 // answer interprets a reply. A block that is stored but not pinned may still be loaded: if it was
@@ -306,20 +284,4 @@ func leaseOf(a *attachment, r *ipc.LookupReply) Lease {
 		return Lease{}
 	}
 	return Lease{Attachment: a.number, Number: r.Lease}
-}
-
-func (k *asker) connect(a *attachment) {
-	k.attachment = a.number
-	if k.client != nil && k.path == a.lookupPath {
-		return
-	}
-	k.close()
-	k.client, k.path = ipc.DialLookup(a.lookupPath), a.lookupPath
-}
-
-func (k *asker) close() {
-	if k.client != nil {
-		k.client.Close()
-		k.client = nil
-	}
 }

@@ -10,33 +10,26 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/settings"
 )
 
 // lookupRow is one line of the result: round trips of one form.
 type lookupRow struct {
-	Form     string  `json:"form"`
-	Hashes   int     `json:"hashes"`
-	Ranks    int     `json:"ranks"`
-	P50us    float64 `json:"p50_us"`
-	P99us    float64 `json:"p99_us"`
-	Clients  int     `json:"clients"`   // at once
-	SavedGBs float64 `json:"saved_gbs"` // that the agent saved meanwhile, GB/s
+	Form   string  `json:"form"`
+	Hashes int     `json:"hashes"`
+	Ranks  int     `json:"ranks"`
+	P50us  float64 `json:"p50_us"`
+	P99us  float64 `json:"p99_us"`
 }
 
 type lookupSettings struct {
 	blocks  int      // stored
 	rounds  int      // questions of each kind
 	form    ipc.Form // of all questions; 0: of every form
-	clients int      // that ask at once
-	saves   bool     // while an engine saves
+	memory  bool     // the pool has memory, to be saved to
 	forgets bool     // the agent remembers nothing of them
 }
 
-const (
-	maxLookupClients = 64
-	wideRanks        = 8
-)
+const wideRanks = 8
 
 var (
 	lookupForms = []ipc.Form{ipc.FormOwn, ipc.FormUpstream, ipc.FormAscend2, ipc.FormAscend3, ipc.FormAscend4,
@@ -45,16 +38,13 @@ var (
 )
 
 func lookupCommand() *cobra.Command {
-	asJSON, s := false, lookupSettings{blocks: 1 << 20, rounds: 1000, clients: 1}
+	asJSON, s := false, lookupSettings{blocks: 1 << 20, rounds: 1000}
 	cmd := &cobra.Command{
 		Use:   "lookup",
 		Short: "Time look-ups of all forms",
 		Long: `Runs an agent, in a process of its own, whose pool holds 1,048,576 blocks (their data is address
 space only), and asks it for random runs of them: all are hits. The own form reserves what it finds
-and releases it outside of the measurement. Takes about 20 seconds.
-
-With --clients several clients ask concurrently, and reserve nothing. With --saves an engine saves
-as fast as the agent accepts it; the pool then has memory: 1.6 GiB.`,
+and releases it outside of the measurement. Takes about 20 seconds.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rows, err := measureLookup(&s)
@@ -65,18 +55,12 @@ as fast as the agent accepts it; the pool then has memory: 1.6 GiB.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	cmd.Flags().Var(settings.Count(&s.clients, 1, maxLookupClients), "clients", "clients that ask at once")
-	cmd.Flags().BoolVar(&s.saves, "saves", false, "look-ups while an engine saves")
 	cmd.AddCommand(lookupAgentCommand())
 	return cmd
 }
 
 func measureLookup(s *lookupSettings) (rows []lookupRow, err error) {
-	wide := []int{1, wideRanks}
-	if s.saves {
-		wide = wide[:1]
-	}
-	for _, ranks := range wide {
+	for _, ranks := range []int{1, wideRanks} {
 		more, err := measureLookupRanks(s, ranks)
 		if err != nil {
 			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
@@ -114,10 +98,9 @@ func printLookup(out io.Writer, rows []lookupRow, asJSON bool) error {
 		return json.NewEncoder(out).Encode(map[string]any{"rows": rows})
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\tsaved GB/s\t")
+	_, _ = fmt.Fprintln(w, "form\tranks\thashes\tp50 us\tp99 us\t")
 	for _, r := range rows {
-		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t%.1f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us,
-			r.SavedGBs)
+		_, _ = fmt.Fprintf(w, "%s\t%d\t%d\t%.0f\t%.0f\t\n", r.Form, r.Ranks, r.Hashes, r.P50us, r.P99us)
 	}
 	return w.Flush()
 }

@@ -35,6 +35,8 @@ const (
 	lookupReal    = "real"    // the pool has memory, to be saved to
 	lookupVirtual = "virtual" // it is address space only
 	lookupForgets = "forgets" // the same, and the agent remembers nothing of look-ups
+
+	savePoolBytes = 512 << 20 // what a pool with memory has beyond the stored blocks
 )
 
 // lookupAgentCommand is the process that only bench lookup starts.

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,77 +21,36 @@ const (
 	lookupPatience = 5 * time.Second
 	lookupDeadline = 1_000_000 // microseconds: long enough for every answer of a busy machine
 	lookupWarmUp   = 50        // questions of each client that do not count
-	lookupTurn     = 10        // questions that each of several clients draws at once
 )
 
-// measure asks that many rounds, and more until a save has ended beside them, if there is an engine
-// that saves.
+// measure asks that many rounds.
 func (b *lookupBench) measure(form ipc.Form, n, rounds int) (lookupRow, error) {
-	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks, Clients: len(b.askers)}
-	each := 1
-	if len(b.askers) > 1 {
-		each = lookupTurn
-	}
-	var took []float64
-	saved, start := b.saved(), time.Now()
-	for asked := 0; len(took) < rounds || b.savesSince(saved) == 0 && b.saving(); asked += each {
-		for _, a := range b.askers {
-			if err := a.draw(form, n, each); err != nil {
-				return r, err
-			}
+	r := lookupRow{Form: form.String(), Hashes: n, Ranks: b.ranks}
+	took := make([]float64, 0, lookupWarmUp+rounds)
+	for range lookupWarmUp + rounds {
+		if err := b.asker.draw(form, n); err != nil {
+			return r, err
 		}
-		turn, err := b.turn()
+		us, err := b.asker.ask()
 		if err != nil {
 			return r, err
 		}
-		if asked >= lookupWarmUp {
-			took = append(took, turn...)
-		}
+		took = append(took, us)
 	}
+	took = took[lookupWarmUp:]
 	slices.Sort(took)
 	r.P50us, r.P99us = took[len(took)/2], took[len(took)*99/100]
-	r.SavedGBs = float64(b.savesSince(saved)) / time.Since(start).Seconds() / 1e9
 	return r, nil
 }
 
-// saving reports whether an engine saves meanwhile.
-func (b *lookupBench) saving() bool { return b.saver != nil && !b.saver.ended.Load() }
-
-// savesSince returns the bytes that were saved since saved returned before.
-func (b *lookupBench) savesSince(before int64) int64 { return b.saved() - before }
-
-func (b *lookupBench) saved() int64 {
-	if b.saver == nil {
-		return 0
-	}
-	return b.saver.bytes.Load()
-}
-
-// turn lets all clients concurrently ask what they drew, and returns the times in microseconds.
-func (b *lookupBench) turn() (took []float64, err error) {
-	if len(b.askers) == 1 {
-		return b.askers[0].turn()
-	}
-	var joins sync.WaitGroup
-	var mu sync.Mutex
-	for _, a := range b.askers {
-		joins.Go(func() {
-			one, bad := a.turn()
-			mu.Lock()
-			defer mu.Unlock()
-			took, err = append(took, one...), errors.Join(err, bad)
-		})
-	}
-	joins.Wait()
-	return took, err
-}
-
-// asker is one client.
+// asker is one client. It reserves what it finds, and waits until the agent is idle before it asks,
+// if it has the engine's scheduler for itself.
 type asker struct {
-	bench     *lookupBench
-	random    *rand.Rand
-	agent     *ipc.LookupClient
-	questions []question
+	bench    *lookupBench
+	alone    bool
+	random   *rand.Rand
+	agent    *ipc.LookupClient
+	question question
 }
 
 // question is a request as it is sent; its memory is used again.
@@ -103,18 +61,9 @@ type question struct {
 	blob    []byte
 }
 
-// draw makes questions for n hashes from anywhere in a stored chain.
-func (a *asker) draw(form ipc.Form, n, questions int) error {
-	a.questions = slices.Grow(a.questions[:0], questions)[:questions]
-	for i := range a.questions {
-		if err := a.drawOne(&a.questions[i], form, n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
+// draw makes a question for n hashes from anywhere in a stored chain.
+func (a *asker) draw(form ipc.Form, n int) error {
+	q := &a.question
 	chain := benchChain(q.blob[:0], a.random.IntN(a.bench.chains), lookupChain)
 	q.blob = chain.Blob
 	from := a.random.IntN(lookupChain-n+1) * pool.MaxHashLen
@@ -123,7 +72,7 @@ func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
 		Hashes: q.blob[from : from+n*pool.MaxHashLen]}
 	if form == ipc.FormOwn {
 		q.request.Session, q.request.DeadlineUS = a.bench.session, lookupDeadline
-		if len(a.bench.askers) == 1 { // the engine's one scheduler releases it between questions
+		if a.alone { // the engine's one scheduler releases it between questions
 			q.request.Want = ipc.WantReserve
 		}
 	}
@@ -131,20 +80,10 @@ func (a *asker) drawOne(q *question, form ipc.Form, n int) error {
 	return ipc.AppendRequest(&q.frames, &q.request)
 }
 
-// turn asks all questions.
-func (a *asker) turn() (took []float64, err error) {
-	for i := range a.questions {
-		one, err := a.ask(&a.questions[i])
-		if err != nil {
-			return nil, err
-		}
-		took = append(took, float64(one.Nanoseconds())/1e3)
-	}
-	return took, nil
-}
-
-// ask asks, checks that everything is found, and releases leases outside of the measured time.
-func (a *asker) ask(q *question) (time.Duration, error) {
+// ask asks what was drawn, checks that everything is found, and releases leases outside of the
+// measured time, which it returns in microseconds.
+func (a *asker) ask() (us float64, err error) {
+	q := &a.question
 	if err := a.settle(0); err != nil {
 		return 0, err
 	}
@@ -165,13 +104,12 @@ func (a *asker) ask(q *question) (time.Duration, error) {
 	if r.Status != ipc.LookupHit || tokens != q.want {
 		return 0, fmt.Errorf("status %d, %d tokens, want %d", r.Status, tokens, q.want)
 	}
-	return took, a.settle(r.Lease)
+	return float64(took.Nanoseconds()) / 1e3, a.settle(r.Lease)
 }
 
 // settle releases a lease, if there is one, and waits until the agent has done it and is idle.
-// Several clients reserve nothing, and do not wait.
 func (a *asker) settle(lease uint64) error {
-	if len(a.bench.askers) > 1 {
+	if !a.alone {
 		return nil
 	}
 	c := a.bench.scheduler
@@ -205,8 +143,7 @@ type lookupBench struct {
 	scheduler     *ipc.Conn
 	session       uint64
 	workers       []*ipc.Conn
-	saver         *lookupSaver // nil: no engine saves
-	askers        []*asker
+	asker         *asker
 }
 
 func newLookupBench(s *lookupSettings, ranks int) (*lookupBench, error) {
@@ -222,7 +159,7 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 		return err
 	}
 	kind := lookupVirtual
-	if s.saves {
+	if s.memory {
 		kind = lookupReal
 	} else if s.forgets {
 		kind = lookupForgets
@@ -234,13 +171,8 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if err := b.register(); err != nil {
 		return err
 	}
-	for i := range s.clients {
-		b.askers = append(b.askers, b.newAsker(uint64(i)))
-	}
-	if s.saves {
-		b.saver, err = startSaver(b.dir)
-	}
-	return err
+	b.asker = b.newAsker(0, true)
+	return nil
 }
 
 // register registers the engine: its scheduler, which opens the look-up socket, and all its ranks.
@@ -302,17 +234,14 @@ func sendMemory(c *ipc.Conn, rank uint32, memory, block int64) error {
 		List: []ipc.SegmentDesc{{Stride: uint64(block), Bytes: uint32(block)}}})
 }
 
-func (b *lookupBench) newAsker(seed uint64) *asker {
-	return &asker{bench: b, random: rand.New(rand.NewPCG(1, 2+seed)),
+func (b *lookupBench) newAsker(seed uint64, alone bool) *asker {
+	return &asker{bench: b, alone: alone, random: rand.New(rand.NewPCG(1, 2+seed)),
 		agent: ipc.DialLookup(filepath.Join(b.dir, lookupSockets, lookupName))}
 }
 
 func (b *lookupBench) close() (err error) {
-	if b.saver != nil {
-		err = b.saver.close()
-	}
-	for _, a := range b.askers {
-		err = errors.Join(err, a.agent.Close())
+	if b.asker != nil {
+		err = b.asker.agent.Close()
 	}
 	for _, c := range append(b.workers, b.scheduler) {
 		if c != nil {
@@ -323,4 +252,17 @@ func (b *lookupBench) close() (err error) {
 		err = errors.Join(err, b.server.close())
 	}
 	return errors.Join(err, os.RemoveAll(b.dir))
+}
+
+// receive waits for a message of one type, and skips others.
+func receive[T any](c *ipc.Conn) (want T, err error) {
+	for {
+		m, _, err := c.Recv()
+		if err != nil {
+			return want, err
+		}
+		if want, ok := m.(T); ok {
+			return want, nil
+		}
+	}
 }

@@ -14,23 +14,18 @@ func TestBenchLookup(t *testing.T) {
 		t.Skip("LONG: a benchmark")
 	}
 	t.Setenv(asCommand, "1")
-	for name, s := range map[string]lookupSettings{
-		"one":     {form: ipc.FormOwn, clients: 1},
-		"several": {form: ipc.FormUpstream, clients: 3},
-		"saves":   {form: ipc.FormOwn, clients: 2, saves: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s.blocks, s.rounds = 4096, 20
-			rows, err := measureLookup(&s)
-			if err != nil || len(rows) < len(lookupHashes) {
-				t.Fatalf("%d rows, %v", len(rows), err)
-			}
-			for _, row := range rows {
-				if row.P50us <= 0 || row.P99us < row.P50us || (row.SavedGBs > 0) != (name == "saves") {
-					t.Errorf("%+v", row)
-				}
-			}
-		})
+	rows, err := measureLookup(&lookupSettings{blocks: 4096, rounds: 20, form: ipc.FormOwn})
+	if err != nil || len(rows) != 2*len(lookupHashes) {
+		t.Fatalf("%d rows, %v", len(rows), err)
+	}
+	for _, row := range rows {
+		if row.P50us <= 0 || row.P99us < row.P50us {
+			t.Errorf("%+v", row)
+		}
+	}
+	s := lookupSettings{blocks: 4096, rounds: 20, form: ipc.FormUpstream}
+	if p50, p99, saved := besideSaves(t, s, 3, 128); p50 <= 0 || p99 < p50 || saved <= 0 {
+		t.Errorf("beside saves: p50 %v, p99 %v, %v GB/s saved", p50, p99, saved)
 	}
 }
 
@@ -40,7 +35,7 @@ func BenchmarkHistory(b *testing.B) {
 	b.Setenv(asCommand, "1")
 	var sides [2]*lookupBench
 	for i := range sides {
-		side, err := newLookupBench(&lookupSettings{blocks: 1 << 17, clients: 1, forgets: i == 1}, 1)
+		side, err := newLookupBench(&lookupSettings{blocks: 1 << 17, forgets: i == 1}, 1)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -52,15 +47,14 @@ func BenchmarkHistory(b *testing.B) {
 			var took [2][]float64
 			for b.Loop() {
 				for i, side := range sides {
-					a := side.askers[0]
-					if err := a.draw(ipc.FormOwn, hashes, 1); err != nil {
+					if err := side.asker.draw(ipc.FormOwn, hashes); err != nil {
 						b.Fatal(err)
 					}
-					one, err := side.turn()
+					us, err := side.asker.ask()
 					if err != nil {
 						b.Fatal(err)
 					}
-					took[i] = append(took[i], one...)
+					took[i] = append(took[i], us)
 				}
 			}
 			slices.Sort(took[0])

@@ -29,3 +29,17 @@ func TestKilledBetweenStretches(t *testing.T) {
 		t.Errorf("the next stretch has the requests %+v, want 5 and 6", c.Requests)
 	}
 }
+
+// TestKilledAfterTheLastStretch kills an engine that has been told to leave, and expects the next
+// incarnation to be told so too.
+func TestKilledAfterTheLastStretch(t *testing.T) {
+	var sent bytes.Buffer
+	e := &engine{encode: json.NewEncoder(&sent)}
+	e.leave()
+	sent.Reset() // it was killed before it read that
+	(&replay{engines: []*engine{e}}).again(e)
+	var c mockengine.Command
+	if err := json.NewDecoder(&sent).Decode(&c); err != nil || c.Op != "leave" || !e.wanted {
+		t.Errorf("the next incarnation was told to %q, its end is intended: %v; %v", c.Op, e.wanted, err)
+	}
+}

@@ -28,6 +28,7 @@ type engine struct {
 	log         child.Tail
 	wanted      bool // its end is intended
 
+	leaving    bool                          // it was told to leave
 	running    bool                          // a run was sent and not answered
 	detached   bool                          // it had no agent at the end of its last run
 	until      float64                       // of that run
@@ -129,6 +130,12 @@ func (e *engine) send(c *mockengine.Command) {
 		e.running, e.until = true, c.Until
 	}
 	_ = e.encode.Encode(c) // after an error engineEnded hands it to the next incarnation
+}
+
+// leave tells an engine to leave; its end is intended from then on.
+func (e *engine) leave() {
+	e.leaving, e.wanted = true, true
+	e.send(&mockengine.Command{Op: "leave"})
 }
 
 // endAll ends running processes, and joins their readers. It kills those that do not end by

@@ -55,7 +55,9 @@ func (r *replay) plan(ctx context.Context) {
 		r.killServer(ctx)
 	}
 	if due(s.pauseServer) {
-		r.pauseServer(ctx)
+		if r.server.pause(ctx, s.pauseFor) {
+			r.count(&r.tally.ServerPauses, 0)
+		}
 	}
 }
 
@@ -141,7 +143,7 @@ func (r *replay) count(n *int, inFlight int) {
 
 // replaceAgent ends an incarnation of an agent and starts the next one, while engines continue. It
 // returns false if it is being replaced already.
-func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *agentIncarnation) bool {
+func (r *replay) replaceAgent(ctx context.Context, a *agentProcess, c *incarnation) bool {
 	if !a.expectDeath(c) {
 		return false
 	}
@@ -201,13 +203,14 @@ func (r *replay) again(e *engine) {
 		requests = append(requests, q)
 	}
 	sortRequests(requests)
-	if !e.running {
-		e.owed = requests // it was killed between two stretches: the next one begins with them
-		return
-	}
-	if e.left == nil {
+	switch {
+	case e.leaving: // it was killed after its last stretch
+		e.leave()
+	case e.running:
 		e.send(&mockengine.Command{Op: "run", Until: e.until, SettleMS: int(settleFaults.Milliseconds()),
 			Requests: requests})
+	default:
+		e.owed = requests // it was killed between two stretches: the next one begins with them
 	}
 }
 
@@ -217,7 +220,7 @@ func (r *replay) watchCleanup(ctx context.Context, e *engine, died time.Time) {
 	if a.isPaused() {
 		return
 	}
-	pauses := a.pauses()
+	_, pauses := a.faults()
 	r.watch(fmt.Sprintf("the agent of node %d to forget a dead engine", a.node), func() {
 		if a.forgets(ctx, instance, pauses) {
 			r.noteCleanup(time.Since(died))
@@ -230,7 +233,8 @@ func (r *replay) watchCleanup(ctx context.Context, e *engine, died time.Time) {
 func (a *agentProcess) forgets(ctx context.Context, instance string, pauses int) bool {
 	ctx, stop := context.WithTimeout(ctx, emptyWithin)
 	defer stop()
-	for ctx.Err() == nil && a.pauses() == pauses {
+	paused := func() bool { _, now := a.faults(); return now != pauses }
+	for ctx.Err() == nil && !paused() {
 		st, err := a.status(ctx)
 		if err != nil {
 			return false
@@ -240,7 +244,7 @@ func (a *agentProcess) forgets(ctx context.Context, instance string, pauses int)
 		}
 		time.Sleep(agentPoll)
 	}
-	return a.pauses() == pauses
+	return !paused()
 }
 
 func (r *replay) noteCleanup(d time.Duration) {
@@ -352,13 +356,36 @@ func (a *agentProcess) awaitHelper(ctx context.Context) (fd int) {
 	return -1
 }
 
-// sleepUntil waits that long, or until ctx or done, which may be nil, is done.
-func sleepUntil(ctx context.Context, done <-chan struct{}, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-done:
-	case <-ctx.Done():
+// startServer starts the server of the shared tier, if there is one. Agents wait for it as for any
+// tier (tiers-within).
+func (r *replay) startServer() (err error) {
+	if r.set.server != "" {
+		r.server = &daemon{name: "server: " + r.set.server, command: []string{"sh", "-c", r.set.server}, exits: r.exits}
+		_, err = r.server.launch()
 	}
+	return err
+}
+
+// killServer kills the server and starts it again after serverDown, unless the engines have left by
+// then.
+func (r *replay) killServer(ctx context.Context) {
+	c := r.server.current()
+	if !r.server.expectDeath(c) {
+		return // it is down already
+	}
+	r.count(&r.tally.ServerKills, 0)
+	r.watch("the server to start again", func() {
+		<-c.Done
+		sleepUntil(ctx, r.leaving, r.set.serverDown)
+		select {
+		case <-r.leaving:
+			return
+		case <-ctx.Done():
+			return
+		default:
+		}
+		if _, err := r.server.launch(); err != nil {
+			r.fail(err)
+		}
+	})
 }

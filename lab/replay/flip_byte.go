@@ -27,7 +27,7 @@ func (r *replay) flip(ctx context.Context, a *agentProcess, prompt []uint64) err
 	if err != nil {
 		return err
 	}
-	files, err := poolFiles(st.PID, r.set.dramPath)
+	files, err := poolFiles(st.PID)
 	if err != nil {
 		return err
 	}
@@ -46,21 +46,12 @@ func (r *replay) flip(ctx context.Context, a *agentProcess, prompt []uint64) err
 // poolMemory is the prefix of the link of a descriptor that is a pool's memory without a file.
 const poolMemory = "/memfd:kvagent-pool"
 
-// poolFiles returns the descriptors, as paths, of a process's pool memory: of the file at path, or
-// of an anonymous one.
-func poolFiles(pid int, path string) (files []string, err error) {
-	if path != "" {
-		if path, err = filepath.Abs(path); err != nil {
-			return nil, err
-		}
-	}
+// poolFiles returns the descriptors, as paths, of a process's pool memory.
+func poolFiles(pid int) (files []string, err error) {
 	all, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, fd := range all {
-		link, bad := os.Readlink(fd)
-		if bad != nil {
-			continue // closed meanwhile
-		}
-		if strings.HasPrefix(link, poolMemory) || path != "" && strings.HasPrefix(link, path) {
+		// An error means that it was closed meanwhile.
+		if link, bad := os.Readlink(fd); bad == nil && strings.HasPrefix(link, poolMemory) {
 			files = append(files, fd)
 		}
 	}

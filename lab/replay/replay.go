@@ -107,6 +107,8 @@ const (
 	EndsWithin    = 20 * time.Second // after SIGTERM or SIGINT everything has ended; the times below add up to less
 	brokenWithin  = 8 * time.Second  // for agents to end by themselves when the run is aborted
 	enginesWithin = 10 * time.Second // for processes of engines that have left to end
+
+	serverDownWithin = 5 * time.Second // for the server of a shared tier to end
 )
 
 // endInTime ends this process if it has not ended EndsWithin after ctx is done; the kernel kills
@@ -168,10 +170,10 @@ type replay struct {
 	events   chan engineEvent
 	readers  sync.WaitGroup
 	watching sync.WaitGroup // of watches
-	watches  watches
-	leaving  chan struct{} // closed when the engines have left
-	exits    chan error    // an unexpected end, which ends the run
-	server   *server
+	watches  sync.Map       // what each waits for
+	leaving  chan struct{}  // closed when the engines have left
+	exits    chan error     // an unexpected end, which ends the run
+	server   *daemon        // of the shared tier; nil: none
 	turns    turns
 	broken   bool // an error ends the run
 
@@ -213,8 +215,8 @@ func newReplay(s *scenario, records []mockengine.Record) (*replay, error) {
 // run replays everything, and ends everything that it started.
 func (r *replay) run(ctx context.Context) (err error) {
 	r.begin = time.Now()
-	lag := startLag(ctx)
-	defer func() { r.lag = lag.end() }()
+	endLag := measureLag(ctx)
+	defer func() { r.lag = endLag() }()
 	mark, err := child.Mark()
 	if err != nil {
 		return err
@@ -264,7 +266,22 @@ func (r *replay) end(mark string) error {
 	}
 	r.endAll()
 	r.watching.Wait()
-	return errors.Join(r.stopNodes(within), r.stopServer(), child.Strays(mark))
+	bad := r.stopNodes(within)
+	if r.server != nil {
+		bad = errors.Join(bad, r.server.end(serverDownWithin))
+	}
+	return errors.Join(bad, child.Strays(mark))
+}
+
+// daemons returns the agents, and the server if there is one.
+func (r *replay) daemons() (all []*daemon) {
+	for _, a := range r.nodes {
+		all = append(all, &a.daemon)
+	}
+	if r.server != nil {
+		all = append(all, r.server)
+	}
+	return all
 }
 
 // rounds replays the trace once, or, with a duration, repeatedly with new prompts.

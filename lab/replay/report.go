@@ -96,7 +96,8 @@ func (r *replay) report() Report {
 	defer r.tally.Unlock()
 	o.Faults, o.CleanupMaxMS = r.tally.Faults, float64(r.tally.cleanup)/float64(time.Millisecond)
 	for _, n := range r.nodes {
-		o.AgentKillsNode = append(o.AgentKillsNode, n.killed())
+		kills, _ := n.faults()
+		o.AgentKillsNode = append(o.AgentKillsNode, kills)
 	}
 	return o
 }
@@ -219,8 +220,7 @@ func (r *replay) probe(ctx context.Context) error {
 // leave ends every engine and waits until the agent has forgotten them.
 func (r *replay) leave(ctx context.Context) error {
 	for _, e := range r.engines {
-		e.wanted = true
-		e.send(&mockengine.Command{Op: "leave"})
+		e.leave()
 	}
 	if err := r.wait(ctx, "leave", func(e *engine) bool { return e.left != nil }); err != nil {
 		return err

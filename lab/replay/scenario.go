@@ -247,8 +247,8 @@ func (s *scenario) check() error {
 	if s.nodes > s.engines {
 		bad = append(bad, fmt.Errorf("nodes: %d, allowed: 1 to %d (engines)", s.nodes, s.engines))
 	}
-	if s.flip && s.engines < 2 {
-		bad = append(bad, fmt.Errorf("engines: %d, allowed: 2 and more with flip-byte", s.engines))
+	if s.flip && (s.engines < 2 || s.dramPath != "") {
+		bad = append(bad, errors.New("flip-byte: allowed with 2 and more engines, without dram-path"))
 	}
 	return errors.Join(append(bad, s.checkTiers(), s.checkFaults(), s.expect.check())...)
 }

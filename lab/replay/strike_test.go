@@ -36,14 +36,14 @@ func TestStrikeHitsTheAgentOfItsProcess(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop() // no incarnation follows
 	r := &replay{set: newScenario(), exits: make(chan error, 1)}
-	var agents []*agentIncarnation
+	var agents []*incarnation
 	for node := range 3 {
 		c, err := child.Start(exec.Command("sleep", "1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		run := newIncarnation(c)
-		a := &agentProcess{node: node, exits: r.exits}
+		a := &agentProcess{node: node, daemon: daemon{exits: r.exits}}
 		a.mu.child = run
 		agents, r.nodes = append(agents, run), append(r.nodes, a)
 		defer func() { c.Signal(syscall.SIGKILL); <-c.Done }()
@@ -90,7 +90,7 @@ func TestReportOfAStrikeComesLate(t *testing.T) {
 			t.Fatal(err)
 		}
 		run, told := newIncarnation(c), make(chan struct{})
-		a := &agentProcess{exits: make(chan error, 1)}
+		a := &daemon{struck: true, exits: make(chan error, 1)}
 		a.mu.child = run
 		c.Signal(syscall.SIGKILL)
 		go func() { a.reportEnd(run); close(told) }()

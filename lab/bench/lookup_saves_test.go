@@ -4,7 +4,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
+	"testing"
+	"time"
 
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
@@ -17,7 +21,6 @@ const (
 	saveBlocks     = 64 // of a job, and of the engine's memory
 	saveAhead      = 2  // jobs that wait or run
 	saveEpochJobs  = 16
-	savePoolBytes  = 512 << 20
 )
 
 // lookupSaver is an engine that saves as fast as the agent takes it.
@@ -124,15 +127,62 @@ func (s *lookupSaver) close() error {
 	return errors.Join(err, s.conn.Close())
 }
 
-// receive waits for a message of one type, and skips others.
-func receive[T any](c *ipc.Conn) (want T, err error) {
-	for {
-		m, _, err := c.Recv()
-		if err != nil {
-			return want, err
-		}
-		if want, ok := m.(T); ok {
-			return want, nil
-		}
+// besideSaves measures look-ups of clients that ask concurrently, that many of each, while an
+// engine saves.
+func besideSaves(t testing.TB, s lookupSettings, clients, n int) (p50, p99, savedGBs float64) {
+	t.Setenv(asCommand, "1")
+	s.memory = true
+	b, err := newLookupBench(&s, 1)
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	saver, err := startSaver(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	took := make([][]float64, clients)
+	began, before := time.Now(), saver.bytes.Load()
+	for i := range clients {
+		all.Go(func() {
+			a := b.newAsker(uint64(i), false)
+			defer a.agent.Close()
+			for len(took[i]) < s.rounds || saver.bytes.Load() == before && !saver.ended.Load() {
+				err := a.draw(s.form, n)
+				us := 0.0
+				if err == nil {
+					us, err = a.ask()
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				took[i] = append(took[i], us)
+			}
+		})
+	}
+	all.Wait()
+	savedGBs = float64(saver.bytes.Load()-before) / time.Since(began).Seconds() / 1e9
+	if err := saver.close(); err != nil {
+		t.Error(err)
+	}
+	sorted := slices.Sorted(slices.Values(slices.Concat(took...)))
+	if len(sorted) == 0 {
+		t.Fatal("nothing was asked")
+	}
+	return sorted[len(sorted)/2], sorted[len(sorted)*99/100], savedGBs
+}
+
+// BenchmarkLookupBesideSaves has eight clients ask for 128 hashes each while an engine saves.
+func BenchmarkLookupBesideSaves(b *testing.B) {
+	s := lookupSettings{blocks: 1 << 20, rounds: max(b.N, 100), form: ipc.FormOwn}
+	p50, p99, saved := besideSaves(b, s, 8, 128)
+	b.ReportMetric(p50, "p50-us")
+	b.ReportMetric(p99, "p99-us")
+	b.ReportMetric(saved, "saved-GB/s")
 }
