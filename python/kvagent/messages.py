@@ -5,8 +5,6 @@ Numbers are plain ints, hashes and handles bytes; lists are tuples, so that mess
 and compared. The annotation of a field has its form on the wire and its limits.
 """
 
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
@@ -263,14 +261,6 @@ class Section:
     hash_len: HashBytes
     hashes: Hashes
     blocks: Annotated[bytes, Bin(4, limits.MAX_JOB_BLOCKS * 4)]
-
-    @classmethod
-    def of(cls, group: int, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = b"") -> "Section":
-        """Return the section of hashes of one length, at least one, and as many block IDs.
-
-        ``parent`` is the hash before the first.
-        """
-        return cls(group, parent, len(hashes[0]), b"".join(hashes), struct.pack(f"<{len(blocks)}I", *blocks))
 
 
 Sections = Annotated[tuple[Section, ...], List(record(Section), 1, limits.MAX_SECTIONS)]

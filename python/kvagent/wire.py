@@ -28,8 +28,6 @@ HEADER_BYTES = _LENGTH.size
 _RECORDS = {number: record(cls) for number, cls in m.NUMBERS.items()}
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
 
-_SAVE, _LOAD, _STAGED_LOAD = _NUMBERS[m.Save], _NUMBERS[m.Load], _NUMBERS[m.StagedLoad]
-
 _ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
 _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
@@ -48,30 +46,16 @@ def encode(message: m.Message) -> bytes:
     return body
 
 
-def save_frame(job: int, epoch: int, step: int, event: int, revoke: int, sections: Packed) -> bytes:
-    """Return the frame of a SAVE with packed sections."""
-    return _job_frame(_SAVE, (job, epoch, step, event, revoke), sections)
-
-
-def load_frame(job: int, epoch: int, step: int, event: int, lease: int, sections: Packed) -> bytes:
-    """Return the frame of a LOAD with packed sections."""
-    return _job_frame(_LOAD, (job, epoch, step, event, lease), sections)
-
-
-def staged_load_frame(job: int, epoch: int, step: int, event: int, lease: int, word: int, sections: Packed) -> bytes:
-    """Return the frame of a STAGED_LOAD with packed sections."""
-    return _job_frame(_STAGED_LOAD, (job, epoch, step, event, lease, word), sections)
-
-
-def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
+def job_frame(kind: type[m.Message], fields: tuple[int, ...], sections: Packed) -> bytes:
+    """Return the frame of a job's message, with packed sections after its other fields."""
+    number = _NUMBERS[kind]
     if not 0 <= min(fields) <= max(fields) < 1 << 32:  # raises the precise error
-        one = _RECORDS[number]
-        for (name, field), value in zip(one.fields, fields, strict=False):
-            field.write(value, f"{one.cls.__name__}.{name}")
+        for (name, field), value in zip(_RECORDS[number].fields, fields, strict=False):
+            field.write(value, f"{kind.__name__}.{name}")
     head = pack((number, *fields))  # the header of an array with one element less
     length = len(head) + len(sections.data)
     if length > MAX_FRAME:
-        raise Malformed(f"{_RECORDS[number].cls.__name__}: {length} bytes, at most {MAX_FRAME}")
+        raise Malformed(f"{kind.__name__}: {length} bytes, at most {MAX_FRAME}")
     return b"".join((_LENGTH.pack(length), _ARRAY[len(fields) + 2], head[1:], sections.data))
 
 

@@ -19,6 +19,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import KVAgentError
 from kvagent.identity import identity_pairs
+from kvagent.packing import Packed, packed, section
 from kvagent.registration import Registration
 from kvagent.session import Event, Session
 from kvagent.shm import SharedMemory, SyncWords
@@ -251,6 +252,11 @@ def wait(session: Session, kind: type[_T], events: list[Event]) -> _T:
     event = eventually(look, kind.__name__)
     events.remove(event)  # type: ignore[arg-type]
     return event
+
+
+def run_of(hashes: Sequence[bytes], blocks: Sequence[int]) -> Packed:
+    """Return the sections of a job that has one run of blocks."""
+    return packed([section(0, b"", hashes, blocks)], len(hashes))
 
 
 def content(salt: int, i: int, layer: int, rank: int) -> bytes:

@@ -70,7 +70,7 @@ def test_an_agent_that_cannot_take_steps_costs_nothing() -> None:
         told.append(steps)
         raise Busy("full")
 
-    attachment = SimpleNamespace(session=SimpleNamespace(steps=refuse))
+    attachment = SimpleNamespace(session=SimpleNamespace(send=refuse))
     link: Any = SimpleNamespace(current=lambda: attachment)
     sync = make_sync(None)
     worker = WorkerSide(link, sync.words, per_block=True, clock=sync.clock)

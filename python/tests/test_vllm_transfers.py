@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent import messages as m
 from kvagent.messages import BlockStatus
 from kvagent.vllm.guests.transfers import names as tr
 from kvagent.vllm.guests.transfers.offers import Transfers
@@ -625,7 +626,13 @@ def test_an_open_transfer_is_renewed(pairs: Callable[..., Pair]) -> None:
     pair = pairs(transfer_ttl_ms=1000)
     pair.prefill.step()  # which notes the session
     renewals: list[float] = []
-    pair.prefill.scheduler.agent.offer = lambda *_: renewals.append(time.monotonic())  # type: ignore[method-assign]
+
+    def send(message: m.Message) -> bool:
+        if isinstance(message, m.Offer):
+            renewals.append(time.monotonic())
+        return True
+
+    pair.prefill.scheduler.agent.send = send  # type: ignore[method-assign]
     begin = time.monotonic()
     pair.offer("cmpl-a-0", "p", 4)
     eventually(lambda: (pair.prefill.step(), len(renewals) == 4)[1], "three renewals")

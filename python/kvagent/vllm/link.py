@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvagent import starter
 from kvagent.errors import KVAgentError, NotStarted, Refused, WrongSetting
+from kvagent.messages import Budget
 from kvagent.session import Session
 from kvagent.vllm.options import OptionError
 
@@ -226,7 +227,7 @@ class Link:
 
     def _limit(self, session: Session) -> None:
         """Tell the agent the budget before anything is saved."""
-        session.budget(self._budget)
+        session.send(Budget(self._budget))
         session.ping(REGISTER_S)
         self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 

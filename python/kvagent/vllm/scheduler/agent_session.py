@@ -18,7 +18,7 @@ from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.scheduler.lookups import Lookups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kvagent.session import Session
     from kvagent.vllm.link import Attachment, Link
@@ -105,11 +105,6 @@ class AgentSession:
     def peer(self) -> str:
         """Return host:port where other agents reach this one; empty if they cannot."""
         return "" if self._attachment is None else self._attachment.session.peer
-
-    @property
-    def transfers(self) -> bool:
-        """Return whether there is an agent, which knows of transfers."""
-        return self._attachment is not None
 
     @property
     def job_blocks(self) -> int:
@@ -204,40 +199,11 @@ class AgentSession:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.release([lease])
 
-    def offer(self, name: bytes, tokens: int, ttl_ms: int) -> None:
-        """Open or renew a transfer. If the message cannot be sent, its receiver does not wait."""
-        if self._attachment is not None and self.transfers:
-            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.offer(name, tokens, ttl_ms)
-
-    def offered(self, name: bytes, tokens: int) -> bool:
-        """Complete a transfer. Return whether that is done, or cannot be: else it is tried again.
-
-        The end of the session completes it too.
-        """
-        if self._attachment is not None and self.transfers:
-            with contextlib.suppress(SessionEnded, SessionBroken):
-                try:
-                    self._attachment.session.offered(name, tokens)
-                except Busy:
-                    return False
-        return True
-
-    def delivered(self, name: bytes) -> None:
-        """End a transfer. If the message cannot be sent, it ends at its time to live."""
-        if self._attachment is not None and self.transfers:
-            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.delivered(name)
-
-    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> bool:
-        """Ask to keep blocks, or to drop them later. Return whether the message was sent: else they
-        are ordinary blocks.
-        """
-        if not hashes:
-            return True
+    def send(self, message: m.Message) -> bool:
+        """Send a message without waiting. Return whether it was sent."""
         if self._attachment is not None:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.keep(group, hashes, pin_ms, ttl_ms)
+                self._attachment.session.send(message)
                 return True
         return False
 

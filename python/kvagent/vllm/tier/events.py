@@ -170,7 +170,7 @@ class TierEvents:
         for group in {group_of(key) for key in keys} & self._publication.tokens.sizes.keys():
             places = (spoken.place(hash_of(key)) for key in keys if group_of(key) == group)
             for first, count in _runs(sorted(one for one in places if one is not None)):
-                self._publication.tokens.say(spoken, group, first, count)
+                self._publication.tokens.say(spoken.request, spoken.events_extra, group, first, count)
 
     def end(self, request: str) -> None:
         """Handle that no chunk of a request will be saved or loaded any more."""

@@ -433,7 +433,7 @@ class WorkerSide:
         if attachment is None:
             return
         with contextlib.suppress(Busy, SessionBroken, SessionEnded):
-            attachment.session.steps(steps)
+            attachment.session.send(m.Steps(steps))
 
     def _attached(self) -> Attachment | None:
         current = self._link.current()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.guests.events.publication import Publication, Published
 from kvagent.vllm.guests.events.tokens import Tokens, extra_of
@@ -12,18 +12,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.guests.events.publication import EventsOptions
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
-
-
-class Said(NamedTuple):
-    """A request whose blocks are said."""
-
-    tracked: Tracked
-    events_extra: bytes | None
-
-    @property
-    def request(self) -> Any:
-        """Return the request with its present keys."""
-        return self.tracked.request
 
 
 class Events(Guest):
@@ -47,7 +35,7 @@ class Events(Guest):
     def named(self, tracked: Tracked, group: int, first: int, blocks: int) -> None:
         """Say the tokens of blocks. The agent may have lost those of loaded ones by a restart."""
         extra = None if self.side.geometry.following else extra_of(tracked.request)
-        self._publication.tokens.say(Said(tracked, extra), group, first, blocks)
+        self._publication.tokens.say(tracked.request, extra, group, first, blocks)
 
     def reset(self, what: Reset) -> None:
         """Follow the session, and what vLLM's own events say."""

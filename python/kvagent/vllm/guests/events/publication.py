@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
-from kvagent.messages import EventKind, EventsState
+from kvagent.messages import EventKind, EventsState, NextEvents
 from kvagent.vllm.guests.events.tokens import salt_of, unpacked
 
 if TYPE_CHECKING:
@@ -234,10 +234,8 @@ class Publication:
             return
         self._requests = self._requests % 0xFFFFFFFF + 1
         try:
-            session.next_events(self._requests, max(1, ASK_BLOCKS // self._scale), anew=self._anew)
-        except Busy:
+            session.send(NextEvents(self._requests, max(1, ASK_BLOCKS // self._scale), int(self._anew)))
+        except (Busy, SessionEnded, SessionBroken):  # the next poll of the session shows an end
             self._full = True
-        except (SessionEnded, SessionBroken):
-            self._full = True  # the next poll of the session shows its end
         else:
             self._asked, self._anew, self._full = self._requests, False, False
