@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from kvagent.messages import Group
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.hooks import Guest, Joined
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.requests import Phase, Tracked, arrived
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.uncached import NoLink
 
 GEOMETRY = Geometry((Group(16, 64),), 16)
 _Guest = TypeVar("_Guest", bound=Guest)
@@ -19,7 +19,7 @@ _Guest = TypeVar("_Guest", bound=Guest)
 
 def side_of(*guests: Guest, geometry: Geometry = GEOMETRY, pool: Any = None, **more: Any) -> SchedulerSide:
     """Return a side with these guests alone; ``pool`` is vLLM's block pool."""
-    link: Any = NoLink()
+    link = Link("", "a test", None)
     side = SchedulerSide(Options(), geometry, 1, link, saves=True, joined=Joined([*guests], **more))
     if pool is not None:
         side.bind(SimpleNamespace(block_pool=pool))

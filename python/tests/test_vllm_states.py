@@ -11,13 +11,13 @@ from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.states import States, check_states
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.waits import Rate
-from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.sides import running, side_of
@@ -88,7 +88,7 @@ def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int
     mark. What the request computes depends on it.
     """
     pool = Pool(64)
-    link: Any = NoLink()
+    link = Link("", "a test", None)
     geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
     side = SchedulerSide(Options(), geometry, 1, link, saves=True)
     side.bind(SimpleNamespace(block_pool=pool))

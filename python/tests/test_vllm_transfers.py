@@ -491,7 +491,6 @@ def test_a_prefill_request_that_loads_when_it_ends_is_not_kept(pairs: Callable[.
     pair.compute(first, 3)
     pair.end(first)
     pair.prefill.quiet()
-    pair.prefill.scheduler._may_load = True
     request = pair.offer("cmpl-b-0", "p", 8)
     promised = eventually(lambda: pair.prefill.scheduler.matched(request, 0)[0], "a promise")
     agent.freeze()

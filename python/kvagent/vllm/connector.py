@@ -15,8 +15,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary.errors import Errors, contained
-from kvagent.vllm.boundary.scheduler import Unloaded, of_all, of_little
+from kvagent.vllm.boundary.errors import Call, Errors, contained
+from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_all, of_little
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent
@@ -27,7 +27,7 @@ from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.start import of
-from kvagent.vllm.uncached import MAX_REASON, Notice, notice, warn
+from kvagent.vllm.uncached import warn
 from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
@@ -43,7 +43,7 @@ STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vL
 log = logging.getLogger("vllm.kvagent")
 
 
-@contained({"get_kv_connector_stats": of_little(None), "shutdown": of_little(None)})
+@contained({"get_kv_connector_stats": Call(of_little), "shutdown": Call(of_little)})
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):
     """Save KV blocks to the node's agent and load them from it. See docs/VLLM.md."""
 
@@ -55,7 +55,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._deltas: list[CounterDeltas] = []
         self._next_stats = 0.0
         self._told_uncached = False
-        self._notice: Notice | None = None
         self.errors, self.unloaded = Errors(), Unloaded()
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
@@ -69,7 +68,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             self._uncached = str(error)
             if role == KVConnectorRole.SCHEDULER:
                 warn(self._uncached)
-                self._end_scheduler()
+                self._retired = RetiredScheduler(None)
+                self._say_uncached()
 
     def _begin(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Determine what is registered, and create the scheduler's part. Raise Unsupported."""
@@ -173,18 +173,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Leave the agent."""
         self._leave_scheduler()
         self._leave_worker()
-        if self._notice is not None:
-            self._notice.close()
-            self._notice = None
-
-    def _say_uncached(self) -> None:
-        """Tell the agent why the engine is served without it, now and after each of its starts."""
-        model = self._vllm_config.model_config
-        identity = {
-            "model": str(model.model)[:MAX_REASON], "dtype": str(model.dtype), "tenant": self._options.tenant,
-        }  # fmt: skip
-        registration = notice(str(self._vllm_config.kv_transfer_config.engine_id), identity, self._uncached)
-        self._notice = Notice(self._options.socket_dir, registration)
 
     def _idle(self) -> bool:
         """Return whether the engine has no request, as far as this role knows."""
@@ -193,7 +181,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def _all_deltas(self) -> list[CounterDeltas]:
         if not self._deltas:
             side = self._scheduler
-            if isinstance(side, SchedulerSide) and side.saves is not None:
+            if side is not None and side.saves is not None:
                 self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
                 self._deltas.append(CounterDeltas(self.errors.counts))
             elif self._worker_deltas is not None:
@@ -213,7 +201,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             self._options, self._geometry, self._ranks.world, link, saves=may_save, generations=generations,
             joined=joined,
         )  # fmt: skip
-        side.failed = partial(of_all(None), self)
+        side.failed = partial(of_all, self)
         link.wait(self._options.start_wait_ms / 1e3)
         return side
 

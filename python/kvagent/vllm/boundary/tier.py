@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from kvagent.vllm.boundary.errors import Call
 
 
-def answer(value: Any = None) -> Callable[..., Any]:
-    """Return what to do after an error in a call that has an answer without the tier."""
-
-    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        self.fail(call, error)
-        return value
-
-    return failed
+def of_little(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call that has an answer without the tier."""
+    self.fail(call, error)
 
 
 def of_questions(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
@@ -36,10 +30,10 @@ def of_weights(self: Any, call: str, error: Exception, *args: Any) -> None:  # n
     self.fail(call, error, retires=True)
 
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "on_schedule_end": of_questions, "on_request_finished": answer(), "submit_store": of_job, "submit_load": of_job,
-    "get_finished_jobs": answer(()), "has_pending_work": answer(False), "drain_jobs": of_weights,
-    "shutdown": answer(), "before_weights_call": of_weights, "weights_named": of_weights,
-    "before_reset": of_weights, "get_stats": answer(),
+CALLS = {
+    "on_schedule_end": Call(of_questions), "on_request_finished": Call(of_little), "submit_store": Call(of_job),
+    "submit_load": Call(of_job), "get_finished_jobs": Call(of_little, ()), "has_pending_work": Call(of_little, False),
+    "drain_jobs": Call(of_weights), "shutdown": Call(of_little), "before_weights_call": Call(of_weights),
+    "weights_named": Call(of_weights), "before_reset": Call(of_weights), "get_stats": Call(of_little),
 }  # fmt: skip
 """``lookup`` answers for itself."""

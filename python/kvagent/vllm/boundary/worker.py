@@ -6,6 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
+from kvagent.vllm.boundary.errors import Call
 from kvagent.vllm.counters import WorkerCounts
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan
 from kvagent.vllm.worker.side import Results, bad_blocks
@@ -121,25 +122,20 @@ def abandon(side: WorkerSide, plan: StepPlan) -> Results:
     return results
 
 
-def of_step(answer: Any) -> Callable[..., Any]:
-    """Return what to do after an error in a call in a step."""
-
-    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
-        return answer
-
-    return failed
+def of_step(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call in a step."""
+    self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
 
 
 def of_begin(self: Any, call: str, error: Exception, connector_metadata: Any) -> None:
     """Handle an error when a step began: the loads in its plan fail."""
     self._connector_metadata = connector_metadata
-    of_step(None)(self, call, error)
+    of_step(self, call, error)
 
 
 def of_results(self: Any, call: str, error: Exception, *args: Any) -> Any:
     """Handle an error when vLLM asked for results."""
-    of_step(None)(self, call, error)
+    of_step(self, call, error)
     return getattr(self, call)(*args)
 
 
@@ -148,9 +144,11 @@ def of_start(self: Any, call: str, error: Exception, *args: Any) -> None:  # noq
     self.refuse(self.errors.note(call, error, "The engine goes on uncached"))
 
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "register_kv_caches": of_start, "unregister_kv_caches": of_step(None), "restore_kv_caches": of_start,
-    "handle_preemptions": of_step(None), "bind_connector_metadata": of_begin, "start_load_kv": of_step(None),
-    "wait_for_layer_load": of_step(None), "wait_for_save": of_step(None),
-    "get_transfer_results": of_results, "build_connector_worker_meta": of_step(None),
+_SIDE = "_worker"
+CALLS = {
+    "register_kv_caches": Call(of_start), "unregister_kv_caches": Call(of_step, None, _SIDE),
+    "restore_kv_caches": Call(of_start, None, _SIDE), "handle_preemptions": Call(of_step, None, _SIDE),
+    "bind_connector_metadata": Call(of_begin), "start_load_kv": Call(of_step, None, _SIDE),
+    "wait_for_layer_load": Call(of_step, None, _SIDE), "wait_for_save": Call(of_step, None, _SIDE),
+    "get_transfer_results": Call(of_results), "build_connector_worker_meta": Call(of_step, None, _SIDE),
 }  # fmt: skip

@@ -73,7 +73,6 @@ class SchedulerSide:
         self.loads: Loads | None = None
         self._world = world
         self._may_save = saves
-        self._may_load = True
         self._answered = joined.answered
         self._make_batch = joined.batch
         self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
@@ -81,7 +80,6 @@ class SchedulerSide:
         self._stale: StaleRequests | None = None
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
-        self._revoking = False  # the next plan revokes all saves; blocks that were free now might be reused in it
         self._steps = 0
         self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
@@ -361,23 +359,6 @@ class SchedulerSide:
                 self.loads.withdraw(tracked)
         return tracked
 
-    def retire(self) -> None:
-        """Leave the agent for good: nothing is saved or loaded any more. What is in flight ends as
-        if the agent had gone, except that ranks which it serves still read: their saves are
-        revoked.
-        """
-        self._may_save = self._may_load = False
-        self.agent.close()
-        self._react(SessionChange(ended=True))
-        if self.saves is not None:
-            self._revoking = True
-            self._revokes.extend(self.saves.revoke_at_once())
-
-    def retired(self) -> bool:
-        """Return whether nothing is in flight after ``retire``."""
-        busy = self.waiting() or self._revokes or self._revoking
-        return not busy and not any(guest.busy() for guest in self.guests)
-
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
         for guest in self.guests:
@@ -457,8 +438,7 @@ class SchedulerSide:
 
     def _usable(self, tracked: Tracked) -> bool:
         return (
-            self._may_load
-            and self.agent.switches.loads == 1
+            self.agent.switches.loads == 1
             and (not self._stopped or bool(tracked.asking.terms.transfer))
             and not (tracked.barred or tracked.load or tracked.asking.most <= 0)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
@@ -528,10 +508,6 @@ class SchedulerSide:
                     self._jobs.__next__, session.boot, session.epoch, agent.space, agent.targets()
                 )  # fmt: skip
             plan.revokes += saves.revoke_overdue()
-        if self._revoking:
-            self._revoking = False
-            plan.revokes += saves.revoke(awaited=True)
-            saves.clear_left()
 
     def now(self) -> float:
         """Return the time of this side, as of time.monotonic."""

@@ -25,8 +25,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvagent.vllm.boundary.errors import Errors, contained
-from kvagent.vllm.boundary.tier import CALLS, answer
+from kvagent.vllm.boundary.errors import Call, Errors, contained
+from kvagent.vllm.boundary.tier import CALLS, of_little
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.tier import events, identity
@@ -75,7 +75,7 @@ class Asked:
     """By group, the end and the hash of the last chunk that was saved."""
 
 
-@contained(CALLS | {"lookup": answer(LookupResult.MISS)})
+@contained(CALLS | {"lookup": Call(of_little, LookupResult.MISS)})
 class KVAgentTier(SecondaryTierManager):
     """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md.
 

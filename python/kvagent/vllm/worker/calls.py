@@ -21,7 +21,6 @@ from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
-from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
 from kvagent.vllm.worker.sync import Sync, make_sync
@@ -87,27 +86,27 @@ class WorkerCalls:
         """Join no agent, and report the reason with the next step. Jobs that the scheduler's side
         has planned until it knows fail at once.
         """
+        owner = f"rank {int(self._vllm_config.parallel_config.rank)}"
         if not self._uncached:
-            log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
+            log.warning("%s: %s", owner, reason)
         self._uncached = reason
         self._close_guests()
         self._close_memory()
         self._sync = self._sync or make_sync(None)
+        link = Link(self._options.socket_dir, owner, None)
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
-            self._worker = WorkerSide(NoLink(), self._sync.words, per_block=per_block, clock=self._sync.clock)
+            self._worker = WorkerSide(link, self._sync.words, per_block=per_block, clock=self._sync.clock)
         else:
-            self._worker.rejoin(NoLink())
-        self._worker.refuse(f"rank {int(self._vllm_config.parallel_config.rank)}: {reason}")
+            self._worker.rejoin(link)
+        self._worker.refuse(f"{owner}: {reason}")
 
     def recover(self, reason: str) -> None:
         """Give up what is in flight after an error, and leave the agent; join it again unless
         there were too many.
         """
         worker = self._worker
-        if worker is None:
-            return
-        if isinstance(worker, LostWorker):
+        if worker is None or isinstance(worker, LostWorker):
             return
         plan = _plan(self._connector_metadata)
         self._given_up = joined(self._given_up, abandon(worker, plan))
@@ -165,15 +164,15 @@ class WorkerCalls:
 
     def unregister_kv_caches(self) -> None:
         """Withdraw the KV caches from the agent, before the engine sleeps."""
-        worker = self._worker
-        if worker is None or worker.leave():
+        worker = self._part
+        if worker.leave():
             self._close_memory()
             return
         self._retain(worker, worker.fence())
 
     def restore_kv_caches(self) -> None:
         """Register the KV caches again, after the engine slept."""
-        if self._kv_caches and self._worker is not None:
+        if self._kv_caches:
             self.register_kv_caches(dict(self._kv_caches))
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -184,8 +183,8 @@ class WorkerCalls:
         revoked by its word, without waiting, in the plan of the step before the first one that may
         reuse its blocks.
         """
-        if self._worker is not None and (plan := _plan(kv_connector_metadata)).revokes:
-            self._worker.revoke_saves(plan)
+        if (plan := _plan(kv_connector_metadata)).revokes:
+            self._part.revoke_saves(plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
@@ -201,21 +200,19 @@ class WorkerCalls:
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Send the loads, and wait for those that this step computes from."""
-        if self._worker is not None and (plan := _plan(self._connector_metadata)).loads:
-            self._worker.start(plan)
+        if (plan := _plan(self._connector_metadata)).loads:
+            self._part.start(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Wait for the layer's part of the loads that this step waits for, with ``layerwise``."""
-        if self._worker is not None:
-            self._worker.wait_layer(layer_name)
+        self._part.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: saves are sent at the end of the step (docs/decisions)."""
 
     def wait_for_save(self) -> None:
         """End the step and send the saves, without waiting."""
-        if self._worker is not None:
-            self._worker.end(_plan(self._connector_metadata))
+        self._part.end(_plan(self._connector_metadata))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Return the requests whose load has ended, and those whose load failed as a whole."""
@@ -231,7 +228,7 @@ class WorkerCalls:
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         """Return this worker's report."""
-        report = self._worker.report() if self._worker is not None else None
+        report = self._part.report()
         return None if report is None else WorkerMetadata(report)
 
     def _plans_idle(self) -> bool:
@@ -280,6 +277,11 @@ class WorkerCalls:
     @property
     def _rank(self) -> int:
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
+
+    @property
+    def _part(self) -> WorkerSide | LostWorker:
+        assert self._worker is not None
+        return self._worker
 
     def _take_results(self) -> Results:
         results = NO_RESULTS if self._worker is None else self._worker.results()

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
-    from kvagent.vllm.uncached import NoLink
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.sync import Clock
 
@@ -122,7 +121,7 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link | NoLink, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
+        self, link: Link, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None,
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
@@ -290,7 +289,7 @@ class WorkerSide:
                 self._fenced(attachment)
         return all(fenced) and not link_busy
 
-    def rejoin(self, link: Link | NoLink, clock: Clock | None = None) -> None:
+    def rejoin(self, link: Link, clock: Clock | None = None) -> None:
         """Continue with another link, after ``leave``."""
         self._link = link
         self._clock = clock or self._clock
