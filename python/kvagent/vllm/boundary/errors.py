@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.options import FAIL, OptionError
 
@@ -27,13 +27,6 @@ MAX_ERRORS = 8
 
 log = logging.getLogger("vllm.kvagent")
 _Class = TypeVar("_Class", bound=type)
-
-
-@dataclass(slots=True)
-class ErrorCounts:
-    """Errors of one part in calls of vLLM's."""
-
-    errors: int = 0
 
 
 class Errors:

@@ -27,6 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.boundary.errors import Call, Errors, contained
 from kvagent.vllm.boundary.tier import CALLS, of_little
+from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.tier import events, identity
@@ -97,7 +98,8 @@ class KVAgentTier(SecondaryTierManager):
         self._failed: dict[Key, float] = {}
         self._serial = 1
         self._held_steps = 0  # for which look-ups wait after a reset
-        self._counts, self._reported = TierCounts(), TierCounts()
+        self._counts = TierCounts()
+        self._grown = CounterDeltas(self._counts)
         self._connected = False
         self._courier: Courier | None = None
         self._events: TierEvents | None = None
@@ -452,7 +454,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def get_stats(self) -> Any:
         """Return what was counted since the last call, or None."""
-        grown = self._counts.since(self._reported)
+        grown = self._grown.take()
         connected = self._courier is not None and self._courier.loading and self._courier.saving
         if not grown and connected == self._connected:
             return None
