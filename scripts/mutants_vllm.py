@@ -171,7 +171,7 @@ MUTANTS = [
         "            self._release(leases)\n", "            pass\n",
         "frozen_one_once", "an agent without leases", where=WAITS),
     Mutant("a save is not revoked at reset_prefix_cache", "scheduler/side.py",
-        "            self._revokes += self.saves.revoke_at_once()\n", "            return\n",
+        "        self._revokes += self.saves.revoke_at_once()\n", "        return\n",
         "pins_go", "reset_prefix_cache"),
     Mutant("a revoked save's word is not set", "scheduler/saves.py",
         "            self.revoke_now(save.revoke)\n", "            pass\n",

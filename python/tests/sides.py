@@ -12,6 +12,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.requests import Phase, Tracked, arrived
 from kvagent.vllm.scheduler.side import SchedulerSide
+from tests.simulated import Pool
 
 GEOMETRY = Geometry((Group(16, 64),), 16)
 _Guest = TypeVar("_Guest", bound=Guest)
@@ -20,10 +21,8 @@ _Guest = TypeVar("_Guest", bound=Guest)
 def side_of(*guests: Guest, geometry: Geometry = GEOMETRY, pool: Any = None, **more: Any) -> SchedulerSide:
     """Return a side with these guests alone; ``pool`` is vLLM's block pool."""
     link = Link("", "a test", None)
-    side = SchedulerSide(Options(), geometry, 1, link, saves=True, joined=Joined([*guests], **more))
-    if pool is not None:
-        side.bind(SimpleNamespace(block_pool=pool))
-    return side
+    manager = SimpleNamespace(block_pool=pool or Pool(geometry.groups[0].num_blocks))
+    return SchedulerSide(Options(), geometry, 1, link, manager, saves=True, joined=Joined([*guests], **more))
 
 
 def guest(side: SchedulerSide, kind: type[_Guest]) -> _Guest:

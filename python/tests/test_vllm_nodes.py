@@ -289,9 +289,14 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
     link: Any = Link()
     options, geometry = Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16)
     side = SchedulerSide(
-        options, geometry, 2, link, saves=True, joined=joined(Engine(options=options, geometry=geometry, parts=2))
+        options,
+        geometry,
+        2,
+        link,
+        SimpleNamespace(block_pool=Pool(8)),
+        saves=True,
+        joined=joined(Engine(options=options, geometry=geometry, parts=2)),
     )
-    side.bind(SimpleNamespace(block_pool=Pool(8)))
     side._poll_agent()
     side.report(Report(news={NODES: (NEWS,)}))
     side._poll_agent()

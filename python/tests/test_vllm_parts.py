@@ -486,8 +486,7 @@ def test_counters_are_reported_as_deltas() -> None:
 
 def test_tables_are_those_of_vllms_manager() -> None:
     blocks = [SimpleNamespace(block_id=i) for i in range(4)]
-    tables = Tables()
-    tables.bind(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
+    tables = Tables(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
     assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
     assert list(tables.slice("a", 0, 4, 5)) == []
 

@@ -48,7 +48,6 @@ def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool 
     state = SimpleNamespace(boundary_state_offloads={"one": handed, "another": [(1, 9, BLOCK)]})
     (states,), output = side.guests, SimpleNamespace(kv_connector_block_state=state, preempted_req_ids=None)
     states.planned(StepPlan(), output, 0.0)
-    assert side.saves is not None
     runs = side.saves.batch.take_all()
     assert all(run.group == 1 and pool.blocks[run.blocks[0].block_id].ref_cnt == 2 for run in runs)
     return [(run.blocks[0].block_id, run.hashes[0]) for run in runs]
@@ -90,8 +89,7 @@ def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int
     pool = Pool(64)
     link = Link("", "a test", None)
     geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
-    side = SchedulerSide(Options(), geometry, 1, link, saves=True)
-    side.bind(SimpleNamespace(block_pool=pool))
+    side = SchedulerSide(Options(), geometry, 1, link, SimpleNamespace(block_pool=pool), saves=True)
     pool.blocks[7].block_hash = b"part" if stale else None
     side.new_weights()
     admitted = request().request

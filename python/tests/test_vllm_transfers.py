@@ -338,7 +338,6 @@ def test_more_blocks_are_pinned_for_a_decode_engine_than_for_others(pairs: Calla
     """All of them: their request has ended, and vLLM may free it at once."""
     pair = pairs(pin_percent=10.0)
     blocks = pair.prefill.scheduler.blocks
-    assert blocks is not None
     assert 0 < blocks.max_saving < 20
     request = pair.offer("cmpl-a-0", "p", 20)
     release = pair.hold()
@@ -370,7 +369,6 @@ def test_blocks_are_pinned_for_a_bounded_time_for_an_agent_that_stands_still(
     """It may stand still for good: nothing grows with the requests that end meanwhile."""
     pair = pairs(transfer_ttl_ms=10_000)
     clock, blocks = Clock(monkeypatch), pair.prefill.scheduler.blocks
-    assert blocks is not None
     request = pair.offer("cmpl-a-0", "p", 20)
     other = pair.offer("cmpl-b-0", "r", 1)
     agent.freeze()
@@ -407,7 +405,6 @@ def test_a_reset_frees_what_is_pinned_and_completes_its_transfer(pairs: Callable
     pair.compute(request, 3)
     pair.end(request)
     pair.prefill.pool.reset_prefix_cache()
-    assert pair.prefill.scheduler.blocks is not None
     assert pair.prefill.scheduler.blocks.awaited == 0, "blocks that are pinned after a reset"
     pair.prefill.quiet()
     assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
@@ -416,9 +413,7 @@ def test_a_reset_frees_what_is_pinned_and_completes_its_transfer(pairs: Callable
 
 def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
-    blocks, saves = pair.prefill.scheduler.blocks, pair.prefill.scheduler.saves
-    assert blocks is not None
-    assert saves is not None
+    blocks = pair.prefill.scheduler.blocks
     plain = pair.prefill.request("plain", "q", 3)
     request = pair.offer("cmpl-a-0", "p", 4)
     release = pair.hold()
@@ -454,7 +449,6 @@ def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pa
         session.stopped = lambda _: True
         session.awaited = lambda: True
     pair.prefill.step((request, request.num_tokens))
-    assert pair.prefill.scheduler.blocks is not None
     assert pair.prefill.scheduler.blocks.awaited == 4, "nothing is saved for a decode engine"
     wants = pair.receive("cmpl-a-0", "p", 4)
     for _ in range(3):

@@ -109,7 +109,6 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     engine.step()
     assert engine.worker.busy(), "nothing is in flight"
     blocks = engine.scheduler.blocks
-    assert blocks is not None
     saving = blocks.saving
     side = engine.scheduler
     engine.scheduler = retired = RetiredScheduler(side)  # type: ignore[assignment]

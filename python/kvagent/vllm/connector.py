@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
@@ -16,7 +16,7 @@ from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.boundary.errors import Call, Errors, contained
-from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_all, of_little
+from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_little
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent
@@ -37,6 +37,9 @@ from kvagent.vllm.weight_changes import (
     with_generation,
 )
 from kvagent.vllm.worker.calls import WorkerCalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM
 
@@ -99,7 +102,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             generations = Generations(
                 self._generation, self._options, unobserved=bool(unobserved), in_process=in_process
             )
-            self._scheduler = self._make_scheduler(transfer.kv_role, generations)
+            self._make_side = self._maker(transfer.kv_role, generations)
         else:
             self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
 
@@ -181,14 +184,16 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def _all_deltas(self) -> list[CounterDeltas]:
         if not self._deltas:
             side = self._scheduler
-            if side is not None and side.saves is not None:
+            if side is not None:
                 self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
                 self._deltas.append(CounterDeltas(self.errors.counts))
             elif self._worker_deltas is not None:
                 self._deltas = [self._worker_deltas, CounterDeltas(self.errors.counts, "worker_")]
         return self._deltas
 
-    def _make_scheduler(self, kv_role: str, generations: Generations) -> SchedulerSide:
+    def _maker(self, kv_role: str, generations: Generations) -> Callable[[Any], SchedulerSide]:
+        """Return what makes the scheduler's side, with vLLM's KV cache manager."""
+
         def registration() -> Registration:
             self._generation = generations.now
             return Registration(role=Role.SCHEDULER, **self._common())
@@ -197,13 +202,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         may_save = saves(kv_role, self._options)
         joined = self._start.scheduler(self._geometry, self._ranks.world, saves=may_save)
         link.attached = joined.attached
-        side = SchedulerSide(
-            self._options, self._geometry, self._ranks.world, link, saves=may_save, generations=generations,
-            joined=joined,
-        )  # fmt: skip
-        side.failed = partial(of_all, self)
         link.wait(self._options.start_wait_ms / 1e3)
-        return side
+        return partial(
+            SchedulerSide, self._options, self._geometry, self._ranks.world, link, saves=may_save,
+            generations=generations, joined=joined,
+        )  # fmt: skip
 
     def _common(self) -> dict[str, Any]:
         ranks = self._start.local_ranks(self._ranks, self._replicas)

@@ -40,7 +40,7 @@ class RetiredScheduler:
     def plan(self, output: Any) -> StepPlan:
         """Return a plan without jobs, and at the end the plan to leave the agent."""
         plan = StepPlan(idle=not output.num_scheduled_tokens) if self.pending() else uncached_plan()
-        if self._revokes and self._side is not None and self._side.saves is not None:
+        if self._revokes and self._side is not None:
             self._revokes = False
             with contextlib.suppress(Exception):
                 self._side.saves.drop()
@@ -56,8 +56,7 @@ class RetiredScheduler:
             return
         for job, outcome in report.outcomes.items():
             with contextlib.suppress(Exception):
-                if side.saves is None or not side.saves.report(job, outcome):
-                    assert side.loads is not None
+                if not side.saves.report(job, outcome):
                     side.loads.report(job, outcome, now)
         with contextlib.suppress(Exception):
             side.settle_waiting(report, now)
@@ -107,12 +106,12 @@ class Unloaded:
 
 def retire(self: Any, reason: str) -> None:
     """Save and load nothing more in a connector's engine."""
-    side: SchedulerSide | None = self._scheduler
-    if side is None:
+    if self._retired is not None or self._make_side is None:  # or it is a worker's connector
         return
     self._uncached = self._uncached or reason
     warn(reason)
-    if side.loads is not None:
+    side: SchedulerSide | None = self._scheduler
+    if side is not None:
         self.unloaded.add_planned([*side.loads.taken, *side.loads.take()[0]])
     self._scheduler, self._retired = None, RetiredScheduler(side)
     with contextlib.suppress(Exception):
@@ -190,7 +189,7 @@ def of_little(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any)
 
 _SIDE = "_scheduler"
 CALLS = {
-    "bind_kv_cache_manager": Call(of_all, None, _SIDE), "on_new_request": Call(of_request, None, _SIDE),
+    "bind_kv_cache_manager": Call(of_all), "on_new_request": Call(of_request, None, _SIDE),
     "get_num_new_matched_tokens": Call(of_request, (0, False), _SIDE),
     "update_state_after_alloc": Call(of_admission, None, _SIDE), "build_connector_meta": Call(of_plan),
     "get_external_cache_hit_sources": Call(of_little, {}, _SIDE), "update_connector_output": Call(of_output),

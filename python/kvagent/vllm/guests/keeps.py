@@ -90,7 +90,7 @@ class Keeps(Guest):
 
     def _settle(self) -> None:
         """Tell the agent of the blocks whose saves have ended."""
-        if not self._ended or self.side.saves is None:
+        if not self._ended:
             return
         left = [kept for kept in self._ended if not self.side.saves.settled(kept.tracked)]
         over, self._ended = [kept for kept in self._ended if kept not in left], left

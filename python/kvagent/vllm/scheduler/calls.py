@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.boundary.errors import contained
-from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded, retire
+from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded, of_all, retire
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
@@ -16,7 +17,7 @@ from kvagent.vllm.space import as_worker
 from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.boundary.errors import Errors
     from kvagent.vllm.geometry import Ranks
@@ -33,6 +34,8 @@ class SchedulerCalls:
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
     _scheduler: SchedulerSide | None = None
+    """There once vLLM has made its KV cache manager."""
+    _make_side: Callable[[Any], SchedulerSide] | None = None
     _retired: RetiredScheduler | None = None
     """Takes the place of that in an engine that is not served."""
     _revocation: WorkerRevocation | None = None
@@ -50,7 +53,11 @@ class SchedulerCalls:
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take vLLM's block tables and block pool."""
-        self._side.bind(kv_cache_manager)
+        if self._make_side is None:
+            return
+        side = self._make_side(kv_cache_manager)
+        side.failed = partial(of_all, self)
+        self._scheduler = side
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         """Ignore handshake data: MultiConnector passes that of other connectors.
@@ -169,7 +176,7 @@ class SchedulerCalls:
     def _leave_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
-            self._scheduler = None
+            self._scheduler = self._make_side = None
         if self._revocation is not None:
             self._revocation.close()
             self._revocation = None

@@ -20,17 +20,14 @@ class Events(Guest):
     def __init__(self, options: EventsOptions) -> None:
         self._options = options
 
-    def begin(self, side: SchedulerSide) -> None:
+    def begin(self, side: SchedulerSide, manager: Any) -> None:
         """Begin with the side's agent, and answer vLLM when it takes events."""
-        super().begin(side)
+        super().begin(side, manager)
         tokens = Tokens(side.geometry, side.counts)
         told = Published(self._options.form, tokens.sizes, side.counts)
         self._publication = Publication(side.agent, tokens, self._options, told)
         side.take_events = self._publication.take
-
-    def bind(self, manager: Any) -> None:
-        """Take the groups that vLLM's own events name."""
-        self._publication.form.bind(manager)
+        self._publication.form.bind(manager)  # it has the groups that vLLM's own events name
 
     def named(self, tracked: Tracked, group: int, first: int, blocks: int) -> None:
         """Say the tokens of blocks. The agent may have lost those of loaded ones by a restart."""

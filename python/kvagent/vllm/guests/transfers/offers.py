@@ -159,7 +159,6 @@ class Transfers(Guest):
     def _settled(self, offer: Offer) -> bool:
         """Complete an ended request's transfer if its saves have ended."""
         tracked, saves, agent = offer.tracked, self.side.saves, self.side.agent
-        assert saves is not None
         offer.give_up_at = offer.give_up_at or saves.now + HOLD_S + self._ttl_ms / 1e3
         if saves.now >= offer.give_up_at:
             agent.send(m.Offered(offer.name, 0))  # it has forgotten it, unless it stood still
