@@ -19,10 +19,9 @@ from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.guests.nodes.joint import OWED_S, PLAN_BYTES, JointSession
 from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
-from kvagent.vllm.guests.nodes.rules import check_part
+from kvagent.vllm.guests.nodes.rules import NodePart
 from kvagent.vllm.link import Attachment
 from kvagent.vllm.options import Options
-from kvagent.vllm.placement import Part
 from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -437,9 +436,8 @@ def test_adapters_and_draft_models_are_for_one_node(more: dict[str, Any], why: s
     vars(config).update(more)
     geometry = Geometry((Group(16, 8, 0),), 16)
     options = Options()
-    assert check_part(Part(), config, geometry, options, "kv_both") is options
     if not why:
-        assert not check_part(Part(1, 2, 2), config, geometry, options, "kv_both").transfers
+        assert not NodePart(1, 2, 2).check(config, geometry, options, "kv_both").transfers
         return
     with pytest.raises(Unsupported, match=f"over 2 nodes with .*{why}"):
-        check_part(Part(1, 2, 2), config, geometry, options, "kv_both")
+        NodePart(1, 2, 2).check(config, geometry, options, "kv_both")

@@ -209,10 +209,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         )  # fmt: skip
 
     def _common(self) -> dict[str, Any]:
-        ranks = self._start.local_ranks(self._ranks, self._replicas)
+        part = self._start.part
+        ranks = part.of_ranks(self._ranks, self._replicas)
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": self._start.local_identity(with_generation(self._identity, self._generation)),
+            "identity": part.of_identity(with_generation(self._identity, self._generation)),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
             "world": ranks.world,

@@ -195,6 +195,6 @@ class WorkerInfo(Sent):
     revokes: int
     file: tuple[int, int]
     node: str = ""
-    """The node that it is on (nodes.placement.node); empty if it cannot tell."""
+    """The node that it is on (geometry.node); empty if it cannot tell."""
     identity: tuple[tuple[str, str], ...] = ()
     """What it registers (space.identity); empty if the scheduler is to keep its own."""

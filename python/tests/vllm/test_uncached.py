@@ -16,10 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
-from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.geometry import Unsupported, node
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
-from kvagent.vllm.placement import node
 from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.worker import calls
 from kvagent.vllm.worker import memory as worker_memory

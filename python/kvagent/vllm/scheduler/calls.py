@@ -11,8 +11,7 @@ from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded, o
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
-from kvagent.vllm.placement import elsewhere, node
-from kvagent.vllm.revocation import WorkerRevocation
+from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import as_worker
 from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 
@@ -107,9 +106,7 @@ class SchedulerCalls:
         if self._retired is not None:
             return
         self._adopt(report.workers)
-        reason = report.unsupported or self._start.difference(self._identity, report)
-        if report.workers and not reason and self._start.part.count == 1:
-            reason = elsewhere(report.workers, node())
+        reason = report.unsupported or self._start.part.difference(self._identity, report)
         if reason and self._options.on_unsupported == FAIL:
             raise Unsupported(reason)  # what only the first step shows ends the engine there
         if reason:

@@ -25,7 +25,6 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.tier.chunks import STORAGE, PublishedChunks
-from kvagent.vllm.tier.options import connector_options
 from kvagent.vllm.tier.orders import group_of, hash_of
 from kvagent.vllm.weight_changes import with_generation
 
@@ -135,7 +134,7 @@ class TierEvents:
         waker = Waker(vllm.wake) if vllm.wake is not None else None
         if waker is not None:
             link.attached = waker.wake
-        self._agent = AgentSession(link, connector_options(options))
+        self._agent = AgentSession(link, options)
         tokens = Tokens(geometry, counts)
         told = PublishedChunks(vllm.form, tokens.sizes, blocks, vllm.hash_block, counts)
         self._publication = Publication(self._agent, tokens, EventsOptions(vllm.form, waker), told, blocks)

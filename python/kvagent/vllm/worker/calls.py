@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,9 @@ class WorkerCalls:
     _ranks: geo.Ranks
     _replicas: int
     _start: Start
-    _worker: WorkerSide | LostWorker | None = None
+    _worker: WorkerSide | None = None
+    _lost: LostWorker | None = None
+    """Takes the place of that after too many errors."""
     _sync: Sync | None = None
     _memory: Memory | None = None
     _guests: Sequence[WorkerGuest] = ()
@@ -106,11 +109,12 @@ class WorkerCalls:
         there were too many.
         """
         worker = self._worker
-        if worker is None or isinstance(worker, LostWorker):
+        if worker is None:
             return
         plan = _plan(self._connector_metadata)
         self._given_up = joined(self._given_up, abandon(worker, plan))
         self._connector_metadata = Metadata(dataclasses.replace(plan, loads=[]))  # they have failed
+        free = False
         try:
             free = worker.leave()
             if free and not self.errors.too_many:
@@ -120,7 +124,13 @@ class WorkerCalls:
             self.errors.note("leave", error, "The engine goes on uncached")
         self._uncached = self._uncached or reason
         log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
-        self._worker = LostWorker(worker, reason)
+        self._worker, self._lost = None, LostWorker(worker, plan, reason)
+        if not free:
+            self._retain(worker, lambda: False)
+            self._sync = None
+        self._close_memory()
+        with contextlib.suppress(Exception):
+            self._close_guests()
 
     def _make_link(self) -> Link:
         budget, pool = self._options.cpu_bytes_to_use_per_rank, self._options.pool
@@ -188,14 +198,16 @@ class WorkerCalls:
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
+        self._connector_metadata, plan = connector_metadata, _plan(connector_metadata)
         if self._worker is not None and self._start.part.index:
-            connector_metadata = Metadata(self._start.local_plan(_plan(connector_metadata)))
-        self._connector_metadata = connector_metadata
-        if self._worker is not None:
-            if (plan := _plan(connector_metadata)).uncached:
-                self._uncached = self._uncached or "the scheduler's part found the reason"
-                self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
-                return
+            plan = self._start.part.of_plan(plan)
+            self._connector_metadata = Metadata(plan)
+        if self._lost is not None:
+            self._lost.begin(plan)
+        elif self._worker is not None and plan.uncached:
+            self._uncached = self._uncached or "the scheduler's part found the reason"
+            self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
+        elif self._worker is not None:
             self._worker.begin(plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -228,7 +240,7 @@ class WorkerCalls:
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         """Return this worker's report."""
-        report = self._part.report()
+        report = self._reporter.report() if self._reporter is not None else None
         return None if report is None else WorkerMetadata(report)
 
     def _plans_idle(self) -> bool:
@@ -250,7 +262,7 @@ class WorkerCalls:
     def _leave_agent(self) -> None:
         worker, self._worker = self._worker, None
         self._close_guests()
-        if worker is not None and not worker.close():
+        if worker is not None and not worker.leave():
             self._retain(worker, lambda: False)
             self._sync = None
         self._close_memory()
@@ -261,7 +273,7 @@ class WorkerCalls:
             self._sync.close()
             self._sync = None
 
-    def _retain(self, worker: WorkerSide | LostWorker, fenced: Callable[[], bool]) -> None:
+    def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
         """Retain what the agent can access of this worker: the KV caches, their exports and the
         words.
         """
@@ -279,12 +291,16 @@ class WorkerCalls:
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
 
     @property
-    def _part(self) -> WorkerSide | LostWorker:
+    def _part(self) -> WorkerSide:
         assert self._worker is not None
         return self._worker
 
+    @property
+    def _reporter(self) -> WorkerSide | LostWorker | None:
+        return self._lost or self._worker
+
     def _take_results(self) -> Results:
-        results = NO_RESULTS if self._worker is None else self._worker.results()
+        results = self._reporter.results() if self._reporter is not None else NO_RESULTS
         if self._given_up is not None:
             results, self._given_up = joined(self._given_up, results), None
         if results.bad_blocks:
@@ -297,7 +313,7 @@ class WorkerCalls:
         words = self._sync.words
         return Registration(
             role=Role.WORKER, rank=self._rank - self._start.part.ranks[0],
-            shard=self._start.shard(self._rank, self._replicas), sync=words.sync(0),
+            shard=self._start.part.shard(self._rank, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             segments=self._memory.segments, cells=self._memory.cells, **self._common(),
         )  # fmt: skip

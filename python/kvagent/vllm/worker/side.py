@@ -24,11 +24,10 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
+from kvagent.vllm.geometry import node
 from kvagent.vllm.link import LISTEN_STEPS
-from kvagent.vllm.placement import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
-from kvagent.vllm.worker.decode_steps import DecodeSteps
-from kvagent.vllm.worker.sync import HostClock, IdleBackoff
+from kvagent.vllm.worker.sync import DecodeSteps, HostClock, IdleBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -253,14 +252,6 @@ class WorkerSide:
         """Return whether the agent has jobs of this worker."""
         return bool(self.jobs)
 
-    def close(self) -> bool:
-        """Leave. Return whether the agent has let go of the memory.
-
-        Otherwise its sessions stay open as long as this object exists: closing one would tell the
-        agent that this process has stopped using its memory, and would prove nothing here.
-        """
-        return self.leave()
-
     def fence(self) -> Callable[[], bool]:
         """Return a function for use after ``leave``: whether every agent has let go of this
         worker's memory.
@@ -274,10 +265,9 @@ class WorkerSide:
     def leave(self) -> bool:
         """End all sessions and wait, bounded, for the agent to let go of the memory.
 
-        Return whether it has.
-
-        Otherwise its session is still read, though nothing is sent: its end is the fence of its
-        jobs.
+        Return whether it has. Otherwise its sessions stay open as long as this object exists, and
+        are read, though nothing is sent: their ends are the fences of their jobs. Closing one would
+        tell the agent that this process has stopped using its memory, and would prove nothing here.
         """
         if last := self._link.close():
             self._add_session(last)
@@ -289,10 +279,9 @@ class WorkerSide:
                 self._fenced(attachment)
         return all(fenced) and not link_busy
 
-    def rejoin(self, link: Link, clock: Clock | None = None) -> None:
+    def rejoin(self, link: Link) -> None:
         """Continue with another link, after ``leave``."""
         self._link = link
-        self._clock = clock or self._clock
 
     def _move(self, serial: int, generation: str) -> None:
         """Switch to a generation of the weights: another space, in another session.
