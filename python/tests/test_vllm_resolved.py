@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def form(value: Any) -> Any:
     """Return the form of a value, which must have one."""
     forms = Forms(None)

@@ -39,11 +39,6 @@ COUNTED = Path(__file__).with_name("counted.txt")
 """The fields of vLLM's configuration that somebody has looked at and that count, by class."""
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def config(model: Path) -> VllmConfig:
     transfer = {"kv_connector": "KVAgentConnector", "kv_role": "kv_both", "kv_connector_module_path": "kvagent.vllm"}
