@@ -4,7 +4,7 @@
 A session belongs to one thread and ends with its socket. The calls of an engine's step (save, load,
 cancel, release, poll) never wait: a message that the socket does not accept yet waits in a bounded
 buffer; when that is full, Busy is raised and nothing is sent. The calls of the set-up (connect,
-register, reset, ping, unregister) wait for their answer, bounded.
+register, reset, ping) wait for their answer, bounded.
 
 SessionEnded means that the agent's end of the socket is gone, which is a fence: this session's
 memory is no longer accessed. ``close`` proves no such thing; ``drain`` waits for it. The agent, in
@@ -41,7 +41,7 @@ MAX_EVENTS_PER_POLL = 1024
 MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
 Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents
-_Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.Pong)
+_Answer = TypeVar("_Answer", m.Registered, m.ResetDone, m.Pong)
 
 
 class Session:
@@ -132,14 +132,6 @@ class Session:
         self.registered = answer
         self._set_epoch(answer.epoch)
         return answer
-
-    def unregister(self, timeout_s: float = 30.0) -> None:
-        """Withdraw the registration: afterwards its regions are no longer accessed."""
-        answer = self._ask(m.Unregister, m.Unregistered, timeout_s)
-        if answer.status != m.RegStatus.DONE:
-            raise Refused("unregister", answer.status, answer.text)
-        self.registered = None
-        self.epoch = 0
 
     def reset(self, timeout_s: float = 5.0) -> int:
         """Start a new weights epoch and return its number: blocks stored before are not found
@@ -366,7 +358,7 @@ class Session:
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message
-        elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.Pong)):
+        elif isinstance(message, (m.Registered, m.ResetDone, m.Pong)):
             if message.req == self._awaited:  # others belong to abandoned requests
                 self._reply = message
             elif message.req == self._pinged:

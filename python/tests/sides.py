@@ -34,7 +34,7 @@ def waits(side: Any) -> Any:
     """Return what waits for the loads of a worker's steps, if they do."""
     from kvagent.vllm.guests.sync.worker import StepWaits
 
-    idle = SimpleNamespace(loads=SimpleNamespace(_wait_s=0.0))
+    idle = SimpleNamespace(_wait_s=0.0)
     return next((one for one in side.guests if isinstance(one, StepWaits)), idle)
 
 

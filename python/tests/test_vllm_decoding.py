@@ -46,7 +46,7 @@ class Decoding:
         agent = self.engine.scheduler.agent
         lookups = agent.lookups
         assert lookups is not None
-        return not (agent.awaited() or lookups.probing() or lookups.awaits_leases())
+        return not (agent.awaited() or lookups._probes or lookups.awaits_leases())
 
     def step(self) -> Step:
         """Run a step that computes the last sampled token of each request."""

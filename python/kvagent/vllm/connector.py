@@ -20,7 +20,7 @@ from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_littl
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent
-from kvagent.vllm.metadata import Stats, make_prom
+from kvagent.vllm.metadata import PromMetrics, Stats
 from kvagent.vllm.options import FAIL, OptionError, Options, parse, saves, synonyms
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -151,7 +151,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
         """Return the Prometheus counters for /metrics."""
-        return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> Stats | None:
         """Return what this role counted since the last report, at most once per STATS_INTERVAL_S

@@ -212,9 +212,6 @@ class AgentSession:
 
         Return False if the agent did not answer; the next session then resets first.
         """
-        return self._reset()
-
-    def _reset(self) -> bool:
         self._reset_pending = True
         if self._attachment is None:
             return True  # the next session resets before it loads
@@ -235,18 +232,20 @@ class AgentSession:
         A pending reset concerned the old space and is dropped.
         """
         self._reset_pending = False
-        return self._renew(hold=True)
+        return self.reregister(hold=True)
 
     def proceed(self) -> None:
         """Allow the next registration, since all ranks have moved too."""
         self._link.proceed()
 
-    def reregister(self) -> bool:
-        """End the session; the next one registers the present identity.
+    def reregister(self, *, hold: bool = False) -> bool:
+        """End the session; the next one registers the present identity, with ``hold`` not before
+        ``proceed``.
 
         Return whether there was one.
         """
-        return self._renew(hold=False)
+        self._moved = True
+        return self._leave(lambda: self._link.renew(hold=hold))
 
     def begin_anew(self) -> None:
         """End the session and its leases; the next one has the same registration."""
@@ -255,10 +254,6 @@ class AgentSession:
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
         self._leave(self._link.close)
-
-    def _renew(self, *, hold: bool) -> bool:
-        self._moved = True
-        return self._leave(lambda: self._link.renew(hold=hold))
 
     def _leave(self, take: Callable[[], Attachment | None]) -> bool:
         """Close the session, and the one that ``take`` takes from the link, usually the same.
@@ -283,7 +278,7 @@ class AgentSession:
         self._attachment = attachment
         self._moved = False
         self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
-        if self._reset_pending and not self._reset():
+        if self._reset_pending and not AgentSession.reset(self):
             return False
         self.switches = m.Switches(1, 1)
         self.liveness = Liveness()

@@ -58,14 +58,10 @@ class SchedulerCalls:
         side.failed = partial(of_all, self)
         self._scheduler = side
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Ignore handshake data: MultiConnector passes that of other connectors.
-
-        Our workers send reports.
-        """
-
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Ignore handshake data of all pipeline stages."""
+        """Ignore handshake data of all pipeline stages: MultiConnector passes that of other
+        connectors. Our workers send reports.
+        """
 
     def on_new_request(self, request: Any) -> None:
         """Tell the agent which blocks a later look-up will ask for."""

@@ -28,7 +28,6 @@ from kvagent.vllm.geometry import Unsupported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kvagent.cuda.driver import Driver
     from kvagent.vllm.worker.side import WorkerSide
 
     Found = tuple[Mapping[int, dict[int, list["Extent"]]], Any]
@@ -150,7 +149,7 @@ class Memory:
 
 def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
-    driver: Driver | None = None, *, extents_of: ExtentsOf | None = None,
+    driver: CudaDriver | None = None, *, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
@@ -183,8 +182,8 @@ def _of_groups(
 
 
 def _on_gpu(
-    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any, driver: Driver,
-    stages: Any,
+    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any,
+    driver: CudaDriver, stages: Any,
 ) -> Memory:  # fmt: skip
     exported: list[Exported] = []
     try:

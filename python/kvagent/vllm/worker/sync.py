@@ -23,6 +23,8 @@ from kvagent.vllm.plan import REVOKES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from kvagent.cuda.torchgpu import TorchGpu
+
 
 STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
 EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
@@ -85,7 +87,7 @@ class Sync:
         self.words.close()
 
 
-def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
+def make_sync(device: Any, gpu: TorchGpu | None = None) -> Sync:
     """Return the words and clock for KV caches on a device; None is host memory.
 
     ``gpu`` replaces torch's in tests.
