@@ -151,9 +151,15 @@ class Optional:
         return [] if value is None else self.item.write(value, where)
 
 
-def record(cls: type[Any], **fields: Field) -> Record:
-    """Return a record of the fields in the given order."""
-    return Record(cls, tuple(fields.items()))
+def record(cls: type[Any]) -> Record:
+    """Return the record of a dataclass, each of whose annotations is Annotated with a Field."""
+    return Record(cls, tuple((name, form(hint)) for name, hint in cls.__annotations__.items()))
+
+
+def form(hint: Any) -> Field:
+    """Return the field with which a type is Annotated."""
+    found: Field = hint.__metadata__[0]
+    return found
 
 
 def shown(value: object) -> str:

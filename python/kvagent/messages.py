@@ -2,24 +2,45 @@
 (docs/PROTOCOL.md, section 3).
 
 Numbers are plain ints, hashes and handles bytes; lists are tuples, so that messages can be stored
-and compared.
+and compared. The annotation of a field has its form on the wire and its limits.
 """
 
-from __future__ import annotations
-
-import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from kvagent import limits
+from kvagent.fields import Bin, List, Optional, Pair, Str, Uint, record
 
 VERSION = 3
 MIN_VERSION = 3
 
 NO_INDEX = 2**32 - 1
 """As an event: none to wait for. As a revocation word: not revocable."""
+
+U8 = Annotated[int, Uint(0, 2**8 - 1)]
+U32 = Annotated[int, Uint(0, 2**32 - 1)]
+U64 = Annotated[int, Uint(0, 2**64 - 1)]
+Positive = Annotated[int, Uint(1, 2**32 - 1)]
+Flag = Annotated[int, Uint(0, 1)]
+ID = Annotated[bytes, Bin(16, 16)]
+Name = Annotated[str, Str(0, limits.MAX_NAME)]
+Text = Annotated[str, Str(0, limits.MAX_TEXT)]
+GroupIndex = Annotated[int, Uint(0, limits.MAX_GROUPS - 1)]
+Transfer = Annotated[bytes, Bin(1, limits.MAX_TRANSFER_NAME)]
+Hash = Annotated[bytes, Bin(0, limits.MAX_HASH)]
+HashBytes = Annotated[int, Uint(1, limits.MAX_HASH)]
+Hashes = Annotated[bytes, Bin(1, limits.MAX_JOB_BLOCKS * limits.MAX_HASH)]
+Identity = Annotated[
+    tuple[tuple[str, str], ...],
+    List(Pair(Str(1, limits.MAX_IDENTITY_BYTES), Str(0, limits.MAX_IDENTITY_BYTES)), 0, limits.MAX_IDENTITY_PAIRS),
+]
+
+
+class Message:
+    """A message of the session socket, in either direction."""
+
+    __slots__ = ()
 
 
 class Role(IntEnum):
@@ -81,29 +102,29 @@ class ErrorCode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message):
     """Opens a session."""
 
-    min_version: int
-    max_version: int
-    software: str
+    min_version: Positive
+    max_version: Positive
+    software: Name
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message):
     """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes.
 
     ``peer`` is host:port where other agents reach this one, or empty.
     """
 
-    version: int
-    boot: bytes
-    session: int
-    max_frame: int = 0
-    max_job_blocks: int = 0
-    max_queue: int = 0
-    lease_bytes: int = 0
-    peer: str = ""
+    version: Annotated[int, Uint(MIN_VERSION, VERSION)]
+    boot: ID
+    session: U64
+    max_frame: U32 = 0
+    max_job_blocks: U32 = 0
+    max_queue: U32 = 0
+    lease_bytes: U64 = 0
+    peer: Annotated[str, Str(0, limits.MAX_PEER_ADDRESS)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,64 +133,64 @@ class Group:
     chunk for chunked local attention.
     """
 
-    block_tokens: int
-    num_blocks: int
-    window: int = 0
+    block_tokens: Positive
+    num_blocks: U32
+    window: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
     """The placement of a worker's words in its sync region; offsets in bytes."""
 
-    region: int
-    step_off: int
-    events_off: int
-    events: int
-    revoke_off: int
-    revokes: int
+    region: U32
+    step_off: U64
+    events_off: U64
+    events: Annotated[int, Uint(0, limits.MAX_EVENTS)]
+    revoke_off: U64
+    revokes: Annotated[int, Uint(0, limits.MAX_EVENTS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class Register(Message):
     """Registers one rank of an engine, or its scheduler; ``regions`` and ``segments`` count what
     follows.
 
     ``held`` are the shards of a worker, ascending. A block has ``shards``.
     """
 
-    req: int
-    instance: str
-    role: int
-    rank: int
-    world: int
-    held: tuple[int, ...]
-    shards: int
-    identity: tuple[tuple[str, str], ...]
-    groups: tuple[Group, ...]
-    hash_tokens: int
-    lookup_name: str
-    sync: Sync | None
-    regions: int
-    segments: int
+    req: U32
+    instance: Annotated[str, Str(1, limits.MAX_NAME)]
+    role: Annotated[int, Uint(Role.SCHEDULER, Role.WORKER)]
+    rank: Annotated[int, Uint(0, limits.MAX_WORLD - 1)]
+    world: Annotated[int, Uint(1, limits.MAX_WORLD)]
+    held: Annotated[tuple[int, ...], List(Uint(0, limits.MAX_SHARDS - 1), 0, limits.MAX_SHARDS)]
+    shards: Annotated[int, Uint(1, limits.MAX_SHARDS)]
+    identity: Identity
+    groups: Annotated[tuple[Group, ...], List(record(Group), 1, limits.MAX_GROUPS)]
+    hash_tokens: Positive
+    lookup_name: Name
+    sync: Annotated[Sync | None, Optional(record(Sync))]
+    regions: Annotated[int, Uint(0, limits.MAX_REGIONS)]
+    segments: Annotated[int, Uint(0, limits.MAX_SEGMENTS)]
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """Memory of the engine; ``size`` in bytes, ``addr`` for PEER, ``handle`` for CUDA."""
 
-    id: int
-    kind: int
-    size: int
-    addr: int = 0
-    handle: bytes = b""
+    id: U32
+    kind: Annotated[int, Uint(RegionKind.FD, RegionKind.CUDA_FD)]
+    size: U64
+    addr: U64 = 0
+    handle: Annotated[bytes, Bin(0, limits.MAX_HANDLE)] = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Regions:
+class Regions(Message):
     """Registers regions; a descriptor accompanies each that has one, in order."""
 
-    req: int
-    regions: tuple[Region, ...]
+    req: U32
+    regions: Annotated[tuple[Region, ...], List(record(Region), 0, limits.MAX_REGIONS_MESSAGE)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,55 +199,55 @@ class Segment:
     the region.
     """
 
-    region: int
-    offset: int
-    stride: int
-    bytes: int
+    region: U32
+    offset: U64
+    stride: U64
+    bytes: Positive
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class Segments(Message):
     """Segments of a shard's group, continuing the last SEGMENTS of both."""
 
-    req: int
-    shard: int
-    group: int
-    segments: tuple[Segment, ...]
+    req: U32
+    shard: Annotated[int, Uint(0, limits.MAX_SHARDS - 1)]
+    group: GroupIndex
+    segments: Annotated[tuple[Segment, ...], List(record(Segment), 0, limits.MAX_SEGMENTS_MESSAGE)]
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Message):
     """Answers REGISTER once all its regions and segments arrived."""
 
-    req: int
-    status: int
-    text: str
-    space: bytes
-    epoch: int
-    lookup_path: str
+    req: U32
+    status: U8
+    text: Text
+    space: ID
+    epoch: U32
+    lookup_path: Annotated[str, Str(0, limits.MAX_PATH)]
 
 
 @dataclass(frozen=True, slots=True)
-class Unregister:
+class Unregister(Message):
     """Withdraws the registration."""
 
-    req: int
+    req: U32
 
 
 @dataclass(frozen=True, slots=True)
-class Unregistered:
+class Unregistered(Message):
     """Answers UNREGISTER when the regions are no longer accessed."""
 
-    req: int
-    status: int
-    text: str
+    req: U32
+    status: U8
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class Release(Message):
     """Releases leases."""
 
-    leases: tuple[int, ...]
+    leases: Annotated[tuple[int, ...], List(Uint(0, 2**64 - 1), 0, limits.MAX_RELEASES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,177 +256,172 @@ class Section:
     u32 LE, joined.
     """
 
-    group: int
-    parent: bytes
-    hash_len: int
-    hashes: bytes
-    blocks: bytes
+    group: GroupIndex
+    parent: Hash
+    hash_len: HashBytes
+    hashes: Hashes
+    blocks: Annotated[bytes, Bin(4, limits.MAX_JOB_BLOCKS * 4)]
 
-    @classmethod
-    def of(cls, group: int, hashes: Sequence[bytes], blocks: Sequence[int], parent: bytes = b"") -> Section:
-        """Return the section of hashes of one length, at least one, and as many block IDs.
 
-        ``parent`` is the hash before the first.
-        """
-        return cls(group, parent, len(hashes[0]), b"".join(hashes), struct.pack(f"<{len(blocks)}I", *blocks))
+Sections = Annotated[tuple[Section, ...], List(record(Section), 1, limits.MAX_SECTIONS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class Save(Message):
     """Stores blocks once ``step`` has ended and ``event`` has fired; ``revoke`` names a word."""
 
-    job: int
-    epoch: int
-    step: int
-    event: int
-    revoke: int
-    sections: tuple[Section, ...]
+    job: U64
+    epoch: U32
+    step: U64
+    event: U32
+    revoke: U32
+    sections: Sections
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Load(Message):
     """Loads blocks once ``step`` (the one in flight) has ended and ``event`` has fired."""
 
-    job: int
-    epoch: int
-    step: int
-    event: int
-    lease: int
-    sections: tuple[Section, ...]
+    job: U64
+    epoch: U32
+    step: U64
+    event: U32
+    lease: U64
+    sections: Sections
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Message):
     """Ends a job."""
 
-    job: int
+    job: U64
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(Message):
     """Answers CANCEL, after the job's DONE."""
 
-    job: int
+    job: U64
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Done(Message):
     """Reports a job, with one status byte per block of all its sections in order. A fence."""
 
-    job: int
-    statuses: bytes
+    job: U64
+    statuses: Annotated[bytes, Bin(0, limits.MAX_JOB_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Message):
     """Starts a new weights epoch."""
 
-    req: int
+    req: U32
 
 
 @dataclass(frozen=True, slots=True)
-class ResetDone:
+class ResetDone(Message):
     """Answers RESET."""
 
-    req: int
-    status: int
-    text: str
-    epoch: int
+    req: U32
+    status: U8
+    text: Text
+    epoch: U32
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class Epoch(Message):
     """Reports that an engine reset the space."""
 
-    epoch: int
+    epoch: U32
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Message):
     """Opens a transfer of a prompt's first ``tokens``, or renews it.
 
     ``tokens`` are whole blocks; 0 if not known.
     """
 
-    name: bytes
-    tokens: int
-    ttl_ms: int
+    name: Transfer
+    tokens: U32
+    ttl_ms: Annotated[int, Uint(1, limits.MAX_TRANSFER_MS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(Message):
     """Completes a transfer: ``tokens`` are stored, and nothing more will be."""
 
-    name: bytes
-    tokens: int
+    name: Transfer
+    tokens: U32
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(Message):
     """Ends a transfer: its receiver has it, or no longer wants it."""
 
-    name: bytes
+    name: Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Message):
     """Reports decode steps of a worker that have ended, the oldest first.
 
     ``steps`` has for each its age and its time in us, and its requests, u32 LE.
     """
 
-    steps: bytes
+    steps: Annotated[bytes, Bin(limits.STEP_BYTES, limits.MAX_STEPS * limits.STEP_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(Message):
     """Limits what the blocks that a worker's engine stores may take of the pool: ``bytes`` of what
     this worker holds of them, 0 for any number.
     """
 
-    bytes: int
+    bytes: Annotated[int, Uint(0, limits.MAX_BUDGET)]
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Message):
     """Asks to keep blocks for a time, or to drop them after a time unless they are used.
 
     ``hashes`` are joined; a time of 0 asks for nothing.
     """
 
-    group: int
-    hash_len: int
-    hashes: bytes
-    pin_ms: int
-    ttl_ms: int
+    group: GroupIndex
+    hash_len: HashBytes
+    hashes: Hashes
+    pin_ms: Annotated[int, Uint(0, limits.MAX_KEEP_MS)]
+    ttl_ms: Annotated[int, Uint(0, limits.MAX_KEEP_MS)]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTokens:
+class BlockTokens(Message):
     """The tokens of a run of chained blocks, u32 LE; ``hashes`` and ``tokens`` are joined.
 
     ``parent`` is the hash of the block before the first, empty at the start of a prompt. ``extra``
     comes back as it is with each of the blocks.
     """
 
-    group: int
-    parent: bytes
-    hash_len: int
-    hashes: bytes
-    tokens: bytes
-    extra: bytes
+    group: GroupIndex
+    parent: Hash
+    hash_len: HashBytes
+    hashes: Hashes
+    tokens: Annotated[bytes, Bin(limits.TOKEN_BYTES, limits.MAX_FRAME)]
+    extra: Annotated[bytes, Bin(0, limits.MAX_EXTRA)]
 
 
 @dataclass(frozen=True, slots=True)
-class NextEvents:
+class NextEvents(Message):
     """Asks for the next events of the space, of at most ``blocks`` blocks.
 
     ``anew`` is 1 to be told everything from the beginning, else 0. The answer repeats ``req``.
     """
 
-    req: int
-    blocks: int
-    anew: int
+    req: U32
+    blocks: Annotated[int, Uint(1, limits.MAX_EVENT_BLOCKS)]
+    anew: Flag
 
 
 class EventKind(IntEnum):
@@ -427,110 +443,83 @@ class EventsState(IntEnum):
 class EventRun:
     """Blocks that were stored, which are chained, or removed, which have no more than hashes."""
 
-    kind: int
-    medium: int  # 1: the agent's memory; 2: the node's disk below it
-    group: int
-    parent: bytes
-    hash_len: int
-    hashes: bytes
-    tokens: bytes
-    extra: bytes
+    kind: Annotated[int, Uint(EventKind.STORED, EventKind.REMOVED)]
+    medium: Annotated[int, Uint(1, 255)]  # 1: the agent's memory; 2: the node's disk below it
+    group: GroupIndex
+    parent: Hash
+    hash_len: HashBytes
+    hashes: Annotated[bytes, Bin(1, limits.MAX_EVENT_BLOCKS * limits.MAX_HASH)]
+    tokens: Annotated[bytes, Bin(0, limits.MAX_FRAME)]
+    extra: Annotated[bytes, Bin(0, limits.MAX_EXTRA)]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockEvents:
+class BlockEvents(Message):
     """Answers NEXT_EVENTS once there is something to tell."""
 
-    req: int
-    state: int
-    runs: tuple[EventRun, ...]
+    req: U32
+    state: Annotated[int, Uint(EventsState.MORE, EventsState.REFUSED)]
+    runs: Annotated[tuple[EventRun, ...], List(record(EventRun), 0, limits.MAX_EVENT_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Message):
     """Asks for a PONG."""
 
-    req: int
+    req: U32
 
 
 @dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(Message):
     """Answers PING."""
 
-    req: int
+    req: U32
 
 
 @dataclass(frozen=True, slots=True)
-class Error:
+class Error(Message):
     """Tells why the session ends."""
 
-    code: int
-    text: str
+    code: U8
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class Switches(Message):
     """The agent's switches: 1 on, 0 off."""
 
-    loads: int
-    saves: int
+    loads: Flag
+    saves: Flag
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(Message):
     """Declares the stages of a registered worker's segments (u16 LE each, joined, in the order of
     the registration), and ``count`` words at ``off``, in bytes, of its sync region.
     """
 
-    off: int
-    count: int
-    stages: bytes
+    off: U64
+    count: Annotated[int, Uint(1, limits.MAX_STAGE_WORDS)]
+    stages: Annotated[bytes, Bin(2, limits.MAX_SEGMENTS * 2)]
 
 
 @dataclass(frozen=True, slots=True)
-class StagedLoad:
+class StagedLoad(Message):
     """Loads blocks stage by stage; ``word`` is the index of the word that counts the stages."""
 
-    job: int
-    epoch: int
-    step: int
-    event: int
-    lease: int
-    word: int
-    sections: tuple[Section, ...]
+    job: U64
+    epoch: U32
+    step: U64
+    event: U32
+    lease: U64
+    word: Annotated[int, Uint(0, limits.MAX_STAGE_WORDS - 1)]
+    sections: Sections
 
 
-Message: TypeAlias = (
-    Hello
-    | Welcome
-    | Register
-    | Regions
-    | Segments
-    | Registered
-    | Unregister
-    | Unregistered
-    | Release
-    | Save
-    | Load
-    | Cancel
-    | Cancelled
-    | Done
-    | Reset
-    | ResetDone
-    | Epoch
-    | Offer
-    | Offered
-    | Delivered
-    | Stages
-    | StagedLoad
-    | Steps
-    | Keep
-    | Budget
-    | BlockTokens
-    | NextEvents
-    | BlockEvents
-    | Ping
-    | Pong
-    | Error
-    | Switches
-)
+NUMBERS: dict[int, type[Message]] = {
+    1: Hello, 2: Welcome, 3: Register, 4: Regions, 5: Segments, 6: Registered, 7: Unregister, 8: Release, 9: Save,
+    10: Load, 11: Cancel, 12: Reset, 13: Ping, 14: Done, 15: Cancelled, 16: Pong, 17: ResetDone, 18: Epoch, 19:
+    Error, 20: Switches, 21: Unregistered, 24: Offer, 25: Offered, 26: Delivered, 27: Stages, 28: StagedLoad, 29:
+    Keep, 30: Steps, 31: Budget, 37: BlockTokens, 38: NextEvents, 39: BlockEvents,
+}  # fmt: skip
+"""The messages by number."""

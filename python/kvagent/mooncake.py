@@ -17,8 +17,6 @@ them in place. A code of PUT is 0 (stored), 1 (existed before) or Mooncake's err
 read, or an error; of EXISTS 1, 0 or an error; of DELETE the bytes removed, or an error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os
@@ -27,12 +25,15 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 from kvagent import canonical
 from kvagent.errors import Malformed
+from kvagent.fields import List, Str, Uint, record
+from kvagent.messages import U64, Flag
 
 VERSION = 2
 MAX_FRAME = 1 << 20  # bytes
@@ -49,74 +50,48 @@ TRANSFER_FAILED = -800
 PIP = "pip install mooncake-transfer-engine (without CUDA: mooncake-transfer-engine-non-cuda)"
 APT = "apt-get install libibverbs1 libnuma1 libcurl4"
 
-
-class Client(Protocol):
-    """The part of ``mooncake.store.MooncakeDistributedStore`` in use.
-
-    Pointers are addresses in this process.
-    """
-
-    def setup(
-        self, host: str, metadata: str, segment: int, local: int, protocol: str, devices: str, master: str
-    ) -> int:
-        """Connect; return 0 or an error."""
-
-    def register_buffer(self, pointer: int, size: int) -> int:
-        """Allow values in this memory; return 0 or an error."""
-
-    def get_hostname(self) -> str:
-        """Return the name of the client's segment."""
-
-    def batch_is_exist(self, keys: list[str]) -> list[int]:
-        """Return 1, 0 or an error for each."""
-
-    def batch_put_from_multi_buffers(
-        self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]], config: object
-    ) -> list[int]:
-        """Return 0 or an error for each; 0 also for what existed before."""
-
-    def batch_get_into_multi_buffers(
-        self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]
-    ) -> list[int]:
-        """Return bytes or an error for each."""
-
-    def batch_remove(self, keys: list[str], force: bool) -> list[int]:
-        """Return 0 or an error for each."""
-
-    def get_size(self, key: str) -> int:
-        """Return bytes or an error."""
-
-    def close(self) -> int:
-        """Leave; the master forgets the segment."""
+Client = Any
+"""``mooncake.store.MooncakeDistributedStore``. Pointers are addresses in this process."""
+Text = Annotated[str, Str(0, MAX_FRAME)]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in the agent's first frame. Sizes are bytes, times milliseconds."""
+    """The settings in the agent's first frame. Sizes are bytes."""
 
-    host: str
-    metadata: str
-    segment: int
-    local: int
-    protocol: str
-    devices: str
-    master: str
-    replicas: int
-    threads: int  # per kind: values, questions
+    host: Text
+    metadata: Text
+    segment: U64
+    local: U64
+    protocol: Text
+    devices: Text
+    master: Text
+    replicas: U64
+    threads: Annotated[int, Uint(1, MAX_THREADS)]  # per kind: values, questions
 
-    @classmethod
-    def read(cls, fields: object) -> Settings:
-        """Return the settings, or raise Malformed if a field is missing or out of range."""
-        if not isinstance(fields, list) or len(fields) != 9:
-            raise Malformed("settings: an array of 9 is wanted")
-        kinds = (str, str, int, int, str, str, str, int, int)
-        for n, (field, kind) in enumerate(zip(fields, kinds, strict=True)):
-            if type(field) is not kind or (isinstance(field, int) and field < 0):
-                raise Malformed(f"settings: field {n} is no {kind.__name__} of 0 or more")
-        settings = cls(*fields)
-        if not 1 <= settings.threads <= MAX_THREADS:
-            raise Malformed(f"settings: 1 to {MAX_THREADS} threads are wanted")
-        return settings
+
+@dataclass(frozen=True)
+class Hello:
+    """The agent's first frame. The sizes of the areas are bytes."""
+
+    version: Annotated[int, Uint(VERSION, VERSION)]
+    settings: Annotated[Settings, record(Settings)]
+    bounce: U64
+    arena: U64
+
+
+@dataclass(frozen=True)
+class Value:
+    """Where a value is."""
+
+    key: Annotated[str, Str(1, MAX_KEY)]
+    header: U64
+    area: Flag
+    offset: U64
+    length: U64
+
+
+_HELLO, _KEYS, _VALUES = record(Hello), List(Str(1, MAX_KEY), 1, MAX_KEYS), List(record(Value), 1, MAX_KEYS)
 
 
 class Area:
@@ -128,23 +103,11 @@ class Area:
         self.base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         os.close(fd)
 
-    def pointer(self, offset: object, length: object) -> int:
+    def pointer(self, offset: int, length: int) -> int:
         """Return the address of a range, which must lie inside."""
-        if not isinstance(offset, int) or not isinstance(length, int) or min(offset, length) < 0:
-            raise Malformed(f"offset {offset}, length {length}: numbers of 0 or more are wanted")
         if offset + length > self.size:
             raise Malformed(f"offset {offset}, length {length}: not inside of {self.size} bytes")
         return self.base + offset
-
-
-def read_keys(value: object) -> list[str]:
-    """Return the keys of a request."""
-    if not isinstance(value, list) or not 1 <= len(value) <= MAX_KEYS:
-        raise Malformed(f"keys: an array of 1 to {MAX_KEYS} is wanted")
-    for key in value:
-        if type(key) is not str or not 1 <= len(key) <= MAX_KEY:
-            raise Malformed(f"key: a text of 1 to {MAX_KEY} bytes is wanted")
-    return value
 
 
 class Values:
@@ -157,38 +120,35 @@ class Values:
 
     def do(self, operation: int, body: object) -> list[int]:
         """Return the codes of a request, one per key."""
-        if operation == EXISTS:
-            keys = read_keys(body)
-            codes = self._client.batch_is_exist(keys)
-        elif operation == DELETE:
-            keys = read_keys(body)
-            codes = self._delete(keys)
-        else:
+        if operation in (PUT, GET):
             keys, pointers, sizes = self._places(body)
-            codes = (self._put if operation == PUT else self._get)(keys, pointers, sizes)
+            codes: list[int] = (self._put if operation == PUT else self._get)(keys, pointers, sizes)
+        else:
+            keys = list(_KEYS.read(body, "keys"))
+            codes = self._client.batch_is_exist(keys) if operation == EXISTS else self._delete(keys)
         if len(codes) != len(keys):  # the batch failed as a whole
             codes = [codes[0] if codes and codes[0] < 0 else -1] * len(keys)
         return codes
 
     def _places(self, body: object) -> tuple[list[str], list[list[int]], list[list[int]]]:
-        if not isinstance(body, list) or not all(isinstance(item, list) and len(item) == 5 for item in body):
-            raise Malformed("values: an array of arrays of 5 is wanted")
-        pointers, sizes = [], []
-        for _, header, area, offset, length in body:
-            if area not in (BOUNCE, ARENA) or area >= len(self._areas):
-                raise Malformed(f"area {area} is not there")
-            data = self._areas[area].pointer(offset, length)
-            pointers.append([self._areas[BOUNCE].pointer(header, HEADER), data][: 1 + (length > 0)])
-            sizes.append([HEADER, length][: 1 + (length > 0)])
-        return read_keys([item[0] for item in body]), pointers, sizes
+        keys, pointers, sizes = [], [], []
+        for one in _VALUES.read(body, "values"):
+            if one.area >= len(self._areas):
+                raise Malformed(f"area {one.area} is not there")
+            data = self._areas[one.area].pointer(one.offset, one.length)
+            parts = 1 + (one.length > 0)
+            keys.append(one.key)
+            pointers.append([self._areas[BOUNCE].pointer(one.header, HEADER), data][:parts])
+            sizes.append([HEADER, one.length][:parts])
+        return keys, pointers, sizes
 
     def _put(self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
         """Store values; existing keys are detected first, since Mooncake returns 0 for them."""
-        codes = self._client.batch_is_exist(keys)
+        codes: list[int] = self._client.batch_is_exist(keys)
         absent = [n for n, code in enumerate(codes) if code == 0]
         if len(codes) != len(keys) or not absent:
             return codes
-        stored = self._client.batch_put_from_multi_buffers(
+        stored: list[int] = self._client.batch_put_from_multi_buffers(
             [keys[n] for n in absent], [pointers[n] for n in absent], [sizes[n] for n in absent], self._config
         )
         if len(stored) != len(absent):
@@ -199,7 +159,7 @@ class Values:
 
     def _get(self, keys: list[str], pointers: list[list[int]], sizes: list[list[int]]) -> list[int]:
         """A value shorter than was asked for fails like a transfer: its size tells them apart."""
-        codes = self._client.batch_get_into_multi_buffers(keys, pointers, sizes)
+        codes: list[int] = self._client.batch_get_into_multi_buffers(keys, pointers, sizes)
         for n, code in enumerate(codes):
             if code == TRANSFER_FAILED and 0 <= self._client.get_size(keys[n]) != sum(sizes[n]):
                 codes[n] = WRONG_LENGTH
@@ -248,6 +208,15 @@ class Frames:
         with self._sending:
             self._sock.sendall(struct.pack(">I", len(data)) + data)
 
+    def answer(self, identity: int, do: Callable[..., list[int]], *arguments: object) -> None:
+        """Answer a request with the codes that ``do`` returns."""
+        try:
+            self.send([identity, do(*arguments)])
+        except BrokenPipeError:
+            pass  # the agent is gone, which the receiving thread sees
+        except BaseException as error:  # noqa: BLE001 - nothing is right any more: the agent starts another
+            quit_now(f"request {identity}: {error!r}")
+
 
 def new_client() -> tuple[Client, Any]:
     """Return Mooncake's client, and its module."""
@@ -256,38 +225,27 @@ def new_client() -> tuple[Client, Any]:
     return mooncake.store.MooncakeDistributedStore(), mooncake.store
 
 
-def replication(module: Any, settings: Settings) -> object:
-    """Return the configuration of replicas."""
-    config = module.ReplicateConfig()
-    config.replica_num = settings.replicas
-    return config
-
-
 def start(first: object, fds: list[int]) -> tuple[Client, Values, Settings]:
     """Set up the client by the agent's first frame. OSError if Mooncake refuses."""
-    if not isinstance(first, list) or len(first) != 4 or first[0] != VERSION:
-        raise Malformed(f"first frame: [{VERSION}, settings, bounce bytes, arena bytes] is wanted")
-    settings = Settings.read(first[1])
-    sizes = [size for size in first[2:] if size != 0]
-    if len(sizes) != len(fds) or not all(type(size) is int and size > 0 for size in sizes):
+    hello = _HELLO.read(first, "first frame")
+    sizes = [size for size in (hello.bounce, hello.arena) if size]
+    if len(sizes) != len(fds):
         raise Malformed(f"first frame: {len(fds)} descriptors for areas of {sizes} bytes")
     areas = [Area(fd, size) for fd, size in zip(fds, sizes, strict=True)]
     client, module = new_client()
+    settings: Settings = hello.settings
     code = client.setup(
-        settings.host,
-        settings.metadata,
-        settings.segment,
-        settings.local,
-        settings.protocol,
-        settings.devices,
+        settings.host, settings.metadata, settings.segment, settings.local, settings.protocol, settings.devices,
         settings.master,
-    )
+    )  # fmt: skip
     if code != 0:
         raise OSError(f"Mooncake's setup failed with code {code}: protocol, device, master or metadata server")
     for area in areas:
         if code := client.register_buffer(area.base, area.size):
             raise OSError(f"registering {area.size} bytes failed with code {code} (rdma: see ulimit -l)")
-    return client, Values(client, replication(module, settings), areas), settings
+    config = module.ReplicateConfig()
+    config.replica_num = settings.replicas
+    return client, Values(client, config, areas), settings
 
 
 def serve(sock: socket.socket) -> None:
@@ -303,19 +261,11 @@ def serve(sock: socket.socket) -> None:
     # Questions have their own threads: slow transfers of values must not delay them.
     pools = {kind: ThreadPoolExecutor(settings.threads, thread_name_prefix=kind) for kind in ("values", "questions")}
 
-    def answer(identity: int, operation: int, body: object) -> None:
-        try:
-            frames.send([identity, values.do(operation, body)])
-        except BrokenPipeError:
-            pass  # the agent is gone, which the receiving thread sees
-        except BaseException as error:  # noqa: BLE001 - nothing is right any more: the agent starts another
-            quit_now(f"request {identity}: {error!r}")
-
     try:
         while True:
             identity, operation, body = read_request(frames.receive())
             kind = "values" if operation in (PUT, GET) else "questions"
-            pools[kind].submit(answer, identity, operation, body)
+            pools[kind].submit(frames.answer, identity, values.do, operation, body)
     except (EOFError, ConnectionResetError):
         client.close()  # so that the master forgets the segment at once
 
@@ -334,7 +284,7 @@ def read_request(request: object) -> tuple[int, int, object]:
 
 def quit_now(text: str) -> None:
     """End the process without waiting for threads that may hang."""
-    print(f"kvagent.mooncake: {text}"[:1000], file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{sys.argv[0]}: {text}"[:1000], file=sys.stderr, flush=True)  # noqa: T201
     os._exit(3)
 
 
@@ -348,17 +298,22 @@ def check() -> None:
         sys.exit(f"kvagent.mooncake: {sys.executable}: {error}: {APT}")
 
 
+def run(serve: Callable[[socket.socket], None], fd: str) -> None:
+    """Serve the agent at a descriptor, and end the process: Mooncake's own end may hang."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        serve(socket.socket(fileno=int(fd)))
+    except (EOFError, Malformed, OSError) as error:
+        quit_now(str(error))
+    os._exit(0)
+
+
 def main(arguments: list[str]) -> None:
     """Run the command line: check, or serve FD."""
     if arguments == ["check"]:
         check()
     elif len(arguments) == 2 and arguments[0] == "serve" and arguments[1].isdigit():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            serve(socket.socket(fileno=int(arguments[1])))
-        except (EOFError, Malformed, OSError) as error:
-            quit_now(str(error))
-        os._exit(0)
+        run(serve, arguments[1])
     else:
         sys.exit("usage: python -m kvagent.mooncake check | serve FD")
 

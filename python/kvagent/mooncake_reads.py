@@ -15,18 +15,18 @@ code is 0, or Mooncake's error. After an error the engine may still be writing t
 the end of this process proves that it does not.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from kvagent.errors import Malformed
-from kvagent.mooncake import APT, MAX_THREADS, PIP, Area, Frames
+from kvagent.fields import List, Str, Uint, record
+from kvagent.messages import U64
+from kvagent.mooncake import APT, MAX_THREADS, PIP, Area, Frames, Text, run
 
 VERSION = 2
 MAX_PULLS = 128  # of one request
@@ -34,34 +34,39 @@ MAX_TARGET = 256  # bytes
 METADATA = "P2PHANDSHAKE"
 PROTOCOLS = ("tcp", "rdma")
 
+Engine = Any
+"""``mooncake.engine.TransferEngine``. Pointers are addresses."""
 
-class Engine(Protocol):
-    """The part of ``mooncake.engine.TransferEngine`` in use. Pointers are addresses."""
 
-    def initialize(self, host: str, metadata: str, protocol: str, devices: str) -> int:
-        """Begin to listen; return 0 or an error."""
+@dataclass(frozen=True)
+class Hello:
+    """The agent's first frame."""
 
-    def get_rpc_port(self) -> int:
-        """Return the port by which other engines find this one."""
+    version: Annotated[int, Uint(VERSION, VERSION)]
+    host: Text
+    protocol: Text
+    devices: Text
+    threads: Annotated[int, Uint(1, MAX_THREADS)]
+    size: Annotated[int, Uint(1, 2**64 - 1)]
 
-    def get_local_topology(self) -> str:
-        """Return the network devices by kind of memory, as JSON."""
 
-    def register_memory(self, pointer: int, size: int) -> int:
-        """Let this memory be read, and be read into; return 0 or an error."""
+@dataclass(frozen=True)
+class Pull:
+    """Where the bytes go and come from."""
 
-    def batch_transfer_sync_read(
-        self, target: str, pointers: list[int], addresses: list[int], lengths: list[int]
-    ) -> int:
-        """Read another engine's memory; return 0 or an error."""
+    offset: U64
+    address: U64
+    length: U64
+
+
+_HELLO, _PULLS, _TARGET = record(Hello), List(record(Pull), 1, MAX_PULLS), Str(1, MAX_TARGET)
 
 
 def new_engine() -> Engine:
     """Return Mooncake's engine."""
     import mooncake.engine  # this module is importable without it
 
-    made: Engine = mooncake.engine.TransferEngine()
-    return made
+    return mooncake.engine.TransferEngine()
 
 
 def has_device(topology: str) -> bool:
@@ -76,13 +81,11 @@ class Reads:
 
     def __init__(self, first: object, fds: list[int]) -> None:
         """Set up the engine by the agent's first frame. OSError if Mooncake refuses."""
-        if not isinstance(first, list) or len(first) != 6 or first[0] != VERSION or len(fds) != 1:
-            raise Malformed(f"first frame: [{VERSION}, host, protocol, devices, threads, arena bytes] is wanted")
-        _, host, protocol, devices, self.threads, size = first
-        if not all(type(text) is str for text in first[1:4]) or protocol not in PROTOCOLS:
-            raise Malformed(f"first frame: texts, and a protocol of {PROTOCOLS} are wanted")
-        if not all(type(n) is int for n in first[4:]) or not 1 <= self.threads <= MAX_THREADS or size < 1:
-            raise Malformed(f"first frame: 1 to {MAX_THREADS} threads and the bytes of the arena are wanted")
+        hello = _HELLO.read(first, "first frame")
+        host, protocol, devices, size = hello.host, hello.protocol, hello.devices, hello.size
+        if protocol not in PROTOCOLS or len(fds) != 1:
+            raise Malformed(f"first frame: one descriptor, and a protocol of {PROTOCOLS} are wanted")
+        self.threads = hello.threads
         # The engine takes TCP or RDMA by itself, as it finds devices, and says so nowhere.
         os.environ["MC_FORCE_TCP" if protocol == "tcp" else "MC_FORCE_HCA"] = "1"
         self._arena = Area(fds[0], size)
@@ -96,26 +99,19 @@ class Reads:
         self.target = f"{host}:{self._engine.get_rpc_port()}"
         self.base = self._arena.base
 
-    def do(self, target: str, pulls: object) -> int:
+    def do(self, target: str, pulls: object) -> list[int]:
         """Return the code of a request."""
-        if not isinstance(pulls, list) or not 1 <= len(pulls) <= MAX_PULLS:
-            raise Malformed(f"pulls: an array of 1 to {MAX_PULLS} is wanted")
-        for pull in pulls:
-            if not isinstance(pull, list) or len(pull) != 3 or type(pull[1]) is not int or pull[1] < 0:
-                raise Malformed("pull: [offset, address, length] is wanted")
-        pointers = [self._arena.pointer(offset, length) for offset, _, length in pulls]
-        return self._engine.batch_transfer_sync_read(
-            target, pointers, [pull[1] for pull in pulls], [pull[2] for pull in pulls]
-        )
+        some = _PULLS.read(pulls, "pulls")
+        pointers = [self._arena.pointer(one.offset, one.length) for one in some]
+        addresses, lengths = [one.address for one in some], [one.length for one in some]
+        return [self._engine.batch_transfer_sync_read(target, pointers, addresses, lengths)]
 
 
 def read_request(request: object) -> tuple[int, str, object]:
     """Return the parts of a request."""
-    if not isinstance(request, list) or len(request) != 3 or type(request[0]) is not int or type(request[1]) is not str:
+    if not isinstance(request, list) or len(request) != 3 or type(request[0]) is not int:
         raise Malformed("request: [id, target, pulls] is wanted")
-    if not 1 <= len(request[1]) <= MAX_TARGET:
-        raise Malformed(f"target: a text of 1 to {MAX_TARGET} bytes is wanted")
-    return request[0], request[1], request[2]
+    return request[0], _TARGET.read(request[1], "target"), request[2]
 
 
 def serve(sock: socket.socket) -> None:
@@ -133,17 +129,10 @@ def serve(sock: socket.socket) -> None:
     frames.send([VERSION, "", reads.target, reads.base])
     pool = ThreadPoolExecutor(reads.threads)
 
-    def answer(identity: int, target: str, pulls: object) -> None:
-        try:
-            frames.send([identity, [reads.do(target, pulls)]])
-        except BrokenPipeError:
-            pass  # the agent is gone, which the receiving thread sees
-        except BaseException as error:  # noqa: BLE001 - nothing is right any more: the agent starts another
-            quit_now(f"request {identity}: {error!r}")
-
     try:
         while True:
-            pool.submit(answer, *read_request(frames.receive()))
+            identity, target, pulls = read_request(frames.receive())
+            pool.submit(frames.answer, identity, reads.do, target, pulls)
     except (EOFError, ConnectionResetError):
         pass  # the agent is gone
 
@@ -153,23 +142,12 @@ def refuse(frames: Frames, reason: str) -> None:
     frames.send([VERSION, reason[:1000], "", 0])
 
 
-def quit_now(text: str) -> None:
-    """End the process without waiting for threads that may hang."""
-    print(f"kvagent.mooncake_reads: {text}"[:1000], file=sys.stderr, flush=True)  # noqa: T201
-    os._exit(3)
-
-
-def main(arguments: list[str]) -> Any:
+def main(arguments: list[str]) -> None:
     """Run the command line: serve FD."""
     if len(arguments) != 2 or arguments[0] != "serve" or not arguments[1].isdigit():
-        return "usage: python -m kvagent.mooncake_reads serve FD"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        serve(socket.socket(fileno=int(arguments[1])))
-    except (EOFError, Malformed, OSError) as error:
-        quit_now(str(error))
-    os._exit(0)  # the engine's own end may hang
+        sys.exit("usage: python -m kvagent.mooncake_reads serve FD")
+    run(serve, arguments[1])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

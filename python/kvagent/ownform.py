@@ -1,14 +1,14 @@
 """kvagent's own form of look-ups: one msgpack array each way (docs/PROTOCOL.md, section 2.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Annotated
 
 from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
 from kvagent.fields import Bin, Str, Uint, record
 from kvagent.limits import MAX_PEER_ADDRESS, MAX_TRANSFER_NAME
+from kvagent.messages import ID, U8, U32, U64, Flag
 
 VERSION = 3
 MAX_HASHES = 65536
@@ -53,19 +53,19 @@ class Request:
     if it may not have been offered yet.
     """
 
-    version: int = VERSION
-    space: bytes = OWN_SPACE
-    session: int = 0
-    want: int = Want.PROBE
-    tokens: int
-    hbm_tokens: int = 0
-    deadline_us: int = 0
-    groups: bytes = b""
-    hash_len: int
-    hashes: bytes
-    transfer: bytes = b""
-    peer: str = ""
-    early: int = 0
+    version: Annotated[int, Uint(VERSION, VERSION)] = VERSION
+    space: ID = OWN_SPACE
+    session: U64 = 0
+    want: Annotated[int, Uint(Want.PROBE, Want.READY)] = Want.PROBE
+    tokens: U32
+    hbm_tokens: U32 = 0
+    deadline_us: U32 = 0
+    groups: Annotated[bytes, Bin(0, MAX_GROUPS)] = b""
+    hash_len: Annotated[int, Uint(0, MAX_HASH)]
+    hashes: Annotated[bytes, Bin(0, MAX_HASHES * MAX_HASH)]
+    transfer: Annotated[bytes, Bin(0, MAX_TRANSFER_NAME)] = b""
+    peer: Annotated[str, Str(0, MAX_PEER_ADDRESS)] = ""
+    early: Flag = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +75,16 @@ class Answer:
     Of them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones.
     """
 
-    version: int
-    status: int
-    tokens: int
-    lease: int
-    boot: bytes
-    disk: int = 0
-    shared: int = 0
+    version: Annotated[int, Uint(VERSION, VERSION)]
+    status: U8
+    tokens: U32
+    lease: U64
+    boot: ID
+    disk: U32 = 0
+    shared: U32 = 0
 
 
-_U8, _U32, _U64, _ID = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1), Bin(16, 16)
-_REQUEST = record(
-    Request,
-    version=Uint(VERSION, VERSION), space=_ID, session=_U64, want=Uint(Want.PROBE, Want.READY), tokens=_U32,
-    hbm_tokens=_U32, deadline_us=_U32, groups=Bin(0, MAX_GROUPS), hash_len=Uint(0, MAX_HASH),
-    hashes=Bin(0, MAX_HASHES * MAX_HASH),
-    transfer=Bin(0, MAX_TRANSFER_NAME), peer=Str(0, MAX_PEER_ADDRESS), early=Uint(0, 1),
-)  # fmt: skip
-_ANSWER = record(
-    Answer, version=Uint(VERSION, VERSION), status=_U8, tokens=_U32, lease=_U64, boot=_ID, disk=_U32, shared=_U32
-)
+_REQUEST, _ANSWER = record(Request), record(Answer)
 
 
 def encode_request(request: Request) -> bytes:

@@ -4,7 +4,7 @@
 A session belongs to one thread and ends with its socket. The calls of an engine's step (save, load,
 cancel, release, poll) never wait: a message that the socket does not accept yet waits in a bounded
 buffer; when that is full, Busy is raised and nothing is sent. The calls of the set-up (connect,
-register, reset, ping, unregister) wait for their answer, bounded.
+register, reset, ping) wait for their answer, bounded.
 
 SessionEnded means that the agent's end of the socket is gone, which is a fence: this session's
 memory is no longer accessed. ``close`` proves no such thing; ``drain`` waits for it. The agent, in
@@ -24,23 +24,24 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
-from kvagent.limits import MAX_JOB_BLOCKS, MAX_RELEASES
-from kvagent.packing import Packed
+from kvagent.limits import MAX_RELEASES
 from kvagent.registration import Registration, parts
 from kvagent.socketdir import check_owner
 from kvagent.stream import FrameStream
-from kvagent.wire import encode, frame, load_frame, save_frame, staged_load_frame
+from kvagent.wire import job_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from os import PathLike
+
+    from kvagent.packing import Packed
 
 SOFTWARE = "kvagent-python"
 MAX_EVENTS_PER_POLL = 1024
 MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
 Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents
-_Answer = TypeVar("_Answer", m.Registered, m.Unregistered, m.ResetDone, m.Pong)
+_Answer = TypeVar("_Answer", m.Registered, m.ResetDone, m.Pong)
 
 
 class Session:
@@ -132,14 +133,6 @@ class Session:
         self._set_epoch(answer.epoch)
         return answer
 
-    def unregister(self, timeout_s: float = 30.0) -> None:
-        """Withdraw the registration: afterwards its regions are no longer accessed."""
-        answer = self._ask(m.Unregister, m.Unregistered, timeout_s)
-        if answer.status != m.RegStatus.DONE:
-            raise Refused("unregister", answer.status, answer.text)
-        self.registered = None
-        self.epoch = 0
-
     def reset(self, timeout_s: float = 5.0) -> int:
         """Start a new weights epoch and return its number: blocks stored before are not found
         again.
@@ -161,7 +154,7 @@ class Session:
     def start_ping(self) -> None:
         """Send a PING without waiting for its answer; see pinging."""
         req = next(self._requests)
-        self._send(m.Ping(req))
+        self.send(m.Ping(req))
         self._pinged = req
 
     @property
@@ -170,56 +163,25 @@ class Session:
         return self._pinged != 0
 
     def save(
-        self,
-        sections: Sequence[m.Section] | Packed,
-        *,
-        epoch: int,
-        step: int,
-        event: int = m.NO_INDEX,
-        revoke: int = m.NO_INDEX,
+        self, sections: Packed, *, epoch: int, step: int, event: int = m.NO_INDEX, revoke: int = m.NO_INDEX
     ) -> int:
-        """Store blocks that ``step`` computes, without waiting.
+        """Store blocks that ``step`` computes, without waiting. ``epoch`` is the one in which they
+        were computed, ``revoke`` names a revocation word.
 
         Return the job's number, which its Done repeats.
-
-        ``epoch`` is the one in which they were computed. ``revoke`` names a revocation word;
-        version 1 has none.
         """
-        job = next(self._job_numbers)
-        if isinstance(sections, Packed):
-            data = save_frame(job, epoch, step, event, revoke, sections)
-            self._send_job(job, data, sections.blocks)
-        else:
-            message = m.Save(job, epoch, step, event, revoke, tuple(sections))
-            self._send_job(job, frame(encode(message)), _blocks(sections))
-        return job
+        return self._submit(m.Save, (epoch, step, event, revoke), sections)
 
-    def load(
-        self, sections: Sequence[m.Section] | Packed, *, epoch: int, step: int, event: int = m.NO_INDEX, lease: int = 0
-    ) -> int:
+    def load(self, sections: Packed, *, epoch: int, step: int, event: int = m.NO_INDEX, lease: int = 0) -> int:
         """Load blocks, without waiting; ``step`` is the one in flight. Return the job's number."""
-        job = next(self._job_numbers)
-        if isinstance(sections, Packed):
-            self._send_job(job, load_frame(job, epoch, step, event, lease, sections), sections.blocks)
-        else:
-            message = m.Load(job, epoch, step, event, lease, tuple(sections))
-            self._send_job(job, frame(encode(message)), _blocks(sections))
-        return job
-
-    def stages(self, off: int, count: int, stages: bytes) -> None:
-        """Declare the stages of the registration's segments and the words of staged loads, once for
-        each registration: see messages.Stages.
-        """
-        self._send(m.Stages(off, count, stages))
+        return self._submit(m.Load, (epoch, step, event, lease), sections)
 
     def staged_load(self, sections: Packed, *, epoch: int, step: int, event: int, lease: int, word: int) -> int:
-        """Load blocks stage by stage, without waiting. Return the job's number.
+        """Load blocks stage by stage (messages.Stages), without waiting. Return the job's number.
 
         The word ``word``, which the caller has set to 0, counts the stages that have arrived.
         """
-        job = next(self._job_numbers)
-        self._send_job(job, staged_load_frame(job, epoch, step, event, lease, word, sections), sections.blocks)
-        return job
+        return self._submit(m.StagedLoad, (epoch, step, event, lease, word), sections)
 
     def cork(self) -> None:
         """Gather messages until ``uncork`` sends them at once."""
@@ -236,58 +198,13 @@ class Session:
         """
         if job in self._cancels:
             return
-        self._send(m.Cancel(job))
+        self.send(m.Cancel(job))
         self._cancels.add(job)
 
     def release(self, leases: Sequence[int]) -> None:
         """Release leases, without waiting."""
         for part in parts(leases, MAX_RELEASES):
-            self._send(m.Release(tuple(part)))
-
-    def offer(self, name: bytes, tokens: int, ttl_ms: int) -> None:
-        """Open a transfer of a prompt's first ``tokens``, or renew it, without waiting.
-
-        ``tokens`` are whole blocks, 0 if not known.
-        """
-        self._send(m.Offer(name, tokens, ttl_ms))
-
-    def offered(self, name: bytes, tokens: int) -> None:
-        """Complete a transfer, without waiting: ``tokens`` are stored, and nothing more will be."""
-        self._send(m.Offered(name, tokens))
-
-    def delivered(self, name: bytes) -> None:
-        """End a transfer, without waiting: this side has it, or no longer wants it."""
-        self._send(m.Delivered(name))
-
-    def steps(self, steps: bytes) -> None:
-        """Report decode steps that have ended (messages.Steps), without waiting.
-
-        Needs a worker's registration.
-        """
-        self._send(m.Steps(steps))
-
-    def budget(self, limit: int) -> None:
-        """Limit the bytes that this worker may hold of what its engine stores, without waiting.
-
-        Allowed once after a worker's registration.
-        """
-        self._send(m.Budget(limit))
-
-    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> None:
-        """Ask to keep blocks for ``pin_ms``, or to drop them after ``ttl_ms`` unless they are used.
-
-        Does not wait. A time of 0 asks for nothing.
-        """
-        for part in parts(hashes, MAX_JOB_BLOCKS):
-            self._send(m.Keep(group, len(hashes[0]), b"".join(part), pin_ms, ttl_ms))
-
-    def block_tokens(self, group: int, parent: bytes, hashes: Sequence[bytes], tokens: bytes, extra: bytes) -> None:
-        """Say the tokens of chained blocks, without waiting (messages.BlockTokens)."""
-        self._send(m.BlockTokens(group, parent, len(hashes[0]), b"".join(hashes), tokens, extra))
-
-    def next_events(self, req: int, blocks: int, *, anew: bool) -> None:
-        """Ask for the next events, without waiting: poll returns the answer once there is one."""
-        self._send(m.NextEvents(req, blocks, int(anew)))
+            self.send(m.Release(tuple(part)))
 
     def quiet(self) -> bool:
         """Return whether poll has nothing to return now, and nothing waits to be sent."""
@@ -346,14 +263,17 @@ class Session:
         """Close the socket at once. Repeated calls do nothing."""
         self._stream.close()
 
-    def _send_job(self, job: int, data: bytes, blocks: int) -> None:
+    def _submit(self, kind: type[m.Message], fields: tuple[int, ...], sections: Packed) -> int:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
             raise Busy(f"{len(self._jobs)} jobs are in flight, the agent accepts {self.limits.max_queue}")
         self._check_open()
-        self._stream.send_frame(data)
-        self._jobs[job] = blocks
+        job = next(self._job_numbers)
+        self._stream.send_frame(job_frame(kind, (job, *fields), sections))
+        self._jobs[job] = sections.blocks
+        return job
 
-    def _send(self, message: m.Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: m.Message, fds: Sequence[int] = ()) -> None:
+        """Send a message that has no method of its own, without waiting."""
         self._check_open()
         self._stream.send(message, fds)
 
@@ -366,7 +286,7 @@ class Session:
     def _send_waiting(self, message: m.Message, deadline: float, fds: Sequence[int] = ()) -> None:
         while True:
             try:
-                return self._send(message, fds)
+                return self.send(message, fds)
             except Busy:
                 self._wait(deadline, writing=True)
 
@@ -438,7 +358,7 @@ class Session:
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message
-        elif isinstance(message, (m.Registered, m.Unregistered, m.ResetDone, m.Pong)):
+        elif isinstance(message, (m.Registered, m.ResetDone, m.Pong)):
             if message.req == self._awaited:  # others belong to abandoned requests
                 self._reply = message
             elif message.req == self._pinged:
@@ -459,10 +379,6 @@ class Session:
         if self._error is not None:
             return SessionEnded(self.jobs, self._error.code, self._error.text)
         return SessionEnded(self.jobs)
-
-
-def _blocks(sections: Sequence[m.Section]) -> int:
-    return sum(len(one.blocks) // 4 for one in sections)
 
 
 def _readable(session: Session | FrameStream, deadline: float, *, writing: bool = False) -> bool:

@@ -16,39 +16,8 @@ import msgpack
 from kvagent import messages as m
 from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
-from kvagent.fields import Bin, List, Optional, Pair, Record, Str, Uint, record
-from kvagent.limits import (
-    MAX_BUDGET,
-    MAX_EVENT_BLOCKS,
-    MAX_EVENTS,
-    MAX_EXTRA,
-    MAX_FRAME,
-    MAX_GROUPS,
-    MAX_HANDLE,
-    MAX_HASH,
-    MAX_IDENTITY_BYTES,
-    MAX_IDENTITY_PAIRS,
-    MAX_JOB_BLOCKS,
-    MAX_KEEP_MS,
-    MAX_NAME,
-    MAX_PATH,
-    MAX_PEER_ADDRESS,
-    MAX_REGIONS,
-    MAX_REGIONS_MESSAGE,
-    MAX_RELEASES,
-    MAX_SECTIONS,
-    MAX_SEGMENTS,
-    MAX_SEGMENTS_MESSAGE,
-    MAX_SHARDS,
-    MAX_STAGE_WORDS,
-    MAX_STEPS,
-    MAX_TEXT,
-    MAX_TRANSFER_MS,
-    MAX_TRANSFER_NAME,
-    MAX_WORLD,
-    STEP_BYTES,
-    TOKEN_BYTES,
-)
+from kvagent.fields import form, record
+from kvagent.limits import MAX_FRAME, MAX_IDENTITY_BYTES, MAX_JOB_BLOCKS, MAX_KEEP_MS, STEP_BYTES, TOKEN_BYTES
 
 if TYPE_CHECKING:
     from kvagent.packing import Packed
@@ -56,102 +25,8 @@ if TYPE_CHECKING:
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = _LENGTH.size
 
-_U8, _U32, _U64 = Uint(0, 2**8 - 1), Uint(0, 2**32 - 1), Uint(0, 2**64 - 1)
-_FLAG, _POSITIVE = Uint(0, 1), Uint(1, 2**32 - 1)
-_ID, _NAME, _TEXT = Bin(16, 16), Str(0, MAX_NAME), Str(0, MAX_TEXT)
-_GROUP_INDEX = Uint(0, MAX_GROUPS - 1)
-_TRANSFER = Bin(1, MAX_TRANSFER_NAME)
-
-_IDENTITY = List(Pair(Str(1, MAX_IDENTITY_BYTES), Str(0, MAX_IDENTITY_BYTES)), 0, MAX_IDENTITY_PAIRS)
-_GROUP = record(m.Group, block_tokens=_POSITIVE, num_blocks=_U32, window=_U32)
-_SYNC = record(
-    m.Sync,
-    region=_U32, step_off=_U64, events_off=_U64, events=Uint(0, MAX_EVENTS),
-    revoke_off=_U64, revokes=Uint(0, MAX_EVENTS),
-)  # fmt: skip
-_REGION = record(
-    m.Region,
-    id=_U32, kind=Uint(m.RegionKind.FD, m.RegionKind.CUDA_FD), size=_U64, addr=_U64, handle=Bin(0, MAX_HANDLE),
-)  # fmt: skip
-_SEGMENT = record(m.Segment, region=_U32, offset=_U64, stride=_U64, bytes=_POSITIVE)
-_SECTION = record(
-    m.Section,
-    group=_GROUP_INDEX, parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH),
-    hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH), blocks=Bin(4, MAX_JOB_BLOCKS * 4),
-)  # fmt: skip
-_SECTIONS = List(_SECTION, 1, MAX_SECTIONS)
-_EVENT_RUN = record(
-    m.EventRun,
-    kind=Uint(m.EventKind.STORED, m.EventKind.REMOVED), medium=Uint(1, 255), group=_GROUP_INDEX,
-    parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH), hashes=Bin(1, MAX_EVENT_BLOCKS * MAX_HASH),
-    tokens=Bin(0, MAX_FRAME), extra=Bin(0, MAX_EXTRA),
-)  # fmt: skip
-
-_RECORDS: dict[int, Record] = {
-    1: record(m.Hello, min_version=_POSITIVE, max_version=_POSITIVE, software=_NAME),
-    2: record(
-        m.Welcome,
-        version=Uint(m.MIN_VERSION, m.VERSION), boot=_ID, session=_U64,
-        max_frame=_U32, max_job_blocks=_U32, max_queue=_U32, lease_bytes=_U64,
-        peer=Str(0, MAX_PEER_ADDRESS),
-    ),
-    3: record(
-        m.Register,
-        req=_U32, instance=Str(1, MAX_NAME), role=Uint(m.Role.SCHEDULER, m.Role.WORKER),
-        rank=Uint(0, MAX_WORLD - 1), world=Uint(1, MAX_WORLD),
-        held=List(Uint(0, MAX_SHARDS - 1), 0, MAX_SHARDS), shards=Uint(1, MAX_SHARDS),
-        identity=_IDENTITY, groups=List(_GROUP, 1, MAX_GROUPS), hash_tokens=_POSITIVE,
-        lookup_name=_NAME, sync=Optional(_SYNC), regions=Uint(0, MAX_REGIONS), segments=Uint(0, MAX_SEGMENTS),
-    ),
-    4: record(m.Regions, req=_U32, regions=List(_REGION, 0, MAX_REGIONS_MESSAGE)),
-    5: record(
-        m.Segments,
-        req=_U32, shard=Uint(0, MAX_SHARDS - 1), group=_GROUP_INDEX, segments=List(_SEGMENT, 0, MAX_SEGMENTS_MESSAGE),
-    ),
-    6: record(m.Registered, req=_U32, status=_U8, text=_TEXT, space=_ID, epoch=_U32, lookup_path=Str(0, MAX_PATH)),
-    7: record(m.Unregister, req=_U32),
-    8: record(m.Release, leases=List(_U64, 0, MAX_RELEASES)),
-    9: record(m.Save, job=_U64, epoch=_U32, step=_U64, event=_U32, revoke=_U32, sections=_SECTIONS),
-    10: record(m.Load, job=_U64, epoch=_U32, step=_U64, event=_U32, lease=_U64, sections=_SECTIONS),
-    11: record(m.Cancel, job=_U64),
-    12: record(m.Reset, req=_U32),
-    13: record(m.Ping, req=_U32),
-    14: record(m.Done, job=_U64, statuses=Bin(0, MAX_JOB_BLOCKS)),
-    15: record(m.Cancelled, job=_U64),
-    16: record(m.Pong, req=_U32),
-    17: record(m.ResetDone, req=_U32, status=_U8, text=_TEXT, epoch=_U32),
-    18: record(m.Epoch, epoch=_U32),
-    19: record(m.Error, code=_U8, text=_TEXT),
-    20: record(m.Switches, loads=_FLAG, saves=_FLAG),
-    21: record(m.Unregistered, req=_U32, status=_U8, text=_TEXT),
-    24: record(m.Offer, name=_TRANSFER, tokens=_U32, ttl_ms=Uint(1, MAX_TRANSFER_MS)),
-    25: record(m.Offered, name=_TRANSFER, tokens=_U32),
-    26: record(m.Delivered, name=_TRANSFER),
-    27: record(m.Stages, off=_U64, count=Uint(1, MAX_STAGE_WORDS), stages=Bin(2, MAX_SEGMENTS * 2)),
-    28: record(
-        m.StagedLoad,
-        job=_U64, epoch=_U32, step=_U64, event=_U32, lease=_U64, word=Uint(0, MAX_STAGE_WORDS - 1), sections=_SECTIONS,
-    ),
-    29: record(
-        m.Keep, group=_GROUP_INDEX, hash_len=Uint(1, MAX_HASH), hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH),
-        pin_ms=Uint(0, MAX_KEEP_MS), ttl_ms=Uint(0, MAX_KEEP_MS),
-    ),
-    30: record(m.Steps, steps=Bin(STEP_BYTES, MAX_STEPS * STEP_BYTES)),
-    31: record(m.Budget, bytes=Uint(0, MAX_BUDGET)),
-    37: record(
-        m.BlockTokens,
-        group=_GROUP_INDEX, parent=Bin(0, MAX_HASH), hash_len=Uint(1, MAX_HASH),
-        hashes=Bin(1, MAX_JOB_BLOCKS * MAX_HASH), tokens=Bin(TOKEN_BYTES, MAX_FRAME), extra=Bin(0, MAX_EXTRA),
-    ),
-    38: record(m.NextEvents, req=_U32, blocks=Uint(1, MAX_EVENT_BLOCKS), anew=_FLAG),
-    39: record(
-        m.BlockEvents,
-        req=_U32, state=Uint(m.EventsState.MORE, m.EventsState.REFUSED), runs=List(_EVENT_RUN, 0, MAX_EVENT_BLOCKS),
-    ),
-}  # fmt: skip
+_RECORDS = {number: record(cls) for number, cls in m.NUMBERS.items()}
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
-
-_SAVE, _LOAD, _STAGED_LOAD = _NUMBERS[m.Save], _NUMBERS[m.Load], _NUMBERS[m.StagedLoad]
 
 _ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
 _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
@@ -171,30 +46,16 @@ def encode(message: m.Message) -> bytes:
     return body
 
 
-def save_frame(job: int, epoch: int, step: int, event: int, revoke: int, sections: Packed) -> bytes:
-    """Return the frame of a SAVE with packed sections."""
-    return _job_frame(_SAVE, (job, epoch, step, event, revoke), sections)
-
-
-def load_frame(job: int, epoch: int, step: int, event: int, lease: int, sections: Packed) -> bytes:
-    """Return the frame of a LOAD with packed sections."""
-    return _job_frame(_LOAD, (job, epoch, step, event, lease), sections)
-
-
-def staged_load_frame(job: int, epoch: int, step: int, event: int, lease: int, word: int, sections: Packed) -> bytes:
-    """Return the frame of a STAGED_LOAD with packed sections."""
-    return _job_frame(_STAGED_LOAD, (job, epoch, step, event, lease, word), sections)
-
-
-def _job_frame(number: int, fields: tuple[int, ...], sections: Packed) -> bytes:
+def job_frame(kind: type[m.Message], fields: tuple[int, ...], sections: Packed) -> bytes:
+    """Return the frame of a job's message, with packed sections after its other fields."""
+    number = _NUMBERS[kind]
     if not 0 <= min(fields) <= max(fields) < 1 << 32:  # raises the precise error
-        one = _RECORDS[number]
-        for (name, field), value in zip(one.fields, fields, strict=False):
-            field.write(value, f"{one.cls.__name__}.{name}")
+        for (name, field), value in zip(_RECORDS[number].fields, fields, strict=False):
+            field.write(value, f"{kind.__name__}.{name}")
     head = pack((number, *fields))  # the header of an array with one element less
     length = len(head) + len(sections.data)
     if length > MAX_FRAME:
-        raise Malformed(f"{_RECORDS[number].cls.__name__}: {length} bytes, at most {MAX_FRAME}")
+        raise Malformed(f"{kind.__name__}: {length} bytes, at most {MAX_FRAME}")
     return b"".join((_LENGTH.pack(length), _ARRAY[len(fields) + 2], head[1:], sections.data))
 
 
@@ -295,7 +156,7 @@ def check_identity(identity: tuple[tuple[str, str], ...]) -> None:
     """Raise Malformed unless an identity has the right shape, is sorted by unique keys, and is
     bounded.
     """
-    _IDENTITY.write(identity, "identity")
+    form(m.Identity).write(identity, "identity")
     keys = [key.encode() for key, _ in identity]
     if any(first >= second for first, second in itertools.pairwise(keys)):
         raise Malformed("identity: keys are not sorted, or one is there twice")

@@ -19,6 +19,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import KVAgentError
 from kvagent.identity import identity_pairs
+from kvagent.packing import Packed, packed, section
 from kvagent.registration import Registration
 from kvagent.session import Event, Session
 from kvagent.shm import SharedMemory, SyncWords
@@ -35,7 +36,7 @@ START_S = 60.0  # for an agent to start, beside engines that take all processors
 # second and less.
 LIMITS = (
     "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.admin.TIMEOUT_S",
+    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.agent.TIMEOUT_S",
 )  # fmt: skip
 BLOCK_TOKENS = 16
 BLOCKS = 32
@@ -251,6 +252,11 @@ def wait(session: Session, kind: type[_T], events: list[Event]) -> _T:
     event = eventually(look, kind.__name__)
     events.remove(event)  # type: ignore[arg-type]
     return event
+
+
+def run_of(hashes: Sequence[bytes], blocks: Sequence[int]) -> Packed:
+    """Return the sections of a job that has one run of blocks."""
+    return packed([section(0, b"", hashes, blocks)], len(hashes))
 
 
 def content(salt: int, i: int, layer: int, rank: int) -> bytes:

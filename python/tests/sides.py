@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from kvagent.messages import Group
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.hooks import Guest, Joined
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.requests import Phase, Tracked, arrived
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.uncached import NoLink
+from tests.simulated import Pool
 
 GEOMETRY = Geometry((Group(16, 64),), 16)
 _Guest = TypeVar("_Guest", bound=Guest)
@@ -19,11 +20,9 @@ _Guest = TypeVar("_Guest", bound=Guest)
 
 def side_of(*guests: Guest, geometry: Geometry = GEOMETRY, pool: Any = None, **more: Any) -> SchedulerSide:
     """Return a side with these guests alone; ``pool`` is vLLM's block pool."""
-    link: Any = NoLink()
-    side = SchedulerSide(Options(), geometry, 1, link, saves=True, joined=Joined([*guests], **more))
-    if pool is not None:
-        side.bind(SimpleNamespace(block_pool=pool))
-    return side
+    link = Link("", "a test", None)
+    manager = SimpleNamespace(block_pool=pool or Pool(geometry.groups[0].num_blocks))
+    return SchedulerSide(Options(), geometry, 1, link, manager, saves=True, joined=Joined([*guests], **more))
 
 
 def guest(side: SchedulerSide, kind: type[_Guest]) -> _Guest:
@@ -35,7 +34,7 @@ def waits(side: Any) -> Any:
     """Return what waits for the loads of a worker's steps, if they do."""
     from kvagent.vllm.guests.sync.worker import StepWaits
 
-    idle = SimpleNamespace(loads=SimpleNamespace(_wait_s=0.0))
+    idle = SimpleNamespace(_wait_s=0.0)
     return next((one for one in side.guests if isinstance(one, StepWaits)), idle)
 
 

@@ -138,10 +138,9 @@ class SimulatedEngine:
         self.link.wait(20)
         geometry = Geometry(self.groups, BLOCK, following=following)
         self.scheduler = SchedulerSide(
-            settings, geometry, 1, self.link, saves=saves, generations=self.generations,
+            settings, geometry, 1, self.link, self, saves=saves, generations=self.generations,
             joined=guests_of(options=settings, geometry=geometry, saves=saves, engine_id=name),
         )  # fmt: skip
-        self.scheduler.bind(self)
         self.worker = WorkerSide(
             self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,
             generation=generation, use_generation=self._use_generation, guests=[adapters] if adapters else [],
@@ -258,7 +257,6 @@ class SimulatedEngine:
     def until_saved(self) -> None:
         """Wait, without a step, until no save that was sent is in flight."""
         saves = self.scheduler.saves
-        assert saves is not None
         eventually(lambda: (self._report(), not saves._inflight)[1], "the end of the saves")
 
     def save(self, name: str, prompt: str, blocks: int, salt: int, **more: Any) -> Any:

@@ -15,7 +15,18 @@ from kvagent.identity import fingerprint
 from kvagent.lookup import Answer, LookupClient, LookupStatus, Request, Want
 from kvagent.registration import Registration
 from kvagent.session import Event, Session
-from tests.agent import BLOCK_TOKENS, BLOCKS, IDENTITY, PATIENCE_S, AgentProcess, Engine, chain, eventually, wait
+from tests.agent import (
+    BLOCK_TOKENS,
+    BLOCKS,
+    IDENTITY,
+    PATIENCE_S,
+    AgentProcess,
+    Engine,
+    chain,
+    eventually,
+    run_of,
+    wait,
+)
 
 OK = m.BlockStatus.OK
 
@@ -35,7 +46,7 @@ def save(engine: Engine, hashes: list[bytes], blocks: list[int], salt: int) -> b
     event = 0
     engine.words.record(event)
     engine.words.fire(event)
-    sections = [m.Section.of(0, hashes, blocks)]
+    sections = run_of(hashes, blocks)
     job = engine.worker.save(sections, epoch=engine.worker.epoch, step=engine.step, event=event, revoke=0)
     return engine.done(job)
 
@@ -53,7 +64,7 @@ def test_what_one_engine_saved_another_loads(agent: AgentProcess) -> None:
         assert agent.status()["leases"] == 1
 
         targets = [20, 30, 21, 31, 22, 29, 23, 28]
-        load = second.worker.load([m.Section.of(0, hashes, targets)], epoch=1, step=0, lease=answer.lease)
+        load = second.worker.load(run_of(hashes, targets), epoch=1, step=0, lease=answer.lease)
         assert second.done(load) == bytes([OK] * 8)
         assert all(second.holds(target, 7, i) for i, target in enumerate(targets))
         assert not any(second.cache.view[: 20 * 4096])  # nothing else was touched
@@ -79,7 +90,7 @@ def test_a_prompt_is_never_found_to_its_last_token(agent: AgentProcess) -> None:
 def test_a_save_waits_for_its_step_and_its_event(agent: AgentProcess) -> None:
     with closing(Engine(agent, "one")) as engine:
         engine.words.record(1)
-        job = engine.worker.save([m.Section.of(0, chain("p", 1), [0])], epoch=1, step=1, event=1)
+        job = engine.worker.save(run_of(chain("p", 1), [0]), epoch=1, step=1, event=1)
         engine.worker.ping(PATIENCE_S)
         assert ask(agent, engine, chain("p", 1)).tokens == 0
         engine.words.fire(1)  # as an event does whose process dies: the step word is not there
@@ -94,7 +105,7 @@ def test_a_save_waits_for_its_step_and_its_event(agent: AgentProcess) -> None:
 def test_a_save_can_be_revoked_and_cancelled(agent: AgentProcess) -> None:
     with closing(Engine(agent, "one")) as engine:
         engine.words.record(1)
-        revoked = engine.worker.save([m.Section.of(0, chain("r", 2), [0, 1])], epoch=1, step=1, event=1, revoke=3)
+        revoked = engine.worker.save(run_of(chain("r", 2), [0, 1]), epoch=1, step=1, event=1, revoke=3)
         engine.words.revoke(3)
         engine.compute([0, 1], salt=1)
         engine.words.fire(1)
@@ -102,7 +113,7 @@ def test_a_save_can_be_revoked_and_cancelled(agent: AgentProcess) -> None:
         engine.words.clear_revoke(3)
 
         engine.words.record(2)
-        cancelled = engine.worker.save([m.Section.of(0, chain("c", 1), [0])], epoch=1, step=99, event=2)
+        cancelled = engine.worker.save(run_of(chain("c", 1), [0]), epoch=1, step=99, event=2)
         engine.worker.cancel(cancelled)
         assert engine.done(cancelled) == bytes([m.BlockStatus.CANCELLED])
         assert engine.wait(m.Cancelled).job == cancelled
@@ -112,9 +123,9 @@ def test_a_save_can_be_revoked_and_cancelled(agent: AgentProcess) -> None:
 def test_missing_blocks_are_reported_one_by_one(agent: AgentProcess) -> None:
     with closing(Engine(agent, "one")) as engine:
         save(engine, chain("p", 2), [0, 1], salt=1)
-        load = engine.worker.load([m.Section.of(0, [*chain("p", 2), b"y" * 32], [5, 6, 7])], epoch=1, step=0)
+        load = engine.worker.load(run_of([*chain("p", 2), b"y" * 32], [5, 6, 7]), epoch=1, step=0)
         assert engine.done(load) == bytes([OK, OK, m.BlockStatus.MISSING])
-        wrong = engine.worker.load([m.Section.of(0, chain("p", 1), [2**20])], epoch=1, step=0)
+        wrong = engine.worker.load(run_of(chain("p", 1), [2**20]), epoch=1, step=0)
         assert engine.done(wrong) == bytes([m.BlockStatus.INVALID])
 
 
@@ -127,7 +138,7 @@ def test_a_block_is_found_only_with_all_its_ranks(agent: AgentProcess) -> None:
             assert ask(agent, zero, hashes).tokens == 0
             assert save(one, hashes, [8, 9], salt=1) == bytes([OK] * 2)
             assert ask(agent, zero, hashes).tokens == 2 * BLOCK_TOKENS
-            load = one.worker.load([m.Section.of(0, hashes, [10, 11])], epoch=1, step=0)
+            load = one.worker.load(run_of(hashes, [10, 11]), epoch=1, step=0)
             assert one.done(load) == bytes([OK] * 2)
             assert one.holds(11, 1, 1)
         eventually(lambda: ask(agent, zero, hashes).status == LookupStatus.NOT_REGISTERED, "the loss of a rank")
@@ -154,9 +165,9 @@ def test_memory_of_this_process_is_reached_by_its_address(agent: AgentProcess) -
             ), PATIENCE_S,
         )  # fmt: skip
         events: list[Event] = []
-        job = session.save([m.Section.of(0, chain("a", 2), [2, 3])], epoch=1, step=0)
+        job = session.save(run_of(chain("a", 2), [2, 3]), epoch=1, step=0)
         assert wait(session, m.Done, events) == m.Done(job, bytes([OK] * 2))
-        job = session.load([m.Section.of(0, chain("a", 2), [6, 7])], epoch=1, step=0)
+        job = session.load(run_of(chain("a", 2), [6, 7]), epoch=1, step=0)
         assert wait(session, m.Done, events) == m.Done(job, bytes([OK] * 2))
     assert cache.raw[6 * 512 : 8 * 512] == bytes([2]) * 512 + bytes([3]) * 512
 
@@ -168,7 +179,7 @@ def test_a_reset_forgets_and_tells_everyone(agent: AgentProcess) -> None:
         assert one.scheduler.reset(PATIENCE_S) == before + 1
         assert two.wait(m.Epoch).epoch == before + 1
         assert ask(agent, two, chain("p", 2)).tokens == 0
-        stale = two.worker.save([m.Section.of(0, chain("p", 2), [0, 1])], epoch=before, step=0)
+        stale = two.worker.save(run_of(chain("p", 2), [0, 1]), epoch=before, step=0)
         assert two.done(stale) == bytes([m.BlockStatus.STALE] * 2)
         assert save(two, chain("p", 2), [0, 1], salt=2) == bytes([OK] * 2)
         assert ask(agent, one, chain("p", 2)).tokens == 2 * BLOCK_TOKENS
@@ -177,7 +188,7 @@ def test_a_reset_forgets_and_tells_everyone(agent: AgentProcess) -> None:
 def test_a_killed_agent_is_an_end_and_its_successor_has_another_boot(agent: AgentProcess) -> None:
     engine = Engine(agent, "one")
     engine.words.record(0)
-    job = engine.worker.save([m.Section.of(0, chain("p", 1), [0])], epoch=1, step=1, event=0)
+    job = engine.worker.save(run_of(chain("p", 1), [0]), epoch=1, step=1, event=0)
     agent.kill()
 
     def end() -> SessionEnded | None:

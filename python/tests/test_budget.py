@@ -38,7 +38,7 @@ def save(engine: Engine, name: str, count: int) -> bytes:
 
 
 def test_a_budget_limits_what_is_stored(agent: AgentProcess, engine: Engine) -> None:
-    engine.worker.budget(4 * WHOLE)
+    engine.worker.send(m.Budget(4 * WHOLE))
     for name in ("first", "second"):
         assert save(engine, name, 3) == bytes(3)
     (owner,) = agent.status()["pool"]["owners"]["list"]
@@ -47,7 +47,7 @@ def test_a_budget_limits_what_is_stored(agent: AgentProcess, engine: Engine) -> 
 
 
 def test_a_budget_that_cannot_be_kept_ends_the_session(engine: Engine) -> None:
-    engine.worker.budget(WHOLE - 1)
+    engine.worker.send(m.Budget(WHOLE - 1))
     with pytest.raises(SessionEnded, match=f"budget: {WHOLE - 1} bytes, allowed: 0, or at least {WHOLE}"):
         engine.worker.ping(10.0)
 

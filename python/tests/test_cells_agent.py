@@ -9,9 +9,10 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.identity import identity_pairs
+from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
-from tests.agent import eventually, wait
+from tests.agent import eventually, run_of, wait
 from tests.cells import BLOCKS, LAYOUTS, SHAPES, STATES, Engine
 
 if TYPE_CHECKING:
@@ -59,12 +60,12 @@ class Registered:
 
     def save(self) -> None:
         self.engine.fill()
-        jobs = [one.save([m.Section.of(0, [self.hash()], [SAVED])], epoch=self.epoch, step=1) for one in self.workers]
+        jobs = [one.save(run_of([self.hash()], [SAVED]), epoch=self.epoch, step=1) for one in self.workers]
         statuses = {one for worker, job in zip(self.workers, jobs, strict=True) for one in _done(worker, job)}
         assert statuses <= {m.BlockStatus.OK, m.BlockStatus.EXISTS, m.BlockStatus.IN_PROGRESS}
 
     def load(self, hashes: list[bytes]) -> None:
-        sections = [m.Section.of(0, [one], [block]) for block, one in enumerate(hashes)]
+        sections = packed([section(0, b"", [one], [block]) for block, one in enumerate(hashes)], len(hashes))
         jobs = [one.load(sections, epoch=self.epoch, step=1) for one in self.workers]
         for worker, job in zip(self.workers, jobs, strict=True):
             assert set(_done(worker, job)) == {m.BlockStatus.OK}
@@ -95,7 +96,7 @@ def test_a_block_is_missing_until_all_cells_are_stored(agent: AgentProcess) -> N
     with ExitStack() as ends:
         saver = Registered(agent, ends, (2, 2), 8, "LBHNC")
         loader = Registered(agent, ends, (1, 1), 8, "LBHNC")
-        sections = [m.Section.of(0, [saver.hash()], [SAVED])]
+        sections = run_of([saver.hash()], [SAVED])
         for rank, worker in enumerate(saver.workers):
             job = loader.workers[0].load(sections, epoch=loader.epoch, step=1)
             assert _done(loader.workers[0], job) == bytes([m.BlockStatus.MISSING]), f"{rank} of 4 ranks saved"
@@ -104,7 +105,7 @@ def test_a_block_is_missing_until_all_cells_are_stored(agent: AgentProcess) -> N
         assert _done(loader.workers[0], job) == bytes([m.BlockStatus.OK])
         again = loader.workers[0].save(sections, epoch=loader.epoch, step=1)
         assert _done(loader.workers[0], again) == bytes([m.BlockStatus.EXISTS])
-        part = [m.Section.of(0, [b"p" * 32], [0])]
+        part = run_of([b"p" * 32], [0])
         assert _done(saver.workers[0], saver.workers[0].save(part, epoch=saver.epoch, step=1)) == b"\0"
         whole = loader.workers[0].save(part, epoch=loader.epoch, step=1)
         assert _done(loader.workers[0], whole) == b"\0", "some cells were stored, the others are now"

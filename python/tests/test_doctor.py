@@ -22,7 +22,7 @@ from tests.simulated import SimulatedEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvagent.doctor.finding import Finding
+    from kvagent.doctor import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_an_agent_that_is_frozen_dead_or_was_never_there(
     agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(host, "CONNECT_S", 0.2)
-    monkeypatch.setattr("kvagent.doctor.admin.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("kvagent.doctor.agent.TIMEOUT_S", 0.2)
     agent.freeze()
     assert all("the agent is there and does not answer" in finding.hint for finding in problems(agent))
     agent.thaw()

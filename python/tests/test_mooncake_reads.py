@@ -144,7 +144,7 @@ def test_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         ([2, "h", "rdma", "mlx5_9", 2, ARENA], Fake.topology, 0, "no RDMA device mlx5_9"),
         ([2, "h", "rdma", "mlx5_9", 2, ARENA], Fake.topology, -1, "mlx5_9"),
         ([2, "h", "smoke", "", 2, ARENA], Fake.topology, 0, "protocol"),
-        ([2, "h", "tcp", "", 0, ARENA], Fake.topology, 0, "1 to 64 threads"),
+        ([2, "h", "tcp", "", 0, ARENA], Fake.topology, 0, "first frame.threads: 0"),
         ([1, "h", "tcp", "", 2, ARENA], Fake.topology, 0, "first frame"),
     ],
 )  # fmt: skip

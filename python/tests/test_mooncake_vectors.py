@@ -12,6 +12,7 @@ import pytest
 
 from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
+from kvagent.fields import record
 from kvagent.mooncake import VERSION, Settings, read_request
 
 FILE = Path(__file__).resolve().parents[2] / "testdata" / "wire" / "mooncake.json"
@@ -34,7 +35,7 @@ def test_frame_of_the_agent(vector: dict[str, Any]) -> None:
     frame = unpack(bytes.fromhex(vector["hex"]))
     if vector["name"].startswith("hello"):
         assert frame[0] == VERSION
-        settings = Settings.read(frame[1])
+        settings = record(Settings).read(frame[1], "settings")
         assert [settings.host, settings.master, settings.threads] == [frame[1][0], frame[1][6], frame[1][8]]
         return
     assert list(read_request(frame)) == vector["value"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 import pytest
 
@@ -10,9 +11,13 @@ from kvagent import messages as m
 from kvagent.errors import Malformed
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import Packed, packed, section
-from kvagent.wire import HEADER_BYTES, decode, encode, frame, load_frame, save_frame
+from kvagent.wire import HEADER_BYTES, decode, encode, frame, job_frame
 
 SIZES = (1, 2, 7, 8, 63, 64, 255, 256, 2000)  # around the places where a header grows
+
+
+def plainly(group: int, hashes: list[bytes], ids: list[int], parent: bytes = b"") -> m.Section:
+    return m.Section(group, parent, len(hashes[0]), b"".join(hashes), struct.pack(f"<{len(ids)}I", *ids))
 
 
 def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
@@ -28,7 +33,7 @@ def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
             ids = [dice.randrange(1 << 32) for _ in range(count)]
             parent = dice.choice((b"", dice.randbytes(length)))
             group = dice.randrange(16)
-            plain.append(m.Section.of(group, hashes, ids, parent))
+            plain.append(plainly(group, hashes, ids, parent))
             bare.append(section(group, parent, hashes, ids))
         blocks = sum(len(one.blocks) // 4 for one in plain)
         if blocks > MAX_JOB_BLOCKS:
@@ -36,9 +41,9 @@ def test_any_sections_are_packed_as_the_codec_packs_them() -> None:
         a, b, c, d = (dice.randrange(1 << dice.choice((7, 8, 16, 31))) for _ in range(4))
         one, sections = packed(bare, blocks), tuple(plain)
         load, save = m.Load(a, b, c, d, 5, sections), m.Save(a, b, c, d, 5, sections)
-        assert load_frame(a, b, c, d, 5, one) == frame(encode(load)), f"seed {seed}"
-        assert save_frame(a, b, c, d, 5, one) == frame(encode(save)), f"seed {seed}"
-        assert decode(load_frame(a, b, c, d, 5, one)[HEADER_BYTES:]) == load
+        assert job_frame(m.Load, (a, b, c, d, 5), one) == frame(encode(load)), f"seed {seed}"
+        assert job_frame(m.Save, (a, b, c, d, 5), one) == frame(encode(save)), f"seed {seed}"
+        assert decode(job_frame(m.Load, (a, b, c, d, 5), one)[HEADER_BYTES:]) == load
 
 
 def test_what_is_out_of_range_is_not_packed() -> None:
@@ -60,14 +65,14 @@ def test_what_is_out_of_range_is_not_packed() -> None:
 
 def test_a_frame_that_is_too_long_is_not_sent() -> None:
     with pytest.raises(Malformed, match="bytes, at most"):
-        load_frame(1, 1, 1, 1, 1, Packed(b"\x90" * (1 << 20), 1))
+        job_frame(m.Load, (1, 1, 1, 1, 1), Packed(b"\x90" * (1 << 20), 1))
 
 
 def test_a_jobs_fields_are_in_their_ranges() -> None:
     one = packed([section(0, b"", [b"h"], [1])], 1)
     with pytest.raises(Malformed, match=r"Load.epoch: 4294967296 is not an integer from 0 to 4294967295"):
-        load_frame(1, 1 << 32, 1, 1, 1, one)
+        job_frame(m.Load, (1, 1 << 32, 1, 1, 1), one)
     with pytest.raises(Malformed, match=r"Save.step: -1"):
-        save_frame(1, 1, -1, 1, 1, one)
-    lease = m.Load(1, 1, 1 << 40, 1, 1 << 50, (m.Section.of(0, [b"h"], [1]),))
-    assert load_frame(1, 1, 1 << 40, 1, 1 << 50, one) == frame(encode(lease))
+        job_frame(m.Save, (1, 1, -1, 1, 1), one)
+    lease = m.Load(1, 1, 1 << 40, 1, 1 << 50, (plainly(0, [b"h"], [1]),))
+    assert job_frame(m.Load, (1, 1, 1 << 40, 1, 1 << 50), one) == frame(encode(lease))

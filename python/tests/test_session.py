@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import struct
 import threading
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
+from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.session import Session
 from kvagent.shm import SharedMemory
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 BOOT = bytes(range(16))
 WELCOME = m.Welcome(3, BOOT, 7, 1 << 20, 8192, 16, 1 << 30, "")
-SECTION = m.Section.of(0, [b"h" * 32, b"i" * 32], [4, 5])
+HASHES = [b"h" * 32, b"i" * 32]
+SECTION = m.Section(0, b"", 32, b"".join(HASHES), struct.pack("<2I", 4, 5))
+PACKED = packed([section(0, b"", HASHES, [4, 5])], 2)
 
 
 class Agent:
@@ -94,7 +98,7 @@ def test_hello_settles_the_version(tmp_path: Path) -> None:
     thread = serve(tmp_path / "s", script)
     session = Session.connect(tmp_path / "s", PATIENCE_S)
     assert (session.version, session.boot, session.number) == (m.VERSION, BOOT, 7)
-    session.save([SECTION], epoch=1, step=1)
+    session.save(PACKED, epoch=1, step=1)
     thread.join()
     session.close()
     assert heard == [
@@ -105,27 +109,23 @@ def test_hello_settles_the_version(tmp_path: Path) -> None:
 
 def test_transfers_are_said(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    session.offer(b"r/e/1", 32, 30_000)
-    session.offered(b"r/e/1", 16)
-    session.delivered(b"r/e/1")
+    session.send(m.Offer(b"r/e/1", 32, 30_000))
+    session.send(m.Offered(b"r/e/1", 16))
+    session.send(m.Delivered(b"r/e/1"))
     heard = [agent.hear() for _ in range(3)]
     assert heard == [m.Offer(b"r/e/1", 32, 30_000), m.Offered(b"r/e/1", 16), m.Delivered(b"r/e/1")]
     for name, tokens, ttl_ms in ((b"", 32, 1), (b"n" * 257, 32, 1), (b"n", 32, 0), (b"n", 32, 600_001), (b"n", -1, 1)):
         with pytest.raises(Malformed):
-            session.offer(name, tokens, ttl_ms)
+            session.send(m.Offer(name, tokens, ttl_ms))
 
 
 def test_what_is_kept_is_said(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    hashes = [i.to_bytes(4, "big") for i in range(8193)]
-    session.keep(1, hashes, 60_000, 5)
-    heard = [agent.hear() for _ in range(2)]
-    assert heard == [
-        m.Keep(1, 4, b"".join(hashes[:8192]), 60_000, 5), m.Keep(1, 4, hashes[8192], 60_000, 5)
-    ]  # fmt: skip
+    session.send(m.Keep(1, 4, b"hash", 60_000, 5))
+    assert agent.hear() == m.Keep(1, 4, b"hash", 60_000, 5)
     for pin_ms, ttl_ms in ((0, 0), (86_400_001, 0), (0, -1)):
         with pytest.raises(Malformed):
-            session.keep(0, hashes[:1], pin_ms, ttl_ms)
+            session.send(m.Keep(0, 4, b"hash", pin_ms, ttl_ms))
 
 
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_a_region_needs_the_descriptor_of_its_kind(ends: tuple[Session, Agent]) 
 def test_jobs_are_reported_once_and_in_full(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     save, load = (
-        session.save([SECTION], epoch=1, step=3, event=1, revoke=2),
-        session.load([SECTION], epoch=1, step=4, lease=9),
+        session.save(PACKED, epoch=1, step=3, event=1, revoke=2),
+        session.load(PACKED, epoch=1, step=4, lease=9),
     )
     assert agent.hear() == m.Save(save, 1, 3, 1, 2, (SECTION,))
     assert agent.hear() == m.Load(load, 1, 4, m.NO_INDEX, 9, (SECTION,))
@@ -264,14 +264,14 @@ def test_what_is_held_goes_out_in_one_piece(ends: tuple[Session, Agent], monkeyp
 
     monkeypatch.setattr(FrameStream, "_write", count)
     session.cork()
-    jobs = [session.save([SECTION], epoch=1, step=step) for step in (3, 4, 5)]
+    jobs = [session.save(PACKED, epoch=1, step=step) for step in (3, 4, 5)]
     assert session.poll() == []  # which sends what waits, but not what is held
     assert pieces == []
     session.uncork()
     assert len(pieces) == 1
     for job, step in zip(jobs, (3, 4, 5), strict=True):
         assert agent.hear() == m.Save(job, 1, step, m.NO_INDEX, m.NO_INDEX, (SECTION,))
-    session.save([SECTION], epoch=1, step=6)
+    session.save(PACKED, epoch=1, step=6)
     assert len(pieces) == 2, "nothing is held any more"
 
 
@@ -283,9 +283,6 @@ def test_a_late_epoch_is_no_step_back(ends: tuple[Session, Agent]) -> None:
     agent.say(m.ResetDone(1, 0, "", 3))  # the answer to reset, which another's overtook
     assert session.reset() == 3
     assert session.epoch == 5
-    agent.say(m.Unregistered(2, 0, ""))
-    session.unregister()
-    assert session.epoch == 0  # the next registration may be of another space
 
 
 def test_frames_may_come_in_any_pieces(ends: tuple[Session, Agent]) -> None:
@@ -299,7 +296,7 @@ def test_frames_may_come_in_any_pieces(ends: tuple[Session, Agent]) -> None:
 
 def test_completions_are_returned_before_the_end(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    done, lost = session.save([SECTION], epoch=1, step=1), session.save([SECTION], epoch=1, step=2)
+    done, lost = session.save(PACKED, epoch=1, step=1), session.save(PACKED, epoch=1, step=2)
     agent.say(m.Done(done, b"\0\0"), m.Error(m.ErrorCode.SHUTDOWN, "stopping"))
     agent.socket.shutdown(socket.SHUT_WR)
     assert session.poll() == [m.Done(done, b"\0\0")]
@@ -307,13 +304,13 @@ def test_completions_are_returned_before_the_end(ends: tuple[Session, Agent]) ->
         session.poll()
     assert caught.value.jobs == (lost,)
     with pytest.raises(SessionEnded):
-        session.save([SECTION], epoch=1, step=3)
+        session.save(PACKED, epoch=1, step=3)
 
 
 def test_a_killed_agent_is_seen_also_while_sending(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     agent.socket.close()
-    job = session.save([SECTION], epoch=1, step=1)  # the socket is gone, but only what is received tells how it ended
+    job = session.save(PACKED, epoch=1, step=1)  # the socket is gone, but only what is received tells how it ended
     with pytest.raises(SessionEnded) as caught:
         session.poll()
     assert caught.value.jobs == (job,)
@@ -335,11 +332,11 @@ def test_an_agent_that_talks_nonsense_is_heard_no_more_but_its_end_is_awaited(
     ends: tuple[Session, Agent], nonsense: bytes
 ) -> None:
     session, agent = ends
-    job = session.save([SECTION], epoch=1, step=1)
+    job = session.save(PACKED, epoch=1, step=1)
     agent.socket.sendall(nonsense + frame(encode(m.Done(job, b"\0\0"))))
     assert session.poll() == []
     with pytest.raises(SessionBroken):
-        session.save([SECTION], epoch=1, step=2)
+        session.save(PACKED, epoch=1, step=2)
     assert agent.hear() == m.Save(job, 1, 1, m.NO_INDEX, m.NO_INDEX, (SECTION,))
     assert agent.socket.recv(1) == b""  # we say no more
     assert session.poll() == []  # no fence yet
@@ -373,9 +370,9 @@ def test_what_the_agent_does_not_read_is_bounded(ends: tuple[Session, Agent]) ->
 def test_jobs_in_flight_are_bounded_by_the_agents_queue(ends: tuple[Session, Agent]) -> None:
     session, _ = ends
     for _ in range(WELCOME.max_queue):
-        session.save([SECTION], epoch=1, step=1)
+        session.save(PACKED, epoch=1, step=1)
     with pytest.raises(Busy, match="16 jobs"):
-        session.load([SECTION], epoch=1, step=1)
+        session.load(PACKED, epoch=1, step=1)
 
 
 def test_an_answer_that_was_given_up_is_not_taken_for_another(ends: tuple[Session, Agent]) -> None:

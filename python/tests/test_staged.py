@@ -40,7 +40,7 @@ def engine(agent: HoldingAgent) -> Iterator[Engine]:
         packed([section(0, b"", HASHES, [1, 2, 3])], 3), epoch=one.worker.epoch, step=one.step
     )  # fmt: skip
     assert one.done(job) == bytes(3)
-    one.worker.stages(one.words.stages_off, 2, LAST_FIRST)
+    one.worker.send(m.Stages(one.words.stages_off, 2, LAST_FIRST))
     yield one
     one.close()
 
@@ -131,13 +131,13 @@ WRONG = {
 def test_stages_that_do_not_fit(agent: HoldingAgent, said: str) -> None:
     one = Engine(agent, "staged", stages=1)
     off, stages = WRONG[said]
-    one.worker.stages(off, 1, stages)
+    one.worker.send(m.Stages(off, 1, stages))
     with pytest.raises(SessionEnded, match=said):
         one.wait(m.Done)
     one.close()
 
 
 def test_stages_are_declared_once(engine: Engine) -> None:
-    engine.worker.stages(engine.words.stages_off, 2, LAST_FIRST)
+    engine.worker.send(m.Stages(engine.words.stages_off, 2, LAST_FIRST))
     with pytest.raises(SessionEnded, match=r"STAGES.*declared already"):
         engine.wait(m.Done)

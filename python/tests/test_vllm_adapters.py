@@ -251,7 +251,6 @@ def test_files_that_are_not_what_was_loaded(
     blocked.over = True
     engine.adapters._thread.submit(int).result()
     engine.save("one", "p", 4, 1, lora_request=lora)
-    assert engine.scheduler.saves is not None
     assert (engine.scheduler.saves.counts.planned, engine.scheduler.counts.lookups) == (0, 0)
     assert contents(guest(engine.scheduler, Adapters)) == ()
 
@@ -381,7 +380,6 @@ def test_one_name_with_two_adapters_at_once(
     engine.step((first, first.num_tokens), (second, second.num_tokens))
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4
-    assert engine.scheduler.blocks is not None
     assert not engine.scheduler.blocks.is_stale(engine.pool.blocks[40])
     engine.scheduler.finished(first, normally=True)
     assert engine.scheduler.blocks.is_stale(engine.pool.blocks[40]), "blocks of two adapters may be saved"
@@ -400,7 +398,6 @@ def test_a_name_that_goes_to_another_adapter(engines: Callable[..., Engine], tmp
     engine.save("before", "p", 4, 1, lora_request=one)
     engine.pool.blocks[40].block_hash = b"of the first"
     assert engine.matched(engine.request("after", "p", 4, lora_request=two)) == 0
-    assert engine.scheduler.blocks is not None
     assert engine.scheduler.blocks.is_stale(engine.pool.blocks[40])
 
 

@@ -27,7 +27,7 @@ PIECE = 2 << 20
 
 
 @dataclass
-class FakeDriver:
+class FakeDriver(CudaDriver):
     """Allocations of cudaMalloc, by base; virtual memory in chunks from ``virtual`` on; no other
     memory can be exported.
     """
@@ -204,7 +204,7 @@ def test_the_event_is_recorded_before_the_step_is_written() -> None:
     """The agent queries the event once it reads the step: an unrecorded event would count as
     fired.
     """
-    gpu = FakeGpu()
+    gpu: Any = FakeGpu()
     sync = make_sync(SimpleNamespace(type="cuda"), gpu)
     assert isinstance(sync.clock, CudaClock)
     for step in (1, 2, EVENTS + 1):

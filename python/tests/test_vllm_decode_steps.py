@@ -9,9 +9,8 @@ from typing import Any
 from kvagent.errors import Busy
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.side import _decoding
-from kvagent.vllm.worker.decode_steps import REPORT_S, REPORT_STEPS, DecodeSteps
 from kvagent.vllm.worker.side import WorkerSide
-from kvagent.vllm.worker.sync import make_sync
+from kvagent.vllm.worker.sync import REPORT_S, REPORT_STEPS, DecodeSteps, make_sync
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 
@@ -70,7 +69,7 @@ def test_an_agent_that_cannot_take_steps_costs_nothing() -> None:
         told.append(steps)
         raise Busy("full")
 
-    attachment = SimpleNamespace(session=SimpleNamespace(steps=refuse))
+    attachment = SimpleNamespace(session=SimpleNamespace(send=refuse))
     link: Any = SimpleNamespace(current=lambda: attachment)
     sync = make_sync(None)
     worker = WorkerSide(link, sync.words, per_block=True, clock=sync.clock)

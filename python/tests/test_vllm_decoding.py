@@ -46,7 +46,7 @@ class Decoding:
         agent = self.engine.scheduler.agent
         lookups = agent.lookups
         assert lookups is not None
-        return not (agent.awaited() or lookups.probing() or lookups.awaits_leases())
+        return not (agent.awaited() or lookups._probes or lookups.awaits_leases())
 
     def step(self) -> Step:
         """Run a step that computes the last sampled token of each request."""
@@ -107,7 +107,6 @@ def test_scarce_blocks_are_not_kept_pinned(
     engine = decoding.engine
     agent.freeze()
     decoding.until_saving()
-    assert engine.scheduler.blocks is not None
     assert engine.scheduler.blocks.saving
     monkeypatch.setattr(engine.pool, "get_num_free_blocks", lambda: 0)
     decoding.step()
@@ -127,7 +126,6 @@ def test_what_was_revoked_is_offered_again_at_the_end(decoding: Decoding, agent:
     scheduler = decoding.engine.scheduler
     agent.freeze()
     decoding.until_saving()
-    assert scheduler.saves is not None
     scheduler._revokes += scheduler.saves.revoke()
     decoding.step()  # tells the worker
     agent.thaw()

@@ -18,7 +18,6 @@ from kvagent.errors import Busy, Malformed, SessionEnded
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.guests.events import publication, tokens
-from kvagent.vllm.guests.events.engine import Said
 from kvagent.vllm.guests.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
 from kvagent.vllm.guests.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
 from kvagent.vllm.guests.events.waking import Waker
@@ -27,7 +26,6 @@ from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.wire import HEADER_BYTES, encode, frame
 from tests.agent import PATIENCE_S, eventually
-from tests.sides import running
 
 SIZE = 16
 GEOMETRY: Any = SimpleNamespace(
@@ -65,15 +63,15 @@ class FakeSession:
         self.busy = False
         self.corked = 0
 
-    def next_events(self, req: int, blocks: int, *, anew: bool) -> None:
+    def send(self, message: m.Message) -> None:
         if self.busy:
             raise Busy("full")
-        self.sent.append(("next", req, blocks, anew))
-
-    def block_tokens(self, *run: Any) -> None:
-        if self.busy:
-            raise Busy("full")
-        self.sent.append(run)
+        if isinstance(message, m.NextEvents):
+            self.sent.append(("next", message.req, message.blocks, message.anew == 1))
+        elif isinstance(message, m.BlockTokens):
+            n = message.hash_len
+            keys = [message.hashes[at : at + n] for at in range(0, len(message.hashes), n)]
+            self.sent.append((message.group, message.parent, keys, message.tokens, message.extra))
 
     def cork(self) -> None:
         self.corked += 1
@@ -266,24 +264,24 @@ def request(blocks: int, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def tracked(made: Any) -> Said:
-    return Said(running(made, 3), extra_of(made))
+def tracked(made: Any) -> tuple[Any, bytes | None]:
+    return made, extra_of(made)
 
 
 def test_tokens_are_said_of_whole_blocks() -> None:
     session: Any = FakeSession()
     said = Tokens(GEOMETRY, Counts())
     of = tracked(request(6, cache_salt="s"))
-    said.say(of, 0, 0, 3)
-    said.say(of, 0, 3, 2)
-    said.say(of, 1, 0, 6)  # a window
-    said.say(of, 2, 1, 2)  # blocks of two hashes
-    said.say(of, 0, 5, 2)  # one has no tokens yet
+    said.say(*of, 0, 0, 3)
+    said.say(*of, 0, 3, 2)
+    said.say(*of, 1, 0, 6)  # a window
+    said.say(*of, 2, 1, 2)  # blocks of two hashes
+    said.say(*of, 0, 5, 2)  # one has no tokens yet
     said.send(session)
-    hashes = of.request.block_hashes
+    hashes = of[0].block_hashes
     got = [(group, parent, list(keys), unpacked(ids), salt_of(extra) if extra else None)
            for group, parent, keys, ids, extra in session.sent]  # fmt: skip
-    ids = of.request.all_token_ids
+    ids = of[0].all_token_ids
     assert got == [
         (0, b"", hashes[:1], ids[:SIZE], ("s",)),
         (0, hashes[0], hashes[1:3], ids[SIZE : 3 * SIZE], None),
@@ -298,18 +296,18 @@ def test_tokens_wait_for_the_session_and_are_bounded(monkeypatch: pytest.MonkeyP
     counts = Counts()
     said = Tokens(GEOMETRY, counts)
     of = tracked(request(RUN_BYTES // (4 * SIZE) + 1))
-    blocks = len(of.request.block_hashes)
-    said.say(of, 0, 0, blocks)
+    blocks = len(of[0].block_hashes)
+    said.say(*of, 0, 0, blocks)
     session.busy = True
     said.send(session)
     assert session.sent == []
     monkeypatch.setattr(tokens, "MAX_WAITING_BYTES", RUN_BYTES + 8 * SIZE)
-    said.say(of, 0, 0, 2)
+    said.say(*of, 0, 0, 2)
     assert counts.events_unsaid == 2
     session.busy = False
     said.send(session)
     assert [len(run[2]) for run in session.sent] == [blocks - 1, 1]
-    said.say(of, 0, 0, 2)
+    said.say(*of, 0, 0, 2)
     said.clear()
     said.send(session)
     assert len(session.sent) == 2
@@ -321,11 +319,11 @@ def test_a_session_that_ended_is_sent_nothing_more() -> None:
     def ended(*_: Any) -> None:
         raise SessionEnded(())
 
-    session.block_tokens = ended
+    session.send = ended
     said = Tokens(GEOMETRY, Counts())
-    said.say(tracked(request(1)), 0, 0, 1)
+    said.say(*tracked(request(1)), 0, 0, 1)
     said.send(session)
-    session.block_tokens = lambda *_: pytest.fail("said again")
+    session.send = lambda *_: pytest.fail("said again")
     said.send(session)
 
 
@@ -339,7 +337,7 @@ def test_a_session_that_ended_is_sent_nothing_more() -> None:
 def test_requests_that_are_not_said(more: dict[str, Any]) -> None:
     session: Any = FakeSession()
     said = Tokens(GEOMETRY, Counts())
-    said.say(tracked(request(2, **more)), 0, 0, 2)
+    said.say(*tracked(request(2, **more)), 0, 0, 2)
     said.send(session)
     assert session.sent == []
 
@@ -464,9 +462,9 @@ def test_tokens_are_said_once_the_agent_keeps_them(monkeypatch: pytest.MonkeyPat
     def said() -> int:
         return sum(one[0] == 0 for one in case.agent.session.sent)
 
-    case.it.tokens.say(of, 0, 0, 1)  # before the first question
+    case.it.tokens.say(*of, 0, 0, 1)  # before the first question
     case.it.follow()  # the side does, as soon as there is a session
-    case.it.tokens.say(of, 0, 0, 1)
+    case.it.tokens.say(*of, 0, 0, 1)
     case.it.take()
     assert said() == 0
     case.answer(state=2)
@@ -477,7 +475,7 @@ def test_tokens_are_said_once_the_agent_keeps_them(monkeypatch: pytest.MonkeyPat
     assert said() == 1
     case.agent.session = FakeSession()
     case.it.follow()
-    case.it.tokens.say(of, 0, 0, 1)
+    case.it.tokens.say(*of, 0, 0, 1)
     case.it.take()  # removes b
     case.it.take()  # removes a, and asks
     assert said() == 0

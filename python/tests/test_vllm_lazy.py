@@ -552,7 +552,7 @@ def test_the_watermark_is_at_least_what_two_steps_take() -> None:
 
     def watermark(step_tokens: int, blocks: int) -> int:
         made = lazy.batch_of(options, geometry, step_tokens)
-        return made(geometry, Blocks(Pool(blocks), 0.05), Tables(), SaveCounts())._watermark
+        return made(geometry, Blocks(Pool(blocks), 0.05), Tables(None), SaveCounts())._watermark
 
     assert watermark(0, 1000) == 100
     assert watermark(1024, 1000) == 2 * (64 + 32)

@@ -19,10 +19,9 @@ from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.guests.nodes.joint import OWED_S, PLAN_BYTES, JointSession
 from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
-from kvagent.vllm.guests.nodes.rules import check_part
+from kvagent.vllm.guests.nodes.rules import NodePart
 from kvagent.vllm.link import Attachment
 from kvagent.vllm.options import Options
-from kvagent.vllm.placement import Part
 from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler import agent_session
 from kvagent.vllm.scheduler.side import SchedulerSide
@@ -289,9 +288,14 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
     link: Any = Link()
     options, geometry = Options(min_load_tokens=16), Geometry((Group(16, 8, 0),), 16)
     side = SchedulerSide(
-        options, geometry, 2, link, saves=True, joined=joined(Engine(options=options, geometry=geometry, parts=2))
+        options,
+        geometry,
+        2,
+        link,
+        SimpleNamespace(block_pool=Pool(8)),
+        saves=True,
+        joined=joined(Engine(options=options, geometry=geometry, parts=2)),
     )
-    side.bind(SimpleNamespace(block_pool=Pool(8)))
     side._poll_agent()
     side.report(Report(news={NODES: (NEWS,)}))
     side._poll_agent()
@@ -432,9 +436,8 @@ def test_adapters_and_draft_models_are_for_one_node(more: dict[str, Any], why: s
     vars(config).update(more)
     geometry = Geometry((Group(16, 8, 0),), 16)
     options = Options()
-    assert check_part(Part(), config, geometry, options, "kv_both") is options
     if not why:
-        assert not check_part(Part(1, 2, 2), config, geometry, options, "kv_both").transfers
+        assert not NodePart(1, 2, 2).check(config, geometry, options, "kv_both").transfers
         return
     with pytest.raises(Unsupported, match=f"over 2 nodes with .*{why}"):
-        check_part(Part(1, 2, 2), config, geometry, options, "kv_both")
+        NodePart(1, 2, 2).check(config, geometry, options, "kv_both")

@@ -20,7 +20,7 @@ from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
 from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
-from kvagent.vllm import placement
+from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import (
     NEEDED,
@@ -32,18 +32,17 @@ from kvagent.vllm.geometry import (
     ranks,
     shard,
 )
-from kvagent.vllm.guests.nodes import rules
 from kvagent.vllm.guests.nodes.orders import Target, localized
+from kvagent.vllm.guests.nodes.rules import NodePart
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import Attachment, Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
-from kvagent.vllm.placement import elsewhere
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
-from kvagent.vllm.revocation import WorkerRevocation
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
 from kvagent.vllm.scheduler.requests import Blocks, Tables
 from kvagent.vllm.scheduler.save_plan import final_tokens
+from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory
@@ -267,17 +266,17 @@ def test_workers_tell_their_node() -> None:
     def worker(node: str) -> WorkerInfo:
         return WorkerInfo("/proc/1/fd/3", 4096, 64, 8, (1, 2), node)
 
-    here, there = worker(placement.node()), worker("another")
-    assert placement.node() == placement.node() != ""
-    assert elsewhere([here, here], placement.node()) == ""
-    assert elsewhere([here, there, there], placement.node()).startswith("2 of the engine's ranks are not on the node")
-    assert elsewhere([worker(""), here], placement.node()) == "", "what cannot tell is taken to be here"
-    assert elsewhere([here, there], "") == ""
+    here, there = worker(geo.node()), worker("another")
+    assert geo.node() == geo.node() != ""
+    assert geo.elsewhere([here, here], geo.node()) == ""
+    assert geo.elsewhere([here, there, there], geo.node()).startswith("2 of the engine's ranks are not on the node")
+    assert geo.elsewhere([worker(""), here], geo.node()) == "", "what cannot tell is taken to be here"
+    assert geo.elsewhere([here, there], "") == ""
 
 
 def test_a_node_that_cannot_be_told_is_empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(placement, "_BOOT_ID", tmp_path / "none")
-    assert placement.node() == ""
+    monkeypatch.setattr(geo, "_BOOT_ID", tmp_path / "none")
+    assert geo.node() == ""
 
 
 def test_tp_8_with_pp_4_is_32_shards() -> None:
@@ -486,8 +485,7 @@ def test_counters_are_reported_as_deltas() -> None:
 
 def test_tables_are_those_of_vllms_manager() -> None:
     blocks = [SimpleNamespace(block_id=i) for i in range(4)]
-    tables = Tables()
-    tables.bind(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
+    tables = Tables(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
     assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
     assert list(tables.slice("a", 0, 4, 5)) == []
 
@@ -659,23 +657,25 @@ def test_another_registration_does_not_wait_as_a_refused_one_does(
 
 
 def test_the_parts_of_an_engine_over_nodes() -> None:
-    def of(tp: int, pp: int, index: int, count: int = 2) -> placement.Part:
+    def of(tp: int, pp: int, index: int) -> NodePart:
         sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
-        return placement.part(SimpleNamespace(**sizes, nnodes_within_dp=count, node_rank_within_dp=index))
+        part = geo.part(SimpleNamespace(**sizes, nnodes_within_dp=2, node_rank_within_dp=index))
+        return NodePart(part.index, part.count, part.world, part.tp)
 
-    assert placement.part(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2)).count == 1
-    assert (of(8, 1, 1).ranks, of(8, 1, 1).text) == (range(4, 8), "ranks 4 to 7 of 8")
     whole = Ranks(8, 8)
+    one = geo.part(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2))
+    assert one.count == 1
+    assert one.of_ranks(whole, 1) is whole
+    assert (of(8, 1, 1).ranks, of(8, 1, 1).text) == (range(4, 8), "ranks 4 to 7 of 8")
     for index in range(2):  # by heads, or by stages
         for tp, pp in ((8, 1), (4, 2)):
             part = of(tp, pp, index)
-            assert rules.part_ranks(part, whole, tp, 1) == Ranks(4, 4)
-            assert [rules.part_shard(part, rank, tp, 1) for rank in part.ranks] == [0, 1, 2, 3]
+            assert part.of_ranks(whole, 1) == Ranks(4, 4)
+            assert [part.shard(rank, 1) for rank in part.ranks] == [0, 1, 2, 3]
         part = of(8, 1, index)
-        assert rules.part_ranks(part, Ranks(8, 1), 8, 8) == Ranks(4, 1), "all ranks have the same"
-        assert [rules.part_shard(part, rank, 8, 8) for rank in part.ranks] == [0] * 4
-        assert [rules.part_shard(part, rank, 8, 2) for rank in part.ranks] == [0, 0, 1, 1]
-    assert rules.part_ranks(of(8, 1, 0, count=1), whole, 8, 1) is whole
+        assert part.of_ranks(Ranks(8, 1), 8) == Ranks(4, 1), "all ranks have the same"
+        assert [part.shard(rank, 8) for rank in part.ranks] == [0] * 4
+        assert [part.shard(rank, 2) for rank in part.ranks] == [0, 0, 1, 1]
 
 
 def test_a_part_without_a_target_gets_a_job_for_no_agent() -> None:

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import harmless, resolved
+from kvagent.vllm import resolved
 from kvagent.vllm.resolved import Forms
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def form(value: Any) -> Any:
@@ -104,10 +99,10 @@ def test_the_table_is_of_fields_by_class_and_of_keys() -> None:
 
 
 def test_every_name_of_the_table_has_one_reason() -> None:
-    lines = Path(harmless.__file__).with_name("harmless.txt").read_text().splitlines()
+    lines = Path(resolved.__file__).with_name("harmless.txt").read_text().splitlines()
     names = [name for line in lines if line.startswith(" ") for name in line.split()]
-    assert len(names) == len(harmless.fields())
-    assert all(harmless.fields().values())
+    assert len(names) == len(resolved.harmless())
+    assert all(resolved.harmless().values())
 
 
 def closed(secret: int) -> Any:

@@ -85,7 +85,7 @@ def test_a_prompt_of_more_blocks_than_a_job_takes(engines: Callable[..., Simulat
     for limited in (engine.scheduler.saves, engine.scheduler.loads):
         assert limited is not None
     engine.step()  # a new session sets the limits
-    engine.scheduler.saves.batch.job_blocks = engine.scheduler.loads.job_blocks = 30  # type: ignore[union-attr]
+    engine.scheduler.saves.batch.job_blocks = engine.scheduler.loads.job_blocks = 30
     request = engine.request("a", "long", 100)
     engine.matched(request)
     engine.admit(request)
@@ -116,7 +116,7 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     """
     engine = engines(blocks=256)
     engine.save("a", "p", 60, 3)
-    engine.scheduler.loads.job_blocks = 20  # type: ignore[union-attr]
+    engine.scheduler.loads.job_blocks = 20
     request = engine.request("b", "p", 60)
     engine.admit(request, engine.matched(request))
     session = engine.worker_link.current().session  # type: ignore[union-attr]
@@ -191,7 +191,6 @@ def test_a_request_offers_each_of_its_blocks_once(engines: Callable[..., Simulat
         engine.scheduler.finished(twin, normally=True)
     assert engine.step().plan.saves == []
     assert agent.status()["blocks_stored"] == 4
-    assert engine.scheduler.saves is not None
     assert engine.scheduler.saves.counts.existed == 4
 
 
@@ -257,8 +256,6 @@ def test_what_was_revoked_is_offered_again_at_the_end(
     engine.fill(request, 5)
     agent.freeze()
     engine.step((request, request.num_tokens))
-    assert engine.scheduler.saves is not None
-    assert engine.scheduler.blocks is not None
     engine.scheduler._revokes += engine.scheduler.saves.revoke()
     assert engine.scheduler.blocks.saving == 0
     engine.step()  # tells the worker
@@ -301,7 +298,6 @@ def test_a_frozen_agent_does_not_hold_blocks_for_good(
         monkeypatch.setattr("kvagent.vllm.scheduler.agent_session.ASK_S", math.inf)
     engine = engines()
     blocks = engine.scheduler.blocks
-    assert blocks is not None
     request = engine.request("a", "p", 4)
     engine.matched(request)
     engine.admit(request)
@@ -374,7 +370,6 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
 
         held.setattr(session, "start_ping", counted)
         eventually(lambda: (engine.step(), len(pings) > 3)[1], "answers, each before the next question")
-        assert engine.scheduler.blocks is not None
         assert engine.scheduler.blocks.saving == 4
     for step in running:
         engine.sync.clock.end(step)
@@ -394,7 +389,6 @@ def test_a_save_is_not_revoked_before_the_agent_had_it_for_a_step(
     monkeypatch.setattr("kvagent.vllm.scheduler.side.time", SimpleNamespace(monotonic=lambda: now[0]))
     engine = engines()
     blocks = engine.scheduler.blocks
-    assert blocks is not None
     engine.step()
     now[0] += 3600
     request = engine.request("a", "p", 4)
@@ -485,9 +479,7 @@ def test_what_waits_to_be_handed_out_when_another_engine_resets_is_given_up(
     engine.admit(request)
     request.num_computed_tokens = request.num_tokens
     engine.scheduler.finished(request, normally=True)
-    saves, blocks = engine.scheduler.saves, engine.scheduler.blocks
-    assert saves is not None
-    assert blocks is not None
+    blocks = engine.scheduler.blocks
     assert blocks.saving == 4
     epoch = engine.scheduler.agent._epoch
     other.scheduler.reset()
@@ -558,7 +550,7 @@ def test_saves_hold_no_more_than_their_share(
 
     def planned(output: Any) -> Any:
         made = plan(output)
-        held.append(scheduler.blocks.saving)  # type: ignore[union-attr]
+        held.append(scheduler.blocks.saving)
         return made
 
     monkeypatch.setattr(scheduler, "plan", planned)
@@ -719,7 +711,7 @@ def test_what_a_frozen_agent_has_stays_pinned_also_when_the_worker_leaves(
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}, "no fence ever came"
     if again:
         assert engine.worker_link.wait(20) is not None
-        engine.scheduler.loads._deadline_s = PATIENCE_S  # type: ignore[union-attr]
+        engine.scheduler.loads._deadline_s = PATIENCE_S
         load(engine, "c", "p", 4, 7)
 
 

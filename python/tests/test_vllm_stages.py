@@ -10,7 +10,7 @@ import pytest
 from kvagent.limits import MAX_STAGES
 from kvagent.vllm.geometry import ONE_RUN, ONE_RUN_A_LAYER, Unsupported, preferred_layout
 from kvagent.vllm.guests.sync.stages import Stages, calling_layers, stages_of
-from kvagent.vllm.worker.extents import Extent
+from kvagent.vllm.worker.memory import Extent
 
 
 def layer(number: int) -> str:

@@ -11,13 +11,13 @@ from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.states import States, check_states
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.scheduler.waits import Rate
-from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.sides import running, side_of
@@ -48,7 +48,6 @@ def added(tracked: Tracked, handed: list[tuple[int, int, int]], *, decode: bool 
     state = SimpleNamespace(boundary_state_offloads={"one": handed, "another": [(1, 9, BLOCK)]})
     (states,), output = side.guests, SimpleNamespace(kv_connector_block_state=state, preempted_req_ids=None)
     states.planned(StepPlan(), output, 0.0)
-    assert side.saves is not None
     runs = side.saves.batch.take_all()
     assert all(run.group == 1 and pool.blocks[run.blocks[0].block_id].ref_cnt == 2 for run in runs)
     return [(run.blocks[0].block_id, run.hashes[0]) for run in runs]
@@ -88,10 +87,9 @@ def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int
     mark. What the request computes depends on it.
     """
     pool = Pool(64)
-    link: Any = NoLink()
+    link = Link("", "a test", None)
     geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
-    side = SchedulerSide(Options(), geometry, 1, link, saves=True)
-    side.bind(SimpleNamespace(block_pool=pool))
+    side = SchedulerSide(Options(), geometry, 1, link, SimpleNamespace(block_pool=pool), saves=True)
     pool.blocks[7].block_hash = b"part" if stale else None
     side.new_weights()
     admitted = request().request

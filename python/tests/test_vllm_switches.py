@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent import messages as m
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.keeps import Keeps
+from kvagent.vllm.guests.keeps import Keeps, keeps
 from kvagent.vllm.guests.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
 from tests.agent import eventually
@@ -343,3 +344,11 @@ def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent:
     engine.scheduler.finished(request, normally=True)
     engine.quiet()
     assert kept(agent) == 0
+
+
+def test_many_blocks_are_kept_with_several_messages() -> None:
+    hashes = [i.to_bytes(4, "big") for i in range(8193)]
+    assert keeps(1, hashes, 60_000, 5) == [
+        m.Keep(1, 4, b"".join(hashes[:8192]), 60_000, 5), m.Keep(1, 4, hashes[8192], 60_000, 5)
+    ]  # fmt: skip
+    assert keeps(1, [], 60_000, 5) == []

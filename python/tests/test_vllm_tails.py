@@ -56,7 +56,6 @@ def test_the_end_of_a_request_saves_what_there_is_room_for(
 ) -> None:
     engine = engines(pin_percent=10.0)  # 6 of 64 blocks
     saves = engine.scheduler.saves
-    assert saves is not None
     end(engine, computed(engine, "a", 20))
     engine.quiet()
     assert (agent.status()["blocks_stored"], saves.counts.missed) == (6, 14)
@@ -65,7 +64,6 @@ def test_the_end_of_a_request_saves_what_there_is_room_for(
     end(engine, request)
     engine.quiet()
     assert (agent.status()["blocks_stored"], saves.counts.missed) == (6 + 9, 14)
-    assert engine.scheduler.blocks is not None
     assert engine.scheduler.blocks.saving == 0
 
 
@@ -78,8 +76,6 @@ def test_a_preemption_revokes_the_saves_of_its_request_alone(
     for request in (one, two):
         engine.step((request, request.num_tokens))
     saves, blocks = engine.scheduler.saves, engine.scheduler.blocks
-    assert saves is not None
-    assert blocks is not None
     assert blocks.saving == 8
     engine.pool.free_blocks(engine.tables["a"])  # by vLLM
     step = engine.step((two, 1), preempted=["a"])
@@ -101,7 +97,6 @@ def test_pins_of_running_requests_are_released_if_little_else_is_free(
     agent.freeze()
     engine.step((request, request.num_tokens))
     blocks = engine.scheduler.blocks
-    assert blocks is not None
     for free, saving in ((4, 4), (3, 0)):
         monkeypatch.setattr(engine.pool, "get_num_free_blocks", lambda free=free: free)
         engine.step((request, 1))

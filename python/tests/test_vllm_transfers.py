@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent import messages as m
 from kvagent.messages import BlockStatus
 from kvagent.vllm.guests.transfers import names as tr
 from kvagent.vllm.guests.transfers.offers import Transfers
@@ -337,7 +338,6 @@ def test_more_blocks_are_pinned_for_a_decode_engine_than_for_others(pairs: Calla
     """All of them: their request has ended, and vLLM may free it at once."""
     pair = pairs(pin_percent=10.0)
     blocks = pair.prefill.scheduler.blocks
-    assert blocks is not None
     assert 0 < blocks.max_saving < 20
     request = pair.offer("cmpl-a-0", "p", 20)
     release = pair.hold()
@@ -369,7 +369,6 @@ def test_blocks_are_pinned_for_a_bounded_time_for_an_agent_that_stands_still(
     """It may stand still for good: nothing grows with the requests that end meanwhile."""
     pair = pairs(transfer_ttl_ms=10_000)
     clock, blocks = Clock(monkeypatch), pair.prefill.scheduler.blocks
-    assert blocks is not None
     request = pair.offer("cmpl-a-0", "p", 20)
     other = pair.offer("cmpl-b-0", "r", 1)
     agent.freeze()
@@ -406,7 +405,6 @@ def test_a_reset_frees_what_is_pinned_and_completes_its_transfer(pairs: Callable
     pair.compute(request, 3)
     pair.end(request)
     pair.prefill.pool.reset_prefix_cache()
-    assert pair.prefill.scheduler.blocks is not None
     assert pair.prefill.scheduler.blocks.awaited == 0, "blocks that are pinned after a reset"
     pair.prefill.quiet()
     assert pair.table() == {"open": 0, "complete": 1, "delivered": 0}
@@ -415,9 +413,7 @@ def test_a_reset_frees_what_is_pinned_and_completes_its_transfer(pairs: Callable
 
 def test_blocks_for_a_decode_engine_stay_pinned_when_blocks_are_scarce(pairs: Callable[..., Pair]) -> None:
     pair = pairs()
-    blocks, saves = pair.prefill.scheduler.blocks, pair.prefill.scheduler.saves
-    assert blocks is not None
-    assert saves is not None
+    blocks = pair.prefill.scheduler.blocks
     plain = pair.prefill.request("plain", "q", 3)
     request = pair.offer("cmpl-a-0", "p", 4)
     release = pair.hold()
@@ -453,7 +449,6 @@ def test_an_agent_that_stands_still_is_waited_for_longer(pairs: Callable[..., Pa
         session.stopped = lambda _: True
         session.awaited = lambda: True
     pair.prefill.step((request, request.num_tokens))
-    assert pair.prefill.scheduler.blocks is not None
     assert pair.prefill.scheduler.blocks.awaited == 4, "nothing is saved for a decode engine"
     wants = pair.receive("cmpl-a-0", "p", 4)
     for _ in range(3):
@@ -490,7 +485,6 @@ def test_a_prefill_request_that_loads_when_it_ends_is_not_kept(pairs: Callable[.
     pair.compute(first, 3)
     pair.end(first)
     pair.prefill.quiet()
-    pair.prefill.scheduler._may_load = True
     request = pair.offer("cmpl-b-0", "p", 8)
     promised = eventually(lambda: pair.prefill.scheduler.matched(request, 0)[0], "a promise")
     agent.freeze()
@@ -625,7 +619,13 @@ def test_an_open_transfer_is_renewed(pairs: Callable[..., Pair]) -> None:
     pair = pairs(transfer_ttl_ms=1000)
     pair.prefill.step()  # which notes the session
     renewals: list[float] = []
-    pair.prefill.scheduler.agent.offer = lambda *_: renewals.append(time.monotonic())  # type: ignore[method-assign]
+
+    def send(message: m.Message) -> bool:
+        if isinstance(message, m.Offer):
+            renewals.append(time.monotonic())
+        return True
+
+    pair.prefill.scheduler.agent.send = send  # type: ignore[method-assign]
     begin = time.monotonic()
     pair.offer("cmpl-a-0", "p", 4)
     eventually(lambda: (pair.prefill.step(), len(renewals) == 4)[1], "three renewals")

@@ -12,9 +12,11 @@ import pytest
 
 from kvagent.doctor.agent import engines as engine_findings
 from kvagent.doctor.agent import sharing
+from kvagent.vllm.boundary.scheduler import RetiredScheduler
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse
 from kvagent.vllm.plan import Report, uncached_plan
-from kvagent.vllm.uncached import MAX_REASON, NoLink, Notice, UncachedScheduler, notice
+from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 
@@ -58,14 +60,18 @@ def test_the_agent_lists_an_uncached_engine_with_the_reason_until_it_ends(agent:
     eventually(lambda: "lonely" not in listed(agent), "the end of the engine")
 
 
-def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvagent.vllm.uncached.PAUSE_REFUSED_S", 0.01)
+def test_an_agent_that_starts_later_or_again_is_told_too(agent: AgentProcess) -> None:
     told = Notice(str(agent.folder), notice("lonely", IDENTITY, REASON))
+
+    def step() -> bool:
+        told.poll()
+        return "lonely" in listed(agent)
+
     try:
-        eventually(lambda: "lonely" in listed(agent), "the engine in the agent's list")
+        eventually(step, "the engine in the agent's list")
         agent.kill()
         agent.start()
-        eventually(lambda: "lonely" in listed(agent), "the engine in the new agent's list")
+        eventually(step, "the engine in the new agent's list")
     finally:
         told.close()
 
@@ -77,8 +83,7 @@ def test_a_long_reason_is_cut_and_has_one_line() -> None:
 
 
 def test_an_uncached_engine_plans_one_object_and_waits_for_nothing() -> None:
-    side = UncachedScheduler()
-    assert side.matched(None, 0) == (0, False)
+    side = RetiredScheduler(None)
     assert side.plan(None) is uncached_plan()
     assert pickle.loads(pickle.dumps(side.plan(None))) is uncached_plan()  # noqa: S301
     assert not side.pending()
@@ -104,28 +109,19 @@ def test_a_rank_that_is_refused_retires_the_engine_with_saves_in_flight(
     engine.step()
     assert engine.worker.busy(), "nothing is in flight"
     blocks = engine.scheduler.blocks
-    assert blocks is not None
     saving = blocks.saving
-    engine.scheduler.retire()
+    side = engine.scheduler
+    engine.scheduler = retired = RetiredScheduler(side)  # type: ignore[assignment]
     assert blocks.saving == saving > 0, "the step that revokes may reuse them, and vLLM zeroes first"
-    assert not engine.scheduler.retired()
-    assert engine.scheduler.pending()
+    assert retired.pending()
     engine.step()
     assert blocks.saving == 0
+    assert retired.pending()
     agent.thaw()
-    engine.quiet()
-    engine.step()
-    assert engine.scheduler.retired()
-    assert not engine.scheduler.pending()
+    eventually(lambda: (engine.step(), not retired.pending())[1], "the report of the saves")
     assert {block.ref_cnt for block in engine.pool.blocks} == {1}
-    again = engine.request("b", "p", 4)
-    assert engine.matched(again) == 0
-    engine.admit(again)
-    planned = engine.scheduler.saves.counts.planned  # type: ignore[union-attr]
-    engine.step((again, again.num_tokens))
-    engine.scheduler.finished(again, normally=True)
-    engine.step()
-    assert engine.scheduler.saves.counts.planned == planned  # type: ignore[union-attr]
+    assert retired.plan(None) is uncached_plan()
+    engine.scheduler = side  # which closes
 
 
 def test_an_engine_that_leaves_its_agent_does_not_report_it_gone(
@@ -135,8 +131,7 @@ def test_an_engine_that_leaves_its_agent_does_not_report_it_gone(
     request = engine.request("a", "p", 4)
     assert engine.matched(request) == 0  # so that there is a session
     with caplog.at_level(logging.INFO, "vllm.kvagent"):
-        engine.scheduler.retire()
-        engine.step()
+        RetiredScheduler(engine.scheduler)
     assert not engine.link.busy
     assert [one.getMessage() for one in caplog.records] == []
 
@@ -146,7 +141,7 @@ def test_a_worker_without_a_link_fails_its_jobs_at_once(
 ) -> None:
     engine = engines()
     assert engine.worker.leave()
-    engine.worker.rejoin(NoLink())
+    engine.worker.rejoin(Link("", "a test", None))
     engine.worker.refuse("why")
     request = engine.request("a", "p", 4)
     engine.admit(request)

@@ -19,8 +19,7 @@ import pytest
 from kvagent.vllm import weights
 from kvagent.vllm.space import UNKNOWN, identity
 from kvagent.vllm.weights import weights_digest
-from kvagent.weights import digest_cache, files, samples
-from kvagent.weights.digest_cache import DigestCache, State
+from kvagent.weights import files, samples
 from kvagent.weights.samples import Opened, Unreadable
 
 if TYPE_CHECKING:
@@ -30,23 +29,11 @@ TENSORS = {"embed": 1 << 20, "norm": 512, "mlp.up": 3 << 20, "mlp.down": 3 << 20
 CONFIG = '{"model_type": "m"}'
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "kvagent" / "weights"
-
-
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the files as too large to be read whole."""
     monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
     monkeypatch.setattr(samples, "SAMPLES", 64)
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat the files as written some time ago."""
-    monkeypatch.setattr(files, "now_ns", lambda: time.time_ns() + 10 * digest_cache.SETTLED_NS)
 
 
 def model(place: Path, **more: Any) -> Any:
@@ -107,7 +94,7 @@ SWAPS = [turn_the_link, rename_the_folder, overwrite_in_place]
 @pytest.mark.parametrize("swap", SWAPS)
 @pytest.mark.parametrize("whole", [True, False])
 def test_another_checkpoint_at_the_same_path_is_told_apart(
-    tmp_path: Path, swap: Callable[[Path, Path], None], whole: bool, monkeypatch: pytest.MonkeyPatch, later: None
+    tmp_path: Path, swap: Callable[[Path, Path], None], whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fine-tune of the MLPs: the same names, sizes and shapes, and the same first and last
     MiB.
@@ -249,113 +236,6 @@ def test_a_file_that_ends_early_is_unreadable(tmp_path: Path) -> None:
     path.write_bytes(b"a" * 100)
     with path.open("rb") as file, pytest.raises(Unreadable, match="ended at 100 of 200 bytes"):
         samples.digests([Opened("a.gguf", file.fileno(), 200)])
-
-
-# The digest cache: the results of one run that the next one reuses.
-
-
-def read_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, str | None, int]:
-    """Return two digests, and how often files were read for them."""
-    reads: list[int] = []
-
-    def read(some: Any) -> list[bytes]:
-        reads.append(1)
-        return samples.digests(some)
-
-    monkeypatch.setattr(files, "digests", read)
-    return weights_digest(model(place)), weights_digest(model(place)), len(reads)
-
-
-def test_a_digest_is_kept(tmp_path: Path, own_cache: Path, later: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write(tmp_path / "model", safetensors(1))
-    first, second, reads = read_twice(folder, monkeypatch)
-    assert first == second is not None
-    if not _is_local(folder):
-        pytest.skip("the file system of the tests is none whose change times are the kernel's")
-    assert reads == 1
-    (one,) = own_cache.iterdir()
-    assert one.stat().st_mode & 0o777 == 0o600
-    assert own_cache.stat().st_mode & 0o777 == 0o700
-
-
-def _is_local(path: Path) -> bool:
-    return path.stat().st_dev in DigestCache()._local_devices()
-
-
-def test_a_file_that_has_just_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next change may leave the same time: clocks of file systems have a granularity."""
-    assert read_twice(write(tmp_path / "model", safetensors(1)), monkeypatch)[2] == 2
-
-
-@pytest.mark.parametrize("field", State._fields)
-def test_whatever_the_system_says_of_a_file_is_part_of_the_key(field: str) -> None:
-    store = DigestCache(Path("/nowhere"), "boot", "1 1 8:1 / / rw - ext4 /dev/x rw")
-    state = State(os.makedev(8, 1), 2, 3, 4, 5)
-    now = 100 * digest_cache.SETTLED_NS
-    key = store.key(["a"], [state], now)
-    assert key is not None
-    other = state._replace(**{field: getattr(state, field) + 1})
-    assert store.key(["a"], [other], now) != key, f"{field} is not in the key"
-    assert store.key(["b"], [state], now) != key
-    assert DigestCache(Path("/nowhere"), "another", store._mounts).key(["a"], [state], now) != key
-
-
-def test_only_files_of_local_disks_are_kept() -> None:
-    now = 100 * digest_cache.SETTLED_NS
-    for kind in ("fuse.gcsfuse", "nfs4", "9p"):
-        store = DigestCache(Path("/nowhere"), "boot", f"1 1 8:1 / / rw shared:1 - {kind} x rw")
-        assert store.key(["a"], [State(os.makedev(8, 1), 2, 3, 4, 5)], now) is None, kind
-    assert (
-        DigestCache(Path("/nowhere"), "", "1 1 8:1 / / rw - ext4 x rw").key(["a"], [State(2049, 2, 3, 4, 5)], now)
-        is None
-    )
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [b"", b"\0" * 300, b"KEY\nnothing\n", b"other\n" + b"0" * 64 + b"\n", b"KEY\n" + b"0" * 64, b"KEY\n" + b"0" * 70],
-)
-def test_a_damaged_digest_counts_as_none(tmp_path: Path, damage: bytes) -> None:
-    store, key, digest = DigestCache(tmp_path / "kept"), "a" * 64, "b" * 64
-    store.store(key, digest)
-    assert store.find(key) == digest
-    (tmp_path / "kept" / key).write_bytes(damage.replace(b"KEY", key.encode()))
-    assert store.find(key) is None
-
-
-def test_what_somebody_else_may_have_written_is_not_taken(tmp_path: Path) -> None:
-    store, key, digest = DigestCache(tmp_path / "kept"), "a" * 64, "b" * 64
-    store.store(key, digest)
-    place = tmp_path / "kept" / key
-    place.chmod(0o622)
-    assert store.find(key) is None
-    place.chmod(0o600)
-    assert store.find(key) == digest
-    (tmp_path / "kept").chmod(0o777)
-    assert store.find(key) is None
-    (tmp_path / "kept").chmod(0o700)
-    place.rename(tmp_path / "elsewhere")
-    place.symlink_to(tmp_path / "elsewhere")
-    assert store.find(key) is None
-    place.unlink()
-    os.mkfifo(place)
-    assert store.find(key) is None
-
-
-def test_few_digests_are_kept(tmp_path: Path) -> None:
-    store = DigestCache(tmp_path / "kept")
-    for i in range(digest_cache.MAX_ENTRIES + 3):
-        store.store(f"{i:064x}", "b" * 64)
-        os.utime(tmp_path / "kept" / f"{i:064x}", ns=(i, i))
-    assert len(list((tmp_path / "kept").iterdir())) == digest_cache.MAX_ENTRIES
-    assert store.find(f"{0:064x}") is None
-    assert store.find(f"{digest_cache.MAX_ENTRIES + 2:064x}") is not None
-
-
-def test_without_a_cache_a_digest_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert weights_digest(model(write(tmp_path / "model", safetensors(1)))) is not None
 
 
 # Which weights the engine has, and when it loaded them.

@@ -16,7 +16,7 @@ OF_VLLM = {
     f"kvagent.vllm.{name}"
     for name in ("connector", "guests.events.form", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
 }
-OF_VLLM |= {f"kvagent.bench.{name}" for name in ("noop", "real")} | {"kvagent.cuda.torchgpu"}
+OF_VLLM |= {"kvagent.bench", "kvagent.cuda.torchgpu"}
 
 
 def build(folder: Path, **environment: str) -> Path:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from kvagent.identity import identity_pairs
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.identity import Space
+from kvagent.vllm.tier.memory import Rows
 from kvagent.vllm.tier.options import parse
 from kvagent.vllm.tier.orders import Answered, Ask, Finished, Key, Load, Store
-from kvagent.vllm.tier.rows import Rows
 from tests.agent import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

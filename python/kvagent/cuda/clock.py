@@ -7,48 +7,21 @@ and has fired.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvagent.cuda.driver import IPC_HANDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kvagent.cuda.torchgpu import TorchGpu
     from kvagent.shm import SyncWords
 
 EVENTS = 256  # of a worker; an event is reused after that many steps
 
 
-class Event(Protocol):
-    """A CUDA event that other processes can open, like torch.cuda.Event(interprocess=True)."""
-
-    def ipc_handle(self) -> bytes:
-        """Return its handle."""
-
-    def record(self) -> None:
-        """Record it on the current stream."""
-
-
-class Gpu(Protocol):
-    """The part of torch that the clock needs (torchgpu), or a test's replacement."""
-
-    def event(self) -> Event:
-        """Return a new event."""
-
-    def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Map the words for the GPU.
-
-        Return a function that writes the step word on the current stream.
-        """
-
-    def close(self) -> None:
-        """Unmap the words after all writes have ended."""
-
-
 class CudaClock:
     """The clock of one GPU. ``words`` have cells of IPC_HANDLE bytes."""
 
-    def __init__(self, words: SyncWords, gpu: Gpu) -> None:
+    def __init__(self, words: SyncWords, gpu: TorchGpu) -> None:
         self._gpu = gpu
         self._events = [gpu.event() for _ in range(words.events)]
         for i, event in enumerate(self._events):
@@ -77,4 +50,4 @@ def _nothing(step: int) -> None:
     """Do nothing: the words are gone."""
 
 
-__all__ = ["EVENTS", "IPC_HANDLE", "CudaClock", "Event", "Gpu"]
+__all__ = ["EVENTS", "IPC_HANDLE", "CudaClock"]

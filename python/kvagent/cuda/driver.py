@@ -8,7 +8,7 @@ API's reference, sections "Memory Management", "Virtual Memory Management" and "
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvagent.errors import KVAgentError
 
@@ -27,32 +27,8 @@ class CudaError(KVAgentError):
     """A driver call failed. The text names the call and the driver's error."""
 
 
-class Driver(Protocol):
-    """The driver, or a test's replacement. Addresses and sizes are in bytes."""
-
-    def uuid(self, address: int) -> bytes:
-        """Return the UUID of the memory's GPU."""
-
-    def legacy(self, address: int) -> bool:
-        """Return whether the memory came from cudaMalloc, and so has an IPC handle."""
-
-    def shareable(self, address: int) -> bool:
-        """Return whether it is virtual memory that can be exported as a descriptor."""
-
-    def range(self, address: int) -> tuple[int, int]:
-        """Return base and size of the address's allocation; for virtual memory, of its chunk."""
-
-    def ipc_handle(self, base: int) -> bytes:
-        """Return the handle of an allocation of cudaMalloc."""
-
-    def descriptor(self, address: int) -> int:
-        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
-        it.
-        """
-
-
 class CudaDriver:
-    """The real driver."""
+    """The driver. Addresses and sizes are in bytes."""
 
     def __init__(self, library: str = _LIBRARY) -> None:
         try:

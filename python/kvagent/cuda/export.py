@@ -17,7 +17,7 @@ from kvagent.limits import MAX_REGIONS
 from kvagent.messages import Region, RegionKind
 
 if TYPE_CHECKING:
-    from kvagent.cuda.driver import Driver
+    from kvagent.cuda.driver import CudaDriver
 
 MAX_PIECES = MAX_REGIONS - 64  # of all virtual memory of a worker; the rest is for other regions
 
@@ -40,7 +40,7 @@ class Exported:
                 os.close(fd)
 
 
-def export(driver: Driver, number: int, address: int, size: int) -> Exported:
+def export(driver: CudaDriver, number: int, address: int, size: int) -> Exported:
     """Return ``size`` bytes of memory as the region ``number``, or raise NotExportable."""
     if driver.legacy(address):
         return _allocation(driver, number, address, size)
@@ -55,7 +55,7 @@ def export(driver: Driver, number: int, address: int, size: int) -> Exported:
     )
 
 
-def _allocation(driver: Driver, number: int, address: int, size: int) -> Exported:
+def _allocation(driver: CudaDriver, number: int, address: int, size: int) -> Exported:
     base, whole = driver.range(address)
     offset = address - base
     if offset + size > whole:
@@ -67,7 +67,7 @@ def _allocation(driver: Driver, number: int, address: int, size: int) -> Exporte
     return Exported(((Region(number, RegionKind.CUDA, size, offset, handle), None),), 0)
 
 
-def _pieces(driver: Driver, number: int, address: int, size: int) -> Exported:
+def _pieces(driver: CudaDriver, number: int, address: int, size: int) -> Exported:
     uuid = driver.uuid(address)
     first, _ = driver.range(address)
     pieces: list[tuple[Region, int | None]] = []

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvagent import socketdir
-from kvagent.doctor import admin, agent, events, host, installed
-from kvagent.doctor.finding import Finding
+from kvagent.doctor import Finding, agent, events, host, installed
 from kvagent.errors import WrongSetting
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def findings(
 
 def _of_agent(path: Path, boot: bytes) -> Iterator[Finding]:
     try:
-        status = admin.status(path)
+        status = agent.status_of(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
         yield Finding(f"{path}: {host.said(error)}", host.hint(error))
         return

@@ -4,15 +4,19 @@ blocks.
 
 from __future__ import annotations
 
+import http.client
 import itertools
+import json
+import socket
 from typing import TYPE_CHECKING, Any
 
-from kvagent.doctor.finding import Finding
+from kvagent.doctor import Finding
 from kvagent.vllm.uncached import PAIR as UNCACHED
 from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE, UNSHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
 _LOGS = "with VLLM_LOGGING_LEVEL=DEBUG both log what counts of it"
 # How to make two engines agree on a key of their identity; see docs/VLLM.md.
@@ -166,3 +170,38 @@ def _engines(status: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 def _versions(engine: Mapping[str, Any]) -> list[str]:
     return sorted({str(one.get("protocol_version")) for one in engine.get("sessions", [])})
+
+
+TIMEOUT_S = 2.0  # of the admin socket
+MAX_BYTES = 16 << 20  # of a response
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("kvagent", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(str(self._path))
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """Return the agent's /status, or raise OSError, http.client.HTTPException or ValueError."""
+    connection = _Connection(path)
+    try:
+        connection.request("GET", "/status")
+        answer = connection.getresponse()
+        body = answer.read(MAX_BYTES)
+        if answer.status != http.client.OK:
+            raise ValueError(f"/status is answered by {answer.status}")
+    finally:
+        connection.close()
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise ValueError("/status is not a JSON object")  # noqa: TRY004  the agent's answer is wrong, not an argument
+    return found

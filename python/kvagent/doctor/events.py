@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from kvagent.doctor.finding import Finding
+from kvagent.doctor import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvagent.doctor.finding import Finding
+from kvagent.doctor import Finding
 from kvagent.errors import KVAgentError, SessionEnded
 from kvagent.lookup import LookupClient, Request
 from kvagent.messages import MIN_VERSION, VERSION

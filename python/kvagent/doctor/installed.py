@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from kvagent.doctor.finding import Finding
+from kvagent.doctor import Finding
 from kvagent.vllm import internals
 from kvagent.vllm.geometry import TESTED, tested
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
@@ -15,19 +15,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary.errors import Errors, contained
-from kvagent.vllm.boundary.scheduler import Unloaded, of_all, of_little
+from kvagent.vllm.boundary.errors import Call, Errors, contained
+from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_little
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent
-from kvagent.vllm.metadata import Stats, make_prom
+from kvagent.vllm.metadata import PromMetrics, Stats
 from kvagent.vllm.options import FAIL, OptionError, Options, parse, saves, synonyms
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.start import of
-from kvagent.vllm.uncached import MAX_REASON, Notice, notice, warn
+from kvagent.vllm.uncached import warn
 from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
@@ -38,12 +38,15 @@ from kvagent.vllm.weight_changes import (
 )
 from kvagent.vllm.worker.calls import WorkerCalls
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 STATS_INTERVAL_S = 0.1  # minimum interval between two reports of counters to vLLM
 
 log = logging.getLogger("vllm.kvagent")
 
 
-@contained({"get_kv_connector_stats": of_little(None), "shutdown": of_little(None)})
+@contained({"get_kv_connector_stats": Call(of_little), "shutdown": Call(of_little)})
 class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, SupportsHMA):
     """Save KV blocks to the node's agent and load them from it. See docs/VLLM.md."""
 
@@ -55,7 +58,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._deltas: list[CounterDeltas] = []
         self._next_stats = 0.0
         self._told_uncached = False
-        self._notice: Notice | None = None
         self.errors, self.unloaded = Errors(), Unloaded()
         if role == KVConnectorRole.SCHEDULER:
             _check_policy(transfer)
@@ -69,7 +71,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             self._uncached = str(error)
             if role == KVConnectorRole.SCHEDULER:
                 warn(self._uncached)
-                self._end_scheduler()
+                self._retired = RetiredScheduler(None)
+                self._say_uncached()
 
     def _begin(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         """Determine what is registered, and create the scheduler's part. Raise Unsupported."""
@@ -99,7 +102,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             generations = Generations(
                 self._generation, self._options, unobserved=bool(unobserved), in_process=in_process
             )
-            self._scheduler = self._make_scheduler(transfer.kv_role, generations)
+            self._make_side = self._maker(transfer.kv_role, generations)
         else:
             self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
 
@@ -148,7 +151,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> Any:
         """Return the Prometheus counters for /metrics."""
-        return make_prom(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def get_kv_connector_stats(self) -> Stats | None:
         """Return what this role counted since the last report, at most once per STATS_INTERVAL_S
@@ -173,18 +176,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         """Leave the agent."""
         self._leave_scheduler()
         self._leave_worker()
-        if self._notice is not None:
-            self._notice.close()
-            self._notice = None
-
-    def _say_uncached(self) -> None:
-        """Tell the agent why the engine is served without it, now and after each of its starts."""
-        model = self._vllm_config.model_config
-        identity = {
-            "model": str(model.model)[:MAX_REASON], "dtype": str(model.dtype), "tenant": self._options.tenant,
-        }  # fmt: skip
-        registration = notice(str(self._vllm_config.kv_transfer_config.engine_id), identity, self._uncached)
-        self._notice = Notice(self._options.socket_dir, registration)
 
     def _idle(self) -> bool:
         """Return whether the engine has no request, as far as this role knows."""
@@ -193,14 +184,16 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
     def _all_deltas(self) -> list[CounterDeltas]:
         if not self._deltas:
             side = self._scheduler
-            if isinstance(side, SchedulerSide) and side.saves is not None:
+            if side is not None:
                 self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
                 self._deltas.append(CounterDeltas(self.errors.counts))
             elif self._worker_deltas is not None:
                 self._deltas = [self._worker_deltas, CounterDeltas(self.errors.counts, "worker_")]
         return self._deltas
 
-    def _make_scheduler(self, kv_role: str, generations: Generations) -> SchedulerSide:
+    def _maker(self, kv_role: str, generations: Generations) -> Callable[[Any], SchedulerSide]:
+        """Return what makes the scheduler's side, with vLLM's KV cache manager."""
+
         def registration() -> Registration:
             self._generation = generations.now
             return Registration(role=Role.SCHEDULER, **self._common())
@@ -209,19 +202,18 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         may_save = saves(kv_role, self._options)
         joined = self._start.scheduler(self._geometry, self._ranks.world, saves=may_save)
         link.attached = joined.attached
-        side = SchedulerSide(
-            self._options, self._geometry, self._ranks.world, link, saves=may_save, generations=generations,
-            joined=joined,
-        )  # fmt: skip
-        side.failed = partial(of_all(None), self)
         link.wait(self._options.start_wait_ms / 1e3)
-        return side
+        return partial(
+            SchedulerSide, self._options, self._geometry, self._ranks.world, link, saves=may_save,
+            generations=generations, joined=joined,
+        )  # fmt: skip
 
     def _common(self) -> dict[str, Any]:
-        ranks = self._start.local_ranks(self._ranks, self._replicas)
+        part = self._start.part
+        ranks = part.of_ranks(self._ranks, self._replicas)
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": self._start.local_identity(with_generation(self._identity, self._generation)),
+            "identity": part.of_identity(with_generation(self._identity, self._generation)),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
             "world": ranks.world,

@@ -1,5 +1,9 @@
-"""An engine's KV cache groups, ranks and layout as the agent sees them, and which models and vLLM
-versions are supported.
+"""An engine's KV cache groups, ranks and layout as the agent sees them, the node that its ranks are
+on, and which models and vLLM versions are supported.
+
+vLLM's configuration says which ranks are on a node where vLLM itself spreads them (--nnodes): node
+k has the k-th of equal runs of them. With Ray, or a custom executor, each worker tells its node in
+its first report, and all must be on that of the scheduler.
 
 The connector asks vLLM for a block-outermost layout where the attention backend supports it: the
 copies between engine and agent are as large as the contiguous runs of a block. vLLM warns about a
@@ -13,14 +17,19 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_GROUPS, MAX_WORLD
 from kvagent.messages import Group
-from kvagent.vllm import placement, specs
+from kvagent.vllm import specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from kvagent.vllm.plan import Report, StepPlan, WorkerInfo
+
+Identity = tuple[tuple[str, str], ...]
 
 
 class Unsupported(ValueError):
@@ -134,7 +143,7 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
     hold the same KV.
     """
-    if reason := placement.spread(parallel):
+    if reason := spread(parallel):
         raise Unsupported(reason)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name, 1)) > 1:
@@ -147,7 +156,7 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
     if replicated(kv_cache_config):
         replicas = tp
-    Ranks(len(placement.part(parallel).ranks), 1).check()  # those of one agent
+    Ranks(len(part(parallel).ranks), 1).check()  # those of one agent
     return Ranks(tp * pp, tp // replicas * pp), replicas
 
 
@@ -156,6 +165,99 @@ def shard(rank: int, tp: int, replicas: int) -> int:
     one.
     """
     return rank // tp * (tp // replicas) + rank % tp // replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The ranks of an engine that are on one node, of ``count`` equal parts of ``world`` ranks, and
+    what of the engine they register there: all of it. Guests serve engines with several parts.
+    """
+
+    index: int = 0
+    count: int = 1
+    world: int = 1
+    tp: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """Return the part's ranks."""
+        size = self.world // self.count
+        return range(self.index * size, (self.index + 1) * size)
+
+    def of_ranks(self, whole: Ranks, replicas: int) -> Ranks:  # noqa: ARG002
+        """Return how the KV cache is distributed over the part's ranks."""
+        return whole
+
+    def of_identity(self, pairs: Identity) -> Identity:
+        """Return the identity of the part."""
+        return pairs
+
+    def of_plan(self, plan: StepPlan) -> StepPlan:
+        """Return a plan as the part's ranks read it."""
+        return plan
+
+    def shard(self, rank: int, replicas: int) -> int:
+        """Return a worker's shard in the part."""
+        return shard(rank, self.tp, replicas)
+
+    def difference(self, own: Identity, report: Report) -> str:  # noqa: ARG002
+        """Return why ranks that have reported cannot be served with a scheduler of this identity;
+        empty if they can.
+        """
+        return elsewhere(report.workers, node()) if report.workers else ""
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_DECISION = "docs/decisions/2026-11-23-several-nodes.md"
+_WHY = f"an agent serves the engines of its own node ({_DECISION})"
+
+
+def part(parallel: Any) -> Part:
+    """Return the part of the process with vLLM's ParallelConfig. See spread for what is refused."""
+    world = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    count = int(getattr(parallel, "nnodes_within_dp", 1))
+    index = int(parallel.node_rank_within_dp) if count > 1 else 0
+    return Part(index, count, world, int(parallel.tensor_parallel_size))
+
+
+def node() -> str:
+    """Return the boot ID of the kernel, which all containers of a node share, and no two nodes. It
+    is empty if it cannot be read.
+    """
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def spread(parallel: Any) -> str:
+    """Return why an engine with vLLM's ParallelConfig cannot be served, because its ranks are on
+    several nodes, or may be without its scheduler knowing; empty if nothing says so.
+
+    A data-parallel replica is an engine of its own, so only the nodes of one replica count.
+    """
+    nodes = int(getattr(parallel, "nnodes_within_dp", 1))
+    ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
+    executor = getattr(parallel, "distributed_executor_backend", None)
+    if ranks > 1 and executor == "external_launcher":
+        return (
+            f"external_launcher with {ranks} ranks: each rank has a scheduler of its own, which hears of no other "
+            "rank's blocks, and all must decide the same; start it with --distributed-executor-backend mp"
+        )
+    if nodes > 1 and (executor != "mp" or ranks % nodes):
+        return (
+            f"{ranks} ranks on {nodes} nodes (--nnodes), started by the executor {executor}: which ranks are where is "
+            f"known only of equal parts and --distributed-executor-backend mp ({_DECISION})"
+        )
+    return ""
+
+
+def elsewhere(workers: Sequence[WorkerInfo], own: str) -> str:
+    """Return why these workers cannot be served by the agent of the scheduler's node ``own``; empty
+    if they can, or if either side could not tell its node.
+    """
+    away = sum(bool(one.node and own and one.node != own) for one in workers)
+    return f"{away} of the engine's ranks are not on the node of its scheduler: {_WHY}" if away else ""
 
 
 ONE_RUN = ("BLHNC", "BLNHC")  # a block is contiguous over all layers

@@ -42,12 +42,9 @@ class Guest:
 
     side: SchedulerSide
 
-    def begin(self, side: SchedulerSide) -> None:
-        """Take the side that is being made."""
+    def begin(self, side: SchedulerSide, manager: Any) -> None:  # noqa: ARG002
+        """Take the side that has just been made, and vLLM's KV cache manager."""
         self.side = side
-
-    def bind(self, manager: Any) -> None:
-        """Take vLLM's KV cache manager. The side has its saves and loads by now."""
 
     def seen(self, tracked: Tracked) -> None:
         """A request has arrived. The guest may key its blocks otherwise, or bar it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kvagent import starter
 from kvagent.errors import KVAgentError, NotStarted, Refused, WrongSetting
+from kvagent.messages import Budget
 from kvagent.session import Session
 from kvagent.vllm.options import OptionError
 
@@ -65,9 +66,12 @@ class Link:
     """A session with the agent that is re-established when lost."""
 
     def __init__(
-        self, socket_dir: str, owner: str, registration: Callable[[], Registration], budget: int = 0, pool: str = ""
-    ) -> None:
-        """``budget``: the bytes of the pool that this worker may hold; 0: any number. ``pool``: the
+        self, socket_dir: str, owner: str, registration: Callable[[], Registration] | None, budget: int = 0,
+        pool: str = "",
+    ) -> None:  # fmt: skip
+        """``registration``: what is registered; without it there is never a session.
+
+        ``budget``: the bytes of the pool that this worker may hold; 0: any number. ``pool``: the
         memory of an agent that is started where there is none; empty: none is started.
         """
         self._path = Path(socket_dir) / "session.sock"
@@ -89,7 +93,8 @@ class Link:
         self._moving_until = 0.0
         self._wanted.set()
         self._thread = threading.Thread(target=self._run, name=f"kvagent {owner}", daemon=True)
-        self._thread.start()
+        if registration is not None:
+            self._thread.start()
 
     def current(self) -> Attachment | None:
         """Return the session, or None."""
@@ -146,7 +151,8 @@ class Link:
         """Stop the thread and return the session, if any, which the caller must close."""
         self._closed.set()
         self._wanted.set()
-        self._thread.join(JOIN_S)
+        if self._registration is not None:
+            self._thread.join(JOIN_S)
         last, self._current = self._current, None
         return last
 
@@ -174,6 +180,7 @@ class Link:
         session: Session | None = None
         serial = self._serial  # read before the registration is made
         try:
+            assert self._registration is not None
             session = self._connect()
             registered = session.register(self._registration(), REGISTER_S)
             if self._budget:
@@ -226,7 +233,7 @@ class Link:
 
     def _limit(self, session: Session) -> None:
         """Tell the agent the budget before anything is saved."""
-        session.budget(self._budget)
+        session.send(Budget(self._budget))
         session.ping(REGISTER_S)
         self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 

@@ -78,8 +78,3 @@ class PromMetrics(KVConnectorPromMetrics):
                 self._counters[name][engine_idx].inc(value)
             elif name in self._gauges and value > 0:
                 self._gauges[name][engine_idx].set(1)
-
-
-def make_prom(vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> PromMetrics:
-    """Return the metrics of an engine."""
-    return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

@@ -150,7 +150,7 @@ class Options(Constants):
     """
 
 
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "lookup_age_ms": (0, 60_000),
     "tier_wait_ms": (0, 60_000),
     "load_deadline_ms": (1, 600_000),
@@ -174,22 +174,22 @@ def parse(given: Mapping[str, Any]) -> Options:
     if refused:
         raise OptionError("; ".join(f"{name}: {why}" for name, why in refused.items()))
     try:
-        values = {ours: checked(ours, given[name]) for ours, name in origins.items()}
+        values = {ours: checked(ours, given[name], DEFAULTS[ours]) for ours, name in origins.items()}
         if values.get("layerwise"):
             values = {"load_mode": "auto", "sync_load_bytes": LAYERWISE_BYTES} | values
-        return build(values)
+        options = Options(**values)
+        check(options)
+        return options
     except OptionError as error:
         names = [origins[name] for name in error.options if origins.get(name, name) != name]
         raise OptionError(f"{', '.join(names)}: {error}", *error.options) if names else error from None
 
 
-def build(values: Mapping[str, Any]) -> Options:
-    """Return the options with these values, which are allowed each by itself. Raise OptionError."""
-    options = Options(**values)
+def check(options: Options) -> None:
+    """Raise OptionError for options that exclude each other."""
     _check_agent(options)
     _check_weights(options)
     _check_layerwise(options)
-    return options
 
 
 def synonyms(given: Mapping[str, Any]) -> dict[str, str]:
@@ -254,11 +254,10 @@ def _check_layerwise(options: Options) -> None:
         raise OptionError(text, "layerwise", "share_tp", "share_pp")
 
 
-def checked(name: str, value: Any) -> Any:
-    """Return the value of one of our options, or raise OptionError if it is not allowed, whatever
-    the others are.
+def checked(name: str, value: Any, default: Any, ranges: Mapping[str, tuple[float, float]] = RANGES) -> Any:
+    """Return the value of an option with this default, or raise OptionError if it is not allowed,
+    whatever the others are.
     """
-    default = (CONSTANTS | DEFAULTS)[name]
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise OptionError(f"{name}: {value!r}, allowed is true or false", name)
@@ -268,7 +267,7 @@ def checked(name: str, value: Any) -> Any:
         if value not in _CHOICES.get(name, (value,)):
             raise OptionError(f"{name}: {value!r}, allowed is one of {', '.join(_CHOICES[name])}", name)
     else:
-        low, high = _RANGES.get(name, (0, math.inf))
+        low, high = ranges.get(name, (0, math.inf))
         whole = isinstance(default, int)
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
             kind = "an integer" if whole else "a number"

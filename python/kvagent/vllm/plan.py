@@ -2,16 +2,18 @@
 workers.
 
 Both are pickled: a plan for every step and worker, and one report joined from those of all workers.
-The classes define ``__reduce__`` because the default for slotted dataclasses takes ten times as
-long.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvagent.packing import Packed
 
 Depends = tuple[tuple[int, int], ...]
@@ -21,8 +23,24 @@ serial of what it has under that.
 REVOKES = 256  # revocation words, and so the maximum of saves in flight
 
 
+class Sent:
+    """A message. It is pickled by its fields: the default of slotted dataclasses takes ten times as
+    long.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), _values(type(self))(self)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _values(cls: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*cls.__slots__)
+
+
 @dataclass(slots=True)
-class SaveJob:
+class SaveJob(Sent):
     """Blocks to save. ``boot`` and ``epoch`` are those at planning time."""
 
     job: int
@@ -43,14 +61,9 @@ class SaveJob:
         """Return the number of blocks."""
         return self.sections.blocks
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SaveJob, (
-            self.job, self.boot, self.epoch, self.revoke, self.sections, self.space, self.depends, self.elsewhere,
-        )  # fmt: skip
-
 
 @dataclass(slots=True)
-class LoadJob:
+class LoadJob(Sent):
     """Blocks to load for a request.
 
     A load too large for one job of the session has several parts.
@@ -81,7 +94,7 @@ class LoadJob:
 
 
 @dataclass(slots=True)
-class StepPlan:
+class StepPlan(Sent):
     """A worker's tasks for one step, besides the computation."""
 
     saves: list[SaveJob] = field(default_factory=list)
@@ -105,12 +118,7 @@ class StepPlan:
     """For the workers' guests, by name."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.uncached:
-            return uncached_plan, ()
-        return StepPlan, (
-            self.saves, self.loads, self.cancels, self.revokes, self.idle, self.stopped,
-            self.generation, self.decoding, self.uncached, self.told,
-        )  # fmt: skip
+        return (uncached_plan, ()) if self.uncached else super(StepPlan, self).__reduce__()
 
 
 def uncached_plan() -> StepPlan:
@@ -122,7 +130,7 @@ _UNCACHED = StepPlan(uncached=True)
 
 
 @dataclass(slots=True)
-class Outcome:
+class Outcome(Sent):
     """How a job ended in ``ranks`` workers: the worst status of each block."""
 
     ranks: int
@@ -133,12 +141,9 @@ class Outcome:
         worst = bytes(map(max, self.statuses, other.statuses))
         return Outcome(self.ranks + other.ranks, worst)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Outcome, (self.ranks, self.statuses)
-
 
 @dataclass(slots=True)
-class Report:
+class Report(Sent):
     """The outcomes of jobs in one or more workers.
 
     An outcome is a fence: the blocks are no longer accessed.
@@ -174,14 +179,9 @@ class Report:
             self.unsupported or other.unsupported, news,
         )  # fmt: skip
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Report, (
-            self.outcomes, self.late, self.workers, self.moved, self.waited, self.unsupported, self.news,
-        )  # fmt: skip
-
 
 @dataclass(slots=True)
-class WorkerInfo:
+class WorkerInfo(Sent):
     """The facts about a worker that the scheduler needs.
 
     ``path`` is a file in /proc that maps the worker's revocation words, ``size`` its length, and
@@ -195,6 +195,6 @@ class WorkerInfo:
     revokes: int
     file: tuple[int, int]
     node: str = ""
-    """The node that it is on (nodes.placement.node); empty if it cannot tell."""
+    """The node that it is on (geometry.node); empty if it cannot tell."""
     identity: tuple[tuple[str, str], ...] = ()
     """What it registers (space.identity); empty if the scheduler is to keep its own."""

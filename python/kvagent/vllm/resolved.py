@@ -1,5 +1,5 @@
 """The canonical form of what vLLM resolved and of the environment: everything but what the table
-of harmless says.
+harmless.txt says.
 
 Equal forms mean equal values: each value stands with its type, in a form that no other value has.
 A text that names a file or a folder counts with its content, and code that belongs neither to vLLM
@@ -21,11 +21,11 @@ import re
 import sys
 import types
 from collections.abc import Mapping
+from fnmatch import translate
 from importlib.metadata import entry_points
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm import harmless
 from kvagent.weights import files
 from kvagent.weights.samples import Unreadable
 
@@ -39,6 +39,59 @@ _DEEP = 100  # levels of values within values
 _LONG = 4096  # characters of a path
 
 log = logging.getLogger("vllm.kvagent")
+
+_TABLE = Path(__file__).with_name("harmless.txt")
+_ENVIRONMENT = "environment."  # the owner of variables
+
+COUNTED = (
+    "VLLM_*", "TORCH*", "PYTORCH_*", "CUDA_*", "CUBLAS*", "CUDNN_*", "CUTLASS_*", "CUTE_*", "NVIDIA_*", "NVTE_*",
+    "NCCL_*", "TRITON_*", "FLASH*", "DG_*", "DEEP*", "TVM_*", "TILELANG_*", "HIP*", "HSA_*", "ROC*", "MIOPEN_*",
+    "AITER_*", "TENSILE_*", "XPU_*", "ONEAPI_*", "SYCL_*", "IPEX_*", "ONEDNN_*", "DNNL_*", "MKL_*", "XLA_*", "TPU_*",
+    "LIBTPU_*", "PJRT_*", "JAX_*", "ASCEND_*", "NPU_*", "HABANA_*", "PT_HPU_*", "NEURON_*", "BNB_*", "HF_*",
+    "TRANSFORMERS_*", "SAFETENSORS_*", "LD_PRELOAD",
+)  # fmt: skip
+"""Patterns of the variables that a library that computes may read, and vLLM reads all that it
+declares (envs.environment_variables). Plugins read those that begin with their package's name.
+Other variables belong to the shell, the container or the user.
+"""
+
+
+@functools.cache
+def harmless() -> dict[str, str]:
+    """Return the reason of each harmless name, by ``Class.field``, ``Class.field.key`` or
+    ``environment.pattern``.
+    """
+    found: dict[str, str] = {}
+    owner = reason = ""
+    for line in _TABLE.read_text().splitlines():
+        if line.startswith(" "):
+            found |= {f"{owner}.{name}": reason for name in line.split()}
+        elif line and not line.startswith("#"):
+            owner, _, reason = line.partition(": ")
+    return found
+
+
+def variable_counts(name: str, plugins: tuple[str, ...] = ()) -> bool:
+    """Return whether a variable of the environment that is set counts; ``plugins`` are the names of
+    their packages.
+    """
+    patterns = (*COUNTED, *(f"{plugin.upper()}_*" for plugin in plugins))
+    return bool(_pattern(patterns).match(name)) and not harmless_variable(name)
+
+
+def harmless_variable(name: str) -> bool:
+    """Return whether a variable is in the table."""
+    return bool(_pattern(_variables()).match(name))
+
+
+@functools.cache
+def _variables() -> tuple[str, ...]:
+    return tuple(name.removeprefix(_ENVIRONMENT) for name in harmless() if name.startswith(_ENVIRONMENT))
+
+
+@functools.cache
+def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, names)))
 
 
 class Forms:
@@ -70,10 +123,10 @@ class Forms:
         plugins = tuple(sorted({package for package, _ in _plugins()}))
         forms = {
             name: self.of(value, name) for name, value in os.environ.items()
-            if name not in declared and harmless.variable_counts(name, plugins)
+            if name not in declared and variable_counts(name, plugins)
         }  # fmt: skip
         for name, read in declared.items():
-            if not harmless.harmless_variable(name):
+            if not harmless_variable(name):
                 try:
                     forms[name] = self.of(read(), name)
                 except Exception:  # noqa: BLE001  vLLM's own reader, which refuses some values
@@ -126,7 +179,7 @@ class Forms:
         if _top(kind.__module__) in ("numpy", "torch"):
             return self._of_number(value, kind, path)
         if isinstance(value, Mapping) and _top(kind.__module__) in _SHIPPED:
-            counted = [item for item in value.items() if f"{field}.{item[0]}" not in harmless.fields()]
+            counted = [item for item in value.items() if f"{field}.{item[0]}" not in harmless()]
             return ["map", _sorted([self.of(key, path), self.of(one, f"{path}.{key}")] for key, one in counted)]
         if kind in (list, tuple):  # vLLM caches some as JSON, which knows no tuples
             return ["list", [self.of(one, f"{path}[{i}]") for i, one in enumerate(value)]]
@@ -244,7 +297,7 @@ def _members(value: Any) -> list[tuple[str, Any]]:
         (name, getattr(value, name, None))
         for name in sorted(names | set(getattr(value, "__dict__", ())))
         if not isinstance(getattr(kind, name, None), functools.cached_property)
-        and not any(f"{one.__name__}.{name}" in harmless.fields() for one in kind.__mro__)
+        and not any(f"{one.__name__}.{name}" in harmless() for one in kind.__mro__)
     ]
 
 
@@ -262,7 +315,7 @@ def _is_record(kind: type) -> bool:
 
 
 def _in_table(kind: type) -> bool:
-    return any(name.startswith(f"{one.__name__}.") for one in kind.__mro__ for name in harmless.fields())
+    return any(name.startswith(f"{one.__name__}.") for one in kind.__mro__ for name in harmless())
 
 
 def _names_files(place: Path) -> bool:

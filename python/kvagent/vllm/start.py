@@ -10,25 +10,20 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm import geometry as geo
-from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Unsupported, part
 from kvagent.vllm.hooks import Joined
 from kvagent.vllm.options import LAZY
-from kvagent.vllm.placement import Part, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.registration import Registration
-    from kvagent.vllm.geometry import Geometry, Ranks
+    from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.options import Options
-    from kvagent.vllm.plan import Report, StepPlan
-    from kvagent.vllm.worker.extents import ExtentsOf
     from kvagent.vllm.worker.guest import WorkerGuest
-    from kvagent.vllm.worker.memory import Memory
+    from kvagent.vllm.worker.memory import ExtentsOf, Memory
 
 GUESTS = "kvagent.vllm.guests"
-Identity = tuple[tuple[str, str], ...]
 
 
 class Start:
@@ -69,26 +64,6 @@ class Start:
         they are not the parallel sizes.
         """
         return None
-
-    def local_ranks(self, ranks: Ranks, replicas: int) -> Ranks:  # noqa: ARG002
-        """Return the ranks that are registered with this node's agent."""
-        return ranks
-
-    def local_identity(self, pairs: Identity) -> Identity:
-        """Return the identity that is registered there."""
-        return pairs
-
-    def local_plan(self, plan: StepPlan) -> StepPlan:
-        """Return a plan as the ranks on this node read it."""
-        return plan
-
-    def shard(self, rank: int, replicas: int) -> int:
-        """Return a worker's shard among those that are registered there."""
-        return geo.shard(rank, int(self.vllm_config.parallel_config.tensor_parallel_size), replicas)
-
-    def difference(self, own: Identity, report: Report) -> str:  # noqa: ARG002
-        """Return why ranks on other nodes cannot be served; empty if they can."""
-        return ""
 
     def extents(self, rank: int) -> ExtentsOf | None:  # noqa: ARG002
         """Return what finds the extents of a worker's KV caches; None for the core's own."""

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kvagent.vllm.harmless import fields
+from kvagent.vllm.resolved import harmless
 from kvagent.weights import files, objects
 from kvagent.weights.samples import Unreadable
 
@@ -87,10 +87,10 @@ def _check(load: Any, known: bool, named: str) -> None:
     extra = getattr(load, "model_loader_extra_config", None) or {}
     if not known:
         raise Unreadable(f"load_format {named}: it may read other weights than those in the folder")
-    harmless = {one.rpartition(".")[2] for one in fields() if one.startswith("LoadConfig.model_loader_extra_config.")}
-    if not (isinstance(extra, dict) and set(extra) <= harmless):
+    allowed = {one.rpartition(".")[2] for one in harmless() if one.startswith("LoadConfig.model_loader_extra_config.")}
+    if not (isinstance(extra, dict) and set(extra) <= allowed):
         raise Unreadable(
-            f"model_loader_extra_config, allowed is {', '.join(sorted(harmless))}: other keys may change what is read"
+            f"model_loader_extra_config, allowed is {', '.join(sorted(allowed))}: other keys may change what is read"
         )
     if not _own_loader(named):
         raise Unreadable(f"load_format {named}: a plugin's loader may read other weights than those in the folder")

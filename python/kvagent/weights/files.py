@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvagent.weights.digest_cache import DigestCache, State, now_ns
 from kvagent.weights.samples import Opened, Unreadable, digests
 
 if TYPE_CHECKING:
@@ -21,6 +20,23 @@ MAX_FILES = 4096  # of one model
 FORMAT = 1  # version of the digest: what is sampled and how it is combined
 _BLOB = re.compile(r"[0-9a-f]{64}\Z")
 _HUBS = re.compile(r"(?:[0-9a-f]{40}|[0-9a-f]{64})\Z")
+
+
+class State(NamedTuple):
+    """A file's metadata that reflects its content; times in ns. The change time (ctime) of a file
+    on a local disk cannot be set back.
+    """
+
+    device: int
+    inode: int
+    bytes: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> State:
+        """Return the state of a stat result."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class Found(NamedTuple):
@@ -57,31 +73,21 @@ def files(place: Path, *, every: bool = False) -> dict[str, Found]:
     return found
 
 
-def digest(
-    found: Mapping[str, Found], about: Iterable[str], since_ns: int | None, cache: DigestCache | None = None
-) -> str:
+def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | None) -> str:
     """Return the digest of files by name, and of ``about``, which says how they are read.
 
     Unreadable: a file changed while it was read, or after ``since_ns``, when it may have been
     loaded. The hub's cache names files by content, so a new file there need not be a changed one.
     """
-    cache = DigestCache() if cache is None else cache
-    begun = now_ns()
     with contextlib.ExitStack() as stack:
         opened = [_open(stack, name, one) for name, one in sorted(found.items())]
         before = [State.of(os.fstat(file.fd)) for file in opened]
         for file, state in zip(opened, before, strict=True):
             if since_ns is not None and state.changed >= since_ns and not found[file.name].blob:
                 raise Unreadable(f"{file.name}: it was changed since this process started, perhaps after it was loaded")
-        key = cache.key([f"{FORMAT} {found[file.name].blob} {file.name}" for file in opened], before, begun)
-        content = cache.find(key) if key else None
-        if content is None:
-            content = _content(opened, found)
-            after = [State.of(os.fstat(file.fd)) for file in opened]
-            if after != before:
-                raise Unreadable("the files changed while they were read")
-            if key:
-                cache.store(key, content)
+        content = _content(opened, found)
+        if [State.of(os.fstat(file.fd)) for file in opened] != before:
+            raise Unreadable("the files changed while they were read")
     return hashlib.sha256("\n".join([*about, content]).encode(errors="surrogatepass")).hexdigest()[:32]
 
 

@@ -30,12 +30,13 @@ class Copier:
 
         from kvagent import messages as m
         from kvagent.identity import identity_pairs
+        from kvagent.packing import packed, section
         from kvagent.registration import Registration
         from kvagent.session import Session
         from kvagent.vllm.worker.memory import memory
         from kvagent.vllm.worker.sync import make_sync
 
-        self._section, self._done = m.Section, m.Done
+        self._section, self._packed, self._done = section, packed, m.Done
         self._tensor = torch.zeros(BLOCKS, block_bytes, dtype=torch.uint8, device=device)
         self._memory = memory({"layer": self._tensor}, [["layer"]], BLOCKS, "peer")
         self._sync = make_sync(self._memory.device)
@@ -53,7 +54,7 @@ class Copier:
                 regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             )
         ).epoch  # fmt: skip
-        self._worker.budget(2 * BLOCKS * block_bytes)
+        self._worker.send(m.Budget(2 * BLOCKS * block_bytes))
         self._block_bytes, self._jobs, self.saved = block_bytes, 0, 0
 
     def copy(self) -> None:
@@ -64,7 +65,8 @@ class Copier:
             hashes = [(first + i).to_bytes(HASH_BYTES, "little") for i in range(many)]
             blocks = [(first + i) % BLOCKS for i in range(many)]
             revoke = self._jobs % self._sync.words.revokes
-            self._worker.save([self._section.of(0, hashes, blocks)], epoch=self._epoch, step=0, revoke=revoke)
+            run = self._packed([self._section(0, b"", hashes, blocks)], many)
+            self._worker.save(run, epoch=self._epoch, step=0, revoke=revoke)
             self._jobs += 1
         select.select([self._worker], [], [], 0.1)
         for event in self._worker.poll():

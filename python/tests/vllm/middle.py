@@ -28,7 +28,7 @@ def middle(alive: Alive, event: str, call: str) -> Iterator[list[str]]:
     before they are sent, for those that a step waits for. Yield a list that is empty before it.
     """
     agent, client = alive.agent, alive.side.agent.lookups._client
-    loads, sync = alive.side.loads, step_waits(alive.worker).loads
+    loads, sync = alive.side.loads, step_waits(alive.worker)
     assert isinstance(agent, HoldingAgent)
     before = loads._deadline_s, sync._wait_s, client.timeout_s
     if event in SILENT:

@@ -24,7 +24,7 @@ from typing import Any
 from kvagent import messages as m
 from kvagent.session import Session
 from tests import agent as played
-from tests.agent import BINARY, PATIENCE_S, AgentProcess, chain
+from tests.agent import BINARY, PATIENCE_S, AgentProcess, chain, run_of
 from tests.vllm import engine as real
 
 REQUESTS = 8
@@ -45,9 +45,9 @@ def flood(socket_dir: str) -> None:
     engine.words.fire(0)
     for i in itertools.count():
         first = i * JOB % FLOOD["BLOCKS"]
-        section = m.Section.of(0, chain(f"flood{i}", JOB), list(range(first, first + JOB)))
+        run = run_of(chain(f"flood{i}", JOB), range(first, first + JOB))
         # Only a save that can be revoked is slowed.
-        engine.worker.save([section], epoch=engine.worker.epoch, step=engine.step, event=0, revoke=i % JOBS)
+        engine.worker.save(run, epoch=engine.worker.epoch, step=engine.step, event=0, revoke=i % JOBS)
         if i >= JOBS - 1:
             engine.wait(m.Done)
         if i == JOBS:

@@ -107,8 +107,8 @@ def test_loads_that_failed_with_their_step_are_not_sent_by_the_next_session(
 ) -> None:
     rejoin = WorkerSide.rejoin
 
-    def rejoined(self: WorkerSide, link: Link, clock: Any = None) -> None:
-        rejoin(self, link, clock)
+    def rejoined(self: WorkerSide, link: Link) -> None:
+        rejoin(self, link)
         assert link.wait(START_S)
 
     monkeypatch.setattr(WorkerSide, "rejoin", rejoined)

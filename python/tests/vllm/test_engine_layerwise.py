@@ -57,7 +57,7 @@ class Middle:
         holding.hold(1)
 
         def waits(name: str) -> None:
-            loading = bool(step_waits(worker).loads._waited)
+            loading = bool(step_waits(worker)._waited)
             if loading and self.computed == [LAYER.format(0)] and name == LAYER.format(LAYERS - 1):
                 holding.holds()
                 assert [
@@ -120,7 +120,7 @@ def test_what_happens_between_two_layers(alive: Alive, reference: list[list[int]
 
     def freeze() -> None:
         holding.freeze()
-        loads = step_waits(alive.worker).loads
+        loads = step_waits(alive.worker)
         patch.setattr(loads, "_wait_s", STOPPED_S)
         loads._left_s = STOPPED_S
 

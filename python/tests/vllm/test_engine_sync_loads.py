@@ -45,7 +45,7 @@ def before_load(alive: Alive, patch: pytest.MonkeyPatch, act: Callable[[], objec
     Return how long the steps from then on wait, and how long those after the first one may still
     wait whenever they begin to.
     """
-    loads, waits, again = step_waits(alive.worker).loads, list[float](), list[float]()
+    loads, waits, again = step_waits(alive.worker), list[float](), list[float]()
     run, listen = loads.run, loads._listen
 
     def ran(*of: Any, **more: Any) -> float:
@@ -85,7 +85,7 @@ def test_what_happens_between_promise_and_load(alive: Alive, reference: list[lis
 
     def freeze() -> None:
         alive.agent.freeze()
-        patch.setattr(step_waits(alive.worker).loads, "_wait_s", STOPPED_S)
+        patch.setattr(step_waits(alive.worker), "_wait_s", STOPPED_S)
 
     acts = {"spoil": lambda: agents.spoil(alive.agent.process.pid), "freeze": freeze, "kill": alive.agent.kill}
     waits, again = before_load(alive, patch, acts[how])

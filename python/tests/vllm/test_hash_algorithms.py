@@ -47,7 +47,7 @@ def adapter(world: World, name: str) -> int:
     news = [(LoadedAdapter(1, 1), LoadedAdapter(1, 1, b"d" * 32))]
     if not any(isinstance(one, Adapters) for one in world.side.guests):
         adapters = Adapters(1)
-        adapters.begin(world.side)
+        adapters.begin(world.side, None)
         world.side.guests.append(adapters)
     one: Any = WorkerGuest()
     one.name = ADAPTERS

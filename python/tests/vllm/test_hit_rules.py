@@ -16,6 +16,7 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, Sli
 
 from kvagent import messages as m
 from kvagent.lookup import LookupClient, Request
+from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
 from kvagent.vllm import specs
@@ -81,8 +82,8 @@ def test_a_hit_is_that_of_vllm(agent: AgentProcess, kind: str) -> None:
                 hashes = chain(f"{kind} {number}", dice.randrange(1, LONGEST + 1))
                 stored = [key for key in hashes if dice.random() < 0.7]
                 if stored:
-                    sections = [m.Section.of(0, [key], [1 + i]) for i, key in enumerate(stored)]
-                    worker.save(sections, epoch=worker.epoch, step=0, event=0, revoke=0)
+                    runs = [section(0, b"", [key], [1 + i]) for i, key in enumerate(stored)]
+                    worker.save(packed(runs, len(runs)), epoch=worker.epoch, step=0, event=0, revoke=0)
                     assert not any(wait(worker, m.Done, []).statuses)
                 answer = client.lookup(
                     Request(

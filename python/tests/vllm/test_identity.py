@@ -22,7 +22,7 @@ from vllm.config import (
     VllmConfig,
 )  # fmt: skip
 
-from kvagent.vllm import harmless
+from kvagent.vllm import resolved
 from kvagent.vllm.geometry import Ranks
 from kvagent.vllm.space import as_worker, identity, used_backends, with_resolved
 from kvagent.vllm.weight_changes import PAIR, PRIVATE, UNSHARED, with_generation
@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 Pairs = tuple[tuple[str, str], ...]
 COUNTED = Path(__file__).with_name("counted.txt")
 """The fields of vLLM's configuration that somebody has looked at and that count, by class."""
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -285,7 +280,7 @@ def fields_of(kind: Any, found: dict[Any, list[str]]) -> dict[Any, list[str]]:
 
 def test_somebody_has_looked_at_every_field() -> None:
     """A new field counts until it is known to be harmless. Look at it: what changes bytes goes to
-    counted.txt, what cannot goes to harmless.py with its reason.
+    counted.txt, what cannot goes to harmless.txt with its reason.
     """
     counted = {
         f"{kind}.{name}"
@@ -294,5 +289,5 @@ def test_somebody_has_looked_at_every_field() -> None:
     }
     fields = {name for names in fields_of(VllmConfig, {}).values() for name in names}
     assert len(fields) > 400
-    assert not fields - counted - set(harmless.fields()), "new fields of vLLM"
-    assert not counted & set(harmless.fields()), "both"
+    assert not fields - counted - set(resolved.harmless()), "new fields of vLLM"
+    assert not counted & set(resolved.harmless()), "both"

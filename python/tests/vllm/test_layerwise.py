@@ -87,15 +87,15 @@ def middle(world: World, agent: HoldingAgent, act: Callable[[], None]) -> list[s
 
 def release_when_it_waits(world: World, agent: HoldingAgent) -> None:
     """Release the held copies as soon as the worker waits, and not before."""
-    waits = step_waits(world.workers[0]._worker).loads
-    poll = waits._poll
+    worker = world.workers[0]._worker
+    poll = worker.poll
 
     def polled() -> None:
-        waits._poll = poll
+        worker.poll = poll
         agent.release()
         poll()
 
-    waits._poll = polled
+    worker.poll = polled
 
 
 @everywhere
@@ -116,7 +116,7 @@ def test_the_first_layer_computes_before_the_last_has_arrived(worlds: Any, agent
 def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent, setting: str, how: str) -> None:
     """It costs one bounded wait in that step, and then all layers go on."""
     world = cold(worlds, setting, extra={"sync_wait_ms": 10_000})
-    waits = step_waits(world.workers[0]._worker).loads
+    waits = step_waits(world.workers[0]._worker)
 
     def goes() -> None:
         getattr(agent, how)()
@@ -126,7 +126,7 @@ def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent,
     computed = middle(world, agent, goes)
     world.add("warm", PROMPT, 10)
     eventually(lambda: computed[1:] or not stepped(world), "a load")
-    assert how == "kill" or waits.waited_s >= waits._wait_s
+    assert how == "kill" or waits._left_s <= 0
     assert not waits.waiting
     world.add("warm2", PROMPT, 10)
     eventually(lambda: {"warm", "warm2"} <= set(stepped(world).reasons), "the end of the requests")

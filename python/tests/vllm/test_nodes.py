@@ -20,7 +20,6 @@ from kvagent.errors import KVAgentError
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.scheduler import agent_session
-from kvagent.vllm.uncached import UncachedScheduler
 from kvagent.vllm.worker import calls
 from tests.agent import PATIENCE_S, AgentProcess, eventually
 from tests.vllm.agents import boot, flip
@@ -381,7 +380,7 @@ def test_parts_of_other_engines_do_not_share(worlds: Any, agent: AgentProcess, f
     strange.add("one", PROMPT, 10)
     strange.run()
     assert strange.outputs["one"] == strange.sequences["one"].tokens[100:110]
-    assert isinstance(strange.side, UncachedScheduler)
+    assert strange.side is None
     assert "node 1 of the engine has another weights" in strange.scheduler.connector._uncached
 
 
@@ -414,7 +413,7 @@ def test_attention_backends_of_nodes_may_differ(
 )
 def test_what_is_not_served_over_nodes(worlds: Any, far: AgentProcess, more: dict[str, Any], why: str) -> None:
     world = worlds(others=[str(far.folder)], ranks=2, **more)
-    assert isinstance(world.side, UncachedScheduler)
+    assert world.side is None
     assert f"an engine over 2 nodes with {why}" in world.scheduler.connector._uncached
     world.add("one", PROMPT, 10)
     world.run()

@@ -18,9 +18,10 @@ import pytest
 from kvagent.messages import Group
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests.sync.scheduler import SyncLoads
-from kvagent.vllm.guests.sync.worker import SyncLoads as WorkerSyncLoads
+from kvagent.vllm.guests.sync.worker import StepWaits
 from kvagent.vllm.hooks import Waits
 from kvagent.vllm.options import OptionError, Options
+from kvagent.vllm.plan import LoadJob
 from tests.agent import AgentProcess, eventually
 from tests.sides import waits as step_waits
 from tests.vllm.agents import flip
@@ -136,7 +137,7 @@ def test_a_block_that_changes_between_promise_and_load(worlds: Any, agent: Agent
 def test_a_load_that_fails_in_one_rank_alone(worlds: Any, agent: AgentProcess, setting: str, rank: int) -> None:
     """The other rank, which has all of it, computes the request anew too."""
     world = cold(worlds, setting)
-    waits = step_waits(world.workers[rank]._worker).loads
+    waits = step_waits(world.workers[rank]._worker)
     submit, failed = waits._submit, list[int]()
 
     def fails_once(load: Any, step: int | None) -> None:
@@ -187,7 +188,7 @@ def test_a_frozen_agent_costs_one_bounded_wait(worlds: Any, agent: AgentProcess,
         launch_load(world)
         waits: list[float] = []
         for worker in world.workers:
-            watch(step_waits(worker._worker).loads, waits)
+            watch(step_waits(worker._worker), waits)
         for name in ("warm2", "warm3"):
             world.add(name, PROMPT, 10)
         eventually(lambda: {"warm", "warm2", "warm3"} <= set(one_step(world).reasons), "the end of the requests")
@@ -369,23 +370,25 @@ def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess)
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
     """Until it has sent something."""
-    open_jobs, sent, given_up = set[int](), list[int | None](), list[int]()
+    side: Any = SimpleNamespace(jobs={}, poll=lambda: None, descriptors=list)
+    sent, given_up = list[int | None](), list[int]()
+    loads = StepWaits(0.001)
+    loads.side, side.give_up = side, given_up.append
 
     def submit(load: Any, step: int | None) -> None:
         sent.append(step)
-        open_jobs.update([load.job] if step is not None else [])
+        if step is not None:
+            side.jobs[load.job] = load
 
-    loads = WorkerSyncLoads(
-        0.001, submit=submit, poll=lambda: None, pending=lambda jobs: [job for job in jobs if job in open_jobs],
-        give_up=given_up.append, descriptors=list,
-    )  # fmt: skip
-    loads.run([SimpleNamespace(job=1)], 6, stopped=False)  # type: ignore[list-item]
+    loads._submit = submit  # type: ignore[method-assign]
+    one, two, three = (LoadJob(job, b"", 0, "r", 0, 1.0, (), b"", sync=True) for job in (1, 2, 3))
+    loads.run([one], 6, stopped=False)
     if heard:
         loads.heard()
-    loads.run([SimpleNamespace(job=2)], 7, stopped=False)  # type: ignore[list-item]
+    loads.run([two], 7, stopped=False)
     assert sent == [6, 7 if heard else None]
     assert given_up == ([1, 2] if heard else [1])
-    loads.run([SimpleNamespace(job=3)], 8, stopped=True)  # type: ignore[list-item]
+    loads.run([three], 8, stopped=True)
     assert sent[2] is None
 
 
@@ -485,7 +488,7 @@ def test_random_requests_of_which_some_loads_fail(worlds: Any, agent: AgentProce
     for world in (first, second):
         world.gpu.taints = True
         for worker in world.workers:
-            waits = step_waits(worker._worker).loads
+            waits = step_waits(worker._worker)
             waits._submit = lambda load, step, submit=waits._submit: submit(load, step if dice.random() < 0.7 else None)
     live(first, 1, "cold-")
     live(second, 1, "warm-")

@@ -443,7 +443,8 @@ def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None
             found = making.under_construction()
             assert found is not None
             seen.append((found.vllm_config, found.kv_cache_config))
-            found.listeners.append(Listener())
+            listener: Any = Listener()
+            found.listeners.append(listener)
 
     class Listener:
         def before_weights_call(self, call: str) -> None:

@@ -16,12 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
-from kvagent.vllm.geometry import Unsupported
+from kvagent.vllm.geometry import Unsupported, node
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
-from kvagent.vllm.placement import node
 from kvagent.vllm.plan import uncached_plan
-from kvagent.vllm.uncached import UncachedScheduler
 from kvagent.vllm.worker import calls
 from kvagent.vllm.worker import memory as worker_memory
 from kvagent.vllm.worker import side as worker_side
@@ -77,7 +75,7 @@ def test_an_engine_that_cannot_be_served_computes_everything(
     assert len(said) == 1, said
     assert WHY in said[0]
     assert '"on_unsupported": "fail"' in said[0]
-    assert isinstance(world.side, UncachedScheduler)
+    assert world.side is None
     assert [worker._worker for worker in world.workers] == [None]
     assert not world.scheduler.has_requests()
     eventually(lambda: uncached(agent) == [WHY], "the reason in the agent's list")
@@ -143,7 +141,7 @@ def test_a_rank_that_alone_finds_the_reason_stops_all(
         world.run()
     assert world.outputs["again"] == world.outputs["r0"]
     assert world.free_blocks() == free
-    assert isinstance(world.side, UncachedScheduler)
+    assert world.side is None
     assert [worker._worker for worker in world.workers] == [None, None]
     said = warned(caplog)
     assert ["rank 1: layer x" in one for one in said] == [True]
@@ -175,7 +173,7 @@ def test_memory_that_the_agent_cannot_be_given_is_not_supported(
     world = worlds()
     world.add("one", PROMPT, 40)
     world.run()
-    assert isinstance(world.side, UncachedScheduler)
+    assert world.side is None
     assert [worker._worker for worker in world.workers] == [None]
     why = f"rank 0: the agent cannot be given the KV caches: {error}"
     eventually(lambda: uncached(agent) == [why], "the reason")
@@ -245,7 +243,7 @@ def test_ranks_on_another_node_are_found_in_the_first_step(
     assert world.outputs["again"] == world.outputs["r0"]
     assert not world.gpu.bad
     assert world.free_blocks() == free
-    assert isinstance(world.side, UncachedScheduler)
+    assert world.side is None
     assert [worker._worker for worker in world.workers] == [None, None]
     assert world.scheduler.connector._revocation is None, "words of a process of another node were mapped"
     assert [AWAY in one for one in warned(caplog)] == [True]
@@ -355,7 +353,7 @@ def test_a_real_engine_is_served_uncached_or_its_start_ends(
     before = node.status()["blocks_stored"]
     llm = real.make_engine(opt, str(node.folder), options={"weights_fixed": True} | THREE_HEADS)
     try:
-        assert isinstance(real.sides(llm)[0], UncachedScheduler)
+        assert real.sides(llm)[0] is None
         assert real.generate(llm, PROMPTS) == reference
         llm.reset_prefix_cache(reset_connector=True)
         assert real.generate(llm, PROMPTS) == reference

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.options import FAIL, OptionError
 
@@ -27,13 +27,6 @@ MAX_ERRORS = 8
 
 log = logging.getLogger("vllm.kvagent")
 _Class = TypeVar("_Class", bound=type)
-
-
-@dataclass(slots=True)
-class ErrorCounts:
-    """Errors of one part in calls of vLLM's."""
-
-    errors: int = 0
 
 
 class Errors:
@@ -59,24 +52,34 @@ class Errors:
         return self.counts.errors > MAX_ERRORS
 
 
-def contained(calls: Mapping[str, Callable[..., Any]]) -> Callable[[_Class], _Class]:
-    """Return a decorator of a class.
+class Call(NamedTuple):
+    """What becomes of an error in a call of vLLM's, and what a part that has nothing answers."""
 
-    An error in one of its methods ``calls`` is passed to the function there, as (self, call, error)
-    and the call's arguments, which returns the call's answer.
+    failed: Callable[..., Any]
+    """Takes the connector, the call's name, the error and the call's arguments. Returns the answer,
+    or None for ``answer``.
     """
+    answer: Any = None
+    part: str = ""
+    """The attribute with the part that the call is made of: without it nothing is called."""
+
+
+def contained(calls: Mapping[str, Call]) -> Callable[[_Class], _Class]:
+    """Return a decorator of a class with these methods."""
 
     def decorate(cls: _Class) -> _Class:
-        for name, failed in calls.items():
-            setattr(cls, name, _guarded(name, getattr(cls, name), failed))
+        for name, one in calls.items():
+            setattr(cls, name, _guarded(name, getattr(cls, name), one))
         return cls
 
     return decorate
 
 
-def _guarded(name: str, method: Callable[..., Any], failed: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(name: str, method: Callable[..., Any], one: Call) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if one.part and getattr(self, one.part) is None:
+            return one.answer
         try:
             return method(self, *args, **kwargs)
         except OptionError:
@@ -84,6 +87,7 @@ def _guarded(name: str, method: Callable[..., Any], failed: Callable[..., Any]) 
         except Exception as error:
             if isinstance(error, Unsupported) and getattr(self._options, "on_unsupported", "") == FAIL:
                 raise
-            return failed(self, name, error, *args, **kwargs)
+            answer = one.failed(self, name, error, *args, **kwargs)
+            return one.answer if answer is None else answer
 
     return call

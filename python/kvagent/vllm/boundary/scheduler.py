@@ -1,4 +1,6 @@
-"""What becomes of the scheduler's part after an error in a call of vLLM's (boundary)."""
+"""What becomes of the scheduler's part after an error in a call of vLLM's, or when its engine turns
+out not to be served (boundary).
+"""
 
 from __future__ import annotations
 
@@ -8,42 +10,53 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from kvagent.packing import Packed
+from kvagent.vllm.boundary.errors import Call
 from kvagent.vllm.plan import LoadJob, StepPlan, uncached_plan
-from kvagent.vllm.uncached import UncachedScheduler, warn
+from kvagent.vllm.uncached import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from kvagent.vllm.plan import Report
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
 
 
-class RetiredScheduler(UncachedScheduler):
-    """Takes the place of a SchedulerSide that failed: nothing is saved or loaded any more.
+class RetiredScheduler:
+    """Takes the place of a SchedulerSide that failed, or whose engine cannot be served: nothing is
+    saved or loaded any more. None: there was none.
 
-    What the workers have in flight ends as it does otherwise, and its blocks stay pinned until
-    they have reported it. Then they leave the agent.
+    Saves in flight are revoked with the next plan, and loads end as they do otherwise. The blocks
+    of both stay pinned until that. Then the workers leave the agent.
     """
 
-    def __init__(self, side: SchedulerSide) -> None:
+    def __init__(self, side: SchedulerSide | None) -> None:
         self._side = side
-        with contextlib.suppress(Exception):
-            side.close()
+        self._revokes = side is not None
+        if side is not None:
+            with contextlib.suppress(Exception):
+                side.close()
 
-    def plan(self, output: Any) -> StepPlan:  # noqa: ARG002
+    def plan(self, output: Any) -> StepPlan:
         """Return a plan without jobs, and at the end the plan to leave the agent."""
-        return StepPlan(idle=True) if self.pending() else uncached_plan()
+        plan = StepPlan(idle=not output.num_scheduled_tokens) if self.pending() else uncached_plan()
+        if self._revokes and self._side is not None:
+            self._revokes = False
+            with contextlib.suppress(Exception):
+                self._side.saves.drop()
+                plan.revokes = self._side.saves.revoke(awaited=True)  # what is free now might be reused in this step
+        return plan
 
     def report(self, report: Report) -> None:
         """Release the blocks of jobs that are over. What a step computed from a load that failed is
         dropped.
         """
         side, now = self._side, time.monotonic()
+        if side is None:
+            return
         for job, outcome in report.outcomes.items():
             with contextlib.suppress(Exception):
-                if side.saves is None or not side.saves.report(job, outcome):
-                    assert side.loads is not None
+                if not side.saves.report(job, outcome):
                     side.loads.report(job, outcome, now)
         with contextlib.suppress(Exception):
             side.settle_waiting(report, now)
@@ -51,7 +64,7 @@ class RetiredScheduler(UncachedScheduler):
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report is outstanding."""
         try:
-            return self._side.waiting()
+            return self._side is not None and self._side.waiting()
         except Exception:  # noqa: BLE001  the blocks stay pinned
             return False
 
@@ -92,15 +105,15 @@ class Unloaded:
 
 
 def retire(self: Any, reason: str) -> None:
-    """Save and load nothing more in a connector's engine, after an error."""
-    side = self._scheduler
-    if side is None or isinstance(side, UncachedScheduler):
+    """Save and load nothing more in a connector's engine."""
+    if self._retired is not None or self._make_side is None:  # or it is a worker's connector
         return
     self._uncached = self._uncached or reason
     warn(reason)
-    if side.loads is not None:
-        self.unloaded.add_planned([*side.loads.taken, *side.loads.planned])
-    self._scheduler = RetiredScheduler(side)
+    side: SchedulerSide | None = self._scheduler
+    if side is not None:
+        self.unloaded.add_planned([*side.loads.taken, *side.loads.take()[0]])
+    self._scheduler, self._retired = None, RetiredScheduler(side)
     with contextlib.suppress(Exception):
         self._say_uncached()
 
@@ -109,8 +122,8 @@ def exclude(self: Any, request: Any, reason: str, *, over: bool = False) -> Trac
     """Neither save nor load a request any more, or forget one that is over; retire after too many
     errors. Return its record, if there is one.
     """
-    side = self._scheduler
-    if side is None or isinstance(side, UncachedScheduler):
+    side: SchedulerSide | None = self._scheduler
+    if side is None:
         return None
     tracked: Tracked | None = None
     try:
@@ -122,14 +135,9 @@ def exclude(self: Any, request: Any, reason: str, *, over: bool = False) -> Trac
     return tracked
 
 
-def of_request(answer: Any) -> Callable[..., Any]:
-    """Return what to do after an error in a call about a request."""
-
-    def failed(self: Any, call: str, error: Exception, request: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        exclude(self, request, self.errors.note(call, error, "The request goes on uncached"))
-        return answer
-
-    return failed
+def of_request(self: Any, call: str, error: Exception, request: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call about a request."""
+    exclude(self, request, self.errors.note(call, error, "The request goes on uncached"))
 
 
 def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -150,52 +158,43 @@ def of_admission(self: Any, call: str, error: Exception, request: Any, blocks: A
             retire(self, self.errors.note(call, again, "The engine goes on uncached"))
 
 
-def of_end(self: Any, call: str, error: Exception, request: Any, *args: Any) -> Any:  # noqa: ARG001
+def of_end(self: Any, call: str, error: Exception, request: Any, *args: Any) -> None:  # noqa: ARG001
     """Handle an error when a request ended: vLLM frees its blocks, except for pinned ones."""
     exclude(self, request, self.errors.note(call, error, "Its blocks are freed"), over=True)
-    return False, None
 
 
-def of_all(answer: Any) -> Callable[..., Any]:
-    """Return what to do after an error in a call that the whole part depends on."""
-
-    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        retire(self, self.errors.note(call, error, "The engine goes on uncached"))
-        return answer
-
-    return failed
+def of_all(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call that the whole part depends on."""
+    retire(self, self.errors.note(call, error, "The engine goes on uncached"))
 
 
 def of_plan(self: Any, call: str, error: Exception, output: Any) -> Any:
     """Handle an error in a step's plan: the loads in it have to fail."""
-    of_all(None)(self, call, error)
+    of_all(self, call, error)
     return self.build_connector_meta(output)
 
 
 def of_output(self: Any, call: str, error: Exception, output: Any) -> None:
     """Handle an error in the workers' report, which is not repeated."""
-    of_all(None)(self, call, error)
+    of_all(self, call, error)
     self.update_connector_output(output)
 
 
-def of_little(answer: Any) -> Callable[..., Any]:
-    """Return what to do after an error in a call that nothing depends on."""
-
-    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        reason = self.errors.note(call, error, "The call is ignored")
-        if self.errors.too_many:
-            retire(self, reason)
-        return answer
-
-    return failed
+def of_little(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call that nothing depends on."""
+    reason = self.errors.note(call, error, "The call is ignored")
+    if self.errors.too_many:
+        retire(self, reason)
 
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "bind_kv_cache_manager": of_all(None),
-    "on_new_request": of_request(None), "get_num_new_matched_tokens": of_request((0, False)),
-    "update_state_after_alloc": of_admission, "build_connector_meta": of_plan,
-    "get_external_cache_hit_sources": of_little({}),
-    "update_connector_output": of_output, "take_events": of_little(()), "request_finished": of_end,
-    "request_finished_all_groups": of_end, "has_pending_push_work": of_little(False), "reset_cache": of_all(True),
-    "before_weights_call": of_all(None), "weights_named": of_all(None),
+_SIDE = "_scheduler"
+CALLS = {
+    "bind_kv_cache_manager": Call(of_all), "on_new_request": Call(of_request, None, _SIDE),
+    "get_num_new_matched_tokens": Call(of_request, (0, False), _SIDE),
+    "update_state_after_alloc": Call(of_admission, None, _SIDE), "build_connector_meta": Call(of_plan),
+    "get_external_cache_hit_sources": Call(of_little, {}, _SIDE), "update_connector_output": Call(of_output),
+    "take_events": Call(of_little, (), _SIDE), "request_finished": Call(of_end, (False, None), _SIDE),
+    "request_finished_all_groups": Call(of_end, (False, None), _SIDE), "has_pending_push_work": Call(of_little, False),
+    "reset_cache": Call(of_all, True, _SIDE), "before_weights_call": Call(of_all, None, _SIDE),
+    "weights_named": Call(of_all, None, _SIDE),
 }  # fmt: skip

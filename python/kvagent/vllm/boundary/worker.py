@@ -6,48 +6,34 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from kvagent.messages import BlockStatus
-from kvagent.vllm.counters import WorkerCounts
+from kvagent.vllm.boundary.errors import Call
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan
 from kvagent.vllm.worker.side import Results, bad_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from kvagent.vllm.worker.side import WorkerSide
 
 
 class LostWorker:
-    """Takes the place of a WorkerSide that failed again and again: each load fails.
+    """Answers for a WorkerSide that failed again and again: each job of a plan fails.
 
     The agent may still access the memory, so blocks of jobs in flight stay pinned.
     """
 
-    def __init__(self, side: WorkerSide, reason: str) -> None:
-        self.counts = WorkerCounts()
-        self.started: set[int] = set()
+    def __init__(self, side: WorkerSide, plan: StepPlan, reason: str) -> None:
+        """``plan``: of the step in progress, whose loads have failed."""
         self._side = side
         self._reason = reason
-        self._results, self._report = Results(), Report()
+        self._results, self._report = Results(), side.pending_report
+        self._fail([save for save in plan.saves if save.job not in side.started])
 
     def begin(self, plan: StepPlan) -> None:
         """Begin a step."""
-        self.revoke_saves(plan)
-
-    def revoke_saves(self, plan: StepPlan) -> None:
-        """Do nothing: all saves were revoked."""
-
-    def start(self, plan: StepPlan) -> None:
-        """Fail the loads."""
+        self._fail(plan.saves)
         for load in plan.loads:
             fail(load, self._side, self._results, self._report)
-
-    def wait_layer(self, name: str) -> None:
-        """Wait for nothing."""
-
-    def end(self, plan: StepPlan) -> None:
-        """Fail the saves."""
-        for save in plan.saves:
-            self._report.outcomes[save.job] = Outcome(1, bytes([BlockStatus.FAILED]) * save.sections.blocks)
 
     def results(self) -> Results:
         """Return what has failed since the last call."""
@@ -60,27 +46,9 @@ class LostWorker:
         report.unsupported = self._reason
         return report
 
-    def refuse(self, reason: str) -> None:
-        """Do nothing: it has."""
-
-    def busy(self) -> bool:
-        """Return that it has no jobs."""
-        return False
-
-    def fence(self) -> Callable[[], bool]:
-        """Return a function for use after ``leave``: the agent never lets go for sure."""
-        return lambda: False
-
-    def leave(self) -> bool:
-        """Return that the agent may still access the memory."""
-        return False
-
-    def close(self) -> bool:
-        """Return that the agent may still access the memory."""
-        return False
-
-    def rejoin(self, link: Any, clock: Any = None) -> None:
-        """Do nothing: it joins no agent."""
+    def _fail(self, saves: Iterable[SaveJob]) -> None:
+        for save in saves:
+            self._report.outcomes[save.job] = Outcome(1, bytes([BlockStatus.FAILED]) * save.blocks)
 
 
 def fail(load: LoadJob, side: WorkerSide, results: Results, report: Report) -> None:
@@ -121,25 +89,20 @@ def abandon(side: WorkerSide, plan: StepPlan) -> Results:
     return results
 
 
-def of_step(answer: Any) -> Callable[..., Any]:
-    """Return what to do after an error in a call in a step."""
-
-    def failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG001
-        self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
-        return answer
-
-    return failed
+def of_step(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call in a step."""
+    self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
 
 
 def of_begin(self: Any, call: str, error: Exception, connector_metadata: Any) -> None:
     """Handle an error when a step began: the loads in its plan fail."""
     self._connector_metadata = connector_metadata
-    of_step(None)(self, call, error)
+    of_step(self, call, error)
 
 
 def of_results(self: Any, call: str, error: Exception, *args: Any) -> Any:
     """Handle an error when vLLM asked for results."""
-    of_step(None)(self, call, error)
+    of_step(self, call, error)
     return getattr(self, call)(*args)
 
 
@@ -148,9 +111,11 @@ def of_start(self: Any, call: str, error: Exception, *args: Any) -> None:  # noq
     self.refuse(self.errors.note(call, error, "The engine goes on uncached"))
 
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "register_kv_caches": of_start, "unregister_kv_caches": of_step(None), "restore_kv_caches": of_start,
-    "handle_preemptions": of_step(None), "bind_connector_metadata": of_begin, "start_load_kv": of_step(None),
-    "wait_for_layer_load": of_step(None), "wait_for_save": of_step(None),
-    "get_transfer_results": of_results, "build_connector_worker_meta": of_step(None),
+_SIDE = "_worker"
+CALLS = {
+    "register_kv_caches": Call(of_start), "unregister_kv_caches": Call(of_step, None, _SIDE),
+    "restore_kv_caches": Call(of_start, None, _SIDE), "handle_preemptions": Call(of_step, None, _SIDE),
+    "bind_connector_metadata": Call(of_begin), "start_load_kv": Call(of_step, None, _SIDE),
+    "wait_for_layer_load": Call(of_step, None, _SIDE), "wait_for_save": Call(of_step, None, _SIDE),
+    "get_transfer_results": Call(of_results), "build_connector_worker_meta": Call(of_step, None, "_reporter"),
 }  # fmt: skip

@@ -87,7 +87,7 @@ def _requests(engine: Engine) -> list[Guest]:
 
         found.append(States(engine.geometry))
     if engine.events is not None:
-        from kvagent.vllm.guests.events.engine import Events
+        from kvagent.vllm.guests.events.publication import Events
 
         found.append(Events(engine.events))
     return found

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvagent.messages import BlockStatus
+from kvagent.limits import MAX_JOB_BLOCKS
+from kvagent.messages import BlockStatus, Keep
+from kvagent.registration import parts
 from kvagent.vllm.hooks import Guest, Reset
 from kvagent.vllm.scheduler.requests import Hurry
 
@@ -88,7 +90,7 @@ class Keeps(Guest):
 
     def _settle(self) -> None:
         """Tell the agent of the blocks whose saves have ended."""
-        if not self._ended or self.side.saves is None:
+        if not self._ended:
             return
         left = [kept for kept in self._ended if not self.side.saves.settled(kept.tracked)]
         over, self._ended = [kept for kept in self._ended if kept not in left], left
@@ -100,10 +102,15 @@ class Keeps(Guest):
         told, agent = True, self.side.agent
         if kept.pin_ms:
             for group, hashes in enumerate(kept.stored):
-                told &= agent.keep(group, hashes, kept.pin_ms, 0)
+                told &= all(map(agent.send, keeps(group, hashes, kept.pin_ms, 0)))
         if kept.ttl_ms:
             # A pin is a use, and so is told first; the blocks stay at least as long.
             for group in range(len(kept.stored)):
                 first = [key for of, key in kept.first if of == group]
-                told &= agent.keep(group, first, 0, max(kept.ttl_ms, kept.pin_ms))
+                told &= all(map(agent.send, keeps(group, first, 0, max(kept.ttl_ms, kept.pin_ms))))
         return told
+
+
+def keeps(group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> list[Keep]:
+    """Return the messages that ask to keep blocks, or to drop them after a time."""
+    return [Keep(group, len(part[0]), b"".join(part), pin_ms, ttl_ms) for part in parts(hashes, MAX_JOB_BLOCKS)]

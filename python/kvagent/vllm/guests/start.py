@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.registration import Registration
-    from kvagent.vllm.geometry import Geometry, Ranks
+    from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells.plan import Cells
+    from kvagent.vllm.guests.nodes.rules import NodePart
     from kvagent.vllm.hooks import Joined
     from kvagent.vllm.options import Options
-    from kvagent.vllm.plan import Report, StepPlan
-    from kvagent.vllm.start import Identity
-    from kvagent.vllm.worker.extents import ExtentsOf
     from kvagent.vllm.worker.guest import WorkerGuest
-    from kvagent.vllm.worker.memory import Memory
+    from kvagent.vllm.worker.memory import ExtentsOf, Memory
 
 ASYNC = "async"
 
@@ -39,6 +37,11 @@ class GuestStart(Start):
     def __init__(self, vllm_config: Any, kv_cache_config: Any, options: Options) -> None:
         super().__init__(vllm_config, kv_cache_config, options)
         self._cells: Cells | None = None
+        self._node: NodePart | None = None
+        if self.part.count > 1:
+            from kvagent.vllm.guests.nodes.rules import NodePart
+
+            self.part = self._node = NodePart(self.part.index, self.part.count, self.part.world, self.part.tp)
 
     def following(self) -> int:
         """Return Geometry.following, of draft models that are served. Raise Unsupported."""
@@ -54,10 +57,8 @@ class GuestStart(Start):
             from kvagent.vllm.guests.states import check_states
 
             check_states(self.vllm_config, geometry, self.options)
-        if self.part.count > 1:
-            from kvagent.vllm.guests.nodes.rules import check_part
-
-            self.options = check_part(self.part, self.vllm_config, geometry, self.options, kv_role)
+        if self._node is not None:
+            self.options = self._node.check(self.vllm_config, geometry, self.options, kv_role)
         if self.options.share_tp or self.options.share_pp:
             from kvagent.vllm.guests.cells.plan import cells
 
@@ -81,47 +82,6 @@ class GuestStart(Start):
 
         return distribution(self._cells, self.kv_cache_config)
 
-    def local_ranks(self, ranks: Ranks, replicas: int) -> Ranks:
-        """Return those of this node's part."""
-        if self.part.count < 2:
-            return ranks
-        from kvagent.vllm.guests.nodes.rules import part_ranks
-
-        return part_ranks(self.part, ranks, self._tp, replicas)
-
-    def local_identity(self, pairs: Identity) -> Identity:
-        """Return that of this node's part."""
-        if self.part.count < 2:
-            return pairs
-        from kvagent.vllm.guests.nodes.rules import with_part
-
-        return with_part(pairs, self.part)
-
-    def local_plan(self, plan: StepPlan) -> StepPlan:
-        """Return a plan as this node's part reads it."""
-        if not self.part.index:
-            return plan
-        from kvagent.vllm.guests.nodes.orders import localized
-
-        return localized(plan, self.part.index)
-
-    def shard(self, rank: int, replicas: int) -> int:
-        """Return a worker's shard in this node's part."""
-        if self.part.count < 2:
-            return super().shard(rank, replicas)
-        from kvagent.vllm.guests.nodes.rules import part_shard
-
-        return part_shard(self.part, rank, self._tp, replicas)
-
-    def difference(self, own: Identity, report: Report) -> str:
-        """Return how another node's part differs, if it does."""
-        if self.part.count < 2:
-            return ""
-        from kvagent.vllm.guests.nodes.orders import NODES
-        from kvagent.vllm.guests.nodes.rules import difference
-
-        return difference(own, report.news.get(NODES, ()))
-
     def extents(self, rank: int) -> ExtentsOf | None:
         """Return what finds the extents of cells, or those of layers that wait for their part."""
         if self.options.layerwise and not geo.asynchronous_only(self.kv_cache_config):
@@ -140,7 +100,7 @@ class GuestStart(Start):
         return joined(Engine(
             options=self.options, geometry=geometry, world=world, saves=saves, media=self._media(),
             multimodal=config.model_config.multimodal_config is not None, lora=config.lora_config is not None,
-            engine_id=str(transfer.engine_id), tp_size=self._tp, preemption=self._preemption(),
+            engine_id=str(transfer.engine_id), tp_size=self.part.tp, preemption=self._preemption(),
             token_bytes=geo.token_bytes(self.kv_cache_config),
             step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
             parts=self.part.count,
@@ -173,10 +133,6 @@ class GuestStart(Start):
     def _name(self) -> str:
         """The name under which vLLM knows this connector."""
         return str(self.vllm_config.kv_transfer_config.kv_connector)
-
-    @property
-    def _tp(self) -> int:
-        return int(self.vllm_config.parallel_config.tensor_parallel_size)
 
     def _media(self) -> str:
         """Return how requests with items are keyed: an item's encoder output may come from another

@@ -74,7 +74,7 @@ class States(Guest):
         """Add the states that vLLM hands over in a step, unless blocks are scarce."""
         handed = getattr(getattr(output, "kv_connector_block_state", None), "boundary_state_offloads", None) or {}
         side = self.side
-        if not handed or side.short() or output.preempted_req_ids or side.saves is None or side.blocks is None:
+        if not handed or side.short() or output.preempted_req_ids:
             return
         for request, states in handed.items():
             tracked = side.requests.get(request)

@@ -18,7 +18,7 @@ from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.vllm.scheduler.lookups import Lookups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from kvagent.session import Session
     from kvagent.vllm.link import Attachment, Link
@@ -105,11 +105,6 @@ class AgentSession:
     def peer(self) -> str:
         """Return host:port where other agents reach this one; empty if they cannot."""
         return "" if self._attachment is None else self._attachment.session.peer
-
-    @property
-    def transfers(self) -> bool:
-        """Return whether there is an agent, which knows of transfers."""
-        return self._attachment is not None
 
     @property
     def job_blocks(self) -> int:
@@ -204,40 +199,11 @@ class AgentSession:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
                 self._attachment.session.release([lease])
 
-    def offer(self, name: bytes, tokens: int, ttl_ms: int) -> None:
-        """Open or renew a transfer. If the message cannot be sent, its receiver does not wait."""
-        if self._attachment is not None and self.transfers:
-            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.offer(name, tokens, ttl_ms)
-
-    def offered(self, name: bytes, tokens: int) -> bool:
-        """Complete a transfer. Return whether that is done, or cannot be: else it is tried again.
-
-        The end of the session completes it too.
-        """
-        if self._attachment is not None and self.transfers:
-            with contextlib.suppress(SessionEnded, SessionBroken):
-                try:
-                    self._attachment.session.offered(name, tokens)
-                except Busy:
-                    return False
-        return True
-
-    def delivered(self, name: bytes) -> None:
-        """End a transfer. If the message cannot be sent, it ends at its time to live."""
-        if self._attachment is not None and self.transfers:
-            with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.delivered(name)
-
-    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> bool:
-        """Ask to keep blocks, or to drop them later. Return whether the message was sent: else they
-        are ordinary blocks.
-        """
-        if not hashes:
-            return True
+    def send(self, message: m.Message) -> bool:
+        """Send a message without waiting. Return whether it was sent."""
         if self._attachment is not None:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.keep(group, hashes, pin_ms, ttl_ms)
+                self._attachment.session.send(message)
                 return True
         return False
 
@@ -246,9 +212,6 @@ class AgentSession:
 
         Return False if the agent did not answer; the next session then resets first.
         """
-        return self._reset()
-
-    def _reset(self) -> bool:
         self._reset_pending = True
         if self._attachment is None:
             return True  # the next session resets before it loads
@@ -269,18 +232,20 @@ class AgentSession:
         A pending reset concerned the old space and is dropped.
         """
         self._reset_pending = False
-        return self._renew(hold=True)
+        return self.reregister(hold=True)
 
     def proceed(self) -> None:
         """Allow the next registration, since all ranks have moved too."""
         self._link.proceed()
 
-    def reregister(self) -> bool:
-        """End the session; the next one registers the present identity.
+    def reregister(self, *, hold: bool = False) -> bool:
+        """End the session; the next one registers the present identity, with ``hold`` not before
+        ``proceed``.
 
         Return whether there was one.
         """
-        return self._renew(hold=False)
+        self._moved = True
+        return self._leave(lambda: self._link.renew(hold=hold))
 
     def begin_anew(self) -> None:
         """End the session and its leases; the next one has the same registration."""
@@ -289,10 +254,6 @@ class AgentSession:
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
         self._leave(self._link.close)
-
-    def _renew(self, *, hold: bool) -> bool:
-        self._moved = True
-        return self._leave(lambda: self._link.renew(hold=hold))
 
     def _leave(self, take: Callable[[], Attachment | None]) -> bool:
         """Close the session, and the one that ``take`` takes from the link, usually the same.
@@ -317,7 +278,7 @@ class AgentSession:
         self._attachment = attachment
         self._moved = False
         self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
-        if self._reset_pending and not self._reset():
+        if self._reset_pending and not AgentSession.reset(self):
             return False
         self.switches = m.Switches(1, 1)
         self.liveness = Liveness()

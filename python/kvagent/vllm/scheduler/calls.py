@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.boundary.errors import contained
-from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded
+from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded, of_all, retire
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
-from kvagent.vllm.placement import elsewhere, node
-from kvagent.vllm.revocation import WorkerRevocation
-from kvagent.vllm.scheduler.side import SchedulerSide
+from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import as_worker
-from kvagent.vllm.uncached import UncachedScheduler, warn
+from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.vllm.boundary.errors import Errors
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
+    from kvagent.vllm.scheduler.side import SchedulerSide
     from kvagent.vllm.start import Start
 
 log = logging.getLogger("vllm.kvagent")
@@ -32,7 +32,11 @@ log = logging.getLogger("vllm.kvagent")
 class SchedulerCalls:
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
-    _scheduler: SchedulerSide | UncachedScheduler | None = None
+    _scheduler: SchedulerSide | None = None
+    """There once vLLM has made its KV cache manager."""
+    _make_side: Callable[[Any], SchedulerSide] | None = None
+    _retired: RetiredScheduler | None = None
+    """Takes the place of that in an engine that is not served."""
     _revocation: WorkerRevocation | None = None
     _workers: tuple[WorkerInfo, ...] = ()
     _options: Options
@@ -43,19 +47,21 @@ class SchedulerCalls:
     """Why the engine is served without the agent; empty if it is not."""
     errors: Errors
     unloaded: Unloaded
+    _notice: Notice | None = None
+    _vllm_config: Any
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take vLLM's block tables and block pool."""
-        self._side.bind(kv_cache_manager)
-
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Ignore handshake data: MultiConnector passes that of other connectors.
-
-        Our workers send reports.
-        """
+        if self._make_side is None:
+            return
+        side = self._make_side(kv_cache_manager)
+        side.failed = partial(of_all, self)
+        self._scheduler = side
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Ignore handshake data of all pipeline stages."""
+        """Ignore handshake data of all pipeline stages: MultiConnector passes that of other
+        connectors. Our workers send reports.
+        """
 
     def on_new_request(self, request: Any) -> None:
         """Tell the agent which blocks a later look-up will ask for."""
@@ -76,40 +82,37 @@ class SchedulerCalls:
         """
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-        admitted, found = self._side.hit if isinstance(self._side, SchedulerSide) else ("", {})
+        admitted, found = self._side.hit
         return {CacheHitSource(name): n for name, n in found.items() if n and admitted == request.request_id}
 
     def build_connector_meta(self, scheduler_output: Any) -> Metadata:
         """Return the plan of a step."""
-        metadata = Metadata(self.unloaded.put(self._side.plan(scheduler_output)))
-        if self._uncached and isinstance(self._side, SchedulerSide) and self._side.retired():
-            self._end_scheduler()
-        return metadata
+        if self._notice is not None:
+            self._notice.poll()
+        side = self._retired or self._side
+        return Metadata(self.unloaded.put(side.plan(scheduler_output)))
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Handle the workers' reports."""
         meta = connector_output.kv_connector_worker_meta
-        if meta is None:
+        if not isinstance(meta, WorkerMetadata):
             return
-        if isinstance(meta, WorkerMetadata) and isinstance(self._side, RetiredScheduler):
-            self._side.report(meta.report)
-        elif isinstance(meta, WorkerMetadata) and isinstance(self._side, SchedulerSide):
-            report = meta.report
-            self._side.report(report)
-            if self._uncached:
-                return
-            self._adopt(report.workers)
-            reason = report.unsupported or self._start.difference(self._identity, report)
-            if report.workers and not reason and self._start.part.count == 1:
-                reason = elsewhere(report.workers, node())
-            if reason:
-                self._refuse_engine(self._side, reason)
-            elif report.workers:
-                self._add_workers(report.workers)
+        report = meta.report
+        (self._retired or self._side).report(report)
+        if self._retired is not None:
+            return
+        self._adopt(report.workers)
+        reason = report.unsupported or self._start.part.difference(self._identity, report)
+        if reason and self._options.on_unsupported == FAIL:
+            raise Unsupported(reason)  # what only the first step shows ends the engine there
+        if reason:
+            retire(self, reason)
+        elif report.workers:
+            self._add_workers(report.workers)
 
     def take_events(self) -> Sequence[Any]:
         """Return KV events of what the agent's memory holds, since the last call."""
-        return self._scheduler.take_events() if isinstance(self._scheduler, SchedulerSide) else ()
+        return self._side.take_events()
 
     def request_finished(
         self,
@@ -133,7 +136,7 @@ class SchedulerCalls:
         """Return whether the engine must go on stepping without requests to release pins
         (worker.sync).
         """
-        return self._side.pending()
+        return (self._retired or self._side).pending()
 
     def reset_cache(self) -> bool | None:
         """Make blocks stored so far unreachable for this engine; after a plain reset, for all
@@ -149,50 +152,38 @@ class SchedulerCalls:
         """Handle a call of vLLM's engine core that may change the weights, before it is made
         (weight_changes.observe).
         """
-        if self._scheduler is not None:
-            self._scheduler.before_weights_call(call)
+        self._side.before_weights_call(call)
 
     def weights_named(self, version: str) -> None:
         """Handle the version of the weights that was passed to vLLM's engine core."""
-        if self._scheduler is not None:
-            self._scheduler.weights_named(version)
+        self._side.weights_named(version)
 
     def _say_uncached(self) -> None:
-        """Tell the agent why the engine is served without it."""
-        raise NotImplementedError
-
-    def _refuse_engine(self, side: SchedulerSide, reason: str) -> None:
-        """Leave the agent for good, because of what workers have reported. What only the first step
-        shows ends the engine there, if such a start is to end.
-        """
-        if self._options.on_unsupported == FAIL:
-            raise Unsupported(reason)
-        self._uncached = reason
-        warn(reason)
-        side.retire()
-
-    def _end_scheduler(self) -> None:
-        """Plan no more: the workers leave the agent with the next step."""
-        self._leave_scheduler()
-        self._scheduler = UncachedScheduler()
-        self._say_uncached()
+        """Tell the agent why the engine is served without it, now and after each of its starts."""
+        model, transfer = self._vllm_config.model_config, self._vllm_config.kv_transfer_config
+        identity = {
+            "model": str(model.model)[:MAX_REASON], "dtype": str(model.dtype), "tenant": self._options.tenant,
+        }  # fmt: skip
+        self._notice = Notice(self._options.socket_dir, notice(str(transfer.engine_id), identity, self._uncached))
 
     def _leave_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
-            self._scheduler = None
+            self._scheduler = self._make_side = None
         if self._revocation is not None:
             self._revocation.close()
             self._revocation = None
+        if self._notice is not None:
+            self._notice.close()
+            self._notice = None
 
     @property
-    def _side(self) -> SchedulerSide | UncachedScheduler:
+    def _side(self) -> SchedulerSide:
         assert self._scheduler is not None, "a worker's connector, or one that was shut down"
         return self._scheduler
 
     def _adopt(self, workers: Sequence[WorkerInfo]) -> None:
         """Register as the first worker does, whose configuration computes the blocks."""
-        assert isinstance(self._side, SchedulerSide)
         first = not self._workers
         for one in workers:
             theirs = as_worker(self._identity, one.identity or self._identity)
@@ -208,7 +199,6 @@ class SchedulerCalls:
 
     def _add_workers(self, workers: Sequence[WorkerInfo]) -> None:
         """Record workers that reported for the first time."""
-        assert isinstance(self._side, SchedulerSide)
         self._workers = (*self._workers, *workers)
         if len(self._workers) < self._ranks.world or self._start.part.count > 1:
             return  # words of other nodes cannot be mapped: saves are revoked by plans

@@ -66,10 +66,6 @@ class Lookups:
             self._release(leases)
         return probed, len(late)
 
-    def probing(self) -> bool:
-        """Return whether answers to probes have yet to be read."""
-        return bool(self._probes)
-
     def outstanding(self) -> bool:
         """Return whether the agent has questions that it has not answered."""
         return self._client.outstanding > 0

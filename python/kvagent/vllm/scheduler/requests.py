@@ -356,11 +356,7 @@ class Blocks:
 class Tables:
     """Block tables of requests, from vLLM's KV cache manager."""
 
-    def __init__(self) -> None:
-        self._manager: Any = None
-
-    def bind(self, manager: Any) -> None:
-        """Set the source."""
+    def __init__(self, manager: Any) -> None:
         self._manager = manager
 
     def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:

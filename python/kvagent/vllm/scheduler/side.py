@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.counters import Counts, SaveCounts
@@ -40,17 +40,15 @@ KEYED = ("lora_request", "mm_features")
 
 
 class SchedulerSide:
-    """The scheduler's side.
-
-    ``bind`` precedes all calls except ``on_new_request`` and ``matched``.
-    """
+    """The scheduler's side. ``manager``: vLLM's KV cache manager, with its block pool."""
 
     def __init__(
-        self, options: Options, geometry: Geometry, world: int, link: Link, *, saves: bool,
+        self, options: Options, geometry: Geometry, world: int, link: Link, manager: Any, *, saves: bool,
         generations: Generations | None = None, joined: Joined | None = None,
     ) -> None:  # fmt: skip
-        """``joined``: the guests."""
+        """``saves``: whether the engine may save. ``joined``: the guests."""
         joined = joined or Joined()
+        pool = manager.block_pool
         self.guests = joined.guests
         self.generations = generations or Generations(LOADED, options)
         self.counts = Counts()
@@ -67,55 +65,34 @@ class SchedulerSide:
         """What handles an error in a hook of vLLM's block pool (boundary)."""
         self.take_events: Callable[[], Sequence[Any]] = tuple
         """Returns vLLM's KV events of what the agent's memory holds, since the last call."""
-        self.tables = Tables()
-        self.blocks: Blocks | None = None
-        self.saves: Saves | None = None
-        self.loads: Loads | None = None
+        self.tables = Tables(manager)
+        self.blocks = Blocks(pool, options.pin_percent / 100)
+        counts = SaveCounts()
+        self.saves = Saves(joined.batch(geometry, self.blocks, self.tables, counts), world, self.blocks, counts)
+        self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts, self.waits.loaded)
+        named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
+        self.saves.batch.named = self.loads.named = named
         self._world = world
         self._may_save = saves
-        self._may_load = True
         self._answered = joined.answered
-        self._make_batch = joined.batch
         self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
         self._schedule = SaveSchedule()
-        self._stale: StaleRequests | None = None
+        self._stale = StaleRequests(self.blocks, self.tables, len(geometry.groups), partial_hits=geometry.partial_hits)
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
-        self._revoking = False  # the next plan revokes all saves; blocks that were free now might be reused in it
         self._steps = 0
         self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._workers_in_space = 0  # workers that have reported the current generation
         self._moved_at = -1  # the step after which the generation last changed
+        done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
+        around(pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
         for guest in self.guests:
-            guest.begin(self)
-
-    def bind(self, manager: Any) -> None:
-        """Take vLLM's KV cache manager, with its block pool."""
-        pool = manager.block_pool
-        if self.blocks is None:
-            counts = SaveCounts()
-            self.blocks = Blocks(pool, self.options.pin_percent / 100)
-            batch = self._make_batch(self.geometry, self.blocks, self.tables, counts)
-            self.saves = Saves(batch, self._world, self.blocks, counts)
-            self.loads = Loads(
-                self.agent, self.geometry, self.options, self._world, self.blocks, self.counts, self.waits.loaded,
-            )  # fmt: skip
-            self._stale = StaleRequests(
-                self.blocks, self.tables, len(self.geometry.groups), partial_hits=self.geometry.partial_hits
-            )
-            named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
-            self.saves.batch.named = self.loads.named = named
-            done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
-            around(pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
-        for guest in self.guests:
-            guest.bind(manager)
-        self.tables.bind(manager)
+            guest.begin(self, manager)
 
     def use_revocation(self, revoke: Callable[[int], None]) -> None:
         """Take the function that sets a revocation word in all workers at once."""
-        if self.saves is not None:
-            self.saves.revoke_now = revoke
+        self.saves.revoke_now = revoke
 
     def on_new_request(self, request: Any) -> None:
         """Tell the agent which blocks a later look-up will ask for."""
@@ -151,8 +128,8 @@ class SchedulerSide:
         if tracked.phase == Phase.RUNNING:  # reset_prefix_cache took its blocks between two steps
             self._lost_blocks(tracked)
         self.waiting_loads.lost(tracked)
-        if external > 0 and self.loads is not None:
-            self._check_stale(tracked, blocks.blocks)
+        if external > 0:
+            self._stale.admit(tracked, blocks.blocks)
             job, waits = next(self._jobs), self.waiting_loads.taken(tracked)
             if waits:
                 self.waiting_loads.start(job, tracked, external)
@@ -163,7 +140,7 @@ class SchedulerSide:
             return
         self._promises.forget(tracked)
         if self._may_save:
-            self._check_stale(tracked, blocks.blocks if blocks is not None else ())
+            self._stale.admit(tracked, blocks.blocks if blocks is not None else ())
             self._admit(tracked)
 
     def plan(self, output: Any) -> StepPlan:
@@ -177,28 +154,26 @@ class SchedulerSide:
         woken = not scheduled and self.take_events is not tuple
         if waiting or woken or agent.session is None or self._steps % LISTEN_STEPS == 0:
             self._poll_agent()
-        if preempted and self._stale is not None:
+        if preempted:
             self._stale.mark_lost()
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
             self._preempted(request, again=request in scheduled)
-        if self._stale is not None:
-            self._stale.mark_blocks()
+        self._stale.mark_blocks()
         now = time.monotonic()
         self.waits.step(scheduled, total, now)
         self.waiting_loads.step(computes=bool(scheduled), now=now)
         plan = StepPlan(idle=not self.requests or not scheduled, decoding=_decoding(output))
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
-        if waiting and self.loads is not None:
+        if waiting:
             plan.loads, plan.cancels = self.loads.take()
         plan.revokes, self._revokes = self._revokes, []
         self._stopped = plan.stopped = waiting and (self.waiting() or agent.awaited()) and agent.stopped(now)
-        if self.saves is not None:
-            self.saves.begin(now)
-            for guest in self.guests:
-                guest.planned(plan, output, now)
-            self._plan_saves(self.saves, plan, scheduled, total, preempted=bool(preempted))
+        self.saves.begin(now)
+        for guest in self.guests:
+            guest.planned(plan, output, now)
+        self._plan_saves(plan, scheduled, total, preempted=bool(preempted))
         if agent.lookups is not None:
             probed, late = agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
@@ -211,8 +186,6 @@ class SchedulerSide:
         """Handle a report of the workers."""
         if report.news and self.agent.hear(report):
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
-        if self.saves is None or self.loads is None:
-            return
         now = time.monotonic()
         if report.moved:
             self._workers_moved(report.moved)
@@ -248,12 +221,11 @@ class SchedulerSide:
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         complete = self.waiting_loads.over(tracked, normally=normally)  # this may hash its blocks
-        if self._stale is not None:
-            self._stale.mark_blocks()
-            self._stale.remove(tracked)
-        if tracked.load and not complete and self.loads is not None:
+        self._stale.mark_blocks()
+        self._stale.remove(tracked)
+        if tracked.load and not complete:
             self.loads.cancel(tracked)
-        elif normally and self.saves is not None and self._saving(tracked):
+        elif normally and self._saving(tracked):
             # The last token was not computed, and async scheduling may have an extra step in
             # flight.
             tokens = min(request.num_computed_tokens, tracked.saving.most, request.num_tokens - 1)
@@ -307,16 +279,15 @@ class SchedulerSide:
         for tracked in self.requests.values():
             self._promises.forget(tracked)
             tracked.stale = tracked.stale or tracked.phase != Phase.NONE
-        if self.blocks is not None and self.saves is not None and self._stale is not None:
-            self.blocks.new_weights()
-            self._stale.clear()
-            for tracked in self.requests.values():
-                if tracked.stale:
-                    self._stale.add(tracked)
-            self._stale.mark_blocks()  # so that mark_lost knows the others
-            self.saves.drop()  # else it would be sent under the new epoch
-            self.saves.clear_left()
-            self._tell(Reset.WEIGHTS)
+        self.blocks.new_weights()
+        self._stale.clear()
+        for tracked in self.requests.values():
+            if tracked.stale:
+                self._stale.add(tracked)
+        self._stale.mark_blocks()  # so that mark_lost knows the others
+        self.saves.drop()  # else it would be sent under the new epoch
+        self.saves.clear_left()
+        self._tell(Reset.WEIGHTS)
 
     def bar(self, tracked: Tracked, reason: str) -> None:
         """Neither save nor load a request, for one more reason."""
@@ -335,7 +306,7 @@ class SchedulerSide:
 
     def waiting(self) -> bool:
         """Return whether a report of the workers is outstanding."""
-        return (self.saves is not None and self.saves.busy()) or (self.loads is not None and self.loads.busy())
+        return self.saves.busy() or self.loads.busy()
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report or a lease is outstanding."""
@@ -344,11 +315,7 @@ class SchedulerSide:
 
     def counted(self) -> dict[str, int]:
         """Return all counters by name."""
-        counted = {field.name: getattr(self.counts, field.name) for field in fields(self.counts)}
-        if self.saves is not None:
-            counts = self.saves.counts
-            counted |= {f"saves_{field.name}": getattr(counts, field.name) for field in fields(counts)}
-        return counted
+        return asdict(self.counts) | {f"saves_{name}": value for name, value in asdict(self.saves.counts).items()}
 
     def exclude(self, request_id: str, *, over: bool) -> Tracked | None:
         """Neither save nor load a request any more, after an error in a call about it; forget it
@@ -357,26 +324,8 @@ class SchedulerSide:
         tracked = self.requests.pop(request_id, None) if over else self.requests.get(request_id)
         if tracked is not None:
             self.bar(tracked, "error")
-            if self.loads is not None:
-                self.loads.withdraw(tracked)
+            self.loads.withdraw(tracked)
         return tracked
-
-    def retire(self) -> None:
-        """Leave the agent for good: nothing is saved or loaded any more. What is in flight ends as
-        if the agent had gone, except that ranks which it serves still read: their saves are
-        revoked.
-        """
-        self._may_save = self._may_load = False
-        self.agent.close()
-        self._react(SessionChange(ended=True))
-        if self.saves is not None:
-            self._revoking = True
-            self._revokes.extend(self.saves.revoke_at_once())
-
-    def retired(self) -> bool:
-        """Return whether nothing is in flight after ``retire``."""
-        busy = self.waiting() or self._revokes or self._revoking
-        return not busy and not any(guest.busy() for guest in self.guests)
 
     def close(self) -> None:
         """Leave the agent. Its leases end with the session."""
@@ -424,7 +373,7 @@ class SchedulerSide:
 
     def _offer_again(self) -> None:
         """Offer all blocks again, since a new agent may have none."""
-        if self.agent.session is None or self.saves is None or self.loads is None:
+        if self.agent.session is None:
             return
         self.saves.batch.job_blocks = self.loads.job_blocks = self.agent.job_blocks
         self._schedule.clear()
@@ -450,15 +399,14 @@ class SchedulerSide:
         are in the engine's own cache. vLLM says so only when it schedules the request.
         """
         remote = tracked.asking.terms.peer not in ("", self.agent.peer)
-        if not remote or self.blocks is None or len(self.geometry.groups) > 1:
+        if not remote or len(self.geometry.groups) > 1:
             return 0
         scale, size = self.geometry.scale(0), self.geometry.groups[0].block_tokens
         return self.blocks.cached(request.block_hashes[scale - 1 :: scale], 0) * size
 
     def _usable(self, tracked: Tracked) -> bool:
         return (
-            self._may_load
-            and self.agent.switches.loads == 1
+            self.agent.switches.loads == 1
             and (not self._stopped or bool(tracked.asking.terms.transfer))
             and not (tracked.barred or tracked.load or tracked.asking.most <= 0)
             and not getattr(tracked.request, "skip_reading_prefix_cache", False)
@@ -477,7 +425,7 @@ class SchedulerSide:
 
     def _admit(self, tracked: Tracked) -> None:
         """Save the blocks of a request from now on, if it may be saved."""
-        if self._may_save and self.saves is not None:
+        if self._may_save:
             tracked.phase = Phase.RUNNING
             self.saves.batch.begin(tracked)
             self._consider(tracked)
@@ -491,21 +439,11 @@ class SchedulerSide:
         tracked.restart_saves()
         tracked.phase, tracked.stale = Phase.NONE, False
         self._schedule.remove(tracked)
-        if self._stale is not None:
-            self._stale.remove(tracked)
+        self._stale.remove(tracked)
 
-    def _check_stale(self, tracked: Tracked, tables: Sequence[Sequence[Any]]) -> None:
-        """Note whether an admitted request found blocks of old weights in the engine's own
-        cache.
-        """
-        if self._stale is not None:
-            self._stale.admit(tracked, tables)
-
-    def _plan_saves(
-        self, saves: Saves, plan: StepPlan, scheduled: Mapping[str, int], total: int, *, preempted: bool
-    ) -> None:
+    def _plan_saves(self, plan: StepPlan, scheduled: Mapping[str, int], total: int, *, preempted: bool) -> None:
         """Plan the saves of a step. In most steps only the step is counted."""
-        session = self.agent.session
+        saves, session = self.saves, self.agent.session
         if session is not None and self._may_save:
             self._schedule.step(scheduled, self.requests, total)
         due = saves.batch.due() and session is not None
@@ -528,10 +466,6 @@ class SchedulerSide:
                     self._jobs.__next__, session.boot, session.epoch, agent.space, agent.targets()
                 )  # fmt: skip
             plan.revokes += saves.revoke_overdue()
-        if self._revoking:
-            self._revoking = False
-            plan.revokes += saves.revoke(awaited=True)
-            saves.clear_left()
 
     def now(self) -> float:
         """Return the time of this side, as of time.monotonic."""
@@ -543,7 +477,7 @@ class SchedulerSide:
         """
         saves = self.saves
         takes = self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
-        return saves is None or not takes or not saves.ready() or self._stopped or saves.blocks.scarce()
+        return not takes or not saves.ready() or self._stopped or saves.blocks.scarce()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with
@@ -571,16 +505,13 @@ class SchedulerSide:
         steps.
         """
         self._was_reset = self.generations.counts_resets
-        if self._stale is not None:
-            self._stale.mark_lost()  # vLLM has preempted requests, and the reset may fail
-        if self.saves is not None:
-            self._revokes += self.saves.revoke_at_once()
+        self._stale.mark_lost()  # vLLM has preempted requests, and the reset may fail
+        self._revokes += self.saves.revoke_at_once()
         self._tell(Reset.BEGINS)
 
     def _after_reset(self) -> None:
         """Handle that vLLM has reset its prefix cache: its events say that all blocks are gone."""
-        if self.saves is not None:
-            self.saves.batch.clear()
+        self.saves.batch.clear()
         self._tell(Reset.CACHE)
 
 

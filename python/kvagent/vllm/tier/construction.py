@@ -12,44 +12,18 @@ import functools
 import inspect
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm.internals import around, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
 
+    from kvagent.vllm.tier.events import TierEvents
+    from kvagent.vllm.tier.manager import KVAgentTier
+
 OFFLOADING = "OffloadingConnector"
 _MARK = "_kvagent_keeps_config"
-
-
-class WeightsListener(Protocol):
-    """Takes what vLLM's engine core says of the weights; see the connector's methods."""
-
-    def before_weights_call(self, call: str) -> None:
-        """Handle a call that may change the weights."""
-
-    def weights_named(self, version: str) -> None:
-        """Handle the version of the current weights."""
-
-    def before_reset(self) -> None:
-        """Handle a reset of vLLM's own cache, before it is made."""
-
-
-class EventsSource(Protocol):
-    """Makes KV events, and takes what vLLM tells its connector."""
-
-    def bind(self, manager: Any) -> None:
-        """Take vLLM's KV cache manager."""
-
-    def begin(self, request: Any) -> None:
-        """Handle the arrival of a request."""
-
-    def cleared(self) -> None:
-        """Handle that vLLM's stream says that all blocks are gone."""
-
-    def take(self) -> list[Any]:
-        """Return the next events."""
 
 
 @dataclass(slots=True)
@@ -58,9 +32,9 @@ class Construction:
 
     vllm_config: Any
     kv_cache_config: Any
-    listeners: list[WeightsListener] = field(default_factory=list)
+    listeners: list[KVAgentTier] = field(default_factory=list)
     """The tiers that it has made."""
-    sources: list[EventsSource] = field(default_factory=list)
+    sources: list[TierEvents] = field(default_factory=list)
     """Those of the tiers that tell what their agent holds."""
 
 
@@ -112,7 +86,7 @@ def _constructing(construct: Callable[..., None]) -> Callable[..., None]:
     return constructing
 
 
-def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
+def _forward(connector: Any, listeners: list[KVAgentTier]) -> None:
     """Give a connector the methods by which weight_changes notifies, for its tiers."""
     for name in ("before_weights_call", "weights_named", "before_reset"):
 
@@ -123,7 +97,7 @@ def _forward(connector: Any, listeners: list[WeightsListener]) -> None:
         setattr(connector, name, notify)
 
 
-def _publish(connector: Any, source: EventsSource) -> None:
+def _publish(connector: Any, source: TierEvents) -> None:
     """Have a connector publish a source's events after its own."""
     events, arrived, bind = connector.take_events, connector.on_new_request, connector.bind_kv_cache_manager
 

@@ -21,18 +21,17 @@ import zmq
 from kvagent import messages as m
 from kvagent.registration import Registration
 from kvagent.vllm.tier.loads import Loads
+from kvagent.vllm.tier.memory import REGION, Staging
 from kvagent.vllm.tier.orders import Ask, Drain, Finished, Forget, Load, Move, Order, Result, Store
 from kvagent.vllm.tier.port import Port, Turn
 from kvagent.vllm.tier.questions import Questions
-from kvagent.vllm.tier.rows import REGION
 from kvagent.vllm.tier.saves import SaveMemory, Saves
-from kvagent.vllm.tier.staging import Staging
 from kvagent.vllm.weight_changes import with_generation
 
 if TYPE_CHECKING:
     from kvagent.vllm.tier.identity import Space
+    from kvagent.vllm.tier.memory import Rows
     from kvagent.vllm.tier.options import TierOptions
-    from kvagent.vllm.tier.rows import Rows
 
 BUSY_MS = 5  # between two turns while something is awaited
 SEEK_MS = 50  # while there is no session

@@ -25,7 +25,6 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.tier.chunks import STORAGE, PublishedChunks
-from kvagent.vllm.tier.options import connector_options
 from kvagent.vllm.tier.orders import group_of, hash_of
 from kvagent.vllm.weight_changes import with_generation
 
@@ -135,7 +134,7 @@ class TierEvents:
         waker = Waker(vllm.wake) if vllm.wake is not None else None
         if waker is not None:
             link.attached = waker.wake
-        self._agent = AgentSession(link, connector_options(options))
+        self._agent = AgentSession(link, options)
         tokens = Tokens(geometry, counts)
         told = PublishedChunks(vllm.form, tokens.sizes, blocks, vllm.hash_block, counts)
         self._publication = Publication(self._agent, tokens, EventsOptions(vllm.form, waker), told, blocks)
@@ -170,7 +169,7 @@ class TierEvents:
         for group in {group_of(key) for key in keys} & self._publication.tokens.sizes.keys():
             places = (spoken.place(hash_of(key)) for key in keys if group_of(key) == group)
             for first, count in _runs(sorted(one for one in places if one is not None)):
-                self._publication.tokens.say(spoken, group, first, count)
+                self._publication.tokens.say(spoken.request, spoken.events_extra, group, first, count)
 
     def end(self, request: str) -> None:
         """Handle that no chunk of a request will be saved or loaded any more."""

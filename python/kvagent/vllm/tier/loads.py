@@ -14,15 +14,14 @@ from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_JOB_BLOCKS
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed, section
+from kvagent.vllm.tier.memory import STEP
 from kvagent.vllm.tier.orders import Finished, Key, Load, group_of, hash_of, kind_of
-from kvagent.vllm.tier.staging import STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from kvagent.session import Session
-    from kvagent.vllm.tier.rows import Rows
-    from kvagent.vllm.tier.staging import Staging
+    from kvagent.vllm.tier.memory import Rows, Staging
 
 PART_BYTES = 8 << 20  # of one message, so that copying here begins while the agent copies the next one
 

@@ -25,8 +25,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvagent.vllm.boundary.errors import Errors, contained
-from kvagent.vllm.boundary.tier import CALLS, answer
+from kvagent.vllm.boundary.errors import Call, Errors, contained
+from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.tier import events, identity
@@ -34,9 +34,9 @@ from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.events import TierEvents
-from kvagent.vllm.tier.options import connector_options, parse
+from kvagent.vllm.tier.memory import Rows
+from kvagent.vllm.tier.options import parse
 from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of, kind_of
-from kvagent.vllm.tier.rows import Rows
 from kvagent.vllm.weight_changes import Generations, watch
 
 if TYPE_CHECKING:
@@ -75,7 +75,38 @@ class Asked:
     """By group, the end and the hash of the last chunk that was saved."""
 
 
-@contained(CALLS | {"lookup": answer(LookupResult.MISS)})
+def of_little(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call that has an answer without the tier."""
+    self.fail(call, error)
+
+
+def of_questions(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
+    """Handle an error before all questions of a step were sent: they are misses in a while."""
+    self.fail(call, error)
+    self.give_up_questions(time.monotonic())
+
+
+def of_job(self: Any, call: str, error: Exception, job_metadata: Any) -> None:
+    """Handle an error when a job came: it has failed, unless it was begun."""
+    self.fail(call, error)
+    self.end_job(int(job_metadata.job_id))
+
+
+def of_weights(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call after which other weights may compute: nothing more is found."""
+    self.fail(call, error, retires=True)
+
+
+CALLS = {
+    "lookup": Call(of_little, LookupResult.MISS),
+    "on_schedule_end": Call(of_questions), "on_request_finished": Call(of_little), "submit_store": Call(of_job),
+    "submit_load": Call(of_job), "get_finished_jobs": Call(of_little, ()), "has_pending_work": Call(of_little, False),
+    "drain_jobs": Call(of_weights), "shutdown": Call(of_little), "before_weights_call": Call(of_weights),
+    "weights_named": Call(of_weights), "before_reset": Call(of_weights), "get_stats": Call(of_little),
+}  # fmt: skip
+
+
+@contained(CALLS)
 class KVAgentTier(SecondaryTierManager):
     """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md.
 
@@ -97,7 +128,8 @@ class KVAgentTier(SecondaryTierManager):
         self._failed: dict[Key, float] = {}
         self._serial = 1
         self._held_steps = 0  # for which look-ups wait after a reset
-        self._counts, self._reported = TierCounts(), TierCounts()
+        self._counts = TierCounts()
+        self._grown = CounterDeltas(self._counts)
         self._connected = False
         self._courier: Courier | None = None
         self._events: TierEvents | None = None
@@ -114,7 +146,7 @@ class KVAgentTier(SecondaryTierManager):
         if reason := identity.refusal(construction, config, rows.bytes, rows.count):
             rows.close()
             log.warning("tier: it stores and finds nothing: %s", reason)
-            return Generations("", connector_options(self._options))
+            return Generations("", self._options)
         if construction is not None:
             construction.listeners.append(self)
             if not self._options.weights_fixed:
@@ -124,9 +156,7 @@ class KVAgentTier(SecondaryTierManager):
         identity.explain(space)
         start_agent(self._options.socket_dir, self._options.pool)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
-        generations = Generations(
-            space.generation, connector_options(self._options), unobserved=bool(unobserved), in_process=in_process
-        )
+        generations = Generations(space.generation, self._options, unobserved=bool(unobserved), in_process=in_process)
         if construction is not None and events.wanted(construction, self._options):
             self._events = self._make_events(construction, config, space, rows.count, generations)
         return generations
@@ -452,7 +482,7 @@ class KVAgentTier(SecondaryTierManager):
 
     def get_stats(self) -> Any:
         """Return what was counted since the last call, or None."""
-        grown = self._counts.since(self._reported)
+        grown = self._grown.take()
         connected = self._courier is not None and self._courier.loading and self._courier.saving
         if not grown and connected == self._connected:
             return None

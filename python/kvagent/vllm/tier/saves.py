@@ -16,8 +16,8 @@ from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_SECTIONS
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed, section
+from kvagent.vllm.tier.memory import STEP, Words
 from kvagent.vllm.tier.orders import Finished, Key, Store, hash_of, kind_of
-from kvagent.vllm.tier.staging import STEP, Words
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.space import used_backends, with_resolved
-from kvagent.vllm.uncached import NoLink
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
 from kvagent.vllm.worker.sync import Sync, make_sync
@@ -51,7 +51,9 @@ class WorkerCalls:
     _ranks: geo.Ranks
     _replicas: int
     _start: Start
-    _worker: WorkerSide | LostWorker | None = None
+    _worker: WorkerSide | None = None
+    _lost: LostWorker | None = None
+    """Takes the place of that after too many errors."""
     _sync: Sync | None = None
     _memory: Memory | None = None
     _guests: Sequence[WorkerGuest] = ()
@@ -87,18 +89,20 @@ class WorkerCalls:
         """Join no agent, and report the reason with the next step. Jobs that the scheduler's side
         has planned until it knows fail at once.
         """
+        owner = f"rank {int(self._vllm_config.parallel_config.rank)}"
         if not self._uncached:
-            log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
+            log.warning("%s: %s", owner, reason)
         self._uncached = reason
         self._close_guests()
         self._close_memory()
         self._sync = self._sync or make_sync(None)
+        link = Link(self._options.socket_dir, owner, None)
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
-            self._worker = WorkerSide(NoLink(), self._sync.words, per_block=per_block, clock=self._sync.clock)
+            self._worker = WorkerSide(link, self._sync.words, per_block=per_block, clock=self._sync.clock)
         else:
-            self._worker.rejoin(NoLink())
-        self._worker.refuse(f"rank {int(self._vllm_config.parallel_config.rank)}: {reason}")
+            self._worker.rejoin(link)
+        self._worker.refuse(f"{owner}: {reason}")
 
     def recover(self, reason: str) -> None:
         """Give up what is in flight after an error, and leave the agent; join it again unless
@@ -107,11 +111,10 @@ class WorkerCalls:
         worker = self._worker
         if worker is None:
             return
-        if isinstance(worker, LostWorker):
-            return
         plan = _plan(self._connector_metadata)
         self._given_up = joined(self._given_up, abandon(worker, plan))
         self._connector_metadata = Metadata(dataclasses.replace(plan, loads=[]))  # they have failed
+        free = False
         try:
             free = worker.leave()
             if free and not self.errors.too_many:
@@ -121,7 +124,13 @@ class WorkerCalls:
             self.errors.note("leave", error, "The engine goes on uncached")
         self._uncached = self._uncached or reason
         log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
-        self._worker = LostWorker(worker, reason)
+        self._worker, self._lost = None, LostWorker(worker, plan, reason)
+        if not free:
+            self._retain(worker, lambda: False)
+            self._sync = None
+        self._close_memory()
+        with contextlib.suppress(Exception):
+            self._close_guests()
 
     def _make_link(self) -> Link:
         budget, pool = self._options.cpu_bytes_to_use_per_rank, self._options.pool
@@ -165,15 +174,15 @@ class WorkerCalls:
 
     def unregister_kv_caches(self) -> None:
         """Withdraw the KV caches from the agent, before the engine sleeps."""
-        worker = self._worker
-        if worker is None or worker.leave():
+        worker = self._part
+        if worker.leave():
             self._close_memory()
             return
         self._retain(worker, worker.fence())
 
     def restore_kv_caches(self) -> None:
         """Register the KV caches again, after the engine slept."""
-        if self._kv_caches and self._worker is not None:
+        if self._kv_caches:
             self.register_kv_caches(dict(self._kv_caches))
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
@@ -184,38 +193,38 @@ class WorkerCalls:
         revoked by its word, without waiting, in the plan of the step before the first one that may
         reuse its blocks.
         """
-        if self._worker is not None and (plan := _plan(kv_connector_metadata)).revokes:
-            self._worker.revoke_saves(plan)
+        if (plan := _plan(kv_connector_metadata)).revokes:
+            self._part.revoke_saves(plan)
 
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Begin a step: vLLM's first call of it, before its kernels are launched."""
+        self._connector_metadata, plan = connector_metadata, _plan(connector_metadata)
         if self._worker is not None and self._start.part.index:
-            connector_metadata = Metadata(self._start.local_plan(_plan(connector_metadata)))
-        self._connector_metadata = connector_metadata
-        if self._worker is not None:
-            if (plan := _plan(connector_metadata)).uncached:
-                self._uncached = self._uncached or "the scheduler's part found the reason"
-                self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
-                return
+            plan = self._start.part.of_plan(plan)
+            self._connector_metadata = Metadata(plan)
+        if self._lost is not None:
+            self._lost.begin(plan)
+        elif self._worker is not None and plan.uncached:
+            self._uncached = self._uncached or "the scheduler's part found the reason"
+            self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
+        elif self._worker is not None:
             self._worker.begin(plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Send the loads, and wait for those that this step computes from."""
-        if self._worker is not None and (plan := _plan(self._connector_metadata)).loads:
-            self._worker.start(plan)
+        if (plan := _plan(self._connector_metadata)).loads:
+            self._part.start(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Wait for the layer's part of the loads that this step waits for, with ``layerwise``."""
-        if self._worker is not None:
-            self._worker.wait_layer(layer_name)
+        self._part.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Do nothing: saves are sent at the end of the step (docs/decisions)."""
 
     def wait_for_save(self) -> None:
         """End the step and send the saves, without waiting."""
-        if self._worker is not None:
-            self._worker.end(_plan(self._connector_metadata))
+        self._part.end(_plan(self._connector_metadata))
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Return the requests whose load has ended, and those whose load failed as a whole."""
@@ -231,7 +240,7 @@ class WorkerCalls:
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         """Return this worker's report."""
-        report = self._worker.report() if self._worker is not None else None
+        report = self._reporter.report() if self._reporter is not None else None
         return None if report is None else WorkerMetadata(report)
 
     def _plans_idle(self) -> bool:
@@ -253,7 +262,7 @@ class WorkerCalls:
     def _leave_agent(self) -> None:
         worker, self._worker = self._worker, None
         self._close_guests()
-        if worker is not None and not worker.close():
+        if worker is not None and not worker.leave():
             self._retain(worker, lambda: False)
             self._sync = None
         self._close_memory()
@@ -264,7 +273,7 @@ class WorkerCalls:
             self._sync.close()
             self._sync = None
 
-    def _retain(self, worker: WorkerSide | LostWorker, fenced: Callable[[], bool]) -> None:
+    def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
         """Retain what the agent can access of this worker: the KV caches, their exports and the
         words.
         """
@@ -281,8 +290,17 @@ class WorkerCalls:
     def _rank(self) -> int:
         return int(self._vllm_config.parallel_config.rank) % self._ranks.world
 
+    @property
+    def _part(self) -> WorkerSide:
+        assert self._worker is not None
+        return self._worker
+
+    @property
+    def _reporter(self) -> WorkerSide | LostWorker | None:
+        return self._lost or self._worker
+
     def _take_results(self) -> Results:
-        results = NO_RESULTS if self._worker is None else self._worker.results()
+        results = self._reporter.results() if self._reporter is not None else NO_RESULTS
         if self._given_up is not None:
             results, self._given_up = joined(self._given_up, results), None
         if results.bad_blocks:
@@ -295,7 +313,7 @@ class WorkerCalls:
         words = self._sync.words
         return Registration(
             role=Role.WORKER, rank=self._rank - self._start.part.ranks[0],
-            shard=self._start.shard(self._rank, self._replicas), sync=words.sync(0),
+            shard=self._start.part.shard(self._rank, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
             segments=self._memory.segments, cells=self._memory.cells, **self._common(),
         )  # fmt: skip

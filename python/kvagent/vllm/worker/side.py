@@ -24,11 +24,10 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded
 from kvagent.messages import BlockStatus
 from kvagent.vllm.counters import WorkerCounts
+from kvagent.vllm.geometry import node
 from kvagent.vllm.link import LISTEN_STEPS
-from kvagent.vllm.placement import node
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
-from kvagent.vllm.worker.decode_steps import DecodeSteps
-from kvagent.vllm.worker.sync import HostClock, IdleBackoff
+from kvagent.vllm.worker.sync import DecodeSteps, HostClock, IdleBackoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Attachment, Link
-    from kvagent.vllm.uncached import NoLink
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.sync import Clock
 
@@ -122,7 +120,7 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link | NoLink, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
+        self, link: Link, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None,
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
@@ -254,14 +252,6 @@ class WorkerSide:
         """Return whether the agent has jobs of this worker."""
         return bool(self.jobs)
 
-    def close(self) -> bool:
-        """Leave. Return whether the agent has let go of the memory.
-
-        Otherwise its sessions stay open as long as this object exists: closing one would tell the
-        agent that this process has stopped using its memory, and would prove nothing here.
-        """
-        return self.leave()
-
     def fence(self) -> Callable[[], bool]:
         """Return a function for use after ``leave``: whether every agent has let go of this
         worker's memory.
@@ -275,10 +265,9 @@ class WorkerSide:
     def leave(self) -> bool:
         """End all sessions and wait, bounded, for the agent to let go of the memory.
 
-        Return whether it has.
-
-        Otherwise its session is still read, though nothing is sent: its end is the fence of its
-        jobs.
+        Return whether it has. Otherwise its sessions stay open as long as this object exists, and
+        are read, though nothing is sent: their ends are the fences of their jobs. Closing one would
+        tell the agent that this process has stopped using its memory, and would prove nothing here.
         """
         if last := self._link.close():
             self._add_session(last)
@@ -290,10 +279,9 @@ class WorkerSide:
                 self._fenced(attachment)
         return all(fenced) and not link_busy
 
-    def rejoin(self, link: Link | NoLink, clock: Clock | None = None) -> None:
+    def rejoin(self, link: Link) -> None:
         """Continue with another link, after ``leave``."""
         self._link = link
-        self._clock = clock or self._clock
 
     def _move(self, serial: int, generation: str) -> None:
         """Switch to a generation of the weights: another space, in another session.
@@ -433,7 +421,7 @@ class WorkerSide:
         if attachment is None:
             return
         with contextlib.suppress(Busy, SessionBroken, SessionEnded):
-            attachment.session.steps(steps)
+            attachment.session.send(m.Steps(steps))
 
     def _attached(self) -> Attachment | None:
         current = self._link.current()

@@ -1,5 +1,5 @@
-"""The steps of a worker: the words and the clock that tell the agent which of them have ended, and
-the wait of idle ones.
+"""The steps of a worker: the words and the clock that tell the agent which of them have ended, the
+times of decode steps, and the wait of idle ones.
 
 The clock runs on the host or on a GPU's compute stream. It writes the step word and one event for
 each recent step.
@@ -12,6 +12,7 @@ none arrived, up to MAX_WAIT_MS, which also bounds the delay of a new request.
 from __future__ import annotations
 
 import select
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +22,8 @@ from kvagent.vllm.plan import REVOKES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from kvagent.cuda.torchgpu import TorchGpu
 
 
 STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
@@ -84,7 +87,7 @@ class Sync:
         self.words.close()
 
 
-def make_sync(device: Any, gpu: cuda.Gpu | None = None) -> Sync:
+def make_sync(device: Any, gpu: TorchGpu | None = None) -> Sync:
     """Return the words and clock for KV caches on a device; None is host memory.
 
     ``gpu`` replaces torch's in tests.
@@ -135,3 +138,47 @@ class IdleBackoff:
         for fd in descriptors:
             poller.register(fd, select.POLLIN)
         return bool(poller.poll(min(1 << min(self._idle - FREE_STEPS - 1, 8), MAX_WAIT_MS)))
+
+
+REPORT_STEPS = 8  # are reported together,
+REPORT_S = 0.25  # or fewer that are this old
+_MAX_US = 2**32 - 1
+
+_STEP = struct.Struct("<III")
+
+
+class DecodeSteps:
+    """The decode steps that have not been reported yet.
+
+    The agent paces copies that can wait by what they do to decode steps, so only steps are reported
+    that can be compared: every request computed its next token, and the next step did so too, which
+    means that the engine went on at once. The time of a step is that from its begin to the next
+    step's begin: on a GPU the launches of one step say nothing of its time, those of many steps in
+    a row do.
+    """
+
+    def __init__(self) -> None:
+        self._requests = 0  # of the step in flight; 0: it is no decode step
+        self._begin = 0.0  # of the step in flight
+        self._ended: list[tuple[float, float, int]] = []  # end, time, requests
+
+    def begin(self, requests: int, now: float) -> bytes:
+        """Begin a step in which ``requests`` decode; 0: it is no decode step.
+
+        Return the ended steps (messages.Steps) when it is time to report them, or nothing.
+        """
+        ended = self._ended
+        if requests and self._requests:
+            ended.append((now, now - self._begin, self._requests))
+        self._requests, self._begin = requests, now
+        if not ended or (len(ended) < REPORT_STEPS and now - ended[0][0] < REPORT_S):
+            return b""
+        self._ended = []
+        return b"".join(
+            _STEP.pack(_us(now - end), max(_us(took), 1), count)
+            for end, took, count in ended
+        )  # fmt: skip
+
+
+def _us(seconds: float) -> int:
+    return min(round(seconds * 1e6), _MAX_US)

@@ -16,6 +16,7 @@ import hashlib
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from kvagent.vllm import internals
 from kvagent.vllm.plan import LoadJob, SaveJob
 from kvagent.vllm.worker.guest import WorkerGuest
 from kvagent.weights import files
-from kvagent.weights.digest_cache import State, now_ns
+from kvagent.weights.files import State
 from kvagent.weights.samples import Unreadable
 
 READ = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt",
@@ -209,7 +210,7 @@ def _observed(load: Any) -> Any:
     """Return vLLM's method that loads an adapter, with a record of each load."""
 
     def observed(self: Any, lora_request: Any) -> Any:
-        begun, before = now_ns(), {}
+        begun, before = time.time_ns(), {}
         for one in [one for one in _listening if one.config is self.lora_config]:
             try:
                 before[one] = one.states(lora_request)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from kvagent.limits import MAX_SEGMENTS
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.guests.cells.plan import checked_layers, layer_number
-from kvagent.vllm.worker.extents import Extent, extents
+from kvagent.vllm.worker.memory import Extent, extents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from kvagent.vllm.guests.cells.plan import Cell, Cells
-    from kvagent.vllm.worker.extents import Found
+    from kvagent.vllm.worker.memory import Found
 
 _HEADS = 1  # axis of a layer's view: blocks, heads, states, content
 

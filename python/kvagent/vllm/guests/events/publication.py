@@ -16,8 +16,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
-from kvagent.messages import EventKind, EventsState
-from kvagent.vllm.guests.events.tokens import salt_of, unpacked
+from kvagent.messages import EventKind, EventsState, NextEvents
+from kvagent.vllm.guests.events.tokens import Tokens, extra_of, salt_of, unpacked
+from kvagent.vllm.hooks import Guest, Reset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
     from kvagent.messages import BlockEvents, EventRun
     from kvagent.session import Session
     from kvagent.vllm.guests.events.form import EventForm
-    from kvagent.vllm.guests.events.tokens import Tokens
     from kvagent.vllm.guests.events.waking import Waker
     from kvagent.vllm.scheduler.agent_session import AgentSession
+    from kvagent.vllm.scheduler.requests import Tracked
+    from kvagent.vllm.scheduler.side import SchedulerSide
 
 ASK_BLOCKS = 256  # of one answer, which one step publishes
 REMOVE_BLOCKS = 4096  # that one step removes after the end of a session
@@ -234,10 +236,44 @@ class Publication:
             return
         self._requests = self._requests % 0xFFFFFFFF + 1
         try:
-            session.next_events(self._requests, max(1, ASK_BLOCKS // self._scale), anew=self._anew)
-        except Busy:
+            session.send(NextEvents(self._requests, max(1, ASK_BLOCKS // self._scale), int(self._anew)))
+        except (Busy, SessionEnded, SessionBroken):  # the next poll of the session shows an end
             self._full = True
-        except (SessionEnded, SessionBroken):
-            self._full = True  # the next poll of the session shows its end
         else:
             self._asked, self._anew, self._full = self._requests, False, False
+
+
+class Events(Guest):
+    """The events of an engine's own blocks."""
+
+    def __init__(self, options: EventsOptions) -> None:
+        self._options = options
+
+    def begin(self, side: SchedulerSide, manager: Any) -> None:
+        """Begin with the side's agent, and answer vLLM when it takes events."""
+        super().begin(side, manager)
+        tokens = Tokens(side.geometry, side.counts)
+        told = Published(self._options.form, tokens.sizes, side.counts)
+        self._publication = Publication(side.agent, tokens, self._options, told)
+        side.take_events = self._publication.take
+        self._publication.form.bind(manager)  # it has the groups that vLLM's own events name
+
+    def named(self, tracked: Tracked, group: int, first: int, blocks: int) -> None:
+        """Say the tokens of blocks. The agent may have lost those of loaded ones by a restart."""
+        extra = None if self.side.geometry.following else extra_of(tracked.request)
+        self._publication.tokens.say(tracked.request, extra, group, first, blocks)
+
+    def reset(self, what: Reset) -> None:
+        """Follow the session, and what vLLM's own events say."""
+        if what in (Reset.ENDED, Reset.BEGAN):
+            self._publication.follow()
+        elif what is Reset.CACHE:
+            self._publication.cleared()
+
+    def busy(self) -> bool:
+        """Return whether there are events to publish."""
+        return self._publication.pending()
+
+    def close(self) -> None:
+        """Stop waking the engine."""
+        self._publication.close()

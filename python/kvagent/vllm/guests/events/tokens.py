@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_EXTRA, TOKEN_BYTES
+from kvagent.messages import BlockTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,26 +58,6 @@ def salt_of(extra: bytes) -> tuple[str] | None:
         return None
 
 
-class Prompt(Protocol):
-    """A request whose blocks are said."""
-
-    @property
-    def request(self) -> Any:
-        """vLLM's request, or one with other keys."""
-
-    @property
-    def events_extra(self) -> bytes | None:
-        """``extra`` of its first block; None if its blocks are not said."""
-
-
-class _Run(NamedTuple):
-    group: int
-    parent: bytes
-    hashes: Sequence[bytes]
-    tokens: bytes
-    extra: bytes
-
-
 class Tokens:
     """The tokens that are to be said."""
 
@@ -89,16 +70,18 @@ class Tokens:
         """Tokens of a block, by group of which events tell: those of whole prefixes."""
         self._scales = {group: geometry.scale(group) for group in self.sizes}
         self._counts = counts
-        self._waiting: deque[_Run] = deque()
+        self._waiting: deque[BlockTokens] = deque()
         self._bytes = 0
 
-    def say(self, prompt: Prompt, group: int, first: int, blocks: int) -> None:
-        """Say the tokens of a request's blocks of a group from the block ``first`` on."""
-        extra, size = prompt.events_extra, self.sizes.get(group)
+    def say(self, request: Any, extra: bytes | None, group: int, first: int, blocks: int) -> None:
+        """Say the tokens of a request's blocks of a group from the block ``first`` on, unless
+        ``extra`` of its first block is None.
+        """
+        size = self.sizes.get(group)
         if extra is None or size is None or blocks <= 0:
             return
-        scale, hashes = self._scales[group], prompt.request.block_hashes
-        ids = prompt.request.all_token_ids[first * size : (first + blocks) * size]
+        scale, hashes = self._scales[group], request.block_hashes
+        ids = request.all_token_ids[first * size : (first + blocks) * size]
         if len(ids) < blocks * size:
             return
         tokens = _packed(ids)
@@ -109,9 +92,13 @@ class Tokens:
             own = extra if first + at == 0 else b""
             n = 1 if own else max(RUN_BYTES // (size * TOKEN_BYTES), 1)
             data = tokens[at * size * TOKEN_BYTES : (at + n) * size * TOKEN_BYTES]
-            run = _Run(group, parent, keys[at : at + n], data, own)
-            self._add(run)
-            parent = run.hashes[-1]
+            some = keys[at : at + n]
+            if self._bytes + len(data) > MAX_WAITING_BYTES:
+                self._counts.events_unsaid += len(some)
+            else:
+                self._waiting.append(BlockTokens(group, parent, len(some[0]), b"".join(some), data, own))
+                self._bytes += len(data)
+            parent = some[-1]
             at += n
 
     def send(self, session: Session) -> None:
@@ -121,10 +108,8 @@ class Tokens:
         session.cork()
         try:
             while self._waiting:
-                run = self._waiting[0]
-                session.block_tokens(run.group, run.parent, run.hashes, run.tokens, run.extra)
-                self._waiting.popleft()
-                self._bytes -= len(run.tokens)
+                session.send(self._waiting[0])
+                self._bytes -= len(self._waiting.popleft().tokens)
         except Busy:
             pass  # the rest is sent in another step
         except (SessionEnded, SessionBroken):
@@ -136,13 +121,6 @@ class Tokens:
         """Say nothing of what was to be said: its session has ended."""
         self._waiting.clear()
         self._bytes = 0
-
-    def _add(self, run: _Run) -> None:
-        if self._bytes + len(run.tokens) > MAX_WAITING_BYTES:
-            self._counts.events_unsaid += len(run.hashes)
-            return
-        self._waiting.append(run)
-        self._bytes += len(run.tokens)
 
 
 def _packed(ids: Sequence[int]) -> bytes:

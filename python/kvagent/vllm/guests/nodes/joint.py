@@ -21,6 +21,7 @@ from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, Sessio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.messages import Message
     from kvagent.session import Session
     from kvagent.vllm.guests.nodes.lookups import JointTicket
     from kvagent.vllm.guests.nodes.orders import Answered, Facts, News
@@ -60,11 +61,6 @@ class JointSession(AgentSession):
     def session(self) -> Session | None:
         """Return the session with the own agent while there is one with each other; else None."""
         return super().session if self._up else None
-
-    @property
-    def transfers(self) -> bool:
-        """Return False: transfers belong to engines on one node."""
-        return False
 
     @property
     def job_blocks(self) -> int:
@@ -187,9 +183,9 @@ class JointSession(AgentSession):
         if self._attachment is not None and boot in (b"", self._attachment.session.boot):
             self.release_at(self._leases.pop(lease, {}))
 
-    def keep(self, group: int, hashes: Sequence[bytes], pin_ms: int, ttl_ms: int) -> bool:  # noqa: ARG002
-        """Keep nothing: blocks of an engine over several nodes are ordinary ones."""
-        return not hashes
+    def send(self, message: Message) -> bool:  # noqa: ARG002
+        """Send nothing: what is sent so concerns blocks of engines on one node."""
+        return False
 
     def reset(self) -> bool:
         """Start a new epoch everywhere. Until all delegates have reported that, nothing is asked

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from kvagent import messages as m
+
 if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.shm import SyncWords
@@ -48,7 +50,7 @@ class LayerLoads:
         if self._broken or len(words) + len(self._free) < parts:
             return None
         if self._declared is not attachment:
-            session.stages(self._off, len(self._landed), self._stages.segments)
+            session.send(m.Stages(self._off, len(self._landed), self._stages.segments))
             self._declared = attachment
         word = self._free[-1]
         self._landed[word] = 0

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SEGMENTS, MAX_STAGES
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported
-from kvagent.vllm.worker.extents import WHOLE, extents
+from kvagent.vllm.worker.memory import WHOLE, extents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvagent.vllm.worker.extents import Extent, Found
+    from kvagent.vllm.worker.memory import Extent, Found
 
 _CALLING = ("Attention", "MLAAttention")  # vLLM's classes whose forward calls wait_for_layer_load
 _DRAFT_MODEL = "draft_model"  # the speculation method, and the first part of its layers' names

@@ -2,9 +2,9 @@
 
 They are sent before the step's kernels are launched and name the step before it, whose kernels may
 still write to their destination. The worker waits until they are over, or layer by layer until
-their stages have arrived (layer_loads), at most sync_wait_ms for all of a step. Blocks that
+their stages have arrived (layers), at most sync_wait_ms for all of a step. Blocks that
 have not arrived by then are reported in the same pass as failed to load, so that vLLM discards
-what the step computes from them (scheduler.sync_loads).
+what the step computes from them (sync.scheduler).
 
 An agent that let a step wait in vain is not waited for again until it has sent something.
 """
@@ -20,7 +20,7 @@ from kvagent.vllm.guests.sync.layers import LayerLoads
 from kvagent.vllm.worker.guest import WorkerGuest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from kvagent.packing import Packed
     from kvagent.vllm.guests.sync.stages import Stages
@@ -29,91 +29,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.worker.side import WorkerSide
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 320e-6  # between two looks at words, which nothing announces
-
-
-class SyncLoads:
-    """The waiting of a worker's steps.
-
-    ``submit`` sends a load that names a step, or reports its failure at once if the step is None.
-    ``poll`` reads messages. ``pending`` returns which of these loads are not over. ``give_up``
-    reports a load as failed though it is in flight. ``descriptors`` become readable with a message.
-    """
-
-    def __init__(
-        self, wait_s: float, *, submit: Callable[[LoadJob, int | None], None], poll: Callable[[], None],
-        pending: Callable[[Iterable[int]], list[int]], give_up: Callable[[int], None],
-        descriptors: Callable[[], Iterable[int]],
-    ) -> None:  # fmt: skip
-        self._wait_s = wait_s
-        self._submit = submit
-        self._poll = poll
-        self._pending = pending
-        self._give_up = give_up
-        self._descriptors = descriptors
-        self._silent = False
-        self._waited: list[int] = []  # the step's loads that are neither over nor given up
-        self._left_s = 0.0  # how long this step may still wait
-
-    def heard(self) -> None:
-        """Record a message of the agent, or the end of its session."""
-        self._silent = False
-
-    def run(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> float:
-        """Send the loads and wait for them. Return the time it took, in seconds.
-
-        ``step``: the one before the step that waits. ``stopped``: the agent does not respond.
-        """
-        begin = time.monotonic()
-        self.begin(loads, step, stopped=stopped)
-        self.wait()
-        return time.monotonic() - begin
-
-    def begin(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
-        """Send the loads, without waiting."""
-        self._left_s = self._wait_s
-        sent = not (stopped or self._silent)
-        for load in loads:
-            self._submit(load, step if sent else None)
-        self._waited = self._pending(load.job for load in loads)
-
-    def wait(self, usable: Callable[[int], bool] | None = None) -> None:
-        """Wait until each of the loads is over, or usable. Give up those that are not in time."""
-        pause_s = FIRST_PAUSE_S
-        left = self._unusable(usable)
-        while left and self._left_s > 0:
-            begin = time.monotonic()
-            if usable is None:
-                self._listen()
-            else:
-                time.sleep(min(pause_s, LONGEST_PAUSE_S))
-                pause_s *= 2
-            self._poll()
-            self._left_s -= time.monotonic() - begin
-            left = self._unusable(usable)
-        for job in left:
-            self._give_up(job)
-            self._waited.remove(job)
-            self._silent = True
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a load of the step is neither over nor given up."""
-        return bool(self._waited)
-
-    @property
-    def waited_s(self) -> float:
-        """How long the step has waited."""
-        return self._wait_s - self._left_s
-
-    def _unusable(self, usable: Callable[[int], bool] | None) -> list[int]:
-        self._waited = self._pending(self._waited)
-        return [job for job in self._waited if usable is None or not usable(job)]
-
-    def _listen(self) -> None:
-        poller = select.poll()
-        for fd in self._descriptors():
-            poller.register(fd, select.POLLIN)
-        poller.poll(math.ceil(self._left_s * 1e3))
 
 
 class StepWaits(WorkerGuest):
@@ -127,26 +42,25 @@ class StepWaits(WorkerGuest):
         self._wait_s = wait_s
         self._stages = stages
         self._open: list[LoadJob] = []  # the loads that the step in progress waits for, layer by layer
+        self._silent = False
+        self._waited: list[int] = []  # the step's loads that are neither over nor given up
+        self._left_s = 0.0  # how long this step may still wait
 
     def join(self, side: WorkerSide) -> None:
         """Begin with the side."""
         super().join(side)
-        self.loads = SyncLoads(
-            self._wait_s, submit=self._submit, poll=side.poll, give_up=side.give_up,
-            pending=lambda jobs: [job for job in jobs if job in side.jobs], descriptors=side.descriptors,
-        )  # fmt: skip
         self.layers = None if self._stages is None else LayerLoads(self._stages, side.words)
 
     def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:
         """Send the loads that the step waits for, and wait, or let its layers wait."""
         sync, step = [load for load in loads if load.sync], self.side.step - 1
         if sync and self.layers is None:
-            self._tell(sync, self.loads.run(sync, step, stopped=plan.stopped))
+            self._tell(sync, self.run(sync, step, stopped=plan.stopped))
         elif sync and self.layers is not None:
             self._open = sync
-            self.loads.begin(sync, step, stopped=plan.stopped)
-            self.loads.wait(self.layers.usable_before)
-            if self.loads.waiting:
+            self._send(sync, step, stopped=plan.stopped)
+            self.wait(self.layers.usable_before)
+            if self.waiting:
                 self.layers.begin()
         return [load for load in loads if not load.sync]
 
@@ -162,11 +76,11 @@ class StepWaits(WorkerGuest):
         """Wait for a layer's part of the loads that this step waits for."""
         layers = self.layers
         if layers is not None and layers.waits(name):
-            self.loads.wait(lambda job: layers.usable(job, name))
+            self.wait(lambda job: layers.usable(job, name))
 
     def heard(self) -> None:
-        """The agent is there."""
-        self.loads.heard()
+        """Wait for the agent again."""
+        self._silent = False
 
     def over(self, job: int) -> None:
         """Free what counts the stages of a load."""
@@ -178,11 +92,52 @@ class StepWaits(WorkerGuest):
         if not self._open or self.layers is None:
             return
         loads, self._open = self._open, []
-        self.loads.wait()
-        self._tell(loads, self.loads.waited_s)
+        self.wait()
+        self._tell(loads, self._wait_s - self._left_s)
         if not self.layers.end():
             for load in loads:
                 self.side.fail_blocks(load)
+
+    def run(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> float:
+        """Send the loads and wait for them. Return the time it took, in seconds.
+
+        ``step``: the one before the step that waits. ``stopped``: the agent does not respond.
+        """
+        begin = time.monotonic()
+        self._send(loads, step, stopped=stopped)
+        self.wait()
+        return time.monotonic() - begin
+
+    def wait(self, usable: Callable[[int], bool] | None = None) -> None:
+        """Wait until each of the loads is over, or usable. Give up those that are not in time."""
+        pause_s = FIRST_PAUSE_S
+        left = self._unusable(usable)
+        while left and self._left_s > 0:
+            begin = time.monotonic()
+            if usable is None:
+                self._listen()
+            else:
+                time.sleep(min(pause_s, LONGEST_PAUSE_S))
+                pause_s *= 2
+            self.side.poll()
+            self._left_s -= time.monotonic() - begin
+            left = self._unusable(usable)
+        for job in left:
+            self.side.give_up(job)
+            self._waited.remove(job)
+            self._silent = True
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a load of the step is neither over nor given up."""
+        return bool(self._waited)
+
+    def _send(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
+        self._left_s = self._wait_s
+        sent = not (stopped or self._silent)
+        for load in loads:
+            self._submit(load, step if sent else None)
+        self._waited = [load.job for load in loads if load.job in self.side.jobs]
 
     def _submit(self, load: LoadJob, step: int | None) -> None:
         """Send a load that names a step; without one it fails at once."""
@@ -190,6 +145,16 @@ class StepWaits(WorkerGuest):
             self.side.fail(load)
         else:
             self.side.submit(load, step)
+
+    def _unusable(self, usable: Callable[[int], bool] | None) -> list[int]:
+        self._waited = [job for job in self._waited if job in self.side.jobs]
+        return [job for job in self._waited if usable is None or not usable(job)]
+
+    def _listen(self) -> None:
+        poller = select.poll()
+        for fd in self.side.descriptors():
+            poller.register(fd, select.POLLIN)
+        poller.poll(math.ceil(self._left_s * 1e3))
 
     def _tell(self, loads: Sequence[LoadJob], took_s: float) -> None:
         self.side.pending_report.waited.update(dict.fromkeys((load.job for load in loads), took_s))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvagent import messages as m
 from kvagent.vllm.guests.transfers.names import is_name, offered_name, split, wanted
 from kvagent.vllm.hooks import Guest, Reset
 from kvagent.vllm.scheduler.requests import USUAL, Hurry, Phase, Terms
@@ -143,12 +144,12 @@ class Transfers(Guest):
         """Tell the agent that a request has what it wanted of a transfer, or wants it no more."""
         _, name = self._wanted.pop(tracked.request.request_id, (None, b""))
         if name:
-            self.side.agent.delivered(name)
+            self.side.agent.send(m.Delivered(name))
             tracked.asking.terms = USUAL
 
     def _send(self, offer: Offer, now: float) -> None:
         offer.renew_at = now + self._ttl_ms / 1e3 / RENEWALS
-        self.side.agent.offer(offer.name, offer.tokens, self._ttl_ms)
+        self.side.agent.send(m.Offer(offer.name, offer.tokens, self._ttl_ms))
 
     def _settle(self) -> None:
         """Complete the transfers whose saves have ended."""
@@ -158,14 +159,14 @@ class Transfers(Guest):
     def _settled(self, offer: Offer) -> bool:
         """Complete an ended request's transfer if its saves have ended."""
         tracked, saves, agent = offer.tracked, self.side.saves, self.side.agent
-        assert saves is not None
         offer.give_up_at = offer.give_up_at or saves.now + HOLD_S + self._ttl_ms / 1e3
         if saves.now >= offer.give_up_at:
-            agent.offered(offer.name, 0)  # it has forgotten it, unless it stood still
+            agent.send(m.Offered(offer.name, 0))  # it has forgotten it, unless it stood still
             return True
         if not saves.settled(tracked):
             return False
         geometry = self.side.geometry
         sizes = [(i, spec.block_tokens) for i, spec in enumerate(geometry.groups) if i not in geometry.states]
         stored = min(tracked.saving.cursor[group] * size for group, size in sizes)
-        return agent.offered(offer.name, min(offer.tokens, stored))
+        sent = agent.send(m.Offered(offer.name, min(offer.tokens, stored)))
+        return sent or agent.session is None  # else it is tried again; the end of a session completes it too

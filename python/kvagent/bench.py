@@ -1,17 +1,19 @@
-"""vLLM's real scheduler and worker driver, with this connector and without any, step by step in
-turn.
+"""The cost of the connector in each step of an engine: ``python -m kvagent.bench``.
 
-Without a connector the worker's driver is vLLM's no-op. With one it has its own cost in every step,
-so a third driver, with a connector that does nothing, runs in turn with them. No model runs: the
-tokens of a step are given. Needs vllm.
+Measures vLLM's real scheduler and worker driver, with this connector and without any, step by step
+in turn. Without a connector the worker's driver is vLLM's no-op. With one it has its own cost in
+every step, so a third driver, with a connector that does nothing, runs in turn with them. No model
+runs: the tokens of a step are given. Needs vllm, and an agent.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import json
 import os
 import pickle
+import statistics
 import sys
 import tempfile
 import time
@@ -24,7 +26,7 @@ from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -36,8 +38,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector, KVConnector
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from kvagent.bench.figures import Times, mean, percentile
-from kvagent.bench.noop import Noop
+from kvagent import socketdir
 
 try:
     from vllm.v1.core import kv_cache_planning as planning
@@ -56,6 +57,71 @@ MODEL = {
     "architectures": ["OPTForCausalLM"], "model_type": "opt", "max_position_embeddings": 32768, "num_hidden_layers": 1,
     "num_attention_heads": 2, "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128, "vocab_size": 512,
 }  # fmt: skip
+
+
+class Noop(KVConnectorBase_V1):
+    """A connector that does nothing."""
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Do nothing."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def wait_for_save(self) -> None:
+        """Do nothing."""
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Do nothing."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:  # noqa: ARG002
+        """Promise nothing."""
+        return 0, False
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
+        """Return empty metadata."""
+        return KVConnectorMetadata()
+
+
+class Times:
+    """Seconds of one part of each step, of this thread's own CPU time."""
+
+    def __init__(self) -> None:
+        self.own: list[float] = []
+        self._begin = self._sum = 0.0
+
+    def begin(self) -> None:
+        """Start the clock."""
+        self._begin = time.thread_time()
+
+    def end(self) -> None:
+        """Stop the clock; a step may have several intervals."""
+        self._sum += time.thread_time() - self._begin
+
+    def step(self) -> None:
+        """Finish the step."""
+        self.own.append(self._sum)
+        self._sum = 0.0
+
+    def skip(self) -> None:
+        """Drop the measurements of the warm-up."""
+        self.own.clear()
+
+
+def half(seconds: list[float]) -> float:
+    """Return the median in microseconds."""
+    return statistics.median(seconds) * 1e6
+
+
+def mean(seconds: list[float]) -> float:
+    """Return the mean in microseconds."""
+    return statistics.fmean(seconds) * 1e6
 
 
 class Engine:
@@ -153,36 +219,27 @@ def _drive(driver: Any, output: Any, times: Times) -> Any:
     return reported
 
 
-def print_all(socket_dir: str, running: Sequence[int]) -> None:
+def main() -> None:
     """Print a table with a row for each number of running requests."""
+    parser = argparse.ArgumentParser(prog="python -m kvagent.bench")
+    parser.add_argument("--socket-dir", default=socketdir.default(), help="the agent's (default %(default)s)")
+    parser.add_argument(
+        "--running", type=int, nargs="+", default=[1, 64, 256], help="running requests (default %(default)s)"
+    )
+    given = parser.parse_args()
     row = "{:>9} {:>12} {:>11} {:>9} {:>14} {:>9} {:>14} {:>6} {:>12} {:>12} {:>6} {:>14} {:>6}\n"
     out = sys.stdout.write
-    out(
-        "real scheduler and worker driver, us of a step: p50 of the thread's own time, and means of what kvagent adds\n"
-    )
-    out(
-        row.format(
-            "running",
-            "blocks/step",
-            "schedule()",
-            "+ update",
-            "with kvagent",
-            "+ update",
-            "of which it",
-            "mean",
-            "5% of sched.",
-            "worker adds",
-            "mean",
-            "of which vLLM",
-            "mean",
-        )
-    )
+    out("us of a step: p50 of the thread's own time, and means of what kvagent adds\n")
+    out(row.format(
+        "running", "blocks/step", "schedule()", "+ update", "with kvagent", "+ update", "of which it", "mean",
+        "5% of sched.", "worker adds", "mean", "of which vLLM", "mean",
+    ))  # fmt: skip
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     init_none_hash(sha256)
     with tempfile.TemporaryDirectory() as model:
         (Path(model) / "config.json").write_text(json.dumps(MODEL))
-        for count in running:
-            out(row.format(count, *_compare(model, socket_dir, count)))
+        for count in given.running:
+            out(row.format(count, *_compare(model, given.socket_dir, count)))
 
 
 def _compare(model: str, socket_dir: str, running: int) -> list[str]:
@@ -203,16 +260,12 @@ def _compare(model: str, socket_dir: str, running: int) -> list[str]:
     finally:
         connected.close()
     shown = without.scheduling, without.updating, connected.scheduling, connected.updating, connected.inside
-    halves = [percentile(one.own, 50) for one in shown]
+    halves = [half(one.own) for one in shown]
     adds = [
-        of(one.own) - of(without.driving.own) for one in (connected.driving, connected.idling) for of in (_half, mean)
+        of(one.own) - of(without.driving.own) for one in (connected.driving, connected.idling) for of in (half, mean)
     ]
     figures = [*halves, mean(connected.inside.own), halves[0] / 20, *adds]
     return [f"{blocks:.1f}", *(f"{one:.0f}" for one in figures)]
-
-
-def _half(seconds: list[float]) -> float:
-    return percentile(seconds, 50)
 
 
 def _timed(call: Any, times: Times) -> Any:
@@ -255,3 +308,7 @@ def _kv_cache_config(config: VllmConfig, blocks: int) -> Any:
     kv = planning.get_kv_cache_config_from_groups(config, groups, blocks * full.page_size_bytes)
     kv.kv_cache_layout = "LBNHC"
     return kv
+
+
+if __name__ == "__main__":
+    main()
