@@ -152,7 +152,7 @@ const slabBytes = 16 << 10
 
 func openMemory(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
-	p, err := dram.Open(dram.Options{Bytes: c.poolBytes, SlabBytes: slabBytes})
+	p, err := dram.Open(dram.Options{Bytes: c.poolBytes, SlabBytes: slabBytes, HugePages: dram.Off})
 	check(t, err)
 	if c.bare {
 		return struct{ arenaPool }{p}
