@@ -154,7 +154,9 @@ const slabBytes = 16 << 10
 
 func openMemory(t testing.TB, c *rigConfig) arenaPool {
 	t.Helper()
-	p, err := dram.Open(dram.Options{Bytes: c.poolBytes, SlabBytes: slabBytes, Left: c.left()})
+	p, err := dram.Open(dram.Options{
+		Bytes: c.poolBytes, SlabBytes: slabBytes, HugePages: dram.Off, Left: c.left(),
+	})
 	check(t, err)
 	if c.bare {
 		return struct{ arenaPool }{p}

@@ -43,7 +43,9 @@ func newNode(t *testing.T, poolBlocks int, fireOnDeath bool) *node {
 // newNodeOn returns a node with the device that open makes of the pool's arena.
 func newNodeOn(t *testing.T, poolBlocks int, open func(fd int, size int64) (cudaipc.Device, error)) *node {
 	t.Helper()
-	p, err := dram.Open(dram.Options{Bytes: int64(poolBlocks) * blockSize, SlabBytes: 4 * blockSize})
+	p, err := dram.Open(dram.Options{
+		Bytes: int64(poolBlocks) * blockSize, SlabBytes: 4 * blockSize, HugePages: dram.Off,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

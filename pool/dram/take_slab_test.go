@@ -160,7 +160,7 @@ func TestSteadyLoadLeavesSlabs(t *testing.T) {
 func TestSlabWithABadPageIsNotTakenInVain(t *testing.T) {
 	const slab, perSlab, slabs = 16 << 10, 16, 16
 	for _, c := range []struct{ bad, gone int }{{1, 0}, {4, 0}, {4, 6}, {7, 6}} {
-		p, err := Open(Options{Bytes: slabs * slab, SlabBytes: slab})
+		p, err := Open(Options{Bytes: slabs * slab, SlabBytes: slab, HugePages: Off})
 		if err != nil {
 			t.Fatal(err)
 		}

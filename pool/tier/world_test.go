@@ -47,7 +47,7 @@ func specOf(name string, shards int) pool.Spec {
 // openMemory opens a memory that holds so many blocks of one shard.
 func openMemory(t testing.TB, blocks int) *dram.Pool {
 	t.Helper()
-	m, err := dram.Open(dram.Options{Bytes: int64(blocks) << 10, SlabBytes: dram.MinSlabBytes})
+	m, err := dram.Open(dram.Options{Bytes: int64(blocks) << 10, SlabBytes: dram.MinSlabBytes, HugePages: dram.Off})
 	check(t, err)
 	return m
 }
