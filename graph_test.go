@@ -41,6 +41,7 @@ var mayImport = map[string][]string{
 	"pool/peer":           {"pool", "pool/peer/...", "pagefault", "connlimit", "backoff", "secret"},
 	"pool/peer/allow":     {},
 	"pool/peer/seal":      {},
+	"pool/disk":           {"pool", "backoff"},
 	"pool/redis":          {"pool", "pool/remote", "backoff"},
 	"pool/s3":             {"pool", "pool/remote"},
 	"pool/mooncake":       {"pool", "pool/remote", "backoff"},

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -31,7 +32,7 @@ type dir struct {
 
 	state        State
 	reason       error // of a state other than StateOK
-	wait         time.Duration
+	wait         backoff.Backoff
 	probeAt      time.Time
 	told         State // to OnState
 	saidBuffered bool
@@ -59,6 +60,7 @@ func newDir(s *Store, i int) (d *dir, err error) {
 		s: s, number: i, path: o.Path, limit: o.Bytes, salt: uint64(pool.Sum(0, []byte(o.Path))),
 		buffers: make(chan *bounce, s.o.ReadDepth), wake: make(chan struct{}, 1),
 		lockFD: -1, state: StateMissing, reason: errNotOpened, pending: map[tag]*record{},
+		wait: backoff.Backoff{First: s.o.probeEvery, Last: probeMax},
 	}
 	d.work = sync.NewCond(&d.mu)
 	// The memory is mapped in one, so that all of it can be in huge pages.
@@ -193,7 +195,7 @@ func (d *dir) setState(to State, reason error) {
 	d.state, d.reason = to, reason
 	d.s.add(stateChanges, 1)
 	if to == StateOK {
-		d.wait = 0
+		d.wait.Reset()
 	} else {
 		d.failQueued()
 		d.later()
@@ -204,8 +206,7 @@ func (d *dir) setState(to State, reason error) {
 
 // later sets the time of the next probe. With the lock held.
 func (d *dir) later() {
-	d.wait = min(max(2*d.wait, d.s.o.probeEvery), probeMax)
-	d.probeAt = time.Now().Add(d.wait)
+	d.probeAt = time.Now().Add(d.wait.Next())
 }
 
 // ErrBuffered is the reason passed to OnState, with an unchanged state, for a directory whose file
@@ -256,7 +257,7 @@ func (d *dir) probe() time.Duration {
 	d.setState(stateOf(err), err) // it may have failed in another way than before
 	d.wait = wait
 	d.later()
-	return d.wait
+	return d.wait.Pause()
 }
 
 // reopen recovers the directory anew.

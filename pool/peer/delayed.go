@@ -3,6 +3,7 @@ package peer
 import (
 	"time"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -12,8 +13,8 @@ import (
 // which this fetch stored nothing.
 type delayed struct {
 	blocks []delayedBlock
-	tries  int                  // since this fetch has stored something
-	alone  int                  // of those, while no other fetch had blocks to settle
+	pause  backoff.Backoff      // since this fetch has stored something
+	alone  int                  // tries since then, while no other fetch had blocks to settle
 	stored int                  // blocks, at the last try
 	full   [pool.MaxGroups]bool // by group of the request: some block found no slot since the last try
 	others bool                 // another fetch had blocks to settle when that was last asked
@@ -84,7 +85,8 @@ func (f *fetch) retry() (settled <-chan struct{}, due <-chan time.Time, again bo
 		return nil, nil, false // this fetch comes back when its own blocks are settled
 	}
 	if f.outcome.Blocks != d.stored {
-		d.stored, d.tries, d.alone, d.due = f.outcome.Blocks, 0, 0, time.Time{}
+		d.pause.Reset()
+		d.stored, d.alone, d.due = f.outcome.Blocks, 0, time.Time{}
 	}
 	settled = f.client.settling()
 	if settled == nil && d.others {
@@ -99,12 +101,12 @@ func (f *fetch) retry() (settled <-chan struct{}, due <-chan time.Time, again bo
 	}
 	now := time.Now()
 	if d.due.IsZero() {
-		d.due = now.Add(min(firstDelay<<min(d.tries, delays), lastDelay))
+		d.due = now.Add(d.pause.Next())
 	}
 	if left := d.due.Sub(now); left > 0 {
 		return settled, time.After(left), false
 	}
-	if d.tries++; !d.others {
+	if !d.others {
 		d.alone++
 	}
 	for _, b := range d.blocks {

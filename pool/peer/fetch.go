@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvagent/kvagent/backoff"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -49,6 +50,7 @@ func newFetch(c *Client, r *Request, stored func(int, int64)) *fetch {
 	f := &fetch{
 		client: c, request: r, stored: stored, wake: make(chan struct{}, 1),
 		sizes: make([]int64, len(r.Groups)), largest: make([]int64, len(r.Groups)),
+		later: delayed{pause: backoff.Backoff{First: firstDelay, Last: lastDelay}},
 	}
 	for i := range r.Groups {
 		f.total += r.Groups[i].Hashes.N
