@@ -9,10 +9,10 @@ import (
 // Request is one prompt and the length of its answer.
 type Request struct {
 	ID       uint64   `json:"id"`
-	At       float64  `json:"at"`     // virtual time of arrival, ms
-	Prompt   []uint64 `json:"prompt"` // hash ids, one per BlockTokens tokens
-	Output   int      `json:"output"` // tokens of the answer, at least 1
-	SkipSave bool     `json:"skip_save,omitempty"`
+	At       float64  `json:"at"`                  // virtual time of arrival, ms
+	Prompt   []uint64 `json:"prompt"`              // hash ids, one per BlockTokens tokens
+	Output   int      `json:"output"`              // tokens of the answer, at least 1
+	SkipSave bool     `json:"skip_save,omitempty"` // nothing of it is saved
 	Abort    Abort    `json:"abort,omitzero"`
 }
 
@@ -36,13 +36,12 @@ const (
 
 // Outcome is a request that has ended.
 type Outcome struct {
-	ID        uint64 `json:"id"`
-	Own       int    `json:"own,omitempty"`  // prompt hash blocks found in the engine's own cache
-	Pool      int    `json:"pool,omitempty"` // prompt hash blocks loaded from the agent after them
-	Output    int    `json:"output,omitempty"`
-	Aborted   bool   `json:"aborted,omitempty"`
-	Preempted int    `json:"preempted,omitempty"`
-	Failed    string `json:"failed,omitempty"`
+	ID      uint64 `json:"id"`
+	Own     int    `json:"own,omitempty"`  // prompt hash blocks found in the engine's own cache
+	Pool    int    `json:"pool,omitempty"` // prompt hash blocks loaded from the agent after them
+	Output  int    `json:"output,omitempty"`
+	Aborted bool   `json:"aborted,omitempty"`
+	Failed  string `json:"failed,omitempty"`
 }
 
 type state uint8
@@ -87,7 +86,6 @@ type request struct {
 
 	counted   bool
 	own, pool int
-	preempted int
 }
 
 // asked is a look-up's answer, kept until the request is admitted.

@@ -124,7 +124,6 @@ func (e *Engine) allocate(r *request, tokens int) bool {
 // preempt takes a running request's blocks away; it starts over, with the tokens it has.
 func (e *Engine) preempt(r *request) {
 	e.stats.Preemptions++
-	r.preempted++
 	e.checkAll(r)
 	e.revokeSaves(r)
 	e.running = remove(e.running, r)
@@ -200,7 +199,7 @@ func (e *Engine) end(r *request, aborted bool) {
 		e.aborting--
 	}
 	e.outcomes = append(e.outcomes, Outcome{
-		ID: r.ID, Own: r.own, Pool: r.pool, Output: r.nt - r.prompt, Aborted: aborted, Preempted: r.preempted})
+		ID: r.ID, Own: r.own, Pool: r.pool, Output: r.nt - r.prompt, Aborted: aborted})
 	r.truth, r.hashes = nil, nil
 }
 
