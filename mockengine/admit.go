@@ -83,7 +83,7 @@ func (e *Engine) match(r *request) int {
 	align := e.cfg.align()
 	n := (r.nt - 1) / align * align
 	for g := range e.cfg.Groups {
-		size, b := e.blockTokens(g), 0
+		size, b := e.cfg.blockTokens(g), 0
 		for (b+1)*size <= n {
 			if _, ok := e.pool.find(e.key(r, g, b)); !ok {
 				break
@@ -98,7 +98,7 @@ func (e *Engine) match(r *request) int {
 // adopt takes the own cached blocks of the first n tokens.
 func (e *Engine) adopt(r *request, n int) {
 	for g := range e.cfg.Groups {
-		for b := range n / e.blockTokens(g) {
+		for b := range n / e.cfg.blockTokens(g) {
 			id, _ := e.pool.find(e.key(r, g, b))
 			e.pool.ref(id)
 			r.tables[g] = append(r.tables[g], id)

@@ -110,8 +110,8 @@ func (l *Link) introduce(s *session) error {
 		Req: 1, Instance: cfg.Name, Role: ipc.RoleScheduler, World: uint32(cfg.Ranks), Shards: uint32(cfg.Ranks),
 		Identity: identity(cfg), HashTokens: uint32(cfg.BlockTokens),
 	}
-	for _, scale := range cfg.Groups {
-		reg.Groups = append(reg.Groups, ipc.GroupDesc{BlockTokens: uint32(scale * cfg.BlockTokens),
+	for g := range cfg.Groups {
+		reg.Groups = append(reg.Groups, ipc.GroupDesc{BlockTokens: uint32(cfg.blockTokens(g)),
 			NumBlocks: uint32(cfg.Blocks + 1)})
 	}
 	if s.rank < 0 {
@@ -132,7 +132,7 @@ func (s *session) introduceRank(cfg *Config, reg *ipc.Register, r *rank) error {
 	for _, m := range r.memory {
 		regions = append(regions, m.Regions()...)
 	}
-	reg.Regions, reg.Segments = uint32(len(regions)), uint32(len(cfg.Groups)*len(r.segments))
+	reg.Regions, reg.Segments = uint32(len(regions)), uint32(cfg.Groups*len(r.segments))
 	if err := s.conn.Send(reg); err != nil {
 		return err
 	}

@@ -150,7 +150,7 @@ func wrongBytes(d uint64) (n int) {
 // prompt of these hash ids has in group 0. A stored block begins with them, so that a test finds it
 // in a pool's memory. cfg is validated.
 func FirstBlock(cfg *Config, prompt []uint64) ([]byte, error) {
-	size := cfg.Groups[0] * cfg.BlockTokens
+	size := cfg.blockTokens(0)
 	if have := len(prompt) * TraceBlock; have < size {
 		return nil, fmt.Errorf("a prompt of %d tokens has no block of %d", have, size)
 	}

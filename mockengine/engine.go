@@ -15,11 +15,8 @@ package mockengine
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -52,11 +49,11 @@ type Config struct {
 
 	Device string // where the workers' memory is: DeviceHost, DeviceCUDA or DeviceVirtual
 
-	Ranks       int   // tensor-parallel workers, each with its own shard
-	Blocks      int   // KV cache blocks that can be given out, over all groups
-	BlockTokens int   // tokens one block hash stands for
-	Groups      []int // KV cache groups: block size of each, in multiples of BlockTokens
-	BlockBytes  int   // bytes of one block on one rank, all layers
+	Ranks       int // tensor-parallel workers, each with its own shard
+	Groups      int // KV cache groups; every second one has blocks of twice the tokens
+	Blocks      int // KV cache blocks that can be given out, over all groups
+	BlockTokens int // tokens one block hash stands for
+	BlockBytes  int // bytes of one block on one rank, all layers
 
 	StepTokens int // token budget of a step
 	MaxRunning int // requests that run at once
@@ -65,77 +62,41 @@ type Config struct {
 	LookupTimeout time.Duration // longest wait for a look-up's answer, then it is a miss
 }
 
-// Validate sets defaults and returns an error that names the field that is out of range.
+// Validate sets defaults and returns an error that names what does not fit.
 func (c *Config) Validate() error {
-	c.setDefaults()
-	for _, f := range []struct {
-		name     string
-		v        int
-		min, max int
-	}{
-		{"ranks", c.Ranks, 1, MaxRanks}, {"engine-blocks", c.Blocks, 1, MaxBlocks},
-		{"block-tokens", c.BlockTokens, 1, 1 << 20}, {"groups", len(c.Groups), 1, MaxGroups},
-		{"step-tokens", c.StepTokens, 1, 1 << 24}, {"max-running", c.MaxRunning, 1, 1 << 16},
-		{"block-bytes", c.BlockBytes, wordBytes * layers, 1 << 30},
-	} {
-		if f.v < f.min || f.v > f.max {
-			return fmt.Errorf("%s is %d, allowed are %d to %d", f.name, f.v, f.min, f.max)
-		}
-	}
-	if c.BlockBytes%layers != 0 {
-		return fmt.Errorf("block-bytes is %d, allowed are multiples of %d layers", c.BlockBytes, layers)
-	}
-	for g, scale := range c.Groups {
-		if scale < 1 || scale > 64 {
-			return fmt.Errorf("group %d has %d times block-tokens, allowed are 1 to 64", g, scale)
-		}
-		if _, err := newShape(scale*c.BlockTokens, c.BlockBytes/layers); err != nil {
-			return fmt.Errorf("group %d: %w", g, err)
-		}
-	}
-	if d := []string{DeviceHost, DeviceCUDA, DeviceVirtual}; !slices.Contains(d, c.Device) {
-		return fmt.Errorf("device is %q, allowed are %s", c.Device, strings.Join(d, ", "))
-	}
-	if c.Name == "" || c.Model == "" {
-		return errors.New("name and model must be given")
-	}
-	return nil
-}
-
-func (c *Config) setDefaults() {
-	c.Ranks, c.Blocks = cmp.Or(c.Ranks, 1), cmp.Or(c.Blocks, 2000)
+	c.Ranks, c.Groups, c.Blocks = cmp.Or(c.Ranks, 1), cmp.Or(c.Groups, 1), cmp.Or(c.Blocks, 2000)
 	c.BlockTokens, c.BlockBytes = cmp.Or(c.BlockTokens, TraceBlock), cmp.Or(c.BlockBytes, 16<<10)
 	c.StepTokens, c.MaxRunning = cmp.Or(c.StepTokens, 8192), cmp.Or(c.MaxRunning, 128)
 	c.LookupTimeout = cmp.Or(c.LookupTimeout, 50*time.Millisecond)
 	c.Device = cmp.Or(c.Device, DeviceHost)
-	if len(c.Groups) == 0 {
-		c.Groups = []int{1}
+	if c.BlockBytes%layers != 0 {
+		return fmt.Errorf("block-bytes is %d, allowed are multiples of %d layers", c.BlockBytes, layers)
 	}
+	for g := range c.Groups {
+		if _, err := newShape(c.blockTokens(g), c.BlockBytes/layers); err != nil {
+			return fmt.Errorf("group %d: %w", g, err)
+		}
+	}
+	return nil
 }
 
+// scale returns the block size of a group in multiples of BlockTokens: every second one is twice as
+// large.
+func scale(g int) int { return 1 + g%2 }
+
+// blockTokens returns the number of tokens of a group's block.
+func (c *Config) blockTokens(g int) int { return scale(g) * c.BlockTokens }
+
 // align returns the number of tokens that is whole blocks in every group.
-func (c *Config) align() int {
-	a := 1
-	for _, s := range c.Groups {
-		a = a / gcd(a, s) * s
-	}
-	return a * c.BlockTokens
-}
+func (c *Config) align() int { return min(c.Groups, 2) * c.BlockTokens }
 
 // BlocksFor returns the number of blocks that a request of that many tokens needs in all groups
 // together.
 func (c *Config) BlocksFor(tokens int) (n int) {
-	for _, s := range c.Groups {
-		n += ceilDiv(tokens, s*c.BlockTokens)
+	for g := range c.Groups {
+		n += ceilDiv(tokens, c.blockTokens(g))
 	}
 	return n
-}
-
-func gcd(a, b int) int {
-	for b != 0 {
-		a, b = b, a%b
-	}
-	return a
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
@@ -289,21 +250,21 @@ func (e *Engine) arrive() {
 
 // Settle waits until no save is in flight, at most d.
 func (e *Engine) Settle(d time.Duration) {
-	end := e.now().Add(d)
-	e.poll()
-	for len(e.jobs.saves) > 0 && e.now().Before(end) {
-		e.await(min(idleWait, time.Until(end)))
-	}
+	e.awaitUntil(d, func() bool { return len(e.jobs.saves) == 0 })
 }
 
 // Drain waits until no job is in flight, at most d, and reports whether that is so.
 func (e *Engine) Drain(d time.Duration) bool {
+	return e.awaitUntil(d, func() bool { return len(e.jobs.byID) == 0 })
+}
+
+func (e *Engine) awaitUntil(d time.Duration, over func() bool) bool {
 	end := e.now().Add(d)
 	e.poll()
-	for len(e.jobs.byID) > 0 && e.now().Before(end) {
-		e.await(idleWait)
+	for !over() && e.now().Before(end) {
+		e.await(min(idleWait, time.Until(end)))
 	}
-	return len(e.jobs.byID) == 0
+	return over()
 }
 
 // Outcomes returns the requests that ended since the last call.

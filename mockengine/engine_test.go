@@ -29,7 +29,7 @@ func testSeed(t *testing.T) uint64 {
 // small is a configuration with everything on: blocks of 16 tokens, 2 ranks, 2 groups.
 func small(blocks int) Config {
 	return Config{
-		Name: "test", Model: "m", Seed: 1, Ranks: 2, Blocks: blocks, BlockTokens: 16, Groups: []int{1, 2},
+		Name: "test", Model: "m", Seed: 1, Ranks: 2, Blocks: blocks, BlockTokens: 16, Groups: 2,
 		BlockBytes: 512, StepTokens: 64, MaxRunning: 8, KernelLag: 50 * time.Microsecond,
 	}
 }

@@ -93,8 +93,8 @@ func (f *fakeAgent) Ask(q *Question) Answer {
 
 // has says whether every group that has a block ending there has it stored.
 func (f *fakeAgent) has(h Hash, end int) bool {
-	for g, scale := range f.w.cfg.Groups {
-		if end%(scale*f.w.cfg.BlockTokens) == 0 && f.mu.stored[cacheKey{uint8(g), h}] == nil {
+	for g := range f.w.cfg.Groups {
+		if end%f.w.cfg.blockTokens(g) == 0 && f.mu.stored[cacheKey{uint8(g), h}] == nil {
 			return false
 		}
 	}

@@ -103,7 +103,7 @@ func (e *Engine) startLoad(r *request) {
 	j := &job{Job: Job{Kind: LoadJob, Lease: r.asked.lease}, r: r, resets: r.resets}
 	own, total := r.fetched[0], r.fetched[1]
 	for g := range r.tables {
-		e.section(j, r, g, own/e.blockTokens(g), total/e.blockTokens(g))
+		e.section(j, r, g, own/e.cfg.blockTokens(g), total/e.cfg.blockTokens(g))
 	}
 	if !e.submit(j) {
 		e.stats.LoadsFailed++
@@ -150,7 +150,7 @@ func (e *Engine) loadOver(j *job, ev Event) {
 func (e *Engine) arrived(j *job, ev Event) int {
 	r, n := j.r, j.r.fetched[1]
 	for _, s := range j.Sections {
-		g, size := int(s.Group), e.blockTokens(int(s.Group))
+		g, size := int(s.Group), e.cfg.blockTokens(int(s.Group))
 		for b := s.from; b < s.from+len(s.Blocks); b++ {
 			if len(ev.Status) > 0 && ev.Status[0] == statusOK {
 				e.check(r, g, b*size, (b+1)*size)
@@ -229,7 +229,7 @@ func (e *Engine) save(r *request, n int) {
 	}
 	j := &job{Job: Job{Kind: SaveJob}, r: r, resets: r.resets}
 	for g := range r.tables {
-		size := e.blockTokens(g)
+		size := e.cfg.blockTokens(g)
 		at, ready := r.cursor[g], n/size
 		from, to := r.fetched[0]/size, r.fetched[1]/size
 		if from == to {
@@ -248,14 +248,14 @@ func (e *Engine) save(r *request, n int) {
 		return
 	}
 	for g := range r.tables {
-		r.cursor[g] = max(r.cursor[g], n/e.blockTokens(g))
+		r.cursor[g] = max(r.cursor[g], n/e.cfg.blockTokens(g))
 	}
 }
 
 // savable reports whether a group has a full block after its cursor.
 func (e *Engine) savable(r *request, n int) bool {
 	for g := range r.tables {
-		if n/e.blockTokens(g) > r.cursor[g] {
+		if n/e.cfg.blockTokens(g) > r.cursor[g] {
 			return true
 		}
 	}

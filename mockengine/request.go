@@ -9,10 +9,10 @@ import (
 // Request is one prompt and the length of its answer.
 type Request struct {
 	ID       uint64   `json:"id"`
-	At       float64  `json:"at"`     // virtual time of arrival, ms
-	Prompt   []uint64 `json:"prompt"` // hash ids, one per BlockTokens tokens
-	Output   int      `json:"output"` // tokens of the answer, at least 1
-	SkipSave bool     `json:"skip_save,omitempty"`
+	At       float64  `json:"at"`                  // virtual time of arrival, ms
+	Prompt   []uint64 `json:"prompt"`              // hash ids, one per BlockTokens tokens
+	Output   int      `json:"output"`              // tokens of the answer, at least 1
+	SkipSave bool     `json:"skip_save,omitempty"` // nothing of it is saved
 	Abort    Abort    `json:"abort,omitzero"`
 }
 
@@ -36,13 +36,12 @@ const (
 
 // Outcome is a request that has ended.
 type Outcome struct {
-	ID        uint64 `json:"id"`
-	Own       int    `json:"own,omitempty"`  // prompt hash blocks found in the engine's own cache
-	Pool      int    `json:"pool,omitempty"` // prompt hash blocks loaded from the agent after them
-	Output    int    `json:"output,omitempty"`
-	Aborted   bool   `json:"aborted,omitempty"`
-	Preempted int    `json:"preempted,omitempty"`
-	Failed    string `json:"failed,omitempty"`
+	ID      uint64 `json:"id"`
+	Own     int    `json:"own,omitempty"`  // prompt hash blocks found in the engine's own cache
+	Pool    int    `json:"pool,omitempty"` // prompt hash blocks loaded from the agent after them
+	Output  int    `json:"output,omitempty"`
+	Aborted bool   `json:"aborted,omitempty"`
+	Failed  string `json:"failed,omitempty"`
 }
 
 type state uint8
@@ -87,7 +86,6 @@ type request struct {
 
 	counted   bool
 	own, pool int
-	preempted int
 }
 
 // asked is a look-up's answer, kept until the request is admitted.
@@ -107,9 +105,9 @@ func newRequest(spec Request, cfg *Config, seq uint64) *request {
 	spec.Output = max(spec.Output, 1)
 	prompt := len(spec.Prompt) * cfg.BlockTokens
 	r := &request{Request: spec, seq: seq, prompt: prompt, nt: prompt}
-	r.tables = make([][]BlockID, len(cfg.Groups))
-	r.cursor = make([]int, len(cfg.Groups))
-	r.tails = make([]tail, len(cfg.Groups))
+	r.tables = make([][]BlockID, cfg.Groups)
+	r.cursor = make([]int, cfg.Groups)
+	r.tails = make([]tail, cfg.Groups)
 	r.truth = make([]uint32, prompt+spec.Output+SpareTokens)
 	for i, id := range spec.Prompt {
 		promptTokens(r.truth[i*cfg.BlockTokens:(i+1)*cfg.BlockTokens], id)
@@ -155,8 +153,7 @@ func (e *Engine) parent(r *request, i int) *Hash {
 
 // key returns the key of block b of a group: the hash at its end.
 func (e *Engine) key(r *request, g, b int) cacheKey {
-	scale := e.cfg.Groups[g]
-	return cacheKey{group: uint8(g), hash: *e.hash(r, (b+1)*scale-1)}
+	return cacheKey{group: uint8(g), hash: *e.hash(r, (b+1)*scale(g)-1)}
 }
 
 // prompt returns the hashes of all known whole blocks.
@@ -168,13 +165,10 @@ func (e *Engine) prompt(r *request) []Hash {
 	return nil
 }
 
-// blockTokens returns the number of tokens of a group's block.
-func (e *Engine) blockTokens(g int) int { return e.cfg.Groups[g] * e.cfg.BlockTokens }
-
 // write adds to a step the words that tokens at positions from on complete, in all groups.
 func (e *Engine) write(k *work, r *request, from int, tokens []uint32) {
 	for g := range e.cfg.Groups {
-		size, shape := e.blockTokens(g), &e.workers.shapes[g]
+		size, shape := e.cfg.blockTokens(g), &e.workers.shapes[g]
 		for i := from; i < from+len(tokens); {
 			b, off := i/size, i%size
 			end := min((b+1)*size, from+len(tokens))
@@ -193,12 +187,12 @@ func (e *Engine) write(k *work, r *request, from int, tokens []uint32) {
 
 // chainAt returns the state before position i in the block of a group that holds it.
 func (e *Engine) chainAt(r *request, g, i int) chain {
-	size := e.blockTokens(g)
+	size := e.cfg.blockTokens(g)
 	b := i / size
 	if i%size != 0 && r.tails[g].pos == i {
 		return r.tails[g].state
 	}
-	c := startChain(e.parent(r, b*e.cfg.Groups[g]))
+	c := startChain(e.parent(r, b*scale(g)))
 	for _, t := range r.truth[b*size : i] {
 		c = c.next(t)
 	}
@@ -208,10 +202,10 @@ func (e *Engine) chainAt(r *request, g, i int) chain {
 // check compares the blocks that hold tokens from to to-1 of a request with the expected content.
 // Blocks must be whole at from; words that a token before to does not complete are not compared.
 func (e *Engine) check(r *request, g, from, to int) {
-	size, shape := e.blockTokens(g), &e.workers.shapes[g]
+	size, shape := e.cfg.blockTokens(g), &e.workers.shapes[g]
 	for b := from / size; b*size < to; b++ {
 		end := min((b+1)*size, to)
-		e.scratch, _ = shape.appendBase(e.scratch[:0], startChain(e.parent(r, b*e.cfg.Groups[g])), 0,
+		e.scratch, _ = shape.appendBase(e.scratch[:0], startChain(e.parent(r, b*scale(g))), 0,
 			r.truth[b*size:end])
 		e.stats.BlocksVerified++
 		if n := e.workers.wrong(uint8(g), r.tables[g][b], e.scratch); n > 0 {

@@ -93,7 +93,7 @@ func (e *Engine) enter(s *launched, r *request, n int) {
 // the same stream.
 func (e *Engine) publish(r *request, n int) {
 	for g, table := range r.tables {
-		for b := min(n/e.blockTokens(g), len(table)) - 1; b >= 0; b-- {
+		for b := min(n/e.cfg.blockTokens(g), len(table)) - 1; b >= 0; b-- {
 			if e.pool.blocks[table[b]].published {
 				break
 			}
@@ -107,13 +107,13 @@ func (e *Engine) publish(r *request, n int) {
 func (e *Engine) allocate(r *request, tokens int) bool {
 	need := 0
 	for g := range r.tables {
-		need += max(ceilDiv(tokens, e.blockTokens(g))-len(r.tables[g]), 0)
+		need += max(ceilDiv(tokens, e.cfg.blockTokens(g))-len(r.tables[g]), 0)
 	}
 	if need > e.pool.free && !e.relieve(need) {
 		return false
 	}
 	for g := range r.tables {
-		for len(r.tables[g]) < ceilDiv(tokens, e.blockTokens(g)) {
+		for len(r.tables[g]) < ceilDiv(tokens, e.cfg.blockTokens(g)) {
 			id, _ := e.pool.take()
 			r.tables[g] = append(r.tables[g], id)
 		}
@@ -124,7 +124,6 @@ func (e *Engine) allocate(r *request, tokens int) bool {
 // preempt takes a running request's blocks away; it starts over, with the tokens it has.
 func (e *Engine) preempt(r *request) {
 	e.stats.Preemptions++
-	r.preempted++
 	e.checkAll(r)
 	e.revokeSaves(r)
 	e.running = remove(e.running, r)
@@ -200,7 +199,7 @@ func (e *Engine) end(r *request, aborted bool) {
 		e.aborting--
 	}
 	e.outcomes = append(e.outcomes, Outcome{
-		ID: r.ID, Own: r.own, Pool: r.pool, Output: r.nt - r.prompt, Aborted: aborted, Preempted: r.preempted})
+		ID: r.ID, Own: r.own, Pool: r.pool, Output: r.nt - r.prompt, Aborted: aborted})
 	r.truth, r.hashes = nil, nil
 }
 

@@ -85,7 +85,7 @@ type filler struct {
 // hash of a chain, in order, calls filled, and leaves. All hashes have one length, 1 to 32 bytes.
 func Fill(ctx context.Context, cfg Config, where LinkConfig, hashes [][]byte, attach time.Duration,
 	filled func()) error {
-	cfg.Blocks, cfg.Groups = fillWave, []int{1}
+	cfg.Blocks, cfg.Groups = fillWave, 1
 	if err := cfg.Validate(); err != nil {
 		return err
 	}

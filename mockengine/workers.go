@@ -32,8 +32,8 @@ type rank struct {
 // NewWorkers returns the ranks of a validated configuration.
 func NewWorkers(cfg *Config) (*Workers, error) {
 	w := &Workers{cfg: cfg}
-	for _, scale := range cfg.Groups {
-		s, err := newShape(scale*cfg.BlockTokens, cfg.BlockBytes/layers)
+	for g := range cfg.Groups {
+		s, err := newShape(cfg.blockTokens(g), cfg.BlockBytes/layers)
 		if err != nil {
 			return nil, err
 		}

@@ -40,7 +40,7 @@ type engine struct {
 	left       *mockengine.Report
 
 	requests, blocks, own, pooled, others int
-	preempted, aborted                    int
+	aborted                               int
 }
 
 // instance is the name by which the agent has an incarnation.

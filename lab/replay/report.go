@@ -181,7 +181,6 @@ func (r *replay) countHits(e *engine, q *mockengine.Request, o *mockengine.Outco
 	e.blocks += len(q.Prompt)
 	e.own += o.Own
 	e.pooled += o.Pool
-	e.preempted += o.Preempted
 	if o.Aborted {
 		e.aborted++
 	}

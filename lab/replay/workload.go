@@ -47,11 +47,9 @@ func (s *scenario) requestFor(rng *rand.Rand, id uint64, rec *mockengine.Record)
 // engineConfig returns the configuration that all engines share.
 func (s *scenario) engineConfig(records []mockengine.Record) (mockengine.Config, error) {
 	c := mockengine.Config{
-		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Blocks: max(s.engineBlocks, 1),
-		BlockBytes: int(s.blockBytes), KernelLag: s.kernelLag, LookupTimeout: s.lookupTimeout,
-	}
-	for g := range s.groups {
-		c.Groups = append(c.Groups, 1+g%2)
+		Name: "engine", Model: "mock/replay", Seed: s.seed, Ranks: s.ranks, Groups: s.groups,
+		Blocks: max(s.engineBlocks, 1), BlockBytes: int(s.blockBytes),
+		KernelLag: s.kernelLag, LookupTimeout: s.lookupTimeout,
 	}
 	if err := c.Validate(); err != nil {
 		return c, err
