@@ -84,14 +84,23 @@ class MambaSpec(FullAttentionSpec):
     pass
 
 
+def parallel_of(tp: int, pp: int, **more: Any) -> Any:
+    """Return a ParallelConfig, as far as the connector reads it."""
+    usual: dict[str, Any] = {
+        "nnodes_within_dp": 1, "distributed_executor_backend": "mp", "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+    }  # fmt: skip
+    return SimpleNamespace(**usual | {"tensor_parallel_size": tp, "pipeline_parallel_size": pp} | more)
+
+
 def config_of(tp: int, pp: int, heads: int, kind: Any = FullAttentionSpec, layers: int = LAYERS, **more: Any) -> Any:
     model = SimpleNamespace(
         get_total_num_hidden_layers=lambda: layers, get_total_num_kv_heads=lambda: heads,
         hf_text_config=SimpleNamespace(num_key_value_heads=heads),
     )  # fmt: skip
-    parallel = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp)
+    parallel = parallel_of(tp, pp)
     spec = kind(num_kv_heads=max(1, heads // tp), **more)
-    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+    groups = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)], kv_tp_replicas=1)
     return SimpleNamespace(model_config=model, parallel_config=parallel), groups
 
 

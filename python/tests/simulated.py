@@ -41,6 +41,13 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+NO_TOKENS = SimpleNamespace(
+    num_scheduled_tokens={}, preempted_req_ids=None, total_num_scheduled_tokens=0, scheduled_spec_decode_tokens={},
+    scheduled_new_reqs=[],
+)  # fmt: skip
+"""What vLLM says of a step that computes nothing."""
+
+
 @dataclass(slots=True)
 class Block:
     """Like vLLM's KVCacheBlock."""
@@ -183,7 +190,7 @@ class SimulatedEngine:
         request = SimpleNamespace(
             request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, num_computed_tokens=0,
             num_output_placeholders=0, block_hashes=chain(prompt, blocks), lora_request=None,
-            skip_reading_prefix_cache=False,
+            mm_features=[], skip_reading_prefix_cache=False,
             _block_hasher=lambda one: chain(prompt, blocks)[len(one.block_hashes) :],
         )  # fmt: skip
         request.__dict__.update(more)
@@ -235,7 +242,7 @@ class SimulatedEngine:
         total = len(scheduled) if set(scheduled.values()) == {1} else 0
         output = SimpleNamespace(
             num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted),
-            total_num_scheduled_tokens=total,
+            total_num_scheduled_tokens=total, scheduled_spec_decode_tokens={}, scheduled_new_reqs=[],
         )  # fmt: skip
         plan = pickle.loads(pickle.dumps(self.scheduler.plan(output)))  # noqa: S301
         self.worker.begin(plan)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.cuda.clock import EVENTS, CudaClock
-from kvagent.cuda.driver import CudaDriver, CudaError
-from kvagent.cuda.export import MAX_PIECES, NotExportable, export
+from kvagent.cuda.driver import MAX_PIECES, CudaDriver, CudaError, NotExportable, export
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SyncWords

@@ -27,7 +27,8 @@ def feature(content: Any, name: str = "a", offset: int = 0) -> Any:
 
 
 def request(*features: Any, hashes: int = 4) -> Any:
-    return SimpleNamespace(mm_features=list(features), block_hashes=[bytes([i]) * 32 for i in range(hashes)], name="r")
+    keys = [bytes([i]) * 32 for i in range(hashes)]
+    return SimpleNamespace(mm_features=list(features), block_hashes=keys, name="r", lora_request=None)
 
 
 def engine(how: str = "content") -> SchedulerSide:
@@ -120,7 +121,7 @@ def test_too_many_such_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_session_that_may_see_items_later_is_left_alone() -> None:
-    session = SimpleNamespace(mm_features=[], block_hashes=[], resumable=True)
+    session = SimpleNamespace(mm_features=[], block_hashes=[], resumable=True, lora_request=None)
     assert keyed(engine(), session) is None
     assert keyed(side_of(Media("content", 16, multimodal=False)), session) is session
     trusted = side_of(answered=frozenset({"mm_features"}))

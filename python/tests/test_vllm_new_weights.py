@@ -12,14 +12,13 @@ import socket
 import subprocess
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvagent.vllm.weight_changes import LOADED, NAMED, PRIVATE
 from tests.agent import REQUIRE, AgentProcess, eventually
-from tests.simulated import BLOCK, SimulatedEngine
+from tests.simulated import BLOCK, NO_TOKENS, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,10 +182,10 @@ def test_what_is_planned_goes_out_under_no_other_identity(
     engine.admit(loaded, found)
     saved.num_computed_tokens = saved.num_tokens
     engine.scheduler.finished(saved, normally=True)  # its blocks wait to be handed out
-    plan = engine.scheduler.plan(SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None))
+    plan = engine.scheduler.plan(NO_TOKENS)
     assert (len(plan.saves), len(plan.loads)) == (1, 1)
     engine.scheduler.reset()
-    engine.worker.begin(engine.scheduler.plan(SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None)))
+    engine.worker.begin(engine.scheduler.plan(NO_TOKENS))
     eventually(engine.worker_link.current, "a worker of the new identity")
     engine.worker.start(plan)  # later than it was planned, as no vLLM does it
     engine.worker.end(plan)

@@ -299,7 +299,10 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
     side._poll_agent()
     side.report(Report(news={NODES: (NEWS,)}))
     side._poll_agent()
-    request = SimpleNamespace(request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES)
+    request = SimpleNamespace(
+        request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES, lora_request=None, mm_features=[],
+        skip_reading_prefix_cache=False,
+    )  # fmt: skip
     assert side.matched(request, 0) == (None, False)
     orders = orders_of(side.agent)
     assert orders is not None

@@ -47,6 +47,7 @@ from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends
 from kvagent.vllm.weights import weights_digest
 from kvagent.vllm.worker.memory import memory
 from tests.agent import eventually
+from tests.cells import parallel_of
 from tests.test_wheel import OF_VLLM
 
 
@@ -208,7 +209,7 @@ class RSWASpec(FullAttentionSpec):
 
 def _config(*specs: Any, **more: Any) -> Any:
     groups = [SimpleNamespace(kv_cache_spec=spec(), layer_names=["a"], **more) for spec in specs]
-    return SimpleNamespace(kv_cache_groups=groups, num_blocks=9)
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=9, needs_kv_cache_zeroing=False, kv_tp_replicas=1)
 
 
 def test_groups() -> None:
@@ -226,7 +227,7 @@ def test_groups() -> None:
 
 
 def test_ranks() -> None:
-    parallel = SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2)
+    parallel = parallel_of(4, 2)
     spread, replicas = ranks(parallel, _config(FullAttentionSpec))
     assert (spread.world, spread.shards, replicas) == (8, 8, 1)
     assert [shard(rank, 4, replicas) for rank in range(8)] == list(range(8))
@@ -234,16 +235,16 @@ def test_ranks() -> None:
     assert (spread.world, spread.shards, replicas) == (8, 2, 4)
     assert [shard(rank, 4, replicas) for rank in range(8)] == [0] * 4 + [1] * 4
     for name in ("decode", "prefill"):
-        both = SimpleNamespace(tensor_parallel_size=2, pipeline_parallel_size=1, **{f"{name}_context_parallel_size": 2})
+        both = parallel_of(2, 1, **{f"{name}_context_parallel_size": 2})
         with pytest.raises(Unsupported, match=f"{name}_context_parallel_size 2: .*; start it without --{name}-context"):
             ranks(both, _config(MLAAttentionSpec))
     with pytest.raises(Unsupported, match="128 ranks, allowed is 1 to 64"):
-        ranks(SimpleNamespace(tensor_parallel_size=128, pipeline_parallel_size=1), _config(FullAttentionSpec))
+        ranks(parallel_of(128, 1), _config(FullAttentionSpec))
 
 
 def test_ranks_on_several_nodes() -> None:
     def over(tp: int, **more: Any) -> tuple[Any, int]:
-        parallel = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=1, **more)
+        parallel = parallel_of(tp, 1, **more)
         return ranks(parallel, _config(FullAttentionSpec))
 
     two: dict[str, Any] = {"nnodes_within_dp": 2, "node_rank_within_dp": 1}
@@ -281,7 +282,7 @@ def test_a_node_that_cannot_be_told_is_empty(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_tp_8_with_pp_4_is_32_shards() -> None:
     """Each rank of a stage has heads of its own, or shares them with its neighbours."""
-    parallel = SimpleNamespace(tensor_parallel_size=8, pipeline_parallel_size=4)
+    parallel = parallel_of(8, 4)
     for replicas, shards in ((1, 32), (2, 16), (4, 8), (8, 4)):  # 8, 4, 2 and 1 KV heads
         config = _config(FullAttentionSpec)
         config.kv_tp_replicas = replicas
@@ -658,12 +659,11 @@ def test_another_registration_does_not_wait_as_a_refused_one_does(
 
 def test_the_parts_of_an_engine_over_nodes() -> None:
     def of(tp: int, pp: int, index: int) -> NodePart:
-        sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp}
-        part = geo.part(SimpleNamespace(**sizes, nnodes_within_dp=2, node_rank_within_dp=index))
+        part = geo.part(parallel_of(tp, pp, nnodes_within_dp=2, node_rank_within_dp=index))
         return NodePart(part.index, part.count, part.world, part.tp)
 
     whole = Ranks(8, 8)
-    one = geo.part(SimpleNamespace(tensor_parallel_size=4, pipeline_parallel_size=2))
+    one = geo.part(parallel_of(4, 2))
     assert one.count == 1
     assert one.of_ranks(whole, 1) is whole
     assert (of(8, 1, 1).ranks, of(8, 1, 1).text) == (range(4, 8), "ranks 4 to 7 of 8")

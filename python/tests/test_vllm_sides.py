@@ -27,7 +27,7 @@ from kvagent.vllm.scheduler.lookups import Promises
 from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.sides import running
-from tests.simulated import BLOCK, SimulatedEngine
+from tests.simulated import BLOCK, NO_TOKENS, SimulatedEngine
 from tests.test_session import Agent
 
 if TYPE_CHECKING:
@@ -597,7 +597,7 @@ def test_a_load_waits_for_the_step_in_flight(engines: Callable[..., SimulatedEng
     request = engine.request("b", "p", 4)
     engine.admit(request, engine.matched(request))
     before = agent.status()["blocks_loaded"]
-    plan = engine.scheduler.plan(SimpleNamespace(num_scheduled_tokens={}, preempted_req_ids=None))
+    plan = engine.scheduler.plan(NO_TOKENS)
     engine.worker.begin(plan)
     engine.worker.start(plan)
     with pytest.raises(AssertionError, match="did not come"):

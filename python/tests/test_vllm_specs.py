@@ -59,7 +59,7 @@ class UniformTypeKVCacheSpecs:
 
 def _config(*specs: Any, **more: Any) -> Any:
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=["a"], **more) for spec in specs]
-    return SimpleNamespace(kv_cache_groups=groups, num_blocks=9)
+    return SimpleNamespace(kv_cache_groups=groups, num_blocks=9, needs_kv_cache_zeroing=False, kv_tp_replicas=1)
 
 
 def test_groups_of_other_kinds() -> None:

@@ -30,8 +30,9 @@ NULL = Block(0, is_null=True)
 
 def request(tokens: int = 10 * BLOCK, prompt: int = 5 * BLOCK) -> Tracked:
     asked = SimpleNamespace(
-        request_id="one", block_hashes=chain("one", tokens // BLOCK), num_tokens=tokens, num_prompt_tokens=prompt
-    )
+        request_id="one", block_hashes=chain("one", tokens // BLOCK), num_tokens=tokens, num_prompt_tokens=prompt,
+        lora_request=None, mm_features=[],
+    )  # fmt: skip
     return running(asked, 2)
 
 

@@ -50,7 +50,7 @@ def switched(*, transfers: bool = True) -> SchedulerSide:
 
 
 def seen(side: SchedulerSide, params: Any) -> Tracked:
-    request = SimpleNamespace(request_id="r", kv_transfer_params=params)
+    request = SimpleNamespace(request_id="r", kv_transfer_params=params, lora_request=None, mm_features=[])
     side.requests.clear()
     return side._track(request)
 

@@ -568,7 +568,7 @@ def test_less_is_waited_for_what_is_computed(early: bool, longest: float) -> Non
     side = side_of(Transfers(Options(), "d", 1, saves=False))
     params = {"do_remote_prefill": True, "remote_engine_id": "p", "remote_request_id": "a"}
     params |= {} if early else {"remote_num_tokens": 64}
-    tracked = side._track(SimpleNamespace(request_id="a", kv_transfer_params=params))
+    tracked = side._track(SimpleNamespace(request_id="a", kv_transfer_params=params, lora_request=None, mm_features=[]))
     assert waits.pending_s(tracked) == longest
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def config(instance: str = "1", engine: str = "e", **more: Any) -> Any:
-    parallel = SimpleNamespace(worker_extension_cls="", distributed_executor_backend=None)
+    parallel = SimpleNamespace(
+        worker_extension_cls="", distributed_executor_backend=None, worker_cls="auto", enable_elastic_ep=False
+    )
     transfer = SimpleNamespace(engine_id=engine)
     parts = {"instance_id": instance, "kv_transfer_config": transfer, "parallel_config": parallel}
     return SimpleNamespace(**({"weight_transfer_config": None} | parts | more))

@@ -21,10 +21,10 @@ from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import PromMetrics, Stats
-from kvagent.vllm.options import FAIL, OptionError, Options, parse, saves, synonyms
+from kvagent.vllm.options import FAIL, Options, parse, saves, synonyms
 from kvagent.vllm.scheduler.calls import SchedulerCalls
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.space import identity, unknown_weights, unobserved
 from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.start import of
 from kvagent.vllm.uncached import warn
@@ -32,7 +32,6 @@ from kvagent.vllm.weight_changes import (
     PRIVATE,
     Generations,
     initial_generation,
-    unobserved_changes,
     watch,
     with_generation,
 )
@@ -91,20 +90,19 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__,
             self._start.distribution(),
         )  # fmt: skip
-        reasons = _reasons(vllm_config, self._options, self._identity)
-        unobserved = [] if self._options.weights_fixed else [*unobserved_changes(vllm_config)]
+        reasons = unobserved(vllm_config, self._options)
         start_agent(self._options.socket_dir, self._options.pool)
+        in_process = False
+        if role == KVConnectorRole.SCHEDULER and not self._options.weights_fixed:
+            unwatched, in_process = watch()
+            reasons += unwatched
+        unseen = bool(reasons)
+        reasons += unknown_weights(self._identity)
+        self._generation = initial_generation(vllm_config, self._options.weights_version, reasons)
         if role == KVConnectorRole.SCHEDULER:
-            unwatched, in_process = ([], False) if self._options.weights_fixed else watch()
-            unobserved += unwatched
-            self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
-            _log_generation(self._generation, unobserved + reasons)
-            generations = Generations(
-                self._generation, self._options, unobserved=bool(unobserved), in_process=in_process
-            )
+            _log_generation(self._generation, reasons)
+            generations = Generations(self._generation, self._options, unobserved=unseen, in_process=in_process)
             self._make_side = self._maker(transfer.kv_role, generations)
-        else:
-            self._generation = initial_generation(vllm_config, self._options.weights_version, unobserved + reasons)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -222,21 +220,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
 
 
 def _check_policy(transfer: Any) -> None:
-    if getattr(transfer, "kv_load_failure_policy", "") != "recompute":
+    if transfer.kv_load_failure_policy != "recompute":
         log.warning(
             'kv_load_failure_policy is not "recompute": a request whose blocks do not come fails instead of being '
             'computed. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config.'
         )
-
-
-def _reasons(vllm_config: Any, options: Options, identity: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return why the identity does not determine the loaded weights.
-
-    Raise OptionError if weights_fixed contradicts vLLM's configuration.
-    """
-    if options.weights_fixed and getattr(vllm_config, "weight_transfer_config", None) is not None:
-        raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
-    return ["the model's weight files are not in a local folder"] if unknown_weights(identity) else []
 
 
 def _log_generation(generation: str, reasons: list[str]) -> None:

@@ -105,7 +105,7 @@ def asynchronous_only(kv_cache_config: Any) -> str:
         return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
     if specs.window(groups[0].kv_cache_spec):
         return "the model's attention has a window"
-    if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
+    if kv_cache_config.needs_kv_cache_zeroing:
         return "vLLM zeroes new blocks in the step that would wait for their load"
     return ""
 
@@ -146,14 +146,14 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     if reason := spread(parallel):
         raise Unsupported(reason)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        if int(getattr(parallel, name, 1)) > 1:
+        if int(getattr(parallel, name)) > 1:
             raise Unsupported(
                 f"{name} {getattr(parallel, name)}: each rank has only some tokens of a block, interleaved, and a "
                 "shard is a range of heads and layers of all its tokens; start it without "
                 f"--{name.replace('_', '-')} (docs/decisions/2026-11-23-context-parallel.md)"
             )
     tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
-    replicas = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
+    replicas = int(kv_cache_config.kv_tp_replicas)
     if replicated(kv_cache_config):
         replicas = tp
     Ranks(len(part(parallel).ranks), 1).check()  # those of one agent
@@ -215,7 +215,7 @@ _WHY = f"an agent serves the engines of its own node ({_DECISION})"
 def part(parallel: Any) -> Part:
     """Return the part of the process with vLLM's ParallelConfig. See spread for what is refused."""
     world = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
-    count = int(getattr(parallel, "nnodes_within_dp", 1))
+    count = int(parallel.nnodes_within_dp)
     index = int(parallel.node_rank_within_dp) if count > 1 else 0
     return Part(index, count, world, int(parallel.tensor_parallel_size))
 
@@ -236,9 +236,9 @@ def spread(parallel: Any) -> str:
 
     A data-parallel replica is an engine of its own, so only the nodes of one replica count.
     """
-    nodes = int(getattr(parallel, "nnodes_within_dp", 1))
+    nodes = int(parallel.nnodes_within_dp)
     ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
-    executor = getattr(parallel, "distributed_executor_backend", None)
+    executor = parallel.distributed_executor_backend
     if ranks > 1 and executor == "external_launcher":
         return (
             f"external_launcher with {ranks} ranks: each rank has a scheduler of its own, which hears of no other "
@@ -275,7 +275,7 @@ def preferred_layout(
     """
     if option != "auto":
         return None if option == "none" else option
-    if getattr(getattr(vllm_config, "device_config", None), "device_type", "") != "cuda":
+    if vllm_config.device_config.device_type != "cuda":
         return None
     try:
         names = (supported or _supported)(vllm_config)
@@ -302,7 +302,7 @@ def _supported(vllm_config: Any) -> Sequence[str]:
             model.get_head_size(),
             model.dtype,
             cache.cache_dtype,
-            use_mla=bool(getattr(model, "use_mla", False)),
+            use_mla=bool(model.use_mla),
             has_sliding_window=model.get_sliding_window() is not None,
         )
         return [layout.name for layout in get_supported_kv_cache_layouts([backend])]

@@ -12,12 +12,12 @@ import importlib
 import inspect
 import sys
 import time
+import traceback
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType
 
 WEIGHTS = "noticing that weights change"
 EVENTS = "waking an idle engine for KV events"
@@ -26,17 +26,13 @@ LAZY = "offload: lazy"
 WAITS = "load_mode: sync and auto, layerwise"
 USED = {
     WEIGHTS: "vllm.v1.engine.core.EngineCore collective_rpc reset_prefix_cache scheduler",
-    EVENTS: """
-vllm.v1.engine.core.EngineCoreProc input_queue
+    EVENTS: """vllm.v1.engine.core.EngineCoreProc input_queue
 vllm.v1.engine.core.EngineCoreRequestType WAKEUP""",
-    ADAPTERS: """
-vllm.lora.worker_manager.WorkerLoRAManager _load_adapter lora_config
+    ADAPTERS: """vllm.lora.worker_manager.WorkerLoRAManager _load_adapter lora_config
 vllm.v1.request.Request _block_hasher""",
-    LAZY: """
-vllm.v1.core.block_pool.BlockPool get_new_blocks free_block_queue
+    LAZY: """vllm.v1.core.block_pool.BlockPool get_new_blocks free_block_queue
 vllm.v1.core.kv_cache_utils.FreeKVCacheBlockQueue remove prepend_n iter_blocks_after""",
-    WAITS: """
-vllm.v1.core.sched.scheduler.Scheduler _preempt_request vllm_config requests running
+    WAITS: """vllm.v1.core.sched.scheduler.Scheduler _preempt_request vllm_config requests running
 vllm.v1.core.sched.scheduler.Scheduler prev_step_scheduled_req_ids kv_cache_manager
 vllm.v1.core.kv_cache_manager.KVCacheManager block_pool coordinator cache_blocks
 vllm.v1.core.block_pool.BlockPool evict_blocks
@@ -60,10 +56,9 @@ def missing(feature: str) -> str:
     for module, name, members in used(feature):
         try:
             has = _members(getattr(importlib.import_module(module), name))
+            found += [f"{name}.{one}" for one in members if one not in has]
         except (ImportError, AttributeError):
             found.append(f"{module}.{name}")
-        else:
-            found += [f"{name}.{one}" for one in members if one not in has]
     return f"this vLLM has no {', '.join(found)}" if found else ""
 
 
@@ -78,12 +73,10 @@ def constructing(kind: Callable[[Any], bool]) -> Any | None:
     """Return the object of a kind whose ``__init__`` this thread is running, or None: there an
     engine core makes its scheduler, and that its connector.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         found = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
         if found is not None and kind(found):
             return found
-        frame = frame.f_back
     return None
 
 
@@ -103,9 +96,7 @@ def further_hashes(request: Any, of: Any) -> list[bytes]:
 
 def cpu_isa(*layer: Any) -> str:
     """Return the instruction set for which vLLM packs a layer's keys on CPUs."""
-    from vllm.v1.attention.backends import cpu_attn
-
-    return str(cpu_attn._get_attn_isa(*layer))
+    return str(importlib.import_module("vllm.v1.attention.backends.cpu_attn")._get_attn_isa(*layer))
 
 
 def registered(factory: Any) -> Any:

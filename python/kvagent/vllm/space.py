@@ -25,13 +25,14 @@ from kvagent.vllm.internals import cpu_isa
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.resolved import Forms
 from kvagent.vllm.specs import STATE, WINDOW, group_spec
-from kvagent.vllm.weight_changes import LOADED, UNSHARED, of_engine
+from kvagent.vllm.weight_changes import LOADED, UNSHARED, of_engine, unobserved_changes
 from kvagent.vllm.weights import DUMMY, load_format, process_began_ns, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.options import Options
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -173,11 +174,23 @@ def _distribution(parallel: Any, kv_cache_config: Any) -> dict[str, str]:
     }
 
 
-def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether an identity says nothing about the weights; its engine must not share under it
-    as it is.
+def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return why an identity says nothing about the weights, if so; its engine must not share under
+    it as it is.
     """
-    return dict(pairs)["weights"] == UNKNOWN
+    return ["the model's weight files are not in a local folder"] if dict(pairs)["weights"] == UNKNOWN else []
+
+
+def unobserved(vllm_config: Any, options: Options) -> list[str]:
+    """Return how weights may change unnoticed, by configuration.
+
+    Raise OptionError if weights_fixed contradicts that.
+    """
+    if not options.weights_fixed:
+        return [*unobserved_changes(vllm_config)]
+    if vllm_config.weight_transfer_config is not None:
+        raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
+    return []
 
 
 def with_resolved(pairs: tuple[tuple[str, str], ...], names: str) -> tuple[tuple[str, str], ...]:

@@ -81,7 +81,7 @@ def of_engine(vllm_config: Any) -> str:
     alone is not enough: the user can set it, and the next start would reuse it.
     """
     one = (
-        str(getattr(vllm_config, "instance_id", "")),
+        str(vllm_config.instance_id),
         str(vllm_config.kv_transfer_config.engine_id),
         _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else "",
     )
@@ -95,16 +95,16 @@ def unobserved_changes(vllm_config: Any) -> Iterator[str]:
     endpoints of ``vllm serve``, sleep mode and pickled client code.
     """
     parallel = vllm_config.parallel_config
-    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+    if vllm_config.weight_transfer_config is not None:
         yield "weight_transfer_config is set"
-    if getattr(parallel, "worker_extension_cls", ""):
+    if parallel.worker_extension_cls:
         yield f"worker_extension_cls is {parallel.worker_extension_cls}"
-    worker = str(getattr(parallel, "worker_cls", "auto"))
+    worker = str(parallel.worker_cls)
     if worker != "auto" and not worker.startswith("vllm."):
         yield f"worker_cls is {worker}"
-    if getattr(parallel, "enable_elastic_ep", False):
+    if parallel.enable_elastic_ep:
         yield "enable_elastic_ep is set, so that new ranks take their weights from others"
-    executor = getattr(parallel, "distributed_executor_backend", None)
+    executor = parallel.distributed_executor_backend
     if executor not in (None, "mp", "uni", "ray"):
         name = executor if isinstance(executor, str) else getattr(executor, "__qualname__", type(executor).__name__)
         yield f"distributed_executor_backend is {name}"

@@ -17,6 +17,7 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.options import Options
 from kvagent.vllm.start import of
 from tests.agent import eventually
+from tests.cells import parallel_of
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_oracle import KINDS, LIVES, SEED, live, met
 from tests.vllm.world import World, clean
@@ -249,7 +250,7 @@ def test_an_agent_that_goes_while_blocks_are_saved(
 def test_a_warning_says_that_it_needs_prefix_caching(
     caplog: pytest.LogCaptureFixture, offload: str, caching: bool
 ) -> None:
-    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    parallel = parallel_of(1, 1)
     cache = SimpleNamespace(enable_prefix_caching=caching)
     config = SimpleNamespace(cache_config=cache, parallel_config=parallel)
     of(config, None, Options(offload=offload)).check(Geometry((Group(16, 64),), 16), "kv_both")
@@ -260,7 +261,7 @@ def test_it_is_eager_where_vllm_lacks_what_it_needs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(internals.USED, internals.LAZY, "vllm.v1.core.block_pool.BlockPool gone")
-    parallel = SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1)
+    parallel = parallel_of(1, 1)
     config = SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=True), parallel_config=parallel)
     start = of(config, None, Options(offload="lazy"))
     start.check(Geometry((Group(16, 64),), 16), "kv_both")

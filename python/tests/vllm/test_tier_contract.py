@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.options import OptionError
+from kvagent.vllm.space import unobserved
 from kvagent.vllm.tier import KVAgentTier
 from kvagent.vllm.tier import construction as making
 from kvagent.vllm.tier import identity as identities
@@ -432,7 +433,7 @@ def test_a_vllm_that_is_too_old_is_refused_at_the_start(
 def test_weights_that_are_transferred_are_not_fixed(model: Path) -> None:
     config: Any = SimpleNamespace(weight_transfer_config=SimpleNamespace())
     with pytest.raises(OptionError, match="weights_fixed: true, allowed is false"):
-        identities.unobserved(making.Construction(config, None), parse({"weights_fixed": True}))
+        unobserved(config, parse({"weights_fixed": True}))
 
 
 def test_the_plugin_keeps_the_configuration_of_vllms_connector_at_hand() -> None:

@@ -148,8 +148,8 @@ class SchedulerSide:
         if self._was_reset:
             self._settle_reset()  # it precedes this step
         self._steps += 1
-        scheduled, preempted = output.num_scheduled_tokens, getattr(output, "preempted_req_ids", None) or ()
-        total, agent = getattr(output, "total_num_scheduled_tokens", 0), self.agent
+        scheduled, preempted = output.num_scheduled_tokens, output.preempted_req_ids or ()
+        total, agent = output.total_num_scheduled_tokens, self.agent
         waiting = self.waiting() or agent.awaited()
         woken = not scheduled and self.take_events is not tuple
         if waiting or woken or agent.session is None or self._steps % LISTEN_STEPS == 0:
@@ -386,7 +386,7 @@ class SchedulerSide:
         found = self.requests.get(request.request_id)
         if found is None:
             found = arrived(request, len(self.geometry.groups), self.geometry.hash_tokens)
-            found.barred.update(name for name in KEYED if getattr(request, name, None) and name not in self._answered)
+            found.barred.update(name for name in KEYED if getattr(request, name) and name not in self._answered)
             if not self.options.save_decode:
                 found.saving.most = int(request.num_prompt_tokens)
             self.requests[request.request_id] = found
@@ -409,7 +409,7 @@ class SchedulerSide:
             self.agent.switches.loads == 1
             and (not self._stopped or bool(tracked.asking.terms.transfer))
             and not (tracked.barred or tracked.load or tracked.asking.most <= 0)
-            and not getattr(tracked.request, "skip_reading_prefix_cache", False)
+            and not tracked.request.skip_reading_prefix_cache
         )
 
     def _saving(self, tracked: Tracked) -> bool:
@@ -517,7 +517,7 @@ class SchedulerSide:
 
 def _decoding(output: Any) -> int:
     """Return the number of a step's requests if each computes its next token and none is new."""
-    scheduled, tokens = len(output.num_scheduled_tokens), getattr(output, "total_num_scheduled_tokens", 0)
-    if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
+    scheduled, tokens = len(output.num_scheduled_tokens), output.total_num_scheduled_tokens
+    if drafts := output.scheduled_spec_decode_tokens:
         tokens -= sum(map(len, drafts.values()))
-    return scheduled if tokens == scheduled and not getattr(output, "scheduled_new_reqs", None) else 0
+    return scheduled if tokens == scheduled and not output.scheduled_new_reqs else 0

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 from kvagent.identity import identity_pairs
 from kvagent.limits import MAX_GROUPS
 from kvagent.vllm.geometry import Ranks
-from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.specs import canvas_refusal
-from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation, unobserved_changes
+from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation
 
 if TYPE_CHECKING:
     from kvagent.vllm.tier.construction import Construction
@@ -99,7 +98,7 @@ def space(
         return Space(identity_pairs(pairs | layout), generation, _groups(config), tokens, tuple(reasons))
     assert construction is not None
     identified = identity_pairs(pairs | layout)
-    unknown = ["the model's weight files are not in a local folder"] if unknown_weights(identified) else []
+    unknown = unknown_weights(identified)
     media = _media(construction, options)
     if UNSHARED in pairs:
         media.append("a value of vLLM's configuration has no form that can be compared")
@@ -108,20 +107,6 @@ def space(
         generation = PRIVATE + secrets.token_hex(16)
     why = (*unobserved, *unknown, *media) if generation.startswith(PRIVATE) else ()
     return Space(identified, generation, _groups(config), tokens, why)
-
-
-def unobserved(construction: Construction | None, options: TierOptions) -> list[str]:
-    """Return how weights may change unnoticed, by configuration.
-
-    Raise OptionError where the options say otherwise.
-    """
-    if construction is None:
-        return []
-    if options.weights_fixed:
-        if getattr(construction.vllm_config, "weight_transfer_config", None) is not None:
-            raise OptionError("weights_fixed: true, allowed is false where weight_transfer_config is set")
-        return []
-    return [*unobserved_changes(construction.vllm_config)]
 
 
 def explain(found: Space) -> None:

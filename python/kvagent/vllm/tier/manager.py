@@ -29,6 +29,7 @@ from kvagent.vllm.boundary.errors import Call, Errors, contained
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
+from kvagent.vllm.space import unobserved as unobserved_changes
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
@@ -141,7 +142,7 @@ class KVAgentTier(SecondaryTierManager):
         construction, in_process = under_construction(), False
         config = spec.config
         mmap = getattr(spec, "_scheduler_mmap", None)
-        unobserved = identity.unobserved(construction, self._options)
+        unobserved = [] if construction is None else unobserved_changes(construction.vllm_config, self._options)
         rows = Rows(view, getattr(mmap, "fd", None))
         if reason := identity.refusal(construction, config, rows.bytes, rows.count):
             rows.close()
