@@ -278,8 +278,8 @@ func TestReplayRefuses(t *testing.T) {
 
 // What a scenario expects and a run does not show fails the run, and names the figure.
 func TestReplayMissesWhatIsExpected(t *testing.T) {
-	o := replayJSON(t, "requests: 100", "kill-engine-every: 200", "expect-every-fault: true",
-		"expect-blocks: [memory=0, any=1000000]", "expect-wrong-bytes: true")
+	o := replayJSON(t, "requests: 300", "kill-engine-every: 400", "expect-every-fault: true",
+		"expect-blocks: [memory=1, any=1000000]", "expect-wrong-bytes: true")
 	for _, want := range []string{"expected: kill-engine at least once", "expected: 1000000 blocks from any, ",
 		"0 wrong bytes"} {
 		if o.code != exitFailed || !strings.Contains(o.text, want) {
