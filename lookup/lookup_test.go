@@ -229,6 +229,28 @@ func TestReserveCapCutsAtWholeBlocksAndSaysSo(t *testing.T) {
 	}
 }
 
+// lateIndex is one that stores the first block while it is asked.
+type lateIndex struct {
+	*setIndex
+	hash []byte
+}
+
+func (x lateIndex) Pin(s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref) (int, []pool.Ref,
+	int64) {
+	n, refs, bytes := x.setIndex.Pin(s, group, h, maxBytes, refs)
+	x.store(group, x.hash)
+	return n, refs, bytes
+}
+
+// A block that comes while it is looked for is found, and is not taken for one beyond the cap.
+func TestReserveOfWhatJustCame(t *testing.T) {
+	s, h := &Space{HashTokens: 16, Groups: []Group{{BlockTokens: 16}}}, chain(10, 32)
+	got := Reserve(lateIndex{newSetIndex(), h.At(0)}, s, &Query{Hashes: h, Tokens: 1000}, 3*entryBytes, nil)
+	if got.Tokens != 16 || got.Capped || len(got.Refs) != 1 {
+		t.Errorf("%+v, want 16 tokens, not capped", got)
+	}
+}
+
 func TestBadQueriesAreMisses(t *testing.T) {
 	x, h := newSetIndex(), chain(2, 8)
 	for _, s := range []*Space{{}, {HashTokens: 16}, {HashTokens: 16, Groups: []Group{{BlockTokens: 16}}}} {

@@ -56,6 +56,9 @@ func (p *plan) reserveSingle(own uint64, maxBytes int64, refs []pool.Ref) Hit {
 	}
 	view := p.view(g, own, end)
 	n, all, bytes := p.ix.Pin(p.s.ID, g, view, maxBytes, refs)
+	if n == 0 && view.N > 0 && p.stored(g, view.Slice(0, 1)) { // it is larger than maxBytes, or it came just now
+		n, all, bytes = p.ix.Pin(p.s.ID, g, view, maxBytes, refs)
+	}
 	h := Hit{Refs: all, Bytes: bytes, Capped: n < view.N && p.stored(g, view.Slice(n, n+1))}
 	if n > 0 {
 		h.Tokens = uint32(own + uint64(n)*uint64(p.s.Groups[g].BlockTokens))

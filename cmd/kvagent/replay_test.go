@@ -188,12 +188,12 @@ func TestReplayCleansUp(t *testing.T) {
 // The oracle is alive: one byte that flips in the pool is found, and with integrity full it is a
 // miss.
 func TestReplayFindsAFlippedByte(t *testing.T) {
-	o := replayJSON(t, "requests: 100", "flip-byte: true", "integrity: header")
+	o := replayJSON(t, "requests: 300", "flip-byte: true", "integrity: header")
 	if o.code == 0 || o.WrongBytes == 0 || !strings.Contains(o.text, "wrong bytes") {
 		t.Errorf("a byte of the pool was flipped with integrity off: exit %d, %d wrong bytes\n%s", o.code, o.WrongBytes,
 			o.text)
 	}
-	o = replayJSON(t, "requests: 100", "flip-byte: true")
+	o = replayJSON(t, "requests: 300", "flip-byte: true")
 	o.clean(t)
 	if o.LoadsFailed == 0 {
 		t.Error("a byte of the pool was flipped with integrity full: no load failed")
@@ -278,7 +278,7 @@ func TestReplayRefuses(t *testing.T) {
 
 // What a scenario expects and a run does not show fails the run, and names the figure.
 func TestReplayMissesWhatIsExpected(t *testing.T) {
-	o := replayJSON(t, "requests: 100", "kill-engine-every: 200", "expect-every-fault: true",
+	o := replayJSON(t, "requests: 300", "kill-engine-every: 400", "expect-every-fault: true",
 		"expect-blocks: [memory=0, any=1000000]", "expect-wrong-bytes: true")
 	for _, want := range []string{"expected: kill-engine at least once", "expected: 1000000 blocks from any, ",
 		"0 wrong bytes"} {
@@ -289,7 +289,7 @@ func TestReplayMissesWhatIsExpected(t *testing.T) {
 	if strings.Contains(o.text, "blocks from memory") {
 		t.Errorf("what was seen is missed: %s", o.text)
 	}
-	o = replayJSON(t, "requests: 100", "flip-byte: true", "integrity: header", "expect-wrong-bytes: true")
+	o = replayJSON(t, "requests: 300", "flip-byte: true", "integrity: header", "expect-wrong-bytes: true")
 	if o.code != 0 || o.WrongBytes == 0 {
 		t.Errorf("wrong bytes that are expected: exit %d, %d of them\n%s", o.code, o.WrongBytes, o.text)
 	}

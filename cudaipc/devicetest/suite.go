@@ -1,10 +1,6 @@
 package devicetest
 
-import (
-	"testing"
-
-	"github.com/kvagent/kvagent/cudaipc"
-)
+import "github.com/kvagent/kvagent/cudaipc"
 
 // tests is the suite.
 var tests = []struct {
@@ -37,10 +33,16 @@ var tests = []struct {
 	{"DeathWhileSumming", testDeathWhileSumming},
 }
 
+// Tests is what has tests of its own: *testing.T, which programs besides tests do not link.
+type Tests[S any] interface {
+	T
+	Run(name string, test func(S)) bool
+}
+
 // TestDevice runs the suite. open makes a fresh fixture for each of its tests.
-func TestDevice(t *testing.T, open func(t *testing.T) Fixture) {
+func TestDevice[S Tests[S]](t S, open func(S) Fixture) {
 	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) { Run(t, open(t), test.name) })
+		t.Run(test.name, func(t S) { Run(t, open(t), test.name) })
 	}
 }
 

@@ -1,17 +1,45 @@
-"""Types of message fields on the wire.
+"""Canonical msgpack (the shortest form of each integer, string, binary and array header, and
+nothing else), and the types of message fields in it.
 
 Both directions check; ``where`` names the field in an error.
 
-``read`` converts a result of canonical.unpack to a value of the message; ``write`` converts it
-back.
+``read`` converts a result of ``unpack`` to a value of the message; ``write`` converts it back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgpack
 
 from kvagent.errors import Malformed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pack: Callable[[object], bytes] = msgpack.Packer(use_bin_type=True).pack
+"""Packs ints, str, bytes, and lists or tuples of them. Shared, because msgpack.packb allocates a
+buffer per call.
+"""
+
+
+def unpack(data: bytes) -> Any:
+    """Return the value of packed bytes, arrays as lists.
+
+    Malformed unless ``pack`` would produce the same bytes.
+    """
+    try:
+        value = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, ext_hook=_no_extension)
+    except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData) as error:
+        raise Malformed(f"not one msgpack value: {error}") from error
+    if value is None or isinstance(value, (bool, float, dict)) or pack(value) != data:
+        raise Malformed("not canonical msgpack")
+    return value
+
+
+def _no_extension(code: int, data: bytes) -> object:
+    raise ValueError(f"extension type {code} of {len(data)} bytes")
 
 
 class Field(Protocol):

@@ -7,8 +7,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from kvagent.canonical import pack
 from kvagent.errors import Malformed
+from kvagent.fields import pack
 from kvagent.wire import check_identity
 
 if TYPE_CHECKING:

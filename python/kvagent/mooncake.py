@@ -30,9 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from kvagent import canonical
 from kvagent.errors import Malformed
-from kvagent.fields import List, Str, Uint, record
+from kvagent.fields import List, Str, Uint, pack, record, unpack
 from kvagent.messages import U64, Flag
 
 VERSION = 2
@@ -191,7 +190,7 @@ class Frames:
         (length,) = struct.unpack(">I", head)
         if length > MAX_FRAME:
             raise Malformed(f"frame of {length} bytes, at most {MAX_FRAME} are allowed")
-        return canonical.unpack(self._exactly(length))
+        return unpack(self._exactly(length))
 
     def _exactly(self, length: int) -> bytes:
         data = bytearray()
@@ -204,7 +203,7 @@ class Frames:
 
     def send(self, value: object) -> None:
         """Send one frame."""
-        data = canonical.pack(value)
+        data = pack(value)
         with self._sending:
             self._sock.sendall(struct.pack(">I", len(data)) + data)
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
-from kvagent.fields import Bin, Str, Uint, record
+from kvagent.fields import Bin, Str, Uint, pack, record, unpack
 from kvagent.limits import MAX_PEER_ADDRESS, MAX_TRANSFER_NAME
 from kvagent.messages import ID, U8, U32, U64, Flag
 

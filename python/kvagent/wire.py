@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from kvagent import messages as m
-from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
-from kvagent.fields import form, record
+from kvagent.fields import form, pack, record, unpack
 from kvagent.limits import MAX_FRAME, MAX_IDENTITY_BYTES, MAX_JOB_BLOCKS, MAX_KEEP_MS, STEP_BYTES, TOKEN_BYTES
 
 if TYPE_CHECKING:

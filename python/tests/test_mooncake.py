@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent import canonical, mooncake
+from kvagent import fields, mooncake
 from kvagent.errors import Malformed
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Agent:
         return fd, mmap.mmap(fd, size)
 
     def frame(self, value: object) -> bytes:
-        data = canonical.pack(value)
+        data = fields.pack(value)
         return struct.pack(">I", len(data)) + data
 
     def greet(self, first: object) -> Any:
@@ -111,7 +111,7 @@ class Agent:
 
     def receive(self) -> Any:
         (length,) = struct.unpack(">I", self.sock.recv(4, socket.MSG_WAITALL))
-        return canonical.unpack(self.sock.recv(length, socket.MSG_WAITALL))
+        return fields.unpack(self.sock.recv(length, socket.MSG_WAITALL))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent import canonical, mooncake_reads
+from kvagent import fields, mooncake_reads
 from kvagent.errors import Malformed
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def named(vectors: list[dict[str, Any]]) -> pytest.MarkDecorator:
 @named(VECTORS["frames"])
 def test_frame(vector: dict[str, Any]) -> None:
     body = bytes.fromhex(vector["hex"])
-    assert canonical.unpack(body) == vector["value"]
-    assert canonical.pack(vector["value"]) == body
+    assert fields.unpack(body) == vector["value"]
+    assert fields.pack(vector["value"]) == body
     if vector["name"] == "read":
         assert list(mooncake_reads.read_request(vector["value"])) == vector["value"]
 
@@ -46,7 +46,7 @@ def test_frame(vector: dict[str, Any]) -> None:
 @named([vector for vector in VECTORS["malformed"] if vector["from"] == "agent"])
 def test_malformed_request(vector: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        mooncake_reads.read_request(canonical.unpack(bytes.fromhex(vector["hex"])))
+        mooncake_reads.read_request(fields.unpack(bytes.fromhex(vector["hex"])))
 
 
 class Fake:
@@ -98,12 +98,12 @@ class Helper:
 
     @staticmethod
     def _frame(value: object) -> bytes:
-        data = canonical.pack(value)
+        data = fields.pack(value)
         return struct.pack(">I", len(data)) + data
 
     def receive(self) -> Any:
         (length,) = struct.unpack(">I", self.sock.recv(4, socket.MSG_WAITALL))
-        return canonical.unpack(self.sock.recv(length, socket.MSG_WAITALL))
+        return fields.unpack(self.sock.recv(length, socket.MSG_WAITALL))
 
     def ask(self, value: object) -> Any:
         self.sock.sendall(self._frame(value))

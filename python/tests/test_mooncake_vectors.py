@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvagent.canonical import pack, unpack
 from kvagent.errors import Malformed
-from kvagent.fields import record
+from kvagent.fields import pack, record, unpack
 from kvagent.mooncake import VERSION, Settings, read_request
 
 FILE = Path(__file__).resolve().parents[2] / "testdata" / "wire" / "mooncake.json"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvagent import messages as m
-from kvagent.canonical import pack
 from kvagent.errors import Malformed
+from kvagent.fields import pack
 from kvagent.identity import fingerprint
 from kvagent.ownform import Answer, Request, decode_answer, decode_request, encode_answer, encode_request
 from kvagent.wire import decode, encode
