@@ -44,6 +44,7 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 	n.addr = n.cable.l.Addr().String()
 	t.Cleanup(func() { check(t, n.peering.Close()) })
 	options = append(options, func(c *rigConfig) {
+		c.beforeStart = func(a *Agent) { check(t, n.peering.Serve(l, a)) }
 		c.peers = func(p arenaPool) Peers {
 			memory := peering.Memory(p)
 			if s, ok := p.(stacked); ok {
@@ -64,7 +65,6 @@ func newNodeTTL(t testing.TB, key string, ttl time.Duration, options ...rigOptio
 		}
 	})
 	n.rig = newRig(t, options...)
-	check(t, n.peering.Serve(l, n.rig.agent))
 	return n
 }
 

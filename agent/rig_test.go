@@ -64,6 +64,8 @@ type rigConfig struct {
 	device    func(cudaipc.Device) cudaipc.Device // replaces the device; nil: it stays
 
 	epochEvery time.Duration // of the stack; 0: its default
+
+	beforeStart func(*Agent) // nil: nothing
 }
 
 // moverEnv makes every rig's device one in a mover.
@@ -118,6 +120,9 @@ func newRig(t testing.TB, options ...rigOption) *rig {
 		check(t, r.pool.Close())
 		check(t, os.RemoveAll(dir))
 	})
+	if c.beforeStart != nil {
+		c.beforeStart(r.agent)
+	}
 	check(t, r.agent.Start())
 	return r
 }

@@ -24,6 +24,7 @@ type Metrics struct {
 	TokensFound  Counter             `metric:"lookup_tokens_total{tokens=found}"`
 	lookupStatus [len(lookupStatusNames)]*Counter
 	lookupMax    MaxDuration // of look-ups in the own form: total time
+	lookupRecent MaxDuration // the same, since the page asked last
 	AskMax       MaxDuration // of these, the wait for shared tiers
 	worstLate    worstLate   // the look-up that missed its deadline by most
 	late         prometheus.Histogram
@@ -173,6 +174,7 @@ func (m *Metrics) lookups() (n uint64) {
 // deadline.
 func (m *Metrics) CountTime(took, deadline time.Duration) (late bool) {
 	m.lookupMax.Observe(took)
+	m.lookupRecent.Observe(took)
 	if took <= deadline {
 		return false
 	}
@@ -193,6 +195,9 @@ func (m *MaxDuration) Observe(d time.Duration) {
 		}
 	}
 }
+
+// take returns the longest, in µs, and forgets it.
+func (m *MaxDuration) take() float64 { return microseconds(time.Duration(m.Swap(0))) }
 
 func (m *MaxDuration) micros() float64 { return microseconds(time.Duration(m.Load())) }
 

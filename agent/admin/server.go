@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 
+	"github.com/kvagent/kvagent/agent/page"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 )
@@ -36,6 +37,7 @@ type Options struct {
 // Server serves a view over HTTP on admin.sock and, if the options say so, its reads on an address.
 type Server struct {
 	view    *View
+	page    *page.Page
 	limit   time.Duration
 	log     *zap.Logger
 	server  *http.Server
@@ -47,11 +49,6 @@ type Server struct {
 // Start serves a view until Close.
 func Start(v *View, o Options) (*Server, error) {
 	s := &Server{view: v, limit: o.Limit, log: o.Log, names: o.HTTPNames}
-	s.server = &http.Server{
-		Handler:     http.NewCrossOriginProtection().Handler(s.handler()), // no web page switches anything
-		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
-		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log),
-	}
 	admin := o.Admin
 	if admin == nil {
 		var err error
@@ -68,6 +65,12 @@ func Start(v *View, o Options) (*Server, error) {
 		s.addr = tcp.Addr()
 		listeners = append(listeners, tcp)
 		o.Log.Info("HTTP", zap.Stringer("addr", s.addr))
+	}
+	s.page = page.Start(v.pageSource(), o.Log)
+	s.server = &http.Server{
+		Handler:     http.NewCrossOriginProtection().Handler(s.handler()), // no web page switches anything
+		ReadTimeout: o.Limit, ReadHeaderTimeout: o.Limit, WriteTimeout: o.Limit, IdleTimeout: o.Limit,
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: zap.NewStdLog(o.Log),
 	}
 	for _, l := range listeners {
 		s.serving.Go(func() {
@@ -108,15 +111,29 @@ func CheckHTTP(addr string, names []string) error {
 
 var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$`)
 
-// answersTo reports whether a request over TCP names this server: by the address that it came to,
-// as localhost, or by one of names. A web page whose name someone else's DNS server points here
-// does not.
-func answersTo(r *http.Request, names []string) bool {
+// hostOf returns the name or address that a request names, without its port.
+func hostOf(r *http.Request) string {
 	host := r.Host
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
-	host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+	return strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+}
+
+// mayBeRebound reports whether a request on admin.sock may be that of a web page whose DNS server
+// points to a port to which SSH brings the socket: it names a host with a dot. Clients of the
+// socket itself choose any name.
+func mayBeRebound(r *http.Request) bool {
+	host := hostOf(r)
+	_, err := netip.ParseAddr(host)
+	return err != nil && strings.Contains(host, ".")
+}
+
+// answersTo reports whether a request over TCP names this server: by the address that it came to,
+// as localhost, or by one of names. A web page whose name someone else's DNS server points here
+// does not.
+func answersTo(r *http.Request, names []string) bool {
+	host := hostOf(r)
 	if host == "" || host == "localhost" { // empty: HTTP/1.0, which no browser speaks
 		return true
 	}
@@ -141,19 +158,23 @@ func answersTo(r *http.Request, names []string) bool {
 func (s *Server) handler() http.Handler {
 	address, socket := http.NewServeMux(), http.NewServeMux()
 	s.addReads(address)
+	s.page.Add(address, false)
 	address.HandleFunc("/", func(rw http.ResponseWriter, _ *http.Request) {
 		http.Error(rw, "not served here, allowed: on admin.sock", http.StatusForbidden)
 	})
 	s.addReads(socket)
 	s.addChanges(socket)
+	s.page.Add(socket, true)
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr); ok && local != nil {
-			socket.ServeHTTP(rw, r)
-			return
-		}
-		if !answersTo(r, s.names) {
+		local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.UnixAddr)
+		onSocket := ok && local != nil
+		if !answersTo(r, s.names) && (!onSocket || mayBeRebound(r)) {
 			http.Error(rw, "not this server's name, allowed: its address, localhost, and the names in http",
 				http.StatusMisdirectedRequest)
+			return
+		}
+		if onSocket {
+			socket.ServeHTTP(rw, r)
 			return
 		}
 		address.ServeHTTP(rw, r)
@@ -240,6 +261,7 @@ const closing = 5 * time.Second
 
 // Close ends the running requests and waits for the server's goroutines.
 func (s *Server) Close() {
+	s.page.Close() // which ends its streams
 	ctx, cancel := context.WithTimeout(context.Background(), closing)
 	defer cancel()
 	if err := s.server.Shutdown(ctx); err != nil {
