@@ -162,8 +162,8 @@ test-go: trace-said ## Go tests with -short and the race detector; those of poli
 	@$(STAGE) -v go-test-pure scripts/gotest go-test-pure ./pool/evict/... -- -short $(GO_TEST_PLAIN)
 
 .PHONY: test-long
-test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, several nodes, benchmarks
-	@$(ENV) packages go servers
+test-long: trace-said ## Go tests that -short leaves out or shortens: tortures, several nodes, a browser, benchmarks
+	@$(ENV) packages go servers browser
 	@$(STAGE) servers $(ENV) servers
 	@PATH="$$($(ENV) servers):$$PATH" KVAGENT_REQUIRE_SERVERS=1 $(STAGE) -v go-test-long \
 		scripts/marked go-test-long 'if testing\.Short\(\).* \{' $(GO_TEST_FLAGS)

@@ -51,7 +51,7 @@ const charts = [
   { title: 'Bytes of tiers', text: rate, ticks: powersOf2, lines: tierLines },
   {
     title: 'Slowest look-up, in kvagent’s own form', text: micros,
-    lines: () => [['time', now((p) => p.slowest_us || null)]],
+    lines: () => [['slowest', now((p) => p.slowest_us)]],
   },
   {
     title: 'Pool', text: bytes, ticks: powersOf2,
@@ -85,7 +85,7 @@ export class Charts {
   build(tiers) {
     this.tiers = tiers;
     const style = getComputedStyle(document.documentElement);
-    const font = `12px ${style.fontFamily || 'sans-serif'}`;
+    const font = `12px ${getComputedStyle(document.body).fontFamily}`;
     const colour = (name) => style.getPropertyValue(name).trim();
     for (const p of this.plots) {
       p.plot?.destroy();

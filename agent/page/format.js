@@ -24,7 +24,7 @@ export function count(n) {
 export const percent = (share) => (share == null ? none : `${(100 * share).toFixed(1)} %`);
 
 export function micros(us) {
-  if (!us) return none;
+  if (us == null) return none;
   return us < 1000 ? `${us.toFixed(0)} µs` : us < 1e6 ? `${(us / 1e3).toFixed(1)} ms` : `${(us / 1e6).toFixed(2)} s`;
 }
 
