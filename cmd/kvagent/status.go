@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -19,7 +20,7 @@ import (
 )
 
 func statusCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, watch bool
 	dir := socketDirSetting()
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -27,17 +28,25 @@ func statusCommand() *cobra.Command {
 		Long: `Status asks the agent of a socket directory through admin.sock. It shows the connected engines and their
 missing ranks, the use of the pool, the hit rate of look-ups, the queues, and problems.`,
 		Example: `  kvagent status --socket-dir /run/kvagent
-  kvagent status --json | jq .hit_rate`,
+  kvagent status --json | jq .hit_rate
+  kvagent status --watch`,
 		Args: settings.Args(cobra.NoArgs),
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case watch && asJSON:
+				return settings.Invalid(errors.New("watch, json: allowed: one of them"))
+			case watch:
+				return watchStatus(cmd.Context(), cmd.OutOrStdout(), *dir)
+			}
 			return status(cmd.Context(), cmd.OutOrStdout(), *dir, asJSON)
 		},
 	}
 	addSocketDir(cmd, dir)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the agent's answer as JSON")
+	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds until interrupted, with rates")
 	return cmd
 }
 
