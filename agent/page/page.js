@@ -24,7 +24,7 @@ const shareOf = (of, all) => (all > 0 ? of / all : null);
 const tiles = [
   ['Tokens found', (s, now) => percent(now(found)), (s) => `${percent(shareOf(s.tokens_found, s.tokens_asked))} since the start`],
   ['Blocks hit', (s, now) => percent(now(hit)), (s, now) => `LRU ${percent(now(hitByLRU))}`],
-  ['Look-ups', (s, now) => `${count(now(perSecond((p) => p.lookups)))}/s`, (s) => `slowest since the start ${micros(s.lookup_max_us)}`],
+  ['Look-ups', (s, now) => `${count(now(perSecond((p) => p.lookups)))}/s`, (s) => `slowest since the start ${micros(s.lookup_max_us || null)}`],
   ['Loads', (s, now) => rate(now(loaded)), (s) => `${count(s.jobs)} jobs, ${count(s.leases)} leases`],
   ['Saves', (s, now) => rate(now(saved)), (s) => `${bytes(s.bytes_saved)} since the start`],
   ['Pool', (s) => percent(shareOf(s.pool.used_bytes, s.pool.capacity_bytes)),
