@@ -51,11 +51,7 @@ const charts = [
   { title: 'Bytes of tiers', text: rate, ticks: powersOf2, lines: tierLines },
   {
     title: 'Slowest look-up, in kvagent’s own form', text: micros,
-<<<<<<< HEAD
-    lines: () => [['slowest', now((p) => p.slowest_us || null)]],
-=======
     lines: () => [['slowest', now((p) => p.slowest_us)]],
->>>>>>> h-page
   },
   {
     title: 'Pool', text: bytes, ticks: powersOf2,

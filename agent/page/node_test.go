@@ -178,11 +178,7 @@ func TestPageInABrowser(t *testing.T) {
 }
 
 // inked expects that each chart's last line, which is above the others, is drawn: that its canvas
-<<<<<<< HEAD
-// has pixels in that line's colour. A node without engines has no look-ups to draw.
-=======
 // has pixels in that line's colour. A node without engines has no hit rate to draw.
->>>>>>> h-page
 func (b *browser) inked(busy bool) {
 	b.t.Helper()
 	const lines = `[...document.querySelectorAll('#charts canvas')].map((c, chart) => {
@@ -200,11 +196,7 @@ func (b *browser) inked(busy bool) {
 	}).join()`
 	want := "true,true,true,true,true,true"
 	if !busy {
-<<<<<<< HEAD
-		want = "false,true,true,false,true,true"
-=======
 		want = "false,true,true,true,true,true"
->>>>>>> h-page
 	}
 	b.is(lines, want)
 }
