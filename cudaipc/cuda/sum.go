@@ -37,8 +37,8 @@ type sumPart struct {
 
 func startSummers(arena []byte) *summers {
 	s := &summers{arena: arena, parts: newQueue[sumPart]()}
-	// With half of 16 processors saves beside loads got 55 to 63 GiB/s on an H200, with 12 of them 71
-	// to 74.
+	// With half of 16 processors saves beside loads got 55 to 63 GiB/s on an H200, with 12 of them
+	// 71 to 74.
 	n := min(maxSummers, max(1, 3*runtime.GOMAXPROCS(0)/4))
 	for range n {
 		s.ended.Go(s.run)
