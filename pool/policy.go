@@ -59,11 +59,14 @@ type PolicyReport struct {
 	Bytes   int64  `json:"bytes"`   // memory it holds
 
 	// The policy is compared with a shadow LRU of the same size. Zero for LRU itself.
-	Lookups    uint64  `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
-	Hits       uint64  `json:"blocks_hit" metric:"eviction_hits_total{policy=own}"`
-	ShadowHits uint64  `json:"blocks_hit_by_lru" metric:"eviction_hits_total{policy=lru}"`
-	Missing    int     `json:"missing" metric:"eviction_missing_blocks"` // evicted blocks that LRU would still have
-	MayMiss    float64 `json:"may_miss"`                                 // limit of Missing; at it, LRU decides
+	Lookups    uint64 `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
+	Hits       uint64 `json:"blocks_hit" metric:"eviction_hits_total{policy=own}"`
+	ShadowHits uint64 `json:"blocks_hit_by_lru" metric:"eviction_hits_total{policy=lru}"`
+	// Beyond counts, about, blocks that were looked up and missed, and had been stored once: a pool
+	// that evicts nothing would have had them.
+	Beyond  uint64  `json:"blocks_beyond"`
+	Missing int     `json:"missing" metric:"eviction_missing_blocks"` // evicted blocks that LRU would still have
+	MayMiss float64 `json:"may_miss"`                                 // limit of Missing; at it, LRU decides
 	// Alarms counts the times that it lost too many hits to LRU, forgot most of what it learned,
 	// and let LRU decide.
 	Alarms   uint64 `json:"alarms"`

@@ -37,7 +37,8 @@ func (v *View) sample() (page.Point, any) {
 	p := page.Point{
 		Lookups: st.Lookups, TokensAsked: st.TokensAsked, TokensFound: st.TokensFound,
 		Blocks: st.Pool.Policy.Lookups, BlocksHit: st.Pool.Policy.Hits, BlocksLRU: st.Pool.Policy.ShadowHits,
-		Loaded: st.BytesLoaded, Saved: st.BytesSaved, SlowestUS: v.metrics.lookupRecent.take(), Engines: st.Engines,
+		BlocksUnlimited: st.Pool.Policy.Hits + st.Pool.Policy.Beyond,
+		Loaded:          st.BytesLoaded, Saved: st.BytesSaved, SlowestUS: v.metrics.lookupRecent.take(), Engines: st.Engines,
 		Complete: st.EnginesComplete, Used: st.Pool.Used, Pinned: st.Pool.Pinned, Capacity: st.Pool.Capacity,
 		Tiers: [][2]uint64{},
 	}

@@ -67,7 +67,8 @@ func (n *node) sample() (page.Point, any) {
 	p := page.Point{
 		Lookups: total(at, 60*busy, 1), TokensAsked: asked, TokensFound: share(asked, 0.66),
 		Blocks: looked, BlocksHit: share(looked, 0.58), BlocksLRU: share(looked, 0.51),
-		Loaded: total(at, 16*gib*busy, 1), Saved: total(at, 6*gib*busy, 2),
+		BlocksUnlimited: share(looked, 0.74),
+		Loaded:          total(at, 16*gib*busy, 1), Saved: total(at, 6*gib*busy, 2),
 		Tiers:     [][2]uint64{{total(at, gib*busy, 1), total(at, gib*busy/2, 2)}, {looked << 14, looked << 13}},
 		SlowestUS: (300 + 500*wave(at*7, 3)) * busy, Engines: n.engines, Complete: max(n.engines-1, 0),
 		Used: int64((180 + 60*wave(at, 0)*busy) * gib), Pinned: int64(n.engines) * gib / 8, Capacity: 256 * gib,
@@ -182,7 +183,7 @@ func TestPageInABrowser(t *testing.T) {
 func (b *browser) inked(busy bool) {
 	b.t.Helper()
 	const lines = `[...document.querySelectorAll('#charts canvas')].map((c, chart) => {
-		const name = ['--c', '--b', '--d', '--a', '--c', '--b'][chart];
+		const name = ['--d', '--b', '--d', '--a', '--c', '--b'][chart];
 		const colour = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 		const want = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 		const copy = new OffscreenCanvas(c.width, c.height).getContext('2d', { willReadFrequently: true });

@@ -22,22 +22,24 @@ const (
 
 // Point is what the charts need of one moment. Counts are since the agent's start.
 type Point struct {
-	At          int64       `json:"at"` // Unix ms, set by the page; it grows from point to point
-	Lookups     uint64      `json:"lookups"`
-	TokensAsked uint64      `json:"tokens_asked"`
-	TokensFound uint64      `json:"tokens_found"`
-	Blocks      uint64      `json:"blocks"` // looked up in memory; 0: the policy is not compared with LRU
-	BlocksHit   uint64      `json:"blocks_hit"`
-	BlocksLRU   uint64      `json:"blocks_lru"` // that LRU would have hit
-	Loaded      uint64      `json:"loaded"`     // bytes
-	Saved       uint64      `json:"saved"`      // bytes
-	Tiers       [][2]uint64 `json:"tiers"`      // bytes read and written, in the order of the status
-	SlowestUS   float64     `json:"slowest_us"` // look-up since the point before; 0: none
-	Engines     int         `json:"engines"`
-	Complete    int         `json:"complete"` // engines whose ranks are all registered
-	Used        int64       `json:"used"`     // bytes of the pool
-	Pinned      int64       `json:"pinned"`
-	Capacity    int64       `json:"capacity"`
+	At          int64  `json:"at"` // Unix ms, set by the page; it grows from point to point
+	Lookups     uint64 `json:"lookups"`
+	TokensAsked uint64 `json:"tokens_asked"`
+	TokensFound uint64 `json:"tokens_found"`
+	Blocks      uint64 `json:"blocks"` // looked up in memory; 0: the policy is not compared with LRU
+	BlocksHit   uint64 `json:"blocks_hit"`
+	BlocksLRU   uint64 `json:"blocks_lru"` // that LRU would have hit
+	// about: that a pool which evicts nothing would have hit
+	BlocksUnlimited uint64      `json:"blocks_unlimited"`
+	Loaded          uint64      `json:"loaded"`     // bytes
+	Saved           uint64      `json:"saved"`      // bytes
+	Tiers           [][2]uint64 `json:"tiers"`      // bytes read and written, in the order of the status
+	SlowestUS       float64     `json:"slowest_us"` // look-up since the point before; 0: none
+	Engines         int         `json:"engines"`
+	Complete        int         `json:"complete"` // engines whose ranks are all registered
+	Used            int64       `json:"used"`     // bytes of the pool
+	Pinned          int64       `json:"pinned"`
+	Capacity        int64       `json:"capacity"`
 }
 
 // Source is the agent as the page reads it. Its functions may be called from any goroutine until

@@ -40,6 +40,7 @@ type Advisor struct {
 
 	mu     sync.Mutex // guards policy and the fields below; taken after the pool's lock, or without it
 	policy pool.Policy
+	beyond unlimited
 	in     pool.Insertion
 	one    [1]uint32
 }
@@ -110,6 +111,7 @@ func (a *Advisor) deliver() int {
 	select {
 	case n := <-a.notes:
 		a.policy.Access(&n.Use)
+		a.beyond.looked(&n.Use)
 		blocks := len(n.Use.Prints)
 		a.recycle(n)
 		return blocks
@@ -220,7 +222,7 @@ func (a *Advisor) Report() pool.PolicyReport {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.policy.Report()
-	r.LookupsDropped = a.dropped.Load()
+	r.LookupsDropped, r.Beyond = a.dropped.Load(), a.beyond.extra
 	return r
 }
 
@@ -233,6 +235,7 @@ func (a *Advisor) Insert(fill func(in *pool.Insertion) (more bool)) {
 	for more := true; more; {
 		more = fill(&a.in)
 		a.policy.Insert(&a.in)
+		a.beyond.stored(a.in.Prints)
 	}
 }
 
