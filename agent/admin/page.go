@@ -34,11 +34,13 @@ func (v *View) sample() (page.Point, any) {
 	for i := range st.EngineList {
 		st.EngineList[i].Identity = nil
 	}
+	eviction := &st.Pool.Policy
 	p := page.Point{
 		Lookups: st.Lookups, TokensAsked: st.TokensAsked, TokensFound: st.TokensFound,
-		Blocks: st.Pool.Policy.Lookups, BlocksHit: st.Pool.Policy.Hits, BlocksLRU: st.Pool.Policy.ShadowHits,
-		BlocksUnlimited: st.Pool.Policy.Hits + st.Pool.Policy.Beyond,
-		Loaded:          st.BytesLoaded, Saved: st.BytesSaved, SlowestUS: v.metrics.lookupRecent.take(), Engines: st.Engines,
+		Blocks: eviction.Lookups, BlocksHit: eviction.Hits, BlocksLRU: eviction.ShadowHits,
+		BlocksUnlimited: eviction.Hits + eviction.Beyond,
+		SlowestUS:       v.metrics.lookupRecent.take(),
+		Loaded:          st.BytesLoaded, Saved: st.BytesSaved, Engines: st.Engines,
 		Complete: st.EnginesComplete, Used: st.Pool.Used, Pinned: st.Pool.Pinned, Capacity: st.Pool.Capacity,
 		Tiers: [][2]uint64{},
 	}
