@@ -327,6 +327,10 @@ def test_an_agent_that_goes_is_not_told(
         agent.start()
         eventually(lambda: (engine.step(), agent.status()["engine_list"][:1])[1], "an engine")
         eventually(lambda: (engine.step(), agent.status()["engine_list"][0]["complete"])[1], "a complete engine")
+        eventually(
+            lambda: (engine.step(), engine.scheduler.agent.session and engine.worker_link.current())[1],
+            "both sides, once they know of it",
+        )
         engine.save("again", "q", 4, 1, kv_transfer_params={"kvagent.pin": 1000})
         eventually(lambda: kept(agent) == 4, "kept blocks")
 
