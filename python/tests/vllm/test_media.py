@@ -105,7 +105,9 @@ def test_text_before_an_item_is_shared(seeing: Any, agent: AgentProcess) -> None
     other.run()
     # vLLM's own hashes are the same up to the item's first block.
     assert other.side.counts.tokens_loaded == 3 * BLOCK
-    request = SimpleNamespace(request_id="x", mm_features=[item(1, offset=begin)], block_hashes=[b"a"] * 6)
+    request = SimpleNamespace(
+        request_id="x", lora_request=None, mm_features=[item(1, offset=begin)], block_hashes=[b"a"] * 6
+    )
     keyed = other.side._track(request).request
     assert isinstance(keyed, Keyed)
     assert keyed.block_hashes[:3] == [b"a"] * 3
