@@ -38,7 +38,8 @@ type Config struct {
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
 	LeaseBytes   int64  // cap of one engine's leases; 0: half of the pool
-	KeepPercent  int    // of the pool, that blocks kept for requests may take; 0: none are kept
+	KeepPercent  int    // of the pool, that blocks may take that hints pin; 0: none are pinned
+	Ranks        bool   // the pool's policy of eviction follows advice
 	HTTP         string // address for HTTP besides admin.sock, or empty
 	// HTTPNames are names and addresses that HTTP answers to besides its own and localhost.
 	HTTPNames []string

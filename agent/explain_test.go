@@ -125,7 +125,7 @@ func TestExplainReset(t *testing.T) {
 			next[*ipc.ResetDone](scheduler)
 		}, `instance "a"`},
 		"by the operator": {func(r *rig, _ *client) {
-			_, err := adminclient.New(r.dir).Post(r.t.Context(), "/cache/rm?model=test")
+			_, err := adminclient.New(r.dir).Post(r.t.Context(), "/cache/rm?model=test", nil)
 			check(r.t, err)
 		}, "the operator"},
 	} {

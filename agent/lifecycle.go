@@ -110,8 +110,8 @@ func (a *Agent) Close() {
 		a.epochs.watch(a.pool, false)
 		close(a.stop)
 		a.owned.Wait()
-		if a.keeps != nil {
-			a.keeps.Close()
+		if a.hints != nil {
+			a.hints.Close()
 		}
 		a.events.Close()
 		if a.web != nil {

@@ -19,6 +19,8 @@ type Policy interface {
 	// there is none, or if it found none within the work allowed for one call. The victim has no
 	// child and is not held. It stays until Remove.
 	Victim(now int64, kinds uint64, v View) uint32
+	// Advise records what was told of a chain of entries. The policy does not retain a.
+	Advise(a *Advice)
 	// Class returns the name of an entry's class, as PolicyClass.Name; empty if it has none.
 	Class(e uint32) string
 	// Report returns the policy's state, for people and metrics. It allocates.
@@ -49,6 +51,33 @@ type Insertion struct {
 	Parent      uint32 // entry of the block before the first; 0 if it is not stored or there is none
 	Entries     []uint32
 	Prints      []uint64 // of each entry: a well-mixed hash of its key, always the same for the same key
+}
+
+// Finish is how a request ended.
+type Finish uint8
+
+// How requests end.
+const (
+	FinishUnknown Finish = iota
+	FinishStop           // the model ended its turn
+	FinishLength         // the limit of tokens
+	FinishTool           // a tool call: the session comes back when the tool has returned
+	FinishAbort          // the client left
+)
+
+// Advice is what an engine or an orchestrator tells of a chain: facts of the end of the request
+// that used it, a wish to retain it, or both.
+type Advice struct {
+	Now     int64    // ns, monotonic, as in Use
+	Prints  []uint64 // of the blocks advised on, in the order of their chain
+	Entries []uint32 // of each block that is stored; 0 where it is not (yet)
+	Finish  Finish
+	Output  uint32 // tokens that the request generated; 0: not told
+	// Priority 0 to 100 until Until (ns, monotonic); 50 changes nothing, 0 is evicted first, 100
+	// last. It decays as Until comes near, is soft, and never blocks an insertion. Until 0: there
+	// is no wish.
+	Priority uint8
+	Until    int64
 }
 
 // PolicyReport is the state of a policy.

@@ -44,8 +44,11 @@ var families = map[string]string{
 	"pool_budget_total":       "Blocks evicted, and reservations refused, because of an owner's budget.",
 	"pool_owner_bytes":        "Bytes of the blocks in the pool that belong to an owner (an engine).",
 	"pool_owner_budget_bytes": "Bytes that the blocks of an owner may have; 0: any number.",
-	"kept_bytes":              "Bytes of blocks that are kept because a request asked for it.",
-	"keeps_refused_total":     "Blocks that were not kept, or will not be dropped, because a limit was reached.",
+
+	"hints_total": "Hints: requests whose end was told, and actions by what became of them.",
+	"hint_blocks_total": "Blocks of hints' actions that are over: used in time, or, of those demoted, not (helped); " +
+		"the others (in_vain); dropped.",
+	"hint_bytes": "Bytes of blocks that hints pin, and retain.",
 
 	"eviction_lookups_total":  "Blocks that were looked up.",
 	"eviction_hits_total":     "Blocks looked up that were stored, and those that LRU would have had.",

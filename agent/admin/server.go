@@ -92,7 +92,7 @@ func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
 	return l, nil
 }
 
-// maxHeaderBytes bounds the header of a request; no request has a body.
+// maxHeaderBytes bounds the header of a request. Only that of POST /hints has a body.
 const maxHeaderBytes = 16 << 10
 
 // CheckHTTP returns an error for an address on which HTTP cannot listen, or for a name that no
@@ -199,6 +199,8 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("GET /explain", s.explain)
 	mux.HandleFunc("GET /record", s.record)
+	mux.HandleFunc("GET /hints", s.hinted)
+	mux.HandleFunc("POST /hints", s.hint)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 }
 

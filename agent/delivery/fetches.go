@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"bytes"
 	"container/list"
 	"context"
 	"errors"
@@ -27,6 +28,31 @@ type Chain struct {
 	Group  uint8
 	Parent []byte // hash of the block before the first; empty at the start of the prompt
 	Hashes pool.Hashes
+}
+
+// Lacking appends the blocks of a group, those of h after its first own, that an index has not, in
+// memory of their own: at most left, from which it takes them.
+func Lacking(chains []Chain, index pool.Index, s pool.SpaceID, group uint8, h pool.Hashes, own int, windowed bool,
+	left *int) []Chain {
+	from := own
+	if !windowed {
+		from += index.Prefix(s, group, h.Slice(from, h.N))
+	}
+	to := min(h.N, from+*left)
+	if from >= to {
+		return chains
+	}
+	*left -= to - from
+	c := Chain{Group: group}
+	if from > 0 {
+		c.Parent = bytes.Clone(h.At(from - 1))
+	}
+	blob := make([]byte, 0, (to-from)*h.Len)
+	for n := from; n < to; n++ {
+		blob = append(blob, h.At(n)...)
+	}
+	c.Hashes = pool.Chain(blob, h.Len)
+	return append(chains, c)
 }
 
 // bytes returns the size of a request's hashes.

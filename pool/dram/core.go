@@ -214,9 +214,9 @@ const (
 	none   = 0
 	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
 
-	pinShift = 12
+	pinShift = 13
 	onePin   = 1 << pinShift
-	maxPins  = 1<<20 - 1
+	maxPins  = 1<<19 - 1
 
 	flagLive      = 1 << 0  // the record is an entry
 	flagVisible   = 1 << 1  // all shards are committed
@@ -227,9 +227,11 @@ const (
 	flagWide      = 1 << 6  // it has more than inlineShards shards
 	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch, and not used since
-	flagBrief     = 1 << 9  // marked by MarkBrief, and not used since
-	flagDue       = 1 << 10 // of those: its time is over, and it is dropped once it has no children
-	flagOwned     = 1 << 11 // it is in core.owners
+	flagUnused    = 1 << 9  // marked by MarkUnused, and not used since
+	flagBrief     = 1 << 10 // of those: to be dropped by DropUnused
+	flagDue       = 1 << 11 // of those: its time is over, and it is dropped once it has no children
+	flagOwned     = 1 << 12 // it is in core.owners
+	unused        = flagUnused | flagBrief | flagDue
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

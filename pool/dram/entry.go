@@ -216,7 +216,7 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold = r.hold&^(flagUntouched|flagBrief|flagDue) + onePin
+	r.hold = r.hold&^(flagUntouched|unused) + onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {

@@ -98,13 +98,13 @@ func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot)
 		return pool.Missing, pool.Slot{}, spot{}
 	}
 	var was spot
-	alone, brief := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&(flagBrief|flagDue)
+	alone, marks := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&unused
 	if alone {
 		was = c.spotOf(e)
 	}
 	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 	if status == pool.OK {
-		c.recs.All[e].hold |= brief
+		c.recs.All[e].hold |= marks
 	}
 	if status == pool.OK && alone {
 		c.recs.All[e].hold |= flagUntouched

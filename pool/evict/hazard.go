@@ -246,3 +246,6 @@ func (h *Hazard) bytes() int64 {
 	}
 	return n
 }
+
+// Advise implements pool.Policy.
+func (h *Hazard) Advise(*pool.Advice) {}

@@ -168,3 +168,6 @@ func (o *order) remove(t *lruNodes, e uint32) {
 	}
 	n.newer, n.older = 0, 0
 }
+
+// Advise implements pool.Policy. The order of use knows no advice.
+func (l *LRU) Advise(*pool.Advice) {}

@@ -8,6 +8,7 @@ import ctypes
 import pickle
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,14 @@ OPTIONS: dict[str, Any] = {
     "lookup_wait_ms": 100.0, "lookup_grace_ms": 10_000.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK,
     "weights_fixed": True,
 }  # fmt: skip
+
+
+class FinishedRequest(Enum):
+    """Like vLLM's RequestStatus."""
+
+    FINISHED_STOPPED = 1
+    FINISHED_LENGTH_CAPPED = 2
+    FINISHED_ABORTED = 3
 
 
 NO_TOKENS = SimpleNamespace(
@@ -190,7 +199,8 @@ class SimulatedEngine:
         request = SimpleNamespace(
             request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, num_computed_tokens=0,
             num_output_placeholders=0, block_hashes=chain(prompt, blocks), lora_request=None,
-            mm_features=[], skip_reading_prefix_cache=False,
+            mm_features=[], skip_reading_prefix_cache=False, status=FinishedRequest.FINISHED_STOPPED,
+            num_output_tokens=1, output_token_ids=[7],
             _block_hasher=lambda one: chain(prompt, blocks)[len(one.block_hashes) :],
         )  # fmt: skip
         request.__dict__.update(more)

@@ -34,6 +34,8 @@ class Engine:
     """What a rank has of a token."""
     step_tokens: int = 0
     """The most tokens that a step computes."""
+    tool_tokens: frozenset[int] = frozenset()
+    """Of which an output that calls a tool has one."""
     preemption: Any = None
     """vLLM's scheduler, if steps may wait for loads (internals)."""
     events: Any = None
@@ -42,10 +44,14 @@ class Engine:
 
 def joined(engine: Engine) -> Joined:
     """Return the guests of an engine, in the order in which they hear of a request."""
+    from kvagent.vllm.guests.hints.guest import Hints
+    from kvagent.vllm.guests.switches import Switches
+
     options, geometry, one = engine.options, engine.geometry, Joined()
     if engine.media == "trust":
         one.answered = frozenset({"mm_features"})
-    one.guests = [*_switches(engine), *_keys(engine), *_requests(engine)]
+    hints = Hints(options.remote_wait_ms / 1e3, engine.tool_tokens)
+    one.guests = [Switches(hints, transfers=options.transfers), *_keys(engine), hints, *_requests(engine)]
     if engine.events is not None and engine.events.waker is not None:
         one.attached = engine.events.waker.wake
     if engine.parts > 1:
@@ -64,15 +70,6 @@ def joined(engine: Engine) -> Joined:
         one.waits = waits
         one.guests.append(waits)
     return one
-
-
-def _switches(engine: Engine) -> list[Guest]:
-    """Return the guests that read what clients ask for. They hear of requests before all others."""
-    from kvagent.vllm.guests.keeps import Keeps
-    from kvagent.vllm.guests.switches import Switches
-
-    keeps = Keeps()
-    return [Switches(keeps, transfers=engine.options.transfers), keeps]
 
 
 def _requests(engine: Engine) -> list[Guest]:

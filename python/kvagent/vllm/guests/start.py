@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
 
 ASYNC = "async"
+MAX_TOKENIZER_BYTES = 16 << 20
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -103,7 +106,7 @@ class GuestStart(Start):
             engine_id=str(transfer.engine_id), tp_size=self.part.tp, preemption=self._preemption(),
             token_bytes=geo.token_bytes(self.kv_cache_config),
             step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
-            parts=self.part.count,
+            parts=self.part.count, tool_tokens=self._tool_tokens(),
         ))  # fmt: skip
 
     def worker(
@@ -160,6 +163,19 @@ class GuestStart(Start):
             raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
         log.info("load_mode: auto: every load is asynchronous, since %s", reason)
         return None
+
+    def _tool_tokens(self) -> frozenset[int]:
+        """Return the tokens with which the model calls tools, where its folder says so."""
+        from kvagent.vllm.guests.hints.guest import tool_tokens
+
+        model = self.vllm_config.model_config
+        try:
+            path = Path(str(model.tokenizer or model.model)) / "tokenizer_config.json"
+            if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                return frozenset()
+            return tool_tokens(json.loads(path.read_text()))
+        except (OSError, ValueError, AttributeError):
+            return frozenset()  # every end without a tool call is an ordinary stop
 
     def _events(self) -> Any:
         """Return how KV events are made, if the engine publishes some."""

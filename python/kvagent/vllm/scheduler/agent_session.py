@@ -83,6 +83,8 @@ class AgentSession:
         self.liveness = Liveness()
         self.answers: list[m.BlockEvents] = []
         """Answers of this session about KV events that were not taken."""
+        self.receipts: list[m.Hinted] = []
+        """Answers about hints that were not taken."""
         self._link = link
         self._options = options
         self._attachment: Attachment | None = None
@@ -155,6 +157,8 @@ class AgentSession:
                         self.switches = event
                     elif isinstance(event, m.BlockEvents):
                         self.answers.append(event)
+                    elif isinstance(event, m.Hinted):
+                        self.receipts.append(event)
             except (SessionEnded, SessionBroken):
                 ended = self._detach()
                 began = False
@@ -163,6 +167,11 @@ class AgentSession:
     def take_answers(self) -> list[m.BlockEvents]:
         """Return the answers about KV events since the last call."""
         taken, self.answers = self.answers, []
+        return taken
+
+    def take_receipts(self) -> list[m.Hinted]:
+        """Return the answers about hints since the last call."""
+        taken, self.receipts = self.receipts, []
         return taken
 
     def unread(self) -> bool:

@@ -235,9 +235,9 @@ class SchedulerSide:
             guest.ended(tracked)
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return what a decode engine needs to know about a request that was computed for it."""
-        found = (guest.transfer_params(request) for guest in self.guests) if self._may_save else ()
-        return next((params for params in found if params is not None), None)
+        """Return what the answer to a request says, such as what a decode engine needs to know."""
+        found = [params for guest in self.guests if (params := guest.transfer_params(request))]
+        return {name: value for params in found for name, value in params.items()} or None
 
     def reset(self) -> None:
         """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so.

@@ -1,13 +1,14 @@
-package keep_test
+package hints_test
 
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/keep"
+	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 )
@@ -22,7 +23,7 @@ type world struct {
 	t      testing.TB
 	pool   *dram.Pool
 	space  pool.SpaceID
-	ledger *keep.Ledger
+	ledger *hints.Ledger
 	clock  sync.Mutex
 	now    time.Time
 }
@@ -41,14 +42,15 @@ func newWorldOf(t testing.TB, bytes, budget int64) *world {
 		Identity: []byte("x"), Shards: 1, Groups: []pool.Group{{BlockTokens: 16, ShardBytes: []uint32{blockBytes}}},
 	})
 	check(t, err)
-	w.ledger = keep.New(p, budget, func() time.Time {
+	now := func() time.Time {
 		w.clock.Lock()
 		defer w.clock.Unlock()
 		return w.now
-	})
+	}
+	w.ledger = hints.New(hints.Config{Memory: p, Capacity: bytes, PinBudget: budget, Ranks: true, Now: now})
 	t.Cleanup(func() {
 		w.ledger.Close()
-		if st := p.Stats(); st.Pinned != 0 || w.ledger.Report().Bytes != 0 {
+		if st := p.Stats(); st.Pinned != 0 || w.ledger.Report().PinnedBytes != 0 {
 			t.Errorf("%d bytes are pinned after Close, the ledger has %+v", st.Pinned, w.ledger.Report())
 		}
 		check(t, p.Check())
@@ -108,8 +110,19 @@ func (w *world) pass(d time.Duration) {
 	w.ledger.Expire()
 }
 
-func (w *world) keep(h pool.Hashes, pin, ttl time.Duration) {
-	w.ledger.Keep(&keep.Request{Space: w.space, Hashes: h, Pin: pin, TTL: ttl})
+// do carries out actions on blocks, and returns their receipts.
+func (w *world) do(h pool.Hashes, actions ...hints.Action) []hints.Receipt {
+	return w.ledger.Told(&hints.Hint{
+		Space: w.space, Actions: actions, Chains: []hints.Chain{{Hashes: h}}, Exact: true,
+	})
+}
+
+func (w *world) pin(h pool.Hashes, lasts time.Duration) hints.Receipt {
+	return w.do(h, hints.Action{Kind: hints.Pin, For: lasts})[0]
+}
+
+func (w *world) drop(h pool.Hashes, after time.Duration) hints.Receipt {
+	return w.do(h, hints.Action{Kind: hints.Drop, For: after})[0]
 }
 
 func (w *world) want(what string, h pool.Hashes, n int) {
@@ -130,14 +143,14 @@ func TestPinnedBlocksAreNotEvicted(t *testing.T) {
 	w := newWorld(t, poolBytes/4)
 	a := chain("a", 8)
 	w.save(a)
-	w.keep(a, 10*time.Second, 0)
+	w.pin(a, 10*time.Second)
 	w.flood("first")
 	w.want("pinned", a, 8)
 	w.pass(9 * time.Second)
 	w.flood("second")
 	w.want("after 9 of 10 s", a, 8)
 	w.pass(time.Second)
-	if r := w.ledger.Report(); r.Blocks != 0 || r.Bytes != 0 {
+	if r := w.ledger.Report(); r.PinnedBlocks != 0 || r.PinnedBytes != 0 {
 		t.Errorf("after its time: %+v", r)
 	}
 	w.want("just after its time", a, 8)
@@ -150,9 +163,9 @@ func TestTheLongestPinCountsAndABlockCountsOnce(t *testing.T) {
 	a := chain("a", 8)
 	w.save(a)
 	for _, pin := range []time.Duration{5 * time.Second, 20 * time.Second, time.Second} {
-		w.keep(a, pin, 0)
+		w.pin(a, pin)
 	}
-	if r := w.ledger.Report(); r.Blocks != 8 || r.Bytes != 8*blockBytes || r.Refused != 0 {
+	if r := w.ledger.Report(); r.PinnedBlocks != 8 || r.PinnedBytes != 8*blockBytes || r.Rejected != 0 {
 		t.Errorf("%+v, want 8 blocks, pinned once", r)
 	}
 	w.pass(19 * time.Second)
@@ -168,10 +181,14 @@ func TestPinsStayWithinTheBudget(t *testing.T) {
 	a, b := chain("a", 10), chain("b", 4)
 	w.save(a)
 	w.save(b)
-	w.keep(a, time.Hour, 0)
-	w.keep(b, time.Hour, 0)
-	if r := w.ledger.Report(); r.Blocks != 6 || r.Bytes != 6*blockBytes || r.Refused != 8 {
-		t.Errorf("%+v, want 6 blocks kept and 8 refused", r)
+	if r := w.pin(a, time.Hour); r.State != hints.Clipped || r.Blocks != 6 || r.Bytes != 6*blockBytes {
+		t.Errorf("%+v, want 6 blocks", r)
+	}
+	if r := w.pin(b, time.Hour); r.State != hints.Rejected || r.Blocks != 0 || !strings.Contains(r.Reason, "bytes") {
+		t.Errorf("%+v, want none", r)
+	}
+	if r := w.ledger.Report(); r.PinnedBlocks != 6 || r.PinnedBytes != 6*blockBytes {
+		t.Errorf("%+v, want 6 blocks pinned", r)
 	}
 	w.flood("others")
 	w.want("the first of the first request", a.Slice(0, 6), 6)
@@ -182,8 +199,7 @@ func TestPinsStayWithinTheBudget(t *testing.T) {
 	}
 	none := newWorld(t, 0)
 	none.save(a)
-	none.keep(a, time.Hour, 0)
-	if r := none.ledger.Report(); r.Blocks != 0 || r.Refused != 10 {
+	if r := none.pin(a, time.Hour); r.State != hints.Rejected {
 		t.Errorf("without a budget: %+v", r)
 	}
 }
@@ -193,24 +209,35 @@ func TestBlocksThatAreNotStoredAreIgnored(t *testing.T) {
 	a := chain("a", 8)
 	w.save(a.Slice(0, 2))
 	w.save(a.Slice(5, 6))
-	w.keep(a, time.Minute, time.Minute)
-	if r := w.ledger.Report(); r.Blocks != 3 || r.Refused != 0 {
+	if r := w.pin(a, time.Minute); r.State != hints.Accepted || r.Blocks != 3 {
 		t.Errorf("%+v, want the 3 that are stored", r)
 	}
-	w.ledger.Keep(&keep.Request{Space: 77, Hashes: a, Pin: time.Minute, TTL: time.Minute})
-	w.ledger.Keep(&keep.Request{Space: w.space, Group: 3, Hashes: a, Pin: time.Minute, TTL: time.Minute})
+	for what, h := range map[string]*hints.Hint{
+		"another space": {Space: 77, Chains: []hints.Chain{{Hashes: a}}, Exact: true},
+		"another group": {Space: w.space, Chains: []hints.Chain{{Group: 3, Hashes: a}}, Exact: true},
+	} {
+		for kind := hints.Retain; kind <= hints.Drop; kind++ {
+			h.Actions = append(h.Actions, hints.Action{Kind: kind})
+		}
+		for _, r := range w.ledger.Told(h) {
+			if r.State != hints.Missing || r.Reason == "" {
+				t.Errorf("%s: %+v, want missing", what, r)
+			}
+		}
+	}
 }
 
 func TestAResetEndsPins(t *testing.T) {
 	w := newWorld(t, poolBytes/4)
 	a := chain("a", 8)
 	w.save(a)
-	w.keep(a, time.Hour, time.Second)
+	w.pin(a, time.Hour)
+	w.drop(a, time.Second)
 	_, err := w.pool.ResetSpace(w.space)
 	check(t, err)
 	w.save(a) // the same hashes, computed by other weights
 	w.pass(time.Second)
-	if r, st := w.ledger.Report(), w.pool.Stats(); r.Blocks != 0 || st.Pinned != 0 {
+	if r, st := w.ledger.Report(), w.pool.Stats(); r.PinnedBlocks != 0 || st.Pinned != 0 {
 		t.Errorf("after a reset: %+v, and %d bytes are pinned", r, st.Pinned)
 	}
 	w.want("stored after the reset", a, 8)
@@ -220,12 +247,12 @@ func TestUnusedBlocksAreDroppedAtTheirTime(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 8)
 	w.save(a)
-	w.keep(a, 0, 10*time.Second)
+	w.drop(a, 10*time.Second)
 	w.pass(9 * time.Second)
 	w.want("before their time", a, 8)
 	w.pass(time.Second)
 	w.want("at their time", a, 0)
-	if r := w.ledger.Report(); r.Dropped != 8 || r.Brief != 0 {
+	if r := w.ledger.Report(); r.Dropped != 8 || r.Pending != 0 {
 		t.Errorf("%+v, want 8 dropped", r)
 	}
 }
@@ -238,13 +265,13 @@ func TestUsedBlocksStay(t *testing.T) {
 			w.pool.Unpin(refs)
 		},
 		"saved again":         func(w *world, h pool.Hashes) { w.save(h) },
-		"pinned by a request": func(w *world, h pool.Hashes) { w.keep(h, time.Second, 0) },
+		"pinned by a request": func(w *world, h pool.Hashes) { w.pin(h, time.Second) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, poolBytes/4)
 			a := chain("a", 8)
 			w.save(a)
-			w.keep(a, 0, 10*time.Second)
+			w.drop(a, 10*time.Second)
 			use(w, a.Slice(0, 3))
 			w.pass(10 * time.Second)
 			w.want("used", a.Slice(0, 3), 3)
@@ -258,7 +285,7 @@ func TestReadingForATierIsNoUse(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 4)
 	w.save(a)
-	w.keep(a, 0, time.Second)
+	w.drop(a, time.Second)
 	b := pool.Batch{Space: w.space, Hashes: a, Status: make([]pool.Status, a.N), Slots: make([]pool.Slot, a.N)}
 	w.pool.ReadWithoutTouch(&b, func(pool.Slot) pool.Status { return pool.OK })
 	w.want("asked about", a, 4)
@@ -271,7 +298,7 @@ func TestDroppedWhileATierReads(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 1)
 	w.save(a)
-	w.keep(a, 0, time.Second)
+	w.drop(a, time.Second)
 	b := pool.Batch{Space: w.space, Hashes: a, Status: make([]pool.Status, 1), Slots: make([]pool.Slot, 1)}
 	w.pool.ReadWithoutTouch(&b, func(pool.Slot) pool.Status {
 		w.pass(time.Second)
@@ -288,7 +315,7 @@ func TestBlocksInUseAreNotDropped(t *testing.T) {
 	a := chain("a", 4)
 	w.save(a)
 	_, refs, _ := w.pool.Pin(w.space, 0, a, poolBytes, nil) // by a load that runs
-	w.keep(a, 0, time.Second)
+	w.drop(a, time.Second)
 	w.pass(time.Second)
 	w.want("while a load reads them", a, 4)
 	w.pool.Unpin(refs)
@@ -300,18 +327,18 @@ func TestChainsAreDroppedFromTheirEnd(t *testing.T) {
 	w := newWorld(t, 0)
 	a := chain("a", 20)
 	w.save(a)
-	w.keep(a.Slice(0, 10), 0, time.Second) // what follows is another request's
+	w.drop(a.Slice(0, 10), time.Second) // what follows is another request's
 	w.pass(time.Second)
 	w.want("followed by others", a, 20)
-	w.keep(a.Slice(10, 20), 0, time.Second)
+	w.drop(a.Slice(10, 20), time.Second)
 	w.pass(time.Second)
 	w.want("followed by others that were dropped", a, 0)
 
 	w.save(a)
-	w.keep(a.Slice(0, 10), 0, time.Second)
+	w.drop(a.Slice(0, 10), time.Second)
 	w.pass(time.Second)
-	w.keep(a, 0, time.Second) // anew: all wait for this one's time
-	w.keep(a.Slice(10, 20), 0, time.Nanosecond)
+	w.drop(a, time.Second) // anew: all wait for this one's time
+	w.drop(a.Slice(10, 20), time.Nanosecond)
 	w.pass(0)
 	w.pass(time.Millisecond)
 	w.want("marked anew", a.Slice(0, 10), 10)
@@ -320,15 +347,15 @@ func TestChainsAreDroppedFromTheirEnd(t *testing.T) {
 	w.want("at their time", a, 0)
 
 	w.save(a)
-	w.keep(a.Slice(0, 10), 0, time.Second)
+	w.drop(a.Slice(0, 10), time.Second)
 	w.pass(time.Second)
 	w.pool.Prefix(w.space, 0, a.Slice(0, 10))
-	w.keep(a.Slice(10, 20), 0, time.Second)
+	w.drop(a.Slice(10, 20), time.Second)
 	w.pass(time.Second)
 	w.want("used after their time", a.Slice(0, 10), 10)
 }
 
-// Blocks are dropped in whichever order KEEP names them, and however many there are.
+// Blocks are dropped in whichever order a hint names them, and however many there are.
 func TestDroppedInAnyOrder(t *testing.T) {
 	const blocks = 700
 	w := newWorldOf(t, 16<<20, 0)
@@ -345,8 +372,8 @@ func TestDroppedInAnyOrder(t *testing.T) {
 	} {
 		w.save(a)
 		if order == nil {
-			w.keep(a.Slice(0, blocks/2), 0, time.Second)
-			w.keep(a.Slice(blocks/2, blocks), 0, 2*time.Second)
+			w.drop(a.Slice(0, blocks/2), time.Second)
+			w.drop(a.Slice(blocks/2, blocks), 2*time.Second)
 			w.pass(time.Second)
 			w.want("the first part, followed by the second", a, blocks)
 		} else {
@@ -354,40 +381,13 @@ func TestDroppedInAnyOrder(t *testing.T) {
 			for _, i := range order(blocks) {
 				blob = append(blob, a.At(i)...)
 			}
-			w.keep(pool.Chain(blob, a.Len), 0, time.Second)
+			w.drop(pool.Chain(blob, a.Len), time.Second)
 		}
 		w.pass(time.Second)
 		w.want(name, a, 0)
 	}
-	if r := w.ledger.Report(); r.Dropped != 3*blocks || r.Brief != 0 {
+	if r := w.ledger.Report(); r.Dropped != 3*blocks || r.Pending != 0 {
 		t.Errorf("%+v, want %d dropped", r, 3*blocks)
-	}
-}
-
-func TestNothingIsDroppedBeforeItsPinEnds(t *testing.T) {
-	w := newWorld(t, poolBytes/4)
-	a := chain("a", 8)
-	w.save(a)
-	w.keep(a, 10*time.Second, time.Second)
-	w.pass(9 * time.Second)
-	w.want("pinned", a, 8)
-	w.pass(time.Second)
-	w.want("after the pin", a, 0)
-}
-
-func TestWhatWaitsToBeDroppedIsBounded(t *testing.T) {
-	w := newWorld(t, 0)
-	many := chain("a", 1<<14)
-	for range keep.MaxBrief / many.N {
-		w.keep(many, 0, time.Hour)
-	}
-	w.keep(chain("b", 1), 0, time.Second)
-	if r := w.ledger.Report(); r.Brief != keep.MaxBrief || r.Refused != 1 {
-		t.Errorf("%+v, want %d that wait, and one refused", r, keep.MaxBrief)
-	}
-	w.pass(2 * keep.MaxTime)
-	if r := w.ledger.Report(); r.Brief != 0 {
-		t.Errorf("%d blocks wait", r.Brief)
 	}
 }
 
@@ -408,7 +408,10 @@ func TestStorm(t *testing.T) {
 				case 0, 1:
 					w.save(h)
 				case 2, 3:
-					w.keep(h, time.Duration(dice.IntN(9))*time.Second, time.Duration(dice.IntN(9))*time.Second)
+					w.do(h, hints.Action{
+						Kind: hints.Kind(1 + dice.IntN(5)), Priority: uint8(dice.IntN(101)),
+						For: time.Duration(dice.IntN(9)) * time.Second,
+					})
 				case 4:
 					w.pass(time.Second)
 				case 5:
@@ -421,7 +424,8 @@ func TestStorm(t *testing.T) {
 						w.pool.Sweep()
 					}
 				default:
-					if r := w.ledger.Report(); r.Bytes > budget || r.Bytes != int64(r.Blocks)*blockBytes {
+					r := w.ledger.Report()
+					if r.PinnedBytes > budget || r.PinnedBytes != int64(r.PinnedBlocks)*blockBytes {
 						t.Errorf("%+v", r)
 					}
 				}
