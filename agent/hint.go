@@ -14,10 +14,14 @@ import (
 // hint serves HINT, about blocks of the session's own space. Without a registration, or with a pool
 // that takes no hints, its actions are rejected.
 func (s *session) hint(m *ipc.Hint) {
-	receipts := hints.Reject(m, "no space is registered")
+	receipts, answered := hints.Reject(m, "no space is registered"), make(chan struct{})
+	defer close(answered) // what is over already is told after that it was deferred
 	if rules := s.rules(); rules != nil && s.owner.hints != nil {
 		h := hints.FromMessage(m, rules.ID)
-		h.Later = func(r hints.Receipt) { s.notify(hints.Message(m.Req, r)) }
+		h.Later = func(r hints.Receipt) {
+			<-answered
+			s.notify(hints.Message(m.Req, r))
+		}
 		receipts = s.owner.hints.Told(h)
 	} else {
 		s.owner.metrics.HintsIgnored.Add(1)

@@ -2,7 +2,11 @@ package agent
 
 import (
 	"bytes"
+	"encoding/hex"
+	"errors"
+	"io"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -159,4 +163,99 @@ func TestHintMetricsAtZero(t *testing.T) {
 		`kvagent_hint_bytes{kind="pinned"} 0`, `kvagent_hints_total{state="rejected"} 0`,
 		`kvagent_hint_blocks_total{outcome="helped"} 0`,
 	)
+}
+
+// A prefetch brings what only a tier has into memory, so that a look-up finds it there at once.
+func TestPrefetchBringsBlocksFromATier(t *testing.T) {
+	disk := tier.Tier{Name: "disk", Store: pooltest.NewShelf(), Local: true, Write: tier.OnSave}
+	r := newRig(t, withPool(4<<20), withTiers(disk), withConfig(pinning))
+	scheduler, workers, answer := r.joinEngine(register("a"))
+	workers[0].save(answer.Epoch, chain(1, 8), 0)
+	r.waitTier(8)
+	r.drop(chain(1, 8)[3*32:])
+	if got := do(scheduler, ipc.HintPrefetch, chain(1, 8), time.Hour); got.State != ipc.HintDeferred {
+		t.Errorf("receipt %+v, want deferred", got)
+	}
+	if over := next[*ipc.Hinted](scheduler).Receipts[0]; over.State != ipc.HintAccepted || over.Blocks != 5 {
+		t.Errorf("last receipt %+v, want 5 blocks", over)
+	}
+	if got := r.pool.Stats().Entries; got != 8 {
+		t.Errorf("%d blocks are in memory, want 8", got)
+	}
+	if got := do(scheduler, ipc.HintPrefetch, chain(2, 4), 0); got.State != ipc.HintDeferred {
+		t.Errorf("receipt %+v, want deferred", got)
+	}
+	if over := next[*ipc.Hinted](scheduler).Receipts[0]; over.State != ipc.HintMissing || over.Reason == "" {
+		t.Errorf("last receipt %+v, want missing", over)
+	}
+}
+
+// A fetch brings what another agent has. A look-up that names it waits for its blocks, and finds
+// them whichever of the two comes first.
+func TestHintFetchesFromAnotherAgent(t *testing.T) {
+	x, p, d := newNodes(t)
+	x.save(0, 8)
+	fetch := &ipc.Hint{
+		Actions: []ipc.HintAction{{ID: "7/0", Kind: ipc.HintFetch, Peer: p.addr}},
+		Chains:  []ipc.HintChain{{HashLen: 32, Hashes: chain(1, 8)}},
+	}
+	x.decode.send(fetch)
+	if got := next[*ipc.Hinted](x.decode).Receipts[0]; got.State != ipc.HintDeferred {
+		t.Errorf("receipt %+v, want deferred", got)
+	}
+	q := x.remote(8, "hint/7/0", p)
+	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 8*testBlockTokens {
+		t.Fatalf("%+v", got)
+	}
+	if over := next[*ipc.Hinted](x.decode).Receipts[0]; over.State != ipc.HintAccepted || over.Blocks != 8 {
+		t.Errorf("last receipt %+v, want 8 blocks", over)
+	}
+	x.loads(q, 8)
+	nothingFetched(p, d)
+	if s := d.agent.Status().Transfers; s.Fetches != 1 {
+		t.Errorf("%+v, want one fetch", s)
+	}
+	fetch.Actions[0].ID, fetch.Chains[0].Hashes = "7/1", chain(2, 3)
+	x.decode.send(fetch)
+	next[*ipc.Hinted](x.decode)
+	if over := next[*ipc.Hinted](x.decode).Receipts[0]; over.State != ipc.HintMissing {
+		t.Errorf("last receipt %+v, want missing: the other agent has none of the blocks", over)
+	}
+}
+
+// What is sent to POST /hints is bounded and checked, field by field.
+func TestHintBodiesAreChecked(t *testing.T) {
+	r := newRig(t, withPool(4<<20), withConfig(pinning))
+	_, workers, answer := r.joinEngine(register("a"))
+	workers[0].save(answer.Epoch, chain(1, 8), 0)
+	one := hex.EncodeToString(chain(1, 1))
+	for body, want := range map[string]string{
+		"":                                       "EOF",
+		"[]":                                     "cannot unmarshal",
+		`{"actions": [{"action": "kv.pin"}]} {}`: "more than one JSON object",
+		`{"session": "a", "actions": [], "else": 1}`:                                    "else",
+		`{"session": "a", "actions": []}`:                                               "actions: 0, allowed: 1 to 16",
+		`{"session": "a", "actions": [{"action": "kv.keep"}]}`:                          "allowed: kv.retain",
+		`{"session": "a", "actions": [{"action": "kv.pin", "seconds": 1e99}]}`:          "actions[0].seconds",
+		`{"session": "a", "actions": [{"action": "kv.pin", "seconds": -1}]}`:            "actions[0].seconds",
+		`{"session": "a", "actions": [{"action": "kv.retain", "priority": 101}]}`:       "actions[0].priority",
+		`{"session": "a", "actions": [{"id": "` + strings.Repeat("x", 129) + `"}]}`:     "actions[0].action: missing",
+		`{"blocks": ["` + one + `", "00"], "actions": [{"action": "kv.pin"}]}`:          "blocks[1]",
+		`{"actions": [{"action": "kv.pin"}]}`:                                           "exactly one of them",
+		`{"session": "a", "actions": [{"action": "kv.pin"}]}`:                           "session: nothing is remembered",
+		`{"blocks": ["` + one + `"], "group": 9, "actions": [{"action": "kv.pin"}]}`:    `"missing"`,
+		`{"blocks": ["` + one + `"], "actions": [{"action": "kv.pin", "seconds": 60}]}`: `"accepted"`,
+		`{"blocks": ["` + strings.Repeat("0", 2<<20) + `"]}`:                            "too large",
+	} {
+		resp, err := r.adminClient().Post("http://agent/hints", "application/json", strings.NewReader(body))
+		check(t, err)
+		text, err := io.ReadAll(resp.Body)
+		check(t, errors.Join(err, resp.Body.Close()))
+		if !strings.Contains(string(text), want) || (resp.StatusCode == 200) != strings.HasPrefix(want, `"`) {
+			t.Errorf("%.60s: %d %.200s, want %s", body, resp.StatusCode, text, want)
+		}
+	}
+	if _, body := r.admin("GET", "/hints"); !strings.Contains(body, `"state": "accepted"`) {
+		t.Errorf("GET /hints: %s", body)
+	}
 }

@@ -123,7 +123,7 @@ func TestAddressOnlyReads(t *testing.T) {
 	}
 	for _, one := range []string{
 		"POST /set?loads=off", "GET /cache", "POST /cache/rm?all=true", "GET /cache/tier", "POST /cache/tier/rm",
-		"GET /events", "GET /events?follow=on",
+		"GET /events", "GET /events?follow=on", "GET /hints", "POST /hints",
 	} {
 		method, path, _ := strings.Cut(one, " ")
 		if code := ask(method, path); code != http.StatusForbidden {
