@@ -68,6 +68,16 @@ func (r *recorder) Victim(_ int64, _ uint64, v pool.View) uint32 {
 	return 0
 }
 
+func (r *recorder) Advise(a *pool.Advice) {
+	r.note("advise %d, finish %d, %d tokens, priority %d for %d ns", len(a.Entries), a.Finish, a.Output, a.Priority,
+		max(0, a.Until-a.Now))
+	for i, e := range a.Entries {
+		if r.prints[e] != a.Prints[i] {
+			r.note("entry %d with another print", e)
+		}
+	}
+}
+
 func (r *recorder) Class(uint32) string { return "recorded" }
 
 func (r *recorder) Report() pool.PolicyReport { return pool.PolicyReport{Name: "recorder"} }
@@ -85,6 +95,37 @@ func recorded(t *testing.T, r *recorder) *Pool {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// TestPolicyIsAdvised: facts are about a whole chain, of which the last block is named; a wish is
+// about what it names, as far as it is stored.
+func TestPolicyIsAdvised(t *testing.T) {
+	r := &recorder{}
+	p := recorded(t, r)
+	h := randomChain(nil, 1, 60)
+	reserve(p, 0, h.Slice(0, 40))
+	r.told = nil
+	p.Advise(0, 0, h.Slice(39, 40), pool.Advice{Finish: pool.FinishTool, Output: 7}, 0)
+	p.Advise(0, 0, h.Slice(30, 60), pool.Advice{Priority: 90}, time.Second)
+	p.Advise(0, 0, h.Slice(40, 60), pool.Advice{Priority: 90}, time.Second) // of none that is stored
+	p.Advise(7, 0, h, pool.Advice{Priority: 90}, time.Second)
+	want := []string{
+		"advise 40, finish 3, 7 tokens, priority 0 for 0 ns", "advise 10, finish 0, 0 tokens, priority 90 for 1000000000 ns",
+	}
+	if !slices.Equal(r.told, want) {
+		t.Errorf("told %q, want %q", r.told, want)
+	}
+	if stored, unused, bytes := p.CountUnused(0, 0, h); stored != 40 || unused != 0 || bytes != 1024 {
+		t.Errorf("%d stored, %d unused, %d bytes", stored, unused, bytes)
+	}
+	p.MarkUnused(0, 0, h, false)
+	p.Prefix(0, 0, h.Slice(0, 15))
+	if stored, unused, _ := p.CountUnused(0, 0, h); stored != 40 || unused != 25 {
+		t.Errorf("%d stored, %d unused, want 40 and 25", stored, unused)
+	}
+	if n := p.DropUnused(0, 0, h); n != 0 {
+		t.Errorf("%d blocks were dropped that were not to be", n)
+	}
 }
 
 // TestPolicyIsTold looks up, stores and evicts, and compares the calls of the policy.

@@ -45,7 +45,7 @@ func (p *Pool) CountUnused(s pool.SpaceID, group uint8, h pool.Hashes) (stored, 
 	return stored, unused, bytes
 }
 
-// maxAdvised bounds the blocks that precede those of one advice and are advised on, too.
+// maxAdvised bounds the entries before those of one advice that are advised on, too.
 const maxAdvised = 16 << 10
 
 // Advise implements pool.Advised. The policy ignores entries that have left meanwhile.
@@ -65,7 +65,7 @@ func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice,
 		return
 	}
 	var chain advised // from the end of the part before
-	for more := true; more && len(chain.entries) < maxAdvised; {
+	for more := lasts == 0; more && len(chain.entries) < maxAdvised; {
 		first, more = p.before(first, &chain)
 	}
 	slices.Reverse(chain.entries)
