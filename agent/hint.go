@@ -68,7 +68,7 @@ func (a *Agent) hintConfig(m hints.Memory, capacity int64) hints.Config {
 var errNotFetched = errors.New("the space is not open, or too many fetches run")
 
 // fetchHinted starts to fetch blocks from another agent, as a look-up that names a transfer does.
-func (a *Agent) fetchHinted(s pool.SpaceID, name, peer string, chains []hints.Chain) (func() bool, error) {
+func (a *Agent) fetchHinted(s pool.SpaceID, name, peer string, chains []hints.Chain) (<-chan struct{}, error) {
 	sp := a.registry.numbered(s)
 	if sp == nil {
 		return nil, errNotFetched
@@ -80,14 +80,13 @@ func (a *Agent) fetchHinted(s pool.SpaceID, name, peer string, chains []hints.Ch
 	for _, c := range chains {
 		r.Chains = delivery.Lacking(r.Chains, a.pool, s, c.Group, c.Hashes, 0, a.registry.windowed(s, c.Group), &left)
 	}
-	running := func() bool {
-		running, _ := a.deliveries.Fetching(s, []byte(name), peer, 0)
-		return running
+	if _, known := a.deliveries.Fetching(s, []byte(name), peer, 0); !known {
+		a.deliveries.Start(r, 0)
 	}
-	if len(r.Chains) > 0 && !running() && !a.deliveries.Start(r, 0) {
-		return nil, errNotFetched
+	if ended := a.deliveries.Ended(s, name); ended != nil {
+		return ended, nil
 	}
-	return running, nil
+	return nil, errNotFetched
 }
 
 // takesHints returns what carries out hints; nil: the pool takes none.

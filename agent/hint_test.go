@@ -204,7 +204,7 @@ func TestHintFetchesFromAnotherAgent(t *testing.T) {
 		t.Errorf("receipt %+v, want deferred", got)
 	}
 	q := x.remote(8, "hint/7/0", p)
-	if got := x.until(q, 8); got.Status != ipc.LookupHit || got.Tokens != 8*testBlockTokens {
+	if got := askUntil(t, x.look, q); got.Status != ipc.LookupHit || got.Tokens != 8*testBlockTokens {
 		t.Fatalf("%+v", got)
 	}
 	if over := next[*ipc.Hinted](x.decode).Receipts[0]; over.State != ipc.HintAccepted || over.Blocks != 8 {

@@ -56,6 +56,7 @@ func (l *Ledger) enterLocked(w *wish) {
 	l.mu.accounts[w.session] = a
 	a.blocks += w.blocks
 	l.mu.blocks += w.blocks
+	l.mu.pending++
 	if w.retained > 0 {
 		a.retained += w.retained
 		l.mu.retained += w.retained
@@ -67,6 +68,7 @@ func (l *Ledger) enterLocked(w *wish) {
 func (l *Ledger) leaveLocked(w *wish) {
 	a := l.account(w)
 	a.blocks -= w.blocks
+	l.mu.pending--
 	a.retained -= w.retained
 	l.mu.blocks -= w.blocks
 	l.mu.retained -= w.retained
@@ -231,15 +233,21 @@ func (l *Ledger) fetchLocked(w *wish, stored int) {
 	if w.action.ID == "" {
 		name = fmt.Sprintf("hint/%d", r.At.UnixNano())
 	}
-	running, err := l.c.Fetch(w.space, name, w.action.Peer, w.chains)
+	ended, err := l.c.Fetch(w.space, name, w.action.Peer, w.chains)
 	if err != nil {
 		r.State, r.Reason = Rejected, err.Error()
 		return
 	}
-	w.before, w.running = stored, running
+	w.before = stored
 	r.State, r.Reason = Deferred, "another receipt follows"
-	l.mu.fetches = append(l.mu.fetches, w)
 	l.enterLocked(w)
+	l.running.Go(func() {
+		select {
+		case <-ended:
+			l.arrived(w, "the other agent sent none of the blocks")
+		case <-l.ending:
+		}
+	})
 }
 
 // arrived ends a prefetch or a fetch: what it brought is marked, so that it is known later whether

@@ -188,19 +188,17 @@ func fetching(w *world, shelf map[string]pool.Hashes) (release chan struct{}) {
 			case <-ctx.Done():
 			}
 		},
-		Fetch: func(_ pool.SpaceID, name, peer string, chains []hints.Chain) (func() bool, error) {
+		Fetch: func(_ pool.SpaceID, name, peer string, chains []hints.Chain) (<-chan struct{}, error) {
 			if peer != "there:1" || !strings.HasPrefix(name, "hint/") {
 				return nil, errors.New("too many fetches run")
 			}
-			return func() bool {
-				select {
-				case <-release:
-					bring(chains[0].Hashes)
-					return false
-				default:
-					return true
-				}
-			}, nil
+			first, ended := chains[0].Hashes, make(chan struct{})
+			go func() {
+				<-release
+				bring(first)
+				close(ended)
+			}()
+			return ended, nil
 		},
 	})
 	return release
@@ -222,7 +220,6 @@ func TestReceiptsOfPrefetchAndFetch(t *testing.T) {
 			}
 			over := func() hints.Receipt {
 				release <- struct{}{}
-				w.ledger.Expire() // which asks about fetches
 				return <-later
 			}
 			want(t, "begins", do(a), hints.Deferred, 0)

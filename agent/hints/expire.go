@@ -5,33 +5,17 @@ import (
 	"time"
 )
 
-// Expire ends what has reached its time: pins, those of spaces that were reset, too, other actions,
-// and fetches that are over.
+// Expire ends what has reached its time: pins, those of spaces that were reset, too, and other
+// actions.
 func (l *Ledger) Expire() {
 	now := l.c.Now()
 	l.mu.Lock()
 	refs := l.mu.pins.take(func(p *pin) bool { return p.epoch != l.c.Memory.Epoch(p.space) || !p.until.After(now) })
 	l.mu.Unlock()
 	l.c.Memory.Unpin(refs)
-	for w := l.fetched(); w != nil; w = l.fetched() {
-		l.arrived(w, "the other agent sent none of the blocks")
-	}
 	for w := l.ended(now); w != nil; w = l.ended(now) {
 		l.conclude(w)
 	}
-}
-
-// fetched removes a fetch that is over.
-func (l *Ledger) fetched() *wish {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, w := range l.mu.fetches {
-		if !w.running() {
-			l.mu.fetches = append(l.mu.fetches[:i], l.mu.fetches[i+1:]...)
-			return w
-		}
-	}
-	return nil
 }
 
 // ended removes the first wish whose time is over.

@@ -26,9 +26,9 @@ type Config struct {
 	// Raise brings what only tiers have of a chain into memory. It returns when nothing more comes
 	// or ctx ends. nil: there are no tiers.
 	Raise func(ctx context.Context, s pool.SpaceID, group uint8, h pool.Hashes)
-	// Fetch starts to copy the blocks that this agent lacks from another, under a name, and returns
-	// what reports whether that goes on. It does not wait. nil: no other agent can be asked.
-	Fetch func(s pool.SpaceID, name, peer string, chains []Chain) (running func() bool, err error)
+	// Fetch starts to copy the blocks that this agent lacks from another, under a name. ended is
+	// closed when that is over. It does not wait. nil: no other agent can be asked.
+	Fetch func(s pool.SpaceID, name, peer string, chains []Chain) (ended <-chan struct{}, err error)
 	Now   func() time.Time
 }
 
@@ -38,6 +38,7 @@ type Ledger struct {
 	c       Config
 	queue   chan *wish // of prefetches
 	running sync.WaitGroup
+	ending  <-chan struct{}
 	stop    context.CancelFunc
 
 	mu struct { // taken before the pool's locks
@@ -45,10 +46,10 @@ type Ledger struct {
 		closed   bool
 		sessions sessions
 		pins     pins
-		wishes   wishes // that go on
-		fetches  []*wish
+		wishes   wishes                  // that go on
 		accounts map[sessionKey]*account // of sessions with wishes
-		blocks   int                     // of all wishes, fetches and prefetches
+		pending  int                     // wishes, fetches and prefetches
+		blocks   int                     // of them
 		retained int64                   // bytes
 		receipts []*Receipt              // the last, oldest first
 		count    Counts
@@ -73,7 +74,6 @@ type wish struct {
 	blocks   int     // of chains
 	retained int64   // bytes accounted to the session
 	before   int     // blocks that were stored before a prefetch or a fetch
-	running  func() bool
 	later    func(Receipt)
 	at       time.Time // when it is over
 	receipt  *Receipt
@@ -114,7 +114,7 @@ func New(c Config) *Ledger {
 	l.mu.sessions, l.mu.pins = newSessions(), newPins()
 	l.mu.accounts = map[sessionKey]*account{}
 	ctx, stop := context.WithCancel(context.Background())
-	l.stop = stop
+	l.ending, l.stop = ctx.Done(), stop
 	l.running.Go(func() { l.prefetch(ctx) })
 	return l
 }
@@ -124,7 +124,7 @@ func (l *Ledger) Close() {
 	l.mu.Lock()
 	l.mu.closed = true
 	refs := l.mu.pins.take(func(*pin) bool { return true })
-	l.mu.wishes, l.mu.fetches = nil, nil
+	l.mu.wishes = nil
 	l.mu.Unlock()
 	l.c.Memory.Unpin(refs)
 	l.stop()
@@ -138,7 +138,7 @@ func (l *Ledger) Report() Report {
 	return Report{
 		PinnedBlocks: len(l.mu.pins.byRef), PinnedBytes: l.mu.pins.bytes, PinBudget: l.c.PinBudget,
 		Retained: l.mu.retained, Sessions: len(l.mu.sessions.byKey),
-		Pending: len(l.mu.wishes) + len(l.mu.fetches) + len(l.queue), Counts: l.mu.count,
+		Pending: l.mu.pending, Counts: l.mu.count,
 	}
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kvagent.limits import MAX_HINT_ACTIONS, MAX_HINT_ID, MAX_HINT_MS, MAX_PEER_ADDRESS, MAX_PRIORITY
@@ -25,23 +26,34 @@ class BadHint(ValueError):
     """A hint that does not exist, or has a value that is not allowed."""
 
 
-def actions(given: Any) -> list[tuple[str, HintAction | BadHint]]:
-    """Return the actions of an envelope, or of a list of plain ones, with their IDs: each, or why
-    it is rejected. Raise BadHint for what is neither.
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An action that is not carried out: its ID and name as the client gave them, and why."""
+
+    id: str
+    action: str
+    reason: str
+
+
+def actions(given: Any) -> list[HintAction | Rejected]:
+    """Return the actions of an envelope, or of a list of plain ones. Raise BadHint for what is
+    neither.
     """
     every = given.get("actions") if isinstance(given, Mapping) else getattr(given, "actions", given)
     if isinstance(every, (str, bytes)) or not isinstance(every, Sequence):
         raise BadHint(f"{shown(given)}, allowed is a list of actions, or a mapping that has one")
-    found: list[tuple[str, HintAction | BadHint]] = []
+    found: list[HintAction | Rejected] = []
     for one in every[: MAX_HINT_ACTIONS + 1]:
-        parts: tuple[Any, Any, Any, Any] = (None, None, None, None)
+        identifier = kind = ""
         try:
-            parts = _parts(one)
+            name, what, version, payload = _parts(one)
+            kind = what if isinstance(what, str) and what in NAMES else shown(what)
+            identifier = _identifier(name)
             if len(found) == MAX_HINT_ACTIONS:
                 raise BadHint(f"{len(every)} actions, allowed are {MAX_HINT_ACTIONS}")
-            found.append((_identifier(parts[0]), _action(*parts)))
+            found.append(_action(identifier, what, version, payload))
         except BadHint as reason:
-            found.append((shown(parts[0])[:MAX_HINT_ID] if parts[0] is not None else "", reason))
+            found.append(Rejected(identifier, kind, str(reason)))
     return found
 
 
@@ -80,7 +92,7 @@ def _identifier(given: Any) -> str:
     return given.encode(errors="replace").decode()  # it comes back in an answer, as JSON
 
 
-def _action(given: Any, kind: Any, version: Any, payload: Any) -> HintAction:
+def _action(identifier: str, kind: Any, version: Any, payload: Any) -> HintAction:
     action = NAMES.get(kind) if isinstance(kind, str) else None
     if action is None:
         raise BadHint(f"{shown(kind)}: no such action; there are {', '.join(NAMES)}")
@@ -93,7 +105,7 @@ def _action(given: Any, kind: Any, version: Any, payload: Any) -> HintAction:
         raise BadHint(f"{kind}: priority: {shown(priority)}, allowed is an integer 0 to {MAX_PRIORITY}")
     peer = _peer(payload) if action == Action.FETCH else ""
     ms = _milliseconds(str(kind), payload) if action in _TIMES else 0
-    return HintAction(_identifier(given), action, priority, ms, peer)
+    return HintAction(identifier, action, priority, ms, peer)
 
 
 def _milliseconds(kind: str, payload: Mapping[str, Any]) -> int:

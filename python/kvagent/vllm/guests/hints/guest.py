@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_HINT_ID, MAX_JOB_BLOCKS
 from kvagent.messages import Action, ActionState, BlockStatus, Finish, Hint, HintAction, HintChain, Hinted
-from kvagent.vllm.guests.hints.actions import NAMES, BadHint, actions, shown, source
+from kvagent.vllm.guests.hints.actions import NAMES, BadHint, Rejected, actions, shown, source
 from kvagent.vllm.hooks import Guest, Reset
-from kvagent.vllm.scheduler.requests import USUAL, Hurry, Phase, Terms
+from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Hurry, Phase, Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +66,7 @@ class Hints(Guest):
         self._running: dict[str, _Told] = {}
         self._ended: list[_Told] = []  # whose saves have not
         self._owners: dict[Tracked, _Told] = {}  # of which it matters what they were the first to store
+        self._untold: dict[_Told, list[Hint]] = {}  # what is to be brought, of which no agent could be told
         self._fetching: dict[_Told, Terms] = {}  # whose look-ups wait for another agent, and how
         self._last: tuple[str, list[dict[str, Any]]] = ("", [])  # of the request that ended last: its receipts
         self._req = secrets.randbits(31)
@@ -80,11 +81,9 @@ class Hints(Guest):
         """Take the actions of a request that arrives. Raise BadHint for what is none."""
         told, found = self._told(tracked), actions(given)
         self.side.counts.requests_hinted += 1
-        for identifier, action in found:
-            if isinstance(action, BadHint):
-                told.receipts.append({
-                    "id": identifier, "state": ActionState.REJECTED.name.lower(), "reason": str(action),
-                })  # fmt: skip
+        for action in found:
+            if isinstance(action, Rejected):
+                told.receipts.append(_receipt(action.id, action.action, ActionState.REJECTED, action.reason))
             else:
                 self._take(told, action)
 
@@ -119,10 +118,8 @@ class Hints(Guest):
 
     def _take(self, told: _Told, action: HintAction) -> None:
         number = len(told.receipts)
-        told.receipts.append({
-            "id": action.id, "action": _NAMES[Action(action.kind)], "state": ActionState.DEFERRED.name.lower(),
-            "reason": "carried out once the request's blocks are stored", "blocks": 0, "bytes": 0,
-        })  # fmt: skip
+        why = "the agent was not told" if action.kind in _NOW else "carried out once the request's blocks are stored"
+        told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.DEFERRED, why))
         action = replace(action, id=f"{told.req}/{number}")
         if action.kind in _NOW:
             told.now.append(action)
@@ -133,21 +130,32 @@ class Hints(Guest):
             self._own(told, told.session)
 
     def _bring(self, told: _Told) -> None:
-        """Tell the agent what is to be brought for a request that has arrived."""
+        """Tell the agent what is to be brought for a request that has arrived. Without a session
+        it is told before the next step.
+        """
         tracked = told.tracked
-        hashes = self._blocks(tracked.request, tracked.request.num_tokens)
-        parts = list(hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), hashes, None))
-        sent = all(list(map(self.side.agent.send, parts)))
         for action in told.now:
-            receipt = told.receipts[int(action.id.rpartition("/")[2])]
-            receipt["reason"] = "on its way" if sent and parts else "the agent was not told"
             if action.kind == Action.FETCH and tracked.asking.terms == USUAL:
                 name = f"hint/{action.id}".encode()
                 tracked.asking.terms = Terms(name, action.peer, False, self._remote_s, self._remote_s)
                 self._fetching[told] = tracked.asking.terms
+        self._untold[told] = list(
+            hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), self._blocks(tracked.request, NO_LIMIT), None)
+        )
+        self._send()
+
+    def _send(self) -> None:
+        """Send what is to be brought, if there is a session."""
+        for told, parts in list(self._untold.items()):
+            if all(list(map(self.side.agent.send, parts))):
+                del self._untold[told]
+                for action in told.now:
+                    told.receipts[_number(action.id)]["reason"] = "on its way"
 
     def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
         """Take receipts, and tell the agent of those whose last saves are over."""
+        if self._untold:
+            self._send()
         for answer in self.side.agent.take_receipts():
             self._receive(answer)
         for told in [one for one in self._fetching if one.tracked.phase != Phase.NONE]:
@@ -175,6 +183,7 @@ class Hints(Guest):
             return
         self._last = request.request_id, told.receipts
         self._fetching.pop(told, None)
+        self._untold.pop(told, None)
         told.finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
         told.output = request.num_output_tokens
         if told.finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
@@ -211,9 +220,8 @@ class Hints(Guest):
         for told in self._running.values():
             if told.req == answer.req:
                 for one in answer.receipts:
-                    number = one.id.rpartition("/")[2]
-                    if number.isdecimal() and int(number) < len(told.receipts):
-                        told.receipts[int(number)] |= {
+                    if (number := _number(one.id)) < len(told.receipts):
+                        told.receipts[number] |= {
                             "state": ActionState(one.state).name.lower(), "blocks": one.blocks, "bytes": one.bytes,
                             "reason": one.reason,
                         }  # fmt: skip
@@ -260,6 +268,18 @@ def hints(
                 chains, room = [], MAX_JOB_BLOCKS
     if chains:
         yield Hint(req, session, finish, output, todo, tuple(chains))
+
+
+def _receipt(identifier: str, action: str, state: ActionState, reason: str) -> dict[str, Any]:
+    return {
+        "id": identifier, "action": action, "state": state.name.lower(), "reason": reason, "blocks": 0, "bytes": 0,
+    }  # fmt: skip
+
+
+def _number(identifier: str) -> int:
+    """Return an action's number among those of its request."""
+    number = identifier.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 1 << 32
 
 
 def _session(given: Any) -> str:
