@@ -9,6 +9,7 @@ import (
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -29,7 +30,7 @@ type Config struct {
 	Dir string // socket directory
 	// Admin is the listener of admin.sock, whose lock is the directory's; if it is nil, Start
 	// listens. The agent owns it once New has succeeded.
-	Admin       *ipc.UnixListener
+	Admin       *socketdir.Listener
 	SocketGroup int // group id of the directory and its sockets; 0 or less: the owner alone
 	AllowUIDs   []uint32
 	AllowGIDs   []uint32

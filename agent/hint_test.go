@@ -229,21 +229,22 @@ func TestHintBodiesAreChecked(t *testing.T) {
 	_, workers, answer := r.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	one := hex.EncodeToString(chain(1, 1))
+	pin := `"actions": [{"action": "kv.pin"}]}`
 	for body, want := range map[string]string{
-		"":                                       "EOF",
-		"[]":                                     "cannot unmarshal",
-		`{"actions": [{"action": "kv.pin"}]} {}`: "more than one JSON object",
-		`{"session": "a", "actions": [], "else": 1}`:                                    "else",
-		`{"session": "a", "actions": []}`:                                               "actions: 0, allowed: 1 to 16",
-		`{"session": "a", "actions": [{"action": "kv.keep"}]}`:                          "allowed: kv.retain",
-		`{"session": "a", "actions": [{"action": "kv.pin", "seconds": 1e99}]}`:          "actions[0].seconds",
-		`{"session": "a", "actions": [{"action": "kv.pin", "seconds": -1}]}`:            "actions[0].seconds",
-		`{"session": "a", "actions": [{"action": "kv.retain", "priority": 101}]}`:       "actions[0].priority",
-		`{"session": "a", "actions": [{"id": "` + strings.Repeat("x", 129) + `"}]}`:     "actions[0].action: missing",
-		`{"blocks": ["` + one + `", "00"], "actions": [{"action": "kv.pin"}]}`:          "blocks[1]",
-		`{"actions": [{"action": "kv.pin"}]}`:                                           "exactly one of them",
-		`{"session": "a", "actions": [{"action": "kv.pin"}]}`:                           "session: nothing is remembered",
-		`{"blocks": ["` + one + `"], "group": 9, "actions": [{"action": "kv.pin"}]}`:    `"missing"`,
+		"":                "EOF",
+		"[]":              "cannot unmarshal",
+		`{` + pin + ` {}`: "more than one JSON object",
+		`{"session": "a", "actions": [], "else": 1}`:                                "else",
+		`{"session": "a", "actions": []}`:                                           "actions: 0, allowed: 1 to 16",
+		`{"session": "a", "actions": [{"action": "kv.keep"}]}`:                      "allowed: kv.retain",
+		`{"session": "a", "actions": [{"action": "kv.pin", "seconds": 1e99}]}`:      "actions[0].seconds",
+		`{"session": "a", "actions": [{"action": "kv.pin", "seconds": -1}]}`:        "actions[0].seconds",
+		`{"session": "a", "actions": [{"action": "kv.retain", "priority": 101}]}`:   "actions[0].priority",
+		`{"session": "a", "actions": [{"id": "` + strings.Repeat("x", 129) + `"}]}`: "actions[0].action: missing",
+		`{"blocks": ["` + one + `", "00"], ` + pin:                                  "blocks[1]",
+		`{` + pin:                 "exactly one of them",
+		`{"session": "a", ` + pin: "session: nothing is remembered",
+		`{"blocks": ["` + one + `"], "group": 9, ` + pin:                                `"missing"`,
 		`{"blocks": ["` + one + `"], "actions": [{"action": "kv.pin", "seconds": 60}]}`: `"accepted"`,
 		`{"blocks": ["` + strings.Repeat("0", 2<<20) + `"]}`:                            "too large",
 	} {

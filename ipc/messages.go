@@ -3,7 +3,11 @@
 // engines. docs/PROTOCOL.md is its contract.
 package ipc
 
-import "crypto/sha256"
+import (
+	"crypto/sha256"
+
+	"github.com/kvagent/kvagent/ipc/socketdir"
+)
 
 // Versions of the session protocol and of the look-up's own form that are served.
 const (
@@ -34,7 +38,7 @@ const (
 	MaxReleases               = 4096 // lease numbers in one RELEASE
 	MaxHandle                 = 256  // bytes of a region's handle
 	MaxEvents                 = 65536
-	MaxSocketPath             = 107
+	MaxSocketPath             = socketdir.MaxPath
 	MaxTransferName           = 256      // bytes of a transfer's name
 	MaxTransferMS             = 600000   // of a transfer's time to live
 	MaxStageWords             = 1024     // of one worker

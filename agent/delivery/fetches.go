@@ -110,7 +110,8 @@ func (t *Table) Fetching(s pool.SpaceID, name []byte, peer string, session uint6
 	return running, true
 }
 
-// Ended returns a channel that is closed when the fetch of a transfer is over; nil if none is known.
+// Ended returns a channel that is closed when the fetch of a transfer is over; nil if none is
+// known.
 func (t *Table) Ended(s pool.SpaceID, name string) <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

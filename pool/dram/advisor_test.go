@@ -110,7 +110,8 @@ func TestPolicyIsAdvised(t *testing.T) {
 	p.Advise(0, 0, h.Slice(40, 60), pool.Advice{Priority: 90}, time.Second) // of none that is stored
 	p.Advise(7, 0, h, pool.Advice{Priority: 90}, time.Second)
 	want := []string{
-		"advise 40, finish 3, 7 tokens, priority 0 for 0 ns", "advise 10, finish 0, 0 tokens, priority 90 for 1000000000 ns",
+		"advise 40, finish 3, 7 tokens, priority 0 for 0 ns",
+		"advise 10, finish 0, 0 tokens, priority 90 for 1000000000 ns",
 	}
 	if !slices.Equal(r.told, want) {
 		t.Errorf("told %q, want %q", r.told, want)

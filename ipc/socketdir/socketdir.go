@@ -1,4 +1,6 @@
-package ipc
+// Package socketdir is the directory of the agent's Unix sockets: who may reach them, and which
+// process serves one.
+package socketdir
 
 import (
 	"errors"
@@ -14,6 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// MaxPath bounds the path of a socket, bytes: the kernel does.
+const MaxPath = 107
+
+const maxName = 128 // bytes of a look-up socket's name
+
 // The permissions of their directory guard the sockets: ZeroMQ asks for no credentials.
 const (
 	dirMode      = 0o700
@@ -22,10 +29,10 @@ const (
 	sockModeGrp  = 0o660
 )
 
-// PrepareDir creates dir for sockets, or checks an existing one: owned by this user or root, and
+// Prepare creates dir for sockets, or checks an existing one: owned by this user or root, and
 // closed to all others except the group (a gid; 0: none). A wider directory of this user is
 // narrowed if it holds only sockets and their lock files.
-func PrepareDir(dir string, group int) error {
+func Prepare(dir string, group int) error {
 	err := os.Mkdir(dir, dirMode)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = os.MkdirAll(filepath.Dir(dir), 0o755); err == nil {
@@ -91,13 +98,13 @@ func onlySockets(dir string) bool {
 // that the agent does not use itself.
 func CheckName(name string) error {
 	switch {
-	case name == "" || len(name) > MaxName:
-		return fmt.Errorf("lookup_name: %d bytes, allowed is 1 to %d", len(name), MaxName)
+	case name == "" || len(name) > maxName:
+		return fmt.Errorf("lookup_name: %d bytes, allowed is 1 to %d", len(name), maxName)
 	case strings.HasPrefix(name, ".") || strings.ContainsAny(name, "/\x00"):
 		return fmt.Errorf("lookup_name: %q, allowed is the name of a file without a leading dot", name)
 	case !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl):
 		return fmt.Errorf("lookup_name: %q, allowed is UTF-8 without control characters", name)
-	case strings.HasSuffix(name, lockSuffix) || name == SessionSocket || name == AdminSocket || name == LookupSocket:
+	case strings.HasSuffix(name, lockSuffix) || name == Session || name == Admin || name == Lookup:
 		return fmt.Errorf("lookup_name: %q is taken by the agent", name)
 	}
 	return nil
@@ -105,9 +112,9 @@ func CheckName(name string) error {
 
 // The agent's own sockets in its directory.
 const (
-	SessionSocket = "session.sock"
-	AdminSocket   = "admin.sock"
-	LookupSocket  = "lookup.sock"
+	Session = "session.sock"
+	Admin   = "admin.sock"
+	Lookup  = "lookup.sock"
 )
 
 // MoversFile is the file in the socket directory in which an agent records its movers for its

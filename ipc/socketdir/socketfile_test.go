@@ -1,4 +1,4 @@
-package ipc
+package socketdir
 
 import (
 	"errors"
@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestSocketDirectories(t *testing.T) {
@@ -48,7 +47,7 @@ func TestSocketDirectories(t *testing.T) {
 		"narrow for group": {make("h", 0o700), gid, os.ModeSetgid | 0o770},
 		"a file":           {file, 0, 0},
 	} {
-		err := PrepareDir(v.dir, v.group)
+		err := Prepare(v.dir, v.group)
 		if v.mode == 0 {
 			if err == nil {
 				t.Errorf("%s: accepted", name)
@@ -71,7 +70,7 @@ func TestSocketGroupMode(t *testing.T) {
 		t.Skip("needs root to give a socket to a group")
 	}
 	path := filepath.Join(socketDir(t), "d", "s")
-	l, err := ListenUnix(path, 1)
+	l, err := Listen(path, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,11 +83,11 @@ func TestSocketGroupMode(t *testing.T) {
 func TestSocketClaims(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, "s")
-	first, err := ListenUnix(path, 0)
+	first, err := Listen(path, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = ListenUnix(path, 0)
+	_, err = Listen(path, 0)
 	if want := fmt.Sprintf("by process %d", os.Getpid()); !errors.Is(err, ErrInUse) ||
 		!strings.Contains(err.Error(), want) {
 		t.Errorf("a held path: %v, want %q", err, want)
@@ -97,7 +96,7 @@ func TestSocketClaims(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = ListenUnix(path, 0); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err = Listen(path, 0); err == nil || !strings.Contains(err.Error(), "no socket") {
 		t.Errorf("a plain file: %v", err)
 	}
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
@@ -109,78 +108,30 @@ func TestSocketClaims(t *testing.T) {
 		if err := os.WriteFile(lock, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := ListenUnix(filepath.Join(dir, name), 0); !errors.Is(err, ErrForeign) {
+		if _, err := Listen(filepath.Join(dir, name), 0); !errors.Is(err, ErrForeign) {
 			t.Errorf("a lock file of somebody else's, %q: %v, want %v", text, err, ErrForeign)
 		}
 		if b, _ := os.ReadFile(lock); string(b) != text {
 			t.Errorf("the lock file of somebody else holds %q now, want %q", b, text)
 		}
 	}
-	long := filepath.Join(dir, strings.Repeat("n", MaxSocketPath))
-	if _, err = ListenUnix(long, 0); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 107") {
+	long := filepath.Join(dir, strings.Repeat("n", MaxPath))
+	if _, err = Listen(long, 0); err == nil || !strings.Contains(err.Error(), "allowed is 1 to 107") {
 		t.Errorf("a long path: %v", err)
 	}
 }
 
 func TestCheckName(t *testing.T) {
-	for _, name := range []string{"lookup_rpc_port_0_dp_rank0", "a", strings.Repeat("x", MaxName)} {
+	for _, name := range []string{"lookup_rpc_port_0_dp_rank0", "a", strings.Repeat("x", maxName)} {
 		if err := CheckName(name); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	for _, name := range []string{"", "a\nb", "a\x7f", "\xff", ".", "..", "a/b", "../x", "x\x00", "session.sock",
-		"lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", MaxName+1)} {
+		"lookup.sock", "admin.sock", "x.lock", strings.Repeat("x", maxName+1)} {
 		if CheckName(name) == nil {
 			t.Errorf("%q: accepted", name)
 		}
-	}
-}
-
-// A frame that is begun and not finished is a dead peer; a silent one is not.
-func TestConnStalls(t *testing.T) {
-	agent, raw := rawPair(t)
-	agent.times.frame, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
-	raw.Write(frameOf(&Ping{Req: 1}))
-	if _, _, err := agent.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	start := time.Now()
-	go raw.Write([]byte{0, 0, 0, 9, 0x92})
-	hang := time.AfterFunc(testTimeout, func() { raw.Close() })
-	_, _, err := agent.Recv()
-	hang.Stop()
-	if !errors.Is(err, ErrStalled) {
-		t.Errorf("half a frame: %v, want ErrStalled", err)
-	}
-	if took := time.Since(start); took < 30*time.Millisecond || took > testTimeout {
-		t.Errorf("given up after %v, want 30ms", took)
-	}
-	if !errors.Is(agent.Cause(), ErrStalled) {
-		t.Errorf("cause %v", agent.Cause())
-	}
-}
-
-// A peer that reads nothing ends the session when its buffer is full, in bounded time.
-func TestConnSendStalls(t *testing.T) {
-	agent, _ := rawPair(t)
-	agent.times.send, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
-	done := &Done{Status: make([]byte, MaxJobBlocks)}
-	var err error
-	for range 10000 {
-		if err = agent.Send(done); err != nil {
-			break
-		}
-	}
-	if !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("%v, want a deadline", err)
-	}
-	if again := agent.Send(&Ping{}); again == nil {
-		t.Error("sent after half a frame")
-	}
-	select {
-	case <-agent.Dead():
-	default:
-		t.Error("Dead is open")
 	}
 }
 
@@ -189,8 +140,8 @@ func TestConnSendStalls(t *testing.T) {
 func TestDirectoryRemovedInFlight(t *testing.T) {
 	dir := filepath.Join(socketDir(t), "d")
 	path := filepath.Join(dir, "s.sock")
-	listen := func() *UnixListener {
-		l, err := ListenUnix(path, 0)
+	listen := func() *Listener {
+		l, err := Listen(path, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,8 +162,40 @@ func TestDirectoryRemovedInFlight(t *testing.T) {
 	if !alive(path) {
 		t.Error("the end of the first listener removed the socket of the second")
 	}
-	if l, err := ListenUnix(path, 0); !errors.Is(err, ErrInUse) ||
+	if l, err := Listen(path, 0); !errors.Is(err, ErrInUse) ||
 		!strings.Contains(err.Error(), fmt.Sprint("by process ", os.Getpid())) {
 		t.Errorf("the end of the first listener removed the lock of the second: %v, %v", l, err)
 	}
+}
+
+func TestListenerAfterKill(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, Session)
+	l, err := Listen(path, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As a killed process leaves it: socket and lock file there, no process holds the lock.
+	l.UnixListener.Close()
+	l.file.lock.Close()
+	again, err := Listen(path, 0)
+	if err != nil {
+		t.Fatalf("stale files: %v", err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if all, _ := os.ReadDir(dir); len(all) != 0 {
+		t.Errorf("leftovers: %v", all)
+	}
+}
+
+func socketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }

@@ -1,4 +1,4 @@
-package ipc
+package socketdir
 
 import (
 	"errors"
@@ -41,10 +41,10 @@ type socketFile struct {
 // claimSocket locks path and binds a listening Unix socket there. It sets the mode before any
 // client can connect. The caller owns fd.
 func claimSocket(path string, group int) (s *socketFile, fd int, err error) {
-	if len(path) > MaxSocketPath {
-		return nil, -1, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxSocketPath)
+	if len(path) > MaxPath {
+		return nil, -1, fmt.Errorf("socket path %s: %d bytes, allowed is 1 to %d", path, len(path), MaxPath)
 	}
-	if err := PrepareDir(filepath.Dir(path), group); err != nil {
+	if err := Prepare(filepath.Dir(path), group); err != nil {
 		return nil, -1, err
 	}
 	lock, err := lockFile(path)
@@ -206,15 +206,15 @@ func sameFile(f *os.File, name string) bool {
 	return err == nil && os.SameFile(a, b)
 }
 
-// UnixListener is a Unix stream listener that holds its socket file's lock.
-type UnixListener struct {
+// Listener is a Unix stream listener that holds its socket file's lock.
+type Listener struct {
 	*net.UnixListener
 	file *socketFile
 }
 
-// ListenUnix listens at path as all sockets of the agent do: in a directory that is closed to
+// Listen listens at path as all sockets of the agent do: in a directory that is closed to
 // others, under a lock, replacing a dead socket but never a live one. group is a gid, 0 for none.
-func ListenUnix(path string, group int) (*UnixListener, error) {
+func Listen(path string, group int) (*Listener, error) {
 	file, fd, err := claimSocket(path, group)
 	if err != nil {
 		return nil, err
@@ -226,14 +226,14 @@ func ListenUnix(path string, group int) (*UnixListener, error) {
 		file.release()
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
-	return &UnixListener{UnixListener: l.(*net.UnixListener), file: file}, nil
+	return &Listener{UnixListener: l.(*net.UnixListener), file: file}, nil
 }
 
 // Reachable reports whether the socket's file still exists and is the one that was bound.
-func (l *UnixListener) Reachable() bool { return l.file.there() }
+func (l *Listener) Reachable() bool { return l.file.there() }
 
 // Close stops listening and removes the socket's file.
-func (l *UnixListener) Close() error {
+func (l *Listener) Close() error {
 	err := l.UnixListener.Close()
 	if err == nil {
 		l.file.release()
