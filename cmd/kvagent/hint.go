@@ -94,9 +94,14 @@ func printReceipts(out io.Writer, body []byte) error {
 		return errors.New("hint: the agent's answer is no JSON")
 	}
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	listReceipts(t, answer.Receipts)
+	return t.Flush()
+}
+
+func listReceipts(t io.Writer, all []hints.Receipt) {
 	fmt.Fprintln(t, "TIME\tACTION\tID\tSESSION\tSTATE\tBLOCKS\tBYTES\tHELPED\tIN VAIN\tREASON")
-	for i := range answer.Receipts {
-		r := &answer.Receipts[i]
+	for i := range all {
+		r := &all[i]
 		helped, vain := "-", "-"
 		if r.Over {
 			helped, vain = fmt.Sprint(r.Helped), fmt.Sprint(r.InVain)
@@ -104,5 +109,4 @@ func printReceipts(out io.Writer, body []byte) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", r.At.Local().Format(time.TimeOnly), r.Kind, r.ID,
 			r.Session, r.State, r.Blocks, settings.HumanSize(r.Bytes), helped, vain, r.Reason)
 	}
-	return t.Flush()
 }

@@ -38,6 +38,9 @@ func TestHint(t *testing.T) {
 			t.Errorf("%q: exit %d, want %d, with %q: %s", c.args, code, c.code, c.want, out)
 		}
 	}
+	if out, _ := kvagentOutput(t, "explain", "--socket-dir", dir); !strings.Contains(out, "kv.pin") {
+		t.Errorf("explain says nothing of hints: %s", out)
+	}
 	if out, _ := kvagentOutput(t, "status", "--socket-dir", dir); !strings.Contains(out, "1 blocks pinned") {
 		t.Errorf("status says nothing of the pin: %s", out)
 	}
