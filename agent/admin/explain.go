@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/hints"
+	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 )
 

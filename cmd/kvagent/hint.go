@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -106,7 +108,17 @@ func listReceipts(t io.Writer, all []hints.Receipt) {
 		if r.Over {
 			helped, vain = fmt.Sprint(r.Helped), fmt.Sprint(r.InVain)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", r.At.Local().Format(time.TimeOnly), r.Kind, r.ID,
-			r.Session, r.State, r.Blocks, settings.HumanSize(r.Bytes), helped, vain, r.Reason)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", r.At.Local().Format(time.TimeOnly), r.Kind,
+			printable(r.ID), printable(r.Session), r.State, r.Blocks, settings.HumanSize(r.Bytes), helped, vain, r.Reason)
 	}
+}
+
+// printable returns a client's text without what a terminal would obey.
+func printable(text string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsPrint(c) {
+			return c
+		}
+		return '?'
+	}, text)
 }
