@@ -35,7 +35,7 @@ var mayImport = map[string][]string{
 	"pool/dram/arena":     {"pool", "pagefault"},
 	"pool/dram/slab":      {"pool", "pool/dram/arena", "pool/dram/offheap"},
 	"pool/dram/owner":     {"pool", "pool/dram/offheap"},
-	"pool/dram/offheap":   {},
+	"pool/dram/offheap":   {"pool"},
 	"pool/pooltest":       {"pool", "pagefault"},
 	"pool/evict/evictsim": {"pool", "trace"},
 	"pool/peer":           {"pool", "pool/peer/...", "pagefault", "connlimit", "backoff", "secret"},

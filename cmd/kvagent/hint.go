@@ -109,7 +109,8 @@ func listReceipts(t io.Writer, all []hints.Receipt) {
 			helped, vain = fmt.Sprint(r.Helped), fmt.Sprint(r.InVain)
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s\n", r.At.Local().Format(time.TimeOnly), r.Kind,
-			printable(r.ID), printable(r.Session), r.State, r.Blocks, settings.HumanSize(r.Bytes), helped, vain, r.Reason)
+			printable(r.ID), printable(r.Session), r.State, r.Blocks, settings.HumanSize(r.Bytes), helped, vain,
+			r.Reason)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // core is everything that the pool's lock guards: the entries, their places and the order of
 // eviction. Its methods are called with the lock held. Bytes of blocks are never copied under it.
 type core struct {
-	seed   seed
+	seed   offheap.Seed
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
@@ -70,7 +70,7 @@ type core struct {
 
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file, nil if it
 // has none.
-func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err error) {
+func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core, err error) {
 	c = &core{
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
@@ -118,29 +118,29 @@ func (c *core) close() error {
 func (c *core) hashes(entries []uint32, hashes []uint64) {
 	var touched uint64
 	for _, e := range entries { // independent loads: their misses overlap
-		touched ^= c.recs.All[e].hash.a
+		touched ^= c.recs.All[e].hash.A
 	}
 	c.work.sink = touched
 	for i, e := range entries {
 		r := &c.recs.All[e]
-		hashes[i] = c.seed.hash(r.ident, r.hash)
+		hashes[i] = c.seed.Hash(uint32(r.ident), r.hash)
 	}
 }
 
 // find returns the entry of a key, visible or not; none if there is none.
 func (c *core) find(id ident, b []byte) uint32 {
-	k := words(b)
+	k := offheap.KeyOf(b)
 	return c.findWords(id, &k)
 }
 
-func (c *core) findWords(id ident, k *key) uint32 {
-	h := c.seed.hash(id, *k)
+func (c *core) findWords(id ident, k *offheap.Key) uint32 {
+	h := c.seed.Hash(uint32(id), *k)
 	cells, home := c.table.Side(h)
 	return c.match(cells, home, offheap.TagOf(h, home), id, k)
 }
 
 // match searches from cell i on for the entry with this key.
-func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *key) uint32 {
+func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *offheap.Key) uint32 {
 	for {
 		var e uint32
 		if e, i = cells.Candidate(i, tag); e == none {
@@ -181,7 +181,7 @@ func (c *core) lookupRef(ref pool.Ref) uint32 {
 
 // record is the header of an entry: one cache line. Its index names it; 0 is none.
 type record struct {
-	hash  key // the block hash, zero-padded
+	hash  offheap.Key // the block hash, zero-padded
 	ident ident
 	hold  uint32 // pins<<pinShift | flags
 

@@ -82,7 +82,7 @@ type advised struct {
 
 func (a *advised) add(c *core, e uint32) {
 	r := &c.recs.All[e]
-	a.entries, a.prints = append(a.entries, e), append(a.prints, c.seed.hash(r.ident, r.hash))
+	a.entries, a.prints = append(a.entries, e), append(a.prints, c.seed.Hash(uint32(r.ident), r.hash))
 }
 
 // before adds the entries before ref in their chain, the last one first, at most lockStride. It

@@ -1,10 +1,6 @@
 package dram
 
-import (
-	"encoding/binary"
-
-	"github.com/kvagent/kvagent/pool"
-)
+import "github.com/kvagent/kvagent/pool"
 
 var _ pool.WriteBack = (*Pool)(nil)
 
@@ -55,17 +51,8 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 	if realm.over || !open {
 		return false
 	}
-	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.bytes(r.ident.hashLen())}
+	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())}
 	return true
-}
-
-// bytes returns the hash of a key, of n bytes.
-func (k *key) bytes(n uint8) (h pool.Hash) {
-	for i, w := range [...]uint64{k.a, k.b, k.c, k.d} {
-		binary.LittleEndian.PutUint64(h.Bytes[8*i:], w)
-	}
-	h.Len = n
-	return h
 }
 
 // spot is an entry's place in the order of eviction: its neighbours.
