@@ -363,4 +363,4 @@ def test_many_blocks_are_told_with_several_messages() -> None:
     first, second = (one.chains[0] for one in parts)
     assert (first.group, first.hashes, first.own) == (1, b"".join(hashes[:8192]), b"\2" + bytes(1023))
     assert second == m.HintChain(1, 4, hashes[8192], b"\1")
-    assert list(hints(7, "", 0, 0, todo, [[]], None)) == []
+    assert list(hints(7, "", m.Finish.UNKNOWN, 0, todo, [[]], None)) == []
