@@ -17,7 +17,6 @@ from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
 from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.scheduler.waits import Rate
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.sides import running, side_of
@@ -128,7 +127,7 @@ def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
-    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate())
+    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts())
     full = [Block(i) for i in range(1, 11)]
     tracked = request()
     tracked.asking.promised = Promise(0, tokens, 7, 0.0)

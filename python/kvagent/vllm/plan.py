@@ -156,8 +156,6 @@ class Report(Sent):
     """In a worker's first report, the facts about it."""
     moved: tuple[int, ...] = ()
     """Serial numbers of the weights generations that workers have switched to, one per worker."""
-    waited: dict[int, float] = field(default_factory=dict)
-    """The time in seconds of each load that a step waited for, in the slowest worker."""
     unsupported: str = ""
     """Why a worker cannot be served: the engine is to be served without the agent."""
     news: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -168,14 +166,11 @@ class Report(Sent):
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        waited = dict(self.waited)
-        for job, seconds in other.waited.items():
-            waited[job] = max(seconds, waited.get(job, 0.0))
         news = dict(self.news)
         for name, told in other.news.items():
             news[name] = news.get(name, ()) + told
         return Report(
-            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
+            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved,
             self.unsupported or other.unsupported, news,
         )  # fmt: skip
 

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.messages import Group
-from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests.sync.scheduler import SyncLoads
 from kvagent.vllm.guests.sync.worker import StepWaits
 from kvagent.vllm.hooks import Waits
-from kvagent.vllm.options import OptionError, Options
+from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import LoadJob
 from tests.agent import AgentProcess, eventually
 from tests.sides import waits as step_waits
@@ -426,42 +424,11 @@ def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentPro
     clean(world, agent)
 
 
-def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: AgentProcess) -> None:
-    world = cold(worlds, "v2-async", extra={"load_mode": "auto"})
-    side = world.side.waiting_loads
-    for step_s, sync in ((1e-9, 0), (10.0, 1)):
-        side._steps._seconds, side._steps._tokens = step_s * 1e9, 1e9  # its mean, whatever is added
-        before = world.side.counts.loads_sync
-        world.add(f"warm{sync}", PROMPT, 10)
-        world.run()
-        right(world)
-        assert world.side.counts.loads_sync - before == sync
-        assert side._step_began == 0, "the time without requests would count as a step"
-        assert world.scheduler.reset_prefix_cache()
-    clean(world, agent)
-
-
-def test_what_auto_expects_of_a_load() -> None:
-    """Small loads say what messages cost, larger ones what bytes cost, both for 30 s."""
-    none: Any = None
-    side = SyncLoads(Options(load_mode="auto"), Geometry((Group(16, 64),), 16), 1.0, none)
-    assert not side._short(1, 0.0), "no step was measured"
-    side._steps.add(1, 0.010)
-    assert side._short(9e6, 0.0)
-    assert not side._short(11e6, 0.0)
-    side._measure(1000, 0.004, 1.0)
-    assert side._short(5e6, 2.0)
-    assert not side._short(7e6, 2.0), "4 ms of the messages"
-    side._measure(2_000_000, 0.008, 3.0)  # 2 ns per byte
-    assert side._short(2.9e6, 4.0)
-    assert not side._short(3.1e6, 4.0)
-    assert side._short(9e6, 34.0), "what was measured too long ago"
-
-
 def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side.waiting_loads.__class__ is Waits
+    assert worlds(extra=SYNC | {"load_mode": "auto"}).side.waiting_loads.__class__ is SyncLoads
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     own = {
         "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",

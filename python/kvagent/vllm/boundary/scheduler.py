@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Any
 
 from kvagent.packing import Packed
@@ -51,15 +50,15 @@ class RetiredScheduler:
         """Release the blocks of jobs that are over. What a step computed from a load that failed is
         dropped.
         """
-        side, now = self._side, time.monotonic()
+        side = self._side
         if side is None:
             return
         for job, outcome in report.outcomes.items():
             with contextlib.suppress(Exception):
                 if not side.saves.report(job, outcome):
-                    side.loads.report(job, outcome, now)
+                    side.loads.report(job, outcome)
         with contextlib.suppress(Exception):
-            side.settle_waiting(report, now)
+            side.settle_waiting(report)
 
     def pending(self) -> bool:
         """Return whether steps are needed without requests: a report is outstanding."""

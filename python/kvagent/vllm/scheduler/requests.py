@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.plan import Depends
 
 
-FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
 ANSWER_S = 2.0  # how long a promise is reused
 NO_LIMIT = 1 << 62  # tokens
 
@@ -74,7 +73,7 @@ class Asking:
 
     terms: Terms = USUAL
     most: int = NO_LIMIT
-    """The most tokens that it loads."""
+    """The most tokens that it loads: none after a load that failed."""
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
@@ -83,25 +82,11 @@ class Asking:
     """When it is to be asked again after that."""
     at: float = 0.0
     """When the look-up in flight was sent, or could not be yet; 0 without one."""
-    polled_at: float = 0.0
-    """When the answer to the look-up in flight was last polled; 0 without one."""
-    waited_s: float = 0.0
-    """How long it has waited for answers, in all its look-ups."""
-    failed: dict[bytes, float] = field(default_factory=dict)
-    """Keys whose load failed, and until when they are not promised."""
 
     def ends(self) -> None:
         """The look-up in flight is over."""
         self.ticket = None
-        self.pending_since = self.at = self.polled_at = 0.0
-
-    def fail(self, hashes: list[bytes], now: float) -> None:
-        """Record keys whose load failed."""
-        self.failed.update(dict.fromkeys(hashes, now + FAILED_S))
-
-    def failing(self, key: bytes, now: float) -> bool:
-        """Return whether a key must not be promised."""
-        return self.failed.get(key, 0.0) > now
+        self.pending_since = self.at = 0.0
 
 
 class Hurry(enum.IntEnum):

@@ -19,11 +19,10 @@ from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
 from kvagent.vllm.scheduler.loads import Loads
-from kvagent.vllm.scheduler.lookups import Promises, sources
+from kvagent.vllm.scheduler.lookups import LookupWaits, Promises, sources
 from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tables, Tracked, arrived
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
-from kvagent.vllm.scheduler.waits import LookupWaits
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class SchedulerSide:
         self.blocks = Blocks(pool, options.pin_percent / 100)
         counts = SaveCounts()
         self.saves = Saves(joined.batch(geometry, self.blocks, self.tables, counts), world, self.blocks, counts)
-        self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts, self.waits.loaded)
+        self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts)
         named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
         self.saves.batch.named = self.loads.named = named
         self._world = world
@@ -114,9 +113,8 @@ class SchedulerSide:
             if self._stopped:
                 self._promises.give_up(tracked)
             return 0, False
-        now = time.monotonic()
-        tokens = self._promises.promise(tracked, own, now)
-        waits = tokens is not None and self.waiting_loads.takes(tracked, tokens, now)
+        tokens = self._promises.promise(tracked, own, time.monotonic())
+        waits = tokens is not None and self.waiting_loads.takes(tracked, tokens)
         if waits and tokens and own + tokens == request.num_tokens:
             tokens -= self.geometry.align  # vLLM computes the last token again only after loads that it waits for
         return tokens, bool(tokens) and not waits
@@ -161,8 +159,6 @@ class SchedulerSide:
             self._preempted(request, again=request in scheduled)
         self._stale.mark_blocks()
         now = time.monotonic()
-        self.waits.step(scheduled, total, now)
-        self.waiting_loads.step(computes=bool(scheduled), now=now)
         plan = StepPlan(idle=not self.requests or not scheduled, decoding=_decoding(output))
         if self._workers_in_space < self._world:
             plan.generation = self.generations.serial, self.generations.now
@@ -195,15 +191,15 @@ class SchedulerSide:
             self.loads.late(job)
         for job, outcome in report.outcomes.items():
             if not self.saves.report(job, outcome):
-                self.loads.report(job, outcome, now)
-        self.settle_waiting(report, now)
+                self.loads.report(job, outcome)
+        self.settle_waiting(report)
         over, self.saves.over = self.saves.over, []
         for guest in self.guests:
             guest.heard(report, over, now)
 
-    def settle_waiting(self, report: Report, now: float) -> None:
+    def settle_waiting(self, report: Report) -> None:
         """Handle the end of loads that steps waited for."""
-        for tracked, good in self.waiting_loads.settle(report, self._world, now):
+        for tracked, good in self.waiting_loads.settle(report, self._world):
             if good:
                 self._admit(tracked)
             else:
@@ -214,10 +210,6 @@ class SchedulerSide:
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return
-        if not self.requests:
-            now = time.monotonic()
-            self.waits.end_step(now)
-            self.waiting_loads.step(computes=False, now=now)
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         complete = self.waiting_loads.over(tracked, normally=normally)  # this may hash its blocks

@@ -55,7 +55,7 @@ class StepWaits(WorkerGuest):
         """Send the loads that the step waits for, and wait, or let its layers wait."""
         sync, step = [load for load in loads if load.sync], self.side.step - 1
         if sync and self.layers is None:
-            self._tell(sync, self.run(sync, step, stopped=plan.stopped))
+            self.run(sync, step, stopped=plan.stopped)
         elif sync and self.layers is not None:
             self._open = sync
             self._send(sync, step, stopped=plan.stopped)
@@ -93,20 +93,17 @@ class StepWaits(WorkerGuest):
             return
         loads, self._open = self._open, []
         self.wait()
-        self._tell(loads, self._wait_s - self._left_s)
         if not self.layers.end():
             for load in loads:
                 self.side.fail_blocks(load)
 
-    def run(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> float:
-        """Send the loads and wait for them. Return the time it took, in seconds.
+    def run(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
+        """Send the loads and wait for them.
 
         ``step``: the one before the step that waits. ``stopped``: the agent does not respond.
         """
-        begin = time.monotonic()
         self._send(loads, step, stopped=stopped)
         self.wait()
-        return time.monotonic() - begin
 
     def wait(self, usable: Callable[[int], bool] | None = None) -> None:
         """Wait until each of the loads is over, or usable. Give up those that are not in time."""
@@ -155,6 +152,3 @@ class StepWaits(WorkerGuest):
         for fd in self.side.descriptors():
             poller.register(fd, select.POLLIN)
         poller.poll(math.ceil(self._left_s * 1e3))
-
-    def _tell(self, loads: Sequence[LoadJob], took_s: float) -> None:
-        self.side.pending_report.waited.update(dict.fromkeys((load.job for load in loads), took_s))
