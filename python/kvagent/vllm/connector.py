@@ -15,8 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary.errors import Call, Errors, contained
-from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_little
+from kvagent.vllm.boundary import Call, Errors, RetiredScheduler, Unloaded, contained, of_little
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent

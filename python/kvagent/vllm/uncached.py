@@ -2,7 +2,7 @@
 
 The scheduler's part decides. It finds the reason itself, at its start, or a worker reports it with
 its first step: a worker sees the tensors of its KV caches, and groups that vLLM flattens for the
-scheduler. Then the scheduler retires (boundary.scheduler).
+scheduler. Then the scheduler retires (boundary).
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.boundary.errors import contained
-from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded, of_all, retire
+from kvagent.vllm.boundary import SCHEDULER, RetiredScheduler, Unloaded, contained, of_all, retire
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
@@ -18,7 +17,7 @@ from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvagent.vllm.boundary.errors import Errors
+    from kvagent.vllm.boundary import Errors
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvagent")
 
 
-@contained(CALLS)
+@contained(SCHEDULER)
 class SchedulerCalls:
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 

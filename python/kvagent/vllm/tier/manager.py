@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvagent.vllm.boundary.errors import Call, Errors, contained
+from kvagent.vllm.boundary import Call, Errors, contained
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent

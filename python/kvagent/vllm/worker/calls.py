@@ -13,8 +13,7 @@ from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary.errors import contained
-from kvagent.vllm.boundary.worker import CALLS, LostWorker, abandon
+from kvagent.vllm.boundary import WORKER, LostWorker, abandon, contained
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
@@ -29,7 +28,7 @@ from kvagent.vllm.worker.sync import Sync, make_sync
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvagent.vllm.boundary.errors import Errors
+    from kvagent.vllm.boundary import Errors
     from kvagent.vllm.options import Options
     from kvagent.vllm.start import Start
     from kvagent.vllm.worker.guest import WorkerGuest
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvagent")
 
 
-@contained(CALLS)
+@contained(WORKER)
 class WorkerCalls:
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
