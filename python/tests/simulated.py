@@ -111,10 +111,10 @@ class Step:
 def guests_of(**engine: Any) -> Joined:
     """Return the guests of an engine, if they are installed."""
     try:
-        from kvagent.vllm.guests.joined import Engine, joined
+        from kvagent.vllm.guests.start import joined
     except ModuleNotFoundError:
         return Joined()
-    return joined(Engine(**engine))
+    return joined(**engine)
 
 
 class SimulatedEngine:

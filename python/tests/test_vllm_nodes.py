@@ -15,11 +15,11 @@ from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.guests.nodes.joint import OWED_S, PLAN_BYTES, JointSession
 from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
 from kvagent.vllm.guests.nodes.rules import NodePart
+from kvagent.vllm.guests.start import joined
 from kvagent.vllm.link import Attachment
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
@@ -294,7 +294,7 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
         link,
         SimpleNamespace(block_pool=Pool(8)),
         saves=True,
-        joined=joined(Engine(options=options, geometry=geometry, parts=2)),
+        joined=joined(options, geometry, parts=2),
     )
     side._poll_agent()
     side.report(Report(news={NODES: (NEWS,)}))

@@ -55,13 +55,6 @@ class Geometry:
         """Return the smallest number of tokens that is a whole number of blocks in every group."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
-    @property
-    def partial_hits(self) -> bool:
-        """Return whether vLLM may find a part of a block in its own cache, and copies it then
-        (states, with --prefix-match-unit).
-        """
-        return any(self.scale(group) > 1 for group in self.states)
-
     def scale(self, group: int) -> int:
         """Return the number of hashes per block of the group; a block's key is the last of them."""
         return self.groups[group].block_tokens // self.hash_tokens

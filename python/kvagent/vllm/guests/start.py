@@ -1,4 +1,4 @@
-"""The start of an engine with its guests."""
+"""The start of an engine with its guests, and which ones it has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
 from kvagent.vllm import internals
-from kvagent.vllm.guests.joined import Engine, joined
+from kvagent.vllm.hooks import Guest, Joined
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import EAGER, LAZY, OFF, OptionError
 from kvagent.vllm.start import Start
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells.plan import Cells
     from kvagent.vllm.guests.nodes.rules import NodePart
-    from kvagent.vllm.hooks import Joined
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
@@ -97,14 +96,14 @@ class GuestStart(Start):
     def scheduler(self, geometry: Geometry, world: int, *, saves: bool) -> Joined:
         """Return the guests of the scheduler's side."""
         config, transfer = self.vllm_config, self.vllm_config.kv_transfer_config
-        return joined(Engine(
-            options=self.options, geometry=geometry, world=world, saves=saves, media=self._media(),
+        return joined(
+            self.options, geometry, world=world, saves=saves, media=self._media(),
             multimodal=config.model_config.multimodal_config is not None, lora=config.lora_config is not None,
             engine_id=str(transfer.engine_id), tp_size=self.part.tp, preemption=self._preemption(),
             token_bytes=geo.token_bytes(self.kv_cache_config),
             step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
             parts=self.part.count,
-        ))  # fmt: skip
+        )  # fmt: skip
 
     def worker(
         self, memory: Memory, rank: int, registration: Callable[[], Registration], identity: Callable[[], Identity]
@@ -177,3 +176,70 @@ class GuestStart(Start):
 
         wake = internals.waker(core)
         return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
+
+
+def joined(
+    options: Options, geometry: Geometry, *, world: int = 1, saves: bool = True, engine_id: str = "", tp_size: int = 1,
+    parts: int = 1, media: str = "content", multimodal: bool = True, lora: bool = True, token_bytes: float = 0.0,
+    step_tokens: int = 0, preemption: Any = None, events: Any = None,
+) -> Joined:  # fmt: skip
+    """Return the guests of an engine, in the order in which they hear of a request.
+
+    ``parts``: the nodes that it is on. ``media``: how requests with items are keyed, as the option.
+    ``token_bytes``: what a rank has of a token. ``step_tokens``: the most that a step computes.
+    ``preemption``: vLLM's scheduler, if steps may wait for loads. ``events``: how KV events are
+    made; None without them.
+    """
+    from kvagent.vllm.guests.keeps import Keeps
+    from kvagent.vllm.guests.switches import Switches
+
+    keeps = Keeps()
+    one = Joined([Switches(keeps, transfers=options.transfers), keeps])  # they read what clients ask for
+    one.guests += _keys(geometry, world, media, multimodal=multimodal, lora=lora)
+    if media == "trust":
+        one.answered = frozenset({"mm_features"})
+    if options.transfers:
+        from kvagent.vllm.guests.transfers.offers import Transfers
+
+        one.guests.append(Transfers(options, engine_id, tp_size, saves=saves))
+    if geometry.states:
+        from kvagent.vllm.guests.states import States
+
+        one.guests.append(States(geometry))
+    if events is not None:
+        from kvagent.vllm.guests.events.publication import Events
+
+        one.guests.append(Events(events))
+        one.attached = None if events.waker is None else events.waker.wake
+    if parts > 1:
+        from kvagent.vllm.guests.nodes.joint import JointSession
+
+        one.session = partial(JointSession, parts=parts)
+    if options.offload == LAZY:
+        from kvagent.vllm.guests.lazy import batch_of
+
+        one.batch = batch_of(options, geometry, step_tokens)
+    if preemption is not None:
+        from kvagent.vllm.guests.sync.scheduler import SyncLoads
+
+        one.waits = SyncLoads(options, geometry, token_bytes, preemption)
+        one.guests.append(one.waits)
+    return one
+
+
+def _keys(geometry: Geometry, world: int, media: str, *, multimodal: bool, lora: bool) -> list[Guest]:
+    """Return the guests that key blocks by more than their tokens."""
+    found: list[Guest] = []
+    if media != "trust":
+        from kvagent.vllm.guests.media import Media
+
+        found.append(Media(media, geometry.hash_tokens, multimodal=multimodal))
+    if lora:
+        from kvagent.vllm.guests.adapters.keys import Adapters
+
+        found.append(Adapters(world))
+    if geometry.following:
+        from kvagent.vllm.guests.drafts import Following
+
+        found.append(Following())
+    return found

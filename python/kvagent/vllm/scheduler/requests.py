@@ -189,14 +189,10 @@ _ALL = 1 << 62  # blocks
 class StaleRequests:
     """Requests whose blocks get marked as stale, before vLLM can share or free them."""
 
-    def __init__(self, blocks: Blocks, tables: Tables, groups: int, *, partial_hits: bool = False) -> None:
-        """``partial_hits``: vLLM copies what it finds of a part of a block, and no mark tells of
-        what: every request may depend on stale blocks while there are some.
-        """
+    def __init__(self, blocks: Blocks, tables: Tables, groups: int) -> None:
         self._blocks = blocks
         self._tables = tables
         self._groups = groups
-        self._partial_hits = partial_hits
         self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not marked
         self._unmarked: dict[Tracked, list[Any]] = {}  # blocks from there on, as ``mark_blocks`` found them
 
@@ -213,7 +209,7 @@ class StaleRequests:
         if not self._blocks.has_stale or tracked in self._next:
             return
         firsts = [next((i for i, one in enumerate(table) if self._blocks.is_stale(one)), -1) for table in tables]
-        if self._partial_hits or any(first >= 0 for first in firsts):
+        if any(first >= 0 for first in firsts):
             tracked.stale = True
             self._next[tracked] = [max(first, 0) for first in firsts]
 

@@ -76,7 +76,7 @@ class SchedulerSide:
         self._answered = joined.answered
         self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
         self._schedule = SaveSchedule()
-        self._stale = StaleRequests(self.blocks, self.tables, len(geometry.groups), partial_hits=geometry.partial_hits)
+        self._stale = StaleRequests(self.blocks, self.tables, len(geometry.groups))
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._steps = 0
