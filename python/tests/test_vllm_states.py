@@ -11,12 +11,10 @@ from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.states import States, check_states
-from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
-from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.sides import running, side_of
@@ -78,24 +76,6 @@ def test_a_request_that_is_not_saved_saves_no_states(why: str) -> None:
     tracked.barred.update([why] * (why == "barred"))
     tracked.phase = Phase.NONE if why == "not running" else Phase.RUNNING
     assert added(tracked, [(1, 7, 3 * BLOCK)]) == []
-
-
-@pytest.mark.parametrize("hash_tokens", [BLOCK, BLOCK // 2])
-@pytest.mark.parametrize("stale", [False, True])
-def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int, *, stale: bool) -> None:
-    """With hashes of less than a block, vLLM copies what it finds of one into a block without a
-    mark. What the request computes depends on it.
-    """
-    pool = Pool(64)
-    link = Link("", "a test", None)
-    geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
-    side = SchedulerSide(Options(), geometry, 1, link, SimpleNamespace(block_pool=pool), saves=True)
-    pool.blocks[7].block_hash = b"part" if stale else None
-    side.new_weights()
-    admitted = request().request
-    side.allocated(admitted, SimpleNamespace(blocks=[[pool.blocks[9]], [pool.blocks[10]]]), 0)
-    assert side.requests["one"].stale == (stale and hash_tokens < BLOCK)
-    side.close()
 
 
 def test_blocks_after_one_without_a_hash_are_stale_too() -> None:
