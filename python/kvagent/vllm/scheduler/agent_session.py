@@ -235,7 +235,7 @@ class AgentSession:
         return self.reregister(hold=True)
 
     def proceed(self) -> None:
-        """Allow the next registration, since all ranks have moved too."""
+        """Allow the next registration, since all ranks move too."""
         self._link.proceed()
 
     def reregister(self, *, hold: bool = False) -> bool:

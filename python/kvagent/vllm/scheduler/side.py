@@ -82,7 +82,6 @@ class SchedulerSide:
         self._steps = 0
         self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
-        self._workers_in_space = 0  # workers that have reported the current generation
         self._moved_at = -1  # the step after which the generation last changed
         done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
         around(pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
@@ -159,9 +158,12 @@ class SchedulerSide:
             self._preempted(request, again=request in scheduled)
         self._stale.mark_blocks()
         now = time.monotonic()
-        plan = StepPlan(idle=not self.requests or not scheduled, decoding=_decoding(output))
-        if self._workers_in_space < self._world:
-            plan.generation = self.generations.serial, self.generations.now
+        plan = StepPlan(
+            idle=not self.requests or not scheduled, decoding=_decoding(output),
+            generation=(self.generations.serial, self.generations.now),
+        )  # fmt: skip
+        if self._moved_at == self._steps - 1:
+            agent.proceed()  # with this plan the workers leave the last space too, in which all have to be at once
         if waiting:
             plan.loads, plan.cancels = self.loads.take()
         plan.revokes, self._revokes = self._revokes, []
@@ -183,8 +185,6 @@ class SchedulerSide:
         if report.news and self.agent.hear(report):
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
         now = time.monotonic()
-        if report.moved:
-            self._workers_moved(report.moved)
         if report.outcomes:
             self.agent.reported(now)
         for job in report.late:
@@ -332,20 +332,9 @@ class SchedulerSide:
     def _move(self) -> None:
         """Switch to another generation: blocks computed so far belong to the last one."""
         self.new_weights()
-        self._workers_in_space = 0
         self._moved_at = self._steps
         if self.agent.move():
             self._react(SessionChange(ended=True))
-
-    def _workers_moved(self, serials: Sequence[int]) -> None:
-        """Register the scheduler once all workers have switched.
-
-        The agent requires all parts of an engine to be in one space, and hits need all ranks.
-        """
-        before = self._workers_in_space
-        self._workers_in_space += sum(serial == self.generations.serial for serial in serials)
-        if before < self._workers_in_space >= self._world:
-            self.agent.proceed()
 
     def _poll_agent(self, *, listen: bool = True) -> None:
         change = self.agent.poll(listen=listen)

@@ -131,7 +131,7 @@ class WorkerSide:
         self.counts = WorkerCounts()
         self._generation = generation
         self._use_generation = use_generation
-        self._serial = 0  # the generation's serial number in the scheduler
+        self._serial = 0  # the generation's number in the scheduler
         self._link = link
         self.words = words
         self._clock: Clock = clock or HostClock(words)
@@ -239,7 +239,7 @@ class WorkerSide:
             if told := guest.news():
                 report.news[guest.name] = told
         jobs = report.outcomes or report.late
-        if not (jobs or report.workers or report.moved or report.unsupported or report.news):
+        if not (jobs or report.workers or report.unsupported or report.news):
             return None
         self.pending_report = Report()
         return report
@@ -291,7 +291,6 @@ class WorkerSide:
         if serial == self._serial:
             return
         self._serial = serial
-        self.pending_report.moved = (*self.pending_report.moved, serial)
         if generation == self._generation:
             return
         self._generation = generation
