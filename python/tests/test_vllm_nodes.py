@@ -20,7 +20,6 @@ from kvagent.vllm.guests.nodes.joint import OWED_S, PLAN_BYTES, JointSession
 from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
 from kvagent.vllm.guests.nodes.rules import NodePart
 from kvagent.vllm.guests.start import joined
-from kvagent.vllm.link import Attachment
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler import agent_session
@@ -43,19 +42,19 @@ class Link:
     """A link that has a new session whenever the last one was left."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.count = 0
         self.released: list[int] = []
         self._make()
 
-    def current(self) -> Attachment:
-        return self.attachment
+    def current(self) -> Any:
+        return self.made
 
-    def lost(self, attachment: Attachment) -> None:
-        if attachment is self.attachment:
+    def lost(self, session: Any) -> None:
+        if session is self.made:
             self._make()
 
-    def renew(self, *, hold: bool = False) -> Attachment:
-        last = self.attachment
+    def renew(self, *, hold: bool = False) -> Any:
+        last = self.made
         self._make()
         return last
 
@@ -63,13 +62,12 @@ class Link:
         """The session was taken before."""
 
     def _make(self) -> None:
-        self.made += 1
-        session: Any = SimpleNamespace(
-            boot=HERE, version=3, number=self.made, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
+        self.count += 1
+        self.made: Any = SimpleNamespace(
+            boot=HERE, version=3, number=self.count, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
             limits=SimpleNamespace(max_job_blocks=0), release=self.released.extend, pinging=False,
-            reset=lambda _: 2,
+            reset=lambda _: 2, registered=Registered(1, 0, "", b"space here".ljust(16), 1, "/none"),
         )  # fmt: skip
-        self.attachment = Attachment(session, Registered(1, 0, "", b"space here".ljust(16), 1, "/none"))
 
 
 def hear(joint: JointSession, news: Sequence[News]) -> None:
@@ -126,7 +124,7 @@ def test_it_is_there_while_all_sessions_are() -> None:
     assert joint.job_blocks == 100
     hear(joint, [replace(NEWS, part=2, session=None)])
     assert not there(joint)
-    assert link.made == 2, "the own session goes on, and its leases"
+    assert link.count == 2, "the own session goes on, and its leases"
     assert orders_of(joint) == Orders(FIRST + 1, 0)
     assert joint.poll().ended
     both = [replace(NEWS, part=part) for part in joint.others]
@@ -143,12 +141,12 @@ def test_another_session_of_a_delegate_is_another_incarnation() -> None:
     assert joint.targets()[0].epoch == 2
     hear(joint, [replace(NEWS, session=replace(FACTS, number=8))])
     assert not there(joint)
-    assert link.made == 2
+    assert link.count == 2
 
 
 def test_the_end_of_the_own_session_ends_the_others() -> None:
     joint, link = begun()
-    link.lost(link.attachment)
+    link.lost(link.made)
     change = joint.poll()
     assert (change.ended, change.began) == (True, False)
     assert orders_of(joint) == Orders(FIRST + 1, 0)
@@ -237,9 +235,9 @@ def test_an_answer_that_was_lost_ends_the_incarnation(tier_wait_ms: float) -> No
     _, ticket = asked(joint)
     longest = 2.0 + tier_wait_ms / 1e3 + OWED_S
     joint.expire(ticket.since + longest)
-    assert link.made == 1
+    assert link.count == 1
     joint.expire(ticket.since + longest + 0.1)
-    assert link.made == 2
+    assert link.count == 2
     assert not joint.outstanding()
 
 
@@ -276,7 +274,7 @@ def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
     assert joint.reset()
     assert orders_of(joint) == Orders(FIRST, 1)
     hear(joint, [replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
-    assert link.made == 2
+    assert link.count == 2
     joint.poll()
     assert not there(joint)
     joint.release(5, HERE)
@@ -330,7 +328,7 @@ def test_a_reset_does_not_hide_an_end() -> None:
     """Nobody would abandon the question to the own agent, whose answer has a lease."""
     joint, link = begun()
     hear(joint, [replace(NEWS, session=None, reset=True)])
-    assert link.made == 2, "the own session goes on, and its leases"
+    assert link.count == 2, "the own session goes on, and its leases"
     change = joint.poll()
     assert (change.ended, change.began, change.reset) == (True, False, True)
 
@@ -342,7 +340,7 @@ def test_a_late_lease_needs_no_session_to_be_released() -> None:
     def release(_: Any) -> None:
         raise SessionEnded(())
 
-    session: Any = link.attachment.session
+    session: Any = link.made
     session.release = release
     lookups: Any = joint.lookups
     late = [Answer(3, LookupStatus.HIT, 32, 5, HERE)]
@@ -386,7 +384,7 @@ def test_an_agent_elsewhere_that_stands_still_counts() -> None:
 def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     """Else an engine without requests steps until lookup_age_ms have passed."""
     link: Any = Link()
-    session: Any = link.attachment.session
+    session: Any = link.made
     session.start_ping = lambda: None
     delegate = Delegate(link, Options(), 1, tuple)
     side: Any = SimpleNamespace(busy=lambda: False)
@@ -418,7 +416,7 @@ def test_the_own_agent_may_stand_still_while_another_is_away() -> None:
     hear(joint, [replace(NEWS, session=None)])
     joint.poll()
     assert not there(joint)
-    session: Any = link.attachment.session
+    session: Any = link.made
     session.pinging = True
     assert (joint.awaited(), joint.stopped(agent_session.SILENT_S + 0.1)) == (True, True)
 

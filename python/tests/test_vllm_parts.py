@@ -35,7 +35,7 @@ from kvagent.vllm.geometry import (
 from kvagent.vllm.guests.nodes.orders import Target, localized
 from kvagent.vllm.guests.nodes.rules import NodePart
 from kvagent.vllm.internals import around
-from kvagent.vllm.link import Attachment, Link
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
@@ -404,10 +404,10 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
     presence = AgentSession(link, Options())
     seen = []
     for boot, epoch in zip(boots, epochs, strict=True):
-        session: Any = SimpleNamespace(
-            boot=boot.encode() * 16, version=3, number=1, quiet=lambda: False, poll=list, close=lambda: None
-        )
-        made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
+        made: Any = SimpleNamespace(
+            boot=boot.encode() * 16, version=3, number=1, quiet=lambda: False, poll=list, close=lambda: None,
+            registered=Registered(1, 0, "", bytes(16), epoch, "/none"),
+        )  # fmt: skip
         link.current = lambda made=made: made
         seen.append(presence.poll())
         assert presence.poll() is NO_CHANGE
@@ -498,9 +498,9 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     """A socket waits for whole milliseconds, or until the answer."""
     now, waited = [100.0], []
     monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
-    session = SimpleNamespace(boot=bytes(16), version=3, number=1)
-    attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
-    lookups = Lookups(attachment, 0.001, 1)
+    registered = SimpleNamespace(lookup_path=tmp_path / "none")
+    session: Any = SimpleNamespace(boot=bytes(16), version=3, number=1, registered=registered)
+    lookups = Lookups(session, 0.001, 1)
 
     def poll(ticket: Any, wait_s: float) -> None:
         waited.append(min(math.ceil(wait_s * 1000) / 1000, answered_s))
@@ -594,12 +594,12 @@ def test_the_backends_that_layers_use() -> None:
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
     """Whether it was adopted or had just been made."""
-    session = SimpleNamespace(
-        boot=b"a", number=1, version=3, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
-    )
     registered = SimpleNamespace(epoch=1, lookup_path="/nowhere", space=b"s")
-    attachment: Any = SimpleNamespace(session=session, registered=registered)
-    made: list[Any] = [attachment]
+    session = SimpleNamespace(
+        boot=b"a", number=1, version=3, poll=list, quiet=lambda: True, close=lambda: closed.append(1),
+        registered=registered,
+    )  # fmt: skip
+    made: list[Any] = [session]
     closed: list[int] = []
     link: Any = SimpleNamespace(
         current=lambda: made[0] if made else None, lost=made.remove, close=lambda: None,

@@ -118,7 +118,8 @@ def test_a_load_that_is_not_taken_as_a_whole_fails_as_a_whole(
     engine.scheduler.loads.job_blocks = 20
     request = engine.request("b", "p", 60)
     engine.admit(request, engine.matched(request))
-    session = engine.worker_link.current().session  # type: ignore[union-attr]
+    session = engine.worker_link.current()
+    assert session is not None
     session.limits = m.Welcome(m.VERSION, session.boot, session.number, max_queue=2)
     results = engine.step().results
     if not results.received:
@@ -837,7 +838,7 @@ def test_a_registration_that_cannot_be_made_is_tried_again(
     attached = link.wait(PATIENCE_S)
     assert attached is not None
     assert link.close() is attached
-    attached.session.close()
+    attached.close()
     assert len(tries) == 4
     assert len([r for r in caplog.records if "surrogates not allowed" in r.getMessage() and r.exc_info]) == 1
 
@@ -926,7 +927,7 @@ def test_a_worker_whose_session_outlives_its_agent_joins_the_next(
     assert before is not None
     lost: list[object] = []
     monkeypatch.setattr(engine.worker_link, "lost", lost.append)
-    for boot, want in ((before.session.boot, 0), (b"next", 0), (before.session.boot, 0), (b"next", 0), (b"next", 1)):
+    for boot, want in ((before.boot, 0), (b"next", 0), (before.boot, 0), (b"next", 0), (b"next", 1)):
         engine.worker.submit(LoadJob(1 << 40, boot, 0, "", 0, 0.0, (), b""), 1)  # of no parts: nothing is sent
         assert len(lost) == want, f"{boot!r}"
     assert lost == [before]

@@ -51,16 +51,16 @@ class Notice:
 
     def poll(self) -> None:
         """Notice the end of the session, after which the agent's successor is told."""
-        attachment = self._link.current()
-        if attachment is None or attachment.session.quiet():
+        session = self._link.current()
+        if session is None or session.quiet():
             return
         try:
-            attachment.session.poll()
+            session.poll()
         except (SessionEnded, SessionBroken):
-            self._link.lost(attachment)
-            attachment.session.close()
+            self._link.lost(session)
+            session.close()
 
     def close(self) -> None:
         """End the session."""
         if last := self._link.close():
-            last.session.close()
+            last.close()

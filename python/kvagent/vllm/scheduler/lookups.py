@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Answer
+    from kvagent.session import Session
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Asking, Terms, Tracked
@@ -48,13 +48,13 @@ MAX_HALVINGS = 30
 class Lookups:
     """The look-ups of one session. ``close`` ends them; their leases end with the session."""
 
-    def __init__(self, attachment: Attachment, wait_s: float, age_s: float) -> None:
+    def __init__(self, session: Session, wait_s: float, age_s: float) -> None:
         """``wait_s``: the longest to block for one answer. ``age_s``: how long an answer may take
         the agent.
         """
-        self.boot = attachment.session.boot
-        self._attachment = attachment
-        self._client = LookupClient(attachment.registered.lookup_path, age_s)
+        self.boot = session.boot
+        self._session = session
+        self._client = LookupClient(session.registered.lookup_path, age_s)
         self._wait_s = wait_s
         self._age_s = age_s
         self._budget_s = STEP_WAIT_S
@@ -143,9 +143,9 @@ class Lookups:
         self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms
     ) -> Request:  # fmt: skip
         return Request(
-            version=self._attachment.session.version,
-            space=self._attachment.registered.space,
-            session=self._attachment.session.number,
+            version=self._session.version,
+            space=self._session.registered.space,
+            session=self._session.number,
             want=want,
             tokens=tokens,
             hbm_tokens=own,
@@ -172,7 +172,7 @@ class Lookups:
 
     def _release(self, leases: Sequence[int]) -> None:
         with contextlib.suppress(Busy, SessionEnded, SessionBroken):  # the leases end with the session
-            self._attachment.session.release(leases)
+            self._session.release(leases)
 
 
 _LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway

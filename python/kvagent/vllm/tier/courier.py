@@ -187,8 +187,8 @@ class Courier:
         if turn.ended:
             self._loads.lost()
             self._questions.detach()
-        if turn.began and self._load_port.attachment is not None:
-            self._questions.attach(self._load_port.attachment)
+        if turn.began and self._load_port.session is not None:
+            self._questions.attach(self._load_port.session)
         staging = self._load_port.memory
         for event in turn.events:
             if isinstance(event, m.Done) and staging is not None:

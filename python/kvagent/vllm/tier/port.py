@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from kvagent.registration import Registration
     from kvagent.session import Event, Session
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.tier.options import TierOptions
 
 
@@ -45,7 +44,7 @@ class Port(Generic[Memory]):
     """
 
     def __init__(self, options: TierOptions, owner: str, make: Callable[[], tuple[Registration, Memory]]) -> None:
-        self.attachment: Attachment | None = None
+        self._session: Session | None = None
         self.memory: Memory | None = None
         """That of the session; None without one."""
         self.stopped = False
@@ -58,7 +57,7 @@ class Port(Generic[Memory]):
     @property
     def session(self) -> Session | None:
         """The session of an agent that answers, or None."""
-        return None if self.attachment is None or self.stopped else self.attachment.session
+        return None if self.stopped else self._session
 
     def turn(self, now: float, *, awaited: bool) -> Turn:
         """Adopt a new session and read messages.
@@ -67,15 +66,15 @@ class Port(Generic[Memory]):
         """
         turn = Turn()
         current = self.link.current()
-        if current is not self.attachment:
+        if current is not self._session:
             turn.ended = self._detach()
             if current is not None:
-                self.attachment, self.memory = current, self._made.pop()
+                self._session, self.memory = current, self._made.pop()
                 self._liveness, self.stopped, turn.began = Liveness(), False, True
                 self._liveness.heard(now)
-        if self.attachment is None:
+        if self._session is None:
             return turn
-        session = self.attachment.session
+        session = self._session
         try:
             turn.events = session.poll()
         except (SessionEnded, SessionBroken):
@@ -90,19 +89,19 @@ class Port(Generic[Memory]):
     def renew(self) -> None:
         """Leave the session for one with the present registration."""
         last = self.link.renew()
-        if last is not None and last is not self.attachment:
-            last.session.close()
+        if last is not None and last is not self._session:
+            last.close()
         self._close()
 
     def fileno(self) -> int | None:
         """Return the descriptor of the session, if there is one."""
-        return None if self.attachment is None else self.attachment.session.fileno()
+        return None if self._session is None else self._session.fileno()
 
     def close(self) -> None:
         """Leave the agent."""
         last = self.link.close()
-        if last is not None and last is not self.attachment:
-            last.session.close()
+        if last is not None and last is not self._session:
+            last.close()
         self._close()
         while self._made:
             self._made.pop().close()
@@ -116,18 +115,18 @@ class Port(Generic[Memory]):
         return registration
 
     def _detach(self) -> bool:
-        attachment = self.attachment
-        if attachment is None:
+        session = self._session
+        if session is None:
             return False
         self._close()
-        self.link.lost(attachment)
+        self.link.lost(session)
         return True
 
     def _close(self) -> None:
-        attachment, self.attachment = self.attachment, None
+        session, self._session = self._session, None
         memory, self.memory = self.memory, None
-        if attachment is not None:
-            attachment.session.close()
+        if session is not None:
+            session.close()
         if memory is not None:
             memory.close()
         self.stopped = False

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from kvagent.vllm.link import Attachment
+    from kvagent.session import Session
+
 
 AGAIN_S = 0.002  # from the answer that more may come to the next question
 LEASE_S = 10.0  # a lease that no load has named by then is released
@@ -56,7 +57,7 @@ class Questions:
         """``tokens`` of a chunk, as registered."""
         self._age_s, self._tiers_s, self._tokens = age_s, tiers_s, tokens
         self._answer = answer
-        self._attachment: Attachment | None = None
+        self._session: Session | None = None
         self._client: LookupClient | None = None
         self._open: deque[Question] = deque()
         self._leases: dict[str, list[Lease]] = {}
@@ -72,11 +73,11 @@ class Questions:
             if question.ticket is not None and question.ticket.socket is not None:
                 yield question.ticket.socket
 
-    def attach(self, attachment: Attachment) -> None:
+    def attach(self, session: Session) -> None:
         """Ask this session's agent from now on."""
         self.detach()
-        self._attachment = attachment
-        self._client = LookupClient(attachment.registered.lookup_path, self._age_s)
+        self._session = session
+        self._client = LookupClient(session.registered.lookup_path, self._age_s)
 
     def detach(self) -> None:
         """End the session's questions: nothing counts as stored."""
@@ -84,7 +85,7 @@ class Questions:
         self._leases.clear()
         if self._client is not None:
             self._client.close()
-        self._client = self._attachment = None
+        self._client = self._session = None
 
     def add(self, ask: Ask, now: float) -> None:
         """Take a question."""
@@ -124,9 +125,9 @@ class Questions:
     def release(self, leases: Iterable[int]) -> None:
         """Release leases. If the message cannot be sent, they end with the session."""
         numbers = [lease for lease in leases if lease]
-        if numbers and self._attachment is not None:
+        if numbers and self._session is not None:
             try:
-                self._attachment.session.release(numbers)
+                self._session.release(numbers)
             except (Busy, SessionEnded, SessionBroken):
                 return
 
@@ -159,8 +160,8 @@ class Questions:
                 raise TimedOut("no answer in time")
             return
         question.ticket = None
-        attachment = self._attachment
-        if attachment is None or answer.boot != attachment.session.boot or answer.status == LookupStatus.OVERLOADED:
+        session = self._session
+        if session is None or answer.boot != session.boot or answer.status == LookupStatus.OVERLOADED:
             raise TimedOut("another agent's answer, or none")
         if answer.status == LookupStatus.PENDING:
             question.pending_until = question.pending_until or now + self._tiers_s
@@ -176,11 +177,11 @@ class Questions:
         self._end(question, found)
 
     def _request(self, ask: Ask) -> Request:
-        assert self._attachment is not None
-        session = self._attachment.session
+        assert self._session is not None
+        session = self._session
         hashes = [hash_of(key) for key in ask.keys]
         return Request(
-            version=session.version, space=self._attachment.registered.space, session=session.number,
+            version=session.version, space=self._session.registered.space, session=session.number,
             want=Want.RESERVE, tokens=len(hashes) * self._tokens + 1,  # at most one token less is answered
             deadline_us=int(self._age_s * 1e6), groups=bytes([group_of(ask.keys[0])]), hash_len=len(hashes[0]),
             hashes=b"".join(hashes),

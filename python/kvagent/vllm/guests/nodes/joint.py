@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvagent.session import Session
     from kvagent.vllm.guests.nodes.lookups import JointTicket
     from kvagent.vllm.guests.nodes.orders import Answered, Facts, News
-    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report, StepPlan
 
@@ -81,7 +81,7 @@ class JointSession(AgentSession):
     def poll(self, *, listen: bool = True) -> SessionChange:
         """Adopt sessions and their ends, and read messages."""
         change = super().poll(listen=listen)
-        up = self._attachment is not None and None not in self._facts.values() and not self._behind
+        up = self._session is not None and None not in self._facts.values() and not self._behind
         if change is NO_CHANGE and up == self._up and not (self._ended or self._foreign_reset):
             return NO_CHANGE
         ended, reset = change.ended or self._ended, change.reset or self._foreign_reset
@@ -180,7 +180,7 @@ class JointSession(AgentSession):
     def release(self, lease: int, boot: bytes = b"") -> None:
         """Release a lease at all agents. The own agent's successor gives the same numbers again."""
         super().release(lease, boot)
-        if self._attachment is not None and boot in (b"", self._attachment.session.boot):
+        if self._session is not None and boot in (b"", self._session.boot):
             self.release_at(self._leases.pop(lease, {}))
 
     def send(self, message: Message) -> bool:  # noqa: ARG002
@@ -212,11 +212,11 @@ class JointSession(AgentSession):
         if len(ticket.answers) == len(self.others):
             del self._questions[answered.number]
 
-    def _attach(self, attachment: Attachment) -> bool:
-        if not super()._attach(attachment):
+    def _attach(self, session: Session) -> bool:
+        if not super()._attach(session):
             return False
         self.lookups = None
-        self._mine = JointLookups(attachment, self._options, self)
+        self._mine = JointLookups(session, self._options, self)
         return True
 
     def _close_lookups(self) -> None:

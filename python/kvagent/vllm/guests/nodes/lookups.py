@@ -21,9 +21,9 @@ from kvagent.vllm.scheduler.requests import USUAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.session import Session
     from kvagent.vllm.guests.nodes.joint import JointSession
     from kvagent.vllm.guests.nodes.orders import Answered
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.requests import Terms
 
@@ -51,8 +51,8 @@ class JointTicket(Ticket):
 class JointLookups(Lookups):
     """The look-ups of a joint session."""
 
-    def __init__(self, attachment: Attachment, options: Options, joint: JointSession) -> None:
-        super().__init__(attachment, options.lookup_wait_ms / 1e3, options.lookup_age_ms / 1e3)
+    def __init__(self, session: Session, options: Options, joint: JointSession) -> None:
+        super().__init__(session, options.lookup_wait_ms / 1e3, options.lookup_age_ms / 1e3)
         self._joint = joint
         self._tiers_s = options.tier_wait_ms / 1e3
 
@@ -139,4 +139,4 @@ class JointLookups(Lookups):
 
     def _miss(self, ticket: JointTicket) -> Answer:
         self.abandon(ticket)
-        return Answer(self._attachment.session.version, LookupStatus.HIT, 0, 0, self.boot)
+        return Answer(self._session.version, LookupStatus.HIT, 0, 0, self.boot)

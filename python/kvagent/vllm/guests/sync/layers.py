@@ -15,9 +15,9 @@ from kvagent import messages as m
 
 if TYPE_CHECKING:
     from kvagent.packing import Packed
+    from kvagent.session import Session
     from kvagent.shm import SyncWords
     from kvagent.vllm.guests.sync.stages import Stages
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.plan import LoadJob
 
 log = logging.getLogger("vllm.kvagent")
@@ -32,26 +32,25 @@ class LayerLoads:
         self._off = words.stages_off
         self._free = list(range(len(words.landed)))
         self._words: dict[int, list[int]] = {}  # by load, while it is at the agent
-        self._declared: Attachment | None = None  # to which the stages were declared
+        self._declared: Session | None = None  # to which the stages were declared
         self._expected: set[str] = set()
         self._broken = False
 
     def send(
-        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
     ) -> int | None:  # fmt: skip
         """Send a part of a load. Return the job's number in the session, or None if the load cannot
         be staged: then nothing was sent.
 
         A load with several parts has a word for each, or none.
         """
-        session = attachment.session
         parts = len(load.parts)
         words = self._words.get(load.job, [])
         if self._broken or len(words) + len(self._free) < parts:
             return None
-        if self._declared is not attachment:
+        if self._declared is not session:
             session.send(m.Stages(self._off, len(self._landed), self._stages.segments))
-            self._declared = attachment
+            self._declared = session
         word = self._free[-1]
         self._landed[word] = 0
         number = session.staged_load(

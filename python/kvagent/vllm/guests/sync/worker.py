@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.packing import Packed
+    from kvagent.session import Session
     from kvagent.vllm.guests.sync.stages import Stages
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.plan import LoadJob, StepPlan
     from kvagent.vllm.worker.side import WorkerSide
 
@@ -65,12 +65,12 @@ class StepWaits(WorkerGuest):
         return [load for load in loads if not load.sync]
 
     def send(
-        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
     ) -> int | None:  # fmt: skip
         """Send a part of a load by stages."""
         if not load.sync or self.layers is None:
             return None
-        return self.layers.send(attachment, load, sections, step=step, event=event)
+        return self.layers.send(session, load, sections, step=step, event=event)
 
     def layer(self, name: str) -> None:
         """Wait for a layer's part of the loads that this step waits for."""
