@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 class JointTicket(Ticket):
     """A question to all agents."""
 
-    number: int
+    number: int = 0
     tokens: int
     own: int
     asked: Sequence[bytes]
-    since: float
     answers: dict[int, Answered] = field(default_factory=dict)
     """By part, those of the other agents."""
     here: Ticket | None = None
@@ -45,7 +44,6 @@ class JointTicket(Ticket):
     """Whether the own agent's answer was not polled yet."""
     pending_since: float = 0.0
     """When the own agent first answered that more may come; 0 if it did not."""
-    abandoned: bool = False
 
 
 class JointLookups(Lookups):
@@ -72,12 +70,8 @@ class JointLookups(Lookups):
         """Ask all agents. Malformed for more hashes than a look-up may have."""
         request = self._request(Want.RESERVE, tokens, own, hashes, USUAL)
         encode_request(request)
-        number = self._joint.ask(tokens, own, request.hash_len, request.hashes)
-        now = time.monotonic()
-        ticket = JointTicket(
-            None, math.inf, leases=True, number=number, tokens=tokens, own=own, asked=hashes, since=now
-        )
-        self._joint.expect(ticket)
+        ticket = JointTicket(None, math.inf, leases=True, tokens=tokens, own=own, asked=hashes)
+        self._joint.ask(ticket, request.hashes)
         return ticket
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:  # noqa: ARG002
@@ -100,17 +94,15 @@ class JointLookups(Lookups):
             if answer.lease:
                 self._joint.release(answer.lease)
             return self._miss(ticket)
-        self._joint.hold(answer.lease, {part: one.lease for part, one in ticket.answers.items()})
-        ticket.answers = {}
+        self._joint.hold(answer.lease, ticket.number)
         return Answer(
             answer.version, LookupStatus.HIT, tokens, answer.lease, answer.boot, answer.disk, answer.shared
         )  # where they are on this node
 
     def abandon(self, ticket: Ticket) -> None:
-        """Abandon a look-up; leases in its answers are released on arrival."""
+        """Abandon a look-up; leases in its answers are released."""
         assert isinstance(ticket, JointTicket)
-        ticket.abandoned = True
-        self._joint.release_at({part: one.lease for part, one in ticket.answers.items()})
+        self._joint.drop(ticket.number)
         if ticket.here is not None:
             super().abandon(ticket.here)
 
