@@ -83,6 +83,8 @@ class AgentSession:
         self.liveness = Liveness()
         self.answers: list[m.BlockEvents] = []
         """Answers of this session about KV events that were not taken."""
+        self.done: list[m.Done] = []
+        """Its reports of jobs, of a session that has some."""
         self._link = link
         self._options = options
         self._session: Session | None = None
@@ -155,6 +157,8 @@ class AgentSession:
                         self.switches = event
                     elif isinstance(event, m.BlockEvents):
                         self.answers.append(event)
+                    elif isinstance(event, m.Done):
+                        self.done.append(event)
             except (SessionEnded, SessionBroken):
                 ended = self._detach()
                 began = False
@@ -297,6 +301,7 @@ class AgentSession:
 
     def _close_lookups(self) -> None:
         self.answers.clear()
+        self.done.clear()
         if self.lookups is not None:
             self.lookups.close()
             self.lookups = None

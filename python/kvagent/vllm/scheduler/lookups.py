@@ -72,7 +72,7 @@ class Lookups:
         probed = self._collect_probes() if self._probes else 0
         late = self._client.late_answers()
         if late and (leases := [answer.lease for answer in late if answer.lease]):
-            self._release(leases)
+            self.release(leases)
         return probed, len(late)
 
     def outstanding(self) -> bool:
@@ -150,6 +150,7 @@ class Lookups:
             tokens=tokens,
             hbm_tokens=own,
             deadline_us=int(self._age_s * 1e6),
+            groups=terms.groups,
             hash_len=len(hashes[0]),
             hashes=b"".join(hashes),
             transfer=terms.transfer,
@@ -170,8 +171,9 @@ class Lookups:
         self._probes = left
         return answered
 
-    def _release(self, leases: Sequence[int]) -> None:
-        with contextlib.suppress(Busy, SessionEnded, SessionBroken):  # the leases end with the session
+    def release(self, leases: Sequence[int]) -> None:
+        """Release leases. If the message cannot be sent, they end with the session."""
+        with contextlib.suppress(Busy, SessionEnded, SessionBroken):
             self._session.release(leases)
 
 

@@ -58,6 +58,8 @@ class Terms:
     """How long it waits in all."""
     pending_s: float = 0.0
     """How long of that while the agent says that more may come."""
+    groups: bytes = b""
+    """The KV cache groups that count, a byte each; all if empty."""
 
     def overdue(self) -> Terms:
         """Return the terms once it has waited for as long as it may."""

@@ -24,7 +24,7 @@ from kvagent.registration import Registration
 from kvagent.vllm.tier.loads import Loads
 from kvagent.vllm.tier.memory import REGION, Staging
 from kvagent.vllm.tier.orders import Ask, Finished, Load, Order, Result, Store
-from kvagent.vllm.tier.port import Port, Turn
+from kvagent.vllm.tier.port import Port
 from kvagent.vllm.tier.questions import Questions
 from kvagent.vllm.tier.saves import SaveMemory, Saves
 from kvagent.vllm.weight_changes import with_generation
@@ -175,36 +175,29 @@ class Courier:
 
     def _listen(self, now: float) -> None:
         """Read what the agent says, and give up what it does not answer."""
-        turn = self._load_port.turn(now, awaited=self._loads.open or self._questions.open)
-        self._heard_loads(turn)
-        if self._load_port.stopped:
-            self._loads.abandon()
-            self._questions.abandon()
-        self.loading = self._load_port.session is not None
-        saves = self._save_port.turn(now, awaited=self._saves.open)
-        self._heard_saves(saves)
-        if self._save_port.stopped:
-            self._saves.abandon(self._save_port.memory)
-        self.saving = self._save_port.session is not None
-
-    def _heard_loads(self, turn: Turn) -> None:
-        if turn.ended:
+        loads, saves = self._load_port, self._save_port
+        change, done = loads.turn(now, awaited=self._loads.open or self._questions.open)
+        if change.ended:
             self._loads.lost()
             self._questions.detach()
-        if turn.began and self._load_port.session is not None:
-            self._questions.attach(self._load_port.session)
-        staging = self._load_port.memory
-        for event in turn.events:
-            if isinstance(event, m.Done) and staging is not None:
+        if change.began:
+            self._questions.attach(loads.lookups)
+        if (staging := loads.memory) is not None:
+            for event in done:
                 self._loads.done(event.job, event.statuses, staging)
-
-    def _heard_saves(self, turn: Turn) -> None:
-        if turn.ended:
+        if loads.silent:
+            self._loads.abandon()
+            self._questions.abandon()
+        self.loading = loads.session is not None
+        change, done = saves.turn(now, awaited=self._saves.open)
+        if change.ended:
             self._saves.lost()
-        memory = self._save_port.memory
-        for event in turn.events:
-            if isinstance(event, m.Done) and memory is not None:
+        if (memory := saves.memory) is not None:
+            for event in done:
                 self._saves.done(event.job, event.statuses, memory)
+        if saves.silent:
+            self._saves.abandon(saves.memory)
+        self.saving = saves.session is not None
 
     def _move(self, generation: str) -> None:
         """Continue in the space of other weights. What is in flight is of the old ones."""
@@ -214,8 +207,8 @@ class Courier:
         self._saves.lost()
         self._loads.lost()
         self._questions.detach()
-        self._load_port.renew()
-        self._save_port.renew()
+        self._load_port.begin_anew()
+        self._save_port.begin_anew()
 
     def _drain(self, now: float) -> None:
         if not self._drains:
