@@ -262,7 +262,7 @@ class Blocks:
     """vLLM's block pool, and this connector's pins in it."""
 
     def __init__(self, pool: Any, pin_fraction: float) -> None:
-        self._pool = pool
+        self.pool = pool
         self.saving = 0
         """Pins of saves, but for those that another engine awaits: they are not limited."""
         self.awaited = 0
@@ -275,41 +275,36 @@ class Blocks:
         self.has_stale = False
         """Whether old weights may have computed some of the blocks."""
 
-    @property
-    def pool(self) -> Any:
-        """Return vLLM's block pool."""
-        return self._pool
-
     def room(self) -> int:
         """Return how many more blocks saves may pin."""
         return self.max_saving - self.saving
 
     def scarce(self) -> bool:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
-        return bool(self._pool.get_num_free_blocks() < self.max_saving)
+        return bool(self.pool.get_num_free_blocks() < self.max_saving)
 
     def withheld(self) -> bool:
         """Return whether fewer blocks are free than saves could withhold from the engine if all
         requests ended now.
         """
-        return bool(self._pool.get_num_free_blocks() < self.saving)
+        return bool(self.pool.get_num_free_blocks() < self.saving)
 
     def cached(self, hashes: Sequence[bytes], group: int) -> int:
         """Return how many of a prompt's first blocks are in the engine's own cache."""
         for i, key in enumerate(hashes):
-            if self._pool.get_cached_block(key, [group]) is None:
+            if self.pool.get_cached_block(key, [group]) is None:
                 return i
         return len(hashes)
 
     def pin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Take a reference to each block."""
-        self._pool.touch(blocks)
+        self.pool.touch(blocks)
         self._count(len(blocks), load=load, awaited=awaited)
 
     def unpin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Release the references, last block first, in vLLM's order."""
         self._count(-len(blocks), load=load, awaited=awaited)
-        self._pool.free_blocks(reversed(blocks))
+        self.pool.free_blocks(reversed(blocks))
 
     def _count(self, pins: int, *, load: bool, awaited: bool) -> None:
         if load:
@@ -323,7 +318,7 @@ class Blocks:
         """Mark all blocks in the prefix cache as stale: they are not saved under their present
         hash.
         """
-        self._stale_hashes = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
+        self._stale_hashes = {b.block_id: b.block_hash for b in self.pool.blocks if b.block_hash is not None}
         self.has_stale = bool(self._stale_hashes)
 
     def mark_stale(self, block: Any) -> None:

@@ -393,10 +393,14 @@ class SchedulerSide:
             and not tracked.request.skip_reading_prefix_cache
         )
 
+    @property
+    def _takes(self) -> bool:
+        """Whether there is an agent that takes saves."""
+        return self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
+
     def _saving(self, tracked: Tracked) -> bool:
-        """Return whether there is an agent that takes saves of a request that ends."""
-        takes = self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
-        return takes and tracked.saved and (not self._stopped or tracked.awaited)
+        """Return whether to save what a request that ends leaves to be saved."""
+        return self._takes and tracked.saved and (not self._stopped or tracked.awaited)
 
     def _preempted(self, request: str, *, again: bool) -> None:
         tracked = self.requests.get(request)
@@ -434,7 +438,7 @@ class SchedulerSide:
                 plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
             if session is None:
                 saves.drop()
-            elif self._may_save and self.agent.switches.saves == 1 and saves.ready():
+            elif self._takes and saves.ready():
                 full = short or saves.batch.room() <= 0
                 collect_saves(
                     self._schedule, saves.batch, scheduled, following=self.geometry.following, short=full
@@ -448,17 +452,11 @@ class SchedulerSide:
                 )  # fmt: skip
             plan.revokes += saves.revoke_overdue()
 
-    def now(self) -> float:
-        """Return the time of this side, as of time.monotonic."""
-        return time.monotonic()
-
     def short(self) -> bool:
         """Return whether nothing is to be pinned now, because memory is short or no agent takes
         it.
         """
-        saves = self.saves
-        takes = self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
-        return not takes or not saves.ready() or self._stopped or saves.blocks.scarce()
+        return not self._takes or not self.saves.ready() or self._stopped or self.blocks.scarce()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with

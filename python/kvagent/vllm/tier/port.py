@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kvagent.vllm.link import Link
 from kvagent.vllm.scheduler.agent_session import AgentSession
+from kvagent.vllm.tier.memory import Staging
+from kvagent.vllm.tier.saves import SaveMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,14 +19,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.tier.options import TierOptions
 
 
-class Closable(Protocol):
-    """Memory of one session."""
-
-    def close(self) -> None:
-        """Free it in this process."""
-
-
-Memory = TypeVar("Memory", bound=Closable)
+Memory = TypeVar("Memory", Staging, SaveMemory)
 
 
 class Port(AgentSession, Generic[Memory]):
@@ -39,7 +34,7 @@ class Port(AgentSession, Generic[Memory]):
         """That of the session; None without one."""
         self.silent = False
         """Whether the agent does not answer."""
-        self._make = make
+        self._make: Callable[[], tuple[Registration, Memory]] = make
         self._made: list[Memory] = []  # by the link's thread, the last one for the session that it attaches
         self.link = Link(options.socket_dir, owner, self._registration, pool=options.pool)
         super().__init__(self.link, options)

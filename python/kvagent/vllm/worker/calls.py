@@ -59,7 +59,7 @@ class WorkerCalls:
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
-    _worker_deltas: CounterDeltas | None = None
+    _deltas: Sequence[CounterDeltas] = ()
     errors: Errors
     _given_up: Results | None = None
     """The results of jobs that were given up after an error."""
@@ -148,7 +148,7 @@ class WorkerCalls:
                 generation=self._generation, use_generation=self._use_generation,
                 identity=() if self._start.part.index else self._identity, guests=self._guests,
             )  # fmt: skip
-            self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
+            self._deltas = [CounterDeltas(one, "worker_") for one in (self._worker.counts, self.errors.counts)]
         else:
             self._worker.rejoin(link)
         link.wait(self._options.start_wait_ms / 1e3)

@@ -32,12 +32,12 @@ from kvagent.vllm.worker.sync import DecodeSteps, HostClock, IdleBackoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvagent.cuda.clock import CudaClock
     from kvagent.packing import Packed
     from kvagent.session import Session
     from kvagent.shm import SyncWords
     from kvagent.vllm.link import Link
     from kvagent.vllm.worker.guest import WorkerGuest
-    from kvagent.vllm.worker.sync import Clock
 
 
 @dataclass(eq=False, slots=True)
@@ -121,7 +121,7 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
+        self, link: Link, words: SyncWords, *, per_block: bool, clock: HostClock | CudaClock | None = None,
         generation: str = "", use_generation: Callable[[str], None] | None = None,
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
@@ -135,7 +135,7 @@ class WorkerSide:
         self._serial = 0  # the generation's number in the scheduler
         self._link = link
         self.words = words
-        self._clock: Clock = clock or HostClock(words)
+        self._clock = clock or HostClock(words)
         self.per_block = per_block
         self._backoff = IdleBackoff()
         self._decode_steps = DecodeSteps()
@@ -463,14 +463,10 @@ class WorkerSide:
             if inflight.session is session:
                 for number in inflight.numbers:
                     self._numbers.pop((id(session), number), None)
-                self._fail_rest(inflight)
+                rest = zip(inflight.parts, parts_of(inflight.plan), strict=True)
+                inflight.parts = [lost(part, one.blocks) for part, one in rest]
                 self._finish(inflight)
                 del self.jobs[job]
-
-    @staticmethod
-    def _fail_rest(inflight: InflightJob) -> None:
-        sections = parts_of(inflight.plan)
-        inflight.parts = [lost(part, one.blocks) for part, one in zip(inflight.parts, sections, strict=True)]
 
     def _heard(self) -> None:
         for guest in self.guests:
