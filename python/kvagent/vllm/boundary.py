@@ -306,7 +306,6 @@ class LostWorker:
 
 
 def _fail(load: LoadJob, side: WorkerSide, results: Results, report: Report) -> None:
-    """Report a load that was not sent as failed."""
     report.outcomes[load.job] = Outcome(1, bytes([BlockStatus.FAILED]) * load.blocks)
     _failed(load, side, results)
 

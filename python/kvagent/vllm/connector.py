@@ -173,7 +173,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._leave_worker()
 
     def _idle(self) -> bool:
-        """Return whether the engine has no request, as far as this role knows."""
         return self._plans_idle() if self._scheduler is None else self._scheduler.idle()
 
     def _maker(self, kv_role: str, generations: Generations) -> Callable[[Any], SchedulerSide]:

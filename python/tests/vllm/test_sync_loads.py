@@ -19,7 +19,7 @@ from kvagent.vllm.guests.sync.scheduler import SyncLoads
 from kvagent.vllm.guests.sync.worker import StepWaits
 from kvagent.vllm.hooks import Waits
 from kvagent.vllm.options import OptionError
-from kvagent.vllm.plan import LoadJob
+from kvagent.vllm.plan import LoadJob, StepPlan
 from tests.agent import AgentProcess, eventually
 from tests.sides import waits as step_waits
 from tests.vllm.agents import flip
@@ -368,10 +368,11 @@ def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess)
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
     """Until it has sent something."""
-    side: Any = SimpleNamespace(jobs={}, poll=lambda: None, descriptors=list)
+    side: Any = SimpleNamespace(jobs={}, poll=lambda: None, descriptors=list, step=7)
     sent, given_up = list[int | None](), list[int]()
     loads = StepWaits(0.001)
-    loads.side, side.give_up = side, given_up.append
+    loads.join(side)
+    side.give_up = given_up.append
 
     def submit(load: Any, step: int | None) -> None:
         sent.append(step)
@@ -380,13 +381,13 @@ def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
 
     loads._submit = submit  # type: ignore[method-assign]
     one, two, three = (LoadJob(job, b"", 0, "r", 0, 1.0, (), b"", sync=True) for job in (1, 2, 3))
-    loads.run([one], 6, stopped=False)
+    loads.start(StepPlan(), [one])
     if heard:
         loads.heard()
-    loads.run([two], 7, stopped=False)
-    assert sent == [6, 7 if heard else None]
+    loads.start(StepPlan(), [two])
+    assert sent == [6, 6 if heard else None]
     assert given_up == ([1, 2] if heard else [1])
-    loads.run([three], 8, stopped=True)
+    loads.start(StepPlan(stopped=True), [three])
     assert sent[2] is None
 
 

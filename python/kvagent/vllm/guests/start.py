@@ -130,7 +130,6 @@ class GuestStart(Start):
 
     @property
     def _name(self) -> str:
-        """The name under which vLLM knows this connector."""
         return str(self.vllm_config.kv_transfer_config.kv_connector)
 
     def _media(self) -> str:

@@ -416,7 +416,6 @@ class SchedulerSide:
             self._consider(tracked)
 
     def _consider(self, tracked: Tracked) -> None:
-        """Look at a request's blocks from now on, if it computes and may be saved."""
         if tracked.phase == Phase.RUNNING and not tracked.barred:
             self._schedule.add(tracked)
 

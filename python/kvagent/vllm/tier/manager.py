@@ -495,5 +495,4 @@ class KVAgentTier(SecondaryTierManager):
 
 
 def _chunks(job: Any) -> tuple[tuple[Key, ...], tuple[int, ...]]:
-    """Return the keys and rows of one of vLLM's jobs."""
     return tuple(bytes(key) for key in job.keys), tuple(int(row) for row in job.chunk_ids)

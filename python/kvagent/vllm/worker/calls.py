@@ -243,14 +243,12 @@ class WorkerCalls:
         return None if report is None else WorkerMetadata(report)
 
     def _plans_idle(self) -> bool:
-        """Return whether the step in progress is one without requests."""
         return _plan(self._connector_metadata).idle
 
     def _use_generation(self, generation: str) -> None:
         self._generation = generation
 
     def _registration_of_node(self) -> Registration:
-        """Return that of a scheduler in this node."""
         return Registration(role=Role.SCHEDULER, **self._common())
 
     def _close_guests(self) -> None:

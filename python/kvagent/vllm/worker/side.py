@@ -370,7 +370,6 @@ class WorkerSide:
         self.started.add(plan.job)
 
     def _serves(self, plan: SaveJob | LoadJob) -> bool:
-        """Return whether all that a job depends on is here."""
         return not plan.depends or (bool(self.guests) and all(guest.serves(plan) for guest in self.guests))
 
     def _check_agent(self, session: Session) -> None:

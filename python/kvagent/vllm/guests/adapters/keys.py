@@ -121,11 +121,9 @@ class Adapters(Guest):
                 del self._alive[name]
 
     def _users(self) -> list[Tracked]:
-        """Return the requests with adapters."""
         return [one for one in self.side.requests.values() if getattr(one.request, "lora_request", None) is not None]
 
     def _unkey(self, tracked: Tracked) -> None:
-        """Stop saving and loading a request, since its adapter is not what it was."""
         self.side.bar(tracked, ADAPTER)
         if isinstance(tracked.request, Adapted):
             tracked.request = tracked.request.plain

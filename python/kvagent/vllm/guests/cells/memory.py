@@ -64,7 +64,6 @@ def _check_heads(name: str, tensor: Any, heads: int, ranges: int) -> None:
 
 
 def _heads_of(tensor: Any, cell: Cell, plan: Cells) -> Any:
-    """Return the view of a cell's heads."""
     if plan.head_ranges == 1:
         return tensor
     return tensor.narrow(_HEADS, cell.first_head, plan.heads_of_cell)

@@ -120,7 +120,6 @@ class Delegate(WorkerGuest):
         self._open |= {question.number: _Open(question) for question in orders.questions}
 
     def _lose(self) -> None:
-        """Answer what was asked in a session that has ended."""
         self._answers += [_lost(one) for one in self._open.values()]
         self._open.clear()
         self._leases.clear()

@@ -201,5 +201,4 @@ class JointSession(AgentSession):
 
 
 def _ended(last: Facts | None, now: Facts | None) -> bool:
-    """Return whether a delegate's session has ended since its last news."""
     return last is not None and (now is None or (last.boot, last.number) != (now.boot, now.number))

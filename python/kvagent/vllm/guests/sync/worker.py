@@ -53,15 +53,13 @@ class StepWaits(WorkerGuest):
 
     def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:
         """Send the loads that the step waits for, and wait, or let its layers wait."""
-        sync, step = [load for load in loads if load.sync], self.side.step - 1
-        if sync and self.layers is None:
-            self.run(sync, step, stopped=plan.stopped)
-        elif sync and self.layers is not None:
-            self._open = sync
-            self._send(sync, step, stopped=plan.stopped)
-            self.wait(self.layers.usable_before)
-            if self.waiting:
-                self.layers.begin()
+        if sync := [load for load in loads if load.sync]:
+            self._send(sync, self.side.step - 1, stopped=plan.stopped)
+            self.wait(None if self.layers is None else self.layers.usable_before)
+            if self.layers is not None:
+                self._open = sync
+                if self._waited:
+                    self.layers.begin()
         return [load for load in loads if not load.sync]
 
     def send(
@@ -97,14 +95,6 @@ class StepWaits(WorkerGuest):
             for load in loads:
                 self.side.fail_blocks(load)
 
-    def run(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
-        """Send the loads and wait for them.
-
-        ``step``: the one before the step that waits. ``stopped``: the agent does not respond.
-        """
-        self._send(loads, step, stopped=stopped)
-        self.wait()
-
     def wait(self, usable: Callable[[int], bool] | None = None) -> None:
         """Wait until each of the loads is over, or usable. Give up those that are not in time."""
         pause_s = FIRST_PAUSE_S
@@ -124,12 +114,10 @@ class StepWaits(WorkerGuest):
             self._waited.remove(job)
             self._silent = True
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a load of the step is neither over nor given up."""
-        return bool(self._waited)
-
     def _send(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
+        """Send the loads. ``step``: the one before the step that waits. ``stopped``: the agent does
+        not respond.
+        """
         self._left_s = self._wait_s
         sent = not (stopped or self._silent)
         for load in loads:

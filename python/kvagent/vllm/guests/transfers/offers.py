@@ -153,7 +153,6 @@ class Transfers(Guest):
         self.side.agent.send(m.Offer(offer.name, offer.tokens, self._ttl_ms))
 
     def _settle(self) -> None:
-        """Complete the transfers whose saves have ended."""
         if self._ended:
             self._ended = [offer for offer in self._ended if not self._settled(offer)]
 
