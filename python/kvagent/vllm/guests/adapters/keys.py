@@ -42,8 +42,6 @@ class Content:
     """One of each worker that has reported it."""
     digest: bytes = b""
     """Empty unless all workers have reported the same."""
-    leftover: bool = False
-    """Whether the engine's own cache may have blocks of unknown content under the number."""
 
 
 class Adapters(Guest):
@@ -152,19 +150,17 @@ class Adapters(Guest):
             content = self._contents.get(one.number)
             if content is None or one.serial > content.serial:
                 changed.add(one.number)
-                stale |= self._dropped if content is None else bool(content.digest)
-                leftover = content is not None and not content.digest
-                self._contents[one.number] = content = Content(one.serial, leftover=leftover)
+                stale |= self._dropped or content is not None  # blocks of another content may be left
+                self._contents[one.number] = content = Content(one.serial)
                 self._contents.move_to_end(one.number)
                 if len(self._contents) > MAX_KNOWN:
                     self._contents.popitem(last=False)
                     self._dropped = True
-            if one.serial == content.serial and one.digest:
+            if one.serial == content.serial:
                 content.digests.append(one.digest)
-                if content.digests == [one.digest] * self._world:
+                if one.digest and content.digests == [one.digest] * self._world:
                     content.digest = one.digest
                     became.add(one.number)
-                    stale |= content.leftover
         return changed, became, stale
 
 
