@@ -132,8 +132,11 @@ class _Storage:
     def nbytes(self) -> int:
         return 1 << 16
 
-    def data_ptr(self) -> int:
-        return 4096
+    def share_memory_(self) -> None:
+        """It may lie anywhere."""
+
+    def _share_fd_cpu_(self) -> tuple[int, int]:
+        return -1, self.nbytes()
 
 
 @dataclass
@@ -176,18 +179,18 @@ def test_segments_follow_the_strides() -> None:
     }  # fmt: skip
     for name, (tensors, expected) in layers.items():
         caches = {str(i): tensor for i, tensor in enumerate(tensors)}
-        found = memory(caches, [list(caches)], 9, "peer")
+        found = memory(caches, [list(caches)], 9)
         assert [(s.offset, s.stride, s.bytes) for s in found.segments[0]] == expected, name
-        assert [(r.kind, r.addr, r.size) for r, _ in found.regions] == [(RegionKind.PEER, 4096, 1 << 16)]
+        assert [(r.kind, r.size, fd) for r, fd in found.regions] == [(RegionKind.FD, 1 << 16, -1)]
 
 
 def test_memory_that_cannot_be_served_is_refused() -> None:
     with pytest.raises(Unsupported, match="served are cpu and cuda"):
-        memory({"a": _Tensor((9, 8), (8, 1), kind="xpu")}, [["a"]], 9, "peer")
+        memory({"a": _Tensor((9, 8), (8, 1), kind="xpu")}, [["a"]], 9)
     with pytest.raises(Unsupported, match="pages"):
-        memory({"a": _Tensor((10, 8), (8, 1))}, [["a"]], 9, "peer")
+        memory({"a": _Tensor((10, 8), (8, 1))}, [["a"]], 9)
     with pytest.raises(Unsupported, match="no KV cache"):
-        memory({}, [["a"]], 9, "peer")
+        memory({}, [["a"]], 9)
 
 
 class FullAttentionSpec:

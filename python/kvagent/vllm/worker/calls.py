@@ -163,7 +163,6 @@ class WorkerCalls:
                 kv_caches,
                 names,
                 self._config.num_blocks,
-                "fd",
                 extents_of=self._start.extents(self._rank),
             )
             self._sync = self._sync or make_sync(self._memory.device)

@@ -13,7 +13,6 @@ memory only after its last user is gone. Nothing here waits, so a shutdown does 
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 from dataclasses import dataclass, field
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     """
 
 FIRST_REGION = 1  # region 0 holds the words
-_PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
-_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 WHOLE = -1
@@ -147,20 +144,20 @@ class Memory:
 
 
 def memory(
-    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
     driver: CudaDriver | None = None, *, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
-    ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
-    replaces CUDA's in tests. ``extents_of`` finds the extents, if they are not those of the groups.
+    ``groups``: the layer names of each group. ``driver`` replaces CUDA's in tests. ``extents_of``
+    finds the extents, if they are not those of the groups.
     """
     storages: dict[int, tuple[int, Any]] = {}
     found, stages = (extents_of or _of_groups)(kv_caches, groups, num_blocks, storages)
     device = _device(kv_caches)
     if device is not None:
         return _on_gpu(storages, found, device, driver or CudaDriver(), stages)
-    regions = tuple(_region(place + FIRST_REGION, storage, kind) for place, storage in storages.values())
+    regions = tuple(_region(place + FIRST_REGION, storage) for place, storage in storages.values())
     return Memory(regions, *_segments(found, [0] * len(regions)), stages=stages)
 
 
@@ -228,21 +225,11 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
     return next((device for device in devices.values() if device.type == "cuda"), None)
 
 
-def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
+def _region(number: int, storage: Any) -> tuple[Region, int | None]:
     size = int(storage.nbytes())
-    if kind == "peer":
-        allow_ptrace()
-        return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
     storage.share_memory_()  # moves the storage, and all its views
     fd, _ = storage._share_fd_cpu_()
     return Region(number, RegionKind.FD, size), fd
-
-
-def allow_ptrace() -> None:
-    """Allow any process to access this one's memory under Yama, since the agent's is not known
-    yet.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 log = logging.getLogger("vllm.kvagent")

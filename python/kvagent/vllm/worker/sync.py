@@ -35,17 +35,15 @@ class HostClock:
 
     def __init__(self, words: SyncWords) -> None:
         self._words = words
-        self._cells = words.cells
 
     def begin(self, step: int) -> None:
         """Mark a step whose kernels are about to be launched."""
-        self._cells[2 * (step % self._words.events)] += 1
+        self._words.record(self.event(step))
 
     def end(self, step: int) -> None:
         """Mark a step whose kernels have ended."""
         self._words.step = step
-        recorded = 2 * (step % self._words.events)
-        self._cells[recorded + 1] = self._cells[recorded]
+        self._words.fire(self.event(step))
 
     def event(self, step: int) -> int:
         """Return the event that fires when the step's kernels have ended."""
