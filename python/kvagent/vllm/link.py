@@ -178,25 +178,7 @@ class Link:
         except Exception as error:  # noqa: BLE001  whatever it is, the thread goes on
             if session is not None:
                 session.close()
-            if not isinstance(error, (OSError, KVAgentError)):
-                self._refused = True
-                self._log_once(logging.ERROR, f"{self._owner}: not registered, connecting is retried: {error!r}", error)
-                return False
-            if isinstance(error, (NotStarted, WrongSetting)):
-                self._refused = True
-                if not self._closed.is_set():
-                    retried = "a start" if self._pool else "connecting"
-                    self._log_once(
-                        logging.WARNING, f"{self._owner}: prompts are computed, {retried} is retried: {error}"
-                    )
-                return False
-            reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
-            self._refused = isinstance(error, Refused)
-            moving = time.monotonic() < self._moving_until
-            level = logging.ERROR if self._refused and not moving else logging.WARNING
-            self._log_once(
-                level, f"{self._owner}: {reason} at {self._path}; prompts are computed, connecting is retried"
-            )
+            self._explain(error)
             return False
         with self._lock:
             if serial != self._serial:  # renewed concurrently; the session was never used
@@ -211,6 +193,21 @@ class Link:
             self.attached()
         self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
+
+    def _explain(self, error: Exception) -> None:
+        """Log why an attempt failed. An error of no known kind is a fault of ours."""
+        fault = None if isinstance(error, (OSError, KVAgentError)) else error
+        refused = isinstance(error, Refused)
+        self._refused = refused or fault is not None or isinstance(error, (NotStarted, WrongSetting))
+        if self._closed.is_set() and isinstance(error, NotStarted):
+            return  # it was cancelled
+        absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+        reason = "no agent" if absent else str(error) if fault is None else repr(error)
+        moving = time.monotonic() < self._moving_until
+        level = logging.ERROR if fault is not None or (refused and not moving) else logging.WARNING
+        retried = "a start" if self._pool and isinstance(error, NotStarted) else "connecting"
+        text = f"{self._owner}, {self._path}: prompts are computed, {retried} is retried: {reason}"
+        self._log_once(level, text, fault)
 
     def _connect(self) -> Session:
         try:
