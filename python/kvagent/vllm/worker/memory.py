@@ -24,7 +24,7 @@ from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kvagent.vllm.worker.side import WorkerSide
 
@@ -109,8 +109,13 @@ def merged(extents: list[Extent]) -> list[Extent]:
     """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
     once.
     """
+    return joined(sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)))
+
+
+def joined(extents: Iterable[Extent]) -> list[Extent]:
+    """Return the extents in their order, adjacent ones merged."""
     found: list[Extent] = []
-    for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
+    for extent in extents:
         last = found[-1] if found else None
         if last is not None and last.joins(extent):
             found[-1] = last.with_bytes(last.bytes + extent.bytes)
