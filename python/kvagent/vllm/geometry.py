@@ -83,26 +83,6 @@ def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geom
     return Geometry(tuple(groups), hash_tokens, frozenset(states), following)
 
 
-def token_bytes(kv_cache_config: Any) -> float:
-    """Return the bytes that a rank has of a token, in all groups, as the scheduler counts them."""
-    found = [
-        (specs.group_spec(group.kv_cache_spec), len(group.layer_names)) for group in kv_cache_config.kv_cache_groups
-    ]
-    return sum(layers * int(spec.page_size_bytes) / int(spec.block_size) for spec, layers in found)
-
-
-def asynchronous_only(kv_cache_config: Any) -> str:
-    """Return why no step may wait for loads of this model, or an empty string."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
-    if specs.window(groups[0].kv_cache_spec):
-        return "the model's attention has a window"
-    if kv_cache_config.needs_kv_cache_zeroing:
-        return "vLLM zeroes new blocks in the step that would wait for their load"
-    return ""
-
-
 def fails_by_block(kv_cache_config: Any) -> bool:
     """Return whether vLLM is told of the blocks that failed to load, and not only of the request.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells.plan import Cells
     from kvagent.vllm.guests.nodes.rules import NodePart
+    from kvagent.vllm.guests.sync.scheduler import SyncLoads
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
@@ -83,10 +84,12 @@ class GuestStart(Start):
 
     def extents(self, rank: int) -> ExtentsOf | None:
         """Return what finds the extents of cells, or those of layers that wait for their part."""
-        if self.options.layerwise and not geo.asynchronous_only(self.kv_cache_config):
+        if self.options.layerwise:
+            from kvagent.vllm.guests.sync.scheduler import asynchronous_only
             from kvagent.vllm.guests.sync.stages import calling_layers, staged
 
-            return partial(staged, calling=calling_layers(self.vllm_config))
+            if not asynchronous_only(self.kv_cache_config):
+                return partial(staged, calling=calling_layers(self.vllm_config))
         if self._cells is not None:
             from kvagent.vllm.guests.cells.memory import cell_extents
 
@@ -99,8 +102,7 @@ class GuestStart(Start):
         return joined(
             self.options, geometry, world=world, saves=saves, media=self._media(),
             multimodal=config.model_config.multimodal_config is not None, lora=config.lora_config is not None,
-            engine_id=str(transfer.engine_id), tp_size=self.part.tp, preemption=self._preemption(),
-            token_bytes=geo.token_bytes(self.kv_cache_config),
+            engine_id=str(transfer.engine_id), tp_size=self.part.tp, waits=self._waits(geometry),
             step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
             parts=self.part.count,
         )  # fmt: skip
@@ -139,20 +141,23 @@ class GuestStart(Start):
         elsewhere = self.options.media != "trust" and self.vllm_config.ec_transfer_config is not None
         return "bypass" if elsewhere else self.options.media
 
-    def _preemption(self) -> Any:
-        """Return vLLM's scheduler if steps are to wait for loads.
+    def _waits(self, geometry: Geometry) -> SyncLoads | None:
+        """Return which loads steps wait for, if they are to wait for some.
 
         Raise OptionError where a failed load would not be handled right.
         """
         if self.options.load_mode == ASYNC:
             return None
+        from kvagent.vllm.guests.sync.scheduler import SyncLoads, asynchronous_only, token_bytes
+
         scheduler = internals.constructing(lambda one: hasattr(one, "_preempt_request"))
-        reason = geo.asynchronous_only(self.kv_cache_config) or internals.missing(internals.WAITS)
+        reason = asynchronous_only(self.kv_cache_config) or internals.missing(internals.WAITS)
         if not reason and scheduler is None:
             reason = "vLLM's scheduler is not accessible"
         if not reason and scheduler is not None:
             if scheduler.vllm_config.kv_transfer_config.kv_connector == self._name:
-                return internals.Scheduler(scheduler)
+                size = token_bytes(self.kv_cache_config)
+                return SyncLoads(self.options, geometry, size, internals.Scheduler(scheduler))
             reason = "another connector could save what is computed before a load has succeeded"
         if self.options.load_mode == "sync":
             raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
@@ -179,15 +184,14 @@ class GuestStart(Start):
 
 def joined(
     options: Options, geometry: Geometry, *, world: int = 1, saves: bool = True, engine_id: str = "", tp_size: int = 1,
-    parts: int = 1, media: str = "content", multimodal: bool = True, lora: bool = True, token_bytes: float = 0.0,
-    step_tokens: int = 0, preemption: Any = None, events: Any = None,
+    parts: int = 1, media: str = "content", multimodal: bool = True, lora: bool = True,
+    step_tokens: int = 0, waits: SyncLoads | None = None, events: Any = None,
 ) -> Joined:  # fmt: skip
     """Return the guests of an engine, in the order in which they hear of a request.
 
     ``parts``: the nodes that it is on. ``media``: how requests with items are keyed, as the option.
-    ``token_bytes``: what a rank has of a token. ``step_tokens``: the most that a step computes.
-    ``preemption``: vLLM's scheduler, if steps may wait for loads. ``events``: how KV events are
-    made; None without them.
+    ``step_tokens``: the most that a step computes. ``waits``: which loads steps wait for, if there
+    are some. ``events``: how KV events are made; None without them.
     """
     from kvagent.vllm.guests.keeps import Keeps
     from kvagent.vllm.guests.switches import Switches
@@ -218,11 +222,9 @@ def joined(
         from kvagent.vllm.guests.lazy import batch_of
 
         one.batch = batch_of(options, geometry, step_tokens)
-    if preemption is not None:
-        from kvagent.vllm.guests.sync.scheduler import SyncLoads
-
-        one.waits = SyncLoads(options, geometry, token_bytes, preemption)
-        one.guests.append(one.waits)
+    if waits is not None:
+        one.waits = waits
+        one.guests.append(waits)
     return one
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm import specs
 from kvagent.vllm.hooks import Guest, Waits
 
 if TYPE_CHECKING:
@@ -30,6 +31,26 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report, StepPlan
     from kvagent.vllm.scheduler.requests import Tracked
+
+
+def token_bytes(kv_cache_config: Any) -> float:
+    """Return the bytes that a rank has of a token, in all groups, as the scheduler counts them."""
+    found = [
+        (specs.group_spec(group.kv_cache_spec), len(group.layer_names)) for group in kv_cache_config.kv_cache_groups
+    ]
+    return sum(layers * int(spec.page_size_bytes) / int(spec.block_size) for spec, layers in found)
+
+
+def asynchronous_only(kv_cache_config: Any) -> str:
+    """Return why no step may wait for loads of this model, or an empty string."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
+    if specs.window(groups[0].kv_cache_spec):
+        return "the model's attention has a window"
+    if kv_cache_config.needs_kv_cache_zeroing:
+        return "vLLM zeroes new blocks in the step that would wait for their load"
+    return ""
 
 
 @dataclass(eq=False, slots=True)
