@@ -40,7 +40,7 @@ from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
-from kvagent.vllm.scheduler.requests import Blocks, Tables
+from kvagent.vllm.scheduler.requests import Blocks
 from kvagent.vllm.scheduler.save_plan import final_tokens
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
@@ -378,7 +378,7 @@ class _Pool:
 
 def test_what_old_weights_computed_is_known() -> None:
     pool = _Pool()
-    blocks = Blocks(pool, 0.05)
+    blocks = Blocks(SimpleNamespace(block_pool=pool), 0.05)
     assert blocks.max_saving == 5
     pool.blocks[1].block_hash = b"one"
     blocks.new_weights()
@@ -488,10 +488,10 @@ def test_counters_are_reported_as_deltas() -> None:
 
 
 def test_tables_are_those_of_vllms_manager() -> None:
-    blocks = [SimpleNamespace(block_id=i) for i in range(4)]
-    tables = Tables(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
-    assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
-    assert list(tables.slice("a", 0, 4, 5)) == []
+    table = [SimpleNamespace(block_id=i) for i in range(4)]
+    blocks = Blocks(SimpleNamespace(block_pool=_Pool(), get_blocks={"a": SimpleNamespace(blocks=(table,))}.get), 0.05)
+    assert list(blocks.table("a", 0, 1, 9)) == table[1:]
+    assert list(blocks.table("a", 0, 4, 5)) == []
 
 
 @pytest.mark.parametrize("answered_s", [0.0001, 0.0007, 10])

@@ -81,9 +81,9 @@ def test_a_request_that_is_not_saved_saves_no_states(why: str) -> None:
 def test_blocks_after_one_without_a_hash_are_stale_too() -> None:
     """vLLM gives no hash to blocks of windows and states that no hit needs."""
     pool = Pool(64)
-    blocks, table = Blocks(pool, 0.5), [NULL, *pool.blocks[1:5]]
-    tables: Any = SimpleNamespace(slice=lambda _, __, begin, end: table[begin:end])
-    stale, tracked = StaleRequests(blocks, tables, 1), request()
+    found = SimpleNamespace(blocks=([NULL, *pool.blocks[1:5]],))
+    blocks = Blocks(SimpleNamespace(block_pool=pool, get_blocks=lambda _: found), 0.5)
+    stale, tracked = StaleRequests(blocks, 1), request()
     stale.add(tracked)
     for hashed in ([2], [2, 4], [1, 2, 3, 4]):
         for one in hashed:
@@ -107,7 +107,7 @@ def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
-    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts())
+    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts())
     full = [Block(i) for i in range(1, 11)]
     tracked = request()
     tracked.asking.promised = Promise(0, tokens, 7, 0.0)

@@ -191,9 +191,8 @@ _ALL = 1 << 62  # blocks
 class StaleRequests:
     """Requests whose blocks get marked as stale, before vLLM can share or free them."""
 
-    def __init__(self, blocks: Blocks, tables: Tables, groups: int) -> None:
+    def __init__(self, blocks: Blocks, groups: int) -> None:
         self._blocks = blocks
-        self._tables = tables
         self._groups = groups
         self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not marked
         self._unmarked: dict[Tracked, list[Any]] = {}  # blocks from there on, as ``mark_blocks`` found them
@@ -220,7 +219,7 @@ class StaleRequests:
         self._unmarked.clear()
         for tracked, firsts in self._next.items():
             for group, first in enumerate(firsts):
-                table = self._tables.slice(tracked.request.request_id, group, first, _ALL)
+                table = self._blocks.table(tracked.request.request_id, group, first, _ALL)
                 marked = True  # all so far; vLLM leaves out blocks that no hit needs (windows, states)
                 for block in table:
                     if block.block_hash is not None:
@@ -259,10 +258,11 @@ class StaleRequests:
 
 
 class Blocks:
-    """vLLM's block pool, and this connector's pins in it."""
+    """The block pool of vLLM's KV cache manager, its tables, and this connector's pins."""
 
-    def __init__(self, pool: Any, pin_fraction: float) -> None:
-        self.pool = pool
+    def __init__(self, manager: Any, pin_fraction: float) -> None:
+        self._manager = manager
+        self.pool = pool = manager.block_pool
         self.saving = 0
         """Pins of saves, but for those that another engine awaits: they are not limited."""
         self.awaited = 0
@@ -274,6 +274,11 @@ class Blocks:
         self._stale_hashes: dict[int, Any] = {}
         self.has_stale = False
         """Whether old weights may have computed some of the blocks."""
+
+    def table(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
+        """Return a request's blocks from begin to end of a group; fewer if it has fewer."""
+        blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
+        return blocks
 
     def room(self) -> int:
         """Return how many more blocks saves may pin."""
@@ -329,18 +334,6 @@ class Blocks:
     def is_stale(self, block: Any) -> bool:
         """Return whether a block was marked as stale under its present hash."""
         return self.has_stale and self._stale_hashes.get(block.block_id, _NONE) == block.block_hash
-
-
-class Tables:
-    """Block tables of requests, from vLLM's KV cache manager."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-
-    def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
-        """Return the blocks from begin to end of a group; fewer if the table is shorter."""
-        blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
-        return blocks
 
 
 _NONE = object()

@@ -20,7 +20,7 @@ from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import LookupWaits, Promises, sources
-from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tables, Tracked, arrived
+from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
@@ -47,7 +47,6 @@ class SchedulerSide:
     ) -> None:  # fmt: skip
         """``saves``: whether the engine may save. ``joined``: the guests."""
         joined = joined or Joined()
-        pool = manager.block_pool
         self.guests = joined.guests
         self.generations = generations or Generations(LOADED, options)
         self.counts = Counts()
@@ -64,10 +63,9 @@ class SchedulerSide:
         """What handles an error in a hook of vLLM's block pool (boundary)."""
         self.take_events: Callable[[], Sequence[Any]] = tuple
         """Returns vLLM's KV events of what the agent's memory holds, since the last call."""
-        self.tables = Tables(manager)
-        self.blocks = Blocks(pool, options.pin_percent / 100)
+        self.blocks = Blocks(manager, options.pin_percent / 100)
         counts = SaveCounts()
-        self.saves = Saves(joined.batch(geometry, self.blocks, self.tables, counts), world, self.blocks, counts)
+        self.saves = Saves(joined.batch(geometry, self.blocks, counts), world, self.blocks, counts)
         self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts)
         named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
         self.saves.batch.named = self.loads.named = named
@@ -76,7 +74,7 @@ class SchedulerSide:
         self._answered = joined.answered
         self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
         self._schedule = SaveSchedule()
-        self._stale = StaleRequests(self.blocks, self.tables, len(geometry.groups))
+        self._stale = StaleRequests(self.blocks, len(geometry.groups))
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._steps = 0
@@ -84,7 +82,7 @@ class SchedulerSide:
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
         self._moved_at = -1  # the step after which the generation last changed
         done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
-        around(pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
+        around(self.blocks.pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
         for guest in self.guests:
             guest.begin(self, manager)
 
