@@ -61,7 +61,7 @@ class Courier:
         self._questions = Questions(
             options.lookup_age_ms / 1e3, options.tier_wait_ms / 1e3, space.tokens, self.results.put
         )
-        self._loads = Loads(rows, deadline_s, self.results.put, self._questions.release)
+        self._loads = Loads(rows, self._slots, deadline_s, self.results.put, self._questions.release)
         self._saves = Saves(deadline_s, self.results.put)
         self._load_port: Port[Staging] = Port(options, "tier, loads", self._load_registration)
         self._save_port: Port[SaveMemory] = Port(options, "tier, saves", self._save_registration)

@@ -40,7 +40,6 @@ class Staging:
 
     def __init__(self, slots: int, row_bytes: int) -> None:
         self.words = Words(revokes=1)
-        self.slots = slots
         self._memory = SharedMemory(slots * row_bytes, "kvagent-staging")
         self._row_bytes = row_bytes
         anchor = ctypes.c_char.from_buffer(self._memory.view)
