@@ -60,7 +60,7 @@ class Session:
         """The space's last known weights epoch, from REGISTERED on. A job carries the epoch in
         which its blocks were computed, which may be an older one.
         """
-        self.registered: m.Registered | None = None
+        self.registered: m.Registered
         self._stream = stream
         self._jobs: dict[int, int] = {}  # number of blocks of each unreported job
         self._cancels: set[int] = set()

@@ -103,7 +103,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.monotonic()  # it goes on where the engines were
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("side", "lookups", "loads"):
+        for module in ("side", "lookups"):
             monkeypatch.setattr(f"kvagent.vllm.scheduler.{module}.time", clock)
 
 
@@ -120,10 +120,10 @@ class Step:
 def guests_of(**engine: Any) -> Joined:
     """Return the guests of an engine, if they are installed."""
     try:
-        from kvagent.vllm.guests.joined import Engine, joined
+        from kvagent.vllm.guests.start import joined
     except ModuleNotFoundError:
         return Joined()
-    return joined(Engine(**engine))
+    return joined(**engine)
 
 
 class SimulatedEngine:
@@ -248,7 +248,6 @@ class SimulatedEngine:
     def step(self, *computed: tuple[Any, int], preempted: Sequence[str] = ()) -> Step:
         """Run a step that computes that many tokens of those requests."""
         scheduled = {request.request_id: tokens for request, tokens in computed}
-        # 0 means unknown: the scheduler's side then does not measure how fast prompts are computed.
         total = len(scheduled) if set(scheduled.values()) == {1} else 0
         output = SimpleNamespace(
             num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted),

@@ -412,11 +412,11 @@ def test_what_an_idle_engine_can_do_nothing_about_is_not_pending() -> None:
     """The beginning of a frame, and what a full socket does not accept, keep no engine stepping."""
     here, there = socket.socketpair()
     stream = FrameStream(here)
-    attachment: Any = SimpleNamespace(session=SimpleNamespace(unread=stream.unread, sendable=stream.sendable))
-    link: Any = SimpleNamespace(current=lambda: attachment)
+    made: Any = SimpleNamespace(unread=stream.unread, sendable=stream.sendable)
+    link: Any = SimpleNamespace(current=lambda: made)
     session = AgentSession(link, Options())
     assert session.unread(), "a session to adopt"
-    session._attachment = attachment
+    session._session = made
     data = frame(encode(m.Pong(1)))
     for byte in data:
         assert not session.unread()

@@ -59,7 +59,7 @@ def worlds(worlds: Any) -> Any:
 def landed(world: World) -> list[int]:
     """Return how many stages of each load at the agent have arrived."""
     layers = step_waits(world.workers[0]._worker).layers
-    return [layers._landed[word] for words in layers._words.values() for word in words]
+    return [layers._landed[word] for word in layers._words.values()]
 
 
 def middle(world: World, agent: HoldingAgent, act: Callable[[], None]) -> list[str]:

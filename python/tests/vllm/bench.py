@@ -1,4 +1,4 @@
-"""The cost of the connector in each step of an engine: ``python -m kvagent.bench``.
+"""The cost of the connector in each step of an engine: ``python -m tests.vllm.bench``.
 
 Measures vLLM's real scheduler and worker driver, with this connector and without any, step by step
 in turn. Without a connector the worker's driver is vLLM's no-op. With one it has its own cost in
@@ -62,30 +62,16 @@ MODEL = {
 class Noop(KVConnectorBase_V1):
     """A connector that does nothing."""
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Do nothing."""
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
-    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Do nothing."""
+    register_kv_caches = start_load_kv = wait_for_layer_load = save_kv_layer = wait_for_save = _nothing
+    update_state_after_alloc = _nothing
 
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-
-    def wait_for_save(self) -> None:
-        """Do nothing."""
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Do nothing."""
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:  # noqa: ARG002
-        """Promise nothing."""
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         return 0, False
 
-    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ARG002
-        """Return empty metadata."""
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return KVConnectorMetadata()
 
 
@@ -221,7 +207,7 @@ def _drive(driver: Any, output: Any, times: Times) -> Any:
 
 def main() -> None:
     """Print a table with a row for each number of running requests."""
-    parser = argparse.ArgumentParser(prog="python -m kvagent.bench")
+    parser = argparse.ArgumentParser(prog="python -m tests.vllm.bench")
     parser.add_argument("--socket-dir", default=socketdir.default(), help="the agent's (default %(default)s)")
     parser.add_argument(
         "--running", type=int, nargs="+", default=[1, 64, 256], help="running requests (default %(default)s)"
