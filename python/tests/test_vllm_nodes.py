@@ -278,7 +278,7 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
     side._poll_agent()
     request = SimpleNamespace(
         request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES, lora_request=None, mm_features=[],
-        skip_reading_prefix_cache=False,
+        skip_reading_prefix_cache=False, num_computed_tokens=0, status=None, num_output_tokens=0, output_token_ids=[],
     )  # fmt: skip
     assert side.matched(request, 0) == (None, False)
     orders = orders_of(side.agent)
