@@ -15,15 +15,21 @@ type Policy interface {
 	Insert(i *Insertion)
 	// Remove removes entries that were evicted or dropped. It ignores those it does not have.
 	Remove(entries []uint32)
-	// Victim returns the entry to evict next, of one of the kinds (a bit each). It returns 0 if
-	// there is none, or if it found none within the work allowed for one call. The victim has no
-	// child and is not held. It stays until Remove.
-	Victim(now int64, kinds uint64, v View) uint32
+	// Advise records what was told of a chain of entries. The policy does not retain a.
+	Advise(a *Advice)
+	// Victim returns the entry to evict next, of one of the kinds (a bit each), for a block with
+	// this print, 0 for no certain one. It returns 0 if there is none, or if it found none within
+	// the work allowed for one call, and Refused if that block is worth less than each of them.
+	// The victim has no child and is not held. It stays until Remove.
+	Victim(now int64, kinds uint64, print uint64, v View) uint32
 	// Class returns the name of an entry's class, as PolicyClass.Name; empty if it has none.
 	Class(e uint32) string
 	// Report returns the policy's state, for people and metrics. It allocates.
 	Report() PolicyReport
 }
+
+// Refused is no entry: Policy.Victim returns it for a block that is not to be stored.
+const Refused = ^uint32(0)
 
 // View is what a policy may ask the pool while it chooses a victim.
 type View interface {
@@ -51,6 +57,33 @@ type Insertion struct {
 	Prints      []uint64 // of each entry: a well-mixed hash of its key, always the same for the same key
 }
 
+// Finish is how a request ended.
+type Finish uint8
+
+// Ends of a request.
+const (
+	FinishUnknown Finish = iota
+	FinishStop           // the model ended its turn
+	FinishLength         // the limit of tokens
+	FinishTool           // a tool call: the session comes back when the tool has returned
+	FinishAbort          // the client left
+)
+
+// Advice is what an engine or an orchestrator tells of a chain: facts of the end of the request
+// that used it, a wish to retain it, or both.
+type Advice struct {
+	Now     int64    // ns, monotonic, as in Use
+	Prints  []uint64 // of the blocks advised on, in the order of their chain
+	Entries []uint32 // of each block that is stored; 0 where it is not (yet)
+	Finish  Finish
+	Output  uint32 // tokens that the request generated; 0: not told
+	// Retain: Priority 0 to 100 until Until (ns, monotonic); 50 changes nothing, 0 is evicted
+	// first, 100 last. It decays as Until comes near, is soft, and never blocks an insertion.
+	// Until 0: no wish.
+	Priority uint8
+	Until    int64
+}
+
 // PolicyReport is the state of a policy.
 type PolicyReport struct {
 	Name    string `json:"policy"`
@@ -58,19 +91,12 @@ type PolicyReport struct {
 	Ghosts  int    `json:"ghosts"`  // removed entries that it remembers
 	Bytes   int64  `json:"bytes"`   // memory it holds
 
-	// The policy is compared with a shadow LRU of the same size. Zero for LRU itself.
-	Lookups    uint64 `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
-	Hits       uint64 `json:"blocks_hit" metric:"eviction_hits_total{policy=own}"`
-	ShadowHits uint64 `json:"blocks_hit_by_lru" metric:"eviction_hits_total{policy=lru}"`
+	Lookups uint64 `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
+	Hits    uint64 `json:"blocks_hit" metric:"eviction_hits_total"`
 	// Beyond counts, about, blocks that were looked up and missed, and had been stored once: a pool
 	// that evicts nothing would have had them.
-	Beyond  uint64  `json:"blocks_beyond"`
-	Missing int     `json:"missing" metric:"eviction_missing_blocks"` // evicted blocks that LRU would still have
-	MayMiss float64 `json:"may_miss"`                                 // limit of Missing; at it, LRU decides
-	// Alarms counts the times that it lost too many hits to LRU, forgot most of what it learned,
-	// and let LRU decide.
-	Alarms   uint64 `json:"alarms"`
-	Fallback bool   `json:"fallback" metric:"eviction_fallback"` // LRU decides, after an alarm
+	Beyond  uint64 `json:"blocks_beyond"`
+	Refused uint64 `json:"blocks_refused" metric:"eviction_refused_total"` // worth less than all stored
 	// LookupsDropped counts look-ups not passed to the policy because its queue was full.
 	LookupsDropped uint64 `json:"lookups_dropped"`
 
