@@ -15,17 +15,21 @@ type Policy interface {
 	Insert(i *Insertion)
 	// Remove removes entries that were evicted or dropped. It ignores those it does not have.
 	Remove(entries []uint32)
-	// Victim returns the entry to evict next, of one of the kinds (a bit each). It returns 0 if
-	// there is none, or if it found none within the work allowed for one call. The victim has no
-	// child and is not held. It stays until Remove.
-	Victim(now int64, kinds uint64, v View) uint32
 	// Advise records what was told of a chain of entries. The policy does not retain a.
 	Advise(a *Advice)
+	// Victim returns the entry to evict next, of one of the kinds (a bit each), for a block with
+	// this print, 0 for no certain one. It returns 0 if there is none, or if it found none within
+	// the work allowed for one call, and Refused if that block is worth less than each of them.
+	// The victim has no child and is not held. It stays until Remove.
+	Victim(now int64, kinds uint64, print uint64, v View) uint32
 	// Class returns the name of an entry's class, as PolicyClass.Name; empty if it has none.
 	Class(e uint32) string
 	// Report returns the policy's state, for people and metrics. It allocates.
 	Report() PolicyReport
 }
+
+// Refused is no entry: Policy.Victim returns it for a block that is not to be stored.
+const Refused = ^uint32(0)
 
 // View is what a policy may ask the pool while it chooses a victim.
 type View interface {
@@ -56,7 +60,7 @@ type Insertion struct {
 // Finish is how a request ended.
 type Finish uint8
 
-// How requests end.
+// Ends of a request.
 const (
 	FinishUnknown Finish = iota
 	FinishStop           // the model ended its turn
@@ -73,9 +77,9 @@ type Advice struct {
 	Entries []uint32 // of each block that is stored; 0 where it is not (yet)
 	Finish  Finish
 	Output  uint32 // tokens that the request generated; 0: not told
-	// Priority 0 to 100 until Until (ns, monotonic); 50 changes nothing, 0 is evicted first, 100
-	// last. It decays as Until comes near, is soft, and never blocks an insertion. Until 0: there
-	// is no wish.
+	// Retain: Priority 0 to 100 until Until (ns, monotonic); 50 changes nothing, 0 is evicted
+	// first, 100 last. It decays as Until comes near, is soft, and never blocks an insertion.
+	// Until 0: no wish.
 	Priority uint8
 	Until    int64
 }
@@ -87,19 +91,12 @@ type PolicyReport struct {
 	Ghosts  int    `json:"ghosts"`  // removed entries that it remembers
 	Bytes   int64  `json:"bytes"`   // memory it holds
 
-	// The policy is compared with a shadow LRU of the same size. Zero for LRU itself.
-	Lookups    uint64 `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
-	Hits       uint64 `json:"blocks_hit" metric:"eviction_hits_total{policy=own}"`
-	ShadowHits uint64 `json:"blocks_hit_by_lru" metric:"eviction_hits_total{policy=lru}"`
+	Lookups uint64 `json:"blocks_looked_up" metric:"eviction_lookups_total"` // blocks
+	Hits    uint64 `json:"blocks_hit" metric:"eviction_hits_total"`
 	// Beyond counts, about, blocks that were looked up and missed, and had been stored once: a pool
 	// that evicts nothing would have had them.
-	Beyond  uint64  `json:"blocks_beyond"`
-	Missing int     `json:"missing" metric:"eviction_missing_blocks"` // evicted blocks that LRU would still have
-	MayMiss float64 `json:"may_miss"`                                 // limit of Missing; at it, LRU decides
-	// Alarms counts the times that it lost too many hits to LRU, forgot most of what it learned,
-	// and let LRU decide.
-	Alarms   uint64 `json:"alarms"`
-	Fallback bool   `json:"fallback" metric:"eviction_fallback"` // LRU decides, after an alarm
+	Beyond  uint64 `json:"blocks_beyond"`
+	Refused uint64 `json:"blocks_refused" metric:"eviction_refused_total"` // worth less than all stored
 	// LookupsDropped counts look-ups not passed to the policy because its queue was full.
 	LookupsDropped uint64 `json:"lookups_dropped"`
 

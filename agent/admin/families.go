@@ -50,10 +50,9 @@ var families = map[string]string{
 		"the others (in_vain); dropped.",
 	"hint_bytes": "Bytes of blocks that hints pin, and retain.",
 
-	"eviction_lookups_total":  "Blocks that were looked up.",
-	"eviction_hits_total":     "Blocks looked up that were stored, and those that LRU would have had.",
-	"eviction_missing_blocks": "Blocks that LRU would hold and the policy evicted.",
-	"eviction_fallback":       "1 while LRU decides, after an alarm.",
+	"eviction_lookups_total": "Blocks that were looked up.",
+	"eviction_hits_total":    "Blocks looked up that were stored.",
+	"eviction_refused_total": "Blocks that were not stored because they are worth less than all that is.",
 
 	"mover_running":      "1: the process runs.",
 	"mover_failing":      "1: the process was lost several times in a row.",

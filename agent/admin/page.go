@@ -37,7 +37,7 @@ func (v *View) sample() (page.Point, any) {
 	eviction := &st.Pool.Policy
 	p := page.Point{
 		Lookups: st.Lookups, TokensAsked: st.TokensAsked, TokensFound: st.TokensFound,
-		Blocks: eviction.Lookups, BlocksHit: eviction.Hits, BlocksLRU: eviction.ShadowHits,
+		Blocks: eviction.Lookups, BlocksHit: eviction.Hits,
 		BlocksUnlimited: eviction.Hits + eviction.Beyond,
 		SlowestUS:       v.metrics.lookupRecent.take(),
 		Loaded:          st.BytesLoaded, Saved: st.BytesSaved, Engines: st.Engines,

@@ -31,8 +31,7 @@ export const share = (of, all) => (points, i) => {
 
 export const found = share((p) => p.tokens_found, (p) => p.tokens_asked);
 export const hit = share((p) => p.blocks_hit, (p) => p.blocks);
-export const hitByLRU = share((p) => p.blocks_lru, (p) => p.blocks);
-const hitUnlimited = share((p) => p.blocks_unlimited, (p) => p.blocks);
+export const hitUnlimited = share((p) => p.blocks_unlimited, (p) => p.blocks);
 export const loaded = perSecond((p) => p.loaded);
 export const saved = perSecond((p) => p.saved);
 
@@ -45,7 +44,7 @@ const charts = [
   {
     title: 'Hit rate, of the last minute', text: percent, range: [0, 1],
     lines: () => [
-      ['tokens', found], ['blocks', hit], ['blocks, with LRU', hitByLRU], ['blocks, unlimited pool', hitUnlimited],
+      ['tokens', found], ['blocks', hit], ['blocks, unlimited pool', hitUnlimited],
     ],
   },
   {

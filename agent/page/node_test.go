@@ -66,7 +66,7 @@ func (n *node) sample() (page.Point, any) {
 	share := func(of uint64, part float64) uint64 { return uint64((part + 0.02*math.Sin(at/70)/at*70) * float64(of)) }
 	p := page.Point{
 		Lookups: total(at, 60*busy, 1), TokensAsked: asked, TokensFound: share(asked, 0.66),
-		Blocks: looked, BlocksHit: share(looked, 0.58), BlocksLRU: share(looked, 0.51),
+		Blocks: looked, BlocksHit: share(looked, 0.58),
 		BlocksUnlimited: share(looked, 0.74),
 		Loaded:          total(at, 16*gib*busy, 1), Saved: total(at, 6*gib*busy, 2),
 		Tiers:     [][2]uint64{{total(at, gib*busy, 1), total(at, gib*busy/2, 2)}, {looked << 14, looked << 13}},

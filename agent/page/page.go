@@ -28,7 +28,6 @@ type Point struct {
 	TokensFound uint64 `json:"tokens_found"`
 	Blocks      uint64 `json:"blocks"` // looked up in memory; 0: the policy is not compared with LRU
 	BlocksHit   uint64 `json:"blocks_hit"`
-	BlocksLRU   uint64 `json:"blocks_lru"` // that LRU would have hit
 	// about: that a pool which evicts nothing would have hit
 	BlocksUnlimited uint64      `json:"blocks_unlimited"`
 	Loaded          uint64      `json:"loaded"`     // bytes

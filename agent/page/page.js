@@ -1,6 +1,6 @@
 // The page shows the frames of its stream: the points of the last hour, and the latest status.
 
-import { Charts, found, hit, hitByLRU, loaded, perSecond, saved } from './charts.js';
+import { Charts, found, hit, hitUnlimited, loaded, perSecond, saved } from './charts.js';
 import { bytes, clock, count, duration, micros, percent, rate } from './format.js';
 import { Table } from './tables.js';
 
@@ -23,7 +23,7 @@ const shareOf = (of, all) => (all > 0 ? of / all : null);
 
 const tiles = [
   ['Tokens found', (s, now) => percent(now(found)), (s) => `${percent(shareOf(s.tokens_found, s.tokens_asked))} since the start`],
-  ['Blocks hit', (s, now) => percent(now(hit)), (s, now) => `LRU ${percent(now(hitByLRU))}`],
+  ['Blocks hit', (s, now) => percent(now(hit)), (s, now) => `unlimited pool ${percent(now(hitUnlimited))}`],
   ['Look-ups', (s, now) => `${count(now(perSecond((p) => p.lookups)))}/s`, (s) => `slowest since the start ${micros(s.lookup_max_us || null)}`],
   ['Loads', (s, now) => rate(now(loaded)), (s) => `${count(s.jobs)} jobs, ${count(s.leases)} leases`],
   ['Saves', (s, now) => rate(now(saved)), (s) => `${bytes(s.bytes_saved)} since the start`],

@@ -79,12 +79,8 @@ func printStatus(out io.Writer, st *admin.Status) error {
 		settings.HumanSize(st.Pool.Used), settings.HumanSize(st.Pool.Capacity), settings.HumanSize(st.Pool.Pinned),
 		st.BlocksStored, st.Pool.Evicted)
 	if e := &st.Pool.Policy; e.Lookups > 0 {
-		decides := e.Name
-		if e.Fallback {
-			decides = "lru, after an alarm of " + e.Name
-		}
-		fmt.Fprintf(t, "eviction\t%s; hits: %.1f %% of blocks, %.1f %% with LRU; alarms: %d\n", decides,
-			100*float64(e.Hits)/float64(e.Lookups), 100*float64(e.ShadowHits)/float64(e.Lookups), e.Alarms)
+		fmt.Fprintf(t, "eviction\t%s; hits: %.1f %% of blocks, %.1f %% in an unlimited pool; %d refused\n", e.Name,
+			100*float64(e.Hits)/float64(e.Lookups), 100*float64(e.Hits+e.Beyond)/float64(e.Lookups), e.Refused)
 	}
 	for _, o := range st.Pool.Owners.Each {
 		fmt.Fprintf(t, "\t%s of %s belong to %s, %d evicted and %d refused for it\n", settings.HumanSize(o.Bytes),

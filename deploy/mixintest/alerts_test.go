@@ -27,8 +27,6 @@ var healthy = map[string]string{
 	`kvagent_promises_total{event="expired",job="kvagent"}`:               "0+10x120",
 	`kvagent_lookups_total{job="kvagent",status="hit"}`:                   "0+10000x120",
 	`kvagent_lookup_over_deadline_seconds_count{job="kvagent"}`:           "0+10x120",
-	`kvagent_eviction_hits_total{job="kvagent",policy="own"}`:             "0+100x120",
-	`kvagent_eviction_hits_total{job="kvagent",policy="lru"}`:             "0+100x120",
 	`kvagent_pool_used_bytes{job="kvagent"}`:                              "99x120", // full is usual
 	`kvagent_pool_capacity_bytes{job="kvagent"}`:                          "100x120",
 	`kvagent_cleanup_seconds_count{job="kvagent"}`:                        "0+2x120",
@@ -46,7 +44,6 @@ var faults = map[string]map[string]string{
 	"KvagentTierPutsDropped":   {`kvagent_tier_puts_total{job="kvagent",result="dropped",tier="disk"}`: "0+1x120"},
 	"KvagentPromisesNotKept":   {`kvagent_promises_total{event="expired",job="kvagent"}`: "0+60x120"},
 	"KvagentLookupsLate":       {`kvagent_lookup_over_deadline_seconds_count{job="kvagent"}`: "0+110x120"},
-	"KvagentHitRateBelowLRU":   {`kvagent_eviction_hits_total{job="kvagent",policy="own"}`: "0+94x120"},
 	"KvagentPoolRefusesSaves":  {`kvagent_blocks_total{job="kvagent",op="save",status="busy"}`: "0+6x120"},
 	"KvagentCleanupSlow":       {`kvagent_cleanup_seconds_bucket{job="kvagent",le="2"}`: "0+2x95 191+2x24"},
 }

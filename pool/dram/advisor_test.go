@@ -59,7 +59,7 @@ func (r *recorder) Remove(entries []uint32) {
 	r.order = slices.DeleteFunc(r.order, func(e uint32) bool { return slices.Contains(entries, e) })
 }
 
-func (r *recorder) Victim(_ int64, _ uint64, v pool.View) uint32 {
+func (r *recorder) Victim(_ int64, _, _ uint64, v pool.View) uint32 {
 	for _, e := range r.order {
 		if v.Child(e) == 0 && !v.Held(e) {
 			return e

@@ -1,6 +1,6 @@
 // Package evict chooses the entries that a pool evicts: LRU, and Hazard, which learns how likely
-// blocks of a class are used again at an age, and keeps those with the most expected hits per time
-// kept. The policies are pure: no lock, no clock, no goroutine. docs/decisions has the figures.
+// blocks of a class are used again at an age, and keeps those most likely used soon. The policies
+// are pure: no lock, no clock, no goroutine. docs/decisions has the figures.
 package evict
 
 import (
@@ -10,235 +10,324 @@ import (
 )
 
 // Hazard learns hazards: for a class of blocks and a bin of age, the share of the blocks reaching
-// that age that are used again within the bin. The worth of an entry is the greatest expected rate
-// of hits per second from its age on. Hazard evicts the oldest entry of the cell (class and bin)
-// with the least worth.
+// that age that are used again within the bin. The worth of an entry is the chance of a use soon,
+// which follows from the hazards of its class from its age on. Hazard evicts the entry with the
+// least worth among those of each class used least recently, and refuses a block worth less.
 //
 // The work during a request is proportional to its blocks, never to the number of entries.
 type Hazard struct {
-	nodes      nodes
-	kinds      []*kind // nil where there was no entry yet
-	entries    int
-	clock      clock
-	ghosts     ghosts
-	awaited    awaited
-	tables     tables
-	scorer     scorer
-	worths     [numClasses]worths
-	turn       turn // of ageing
-	lost       int  // blocks that LRU would have and the pool evicted
-	judge      judge
-	missBudget missBudget
-	victim     uint32 // last result of Victim
-	passing    passing
-	last       putLast // of one Insert
-	missing    uint64  // print of the first block that the last look-up did not find
-	recent     recent
-	descent    descent
-	misses     []ghostRef // scratch of one look-up
+	nodes   pages[node]
+	runs    runs
+	kinds   []*kind // nil where there was no entry yet
+	entries int
+	clock   clock
+	ghosts  ghosts
+	tables  tables
+	scorer  scorer
+	worths  [numClasses]worths
+	turn    turn
+
+	lookups, hits, refused uint64 // blocks
 }
+
+// turn is where the next look-up continues to age runs, ghosts and classes.
+type turn struct {
+	run, set uint32
+	class    uint16
+}
+
+const (
+	maxGap     = 4    // the longest gap of unknown blocks in a chain that still counts as known
+	askedAgain = 5000 // ms within which the same chain is taken for the same request: schedulers repeat it
+	never      = 1<<32 - 1
+
+	ghostsABlock  = 4 // that age per block looked up
+	runsABlock    = 4
+	classesABlock = 8 // whose least worth is found again
+)
+
+var _ pool.Learner = (*Hazard)(nil)
 
 // NewHazard returns a policy that has learned nothing and behaves about like LRU.
 func NewHazard() *Hazard {
 	h := &Hazard{}
 	h.tables.weight = 1
 	h.ghosts.grow(0, 0)
-	h.awaited.grow(0, 0)
+	h.scoreAll()
+	return h
+}
+
+func (h *Hazard) scoreAll() {
 	h.startRound()
 	for c := range numClasses {
 		h.scoreClass(c)
 	}
-	return h
 }
 
-// Insert implements pool.Policy. A block that was looked up before has the class that it got then.
+// Access implements pool.Policy. A repeated look-up of a recent chain counts as the same request,
+// and nothing is learned from it.
+func (h *Hazard) Access(u *pool.Use) {
+	length := len(u.Prints)
+	if length == 0 {
+		return
+	}
+	now := h.clock.advanceBy(u)
+	h.lookups += uint64(length)
+	h.hits += uint64(len(u.Entries))
+	repeated := h.sinceUse(u, length-1, now) < askedAgain
+	known, gap := h.known(u, now)
+	t := traits(length, known, u.BlockTokens, gap)
+	for i := length - 1; i >= len(u.Entries); i-- {
+		h.miss(u.Prints[i], i, known, &t, now, repeated)
+	}
+	for i := len(u.Entries) - 1; i >= 0; i-- {
+		n := h.match(u.Entries[i], u.Prints[i])
+		if n == nil {
+			continue
+		}
+		h.move(u.Entries[i], n, h.use(h.runs.at(n.run).state, i, &t, now, repeated))
+	}
+	if !repeated {
+		h.scorer.note(length, now)
+		h.tables.fade()
+		h.age(now, length)
+		h.score(length)
+	}
+}
+
+// sinceUse returns the ms since block i of a chain was used; never if it is not known.
+func (h *Hazard) sinceUse(u *pool.Use, i int, now uint32) uint32 {
+	if i < len(u.Entries) {
+		if n := h.match(u.Entries[i], u.Prints[i]); n != nil {
+			return now - h.runs.at(n.run).used
+		}
+	} else if g := h.ghosts.find(u.Prints[i]); g != nil {
+		return now - g.used
+	}
+	return never
+}
+
+// known returns the number of leading blocks that are stored or remembered, but for gaps, and the
+// class of the time since the deepest was used.
+func (h *Hazard) known(u *pool.Use, now uint32) (known int, gap uint16) {
+	known = len(u.Entries)
+	for i := max(0, known-1); i < min(len(u.Prints), known+maxGap); i++ {
+		if ago := h.sinceUse(u, i, now); ago != never {
+			known, gap = max(known, i+1), gapOf(ago)
+		}
+	}
+	return known, gap
+}
+
+// use returns the state of block i of a chain after a use now. It counts the use unless it is a
+// repeated one.
+func (h *Hazard) use(s state, i int, t *chainTraits, now uint32, repeated bool) state {
+	if repeated {
+		s.used, s.bin = now, 0
+		return s
+	}
+	h.pass(&s, now, 1)
+	h.tables.use(s.class, int(s.bin))
+	if s.base != s.class {
+		h.tables.use(s.base, int(s.bin))
+	}
+	return h.enter(t.class(i, again(s.base)), now)
+}
+
+// enter counts a block that is of a class from now on, and returns its state.
+func (h *Hazard) enter(class uint16, now uint32) state {
+	h.tables.enter(class, -1, 0, 1)
+	return state{used: now, class: class, base: class}
+}
+
+// pass moves n blocks into the bin of their age now, and counts them at risk there.
+func (h *Hazard) pass(s *state, now uint32, n int32) {
+	b := max(int(s.bin), binOf(now-s.used))
+	h.tables.enter(s.class, int(s.bin), b, n)
+	if s.base != s.class {
+		h.tables.enter(s.base, int(s.bin), b, n)
+	}
+	s.bin = uint8(b)
+}
+
+// miss records the class that a missing block has when it is stored.
+func (h *Hazard) miss(print uint64, i, known int, t *chainTraits, now uint32, repeated bool) {
+	g := h.ghosts.find(print)
+	if g == nil {
+		uses := uint16(0)
+		if i < known {
+			uses = 1 // it was forgotten, but blocks after it were not
+		}
+		h.ghosts.put(ghostOf(print, h.enter(t.class(i, uses), now)))
+		return
+	}
+	g.set(h.use(g.state(), i, t, now, repeated))
+}
+
+// age moves some runs and ghosts into the bins of their age, counts them at risk there, and finds
+// the least worth of some classes again.
+func (h *Hazard) age(now uint32, blocks int) {
+	for range min(blocks*runsABlock, int(h.runs.made)) {
+		if h.turn.run++; h.turn.run > h.runs.made {
+			h.turn.run = 1
+		}
+		if r := h.runs.at(h.turn.run); r.count > 0 {
+			h.pass(&r.state, now, int32(r.count))
+		}
+	}
+	for range min(blocks*ghostsABlock/ways+1, int(h.ghosts.sets)) {
+		if h.turn.set++; h.turn.set >= uint32(h.ghosts.sets) {
+			h.turn.set = 0
+		}
+		s := h.ghosts.at(h.turn.set)
+		for i := range s {
+			if g := &s[i]; g.there {
+				s := g.state()
+				h.pass(&s, now, 1)
+				g.bin = s.bin
+			}
+		}
+	}
+	for range min(blocks*classesABlock, numClasses) {
+		if h.turn.class++; h.turn.class == numClasses {
+			h.turn.class = 0
+		}
+		for _, k := range h.kinds {
+			if k != nil && k.oldest[h.turn.class] != 0 {
+				h.settle(k, h.turn.class)
+			}
+		}
+	}
+}
+
+// Insert implements pool.Policy. A block that was looked up or advised on before has the class that
+// it got then.
 func (h *Hazard) Insert(in *pool.Insertion) {
 	if len(in.Entries) == 0 {
 		return
 	}
 	now := h.clock.advance(in.Now)
-	k := h.kind(in.Kind, now)
-	h.restartIdle(k, now)
-	used, step := now, k.recency.step(len(in.Entries))
-	if at, ok := h.useOfParent(k, in); ok {
-		used = at
-	} else {
-		if steps := (len(in.Entries) - 1) / step; steps > 0 && in.Prints[0] != h.missing {
-			// The end of this chain is newer than the start of any other.
-			now = h.clock.atLeast(k.recency.last + 1 + uint32(steps))
-			used = now
-		}
-		h.missing = 0
-		k.recency.open(len(in.Entries), step, now)
+	for len(h.kinds) <= int(in.Kind) {
+		h.kinds = append(h.kinds, nil)
 	}
-	var last *putLast
-	if len(in.Entries) > fewPut {
-		last = &h.last
-		*last = putLast{}
+	if h.kinds[in.Kind] == nil {
+		h.kinds[in.Kind] = newKind()
 	}
 	t := traits(len(in.Entries), 0, in.BlockTokens, 0)
 	for i := len(in.Entries) - 1; i >= 0; i-- {
-		e, print := in.Entries[i], in.Prints[i]
+		e := in.Entries[i]
 		n := h.nodes.make(e)
-		if n.state&statePresent != 0 {
+		if n.run != 0 {
 			continue
 		}
-		n.print, n.kind, n.state, n.passed = print, in.Kind, statePresent, 0
-		class := h.classOnInsert(print, now, &t, i)
-		at := used - uint32(i/step)
-		if before(at, k.recency.opened) {
-			at = k.recency.opened
+		n.print = in.Prints[i]
+		if g := h.ghosts.find(n.print); g != nil {
+			h.put(e, n, in.Kind, g.class, g.state())
+			h.ghosts.take(g)
+		} else {
+			s := h.enter(t.class(i, 0), now)
+			h.put(e, n, in.Kind, s.class, s)
 		}
-		at = k.recency.notBefore(at)
-		k.recency.add(k.put(&h.nodes, &h.worths, e, n, class, at, last))
 		h.entries++
-		k.entries++
 	}
-	k.recency.grain = max(1, k.entries/grains)
-	h.trim(k, k.entries)
-	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts), growth(len(in.Entries)))
-	h.awaited.grow(min(h.entries, maxAwaited), growth(len(in.Entries)))
+	h.ghosts.grow(min(h.entries*ghostsAnItem, maxGhosts), 1+len(in.Entries))
 }
 
-// useOfParent returns the use of the block before the stored ones, if it belongs to the chain
-// looked up last. Blocks stored later, such as those that an engine generated since, are used now.
-func (h *Hazard) useOfParent(k *kind, in *pool.Insertion) (used uint32, ok bool) {
-	n := h.nodes.find(in.Parent)
-	if n == nil || n.kind != in.Kind {
-		return 0, false
-	}
-	used = h.nodes.runOf(n).used
-	return used, !before(used, k.recency.opened)
-}
-
-// growth returns by how many sets the tables may grow when so many entries are inserted.
-func growth(entries int) int { return 1 + entries }
-
-// classOnInsert returns the class of a block that is stored, from its ghost if it has one.
-func (h *Hazard) classOnInsert(print uint64, now uint32, t *chainTraits, i int) uint16 {
-	if class, ok := h.awaited.take(print); ok {
-		h.tables.enter(class, -1, 0, 1)
-		return class
-	}
-	var uses uint8
-	if s, w := h.ghosts.find(print); w >= 0 {
-		info, used := s.info[w], s.way[w].used
-		if h.inLRU(s, w) {
-			r := &h.kinds[s.kind[w]].recency
-			if info&ghostPaid == 0 {
-				h.found(r, used)
-			}
-			r.remove(used)
-			k := h.kinds[s.kind[w]]
-			k.spare = max(0, k.spare-1)
-		}
-		h.ghosts.take(s, w)
-		if info.awaited() {
-			return info.class()
-		}
-		b := max(info.bin(), binOf(now-used))
-		h.tables.enter(info.class(), info.bin(), b, 1)
-		h.tables.use(info.class(), b)
-		uses = min(info.uses()+1, maxUses)
-	}
-	class := t.class(i, uses)
-	h.tables.enter(class, -1, 0, 1)
-	return class
-}
-
-// Remove implements pool.Policy. Removed entries are remembered as ghosts. LRU may still have an
-// entry that this policy chose; it loses any other.
+// Remove implements pool.Policy. Removed entries are remembered as ghosts.
 func (h *Hazard) Remove(entries []uint32) {
 	for _, e := range entries {
-		n := h.nodes.find(e)
+		n := h.find(e)
 		if n == nil {
 			continue
 		}
-		k, r := h.kinds[n.kind], h.nodes.runOf(n)
-		class, used := r.class, r.used
-		info := makeInfo(class, int(r.bin))
-		switch {
-		case r.half == old || !k.recency.has(used):
-		case e == h.victim:
-			info |= ghostRecent
-			k.recency.lose(used, 1)
-			h.lost++
-		default:
-			k.recency.remove(used)
+		r := h.runs.at(n.run)
+		h.kinds[r.kind].removed[r.class]++
+		if h.ghosts.find(n.print) == nil {
+			h.ghosts.put(ghostOf(n.print, r.state))
 		}
-		if e == h.victim {
-			h.victim = 0
-		}
-		k.take(&h.nodes, &h.worths, n)
-		k.removed[class]++
-		h.ghosts.putLate(n.print, used, info, n.kind)
-		if n.state&stateDescent != 0 {
-			h.leaveDescent(e)
-		}
+		h.take(n)
 		h.entries--
-		k.entries--
-		n.state = 0
 	}
+}
+
+// Advise implements pool.Policy. The age of the blocks begins anew, so that it is the time since
+// the end of the request. What is told of blocks that are neither stored nor remembered is lost.
+func (h *Hazard) Advise(a *pool.Advice) {
+	now := h.clock.advance(a.Now)
+	for i := len(a.Prints) - 1; i >= 0; i-- {
+		if n := h.match(a.Entries[i], a.Prints[i]); n != nil {
+			if s, ok := h.advised(h.runs.at(n.run).state, a, now); ok {
+				h.move(a.Entries[i], n, s)
+			}
+		} else if g := h.ghosts.find(a.Prints[i]); g != nil {
+			if s, ok := h.advised(g.state(), a, now); ok {
+				g.set(s)
+			}
+		}
+	}
+}
+
+// advised returns the state of a block after an advice; false if that changes nothing.
+func (h *Hazard) advised(s state, a *pool.Advice, now uint32) (state, bool) {
+	class := advised(s.base, a)
+	if class == s.base || class == s.class {
+		return s, false
+	}
+	h.tables.enter(class, -1, 0, 1)
+	return state{used: now, class: class, base: s.base}, true
 }
 
 // Class implements pool.Policy: classes that differ only in their gap have one name, as in Report.
 func (h *Hazard) Class(e uint32) string {
-	n := h.nodes.find(e)
+	n := h.find(e)
 	if n == nil {
 		return ""
 	}
-	return useNames[int(h.nodes.runOf(n).class)/gaps]
+	return groupNames[h.runs.at(n.run).class/gaps]
 }
 
-// Report implements pool.Policy.
+// Report implements pool.Policy. It names the classes that have entries, or had.
 func (h *Hazard) Report() pool.PolicyReport {
-	j := &h.judge
 	r := pool.PolicyReport{
-		Name: "hazard", Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
-		Lookups: j.lookups, Hits: j.hits, ShadowHits: j.lru, Alarms: j.alarms,
-		Missing: h.lost, MayMiss: max(0, h.mayMiss()),
-		Fallback: j.harm,
-		Classes:  make([]pool.PolicyClass, kindsOfUse),
+		Name: HazardName, Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
+		Lookups: h.lookups, Hits: h.hits, Refused: h.refused,
 	}
-	for c := range r.Classes {
-		r.Classes[c] = h.reportUse(c)
+	for g := range groups {
+		if pc := h.reportGroup(g); g < usedGroups || pc.Entries > 0 || pc.Evicted > 0 {
+			r.Classes = append(r.Classes, pc)
+		}
 	}
 	return r
 }
 
-// reportUse describes the classes of all gaps together. Their worth is that of the mean entry.
-func (h *Hazard) reportUse(use int) pool.PolicyClass {
-	const hour = 3600
-	pc := pool.PolicyClass{Name: useNames[use]}
-	next, worth := inf, 0.
-	for c := use * gaps; c < (use+1)*gaps; c++ {
-		held := 0
+// reportGroup describes the classes of all gaps together. Their worth is that of the mean entry.
+func (h *Hazard) reportGroup(g int) pool.PolicyClass {
+	pc := pool.PolicyClass{Name: groupNames[g]}
+	next := inf
+	for c := g * gaps; c < (g+1)*gaps; c++ {
 		for _, k := range h.kinds {
 			if k == nil {
 				continue
 			}
 			pc.Evicted += k.removed[c]
-			for i := range k.half {
-				held += int(k.half[i].held[c])
-				next = min(next, k.half[i].worst[c])
-			}
+			pc.Entries += int(k.held[c])
+			pc.Worth += float64(k.held[c]) * float64(h.worths[c][0])
+			next = min(next, k.least[c])
 		}
-		pc.Entries += held
-		worth += float64(held) * float64(h.worths[c][0])
 	}
-	if pc.Entries == 0 {
-		pc.Worth = float64(h.worths[use*gaps][0]) * hour
+	if pc.Entries > 0 {
+		pc.Worth /= float64(pc.Entries)
+		if next < inf {
+			pc.WorthNext = float64(next)
+		}
 	} else {
-		pc.Worth = worth / float64(pc.Entries) * hour
-	}
-	if next < inf {
-		pc.WorthNext = float64(next) * hour
+		pc.Worth = float64(h.worths[g*gaps][0])
 	}
 	return pc
 }
 
 func (h *Hazard) bytes() int64 {
-	n := h.nodes.bytes() + h.nodes.runs.bytes() + h.ghosts.bytes() + h.awaited.bytes() + int64(unsafe.Sizeof(*h))
+	n := h.nodes.bytes() + h.runs.bytes() + h.ghosts.bytes() + int64(unsafe.Sizeof(*h))
 	for _, k := range h.kinds {
 		if k != nil {
 			n += int64(unsafe.Sizeof(*k))
@@ -246,6 +335,3 @@ func (h *Hazard) bytes() int64 {
 	}
 	return n
 }
-
-// Advise implements pool.Policy.
-func (h *Hazard) Advise(*pool.Advice) {}

@@ -11,44 +11,10 @@ import (
 // TestStateIsSmall holds 64 bytes per entry and 16 per block that is remembered.
 func TestStateIsSmall(t *testing.T) {
 	if n := unsafe.Sizeof(node{}) + unsafe.Sizeof(run{}); n > 64 {
-		t.Errorf("%d bytes per entry, at most 64", n)
+		t.Errorf("%d bytes per entry that is a run of its own, at most 64", n)
 	}
-	if n := unsafe.Sizeof(ghostSet{}); n > 16*ways {
-		t.Errorf("%d bytes for %d ghosts, at most 16 for each", n, ways)
-	}
-	if n := unsafe.Sizeof(awaitedSet{}); n > 16*places {
-		t.Errorf("%d bytes for %d awaited blocks, at most 16 for each", n, places)
-	}
-}
-
-// TestStateOfAFullPool adds up what is held when each entry is a run and LRU would have none of
-// them.
-func TestStateOfAFullPool(t *testing.T) {
-	h := NewHazard()
-	const entries = 20_000
-	w := newLRUWorld(h, entries)
-	for block := range uint32(entries) {
-		w.look(block)
-	}
-	for block := range uint32(2 * entries) {
-		h.missBudget.blocks, h.judge = 1e6, judge{}
-		h.prefer(func(bin int) float32 { return float32(bin + 1) })
-		w.look(entries + block)
-	}
-	if h.lost < entries*9/10 || int(h.nodes.runs.made) < entries {
-		t.Fatalf("%d lost blocks and %d runs of %d entries: the test tests nothing", h.lost, h.nodes.runs.made, entries)
-	}
-	const page = pageLen * 64 // more than any page takes
-	remembered := (h.ghosts.sets*ways + h.awaited.sets*places) * 16
-	most := entries*64 + int(remembered) + int(unsafe.Sizeof(*h)+unsafe.Sizeof(kind{})) + 7*page
-	if got := h.Report().Bytes; got > int64(most) {
-		t.Errorf(
-			"%d bytes for %d entries, %d lost blocks, %d ghosts, at most %d", got, entries, h.lost, h.ghosts.count,
-			most,
-		)
-	}
-	if h.lost > h.entries+h.entries/grains {
-		t.Errorf("%d lost blocks, %d entries", h.lost, h.entries)
+	if n := unsafe.Sizeof(ghost{}); n > 16 {
+		t.Errorf("%d bytes per ghost, at most 16", n)
 	}
 }
 
@@ -105,7 +71,7 @@ func TestSameRequestTwice(t *testing.T) {
 		h.Access(&u)
 		u.Now += 1e9
 	}
-	if got := usesOf(h.nodes.runOf(h.nodes.at(1)).class); got != 1 {
+	if got := h.runs.at(h.nodes.at(1).run).class / (2 * distances * gaps); got != 1 {
 		t.Errorf("%d uses after one request that asked five times", got)
 	}
 }
@@ -117,137 +83,8 @@ func TestStaleUseIsPassedOver(t *testing.T) {
 	h.Remove([]uint32{1})
 	h.Insert(&pool.Insertion{Now: 1e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(2)}})
 	h.Access(&pool.Use{Now: 20e9, BlockTokens: 512, Entries: []uint32{1}, Prints: []uint64{spread(1)}})
-	if got := h.nodes.runOf(h.nodes.at(1)).used; got != 1000 {
+	if got := h.runs.at(h.nodes.at(1).run).used; got != 1000 {
 		t.Errorf("the block was used at %d ms, and it was not", got)
-	}
-}
-
-// TestFallingBehindForgets looks up what LRU has and the pool has not.
-func TestFallingBehindForgets(t *testing.T) {
-	h := NewHazard()
-	h.tables.use(3, 4)
-	h.tables.settleAll()
-	u := &pool.Use{Prints: make([]uint64, 60)}
-	h.settleLookup(u, nil, missed{blocks: 50}, 0, false)
-	if r := h.Report(); r.Alarms != 1 || !r.Fallback {
-		t.Fatalf("%d alarms, LRU decides: %v; it is 50 hits behind LRU", r.Alarms, r.Fallback)
-	}
-	if got := h.tables.used[3][4]; got > 0.1 {
-		t.Errorf("%g uses are still remembered", got)
-	}
-	for range 2 {
-		h.settleLookup(u, nil, missed{blocks: 1}, 0, false)
-	}
-	if got := h.Report().Alarms; got != 1 {
-		t.Errorf("%d alarms for one harm", got)
-	}
-}
-
-// TestLRUDecidesAfterAnAlarm stores blocks of classes that are worth more the older they are.
-func TestLRUDecidesAfterAnAlarm(t *testing.T) {
-	h := NewHazard()
-	for i := range 100 {
-		far := make([]uint64, 1+i%5) // so that the blocks are of several classes
-		for j := range far {
-			far[j] = spread(1000*i + j)
-		}
-		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: far})
-		h.Insert(
-			&pool.Insertion{Now: int64(i) * 1e9, BlockTokens: 512, Entries: []uint32{uint32(i + 1)}, Prints: far[:1]},
-		)
-	}
-	h.missBudget.blocks = 1e6
-	h.prefer(func(bin int) float32 { return float32(bin + 1) })
-	if got := h.Victim(100e9, 1, noneHeld{}); got == 1 {
-		t.Fatal("the oldest goes though it is worth most")
-	}
-	behind := &pool.Use{Prints: make([]uint64, 5000)}
-	h.settleLookup(behind, nil, missed{blocks: 5000}, 0, false)
-	for want := uint32(1); want <= 50; want++ {
-		got := h.Victim(100e9, 1, noneHeld{})
-		if got != want {
-			t.Fatalf("victim %d after an alarm, the one used least recently is %d", got, want)
-		}
-		h.Remove([]uint32{got})
-	}
-	h.judge.note(0, 4900, 0, 0, 0) // the harm is made up for, almost
-	if h.judge.harm {
-		h.judge.note(1_000_000, 0, 0, 0, 0)
-	}
-	h.missBudget.blocks = 1e6
-	if got := h.Victim(100e9, 1, noneHeld{}); got == 51 {
-		t.Fatal("LRU decides for ever")
-	}
-}
-
-// prefer gives entries of a bin a worth.
-func (h *Hazard) prefer(worth func(bin int) float32) {
-	for c := range h.worths {
-		for b := range h.worths[c] {
-			h.worths[c][b] = worth(b)
-		}
-		for i := range h.kinds[0].half {
-			h.kinds[0].half[i].settle(c, &h.worths[c])
-		}
-	}
-}
-
-// no entry is held or has children.
-type noneHeld struct{}
-
-func (noneHeld) Child(uint32) uint32 { return 0 }
-func (noneHeld) Held(uint32) bool    { return false }
-
-// TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
-func TestGhostsGrowWithoutLoss(t *testing.T) {
-	var g ghosts
-	g.grow(0, 0)
-	const n = 60_000
-	for i := range n {
-		g.grow(i*8, 2)
-		g.put(&lateGhost{spread(i), uint32(i), makeInfo(uint16(i%numClasses), i%numBins), uint8(i % pool.MaxKinds)})
-	}
-	lost := 0
-	for i := range n {
-		s, w := g.find(spread(i))
-		if w < 0 {
-			lost++
-			continue
-		}
-		if info := s.info[w]; int(info.class()) != i%numClasses || info.bin() != i%numBins ||
-			s.way[w].used != uint32(i) || int(s.kind[w]) != i%pool.MaxKinds {
-			t.Fatalf("ghost %d came back as class %d, bin %d, used %d", i, info.class(), info.bin(), s.way[w].used)
-		}
-	}
-	if lost > n/100 {
-		t.Errorf("%d of %d ghosts lost in a table with room for 8 times as many", lost, n)
-	}
-}
-
-// TestLateGhostsAreFound checks that a ghost is found whether it is in its set yet or not, and that
-// a set replaces its oldest.
-func TestLateGhostsAreFound(t *testing.T) {
-	var late, prompt ghosts
-	late.grow(0, 0)
-	prompt.grow(0, 0)
-	const n = 3*minSets*ways/2 + lateGhosts/2 // more than fit, and the last of them are late
-	for i := range n {
-		info := makeInfo(uint16(i%numClasses), i%numBins)
-		late.putLate(spread(i), uint32(i), info, uint8(i%pool.MaxKinds))
-		prompt.put(&lateGhost{spread(i), uint32(i), info, uint8(i % pool.MaxKinds)})
-	}
-	if late.lates == 0 {
-		t.Fatal("none is late: the test tests nothing")
-	}
-	for i := n - 1; i >= 0; i-- {
-		a, w := late.find(spread(i))
-		b, want := prompt.find(spread(i))
-		if w != want || w >= 0 && (a.way[w] != b.way[w] || a.info[w] != b.info[w] || a.kind[w] != b.kind[w]) {
-			t.Fatalf("ghost %d is in way %d, put at once it is in way %d", i, w, want)
-		}
-	}
-	if late.count != prompt.count {
-		t.Errorf("%d ghosts are counted, put at once %d", late.count, prompt.count)
 	}
 }
 
@@ -279,57 +116,108 @@ func TestPassagesAreCountedInEachBin(t *testing.T) {
 	}
 }
 
-// TestAPromptAgesAsOne stores a prompt, whose blocks are of few classes: it makes few runs, and
-// they pass from bin to bin whole.
-func TestAPromptAgesAsOne(t *testing.T) {
-	h := NewHazard()
-	in := pool.Insertion{BlockTokens: 512}
-	for i := range 200 {
-		in.Entries, in.Prints = append(in.Entries, uint32(i+1)), append(in.Prints, spread(i))
-	}
-	h.kind(0, 0).recency.grain = 200 // as in a pool of 25,600 blocks
-	h.Insert(&in)
-	if h.nodes.runs.made > distances {
-		t.Errorf("%d runs of a prompt's blocks, which are at %d distances from its end", h.nodes.runs.made, distances)
-	}
-	h.age(ends[0], blocksAnAgeing)
-	h.age(ends[0], 10*blocksAnAgeing)
-	h.tables.settleAll()
-	passed := float32(0)
-	for c := range numClasses {
-		passed += h.tables.risk[c][1]
-	}
-	if passed != 200 {
-		t.Errorf("%g blocks passed into the next bin, 200 were there", passed)
-	}
-	if err := h.Check(); err != nil {
-		t.Error(err)
-	}
-}
+// no entry is held or has children.
+type noneHeld struct{}
 
-// TestAwaitedGrowWithoutLoss notes blocks while the table grows set by set, then takes them.
-func TestAwaitedGrowWithoutLoss(t *testing.T) {
-	var a awaited
-	a.grow(0, 0)
-	const n = 20_000
+func (noneHeld) Child(uint32) uint32 { return 0 }
+func (noneHeld) Held(uint32) bool    { return false }
+
+// TestGhostsGrowWithoutLoss adds ghosts while the table grows set by set.
+func TestGhostsGrowWithoutLoss(t *testing.T) {
+	var g ghosts
+	g.grow(0, 0)
+	const n = 60_000
 	for i := range n {
-		a.grow(i*4, 2)
-		a.put(spread(i), uint16(i%7))
-		a.put(spread(i), uint16(i%numClasses)) // looked up again
+		g.grow(i*8, 2)
+		g.put(ghostOf(spread(i), state{used: uint32(i), class: uint16(i % numClasses), bin: uint8(i % numBins)}))
 	}
 	lost := 0
 	for i := range n {
-		class, ok := a.take(spread(i))
-		if !ok {
+		x := g.find(spread(i))
+		if x == nil {
 			lost++
-		} else if int(class) != i%numClasses {
-			t.Fatalf("block %d is of class %d, want %d", i, class, i%numClasses)
+			continue
 		}
-		if _, ok := a.take(spread(i)); ok {
-			t.Fatalf("block %d was taken twice", i)
+		want := state{used: uint32(i), class: uint16(i % numClasses), bin: uint8(i % numBins)}
+		if got := x.state(); got != want {
+			t.Fatalf("ghost %d came back as %+v, want %+v", i, got, want)
 		}
 	}
-	if lost > n/100 {
-		t.Errorf("%d of %d lost in a table with room for 4 times as many", lost, n)
+	if lost > n/100 || g.count != n-lost {
+		t.Errorf("%d of %d ghosts lost in a table with room for 8 times as many, %d are counted", lost, n, g.count)
+	}
+}
+
+// stored is a policy with n chains of one block each, entry i of block i, looked up a second apart.
+func stored(n int) *Hazard {
+	h := NewHazard()
+	for i := 1; i <= n; i++ {
+		now := int64(i) * 1e9
+		h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(i)}})
+		h.Insert(&pool.Insertion{Now: now, BlockTokens: 512, Entries: []uint32{uint32(i)}, Prints: []uint64{spread(i)}})
+	}
+	return h
+}
+
+// TestPrioritiesOrderVictims wishes one of the entries away and another to stay, of which a policy
+// without experience believes everything.
+func TestPrioritiesOrderVictims(t *testing.T) {
+	h := stored(20)
+	const now, until = 21e9, 200e9
+	wish := func(e uint32, priority uint8, until int64) {
+		a := pool.Advice{Now: now, Prints: []uint64{spread(int(e))}, Entries: []uint32{e}}
+		a.Priority, a.Until = priority, until
+		h.Advise(&a)
+	}
+	wish(20, 0, until)
+	wish(1, 100, until)
+	wish(2, neutral, until)
+	wish(3, 0, 0) // no wish
+	var order []uint32
+	for range 20 {
+		e := h.Victim(now, 1, 0, noneHeld{})
+		order = append(order, e)
+		h.Remove([]uint32{e})
+	}
+	if order[0] != 20 || order[1] != 2 || order[2] != 3 || order[19] != 1 {
+		t.Errorf("evicted %v: want 20, which is not wanted, first, then by use, and 1 last", order)
+	}
+}
+
+// TestAdviceOfBlocksNotStored advises on a block that is looked up and not stored yet.
+func TestAdviceOfBlocksNotStored(t *testing.T) {
+	h := stored(3)
+	h.Access(&pool.Use{Now: 4e9, BlockTokens: 512, Prints: []uint64{spread(4)}})
+	h.Advise(&pool.Advice{Now: 5e9, Prints: []uint64{spread(4)}, Entries: []uint32{0}, Finish: pool.FinishTool})
+	h.Insert(&pool.Insertion{Now: 5e9, BlockTokens: 512, Entries: []uint32{4}, Prints: []uint64{spread(4)}})
+	if got := h.Class(4); got != "end=tool,uses=0,tail=0.5k" {
+		t.Errorf("class %q after a tool call", got)
+	}
+	h.Access(&pool.Use{Now: 20e9, BlockTokens: 512, Prints: []uint64{spread(4)}, Entries: []uint32{4}})
+	if got := h.Class(4); got != "uses=1,tail=0.5k,new=short" {
+		t.Errorf("class %q after another use", got)
+	}
+}
+
+// TestWorthLessThanAllIsRefused has blocks that come back, and one that was never seen before.
+func TestWorthLessThanAllIsRefused(t *testing.T) {
+	h := stored(20)
+	for i := 1; i <= 20; i++ {
+		h.Access(&pool.Use{
+			Now: 30e9 + int64(i)*1e6, BlockTokens: 512, Prints: []uint64{spread(i)}, Entries: []uint32{uint32(i)},
+		})
+	}
+	h.Access(&pool.Use{Now: 31e9, BlockTokens: 512, Prints: []uint64{spread(99)}})
+	if got := h.Victim(31e9, 1, spread(99), noneHeld{}); got != pool.Refused {
+		t.Errorf("victim %d for a block that was never used again, and all others were", got)
+	}
+	if got := h.Victim(31e9, 1, 0, noneHeld{}); got == 0 || got > 20 {
+		t.Errorf("victim %d for a block without a print", got)
+	}
+	if got := h.Victim(31e9, 1, spread(-5), noneHeld{}); got == 0 || got > 20 {
+		t.Errorf("victim %d for a block of which nothing is known", got)
+	}
+	if got := h.Report().Refused; got != 1 {
+		t.Errorf("%d refused, want 1", got)
 	}
 }

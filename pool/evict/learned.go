@@ -10,15 +10,13 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// The learned state, encoded little-endian: magic, version, classes, bins (uint32 each); the
-// members of the miss budget (float32 each); for each class and bin the blocks at risk and those
-// used (float32 each); CRC-32C of all before.
+// The learned state, encoded little-endian: magic, version, classes, bins (uint32 each); for each
+// class and bin the blocks at risk and those used (float32 each); CRC-32C of all before.
 const (
 	learnedMagic   = 0x7a68766b // "kvhz"
-	learnedVersion = 6
+	learnedVersion = 7
 	learnedHead    = 4 * 4
-	learnedGuard   = 6 * 4
-	learnedBytes   = learnedHead + learnedGuard + numClasses*numBins*2*4 + 4
+	learnedBytes   = learnedHead + numClasses*numBins*2*4 + 4
 
 	maxCount = 1e12 // blocks; more is taken for damage
 )
@@ -31,26 +29,14 @@ var (
 
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-	_ pool.Learner = (*Hazard)(nil)
-	_              = [pool.MaxLearned - learnedBytes]byte{}
+	_ = [pool.MaxLearned - learnedBytes]byte{}
 )
-
-// knowledge is the decoded form.
-type knowledge struct {
-	tables     tables
-	missBudget missBudget
-}
-
-var _ pool.Learner = (*Hazard)(nil)
 
 // Learned implements pool.Learner.
 func (h *Hazard) Learned() []byte {
 	b := make([]byte, 0, learnedBytes)
 	for _, n := range [...]uint32{learnedMagic, learnedVersion, numClasses, numBins} {
 		b = binary.LittleEndian.AppendUint32(b, n)
-	}
-	for _, f := range h.missBudget.members() {
-		b = appendFloat(b, *f)
 	}
 	t := h.tables
 	t.settleAll()
@@ -69,20 +55,17 @@ func appendFloat(b []byte, f float64) []byte {
 
 // Learn implements pool.Learner.
 func (h *Hazard) Learn(b []byte) error {
-	k, err := parseLearned(b)
+	t, err := parseLearned(b)
 	if err != nil {
 		return err
 	}
-	h.tables, h.missBudget = k.tables, k.missBudget
-	h.startRound()
-	for c := range numClasses {
-		h.scoreClass(c)
-	}
+	h.tables = *t
+	h.scoreAll()
 	return nil
 }
 
 // parseLearned returns ErrLearnedVersion for another version, before it checks for damage.
-func parseLearned(b []byte) (*knowledge, error) {
+func parseLearned(b []byte) (*tables, error) {
 	if len(b) < learnedHead+4 {
 		return nil, fmt.Errorf("%w: %d bytes, must be %d", ErrLearned, len(b), learnedBytes)
 	}
@@ -103,17 +86,11 @@ func parseLearned(b []byte) (*knowledge, error) {
 	return parseKnowledge(body[learnedHead:])
 }
 
-func parseKnowledge(b []byte) (*knowledge, error) {
-	k := &knowledge{tables: tables{weight: 1}}
-	for i, f := range k.missBudget.members() {
-		if *f = floatAt(b, i); !(math.Abs(*f) <= maxCount) {
-			return nil, fmt.Errorf("%w: member %d of the miss budget is %g", ErrLearned, i, *f)
-		}
-	}
-	t := &k.tables
+func parseKnowledge(b []byte) (*tables, error) {
+	t := &tables{weight: 1}
 	for c := range t.risk {
 		for i := range t.risk[c] {
-			at := learnedGuard/4 + (c*numBins+i)*2
+			at := (c*numBins + i) * 2
 			risk, used := floatAt(b, at), floatAt(b, at+1)
 			if !isCount(risk) || !isCount(used) {
 				return nil, fmt.Errorf("%w: class %d, bin %d: %g at risk, %g used", ErrLearned, c, i, risk, used)
@@ -121,7 +98,7 @@ func parseKnowledge(b []byte) (*knowledge, error) {
 			t.risk[c][i], t.used[c][i] = float32(risk), float32(used)
 		}
 	}
-	return k, nil
+	return t, nil
 }
 
 // isCount reports whether f may be a count that Learned wrote: it never wrote a negative zero.

@@ -16,7 +16,6 @@ func experienced() *Hazard {
 	for i := range 5000 {
 		h.Access(&pool.Use{Now: int64(i) * 1e9, BlockTokens: 512, Prints: []uint64{spread(i % 1000)}})
 	}
-	h.missBudget = missBudget{blocks: -5.25, calm: 17, lead: -3, all: 1e6, looked: 500, square: 1024}
 	return h
 }
 
@@ -25,16 +24,12 @@ func TestLearnedSurvives(t *testing.T) {
 	if err := g.Learn(h.Learned()); err != nil {
 		t.Fatal(err)
 	}
-	if g.missBudget != h.missBudget {
-		t.Errorf("%+v, was %+v", g.missBudget, h.missBudget)
-	}
-	h.startRound()
+	h.tables.settleAll()
 	for c := range numClasses {
-		h.scoreClass(c)
 		for i := range numBins {
-			a, b := float64(g.worths[c][i]), float64(h.worths[c][i])
+			a, b := float64(g.tables.used[c][i]), float64(h.tables.used[c][i])/h.tables.weight
 			if math.Abs(a-b) > 1e-3*math.Abs(b) {
-				t.Fatalf("class %d, bin %d is worth %g, was worth %g", c, i, a, b)
+				t.Fatalf("class %d, bin %d: %g uses, were %g", c, i, a, b)
 			}
 		}
 	}

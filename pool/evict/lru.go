@@ -85,8 +85,11 @@ func (l *LRU) Remove(entries []uint32) {
 	}
 }
 
-// Victim implements pool.Policy.
-func (l *LRU) Victim(now int64, kinds uint64, v pool.View) uint32 {
+// Advise implements pool.Policy.
+func (l *LRU) Advise(*pool.Advice) {}
+
+// Victim implements pool.Policy. It refuses nothing.
+func (l *LRU) Victim(now int64, kinds, _ uint64, v pool.View) uint32 {
 	for range maxRepairs {
 		o, e := l.oldest(kinds, millis(now))
 		if e == 0 {
@@ -169,5 +172,5 @@ func (o *order) remove(t *lruNodes, e uint32) {
 	n.newer, n.older = 0, 0
 }
 
-// Advise implements pool.Policy. The order of use knows no advice.
-func (l *LRU) Advise(*pool.Advice) {}
+// millis converts a pool's time to that of entries.
+func millis(now int64) uint32 { return uint32(now / 1e6) }

@@ -1,32 +1,84 @@
 package evict
 
-// Strength of the prior, in blocks.
+import "math"
+
+// Strength of the prior. A cluster is as many blocks as the prompt of the mean block has: the
+// blocks of a prompt are used together, so they tell little more than one.
 const (
 	flatHazard   = 0.05 // chance of a use in a bin: the same in each, so that the older is worth less, as in LRU
-	minFlat      = 100  // blocks; or as many as the pool holds
-	ratioPrior   = 30
-	onceRatio    = 0.5 // hazard of blocks that never came again beside the flat one ...
-	againRatio   = 4   // ... and of those that did
-	hazardPrior  = 1500
-	maxHazard    = 0.999 // a hazard of 1 would leave no block in the next bin
-	minReach     = 1e-6  // share that is taken to reach any bin, so that slopes there still differ
-	blocksARound = 2048  // blocks looked up in a round, at least
-	blocksAScore = 12    // blocks looked up between the score of one class and of the next
-	maxScores    = 4     // classes scored at one look-up
-	classesATurn = 32    // classes examined to find one to score
-	freshShare   = 0.02  // of the blocks that a class is judged by: fewer new ones can wait ...
-	waitRounds   = 8     // ... for so many rounds at most
+	minFlat      = 100  // blocks that it counts for; or as many as the pool holds, ...
+	usualCluster = 50   // ... for prompts of so many blocks, and more or less for others
+	ratioPrior   = 6    // clusters
+	hazardPrior  = 30   // clusters
+	maxHazard    = 0.999
 )
+
+// Pace of scoring.
+const (
+	blocksARound = 2048 // blocks looked up in a round, at least
+	blocksAScore = 12   // blocks looked up between the score of one class and of the next
+	maxScores    = 4    // classes scored at one look-up
+	classesATurn = 64   // classes examined to find one to score
+	freshShare   = 0.02 // of the blocks that a class is judged by: fewer new ones can wait ...
+	waitRounds   = 8    // ... for so many rounds at most
+	meanLooks    = 1024 // look-ups over which rates are averaged
+)
+
+// worths are the worth of an entry in each bin of a class: the chance that it is used again soon.
+type worths [numBins]float32
 
 // scorer converts counts to worths, one class at a time, so that no look-up waits for all of them.
 type scorer struct {
 	flat    [numBins]float64 // chance of a use in a bin over all classes, as of the start of this round
+	usual   [families]float64
+	keep    [numBins]float64 // what a use a quarter of a bin later is worth of one now
 	next    int              // class; numClasses: the round is over
 	pending int              // blocks looked up and not yet used for scoring
 	left    int              // blocks to be looked up before the next round
 	round   int
 	enough  [numClasses]float64 // blocks counted for a class that make it worth to be scored anew
+
+	// Sums over about the last meanLooks look-ups: blocks, their squares, and ms.
+	blocks, squares, time float64
+	last                  uint32 // ms, of the last look-up
 }
+
+// note records a look-up.
+func (s *scorer) note(blocks int, now uint32) {
+	n := float64(blocks)
+	s.blocks += n - s.blocks/meanLooks
+	s.squares += n*n - s.squares/meanLooks
+	s.time += float64(now-s.last) - s.time/meanLooks
+	s.last = now
+}
+
+// cluster returns how many blocks the prompt of the mean block has.
+func (s *scorer) cluster() float64 {
+	if s.blocks == 0 {
+		return usualCluster
+	}
+	return max(usualCluster/5, s.squares/s.blocks)
+}
+
+// Families of classes whose hazard usually compares alike with the flat one: used once, used again
+// so many times, of an ended request, of a priority.
+const (
+	families    = maxUses + 1 + 1 + priorities
+	familyEnded = maxUses + 1
+)
+
+func familyOf(c int) int {
+	switch {
+	case c >= firstWished:
+		return familyEnded + 1 + (c-firstWished)/gaps
+	case c >= firstEnded:
+		return familyEnded
+	}
+	return c / (gaps * 2 * distances)
+}
+
+// startRatio is how the hazard of each family compares before anything was counted.
+var startRatio = [families]float64{0.5, 4, 4, 4, 4, 0.01, 0.25, 8, 16}
 
 // score continues the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {
@@ -57,64 +109,78 @@ func (h *Hazard) nextToScore() (c int, ok bool) {
 	return 0, false
 }
 
-// startRound finds the chances over all classes.
+// startRound finds the chances over all classes, how the families compare with them, and what a use
+// later is worth: less by a factor of e for each time in which as many blocks are looked up as the
+// pool holds.
 func (h *Hazard) startRound() {
 	s, t := &h.scorer, &h.tables
 	s.round++
 	s.next, s.left = 0, blocksARound
-	var used, risk [numBins]float32
+	var used, risk [numBins]float64
 	for c := range numClasses {
 		for b := range risk {
-			used[b] += t.used[c][b]
-			risk[b] += t.risk[c][b]
+			used[b] += float64(t.used[c][b])
+			risk[b] += float64(t.risk[c][b])
 		}
 	}
-	prior, believed := float64(max(minFlat, h.entries)), flatHazard
+	cluster := s.cluster()
+	prior, believed := float64(max(minFlat, h.entries))*cluster/usualCluster, flatHazard
 	for b := range risk {
-		s.flat[b] = (float64(used[b])/t.weight + believed*prior) / (float64(risk[b])/t.weight + prior)
+		s.flat[b] = (used[b]/t.weight + believed*prior) / (risk[b]/t.weight + prior)
 		believed = min(believed, s.flat[b]) // an age that none has reached is no better than those before it
 	}
+	var uses, expected [families]float64
+	for c := range numClasses {
+		u, e := h.observed(c)
+		uses[familyOf(c)] += u
+		expected[familyOf(c)] += e
+	}
+	for f := range s.usual {
+		few := ratioPrior * cluster
+		s.usual[f] = (uses[f] + few*startRatio[f]) / (expected[f] + few)
+	}
+	horizon := max(1, float64(h.entries)*s.time/1000/max(1, s.blocks))
+	for b := range s.keep {
+		s.keep[b] = math.Exp(-width(b) / 4 / horizon)
+	}
 }
 
-// scoreClass sets the worth of each bin of class c: the greatest expected rate of hits per second
-// from keeping an entry for some time (the Gittins index of a stopping problem). Its hazard is the
-// flat one scaled by how the class as a whole compares, and approaches the counts as they grow.
-func (h *Hazard) scoreClass(c int) {
-	t, flat := &h.tables, &h.scorer.flat
-	t.settle(c)
-	used, risk, expected := 0., 0., 0.
-	for b := range flat {
+// observed returns the uses of blocks of a class, and how many were to be expected by the flat
+// chances.
+func (h *Hazard) observed(c int) (used, expected float64) {
+	t := &h.tables
+	for b, flat := range h.scorer.flat {
 		used += float64(t.used[c][b])
-		risk += float64(t.risk[c][b])
-		expected += float64(t.risk[c][b]) * flat[b]
+		expected += float64(t.risk[c][b]) * flat
 	}
-	scale := 1 / t.weight
-	h.scorer.enough[c] = freshShare * (risk*scale + hazardPrior)
-	ratio := (used*scale + ratioPrior*usualRatio(uint16(c))) / (expected*scale + ratioPrior)
-	var hazard [numBins]float64
-	for b := range flat {
-		believed := atMost(flat[b]*ratio, 1) * hazardPrior
-		hazard[b] = atMost((float64(t.used[c][b])*scale+believed)/(float64(t.risk[c][b])*scale+hazardPrior), maxHazard)
-	}
-	index(&hazard, &h.worths[c])
-	for _, k := range h.kinds {
-		if k == nil {
-			continue
-		}
-		for i := range k.half {
-			if half := &k.half[i]; half.filled[c] != 0 {
-				half.settle(c, &h.worths[c])
-			}
-		}
-	}
+	return used / t.weight, expected / t.weight
 }
 
-// usualRatio returns how the hazard of a class usually compares.
-func usualRatio(class uint16) float64 {
-	if usesOf(class) == 0 {
-		return onceRatio
+// scoreClass sets the worth of each bin of class c. Its hazard is the flat one scaled by how the
+// class as a whole compares, and approaches the counts as they grow. The worth at the middle of a
+// bin is the expected worth of the next use then.
+func (h *Hazard) scoreClass(c int) {
+	t, s := &h.tables, &h.scorer
+	t.settle(c)
+	used, expected := h.observed(c)
+	cluster, counted := s.cluster(), 0.
+	ratio := (used + ratioPrior*cluster*s.usual[familyOf(c)]) / (expected + ratioPrior*cluster)
+	next := 0. // worth at the end of the bin
+	for b := numBins - 1; b >= 0; b-- {
+		counted += float64(t.risk[c][b]) / t.weight
+		believed := atMost(s.flat[b]*ratio, 1) * hazardPrior * cluster
+		chance := atMost((float64(t.used[c][b])/t.weight+believed)/(float64(t.risk[c][b])/t.weight+hazardPrior*cluster),
+			maxHazard)
+		keep := s.keep[b]
+		h.worths[c][b] = float32(chance/2*keep + (1-chance/2)*keep*keep*next)
+		next = keep * keep * (chance + (1-chance)*keep*keep*next)
 	}
-	return againRatio
+	s.enough[c] = freshShare * (counted + hazardPrior*cluster)
+	for _, k := range h.kinds {
+		if k != nil && k.oldest[c] != 0 {
+			h.settle(k, uint16(c))
+		}
+	}
 }
 
 // atMost does as min without the handling of NaN, which dominates the time of a loop.
@@ -123,42 +189,4 @@ func atMost(x, limit float64) float64 {
 		return limit
 	}
 	return x
-}
-
-// point is a point of the curve of hits over time kept.
-type point struct{ time, hits float64 }
-
-// steeper reports whether the slope from a point to b is steeper than to c; both are later.
-func steeper(from, b, c point) bool {
-	return (b.hits-from.hits)*(c.time-from.time) > (c.hits-from.hits)*(b.time-from.time)
-}
-
-// index returns, for each bin, the steepest slope from the middle of the bin to a later edge of the
-// curve of expected hits over expected time kept. Only corners of the curve's upper hull can be the
-// steepest.
-func index(hazard *[numBins]float64, w *worths) {
-	var at [numBins + 1]point // edges of bins
-	alive := 1.
-	for b, chance := range hazard {
-		at[b+1] = point{at[b].time + alive*width(b)*(1-chance/2), at[b].hits + alive*chance}
-		if alive *= 1 - chance; alive < minReach {
-			alive = minReach
-		}
-	}
-	var hull [numBins + 1]point // from the last edge to the nearest
-	n := 0
-	for b := numBins - 1; b >= 0; b-- {
-		end := at[b+1]
-		for n >= 2 && !steeper(end, hull[n-1], hull[n-2]) {
-			n--
-		}
-		hull[n] = end
-		n++
-		middle := point{(at[b].time + end.time) / 2, (at[b].hits + end.hits) / 2}
-		best := n - 1
-		for best > 0 && steeper(middle, hull[best-1], hull[best]) {
-			best--
-		}
-		w[b] = float32((hull[best].hits - middle.hits) / (hull[best].time - middle.time))
-	}
 }

@@ -1,9 +1,6 @@
 package evict
 
-import (
-	"math"
-	"math/bits"
-)
+import "math/bits"
 
 // tables count, per class and bin of age, the blocks that entered the bin and those used in it. A
 // block counts as at risk when it enters, not when it is used again or evicted, because blocks
@@ -26,7 +23,6 @@ type counts struct {
 const (
 	fading    = 1 / 0.9999 // growth of the weight per look-up
 	maxWeight = 1e6
-	forgetful = 20 // counts are divided by this on an alarm
 )
 
 // enter counts n blocks of class c that passed from bin from into bin to and all bins between; from
@@ -65,20 +61,14 @@ func (t *tables) settleAll() {
 // fade lets all counts so far weigh less by one look-up.
 func (t *tables) fade() {
 	if t.weight *= fading; t.weight > maxWeight {
-		t.scale(1 / t.weight)
-		t.weight = 1
-	}
-}
-
-func (t *tables) forget() { t.scale(1. / forgetful) }
-
-func (t *tables) scale(f float64) {
-	t.settleAll()
-	for c := range t.risk {
-		for b := range t.risk[c] {
-			t.risk[c][b] *= float32(f)
-			t.used[c][b] *= float32(f)
+		t.settleAll()
+		for c := range t.risk {
+			for b := range t.risk[c] {
+				t.risk[c][b] /= float32(t.weight)
+				t.used[c][b] /= float32(t.weight)
+			}
 		}
+		t.weight = 1
 	}
 }
 
@@ -113,17 +103,6 @@ var edges = func() (e [numBins + 1]int64) {
 	for i := range e {
 		fine := [binsPerOctave]int64{32, 41, 51}[i%binsPerOctave]
 		e[i] = fine<<(i/binsPerOctave+firstShift-fineShift) - 1<<firstShift
-	}
-	return e
-}()
-
-// ends[i] is the age in ms at which bin i ends; for the last, the greatest age.
-var ends = func() (e [1 << 6]uint32) {
-	for i := range e {
-		e[i] = math.MaxUint32
-		if i < numBins-1 {
-			e[i] = uint32(edges[i+1])
-		}
 	}
 	return e
 }()

@@ -1,4 +1,4 @@
-package evict
+package evict_test
 
 import (
 	"testing"
@@ -6,76 +6,50 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// inUse is a pool with a chain of entries 1 to end, of which the end is held, and others without
-// chains.
-type inUse struct{ end, asked uint32 }
+// chain is a pool with one long chain: entry e+1 is a child of e.
+type chain struct{ last, asked uint32 }
 
-func (v *inUse) Child(e uint32) uint32 {
-	v.asked++
-	if e < v.end {
+func (c *chain) Child(e uint32) uint32 {
+	c.asked++
+	if e < c.last {
 		return e + 1
 	}
 	return 0
 }
 
-func (v *inUse) Held(e uint32) bool { return e == v.end }
+func (c *chain) Held(uint32) bool { return false }
 
-// TestChainInUseIsPassedOverAsAWhole looks for victims where the blocks with the least worth are
-// those of a long chain in use: each is passed over once, and the descent to its end is walked
-// once, not from each entry.
-func TestChainInUseIsPassedOverAsAWhole(t *testing.T) {
-	const end, others = 3000, 100
-	h := NewHazard()
-	for e := uint32(end + 1); e <= end+others; e++ {
-		h.Insert(&pool.Insertion{
-			Now: int64(e) * 1e6, BlockTokens: 512, Entries: []uint32{e}, Prints: []uint64{spread(int(e))},
+// TestLongChainGoesFromItsEnd evicts a chain with the blocks of a prompt of a million tokens,
+// without walking down it for each block.
+func TestLongChainGoesFromItsEnd(t *testing.T) {
+	for _, p := range policies {
+		t.Run(p.name, func(t *testing.T) {
+			policy := p.make()
+			const n = 50_000
+			in := pool.Insertion{BlockTokens: 16}
+			for e := uint32(1); e <= n; e++ {
+				in.Entries, in.Prints = append(in.Entries, e), append(in.Prints, print(e))
+			}
+			policy.Insert(&in)
+			policy.Access(&pool.Use{Now: 60e9, BlockTokens: 16, Prints: in.Prints[:10], Entries: in.Entries[:10]})
+			c := &chain{last: n}
+			for calls := 0; c.last > 0; calls++ {
+				if calls > n+n/1000 {
+					t.Fatalf("%d calls of Victim, and %d of %d entries are left", calls, c.last, n)
+				}
+				got := policy.Victim(100e9, 1, 0, c)
+				if got == 0 {
+					continue // the work allowed for one call
+				}
+				if got != c.last {
+					t.Fatalf("hole in a chain: the victim is %d, the end is %d", got, c.last)
+				}
+				policy.Remove([]uint32{got})
+				c.last--
+			}
+			if c.asked > 4*n {
+				t.Errorf("%d questions to evict a chain of %d", c.asked, n)
+			}
 		})
-	}
-	const now = 100e9
-	in := pool.Insertion{Now: now - 10e6, BlockTokens: 512}
-	for e := uint32(1); e <= end; e++ {
-		in.Entries, in.Prints = append(in.Entries, e), append(in.Prints, spread(int(e)))
-	}
-	h.Access(&pool.Use{Now: in.Now, BlockTokens: 512, Prints: in.Prints})
-	h.Insert(&in)
-	h.Access(&pool.Use{Now: now, BlockTokens: 512, Prints: []uint64{spread(1), spread(-1)}, Entries: []uint32{1}})
-	v := &inUse{end: end}
-	for i := range others {
-		h.missBudget.blocks, h.judge = 1e6, judge{}
-		h.prefer(func(bin int) float32 { return float32(bin + 1) })
-		got := h.Victim(now, 1, v)
-		if got <= end {
-			t.Fatalf("victim %d of %d is %d, entries up to %d are in use", i, others, got, end)
-		}
-		h.Remove([]uint32{got})
-	}
-	if v.asked > 10*end {
-		t.Errorf("%d questions to pass over a chain of %d and evict %d", v.asked, end, others)
-	}
-	if err := h.Check(); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestEvictsPastChainsInUse stores a block in the ms in which all others were found in use,
-// and evicts it.
-func TestEvictsPastChainsInUse(t *testing.T) {
-	const end, now = 20, int64(100e9)
-	h := NewHazard()
-	in := pool.Insertion{Now: now, BlockTokens: 128}
-	for e := uint32(1); e <= end; e++ {
-		in.Entries, in.Prints = append(in.Entries, e), append(in.Prints, spread(int(e)))
-	}
-	h.Insert(&in)
-	v := &inUse{end: end}
-	if got := h.Victim(now, 1, v); got != 0 {
-		t.Fatalf("victim %d is in use", got)
-	}
-	h.Insert(&pool.Insertion{Now: now, BlockTokens: 128, Entries: []uint32{end + 1}, Prints: []uint64{spread(end + 1)}})
-	if got := h.Victim(now, 1, v); got != end+1 {
-		t.Errorf("victim %d, %d could go", got, end+1)
-	}
-	if err := h.Check(); err != nil {
-		t.Error(err)
 	}
 }

@@ -99,7 +99,7 @@ func (w *world) look() {
 // evict asks for a victim of some kinds and checks the promises.
 func (w *world) evict() {
 	kinds := uint64(1 + w.rand.IntN(7))
-	e := w.policy.Victim(w.now, kinds, w)
+	e := w.policy.Victim(w.now, kinds, 0, w)
 	if e == 0 {
 		if left := w.evictable(kinds); left > 0 {
 			w.t.Errorf("no victim, and %d entries could go", left)

@@ -211,7 +211,7 @@ func (a *Advisor) Class(e uint32) string {
 func (a *Advisor) Victim(kinds uint64, v pool.View) uint32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.policy.Victim(a.time(), kinds, v)
+	return a.policy.Victim(a.time(), kinds, 0, v)
 }
 
 // Advise passes advice to the policy, with how long a wish lasts; 0: there is none.

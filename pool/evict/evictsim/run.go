@@ -73,6 +73,7 @@ func processorTime() time.Duration {
 
 // driver plays the pool: it has the index and the chains.
 type driver struct {
+	stream   *Stream
 	policy   pool.Policy
 	seed     uint64 // of prints
 	capacity int
@@ -80,11 +81,13 @@ type driver struct {
 	slots    []slot   // by entry; slot 0 is none
 	free     []uint32
 	keep     uint32 // entry that must stay: it is about to get a child
+	told     int    // of the stream, so many so far
 	result   Result
 
 	use     pool.Use
 	in      pool.Insertion
 	removed [1]uint32
+	advice  pool.Advice
 }
 
 // slot is an entry with its place in the tree of chains.
@@ -96,7 +99,7 @@ type slot struct {
 
 func newDriver(s *Stream, p pool.Policy, capacity int) *driver {
 	d := &driver{
-		policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks),
+		stream: s, policy: p, seed: s.HashSeed, capacity: capacity, entry: make([]uint32, s.Blocks),
 		slots: make([]slot, capacity+1),
 	}
 	for e := capacity; e > 0; e-- {
@@ -122,6 +125,9 @@ func print(block uint32, seed uint64) uint64 {
 }
 
 func (d *driver) request(r *Request) {
+	for ; d.told < len(d.stream.Told) && d.stream.Told[d.told].Millis <= r.Millis; d.told++ {
+		d.tell(&d.stream.Told[d.told])
+	}
 	n := 0
 	d.use.Now, d.use.Entries, d.use.Prints = r.Millis*1e6, d.use.Entries[:0], d.use.Prints[:0]
 	for n < len(r.Blocks) && d.entry[r.Blocks[n]] != 0 {
@@ -137,6 +143,17 @@ func (d *driver) request(r *Request) {
 	d.store(r.Blocks, n, r.Millis*1e6)
 }
 
+// tell passes on what is told of a request.
+func (d *driver) tell(t *Told) {
+	a := &d.advice
+	a.Now, a.Finish, a.Output, a.Priority, a.Until = t.Millis*1e6, t.Finish, t.Output, t.Priority, t.Until*1e6
+	a.Prints, a.Entries = a.Prints[:0], a.Entries[:0]
+	for _, b := range d.stream.Requests[t.Request].Blocks {
+		a.Prints, a.Entries = append(a.Prints, print(b, d.seed)), append(a.Entries, d.entry[b])
+	}
+	d.policy.Advise(a)
+}
+
 // store stores the blocks from n on, as far as there is room.
 func (d *driver) store(blocks []uint32, n int, now int64) {
 	if n > 0 {
@@ -146,7 +163,7 @@ func (d *driver) store(blocks []uint32, n int, now int64) {
 	d.in.Parent = parent
 	d.in.Now, d.in.Entries, d.in.Prints = now, d.in.Entries[:0], d.in.Prints[:0]
 	for i, b := range blocks[n:] {
-		e := d.room(now)
+		e := d.room(now, d.use.Prints[n+i])
 		if e == 0 {
 			break
 		}
@@ -160,10 +177,10 @@ func (d *driver) store(blocks []uint32, n int, now int64) {
 }
 
 // room returns a free entry, by eviction if necessary; 0 if nothing can be evicted.
-func (d *driver) room(now int64) uint32 {
+func (d *driver) room(now int64, print uint64) uint32 {
 	if len(d.free) == 0 {
-		e := d.policy.Victim(now, 1, d)
-		if e == 0 {
+		e := d.policy.Victim(now, 1, print, d)
+		if e == 0 || e == pool.Refused {
 			return 0
 		}
 		d.evict(e)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/trace"
 )
 
@@ -16,12 +17,15 @@ import (
 type Request struct {
 	Millis int64
 	Blocks []uint32
+	Output uint32 // tokens generated; 0: not told
+	Finish pool.Finish
 }
 
 // Stream is a list of requests by time. Blocks are numbered from 0 to below Blocks.
 type Stream struct {
 	Name     string
 	Requests []Request
+	Told     []Told // by time
 	Blocks   int
 	HashSeed uint64 // of the hashes of blocks, which slightly influence what a policy decides
 
@@ -59,6 +63,9 @@ func ReadTrace(path string) (*Stream, error) {
 	for i := range requests {
 		r := &requests[i]
 		s.Requests[i] = Request{Millis: int64(r.Timestamp), Blocks: numbered(number, r.HashIDs)}
+		if out, err := r.OutputLength.Within(0, math.MaxInt32, 0); err == nil {
+			s.Requests[i].Output = uint32(out)
+		}
 		tokens, err := r.InputLength.Within(0, math.MaxInt32, 0)
 		if n := len(r.HashIDs); n > 0 && err == nil {
 			most = max(most, math.Ceil(float64(tokens)/float64(n)))

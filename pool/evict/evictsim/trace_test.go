@@ -21,7 +21,9 @@ func TestTraceBecomesAStream(t *testing.T) {
 	s, err := readText(t, `{"timestamp": 7.9, "hash_ids": [900, 30]}
 {"timestamp": 5, "hash_ids": [900, 18446744073709551615]}
 {"timestamp": 6, "hash_ids": []}`)
-	want := []Request{{5, []uint32{0, 1}}, {6, []uint32{}}, {7, []uint32{0, 2}}}
+	want := []Request{
+		{Millis: 5, Blocks: []uint32{0, 1}}, {Millis: 6, Blocks: []uint32{}}, {Millis: 7, Blocks: []uint32{0, 2}},
+	}
 	if err != nil || !reflect.DeepEqual(s.Requests, want) || s.Blocks != 3 {
 		t.Errorf("%+v, %v; want %v", s, err, want)
 	}

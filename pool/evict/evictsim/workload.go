@@ -118,7 +118,7 @@ func (w *writer) fresh(n int) []uint32 {
 }
 
 func (w *writer) add(at float64, blocks []uint32) {
-	w.stream.Requests = append(w.stream.Requests, Request{int64(at), slices.Clone(blocks)})
+	w.stream.Requests = append(w.stream.Requests, Request{Millis: int64(at), Blocks: slices.Clone(blocks)})
 }
 
 // wait returns a random time around mean seconds, in ms; sigma is of its logarithm.
