@@ -129,6 +129,7 @@ const (
 	EventsMore    = 0 // there is more to tell
 	EventsWhole   = 1 // everything was told
 	EventsRefused = 2 // nothing is told to this session
+	EventsVoid    = 3 // nothing that was told holds: everything is told again from the beginning
 )
 
 // Roles of a session.

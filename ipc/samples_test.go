@@ -199,6 +199,7 @@ func eventMessages() []namedMessage {
 		}},
 		{"block_events_none", 3, &BlockEvents{State: EventsWhole}},
 		{"block_events_refused", 3, &BlockEvents{State: EventsRefused}},
+		{"block_events_void", 3, &BlockEvents{Req: 7, State: EventsVoid}},
 	}
 }
 
@@ -387,7 +388,7 @@ func malformedMessages() []malformedMessage {
 		{"next_events_0", 3, []byte{0x94, 0x26, 0x01, 0x00, 0x00}},
 		{"next_events_4097", 3, []byte{0x94, 0x26, 0x01, 0xcd, 0x10, 0x01, 0x00}},
 		{"next_events_anew_2", 3, []byte{0x94, 0x26, 0x01, 0x01, 0x02}},
-		{"block_events_state_3", 3, swap(3, events, "\x94\x27\x00\x00", "\x94\x27\x00\x03")},
+		{"block_events_state_4", 3, swap(3, events, "\x94\x27\x00\x00", "\x94\x27\x00\x04")},
 		{"block_events_kind_0", 3, swap(3, events, "\x98\x02", "\x98\x00")},
 		{"block_events_kind_3", 3, swap(3, events, "\x98\x02", "\x98\x03")},
 		{"block_events_medium_0", 3, swap(3, events, "\x98\x02\x01", "\x98\x02\x00")},

@@ -79,7 +79,7 @@ var families = map[string]string{
 	"events_bytes":                "Memory that is taken for KV events, about.",
 	"events_blocks_refused_total": "Blocks whose tokens were not kept for KV events: a limit, or not a block's number.",
 	"events_gaps_total":           "Inventories told because a session was too far behind to be told the changes.",
-	"events_file_errors_total":    "Failures of the file of tokens of KV events.",
+	"events_file_errors_total":    "Failures of the files of tokens of KV events.",
 
 	"tier_up":                   "1 while the tier is used, 0 while its breaker is open.",
 	"tier_store_state":          "1 for the state that the store reports.",

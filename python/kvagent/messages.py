@@ -522,6 +522,7 @@ class EventsState(IntEnum):
     MORE = 0  # there is more to tell
     WHOLE = 1  # everything was told
     REFUSED = 2  # nothing is told to this session
+    VOID = 3  # nothing that was told holds: everything is told from the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,7 +544,7 @@ class BlockEvents(Message):
     """Answers NEXT_EVENTS once there is something to tell."""
 
     req: U32
-    state: Annotated[int, Uint(EventsState.MORE, EventsState.REFUSED)]
+    state: Annotated[int, Uint(EventsState.MORE, EventsState.VOID)]
     runs: Annotated[tuple[EventRun, ...], List(record(EventRun), 0, limits.MAX_EVENT_BLOCKS)]
 
 

@@ -173,6 +173,19 @@ def test_the_end_of_a_session_removes_all_from_the_leaf_on(case: Case, monkeypat
     assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
 
 
+def test_what_is_void_is_removed_before_it_is_told_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "REMOVE_BLOCKS", 1)
+    case.answer(stored("", "a", "b"))
+    asked = case.asked
+    assert case.answer(state=m.EventsState.VOID) == []
+    assert case.it.pending()
+    assert case.it.take() == [("removed", 0, ("b",))]
+    assert case.asked == asked, "nothing is asked before all is removed"
+    assert case.it.take() == [("removed", 0, ("a",))]
+    assert case.asked == ("next", asked[1] + 1, ASK_BLOCKS, False)
+    assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
+
+
 def test_a_block_moves_to_the_disk_and_is_never_gone(case: Case) -> None:
     case.answer(stored("", "a", "b"))
     moves = stored("", "a", medium=2), removed("a"), stored("a", "b", medium=2), removed("b")
