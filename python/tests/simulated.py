@@ -147,7 +147,7 @@ class SimulatedEngine:
         self._directory = directory
         settings = Options(**(OPTIONS | {"pin_percent": 50.0} | options))
         self.generations = Generations(generation, settings, unobserved=unobserved, in_process=in_process)
-        self._workers_generation = generation
+        self._begins_with = generation
         self.worker_link = self.new_worker_link()
         self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
         self.worker_link.wait(20)
@@ -159,7 +159,7 @@ class SimulatedEngine:
         )  # fmt: skip
         self.worker = WorkerSide(
             self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,
-            generation=generation, use_generation=self._use_generation, guests=[adapters] if adapters else [],
+            generation=generation, guests=[adapters] if adapters else [],
         )  # fmt: skip
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:
@@ -319,11 +319,10 @@ class SimulatedEngine:
         start = (group * self.pool.num_gpu_blocks + block.block_id) * BLOCK_BYTES
         return self.memory[start : start + BLOCK_BYTES]
 
-    def _use_generation(self, generation: str) -> None:
-        self._workers_generation = generation
-
     def _registration(self, role: Role) -> Registration:
-        generation = self.generations.now if role == Role.SCHEDULER else self._workers_generation
+        generation = self.generations.now
+        if role == Role.WORKER:
+            generation = self.worker.generation if hasattr(self, "worker") else self._begins_with
         common: dict[str, Any] = {
             "instance": self.name, "role": role, "groups": self.groups, "hash_tokens": BLOCK,
             "identity": identity_pairs(self._identity | {PAIR: generation}),

@@ -275,9 +275,12 @@ def test_files_that_change_during_or_just_before_a_load(
 
 
 def test_a_folder_that_is_another_at_the_load(engines: Callable[..., Engine], tmp_path: Path) -> None:
+    """What is loaded again has another content then, and is not known."""
     engine, link = engines(), tmp_path / "link"
     folders = [write(tmp_path / content, content) for content in ("one", "two")]
     link.symlink_to(folders[0])
+    engine.load_adapter(adapter(link))
+    assert [bool(one.digest) for one in engine.adapters.news()] == [True]
     before, begun = engine.adapters.states(adapter(link)), time.time_ns()
     link.unlink()
     link.symlink_to(folders[1])

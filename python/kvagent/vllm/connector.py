@@ -193,11 +193,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         )  # fmt: skip
 
     def _common(self) -> dict[str, Any]:
-        part = self._start.part
+        part, generation = self._start.part, self._generation if self._worker is None else self._worker.generation
         ranks = part.of_ranks(self._ranks, self._replicas)
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": part.of_identity(with_generation(self._identity, self._generation)),
+            "identity": part.of_identity(with_generation(self._identity, generation)),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
             "world": ranks.world,

@@ -203,8 +203,9 @@ class Link:
             return  # it was cancelled
         absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
         reason = "no agent" if absent else str(error) if fault is None else repr(error)
-        moving = time.monotonic() < self._moving_until
-        level = logging.ERROR if fault is not None or (refused and not moving) else logging.WARNING
+        level = logging.WARNING
+        if fault is not None or refused:  # a refusal is expected while other parts of the engine move
+            level = logging.INFO if refused and time.monotonic() < self._moving_until else logging.ERROR
         retried = "a start" if self._pool and isinstance(error, NotStarted) else "connecting"
         text = f"{self._owner}, {self._path}: prompts are computed, {retried} is retried: {reason}"
         self._log_once(level, text, fault)

@@ -127,7 +127,7 @@ def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent,
     world.add("warm", PROMPT, 10)
     eventually(lambda: computed[1:] or not stepped(world), "a load")
     assert how == "kill" or waits._left_s <= 0
-    assert not waits.waiting
+    assert not waits._waited
     world.add("warm2", PROMPT, 10)
     eventually(lambda: {"warm", "warm2"} <= set(stepped(world).reasons), "the end of the requests")
     right(world)

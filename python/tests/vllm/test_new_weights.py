@@ -120,8 +120,8 @@ def test_a_process_that_disagrees_is_put_right_by_the_scheduler(worlds: Any, age
     refused.
     """
     world = worlds(ranks=2)
-    connector, side = world.workers[1], world.workers[1]._worker
-    connector._generation = side._generation = PRIVATE + 32 * "0"
+    side = world.workers[1]._worker
+    side.generation = PRIVATE + 32 * "0"
     link = side._link
     link.renew().close()
     eventually(lambda: link._last_log and not link.current(), "a rank that is refused")
@@ -214,11 +214,11 @@ def test_a_registration_in_flight_is_not_used(
     for session in world.workers[0]._worker._sessions:
         session.leave()
     assert sent.wait(20)
-    old = world.workers[0]._generation
+    old = world.workers[0]._worker.generation
     assert world.retrain(named=False)
     world.step()
     world.settle()
-    assert world.workers[0]._generation != old
+    assert world.workers[0]._worker.generation != old
     go.set()
     current = eventually(link.current, "a session")
     spaces = {engine["space"]: engine["identity"]["generation"] for engine in agent.status()["engine_list"]}

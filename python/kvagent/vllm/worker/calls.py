@@ -63,7 +63,7 @@ class WorkerCalls:
     errors: Errors
     _given_up: Results | None = None
     """The results of jobs that were given up after an error."""
-    _generation: str  # of the weights, for registrations: written by the worker's thread, read by its link's
+    _generation: str
 
     def _common(self) -> dict[str, Any]:
         """Return what all registrations of the engine have in common."""
@@ -145,7 +145,7 @@ class WorkerCalls:
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, clock=sync.clock,
-                generation=self._generation, use_generation=self._use_generation,
+                generation=self._generation,
                 identity=() if self._start.part.index else self._identity, guests=self._guests,
             )  # fmt: skip
             self._deltas = [CounterDeltas(one, "worker_") for one in (self._worker.counts, self.errors.counts)]
@@ -243,9 +243,6 @@ class WorkerCalls:
 
     def _plans_idle(self) -> bool:
         return _plan(self._connector_metadata).idle
-
-    def _use_generation(self, generation: str) -> None:
-        self._generation = generation
 
     def _registration_of_node(self) -> Registration:
         return Registration(role=Role.SCHEDULER, **self._common())

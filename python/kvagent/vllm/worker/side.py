@@ -122,16 +122,16 @@ class WorkerSide:
 
     def __init__(
         self, link: Link, words: SyncWords, *, per_block: bool, clock: HostClock | CudaClock | None = None,
-        generation: str = "", use_generation: Callable[[str], None] | None = None,
+        generation: str = "",
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
-        """``use_generation`` makes later registrations use another generation than
-        ``generation``. ``identity``: what this worker registers, if the scheduler is to learn it.
+        """``generation``: of the weights, with which this worker begins. ``identity``: what it
+        registers, if the scheduler is to learn it.
         """
         self.guests = guests
         self.counts = WorkerCounts()
-        self._generation = generation
-        self._use_generation = use_generation
+        self.generation = generation
+        """Of the weights, for registrations."""
         self._serial = 0  # the generation's number in the scheduler
         self._link = link
         self.words = words
@@ -290,11 +290,9 @@ class WorkerSide:
         if serial == self._serial:
             return
         self._serial = serial
-        if generation == self._generation:
+        if generation == self.generation:
             return
-        self._generation = generation
-        if self._use_generation is not None:
-            self._use_generation(generation)
+        self.generation = generation
         if last := self._link.renew():
             self._add_session(last)
         for session in self._sessions:
