@@ -176,6 +176,7 @@ const (
 	BlockMissing    BlockStatus = 5
 	BlockCorrupt    BlockStatus = 6
 	BlockInvalid    BlockStatus = 7
+	BlockUnwanted   BlockStatus = 8
 	BlockRevoked    BlockStatus = 16
 	BlockCancelled  BlockStatus = 17
 	BlockTimedOut   BlockStatus = 18

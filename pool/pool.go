@@ -138,6 +138,7 @@ const (
 	Missing    Status = 5 // load: not stored
 	Corrupt    Status = 6 // load: the header or the checksum did not match; the entry is dropped
 	Invalid    Status = 7 // no such space, group, shard or block, or a wrong length
+	Unwanted   Status = 8 // save: worth less than all that is stored; not to be offered again
 )
 
 // Errors to branch on.
@@ -188,9 +189,12 @@ type Batch struct {
 	Epoch  uint32 // Reserve: the weights epoch in which the bytes were computed
 	Parent []byte // Reserve: hash of the block before the first; empty at the start of a prompt
 	Owner  Owner  // Reserve: the owner of the entries that it makes; see Budgets
-	Hashes Hashes
-	Status []Status
-	Slots  []Slot
+	// Refusable: Reserve may answer Unwanted, because nothing but the memory is to have the blocks,
+	// and nobody waits for them.
+	Refusable bool
+	Hashes    Hashes
+	Status    []Status
+	Slots     []Slot
 }
 
 // Slots is how a transfer writes and reads the pool. Each batch is decided in one step. The caller
@@ -198,7 +202,8 @@ type Batch struct {
 type Slots interface {
 	// Reserve allocates a slot for each shard that is neither stored (Exists) nor being written
 	// (InProgress), evicting as necessary. The status is Busy where nothing more can be evicted,
-	// and Stale if Epoch is not the space's.
+	// Stale if Epoch is not the space's, and Unwanted from the first block on that is Refusable
+	// and that the policy refuses.
 	Reserve(b *Batch)
 	// Peek sets the status that Reserve would set, and changes nothing else: Exists, InProgress, or
 	// OK where Reserve would need a slot; Invalid and Stale as Reserve. It does not touch b.Slots.

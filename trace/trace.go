@@ -31,6 +31,7 @@ type Request struct {
 	HashIDs   []uint64
 
 	InputLength, OutputLength Tokens
+	FinishReason              string // as in the OpenAI API; empty if the trace does not tell
 }
 
 // Read reads the first limit requests of a file, all with limit 0, and returns them in the order of
@@ -84,6 +85,7 @@ type line struct {
 	HashIDs      json.RawMessage `json:"hash_ids"`
 	InputLength  json.RawMessage `json:"input_length"`
 	OutputLength json.RawMessage `json:"output_length"`
+	FinishReason string          `json:"finish_reason"`
 }
 
 func parseLine(text []byte) (Request, error) {
@@ -101,7 +103,7 @@ func parseLine(text []byte) (Request, error) {
 	return Request{
 		Timestamp: *l.Timestamp, HashIDs: ids,
 		InputLength:  Tokens{"input_length", string(l.InputLength)},
-		OutputLength: Tokens{"output_length", string(l.OutputLength)},
+		OutputLength: Tokens{"output_length", string(l.OutputLength)}, FinishReason: l.FinishReason,
 	}, err
 }
 

@@ -64,8 +64,9 @@ const (
 // StatusNames are the labels of the block statuses.
 var StatusNames = map[pool.Status]string{
 	pool.OK: "ok", pool.Exists: "exists", pool.InProgress: "in_progress", pool.Busy: "busy", pool.Stale: "stale",
-	pool.Missing: "missing", pool.Corrupt: "corrupt", pool.Invalid: "invalid", transfer.Revoked: "revoked",
-	transfer.Cancelled: "cancelled", transfer.TimedOut: "timed_out", transfer.Failed: "failed", transfer.Off: "off",
+	pool.Missing: "missing", pool.Corrupt: "corrupt", pool.Invalid: "invalid", pool.Unwanted: "unwanted",
+	transfer.Revoked: "revoked", transfer.Cancelled: "cancelled", transfer.TimedOut: "timed_out",
+	transfer.Failed: "failed", transfer.Off: "off",
 }
 
 // blockStatuses bounds the numbers of block statuses; those without a name count as other.

@@ -36,6 +36,7 @@ const (
 	maxPolicyBlocks    = 10_000_000
 	defaultPolicyBlock = 10_000
 	defaultPolicySeed  = 1
+	defaultHints       = 0.9
 )
 
 // policySettings are the settings of bench policy.
@@ -46,10 +47,15 @@ type policySettings struct {
 	capacities []int
 	mostBelow  float64 // 0: no limit
 	json       bool
+	plot       string
+	precision  float64
+	recall     float64
 }
 
 func policyCommand() *cobra.Command {
-	s := policySettings{capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed}
+	s := policySettings{
+		capacities: []int{defaultPolicyBlock}, seed: defaultPolicySeed, precision: defaultHints, recall: defaultHints,
+	}
 	cmd := &cobra.Command{
 		Use:   "policy [--trace FILE] [--workload NAME]",
 		Short: "Compare the hit rate of the pool's eviction on a trace with LRU and the optimum",
@@ -70,6 +76,11 @@ measured with shared caches.`,
 			"for these 0 means 1")
 	f.Float64Var(&s.mostBelow, "most-below-lru", 0,
 		"fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
+	f.StringVar(&s.plot, "plot", "",
+		"file for an SVG of hit rates against capacities, also of ARC, S3-FIFO, and the default policy with facts and "+
+			"hints; nothing else is measured then")
+	f.Float64Var(&s.precision, "hint-precision", s.precision, "share of the hints that are true, 0 to 1, for --plot")
+	f.Float64Var(&s.recall, "hint-recall", s.recall, "share of the requests with a hint, 0 to 1, for --plot")
 	f.IntSliceVar(&s.capacities, "capacity-blocks", s.capacities,
 		fmt.Sprintf("blocks the pool holds, 1 to %d; several separated by commas", maxPolicyBlocks))
 	return cmd
@@ -79,6 +90,9 @@ func (s *policySettings) run(out io.Writer) error {
 	makers, err := s.streams()
 	if err != nil {
 		return err
+	}
+	if s.plot != "" {
+		return s.writePlot(makers[0]())
 	}
 	rows := measurePolicies(makers, s.capacities)
 	if err := s.print(out, rows); err != nil {
@@ -122,6 +136,12 @@ func (s *policySettings) streams() ([]streamMaker, error) {
 	}
 	if s.trace == "" && s.workload == "" {
 		return nil, errors.New("--trace or --workload must be given")
+	}
+	if !(s.precision >= 0 && s.precision <= 1 && s.recall >= 0 && s.recall <= 1) {
+		return nil, fmt.Errorf("--hint-precision is %g and --hint-recall %g, must be 0 to 1", s.precision, s.recall)
+	}
+	if s.plot != "" && (s.trace != "" && s.workload != "" || s.workload == "all") {
+		return nil, errors.New("--plot is of one trace or workload")
 	}
 	var makers []streamMaker
 	if s.trace != "" {

@@ -38,12 +38,17 @@ func (c *core) kindsWith(class int32) (kinds uint64) {
 	return kinds
 }
 
-// advised returns the entry with a slot of a class that the policy evicts; none without a policy.
+// advised returns the entry with a slot of a class that the policy evicts; none without a policy,
+// or if it refuses the block that the slot is for.
 func (c *core) advised(class int32) uint32 {
 	if c.advisor == nil {
 		return none
 	}
-	e := c.advisor.Victim(c.kindsWith(class), c)
+	e := c.advisor.Victim(c.kindsWith(class), c.incoming, c)
+	if e == pool.Refused {
+		c.refused = true
+		return none
+	}
 	if e != none && !c.evictable(e) {
 		panic("dram: the policy evicts an entry that is held or has children")
 	}

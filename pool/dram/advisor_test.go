@@ -20,6 +20,7 @@ type recorder struct {
 	order   []uint32
 	missing []uint64
 	block   chan struct{} // if not nil, Access waits for it
+	refuses uint64        // the print of a block; 0: of none
 }
 
 func (r *recorder) note(format string, args ...any) {
@@ -59,7 +60,10 @@ func (r *recorder) Remove(entries []uint32) {
 	r.order = slices.DeleteFunc(r.order, func(e uint32) bool { return slices.Contains(entries, e) })
 }
 
-func (r *recorder) Victim(_ int64, _, _ uint64, v pool.View) uint32 {
+func (r *recorder) Victim(_ int64, _, print uint64, v pool.View) uint32 {
+	if print != 0 && print == r.refuses {
+		return pool.Refused
+	}
 	for _, e := range r.order {
 		if v.Child(e) == 0 && !v.Held(e) {
 			return e
@@ -158,6 +162,30 @@ func TestPolicyIsTold(t *testing.T) {
 		if e != none && r.prints[e] != print {
 			t.Errorf("block %d has another print when it is missing", i)
 		}
+	}
+	check(t, p)
+}
+
+// TestRefusedBlocksAreUnwanted offers a chain of which the policy refuses the third block to a full
+// pool: that block and those after it are not stored, unless the batch insists.
+func TestRefusedBlocksAreUnwanted(t *testing.T) {
+	r := &recorder{}
+	p := recorded(t, r)
+	reserve(p, 0, randomChain(nil, 1, 64)) // full
+	h := randomChain(nil, 2, 5)
+	r.refuses = p.core.seed.hash(makeIdent(p.core.spaces[0].realm, 0, h.Len), words(h.At(2)))
+	b := pool.Batch{Epoch: 1, Hashes: h, Refusable: true, Status: make([]pool.Status, 5), Slots: make([]pool.Slot, 5)}
+	p.Reserve(&b)
+	p.Commit(b.Slots, 1, b.Status)
+	want := []pool.Status{pool.OK, pool.OK, pool.Unwanted, pool.Unwanted, pool.Unwanted}
+	if !slices.Equal(b.Status, want) {
+		t.Errorf("%v, want %v", b.Status, want)
+	}
+	if s := p.Stats(); s.Busy != 0 || s.Evicted != 2 {
+		t.Errorf("%d busy and %d evicted for two blocks stored", s.Busy, s.Evicted)
+	}
+	if got := reserve(p, 0, h); !slices.Equal(got, []pool.Status{pool.Exists, pool.Exists, pool.OK, pool.OK, pool.OK}) {
+		t.Errorf("%v of a batch that is not to be refused", got)
 	}
 	check(t, p)
 }

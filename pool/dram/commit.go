@@ -32,8 +32,9 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 	}
 	r := &c.recs.All[e]
 	c.endWriting(e, s.Shard)
-	if status == pool.OK && (r.is(flagDropped) || !c.current(r.ident, epoch)) {
-		status = pool.Stale
+	m := &c.realms[r.ident.realm()]
+	if status == pool.OK && (r.is(flagDropped) || m.over || m.space.epoch != epoch) {
+		status = pool.Stale // its epoch, or that in which its bytes were computed, is over
 	}
 	if status == pool.OK {
 		c.setPresent(e, s.Shard)
@@ -43,13 +44,6 @@ func (c *core) commit(s *pool.Slot, epoch uint32, status pool.Status, at *cursor
 	}
 	c.settle(e, at)
 	return status
-}
-
-// current reports whether the epoch of an entry, and that in which its bytes were computed, is
-// still its space's.
-func (c *core) current(id ident, epoch uint32) bool {
-	m := &c.realms[id.realm()]
-	return !m.over && m.space.epoch == epoch
 }
 
 // Acquire implements pool.Slots.

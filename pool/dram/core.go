@@ -45,6 +45,8 @@ type core struct {
 	ended    []uint32 // realms that ended and wait for a sweep
 
 	keep     uint32 // an entry that must stay while room is made for its child
+	incoming uint64 // print of the block that room is made for, if it may be refused; 0 otherwise
+	refused  bool   // the policy refused that block
 	work     work
 	probe    probe
 	scratch  []uint32

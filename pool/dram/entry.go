@@ -35,7 +35,8 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 	}
 	r := &c.recs.All[e]
 	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, head
-	c.lastCell(head, len(classes)).Link = e | upward
+	_, last := c.shardCell(head, len(classes)-1)
+	last.Link = e | upward
 	c.persistParent(e, none)
 	c.realms[id.realm()].entries++
 	c.stats.Partial++
@@ -66,11 +67,6 @@ func (c *core) giveAll(slot uint32, n int) {
 		c.slabs.Give(slot)
 		slot = next
 	}
-}
-
-func (c *core) lastCell(head uint32, shards int) *slab.Cell {
-	_, last := c.shardCell(head, shards-1)
-	return last
 }
 
 // shardCell returns the slot of a shard and its cell.

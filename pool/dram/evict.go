@@ -1,6 +1,7 @@
 package dram
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
@@ -57,6 +58,8 @@ func (c *core) evictFor(class int32) bool {
 	}
 	if advised := c.advised(class); advised != none {
 		e = advised
+	} else if c.refused {
+		return false
 	} else if e == none {
 		e = c.oldestOf(class, oldest, farOldest)
 	}
@@ -138,20 +141,11 @@ func (c *core) lift(e uint32) {
 func (c *core) oldestOf(class int32, from uint32, n int) uint32 {
 	recs := c.recs.All
 	for e := from; e != none && n > 0; e, n = recs[e].newer, n-1 {
-		if c.evictable(e) && c.hasClass(e, class) {
+		if c.evictable(e) && slices.Contains(c.group(recs[e].ident).classes, class) {
 			return e
 		}
 	}
 	return none
-}
-
-func (c *core) hasClass(e uint32, class int32) bool {
-	for _, id := range c.group(c.recs.All[e].ident).classes {
-		if id == class {
-			return true
-		}
-	}
-	return false
 }
 
 func (c *core) evict(e uint32, why pool.Cause) {

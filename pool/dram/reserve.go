@@ -1,7 +1,10 @@
 package dram
 
 import (
+	"cmp"
+
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -40,8 +43,8 @@ type progress struct {
 	at    int   // next hash
 	need  int64 // bytes that found no room
 	retry bool
-	full  bool // nothing more can be evicted
-	over  int  // blocks that the owner's budget has no room for; none of its entries can be evicted
+	full  pool.Status // Busy: nothing more can be evicted; Unwanted: the policy refused a block
+	over  int         // blocks that the owner's budget has no room for; none of its entries can be evicted
 
 	want    wanted
 	classes []int32  // of the entry of the next hash, if a slab is wanted for it
@@ -103,9 +106,9 @@ type reservation struct {
 	bytes  int64  // of an entry
 	before uint32 // the entry before the next hash; none if it is not stored
 	at     cursor
-	full   bool   // nothing more can be evicted
-	over   bool   // the owner's budget has no room, and none of its entries can be evicted
-	own    uint32 // the last entry made, which the next one of the owner is older than
+	full   pool.Status // as in progress
+	over   bool        // the owner's budget has no room, and none of its entries can be evicted
+	own    uint32      // the last entry made, which the next one of the owner is older than
 }
 
 // open returns why nothing of the batch can be reserved, or OK.
@@ -135,16 +138,24 @@ func (r *reservation) predecessor(i int) uint32 {
 func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 	c := r.core
 	e := c.find(r.id, hash)
-	if e == none && !r.full && !r.over {
+	if e == none && r.full == pool.OK && !r.over {
 		if r.over = !c.afford(r.batch.Owner, r.bytes, r.before); !r.over {
+			if r.batch.Refusable {
+				c.incoming = c.seed.Hash(uint32(r.id), offheap.KeyOf(hash))
+			}
 			e = c.create(r.id, hash, r.before)
-			r.full = e == none && c.wanted.class == slab.NoClass
+			if c.refused {
+				r.full = pool.Unwanted
+			} else if e == none && c.wanted.class == slab.NoClass {
+				r.full = pool.Busy
+			}
+			c.refused, c.incoming = false, 0
 			r.own = c.give(e, r.batch.Owner, r.bytes, r.own)
 		}
 	}
 	if e == none {
 		r.before = none
-		return pool.Busy, pool.Slot{}
+		return cmp.Or(r.full, pool.Busy), pool.Slot{}
 	}
 	c.relink(e, r.before)
 	c.touch(e, &r.at)

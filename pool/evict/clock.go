@@ -29,6 +29,12 @@ func (c *clock) advance(ns int64) uint32 {
 	return uint32(c.now)
 }
 
+// tick returns a time later than all before it.
+func (c *clock) tick() uint32 {
+	c.now++
+	return uint32(c.now)
+}
+
 // advanceBy returns the time of a look-up, which is later than all before it.
 func (c *clock) advanceBy(u *pool.Use) uint32 {
 	before, tokens := c.now, int64(u.BlockTokens)

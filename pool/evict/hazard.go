@@ -207,6 +207,9 @@ func (h *Hazard) Insert(in *pool.Insertion) {
 		return
 	}
 	now := h.clock.advance(in.Now)
+	if h.ghosts.find(in.Prints[0]) == nil {
+		now = h.clock.tick() // so that it is newer than what was stored before
+	}
 	for len(h.kinds) <= int(in.Kind) {
 		h.kinds = append(h.kinds, nil)
 	}

@@ -56,10 +56,11 @@ func (r *runs) giveBack(id uint32) {
 }
 
 // kind are the entries of one kind: for each class a list of runs by use, and over the classes a
-// tournament for the oldest run with the least worth.
+// tournament for the oldest run with the least worth, of several the one used least recently.
 type kind struct {
 	newest, oldest [numClasses + 1]uint32
 	least          [numClasses]float32    // worth of the oldest run of a class
+	used           [numClasses]uint32     // time of its last use, ms
 	winner         [2 * numClasses]uint16 // winner[1] is the class whose least is least
 	held           [numClasses]uint32     // entries
 	removed        [numClasses]uint64     // entries that went
@@ -79,22 +80,26 @@ func newKind() *kind {
 
 // settle finds the worth of the oldest run of a class again, and replays the games of the class.
 func (h *Hazard) settle(k *kind, c uint16) {
-	worth := inf
+	worth, used := inf, uint32(0)
 	if id := k.oldest[c]; id != 0 {
-		worth = h.worth(&h.runs.at(id).state)
+		s := &h.runs.at(id).state
+		worth, used = h.worth(s), s.used
 	}
-	if worth == k.least[c] {
+	if worth == k.least[c] && used == k.used[c] {
 		return
 	}
-	k.least[c] = worth
+	k.least[c], k.used[c] = worth, used
 	for i := (numClasses + int(c)) / 2; i > 0; i /= 2 {
 		a, b := k.winner[2*i], k.winner[2*i+1]
-		if k.least[b] < k.least[a] {
+		if k.least[b] < k.least[a] || k.least[b] == k.least[a] && before(k.used[b], k.used[a]) {
 			a = b
 		}
 		k.winner[i] = a
 	}
 }
+
+// before reports whether a is earlier than b, for times in ms less than 24 days apart.
+func before(a, b uint32) bool { return int32(a-b) < 0 }
 
 // worth returns the worth of a block now.
 func (h *Hazard) worth(s *state) float32 {

@@ -75,6 +75,7 @@ class BlockStatus(IntEnum):
     MISSING = 5
     CORRUPT = 6
     INVALID = 7
+    UNWANTED = 8
     REVOKED = 16
     CANCELLED = 17
     TIMED_OUT = 18

@@ -207,11 +207,12 @@ func (a *Advisor) Class(e uint32) string {
 	return a.policy.Class(e)
 }
 
-// Victim returns an entry of one of the kinds that the policy evicts, or none.
-func (a *Advisor) Victim(kinds uint64, v pool.View) uint32 {
+// Victim returns an entry of one of the kinds that the policy evicts for a block with a print,
+// none, or pool.Refused.
+func (a *Advisor) Victim(kinds, print uint64, v pool.View) uint32 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.policy.Victim(a.time(), kinds, 0, v)
+	return a.policy.Victim(a.time(), kinds, print, v)
 }
 
 // Advise passes advice to the policy, with how long a wish lasts; 0: there is none.

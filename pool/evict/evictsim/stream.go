@@ -40,6 +40,11 @@ func (s *Stream) Looked() (n int) {
 	return n
 }
 
+// finishes are the reasons for which requests end, as traces name them.
+var finishes = map[string]pool.Finish{
+	"stop": pool.FinishStop, "length": pool.FinishLength, "tool_calls": pool.FinishTool, "abort": pool.FinishAbort,
+}
+
 // ReadTrace reads the stream of a trace, or of a recording: a folder of traces, one after another
 // in the order of their names. It numbers blocks in order. Some requests, not all, may have no
 // blocks.
@@ -63,6 +68,7 @@ func ReadTrace(path string) (*Stream, error) {
 	for i := range requests {
 		r := &requests[i]
 		s.Requests[i] = Request{Millis: int64(r.Timestamp), Blocks: numbered(number, r.HashIDs)}
+		s.Requests[i].Finish = finishes[r.FinishReason]
 		if out, err := r.OutputLength.Within(0, math.MaxInt32, 0); err == nil {
 			s.Requests[i].Output = uint32(out)
 		}

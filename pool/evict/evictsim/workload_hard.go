@@ -1,7 +1,6 @@
 package evictsim
 
 import (
-	"math"
 	"slices"
 )
 
@@ -13,14 +12,6 @@ import (
 func uniform(w *writer) {
 	docs := w.prompts(w.between(600, 2400), 4, 24)
 	w.arrivals(0, hour, 4, func(at float64) { w.add(at, docs[w.rand.IntN(len(docs))]) })
-}
-
-// flat uses single blocks and pairs of about equal popularity.
-func flat(w *writer) {
-	docs := w.prompts(30_000, 1, 2)
-	w.arrivals(0, hour, 40, func(at float64) {
-		w.add(at, docs[int(float64(len(docs))*math.Pow(w.rand.Float64(), 1.6))])
-	})
 }
 
 // inversion draws documents by popularity; every six minutes the least popular become the most
@@ -97,21 +88,6 @@ func pingpong(w *writer) {
 			step = -step
 		}
 		i += step
-	})
-}
-
-// longtail has chats with times to think from a second to hours, without a useful mean.
-func longtail(w *writer) {
-	w.arrivals(0, 2*hour, 0.6, func(at float64) {
-		chain := w.fresh(w.between(2, 20))
-		for range w.between(1, 12) {
-			if at >= 2*hour {
-				return
-			}
-			w.add(at, chain)
-			chain = append(chain, w.fresh(w.between(1, 6))...)
-			at += second * math.Pow(w.rand.Float64(), -1/0.7)
-		}
 	})
 }
 
