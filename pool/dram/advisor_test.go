@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/advisor"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
 // recorder is a policy that records its calls and evicts the entry inserted first, if it can be
@@ -173,7 +174,7 @@ func TestRefusedBlocksAreUnwanted(t *testing.T) {
 	p := recorded(t, r)
 	reserve(p, 0, randomChain(nil, 1, 64)) // full
 	h := randomChain(nil, 2, 5)
-	r.refuses = p.core.seed.hash(makeIdent(p.core.spaces[0].realm, 0, h.Len), words(h.At(2)))
+	r.refuses = p.core.seed.Hash(uint32(makeIdent(p.core.spaces[0].realm, 0, h.Len)), offheap.KeyOf(h.At(2)))
 	b := pool.Batch{Epoch: 1, Hashes: h, Refusable: true, Status: make([]pool.Status, 5), Slots: make([]pool.Slot, 5)}
 	p.Reserve(&b)
 	p.Commit(b.Slots, 1, b.Status)
