@@ -108,7 +108,7 @@ def main(model: str, socket_dir: str, seed: str) -> None:
         storm.step(more=True)
     storm.until(lambda: storm.answered and storm.aborted and side.counts.tokens_loaded)
     storm.end()
-    pool = side.blocks._pool
+    pool = side.blocks.pool
     told = {
         "answered": storm.answered, "aborted": storm.aborted, "wrong": storm.wrong, "left": len(storm._asked),
         "pinned": side.blocks.saving + side.blocks.loading,

@@ -46,7 +46,7 @@ def at_rest(llm: Any) -> None:
     real.settle(llm)
     assert not worker.busy()
     assert (side.blocks.saving, side.blocks.loading) == (0, 0)
-    assert side.blocks._pool.get_num_free_blocks() == side.blocks._pool.num_gpu_blocks - 1
+    assert side.blocks.pool.get_num_free_blocks() == side.blocks.pool.num_gpu_blocks - 1
 
 
 KINDS: dict[str, dict[str, Any]] = {
