@@ -31,8 +31,9 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/events"
-	"github.com/kvagent/kvagent/agent/keep"
+	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/lease"
+	"github.com/kvagent/kvagent/agent/raise"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/agent/share"
@@ -66,10 +67,10 @@ type Agent struct {
 	watchdog *watchdog
 	memory   *memory
 
-	deliveries *delivery.Table
-	raising    chan struct{} // has room for as many calls of Raise as may work
-	keeps      *keep.Ledger  // nil: the pool cannot keep blocks
-	events     *events.Desk  // nil: the pool does not note what comes and goes
+	deliveries    *delivery.Table
+	*raise.Raiser               // for other agents
+	hints         *hints.Ledger // nil: the pool takes no hints
+	events        *events.Desk  // nil: the pool does not note what comes and goes
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -95,9 +96,6 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		switches: newSwitches(), inflight: &running.Counter{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
-	if m, ok := p.(keep.Memory); ok {
-		a.keeps = keep.New(m, capacity/100*int64(cfg.KeepPercent), time.Now)
-	}
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest
 	if _, err := rand.Read(a.boot[:]); err != nil {
 		return nil, fmt.Errorf("boot epoch: %w", err)
@@ -127,7 +125,12 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 	a.deliveries = delivery.New(delivery.Config{
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
 	})
-	a.raising = make(chan struct{}, maxRaises)
+	a.Raiser = raise.New(raise.Config{
+		Index: a.pool, Tiers: a.tiers, Windowed: a.registry.windowed, Committed: a.deliveries.Committed,
+	})
+	if m, ok := a.pool.(hints.Memory); ok {
+		a.hints = hints.New(a.hintConfig(m, a.pool.Stats().Capacity))
+	}
 	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log, history: a.cfg.History}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
 	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
@@ -155,7 +158,7 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		places:   connlimit.ForUsers(limits.Sessions),
 		registry: a.registry, ledger: a.ledger, tiers: a.tiers, sockets: a.sockets, epochs: a.epochs,
 		workers: a.workers, memory: a.memory, inflight: a.inflight, switches: a.switches, metrics: a.metrics,
-		deliveries: a.deliveries, keeps: a.keeps, events: a.events, history: a.cfg.History, peer: a.cfg.Peers.Address,
+		deliveries: a.deliveries, hints: a.hints, events: a.events, history: a.cfg.History, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // The cost of the handler of a look-up, without its socket: all hits, one chain that was just asked
@@ -20,7 +21,7 @@ func BenchmarkHandler(b *testing.B) {
 			b.Fatalf("save: %v", got)
 		}
 	}
-	k := r.agent.sockets.byName[ipc.LookupSocket]
+	k := r.agent.sockets.byName[socketdir.Lookup]
 	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
 	for _, n := range []int{1, 128, most} {
 		q := ipc.LookupRequest{

@@ -42,6 +42,9 @@ func (r *router) ask(blocks uint32, anew bool) {
 func (r *router) hear() (state uint8) {
 	r.t.Helper()
 	m := next[*ipc.BlockEvents](r.client)
+	if m.State == ipc.EventsVoid {
+		clear(r.stored)
+	}
 	for _, one := range m.Runs {
 		for h := range slices.Chunk(one.Hashes, 32) {
 			if r.stored[string(h)] == (one.Kind == ipc.EventStored) {
@@ -168,6 +171,10 @@ func TestEventsOfTheDisk(t *testing.T) {
 	hear := func() (state uint8) {
 		t.Helper()
 		m := next[*ipc.BlockEvents](scheduler)
+		if m.State == ipc.EventsVoid {
+			clear(in[ipc.MediumMemory])
+			clear(in[ipc.MediumStorage])
+		}
 		for _, one := range m.Runs {
 			for h := range slices.Chunk(one.Hashes, 32) {
 				if in[one.Medium][string(h)] == (one.Kind == ipc.EventStored) {

@@ -9,6 +9,7 @@ import (
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -29,7 +30,7 @@ type Config struct {
 	Dir string // socket directory
 	// Admin is the listener of admin.sock, whose lock is the directory's; if it is nil, Start
 	// listens. The agent owns it once New has succeeded.
-	Admin       *ipc.UnixListener
+	Admin       *socketdir.Listener
 	SocketGroup int // group id of the directory and its sockets; 0 or less: the owner alone
 	AllowUIDs   []uint32
 	AllowGIDs   []uint32
@@ -38,7 +39,8 @@ type Config struct {
 	// each worker and direction, is checked; 0: none, 1: all.
 	VerifySample uint32
 	LeaseBytes   int64  // cap of one engine's leases; 0: half of the pool
-	KeepPercent  int    // of the pool, that blocks kept for requests may take; 0: none are kept
+	KeepPercent  int    // of the pool, that blocks may take that hints pin; 0: none are pinned
+	Ranks        bool   // the pool's policy of eviction follows advice
 	HTTP         string // address for HTTP besides admin.sock, or empty
 	// HTTPNames are names and addresses that HTTP answers to besides its own and localhost.
 	HTTPNames []string

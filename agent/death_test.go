@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -81,7 +82,7 @@ func victim(phase, dir string) {
 
 // reserve takes a lease on what the test has stored.
 func reserve(r *rig, scheduler *client) {
-	look := ipc.DialLookup(r.path(ipc.LookupSocket))
+	look := ipc.DialLookup(r.path(socketdir.Lookup))
 	defer func() { check(r.t, look.Close()) }()
 	reply := ask(r.t, look, ipc.LookupRequest{
 		Space: register(victimName).Space(), Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000,

@@ -10,6 +10,7 @@ import (
 
 	engines "github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Shape of the test engines: one group, one segment, blocks of 16 tokens.
@@ -38,7 +39,7 @@ func (r *rig) dial() *client {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	conn, welcome, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "test engine", ipc.MinVersion, ipc.Version)
+	conn, welcome, err := ipc.DialSession(ctx, r.path(socketdir.Session), "test engine", ipc.MinVersion, ipc.Version)
 	check(r.t, err)
 	c := &client{t: r.t, conn: conn, welcome: welcome, messages: make(chan any, 4096)}
 	go c.pump()

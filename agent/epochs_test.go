@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
@@ -61,7 +62,7 @@ func TestResetReachesOtherNodes(t *testing.T) {
 					t.Errorf("the other node's sessions hear of epoch %d, want 2", got.Epoch)
 				}
 			}
-			if got := askUntil(t, b.asker(ipc.LookupSocket), question(schedulerB, 1)); got.Tokens != 0 {
+			if got := askUntil(t, b.asker(socketdir.Lookup), question(schedulerB, 1)); got.Tokens != 0 {
 				t.Errorf("%d tokens of before the reset are found on the other node", got.Tokens)
 			}
 			if got := workersB[0].save(1, chain(2, 8), 0); !all(got, ipc.BlockStale) {
@@ -71,7 +72,7 @@ func TestResetReachesOtherNodes(t *testing.T) {
 				t.Fatalf("save: %v", got)
 			}
 			b.waitTier(16)
-			if got := askUntil(t, a.asker(ipc.LookupSocket), question(schedulerA, 2)); got.Tokens != 8*testBlockTokens {
+			if got := askUntil(t, a.asker(socketdir.Lookup), question(schedulerA, 2)); got.Tokens != 8*testBlockTokens {
 				t.Errorf("%d tokens of after the reset are found on its node, want %d", got.Tokens, 8*testBlockTokens)
 			}
 			if got := workersA[0].save(2, chain(3, 8), 0); !all(got, ipc.BlockOK) {
@@ -105,7 +106,7 @@ func TestPrivateGenerationStaysInMemory(t *testing.T) {
 		if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 			t.Fatalf("save: %v", got)
 		}
-		got := askUntil(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{
+		got := askUntil(t, r.asker(socketdir.Lookup), ipc.LookupRequest{
 			Space: answer.Space, Session: scheduler.welcome.Session, Tokens: 1000, HashLen: 32, Hashes: chain(1, 8),
 		})
 		if got.Tokens != 8*testBlockTokens {

@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/pool/tier"
@@ -77,7 +78,7 @@ func TestExplainNeverStored(t *testing.T) {
 	scheduler, workers, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 8)
 	workers[0].save(answer.Epoch, hashes[:3*32], 0)
-	ask(t, r.asker(ipc.LookupSocket), asking(answer, scheduler, hashes))
+	ask(t, r.asker(socketdir.Lookup), asking(answer, scheduler, hashes))
 	e := r.explainUntil(hashes, history.NotStored)
 	if got := fatesOf(&e); !slices.Equal(got, []string{history.Found, history.NotStored}) || e.Blocks[1].From != 3 ||
 		e.Blocks[1].To != 7 || e.Asked.Status != "hit" || e.Asked.Found != 3*testBlockTokens || e.Model != "test" {
@@ -92,7 +93,7 @@ func TestExplainFound(t *testing.T) {
 	workers[0].save(answer.Epoch, hashes, 0)
 	q := asking(answer, scheduler, hashes)
 	q.Tokens-- // the last block would leave nothing to compute
-	ask(t, r.asker(ipc.LookupSocket), q)
+	ask(t, r.asker(socketdir.Lookup), q)
 	r.explainUntil(hashes, history.Complete)
 }
 
@@ -105,7 +106,7 @@ func TestExplainEvicted(t *testing.T) {
 	for i := range byte(2 * blocks / testBlocks) {
 		workers[0].save(answer.Epoch, prompt(2+i, testBlocks), 0)
 	}
-	ask(t, r.asker(ipc.LookupSocket), asking(answer, scheduler, hashes))
+	ask(t, r.asker(socketdir.Lookup), asking(answer, scheduler, hashes))
 	e := r.explainUntil(hashes, history.Evicted)
 	if f := e.Blocks[0]; len(e.Blocks) != 1 || f.At == nil || f.At.After(e.Asked.At) {
 		t.Errorf("%+v", e)
@@ -125,7 +126,7 @@ func TestExplainReset(t *testing.T) {
 			next[*ipc.ResetDone](scheduler)
 		}, `instance "a"`},
 		"by the operator": {func(r *rig, _ *client) {
-			_, err := adminclient.New(r.dir).Post(r.t.Context(), "/cache/rm?model=test")
+			_, err := adminclient.New(r.dir).Post(r.t.Context(), "/cache/rm?model=test", nil)
 			check(r.t, err)
 		}, "the operator"},
 	} {
@@ -135,7 +136,7 @@ func TestExplainReset(t *testing.T) {
 			hashes := prompt(1, 4)
 			workers[0].save(answer.Epoch, hashes, 0)
 			c.reset(r, scheduler)
-			ask(t, r.asker(ipc.LookupSocket), asking(answer, scheduler, hashes))
+			ask(t, r.asker(socketdir.Lookup), asking(answer, scheduler, hashes))
 			e := r.explainUntil(hashes, history.WasReset) // once they were swept
 			if !strings.HasPrefix(e.Blocks[0].By, c.by) {
 				t.Errorf("by %q, want %q", e.Blocks[0].By, c.by)
@@ -153,7 +154,7 @@ func TestExplainOtherSpace(t *testing.T) {
 	other.Identity = slices.Clone(other.Identity)
 	other.Identity[0].Value = "fp8"
 	scheduler, _, mine := r.joinEngine(other)
-	ask(t, r.asker(ipc.LookupSocket), asking(mine, scheduler, hashes))
+	ask(t, r.asker(socketdir.Lookup), asking(mine, scheduler, hashes))
 	e := r.explainUntil(hashes, history.OtherSpace)
 	want := []history.Difference{{Field: "dtype", Asked: "fp8", Has: "bf16"}}
 	if f := e.Blocks[0]; !slices.Equal(f.Differences, want) || f.Space != hex.EncodeToString(answer.Space[:]) {
@@ -185,7 +186,7 @@ func TestExplainRefusals(t *testing.T) {
 			workers[0].save(answer.Epoch, hashes, 0)
 			q := asking(answer, scheduler, hashes)
 			c.spoil(r, &q)
-			ask(t, r.asker(ipc.LookupSocket), q)
+			ask(t, r.asker(socketdir.Lookup), q)
 			if e := r.explainUntil(hashes, reason); !strings.Contains(e.Text, c.text) {
 				t.Errorf("%q, want %q in it", e.Text, c.text)
 			}
@@ -200,7 +201,7 @@ func TestExplainRefusedSaves(t *testing.T) {
 	r.agent.Set(nil, &no)
 	hashes := prompt(1, 4)
 	workers[0].save(answer.Epoch, hashes, 0)
-	ask(t, r.asker(ipc.LookupSocket), asking(answer, scheduler, hashes))
+	ask(t, r.asker(socketdir.Lookup), asking(answer, scheduler, hashes))
 	if e := r.explainUntil(hashes, history.NotSaved); e.Blocks[0].Why != "off" || e.Blocks[0].To != 3 {
 		t.Errorf("%+v", e)
 	}
@@ -208,7 +209,7 @@ func TestExplainRefusedSaves(t *testing.T) {
 	yes := true
 	r.agent.Set(nil, &yes)
 	workers[0].save(answer.Epoch+7, stale, 0)
-	ask(t, r.asker(ipc.LookupSocket), asking(answer, scheduler, stale))
+	ask(t, r.asker(socketdir.Lookup), asking(answer, scheduler, stale))
 	if e := r.explainUntil(stale, history.NotSaved); e.Blocks[0].Why != "stale" {
 		t.Errorf("%+v", e)
 	}
@@ -218,7 +219,7 @@ func TestExplainTierLate(t *testing.T) {
 	r, f, scheduler, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute})
 	f.Switch(true)
 	q.DeadlineUS, q.Session = 2000, scheduler.welcome.Session
-	if got := askRaw(t, r.asker(ipc.LookupSocket), q); got.Status != ipc.LookupPending {
+	if got := askRaw(t, r.asker(socketdir.Lookup), q); got.Status != ipc.LookupPending {
 		t.Fatalf("%+v, want pending", got)
 	}
 	f.Switch(false)
@@ -250,7 +251,7 @@ func TestExplainIsForTheOperator(t *testing.T) {
 func TestProbesAreTheirRequests(t *testing.T) {
 	r := newRig(t, withPool(4<<20))
 	scheduler, _, answer := r.joinEngine(register("a"))
-	look, q := r.asker(ipc.LookupSocket), asking(answer, scheduler, prompt(1, 4))
+	look, q := r.asker(socketdir.Lookup), asking(answer, scheduler, prompt(1, 4))
 	for _, want := range []ipc.LookupWant{ipc.WantProbe, ipc.WantReserve, ipc.WantReserve} {
 		q.Want = want
 		ask(t, look, q)
@@ -282,7 +283,7 @@ func (r *rig) recent(n int) (recent history.Recent) {
 func TestExplainReasons(t *testing.T) {
 	r := newRig(t, withPool(4<<20))
 	scheduler, workers, answer := r.joinEngine(register("a"))
-	look, no, yes := r.asker(ipc.LookupSocket), false, true
+	look, no, yes := r.asker(socketdir.Lookup), false, true
 	for i, n := range []int{8, 6} { // 3 blocks of each are found
 		hashes := prompt(byte(1+i), n)
 		workers[0].save(answer.Epoch, hashes[:3*32], 0)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Clients that connect to HTTP and send nothing take a few descriptors; further connections take
@@ -18,7 +19,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	var open []net.Conn
 	closed := 0
 	for range 3 * admin.MaxConns {
-		c, err := net.Dial("unix", r.path(ipc.AdminSocket))
+		c, err := net.Dial("unix", r.path(socketdir.Admin))
 		check(t, err)
 		open = append(open, c)
 	}

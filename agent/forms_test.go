@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // foreign is a client that knows nothing of this project: a plain REQ socket.
@@ -148,7 +149,7 @@ func TestLookupNeedsAllRanks(t *testing.T) {
 	for _, one := range w {
 		one.save(1, chain(1, 2), 0)
 	}
-	f, look, general := r.foreign(t, "look"), r.asker("look"), r.asker(ipc.LookupSocket)
+	f, look, general := r.foreign(t, "look"), r.asker("look"), r.asker(socketdir.Lookup)
 	q := ipc.LookupRequest{Tokens: 1000, HashLen: 32, Hashes: chain(1, 2)}
 	named := q
 	named.Space, named.Session, named.Want = answer.Space, scheduler.welcome.Session, ipc.WantReserve

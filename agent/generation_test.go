@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // ofGeneration makes a REGISTER of an engine of two ranks whose weights are of a generation.
@@ -44,7 +45,7 @@ func TestRanksMoveToAnotherIdentityOneByOne(t *testing.T) {
 			t.Fatalf("saved: %v", status)
 		}
 	}
-	asker := r.asker(ipc.LookupSocket)
+	asker := r.asker(socketdir.Lookup)
 	find := func(space [16]byte, session uint64) ipc.LookupReply {
 		return ask(t, asker, ipc.LookupRequest{
 			Space: space, Session: session, Want: ipc.WantReserve, Tokens: 3 * testBlockTokens, HashLen: 32,

@@ -7,6 +7,7 @@ import (
 
 	engines "github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -84,7 +85,7 @@ func TestMessageOrders(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r, f, _, w, q := slowTier(t, fault.Hang, tier.Tier{FetchWithin: time.Minute})
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	f.Switch(true)
 	o := &messageOrders{
 		t: t, r: r, f: f, w: w, random: rand.New(rand.NewPCG(seed, 0)), open: map[uint64]bool{},

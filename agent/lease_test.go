@@ -6,6 +6,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -18,7 +19,7 @@ func leaser(t *testing.T, r *rig) (scheduler, worker *client, look *ipc.LookupCl
 	if got := workers[0].save(answer.Epoch, chain(1, 8), 0); !all(got, ipc.BlockOK) {
 		t.Fatalf("save: %v", got)
 	}
-	return scheduler, workers[0], r.asker(ipc.LookupSocket), ipc.LookupRequest{
+	return scheduler, workers[0], r.asker(socketdir.Lookup), ipc.LookupRequest{
 		Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000, HashLen: 32,
 		Hashes: chain(1, 8),
 	}
@@ -208,7 +209,7 @@ func TestLeaseRevokedUnderPressure(t *testing.T) {
 func TestLookupDoesNotAllocate(t *testing.T) {
 	r := newRig(t, withPool(8<<20))
 	scheduler, _, _, q := leaser(t, r)
-	k := r.agent.sockets.byName[ipc.LookupSocket]
+	k := r.agent.sockets.byName[socketdir.Lookup]
 	acct := r.agent.registry.view.Load().seats[scheduler.welcome.Session].engine.acct
 	q.Form, q.Version, q.DeadlineUS = ipc.FormOwn, 2, 1e9
 	release := make([]uint64, 1)
@@ -235,7 +236,7 @@ func TestReserveAgainstEndOfSession(t *testing.T) {
 	r := newRig(t)
 	scheduler, _, _, q := leaser(t, r)
 	st := r.agent.registry.view.Load().seats[scheduler.welcome.Session]
-	k := r.agent.sockets.byName[ipc.LookupSocket]
+	k := r.agent.sockets.byName[socketdir.Lookup]
 	rules := st.space.open.Load()
 	r.agent.ledger.CloseHolder(st.holder)
 	var reply ipc.LookupReply

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Start opens the agent's sockets in this order, and closes them again on an error.
@@ -50,7 +51,7 @@ func (a *Agent) Start() (err error) {
 		return err
 	}
 	if a.listener, err = ipc.ListenSession(ipc.SessionOptions{
-		Path: filepath.Join(a.cfg.Dir, ipc.SessionSocket), SocketGroup: a.cfg.SocketGroup,
+		Path: filepath.Join(a.cfg.Dir, socketdir.Session), SocketGroup: a.cfg.SocketGroup,
 		UIDs: a.cfg.AllowUIDs, GIDs: a.cfg.AllowGIDs, OnRefused: a.sessions.refused,
 	}); err != nil {
 		return fmt.Errorf("session socket: %w", err)
@@ -110,8 +111,8 @@ func (a *Agent) Close() {
 		a.epochs.watch(a.pool, false)
 		close(a.stop)
 		a.owned.Wait()
-		if a.keeps != nil {
-			a.keeps.Close()
+		if a.hints != nil {
+			a.hints.Close()
 		}
 		a.events.Close()
 		if a.web != nil {
@@ -154,12 +155,12 @@ func removeStale(dir string, group int) error {
 	}
 	for _, f := range files {
 		name, isLock := strings.CutSuffix(f.Name(), lockSuffix)
-		if !isLock || name == ipc.AdminSocket || !isSocket(filepath.Join(dir, name)) {
+		if !isLock || name == socketdir.Admin || !isSocket(filepath.Join(dir, name)) {
 			continue
 		}
 		// Listening takes the lock and replaces the dead socket; closing removes both.
-		l, err := ipc.ListenUnix(filepath.Join(dir, name), group)
-		if errors.Is(err, ipc.ErrInUse) {
+		l, err := socketdir.Listen(filepath.Join(dir, name), group)
+		if errors.Is(err, socketdir.ErrInUse) {
 			return fmt.Errorf("socket-dir: %w", err)
 		}
 		if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // adminClient asks through admin.sock.
@@ -25,7 +26,7 @@ func (r *rig) adminClient() *http.Client {
 	transport := &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
-			return d.DialContext(ctx, "unix", r.path(ipc.AdminSocket))
+			return d.DialContext(ctx, "unix", r.path(socketdir.Admin))
 		}}
 	return &http.Client{Transport: transport, Timeout: patience}
 }
@@ -123,7 +124,7 @@ func TestAddressOnlyReads(t *testing.T) {
 	}
 	for _, one := range []string{
 		"POST /set?loads=off", "GET /cache", "POST /cache/rm?all=true", "GET /cache/tier", "POST /cache/tier/rm",
-		"GET /events", "GET /events?follow=on",
+		"GET /events", "GET /events?follow=on", "GET /hints", "POST /hints",
 	} {
 		method, path, _ := strings.Cut(one, " ")
 		if code := ask(method, path); code != http.StatusForbidden {
@@ -204,15 +205,15 @@ func TestOneAgentForADirectory(t *testing.T) {
 	r := newRig(t)
 	second, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
 	check(t, err)
-	if err := second.Start(); !errors.Is(err, ipc.ErrInUse) || !contains(err, "process") {
+	if err := second.Start(); !errors.Is(err, socketdir.ErrInUse) || !contains(err, "process") {
 		t.Fatalf("%v", err)
 	}
-	if got := ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{}); got.Status != ipc.LookupNotRegistered {
+	if got := ask(t, r.asker(socketdir.Lookup), ipc.LookupRequest{}); got.Status != ipc.LookupNotRegistered {
 		t.Errorf("the first agent: %+v", got)
 	}
 	r.agent.Close()
 	leaveStale(t, r.path("lookup_rpc_port_0_dp_rank0"))
-	leaveStale(t, r.path(ipc.SessionSocket))
+	leaveStale(t, r.path(socketdir.Session))
 	check(t, os.WriteFile(r.path("a file"), nil, 0o600))
 	third, err := New(Config{Dir: r.dir}, r.pool, r.agent.device, zap.NewNop())
 	check(t, err)

@@ -17,6 +17,7 @@ import (
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/ready"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
 )
@@ -87,7 +88,7 @@ func (l *lookupSockets) start() {
 func (l *lookupSockets) openOwn() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, err := l.listenLocked(ipc.LookupSocket, pool.Fingerprint{})
+	_, err := l.listenLocked(socketdir.Lookup, pool.Fingerprint{})
 	return err
 }
 
@@ -95,7 +96,7 @@ func (l *lookupSockets) openOwn() error {
 // lookup.sock's.
 func (l *lookupSockets) open(name string, st *seat) (path string, err error) {
 	if name == "" {
-		return l.path(ipc.LookupSocket), nil
+		return l.path(socketdir.Lookup), nil
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -143,7 +144,7 @@ func (l *lookupSockets) drop(st *seat) {
 		}
 		delete(k.seats, st)
 		k.publishLocked()
-		if len(k.seats) == 0 && k.name != ipc.LookupSocket {
+		if len(k.seats) == 0 && k.name != socketdir.Lookup {
 			l.closeLocked(k)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // TestRanksOfManyShards: TP 8 x PP 4 of a model with a KV head for each rank, with two ranks for
@@ -106,7 +107,7 @@ func TestWorkersWithAllShards(t *testing.T) {
 func TestTooManyShards(t *testing.T) {
 	r := newRig(t)
 	var d net.Dialer
-	conn, err := d.DialContext(t.Context(), "unix", r.path(ipc.SessionSocket))
+	conn, err := d.DialContext(t.Context(), "unix", r.path(socketdir.Session))
 	check(t, err)
 	defer func() { check(t, conn.Close()) }()
 	check(t, conn.SetDeadline(time.Now().Add(patience)))

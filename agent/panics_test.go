@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/transfer"
@@ -97,13 +98,13 @@ func TestPanicOfACompletionIsContained(t *testing.T) {
 // A look-up that panics ends its connection at most; the others of the socket are answered.
 func TestPanicOfALookupIsContained(t *testing.T) {
 	r := newRig(t, withPanicAt("malformed look-up", 1))
-	_, err := r.foreign(t, ipc.LookupSocket).soc.SendMessage("?")
+	_, err := r.foreign(t, socketdir.Lookup).soc.SendMessage("?")
 	check(t, err)
 	pooltest.Until(t, "the panic is counted", func() bool {
 		return strings.Contains(r.metricsText(),
 			`kvagent_lookup_faults_total{fault="panic"} 1`)
 	})
-	if got := ask(t, r.asker(ipc.LookupSocket), ipc.LookupRequest{Tokens: 100}); got.Status != ipc.LookupNotRegistered {
+	if got := ask(t, r.asker(socketdir.Lookup), ipc.LookupRequest{Tokens: 100}); got.Status != ipc.LookupNotRegistered {
 		t.Errorf("another look-up: %+v", got)
 	}
 }
@@ -125,7 +126,7 @@ func TestPanicOverSharedStateEndsTheProcess(t *testing.T) {
 		r := newRig(t)
 		_, _, answer := r.joinEngine(register("one"))
 		r.agent.sockets.answers.index = nil
-		ask(t, r.asker(ipc.LookupSocket),
+		ask(t, r.asker(socketdir.Lookup),
 			ipc.LookupRequest{Space: answer.Space, Tokens: 100, Want: ipc.WantReserve, HashLen: 32,
 				Hashes: chain(1, 4)})
 		t.Fatal("survived")

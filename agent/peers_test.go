@@ -12,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/peering"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/pool/pooltest"
@@ -451,7 +452,7 @@ func TestTransferThroughASharedTier(t *testing.T) {
 // A shared tier that is not used because it fails brings nothing: nobody waits for it.
 func TestTransferIsNotExpectedOfABrokenTier(t *testing.T) {
 	r, f, scheduler, _, q := slowTier(t, fault.Error, tier.Tier{BreakFirst: 10 * time.Minute, BreakLast: time.Hour})
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	q.Transfer = []byte("a")
 	f.Switch(true)
 	r.drop(chain(1, 8))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/fault"
 	"github.com/kvagent/kvagent/pool/tier"
 	"github.com/kvagent/kvagent/transfer"
@@ -62,7 +63,7 @@ func TestReadyFindsWhatHasChanged(t *testing.T) {
 			t.Fatal("block 5 is not in the pool")
 		}
 		arena[at+77] ^= 1
-		look := r.asker(ipc.LookupSocket)
+		look := r.asker(socketdir.Lookup)
 		q := ipc.LookupRequest{
 			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReady, Tokens: 1000, HashLen: 32,
 			Hashes: chain(1, 8),
@@ -90,7 +91,7 @@ func TestReadyFindsWhatHasChanged(t *testing.T) {
 // ready once they are in memory.
 func TestReadyIsWhatIsInMemory(t *testing.T) {
 	r, f, _, w, q := slowTier(t, fault.Hang, tier.Tier{})
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	probe := q
 	probe.Want = ipc.WantProbe
 	check(t, f.SetRate(fault.Hang, 0))

@@ -10,6 +10,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // recording passes on the lines of a recording that runs until the test ends.
@@ -37,7 +38,7 @@ func (r *rig) recording() <-chan admin.RecordLine {
 func TestRecord(t *testing.T) {
 	r := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.HTTP = "127.0.0.1:0" }))
 	scheduler, _, answer := r.joinEngine(register("a"))
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	first, second := prompt(1, 4), slices.Concat(prompt(1, 4)[:3*32], prompt(2, 2))
 	var lines [2]<-chan admin.RecordLine
 	for i := range lines {

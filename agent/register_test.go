@@ -11,6 +11,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Regions and segments may come in many messages; the answer comes when all have.
@@ -33,7 +34,7 @@ func TestRegisterInParts(t *testing.T) {
 		}}})
 	}
 	answer := c.registered(next[*ipc.Registered](c))
-	if answer.Epoch != 1 || answer.LookupPath != r.path(ipc.LookupSocket) || answer.Space != m.Space() {
+	if answer.Epoch != 1 || answer.LookupPath != r.path(socketdir.Lookup) || answer.Space != m.Space() {
 		t.Errorf("REGISTERED %+v", answer)
 	}
 	c.fill(3, 9)

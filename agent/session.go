@@ -203,8 +203,8 @@ func (s *session) serve(msg any, fds []int) error {
 		s.delivered(m)
 	case *ipc.Steps:
 		s.steps(m)
-	case *ipc.Keep:
-		s.keep(m)
+	case *ipc.Hint:
+		s.hint(m)
 	case *ipc.Budget:
 		return s.setBudget(m)
 	case *ipc.BlockTokens, *ipc.NextEvents:

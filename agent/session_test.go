@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // The reason of a session's end is the same whichever goroutine sees it first.
@@ -48,7 +49,7 @@ func TestASessionThatOnlyLookedIsNotWarnedOf(t *testing.T) {
 		sent string
 		want zapcore.Level
 	}{{"", zap.InfoLevel}, {"\x00", zap.WarnLevel}} {
-		conn, err := net.Dial("unix", r.path(ipc.SessionSocket))
+		conn, err := net.Dial("unix", r.path(socketdir.Session))
 		check(t, err)
 		_, err = conn.Write([]byte(c.sent))
 		check(t, err)

@@ -17,8 +17,8 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/events"
+	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/agent/keep"
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/agent/running"
@@ -50,7 +50,7 @@ type sessions struct {
 	metrics  *admin.Metrics
 
 	deliveries *delivery.Table
-	keeps      *keep.Ledger     // nil: the pool cannot keep blocks
+	hints      *hints.Ledger    // nil: the pool takes no hints
 	events     *events.Desk     // may be nil
 	history    *history.History // may be nil
 	peer       string           // the agent's address for other agents

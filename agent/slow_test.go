@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // A peer that asks and does not read slows itself down, is then disconnected, and costs the others
@@ -15,7 +16,7 @@ import (
 func TestPeerThatDoesNotRead(t *testing.T) {
 	r := newRig(t, withConfig(func(c *Config) { c.Limits.Outbox = 64 }))
 	stays := r.stored()
-	raw, err := net.Dial("unix", r.path(ipc.SessionSocket))
+	raw, err := net.Dial("unix", r.path(socketdir.Session))
 	check(t, err)
 	defer func() { check(t, raw.Close()) }()
 	frame := func(m any) []byte {

@@ -18,6 +18,7 @@ func (a *Agent) source() admin.Source {
 	return admin.Source{
 		State: a.state, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
 		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents, Tail: a.events.Tail, Explain: a.world(),
+		Hints: a.takesHints(),
 	}
 }
 
@@ -42,7 +43,7 @@ func (a *Agent) state() admin.Status {
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
 		Movers: admin.Movers(a.movers()), Orphans: admin.Orphans{PIDs: []int{}},
 		Sample: admin.SampleStatus{Every: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne()},
-		Paces:  admin.Paces(a.workers.pacers.Report()), Keep: admin.KeepStatus{Report: a.keepReport()},
+		Paces:  admin.Paces(a.workers.pacers.Report()), Hints: a.hintStatus(),
 		Events: a.events.Report(), Transfers: admin.TransfersStatus{Report: a.deliveries.Report()},
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()

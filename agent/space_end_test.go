@@ -10,6 +10,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -61,7 +62,7 @@ func TestSpacesComeAndGo(t *testing.T) {
 	}
 	r := newRig(t, withPool(8<<20), withConfig(func(c *Config) { c.Limits.Spaces = limit }))
 	w := r.dial()
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	var prints [][16]byte
 	for i := range models {
 		answer := w.registered(w.again(modelOf("a", fmt.Sprint("model ", i))))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
@@ -41,7 +42,7 @@ func TestMalformedStorm(t *testing.T) {
 // storm is one bad peer.
 func storm(r *rig, rng *rand.Rand) {
 	var d net.Dialer
-	c, err := d.DialContext(context.Background(), "unix", r.path(ipc.SessionSocket))
+	c, err := d.DialContext(context.Background(), "unix", r.path(socketdir.Session))
 	if err != nil {
 		r.t.Error(err)
 		return
@@ -140,7 +141,7 @@ func TestSessionLimit(t *testing.T) {
 	pooltest.Until(t, "both are held", func() bool { return r.agent.sessions.places.Held() == 2 })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, _, err := ipc.DialSession(ctx, r.path(ipc.SessionSocket), "third", ipc.MinVersion, ipc.Version)
+	_, _, err := ipc.DialSession(ctx, r.path(socketdir.Session), "third", ipc.MinVersion, ipc.Version)
 	if !contains(err, "allowed: 2 of all") {
 		t.Fatalf("%v", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/fault"
@@ -136,7 +137,7 @@ func threeNodes(t *testing.T, open func() pool.Store) {
 		r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: open(), Write: tier.OnSave, AskWithin: patience,
 			PutWithin: patience, FetchWithin: patience}))
 		scheduler, workers, answer := r.joinEngine(register(fmt.Sprint("node", i)))
-		w, look := workers[0], r.asker(ipc.LookupSocket)
+		w, look := workers[0], r.asker(socketdir.Lookup)
 		got := askUntil(t, look, ipc.LookupRequest{
 			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve,
 			Tokens: blocks*testBlockTokens + 20, HashLen: 32, Hashes: chain(1, blocks),
@@ -243,7 +244,7 @@ func TestHungTierDelaysNoLookup(t *testing.T) {
 	r, f, _, _, q := slowTier(t, fault.Hang, tier.Tier{AskWithin: time.Minute})
 	f.Switch(true)
 	defer f.Switch(false)
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	const deadline, slack = 2 * time.Millisecond, 5 * time.Millisecond
 	q.DeadlineUS = uint32(deadline / time.Microsecond)
 	shortest := patience
@@ -264,7 +265,7 @@ func TestHungTierIsGivenUp(t *testing.T) {
 	r, f, _, _, q := slowTier(t, fault.Hang,
 		tier.Tier{AskWithin: 30 * time.Millisecond, BreakFirst: 50 * time.Millisecond})
 	f.Switch(true)
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	pooltest.Until(t, "the breaker opens", func() bool {
 		if got := askUntil(t, look, q); got.Tokens != 0 {
 			t.Fatalf("%+v from a store that hangs", got)
@@ -290,7 +291,7 @@ func TestManyLookupsWaitTogether(t *testing.T) {
 	var all sync.WaitGroup
 	start := time.Now()
 	for range lookups {
-		look := r.asker(ipc.LookupSocket)
+		look := r.asker(socketdir.Lookup)
 		all.Go(func() { askRaw(t, look, q) })
 	}
 	all.Wait()
@@ -317,7 +318,7 @@ func askRaw(t testing.TB, c *ipc.LookupClient, q ipc.LookupRequest) ipc.LookupRe
 // A load is held while its lease's promises are open, and continues when they are settled.
 func TestLoadIsHeldForPromises(t *testing.T) {
 	r, f, scheduler, w, q := slowTier(t, fault.Hang, tier.Tier{})
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	probe := q // finds out what there is; nothing is brought up, because the hint hangs already
 	probe.Want = ipc.WantProbe
 	check(t, f.SetRate(fault.Hang, 0))
@@ -350,7 +351,7 @@ func TestLoadIsHeldForPromises(t *testing.T) {
 // held brings a rig to a load that waits for a store that hangs.
 func held(t *testing.T, options ...rigOption) (r *rig, f *fault.Store, scheduler, w *client, lease uint64) {
 	r, f, scheduler, w, q := slowTier(t, fault.Hang, tier.Tier{FetchWithin: time.Minute}, options...)
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	got := askUntil(t, look, q)
 	w.load(1, got.Lease, chain(1, 8), 0)
 	scheduler.send(&ipc.Release{Leases: []uint64{got.Lease}})
@@ -392,7 +393,7 @@ func TestAnswerSaysWhereBlocksComeFrom(t *testing.T) {
 	for name, local := range map[string]bool{"own": true, "shared": false} {
 		t.Run(name, func(t *testing.T) {
 			r, _, _, _, q := slowTier(t, fault.Hang, tier.Tier{Local: local})
-			look := r.asker(ipc.LookupSocket)
+			look := r.asker(socketdir.Lookup)
 			q.Version = 3
 			probe := q // brings all of it to memory
 			probe.Want = ipc.WantProbe
@@ -490,7 +491,7 @@ func TestPrefetchBudgetIsPending(t *testing.T) {
 	r := newRig(t, withTiers(tier.Tier{Name: "shared", Store: f, FetchWithin: time.Minute}),
 		func(c *rigConfig) { c.prefetch = blocks * testBlockBytes })
 	scheduler, workers, answer := r.joinEngine(register("reader"))
-	look := r.asker(ipc.LookupSocket)
+	look := r.asker(socketdir.Lookup)
 	question := func(seed byte) ipc.LookupRequest {
 		return ipc.LookupRequest{
 			Space: answer.Space, Session: scheduler.welcome.Session, Want: ipc.WantReserve, Tokens: 1000, HashLen: 32,

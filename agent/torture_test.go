@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Engines come, save, look up, load, reset, and end in all ways, all at once and in a pool that is
@@ -22,7 +23,7 @@ func TestEnginesAtRandom(t *testing.T) {
 	for e := range len(loaded) {
 		wg.Go(func() {
 			p := &player{r: r, name: fmt.Sprint("engine ", e), rng: rand.New(rand.NewPCG(seed, uint64(e))),
-				look: r.asker(ipc.LookupSocket)}
+				look: r.asker(socketdir.Lookup)}
 			for range 6 {
 				p.run()
 			}

@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"bytes"
-
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -88,25 +86,8 @@ func (k *lookupSock) lacking(req *ipc.LookupRequest, rules *lookup.Space, most u
 		scale := int(g.BlockTokens / rules.HashTokens)
 		h := k.query.Hashes
 		h.First, h.Step, h.N = scale-1, scale, int(most/g.BlockTokens)
-		from := min(int(k.query.HBMTokens/g.BlockTokens), h.N)
-		if g.Window == 0 {
-			from += k.index.Prefix(rules.ID, uint8(i), h.Slice(from, h.N))
-		}
-		to := min(h.N, from+left)
-		if from >= to {
-			continue
-		}
-		left -= to - from
-		chain := delivery.Chain{Group: uint8(i)}
-		if from > 0 {
-			chain.Parent = bytes.Clone(h.At(from - 1))
-		}
-		blob := make([]byte, 0, (to-from)*h.Len)
-		for n := from; n < to; n++ {
-			blob = append(blob, h.At(n)...)
-		}
-		chain.Hashes = pool.Chain(blob, h.Len)
-		chains = append(chains, chain)
+		own := min(int(k.query.HBMTokens/g.BlockTokens), h.N)
+		chains = delivery.Lacking(chains, k.index, rules.ID, uint8(i), h, own, g.Window != 0, &left)
 	}
 	return chains
 }

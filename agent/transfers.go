@@ -70,7 +70,7 @@ func (s *session) committed() {
 	}
 }
 
-// expire ends transfers, fetches and kept blocks that have reached their time, until the agent
+// expire ends transfers, fetches and hints that have reached their time, until the agent
 // ends.
 func (a *Agent) expire() {
 	tick := time.NewTicker(a.cfg.Limits.Watch)
@@ -79,8 +79,8 @@ func (a *Agent) expire() {
 		select {
 		case <-tick.C:
 			a.deliveries.Expire()
-			if a.keeps != nil {
-				a.keeps.Expire()
+			if a.hints != nil {
+				a.hints.Expire()
 			}
 		case <-a.stop:
 			return

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Prefill and decode engines on two nodes at random: transfers are offered, saved in pieces, given
@@ -39,7 +40,7 @@ func TestTransfersAtRandom(t *testing.T) {
 			x := &promises{rng: rand.New(rand.NewPCG(seed, uint64(n))), name: fmt.Sprint("pair ", n)}
 			x.p = nodes[x.rng.IntN(2)]
 			x.d = nodes[x.rng.IntN(2)]
-			x.look = x.d.asker(ipc.LookupSocket)
+			x.look = x.d.asker(socketdir.Lookup)
 			for range 8 {
 				x.life()
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/pooltest"
 )
@@ -37,7 +38,7 @@ func newPair(t testing.TB, p, d *rig) *pair {
 	x.prefill, x.worker, x.epoch = prefill, w[0], answer.Epoch
 	decode, w, answer := d.joinEngine(register("decode"))
 	x.decode, x.loader, x.loadEpoch = decode, w[0], answer.Epoch
-	x.look = d.asker(ipc.LookupSocket)
+	x.look = d.asker(socketdir.Lookup)
 	return x
 }
 
@@ -253,7 +254,7 @@ func TestTransferCompleteWhileAsked(t *testing.T) {
 			r := newRig(t)
 			x := newPair(t, r, r)
 			x.say(offer("a", 8))
-			k := *r.agent.sockets.byName[ipc.LookupSocket].answers
+			k := *r.agent.sockets.byName[socketdir.Lookup].answers
 			k.index = &hookedIndex{k.index, sync.OnceFunc(func() {
 				x.save(0, 8)
 				x.say(offered("a", 8))

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/kvagent/kvagent/agent/history"
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // webPage asks under the name of a host, and returns the status and the first line of the answer.
@@ -47,7 +47,7 @@ func TestPageNamesNoBlockOnAnAddress(t *testing.T) {
 	scheduler, _, answer := r.joinEngine(register("a"))
 	hashes := prompt(1, 8)
 	id := hex.EncodeToString(hashes[len(hashes)-8:])
-	ask(t, r.asker(ipc.LookupSocket), asking(answer, scheduler, hashes))
+	ask(t, r.asker(socketdir.Lookup), asking(answer, scheduler, hashes))
 	r.explainUntil(hashes, history.NotStored)
 	defer http.DefaultClient.CloseIdleConnections()
 	_, onSocket := webPage(t, r.adminClient(), "http://kvagent/page/stream", "")

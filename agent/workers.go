@@ -27,6 +27,7 @@ type workers struct {
 	lanes     map[cudaipc.UUID]*transfer.Lanes // by GPU, zero for CPUs' copies; under registry.mu
 	pacers    *pace.Devices
 	awaited   func(pool.SpaceID) bool // whether an engine waits for blocks of a space
+	tiers     bool                    // tiers below memory are to have what is saved
 	log       *zap.Logger
 
 	every      uint32 // one block in so many is checked end to end; 0: none
@@ -45,6 +46,7 @@ func newWorkers(
 		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
 	}
 	w.arena = arenaOf(p)
+	_, w.tiers = p.(pool.Tiers)
 	if w.every > 0 && len(w.arena) == 0 {
 		return nil, errors.New("verify-sample: allowed with a pool in this process's memory, else 0")
 	}
@@ -68,7 +70,8 @@ func (w *workers) start(st *seat) error {
 		Shard: st.layouts[0].Shard, Layout: st.layouts[0].Layout, Others: st.layouts[1:],
 		Integrity: w.integrity, Sampling: w.sampling(st),
 		Lanes: w.lanesLocked(st.gpu), Pacer: pacer, Awaited: func() bool { return w.awaited(space) },
-		Limits: w.limits, Complete: st.session.complete,
+		Refusable: !w.tiers,
+		Limits:    w.limits, Complete: st.session.complete,
 	})
 	if err != nil {
 		w.log.Error("worker not started", zap.String("instance", st.engine.instance), zap.Uint32("rank", st.rank),

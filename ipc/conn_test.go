@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"io"
 	"net"
 	"os"
@@ -23,7 +24,7 @@ const testTimeout = 10 * time.Second
 func listenSession(t testing.TB, o SessionOptions) *SessionListener {
 	t.Helper()
 	if o.Path == "" {
-		o.Path = filepath.Join(socketDir(t), SessionSocket)
+		o.Path = filepath.Join(socketDir(t), socketdir.Session)
 	}
 	l, err := ListenSession(o)
 	if err != nil {
@@ -306,5 +307,53 @@ func TestDialContext(t *testing.T) {
 	if _, _, err := DialSession(t.Context(), fmt.Sprintf("/tmp/%0110d", 0), "test", MinVersion, Version); err == nil ||
 		!strings.Contains(err.Error(), "allowed is 1 to 107") {
 		t.Errorf("a long path: %v", err)
+	}
+}
+
+// A frame that is begun and not finished is a dead peer; a silent one is not.
+func TestConnStalls(t *testing.T) {
+	agent, raw := rawPair(t)
+	agent.times.frame, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
+	raw.Write(frameOf(&Ping{Req: 1}))
+	if _, _, err := agent.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	go raw.Write([]byte{0, 0, 0, 9, 0x92})
+	hang := time.AfterFunc(testTimeout, func() { raw.Close() })
+	_, _, err := agent.Recv()
+	hang.Stop()
+	if !errors.Is(err, ErrStalled) {
+		t.Errorf("half a frame: %v, want ErrStalled", err)
+	}
+	if took := time.Since(start); took < 30*time.Millisecond || took > testTimeout {
+		t.Errorf("given up after %v, want 30ms", took)
+	}
+	if !errors.Is(agent.Cause(), ErrStalled) {
+		t.Errorf("cause %v", agent.Cause())
+	}
+}
+
+// A peer that reads nothing ends the session when its buffer is full, in bounded time.
+func TestConnSendStalls(t *testing.T) {
+	agent, _ := rawPair(t)
+	agent.times.send, agent.times.grace = 20*time.Millisecond, 10*time.Millisecond
+	done := &Done{Status: make([]byte, MaxJobBlocks)}
+	var err error
+	for range 10000 {
+		if err = agent.Send(done); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("%v, want a deadline", err)
+	}
+	if again := agent.Send(&Ping{}); again == nil {
+		t.Error("sent after half a frame")
+	}
+	select {
+	case <-agent.Dead():
+	default:
+		t.Error("Dead is open")
 	}
 }

@@ -14,7 +14,7 @@ var messageNames = [...]string{TypeHello: "HELLO", TypeWelcome: "WELCOME", TypeR
 	TypeCancelled: "CANCELLED", TypePong: "PONG", TypeResetDone: "RESET_DONE", TypeEpoch: "EPOCH", TypeError: "ERROR",
 	TypeSwitches: "SWITCHES", TypeUnregistered: "UNREGISTERED",
 	TypeOffer: "OFFER", TypeOffered: "OFFERED", TypeDelivered: "DELIVERED",
-	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeKeep: "KEEP",
+	TypeStages: "STAGES", TypeStagedLoad: "STAGED_LOAD", TypeHint: "HINT", TypeHinted: "HINTED",
 	TypeSteps: "STEPS", TypeBudget: "BUDGET", TypeBlockTokens: "BLOCK_TOKENS", TypeNextEvents: "NEXT_EVENTS",
 	TypeBlockEvents: "BLOCK_EVENTS"}
 
@@ -92,8 +92,9 @@ var makers = map[uint8]func() any{
 	TypeUnregistered: func() any { return new(Unregistered) },
 	TypeOffer:        func() any { return new(Offer) }, TypeOffered: func() any { return new(Offered) },
 	TypeDelivered: func() any { return new(Delivered) }, TypeStages: func() any { return new(Stages) },
-	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeKeep: func() any { return new(Keep) },
-	TypeSteps: func() any { return new(Steps) }, TypeBudget: func() any { return new(Budget) },
+	TypeStagedLoad: func() any { return new(StagedLoad) }, TypeHint: func() any { return new(Hint) },
+	TypeHinted: func() any { return new(Hinted) },
+	TypeSteps:  func() any { return new(Steps) }, TypeBudget: func() any { return new(Budget) },
 	TypeBlockTokens: func() any { return new(BlockTokens) },
 	TypeNextEvents:  func() any { return new(NextEvents) }, TypeBlockEvents: func() any { return new(BlockEvents) },
 }

@@ -26,7 +26,7 @@ func (m *NextEvents) walk(w *wire) {
 func (m *BlockEvents) walk(w *wire) {
 	w.begin(TypeBlockEvents, 4)
 	num(w, "req", &m.Req, 0, math.MaxUint32)
-	num(w, "state", &m.State, EventsMore, EventsRefused)
+	num(w, "state", &m.State, EventsMore, EventsVoid)
 	list(w, "runs", &m.Runs, 0, MaxEventBlocks, 14)
 	for i := range m.Runs {
 		w.elem("runs", i, 8)

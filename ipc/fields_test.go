@@ -13,7 +13,7 @@ import (
 // fields' names in snake case; fieldNames has the exceptions.
 
 var fieldNames = map[string]string{"Regions.List": "regions", "Segments.List": "segments", "Done.Status": "statuses",
-	"Offer.TTLMS": "ttl_ms", "Stages.List": "stages", "Keep.TTLMS": "ttl_ms", "Steps.List": "steps"}
+	"Offer.TTLMS": "ttl_ms", "Stages.List": "stages", "Steps.List": "steps"}
 
 func fieldName(t reflect.Type, f reflect.StructField) string {
 	if name, ok := fieldNames[t.Name()+"."+f.Name]; ok {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"io"
 	"os"
 	"os/exec"
@@ -41,8 +42,8 @@ func helperMain(path string) {
 // helper.
 func startHelper(t *testing.T, accepted bool) (agent *Conn, helper *exec.Cmd, child *os.Process) {
 	t.Helper()
-	path := filepath.Join(socketDir(t), SessionSocket)
-	l, err := ListenUnix(path, 0)
+	path := filepath.Join(socketDir(t), socketdir.Session)
+	l, err := socketdir.Listen(path, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,27 +161,5 @@ func TestKilledAgent(t *testing.T) {
 		}
 	case <-time.After(testTimeout):
 		t.Fatal("Recv did not return")
-	}
-}
-
-func TestListenerAfterKill(t *testing.T) {
-	dir := socketDir(t)
-	path := filepath.Join(dir, SessionSocket)
-	l, err := ListenUnix(path, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// As a killed process leaves it: socket and lock file there, no process holds the lock.
-	l.UnixListener.Close()
-	l.file.lock.Close()
-	again, err := ListenUnix(path, 0)
-	if err != nil {
-		t.Fatalf("stale files: %v", err)
-	}
-	if err := again.Close(); err != nil {
-		t.Error(err)
-	}
-	if all, _ := os.ReadDir(dir); len(all) != 0 {
-		t.Errorf("leftovers: %v", all)
 	}
 }

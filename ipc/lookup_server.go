@@ -3,6 +3,7 @@ package ipc
 import (
 	"errors"
 	"fmt"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"net"
 	"path/filepath"
 	"sync"
@@ -126,7 +127,7 @@ type LookupServer struct {
 	o       LookupOptions
 	handler LookupHandler
 	ctx     *Context
-	l       *UnixListener
+	l       *socketdir.Listener
 	large   chan struct{} // a place for each large message
 	closing chan struct{}
 	close   sync.Once
@@ -146,8 +147,8 @@ type LookupServer struct {
 	}
 }
 
-// ListenLookup serves look-ups at Dir/Name until Close. The error wraps ErrInUse if another process
-// serves the path, and names that process.
+// ListenLookup serves look-ups at Dir/Name until Close. The error wraps socketdir.ErrInUse if
+// another process serves the path, and names that process.
 func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupServer, error) {
 	if o.Name == "." || o.Name == ".." || filepath.Base(o.Name) != o.Name {
 		return nil, fmt.Errorf("look-up socket: name %q, allowed is the name of a file", o.Name)
@@ -160,7 +161,7 @@ func (c *Context) ListenLookup(o LookupOptions, handler LookupHandler) (*LookupS
 		return nil, err
 	}
 	var err error
-	if s.l, err = ListenUnix(s.Path(), o.SocketGroup); err != nil {
+	if s.l, err = socketdir.Listen(s.Path(), o.SocketGroup); err != nil {
 		c.remove(s)
 		return nil, err
 	}

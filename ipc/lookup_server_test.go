@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"maps"
 	"os"
 	"path/filepath"
@@ -304,8 +305,8 @@ func TestLookupSocketFiles(t *testing.T) {
 	for i := range 20 {
 		s := serveLookups(t, c, dir, "comes-and-goes", echoHandler)
 		info, err := os.Stat(s.Path())
-		if err != nil || info.Mode().Perm() != sockMode {
-			t.Fatalf("socket %v, %v, want mode %o", info, err, sockMode)
+		if err != nil || info.Mode().Perm() != 0o600 {
+			t.Fatalf("socket %v, %v, want mode 600", info, err)
 		}
 		m := dialLookup(t, s.Path())
 		if _, err := m.Ask(&LookupRequest{}, 5*time.Second); err != nil {
@@ -326,8 +327,8 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	c, dir := testContext(t), socketDir(t)
 	s := serveLookups(t, c, dir, "lookup", echoHandler)
 	_, err := c.ListenLookup(LookupOptions{Dir: dir, Name: "lookup"}, echoHandler)
-	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "by process") {
-		t.Errorf("a second server: %v, want ErrInUse that names the process", err)
+	if !errors.Is(err, socketdir.ErrInUse) || !strings.Contains(err.Error(), "by process") {
+		t.Errorf("a second server: %v, want socketdir.ErrInUse that names the process", err)
 	}
 	foreign, err := testZMQ(t).NewSocket(zmq.REP)
 	if err != nil {
@@ -337,8 +338,9 @@ func TestLookupLiveSocketIsNotTaken(t *testing.T) {
 	if err := foreign.Bind("ipc://" + filepath.Join(dir, "foreign")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.ListenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler); !errors.Is(err, ErrInUse) {
-		t.Errorf("the socket of a server without our lock: %v, want ErrInUse", err)
+	_, err = c.ListenLookup(LookupOptions{Dir: dir, Name: "foreign"}, echoHandler)
+	if !errors.Is(err, socketdir.ErrInUse) {
+		t.Errorf("the socket of a server without our lock: %v, want socketdir.ErrInUse", err)
 	}
 	l := dialLookup(t, s.Path())
 	defer l.Close()

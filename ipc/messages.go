@@ -3,7 +3,11 @@
 // engines. docs/PROTOCOL.md is its contract.
 package ipc
 
-import "crypto/sha256"
+import (
+	"crypto/sha256"
+
+	"github.com/kvagent/kvagent/ipc/socketdir"
+)
 
 // Versions of the session protocol and of the look-up's own form that are served.
 const (
@@ -34,11 +38,15 @@ const (
 	MaxReleases               = 4096 // lease numbers in one RELEASE
 	MaxHandle                 = 256  // bytes of a region's handle
 	MaxEvents                 = 65536
-	MaxSocketPath             = 107
-	MaxTransferName           = 256       // bytes of a transfer's name
-	MaxTransferMS             = 600000    // of a transfer's time to live
-	MaxStageWords             = 1024      // of one worker
-	MaxKeepMS                 = 86400000  // for which a request's blocks are kept, or after which they are dropped
+	MaxSocketPath             = socketdir.MaxPath
+	MaxTransferName           = 256      // bytes of a transfer's name
+	MaxTransferMS             = 600000   // of a transfer's time to live
+	MaxStageWords             = 1024     // of one worker
+	MaxHintMS                 = 86400000 // of an action's time
+	MaxHintActions            = 16       // of one HINT
+	MaxHintID                 = 128      // bytes of an action's name, and of a session's
+	MaxPriority               = 100
+	MaxFinish                 = 4
 	MaxPeerAddress            = 128       // bytes of the address of an agent's peer listener
 	MaxSteps                  = 64        // decode steps in one STEPS
 	MaxBudget                 = 1 << 46   // bytes of a BUDGET
@@ -76,12 +84,32 @@ const (
 	TypeDelivered    = 26
 	TypeStages       = 27
 	TypeStagedLoad   = 28
+	TypeHint         = 29
 	TypeSteps        = 30
-	TypeKeep         = 29
 	TypeBudget       = 31
+	TypeHinted       = 32
 	TypeBlockTokens  = 37
 	TypeNextEvents   = 38
 	TypeBlockEvents  = 39
+)
+
+// Kinds of actions in HINT.
+const (
+	HintRetain   = 1
+	HintPin      = 2
+	HintDemote   = 3
+	HintDrop     = 4
+	HintPrefetch = 5
+	HintFetch    = 6
+)
+
+// States of actions in HINTED.
+const (
+	HintAccepted = 1
+	HintClipped  = 2
+	HintDeferred = 3
+	HintRejected = 4
+	HintMissing  = 5
 )
 
 // Kinds of runs in BLOCK_EVENTS.
@@ -101,6 +129,7 @@ const (
 	EventsMore    = 0 // there is more to tell
 	EventsWhole   = 1 // everything was told
 	EventsRefused = 2 // nothing is told to this session
+	EventsVoid    = 3 // nothing that was told holds: everything is told again from the beginning
 )
 
 // Roles of a session.
@@ -351,13 +380,43 @@ type (
 	Steps struct {
 		List []byte // for each: age and time in us, requests; u32 LE
 	}
-	// Keep asks to keep blocks for a time, or to drop them after a time unless they are used.
-	Keep struct {
+	// Hint tells how blocks will be used: facts of the end of a request, and actions on blocks.
+	Hint struct {
+		Req     uint32
+		Session string // the client's; empty: not told
+		Finish  uint8  // pool.Finish
+		Output  uint32 // tokens that the request generated; 0: not told
+		Actions []HintAction
+		Chains  []HintChain
+	}
+	// HintAction is one action on all chains of a HINT.
+	HintAction struct {
+		ID       string // the client's, for the receipt
+		Kind     uint8  // HintRetain to HintFetch
+		Priority uint8  // of HintRetain
+		MS       uint32 // how long, or of HintDrop after how long; 0: not told
+		Peer     string // host:port of the agent that has the blocks, of HintFetch
+	}
+	// HintChain is a run of chained blocks of one group.
+	HintChain struct {
 		Group   uint8
 		HashLen uint8
 		Hashes  []byte // joined
-		PinMS   uint32 // 0: they are not kept
-		TTLMS   uint32 // 0: they are not dropped
+		Own     []byte // a bit for each, from the lowest on: the session was the first to store it; empty: none
+	}
+	// Hinted answers a HINT that has actions, and again each time that one of them is over.
+	Hinted struct {
+		Req      uint32
+		Receipts []HintReceipt
+	}
+	// HintReceipt says what became of one action.
+	HintReceipt struct {
+		ID     string
+		Kind   uint8
+		State  uint8 // HintAccepted to HintMissing
+		Blocks uint32
+		Bytes  uint64
+		Reason string
 	}
 	// Budget limits what the blocks that a worker's engine stores may take of the pool.
 	Budget struct {

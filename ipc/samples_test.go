@@ -154,9 +154,19 @@ func transferMessages() []namedMessage {
 		{"budget", 3, &Budget{Bytes: 100 << 30}},
 		{"budget_none", 3, &Budget{}},
 		{"budget_max", 3, &Budget{Bytes: MaxBudget}},
-		{"keep", 3, &Keep{HashLen: 4, Hashes: run(0x20, 8), PinMS: 60_000, TTLMS: 3_600_000}},
-		{"keep_pin", 3, &Keep{Group: MaxGroups - 1, HashLen: MaxHashLen, Hashes: run(0, 64), PinMS: 1}},
-		{"keep_ttl", 3, &Keep{HashLen: 1, Hashes: []byte{7}, TTLMS: MaxKeepMS}},
+		{"hint", 3, &Hint{Req: 7, Session: "chat-1", Finish: MaxFinish, Output: 311, Actions: []HintAction{
+			{ID: "a1", Kind: HintRetain, Priority: 90, MS: 60_000}, {Kind: HintFetch, Peer: "10.0.0.2:9470"},
+		}, Chains: []HintChain{
+			{HashLen: 4, Hashes: run(0x20, 8), Own: []byte{2}}, {Group: 1, HashLen: 4, Hashes: run(0, 4)},
+		}}},
+		{"hint_end", 3, &Hint{Finish: 1, Output: 1, Chains: []HintChain{{HashLen: 1, Hashes: []byte{7}}}}},
+		{"hint_max", 3, &Hint{Req: None, Session: strings.Repeat("s", MaxHintID), Actions: []HintAction{
+			{ID: strings.Repeat("i", MaxHintID), Kind: HintDrop, Priority: MaxPriority, MS: MaxHintMS},
+		}, Chains: []HintChain{{Group: MaxGroups - 1, HashLen: MaxHashLen, Hashes: run(0, 64), Own: []byte{3}}}}},
+		{"hinted", 3, &Hinted{Req: 7, Receipts: []HintReceipt{
+			{ID: "a1", Kind: HintRetain, State: HintClipped, Blocks: 8, Bytes: 1 << 33, Reason: "the session's share"},
+			{Kind: HintPrefetch, State: HintMissing},
+		}}},
 	}
 }
 
@@ -189,6 +199,7 @@ func eventMessages() []namedMessage {
 		}},
 		{"block_events_none", 3, &BlockEvents{State: EventsWhole}},
 		{"block_events_refused", 3, &BlockEvents{State: EventsRefused}},
+		{"block_events_void", 3, &BlockEvents{Req: 7, State: EventsVoid}},
 	}
 }
 
@@ -255,7 +266,8 @@ func malformedMessages() []malformedMessage {
 	release := &Release{Leases: []uint64{5}}
 	stages := &Stages{Off: 8, Count: 2, List: []byte{0, 0}}
 	offer := &Offer{Name: []byte{7}, Tokens: 16, TTLMS: 1000}
-	keep := &Keep{Group: 1, HashLen: 4, Hashes: run(0x20, 8), PinMS: 1000, TTLMS: 5}
+	hint := &Hint{Req: 1, Actions: []HintAction{{ID: "a", Kind: HintPin, MS: 1000}},
+		Chains: []HintChain{{Group: 1, HashLen: 4, Hashes: run(0x20, 8), Own: []byte{1}}}}
 	tokens := &BlockTokens{Parent: run(0, 4), HashLen: 4, Hashes: run(0x20, 8), Tokens: run(0x40, 16)}
 	events := &BlockEvents{Runs: []EventRun{{Kind: EventRemoved, Medium: 1, HashLen: 2, Hashes: run(0x20, 4)}}}
 	return []malformedMessage{
@@ -355,15 +367,19 @@ func malformedMessages() []malformedMessage {
 		{"budget_signed", 3, []byte{0x92, 0x1f, 0xff}},
 		{"budget_of_2_fields", 3, []byte{0x93, 0x1f, 1, 1}},
 		{"type_40", 3, []byte{0x92, 0x28, 0xc4, 0x01, 0x07}},
-		{"keep_group_16", 3, swap(3, keep, "\x1d\x01", "\x1d\x10")},
-		{"keep_hash_len_0", 3, swap(3, keep, "\x01\x04", "\x01\x00")},
-		{"keep_hash_len_33", 3, swap(3, keep, "\x01\x04", "\x01\x21")},
-		{"keep_hash_len_3", 3, swap(3, keep, "\x01\x04", "\x01\x03")},
-		{"keep_no_hashes", 3, []byte{0x96, 0x1d, 0x00, 0x04, 0xc4, 0x00, 0x01, 0x01}},
-		{"keep_pin_too_long", 3, swap(3, keep, "\xcd\x03\xe8", "\xce\x05\x26\x5c\x01")},
-		{"keep_nothing", 3, swap(3, keep, "\xcd\x03\xe8\x05", "\x00\x00")},
-		{"keep_hashes_str", 3, []byte{0x96, 0x1d, 0x00, 0x01, 0xa1, 0x07, 0x01, 0x01}},
-		{"keep_of_7", 3, []byte{0x97, 0x1d, 0x00, 0x01, 0xc4, 0x01, 0x07, 0x01, 0x01, 0x01}},
+		{"hint_session_of_129", 3, swap(3, hint, "\x1d\x01\xa0", "\x1d\x01\xd9\x81"+strings.Repeat("s", 129))},
+		{"hint_finish_5", 3, swap(3, hint, "\x01\xa0\x00\x00", "\x01\xa0\x05\x00")},
+		{"hint_kind_0", 3, swap(3, hint, "\xa1a\x02", "\xa1a\x00")},
+		{"hint_kind_7", 3, swap(3, hint, "\xa1a\x02", "\xa1a\x07")},
+		{"hint_priority_101", 3, swap(3, hint, "\xa1a\x02\x00", "\xa1a\x02\x65")},
+		{"hint_too_long", 3, swap(3, hint, "\xcd\x03\xe8", "\xce\x05\x26\x5c\x01")},
+		{"hint_no_chain", 3, []byte{0x97, 0x1d, 0x01, 0xa0, 0x00, 0x00, 0x90, 0x90}},
+		{"hint_group_16", 3, swap(3, hint, "\x94\x01\x04", "\x94\x10\x04")},
+		{"hint_hash_len_0", 3, swap(3, hint, "\x94\x01\x04", "\x94\x01\x00")},
+		{"hint_hash_len_33", 3, swap(3, hint, "\x94\x01\x04", "\x94\x01\x21")},
+		{"hint_hash_len_3", 3, swap(3, hint, "\x94\x01\x04", "\x94\x01\x03")},
+		{"hint_own_of_2", 3, swap(3, hint, "\xc4\x01\x01", "\xc4\x02\x01\x01")},
+		{"hint_of_8", 3, append([]byte{0x98}, append(enc(3, hint)[1:], 0)...)},
 		{"block_tokens_hash_len_3", 3, swap(3, tokens, "\x04\xc4\x08", "\x03\xc4\x08")},
 		{"block_tokens_parent_of_3", 3, swap(3, tokens, "\xc4\x04\x00\x01\x02\x03", "\xc4\x03\x00\x01\x02")},
 		{"block_tokens_of_one_and_a_half", 3, swap(3, tokens, "\xc4\x10"+string(run(0x40, 16)),
@@ -372,7 +388,7 @@ func malformedMessages() []malformedMessage {
 		{"next_events_0", 3, []byte{0x94, 0x26, 0x01, 0x00, 0x00}},
 		{"next_events_4097", 3, []byte{0x94, 0x26, 0x01, 0xcd, 0x10, 0x01, 0x00}},
 		{"next_events_anew_2", 3, []byte{0x94, 0x26, 0x01, 0x01, 0x02}},
-		{"block_events_state_3", 3, swap(3, events, "\x94\x27\x00\x00", "\x94\x27\x00\x03")},
+		{"block_events_state_4", 3, swap(3, events, "\x94\x27\x00\x00", "\x94\x27\x00\x04")},
 		{"block_events_kind_0", 3, swap(3, events, "\x98\x02", "\x98\x00")},
 		{"block_events_kind_3", 3, swap(3, events, "\x98\x02", "\x98\x03")},
 		{"block_events_medium_0", 3, swap(3, events, "\x98\x02\x01", "\x98\x02\x00")},

@@ -3,6 +3,7 @@ package ipc
 import (
 	"errors"
 	"fmt"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -30,15 +31,15 @@ type SessionOptions struct {
 
 // SessionListener accepts sessions. Accept and Close may be called concurrently.
 type SessionListener struct {
-	l       *UnixListener
+	l       *socketdir.Listener
 	o       SessionOptions
 	open    atomic.Int64
 	refused atomic.Uint64
 	closing chan struct{}
 }
 
-// ListenSession listens. The error wraps ErrInUse if another process serves the path, and names
-// that process.
+// ListenSession listens. The error wraps socketdir.ErrInUse if another process serves the path, and
+// names that process.
 func ListenSession(o SessionOptions) (*SessionListener, error) {
 	if len(o.UIDs) == 0 && len(o.GIDs) == 0 {
 		o.UIDs = []uint32{0, uint32(os.Geteuid())}
@@ -46,7 +47,7 @@ func ListenSession(o SessionOptions) (*SessionListener, error) {
 	if o.SocketGroup != 0 {
 		o.GIDs = append(slices.Clone(o.GIDs), uint32(o.SocketGroup))
 	}
-	l, err := ListenUnix(o.Path, o.SocketGroup)
+	l, err := socketdir.Listen(o.Path, o.SocketGroup)
 	if err != nil {
 		return nil, err
 	}

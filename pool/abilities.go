@@ -122,22 +122,27 @@ type WriteBack interface {
 	ReadWithoutTouch(b *Batch, read func(s Slot) Status)
 }
 
-// Keeper is a memory that keeps entries out of the order of eviction for a time, or drops them if
-// nothing uses them.
+// Advised is a memory that can be told how its entries will be used.
 //
-// Implemented by pool/dram and pool/tier (for its memory). Without it, requests that ask for either
-// are ignored, and counted.
-type Keeper interface {
+// Implemented by pool/dram and pool/tier (for its memory). Without it, hints are rejected.
+type Advised interface {
 	// PinEach pins each of the hashes that is stored, without counting it as asked for, and appends
 	// their refs; bytes is the size of one. Unlike Pin it goes on after one that is not stored.
 	PinEach(s SpaceID, group uint8, h Hashes, refs []Ref) (all []Ref, bytes int64)
-	// MarkBrief marks those of the hashes that are stored. A mark ends when the entry is used: by a
-	// look-up that finds it, a pin, or a save of the same block.
-	MarkBrief(s SpaceID, group uint8, h Hashes)
-	// DropBrief drops those of the hashes that are still marked and not pinned, except by
+	// MarkUnused marks those of the hashes that are stored. A mark ends when the entry is used: by
+	// a look-up that finds it, a pin, or a save of the same block. brief: it is for DropUnused.
+	MarkUnused(s SpaceID, group uint8, h Hashes, brief bool)
+	// CountUnused returns how many of the hashes are stored, and how many of those are still
+	// marked; bytes is the size of one.
+	CountUnused(s SpaceID, group uint8, h Hashes) (stored, unused int, bytes int64)
+	// DropUnused drops those of the hashes that are still marked for it and not pinned, except by
 	// WriteBack.ReadWithoutTouch. An entry that others follow stays until a later call has dropped
 	// them. It returns the number of those dropped, of earlier calls' hashes, too.
-	DropBrief(s SpaceID, group uint8, h Hashes) int
+	DropUnused(s SpaceID, group uint8, h Hashes) int
+	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes; facts
+	// (time 0) on the entries that precede them in their chain, too. It sets the advice's other
+	// fields.
+	Advise(s SpaceID, group uint8, h Hashes, a Advice, lasts time.Duration)
 }
 
 // Budgets is a memory that limits how much of it the entries of one owner take. An entry belongs to

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
@@ -125,7 +125,7 @@ func TestMoverThatIsLeftAlone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, ipc.MoversFile), text, 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, socketdir.MoversFile), text, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			l := &Orphans{log: zap.NewNop(), kill: c.kill}
@@ -187,7 +187,7 @@ func TestGivenUpFileKeepsItsMemory(t *testing.T) {
 // A file of movers that others could have written, or that is none, ends no process.
 func TestMoversFileOfOthers(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, ipc.MoversFile)
+	path := filepath.Join(dir, socketdir.MoversFile)
 	if f, err := ReadMovers(dir); err != nil || len(f.Movers) != 0 {
 		t.Errorf("no file: %+v, %v", f, err)
 	}
@@ -233,7 +233,7 @@ func TestPlantedMoversFile(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, other := t.TempDir(), filepath.Join(t.TempDir(), "other")
-			next := filepath.Join(dir, ipc.MoversFile+".lock")
+			next := filepath.Join(dir, socketdir.MoversFile+".lock")
 			if err := errors.Join(os.WriteFile(other, []byte("kept"), 0o600), plant(next, other)); err != nil {
 				t.Fatal(err)
 			}

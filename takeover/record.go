@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // An agent that dies may leave blocked movers, which keep the pool's file locked and the engines'
@@ -78,7 +78,7 @@ func NewRecord(dir string, left []Mover, log *zap.Logger) (*Record, error) {
 		return nil, fmt.Errorf("a mark for movers: %w", err)
 	}
 	r := &Record{
-		path: filepath.Join(dir, ipc.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
+		path: filepath.Join(dir, socketdir.MoversFile), mark: hex.EncodeToString(mark[:]), log: log,
 		agent: Process{os.Getpid(), began(os.Getpid())}, file: File{Machine: machineID(), Namespace: namespaceID(),
 			Movers: left},
 	}
@@ -173,7 +173,7 @@ func writeNew(path string, text []byte) error {
 
 // ReadMovers reads the previous agent's record; a missing one is no error.
 func ReadMovers(dir string) (f File, err error) {
-	path := filepath.Join(dir, ipc.MoversFile)
+	path := filepath.Join(dir, socketdir.MoversFile)
 	fd, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return File{}, nil

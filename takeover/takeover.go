@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/agent/admin"
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/dram"
 )
 
@@ -43,13 +43,13 @@ const (
 
 // Admin takes the socket directory, and waits until the previous agent has exited and its memory is
 // released.
-func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *ipc.UnixListener, err error) {
+func (t *Takeover) Admin(ctx context.Context, dir string, group int) (l *socketdir.Listener, err error) {
 	before, known := lockHolder(dir)
 	err = t.until(ctx, func() error {
 		l, err = admin.ListenAdmin(dir, group)
 		return err
 	}, func(err error) (stays, held bool) {
-		if !errors.Is(err, ipc.ErrInUse) {
+		if !errors.Is(err, socketdir.ErrInUse) {
 			return false, false
 		}
 		pid, ok := lockHolder(dir)
@@ -140,7 +140,7 @@ func (t *Takeover) pause(ctx context.Context) bool {
 
 // lockHolder returns the process that locked a socket directory last.
 func lockHolder(dir string) (pid int, ok bool) {
-	text, err := os.ReadFile(filepath.Join(dir, ipc.AdminSocket+".lock"))
+	text, err := os.ReadFile(filepath.Join(dir, socketdir.Admin+".lock"))
 	if err != nil {
 		return 0, false
 	}

@@ -113,6 +113,7 @@ func (th *thread) batch(t *task, p *part) pool.Batch {
 		Parent: parent,
 		Hashes: p.section.Hashes.Slice(p.from, p.to),
 		Status: t.shards[p.first : p.first+n], Slots: th.slots[:n],
+		Refusable: th.w.cfg.Refusable && !th.w.awaited(),
 	}
 }
 

@@ -111,6 +111,8 @@ type Config struct {
 	// Awaited reports whether somebody waits for the worker's saves, which are then not limited;
 	// nil: nobody does.
 	Awaited func() bool
+	// Refusable: what is saved is for memory alone, which may refuse blocks that nobody waits for.
+	Refusable bool
 	// Owner returns the owner of the blocks that the worker stores; nil: they have none.
 	Owner    func() pool.Owner
 	Limits   Limits

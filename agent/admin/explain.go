@@ -5,12 +5,19 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 )
 
 // MaxRecent bounds the look-ups in one answer of /explain.
 const MaxRecent = history.MaxLookups
+
+// Recent is the answer of /explain?last=N.
+type Recent struct {
+	history.Recent
+	Hints []hints.Receipt `json:"hints,omitempty"` // the last, the newest first
+}
 
 // LookupStatusName returns the name of a look-up's status, as metrics have it.
 func LookupStatusName(s ipc.LookupStatus) string {
@@ -37,7 +44,12 @@ func (s *Server) explain(rw http.ResponseWriter, r *http.Request) {
 	case query.Has("last"):
 		var n int
 		if n, err = countIn("last", query.Get("last"), MaxRecent); err == nil {
-			out = world.Recent(n)
+			recent := Recent{Recent: world.Recent(n)}
+			if h := s.view.source.Hints; h != nil {
+				all := h.Receipts()
+				recent.Hints = all[:min(n, len(all))]
+			}
+			out = recent
 		}
 	default:
 		err = errors.New("request, block, last: none is given, allowed: one of them")

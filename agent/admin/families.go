@@ -44,8 +44,11 @@ var families = map[string]string{
 	"pool_budget_total":       "Blocks evicted, and reservations refused, because of an owner's budget.",
 	"pool_owner_bytes":        "Bytes of the blocks in the pool that belong to an owner (an engine).",
 	"pool_owner_budget_bytes": "Bytes that the blocks of an owner may have; 0: any number.",
-	"kept_bytes":              "Bytes of blocks that are kept because a request asked for it.",
-	"keeps_refused_total":     "Blocks that were not kept, or will not be dropped, because a limit was reached.",
+
+	"hints_total": "Hints: requests whose end was told, and actions by what became of them.",
+	"hint_blocks_total": "Blocks of hints' actions that are over: used in time, or, of those demoted, not (helped); " +
+		"the others (in_vain); dropped.",
+	"hint_bytes": "Bytes of blocks that hints pin, and retain.",
 
 	"eviction_lookups_total": "Blocks that were looked up.",
 	"eviction_hits_total":    "Blocks looked up that were stored.",
@@ -75,7 +78,7 @@ var families = map[string]string{
 	"events_bytes":                "Memory that is taken for KV events, about.",
 	"events_blocks_refused_total": "Blocks whose tokens were not kept for KV events: a limit, or not a block's number.",
 	"events_gaps_total":           "Inventories told because a session was too far behind to be told the changes.",
-	"events_file_errors_total":    "Failures of the file of tokens of KV events.",
+	"events_file_errors_total":    "Failures of the files of tokens of KV events.",
 
 	"tier_up":                   "1 while the tier is used, 0 while its breaker is open.",
 	"tier_store_state":          "1 for the state that the store reports.",

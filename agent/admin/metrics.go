@@ -48,7 +48,7 @@ type Metrics struct {
 	Panics           map[string]*Counter `metric:"session_panics_total" label:"where"`
 	Resets           Counter             `metric:"resets_total{origin=here}"`
 	TransfersIgnored Counter             // messages of sessions without an open space
-	KeepsIgnored     Counter             // the same
+	HintsIgnored     Counter             // the same
 	CleanupMax       MaxDuration
 	Cleanup          prometheus.Histogram
 }

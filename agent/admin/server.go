@@ -20,17 +20,17 @@ import (
 
 	"github.com/kvagent/kvagent/agent/page"
 	"github.com/kvagent/kvagent/connlimit"
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Options of a server.
 type Options struct {
-	Dir         string            // socket directory
-	Admin       *ipc.UnixListener // the open admin.sock; nil: Start listens
-	SocketGroup int               // group id of admin.sock; 0 or less: the owner alone
-	HTTP        string            // address for HTTP besides admin.sock, or empty
-	HTTPNames   []string          // names and addresses that HTTP answers to besides its own and localhost
-	Limit       time.Duration     // of one request
+	Dir         string              // socket directory
+	Admin       *socketdir.Listener // the open admin.sock; nil: Start listens
+	SocketGroup int                 // group id of admin.sock; 0 or less: the owner alone
+	HTTP        string              // address for HTTP besides admin.sock, or empty
+	HTTPNames   []string            // names and addresses that HTTP answers to besides its own and localhost
+	Limit       time.Duration       // of one request
 	Log         *zap.Logger
 }
 
@@ -83,16 +83,16 @@ func Start(v *View, o Options) (*Server, error) {
 }
 
 // ListenAdmin takes a socket directory, which only one agent at a time can have. If another has it
-// the error wraps ipc.ErrInUse and names its process.
-func ListenAdmin(dir string, group int) (*ipc.UnixListener, error) {
-	l, err := ipc.ListenUnix(filepath.Join(dir, ipc.AdminSocket), group)
+// the error wraps socketdir.ErrInUse and names its process.
+func ListenAdmin(dir string, group int) (*socketdir.Listener, error) {
+	l, err := socketdir.Listen(filepath.Join(dir, socketdir.Admin), group)
 	if err != nil {
 		return nil, fmt.Errorf("socket-dir: %w", err)
 	}
 	return l, nil
 }
 
-// maxHeaderBytes bounds the header of a request; no request has a body.
+// maxHeaderBytes bounds the header of a request. Only that of POST /hints has a body.
 const maxHeaderBytes = 16 << 10
 
 // CheckHTTP returns an error for an address on which HTTP cannot listen, or for a name that no
@@ -199,6 +199,8 @@ func (s *Server) addChanges(mux *http.ServeMux) {
 	mux.HandleFunc("GET /events", s.events)
 	mux.HandleFunc("GET /explain", s.explain)
 	mux.HandleFunc("GET /record", s.record)
+	mux.HandleFunc("GET /hints", s.hinted)
+	mux.HandleFunc("POST /hints", s.hint)
 	mux.HandleFunc("POST /cache/tier/rm", s.cacheTierRemove)
 }
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/events"
-	"github.com/kvagent/kvagent/agent/keep"
+	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
@@ -82,16 +82,16 @@ type Status struct {
 
 	Paces []PaceStatus `json:"paces"` // of each device
 
-	Keep      KeepStatus      `json:"keep"`            // what single requests asked for
+	Hints     HintStatus      `json:"hints"`           // what was told of how blocks will be used
 	Events    events.Report   `json:"events"`          // KV events
 	Transfers TransfersStatus `json:"transfers"`       // between engines
 	Peers     *PeersStatus    `json:"peers,omitempty"` // agents of other nodes; nil: this one is on its own
 }
 
-// KeepStatus is what is kept for requests.
-type KeepStatus struct {
-	keep.Report
-	Ignored uint64 `json:"ignored"` // messages of sessions without an open space
+// HintStatus is what was told of how blocks will be used.
+type HintStatus struct {
+	hints.Report
+	Ignored uint64 `json:"ignored"` // of sessions without an open space
 }
 
 // TransfersStatus is what engines promise each other.
@@ -171,7 +171,7 @@ func (m *Metrics) fill(st *Status) {
 	}
 	st.CleanupMaxMS = float64(m.CleanupMax.Load()) / float64(time.Millisecond)
 	st.Sample.Saves, st.Sample.Loads = m.Samples[transfer.Save].status(), m.Samples[transfer.Load].status()
-	st.Keep.Ignored, st.Transfers.Ignored = m.KeepsIgnored.Load(), m.TransfersIgnored.Load()
+	st.Hints.Ignored, st.Transfers.Ignored = m.HintsIgnored.Load(), m.TransfersIgnored.Load()
 }
 
 // MoverStatus is one process that has engines' memory open.

@@ -3,6 +3,7 @@ package adminclient
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -45,12 +46,12 @@ func (a *Client) Within(d time.Duration) { a.client.Timeout = d }
 
 // Get returns the answer to a GET of path.
 func (a *Client) Get(ctx context.Context, path string) ([]byte, error) {
-	return a.do(ctx, http.MethodGet, path)
+	return a.do(ctx, http.MethodGet, path, nil)
 }
 
-// Post returns the answer to a POST to path.
-func (a *Client) Post(ctx context.Context, path string) ([]byte, error) {
-	return a.do(ctx, http.MethodPost, path)
+// Post returns the answer to a POST of a body, which may be empty, to path.
+func (a *Client) Post(ctx context.Context, path string, body []byte) ([]byte, error) {
+	return a.do(ctx, http.MethodPost, path, body)
 }
 
 // Lines calls line for each line of the answer to a GET of path, until the agent ends the answer,
@@ -59,7 +60,7 @@ func (a *Client) Lines(ctx context.Context, path string, line func([]byte) error
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	late := time.AfterFunc(timeout, func() { cancel(os.ErrDeadlineExceeded) })
-	resp, err := a.request(ctx, &http.Client{Transport: a.client.Transport}, http.MethodGet, path)
+	resp, err := a.request(ctx, &http.Client{Transport: a.client.Transport}, http.MethodGet, path, nil)
 	if err != nil {
 		return err
 	}
@@ -78,8 +79,8 @@ func (a *Client) Lines(ctx context.Context, path string, line func([]byte) error
 	return nil
 }
 
-func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
-	resp, err := a.request(ctx, &a.client, method, path)
+func (a *Client) do(ctx context.Context, method, path string, body []byte) ([]byte, error) {
+	resp, err := a.request(ctx, &a.client, method, path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +89,10 @@ func (a *Client) do(ctx context.Context, method, path string) ([]byte, error) {
 }
 
 // request returns an answer whose status is OK.
-func (a *Client) request(ctx context.Context, client *http.Client, method, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://kvagent"+path, nil)
+func (a *Client) request(ctx context.Context, client *http.Client, method, path string, body []byte) (
+	*http.Response, error,
+) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://kvagent"+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

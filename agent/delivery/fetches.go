@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"bytes"
 	"container/list"
 	"context"
 	"errors"
@@ -29,6 +30,31 @@ type Chain struct {
 	Hashes pool.Hashes
 }
 
+// Lacking appends the blocks of a group, those of h after its first own, that an index has not, in
+// memory of their own: at most left, from which it takes them.
+func Lacking(chains []Chain, index pool.Index, s pool.SpaceID, group uint8, h pool.Hashes, own int, windowed bool,
+	left *int) []Chain {
+	from := own
+	if !windowed {
+		from += index.Prefix(s, group, h.Slice(from, h.N))
+	}
+	to := min(h.N, from+*left)
+	if from >= to {
+		return chains
+	}
+	*left -= to - from
+	c := Chain{Group: group}
+	if from > 0 {
+		c.Parent = bytes.Clone(h.At(from - 1))
+	}
+	blob := make([]byte, 0, (to-from)*h.Len)
+	for n := from; n < to; n++ {
+		blob = append(blob, h.At(n)...)
+	}
+	c.Hashes = pool.Chain(blob, h.Len)
+	return append(chains, c)
+}
+
 // bytes returns the size of a request's hashes.
 func (r *Request) bytes() (n int64) {
 	for i := range r.Chains {
@@ -47,7 +73,8 @@ type fetch struct {
 	place     *list.Element       // in Table.mu.asked
 	cancel    context.CancelFunc
 	over      bool
-	delivered bool // the receiver has said so
+	ended     chan struct{} // closed once it is over
+	delivered bool          // the receiver has said so
 }
 
 // leave records that a session ended, and ends a fetch that no other has asked for.
@@ -83,6 +110,17 @@ func (t *Table) Fetching(s pool.SpaceID, name []byte, peer string, session uint6
 	return running, true
 }
 
+// Ended returns a channel that is closed when the fetch of a transfer is over; nil if none is
+// known.
+func (t *Table) Ended(s pool.SpaceID, name string) <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.mu.fetches[Key{s, name}]; f != nil {
+		return f.ended
+	}
+	return nil
+}
+
 // Start starts a fetch for a session, unless another look-up has done so meanwhile. It returns
 // whether one runs. A request without chains is over at once, and remembered like others.
 func (t *Table) Start(r *Request, session uint64) bool {
@@ -108,11 +146,12 @@ func (t *Table) Start(r *Request, session uint64) bool {
 	ctx, cancel := context.WithCancel(context.Background())
 	f := &fetch{
 		key: key, request: r, sessions: map[uint64]struct{}{session: {}}, until: t.cfg.Now().Add(t.cfg.TTL),
-		cancel: cancel, over: !runs,
+		cancel: cancel, over: !runs, ended: make(chan struct{}),
 	}
 	f.place = t.mu.asked.PushBack(f)
 	t.mu.fetches[key] = f
 	if !runs {
+		close(f.ended)
 		return false
 	}
 	t.mu.fetching++
@@ -128,6 +167,7 @@ func (t *Table) run(ctx context.Context, f *fetch) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	f.over = true
+	close(f.ended)
 	t.mu.hashes -= f.request.bytes()
 	f.request.Chains = nil // a record needs no hashes
 	t.mu.fetching--

@@ -1,9 +1,17 @@
+// Package events tells routers, through the engines, which blocks memory and the node's disk hold:
+// one stored event when a block comes to either and one removed event when it goes, with the tokens
+// that routers need.
+//
+// The pool only notes the names of entries that came or went. The desk looks up what has become of
+// them, so a note that is late, repeated or lost costs a look-up and never a wrong event. A ledger
+// keeps the tokens, the order in which blocks came to be told, and a bounded log of what has
+// changed since. A subscriber is a cursor in both, so a slow one needs no queue of events.
 package events
 
 import (
 	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -16,15 +24,17 @@ import (
 // concurrently.
 type Desk struct {
 	memory  Memory
+	media   [media]pool.Journal // memory, and the storage below it or nil
 	stop    chan struct{}
 	stopped sync.WaitGroup
-	refused atomic.Uint64
 	keeper  *keeper // nil: tokens end with the process
 
-	mu     sync.Mutex
-	spaces map[pool.SpaceID]*space
-	tails  [MaxTails]*Tail
-	gaps   uint64 // of spaces that were closed
+	// The lock is taken before the pool's, and by nothing that saves, loads or looks up.
+	mu      sync.Mutex
+	spaces  map[pool.SpaceID]*space
+	tails   map[*Tail]bool
+	refused uint64
+	gaps    uint64
 }
 
 // Memory is the pool whose blocks are told.
@@ -33,14 +43,20 @@ type Memory interface {
 	Epoch(s pool.SpaceID) uint32
 }
 
-// New returns the desk of a pool, which works until Close. It keeps tokens in a file, unless path
-// is empty; the file is opened when there is something to keep or to load.
+// New returns the desk of a pool, which works until Close. It keeps tokens in the folder path,
+// which is made when there is something to keep; empty: it does not.
 func New(memory Memory, path string, log *zap.Logger) *Desk {
-	d := &Desk{memory: memory, stop: make(chan struct{}), spaces: map[pool.SpaceID]*space{}}
-	d.stopped.Go(d.work)
+	d := &Desk{
+		memory: memory, media: [media]pool.Journal{memory}, stop: make(chan struct{}),
+		spaces: map[pool.SpaceID]*space{}, tails: map[*Tail]bool{},
+	}
+	if s, ok := memory.(pool.Storage); ok {
+		d.media[1] = s.Storage()
+	}
 	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
 		d.stopped.Go(d.keeper.work)
 	}
+	d.stopped.Go(d.work)
 	return d
 }
 
@@ -61,16 +77,18 @@ const maxWaiting = 8
 // not wait. It is called at most once for each NEXT_EVENTS, at once or when there is something to
 // tell, and not after Leave.
 func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, send func(any)) {
+	if d == nil {
+		if m, ok := msg.(*ipc.NextEvents); ok {
+			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsRefused})
+		}
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	switch m := msg.(type) {
 	case *ipc.BlockTokens:
-		if d == nil || rules == nil {
-			return
-		}
-		if sp := d.get(rules.ID); sp != nil {
-			refused, fresh := sp.learn(m)
-			if d.refused.Add(uint64(refused)); fresh > 0 {
-				d.keeper.keep(sp.print, m)
-			}
+		if rules != nil && d.spaces[rules.ID] != nil {
+			d.refused += uint64(d.spaces[rules.ID].learn(m, false))
 		}
 	case *ipc.NextEvents:
 		blocks := int(m.Blocks)
@@ -78,7 +96,7 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 			blocks = 0
 		}
 		switch {
-		case d == nil || rules == nil || !d.open(rules).next(session, m.Req, blocks, m.Anew, send):
+		case rules == nil || !d.open(rules).next(session, m.Req, blocks, m.Anew, send):
 			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsRefused})
 		case blocks == 0:
 			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsMore})
@@ -91,57 +109,56 @@ func (d *Desk) Leave(session uint64) {
 	if d == nil {
 		return
 	}
-	for _, sp := range d.all() {
-		sp.leave(session)
-	}
-}
-
-func (d *Desk) get(id pool.SpaceID) *space {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.spaces[id]
+	for _, sp := range d.spaces {
+		delete(sp.subs, session)
+	}
 }
 
 // open returns a space, from now on watched. It is called by a session of the space, which keeps it
 // open.
 func (d *Desk) open(rules *lookup.Space) *space {
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	sp := d.spaces[rules.ID]
 	if sp == nil {
-		sp = newSpace(rules, d.memory, defaultLimits())
+		for _, old := range d.spaces {
+			d.check(old) // one of the same name, or any other one, was closed and is not noticed yet
+		}
+		sp = newSpace(d, rules, defaultLimits())
 		d.spaces[rules.ID] = sp
-		for _, medium := range sp.media {
+		for _, medium := range d.media {
 			if medium != nil {
 				medium.Watch(rules.ID)
 			}
 		}
-		d.keeper.load()
-		for _, t := range d.tails {
-			if t != nil {
-				t.signal() // which it is to be told of too
-			}
-		}
+		d.keeper.signal() // which loads its tokens
+		sp.serve()
 	}
 	return sp
 }
 
-// mediaOf returns the journals of memory and, if there is one, of the storage below it.
-func mediaOf(memory Memory) (all [media]pool.Journal) {
-	all[0] = memory
-	if s, ok := memory.(pool.Storage); ok {
-		all[1] = s.Storage()
+// check notices that a space was reset, or closed: it is dropped then, and never opens again.
+func (d *Desk) check(sp *space) (open bool) {
+	if open = d.isOpen(sp); open {
+		sp.follow()
+		return true
 	}
-	return all
+	for t := range d.tails {
+		t.clear(sp)
+	}
+	delete(d.spaces, sp.id)
+	d.keeper.signal() // which lets go of it
+	return false
 }
+
+func (d *Desk) isOpen(sp *space) bool { return d.memory.Holds(sp.id, 0, pool.Hashes{Len: 1}, nil) }
 
 // work looks up what memory and storage note.
 func (d *Desk) work() {
-	all := mediaOf(d.memory)
 	var lists [media][]pool.Change
 	var below <-chan struct{}
-	if all[1] != nil {
-		below = all[1].Changed()
+	if d.media[1] != nil {
+		below = d.media[1].Changed()
 	}
 	for {
 		m := 0
@@ -152,9 +169,8 @@ func (d *Desk) work() {
 		case <-below:
 			m = 1
 		}
-		list, lost := all[m].Changes(lists[m][:0])
-		lists[m] = list
-		if lost {
+		list, lost := d.media[m].Changes(lists[m][:0])
+		if lists[m] = list; lost {
 			d.compareAll()
 			continue
 		}
@@ -163,63 +179,48 @@ func (d *Desk) work() {
 			for n < len(rest) && rest[n].Space == rest[0].Space {
 				n++
 			}
-			if sp := d.get(rest[0].Space); sp != nil {
+			d.mu.Lock()
+			if sp := d.spaces[rest[0].Space]; sp != nil {
 				sp.changed(rest[:n])
-				d.keepUnkept(sp)
 			}
+			d.mu.Unlock()
 			rest = rest[n:]
 		}
 	}
 }
 
-// compareAll compares all spaces with memory, and drops those that were closed.
+// compareAll compares all spaces with memory: any block may have come or gone.
 func (d *Desk) compareAll() {
-	for id, sp := range d.all() {
-		open, cleared := sp.compare()
-		if !open {
-			d.drop(id, sp)
-			d.keeper.load() // which lets go of it
-			continue
-		}
-		if d.keepUnkept(sp); cleared {
-			d.keeper.renew()
-		}
-	}
-}
-
-// drop removes a space that was closed, but keeps what it has counted.
-func (d *Desk) drop(id pool.SpaceID, sp *space) {
-	var r Report
-	sp.report(&r)
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.spaces, id)
-	d.gaps += r.Gaps
-}
-
-// keepUnkept keeps the tokens of blocks that were not held when the file was made, and are now.
-func (d *Desk) keepUnkept(sp *space) {
-	said, more := sp.takeUnkept()
-	for _, m := range said {
-		d.keeper.keep(sp.print, m)
-	}
-	if more {
-		d.keeper.renew()
+	spaces := slices.Collect(maps.Values(d.spaces))
+	spaces = slices.DeleteFunc(spaces, func(sp *space) bool { return !d.check(sp) })
+	d.mu.Unlock()
+	for _, sp := range spaces {
+		d.compare(sp)
 	}
 }
 
-// Forget drops what the file of tokens has of a space that was reset, also if nobody asks for its
-// events.
+// compare looks up all blocks of a space, a part at a time, so that others wait for the lock only
+// as long.
+func (d *Desk) compare(sp *space) {
+	for i := range sp.ledgers {
+		for next := uint32(1); next != 0; {
+			d.mu.Lock()
+			next = sp.comparePart(sp.ledgers[i], next)
+			d.mu.Unlock()
+		}
+	}
+}
+
+// Forget drops the tokens that an earlier process kept of a space that was reset, also if nobody
+// asks for its events.
 func (d *Desk) Forget(fp pool.Fingerprint) {
 	if d != nil && d.keeper != nil {
-		d.keeper.forget(fp)
+		d.mu.Lock()
+		d.keeper.forgotten[nameOf(fp)] = true
+		d.mu.Unlock()
+		d.keeper.signal()
 	}
-}
-
-func (d *Desk) all() map[pool.SpaceID]*space {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return maps.Clone(d.spaces)
 }
 
 // Report is the state of a Desk.
@@ -233,7 +234,6 @@ type Report struct {
 	Refused uint64     `json:"blocks_refused" metric:"events_blocks_refused_total"` // tokens were not taken
 	Gaps    uint64     `json:"gaps" metric:"events_gaps_total"`                     // a subscriber was too far behind
 
-	FileBytes  int64  `json:"file_bytes"` // of the file of tokens
 	FileErrors uint64 `json:"file_errors" metric:"events_file_errors_total"`
 }
 
@@ -242,17 +242,21 @@ func (d *Desk) Report() (r Report) {
 	if d == nil {
 		return r
 	}
-	r.Refused = d.refused.Load()
-	if k := d.keeper; k != nil {
-		r.FileBytes, r.FileErrors = k.bytes.Load(), k.errors.Load()
-	}
 	d.mu.Lock()
-	r.Gaps = d.gaps // together with the spaces: one that is dropped meanwhile counts once
-	spaces := maps.Clone(d.spaces)
-	d.mu.Unlock()
-	for _, sp := range spaces {
-		r.Spaces++
-		sp.report(&r)
+	defer d.mu.Unlock()
+	r.Spaces, r.Refused, r.Gaps = len(d.spaces), d.refused, d.gaps
+	if d.keeper != nil {
+		r.FileErrors = d.keeper.errors.Load()
+	}
+	for _, sp := range d.spaces {
+		r.Subscribers += len(sp.subs)
+		for _, l := range sp.ledgers {
+			r.Blocks += len(l.index)
+			r.Bytes += l.bytes()
+			for m, blocks := range l.told {
+				r.Told[m] += blocks
+			}
+		}
 	}
 	return r
 }

@@ -139,18 +139,16 @@ func BenchmarkLearn(b *testing.B) {
 	const n = 1 << 18
 	for b.Loop() {
 		l := newLedger(0, 16, defaultLimits())
-		var parent pool.Hash
+		var parent []byte
 		tokens := make([]byte, l.stride)
 		for i := range n {
 			var h [32]byte
 			h[0], h[1], h[2], h[31] = byte(i), byte(i>>8), byte(i>>16), 1
 			if i%64 == 0 {
-				parent = pool.Hash{}
+				parent = nil
 			}
-			next := pool.MakeHash(h[:])
-			l.add(next, parent, tokens, nil)
-			l.set(l.index[next], 1)
-			parent = next
+			l.set(l.add(h[:], parent, tokens, nil), 1)
+			parent = h[:]
 		}
 		b.ReportMetric(float64(l.bytes())/n, "counted-bytes/block")
 		b.StopTimer()

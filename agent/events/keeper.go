@@ -1,12 +1,19 @@
 package events
 
 import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
-	"sync"
+	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -15,219 +22,343 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Limits of a file of tokens.
+// Limits of the files of tokens.
 const (
-	maxQueued  = 64        // messages that wait to be written; more, and the file is made anew from the ledgers
-	minRewrite = 64 << 20  // bytes: a smaller file is not made anew to save room
-	maxCarried = 512 << 20 // bytes of spaces that are not open, which a new file takes over; the rest is lost
-	restTimes  = 9         // times as long as making the file anew took, it is not made anew again
-	failedRest = time.Minute
+	minRewrite = 16 << 20    // bytes: a smaller file is not made anew to save room
+	maxUnused  = 512 << 20   // bytes of files of spaces that are not open; the oldest are removed
+	maxFiles   = 1 << 10     // of such files
+	failedRest = time.Minute // after a failure
 )
 
-// keeper keeps the tokens that engines say in a file, for the next process: its blocks may outlive
-// this one. A nil keeper keeps nothing.
+// keeper keeps the tokens of held blocks in a file for each space, for the next process: its blocks
+// may outlive this one. A nil keeper keeps nothing.
 type keeper struct {
 	desk   *Desk
-	path   string
+	path   string // of the folder
 	log    *zap.Logger
-	queue  chan []byte   // records
-	opened chan struct{} // cap 1: spaces may have been opened
-	behind atomic.Bool   // the file is to be made anew
-	bytes  atomic.Int64  // of the file
+	wake   chan struct{} // cap 1
 	errors atomic.Uint64
 
-	mu        sync.Mutex
-	forgotten map[pool.Fingerprint]bool // spaces whose records go when the file is made anew
+	forgotten map[string]bool // files of spaces that were reset; the desk's lock guards it
 
 	// The following is the goroutine's.
-	file    *os.File // nil: not opened yet, or it cannot be
-	limit   int64    // bytes: a larger file is made anew
-	loaded  map[*space]bool
-	resting <-chan time.Time // nil: the file may be made anew
-	failing bool             // the last write failed
+	folder  *os.Root // nil: not opened
+	files   map[*space]*tokenFile
+	resting <-chan time.Time // nil: what failed may be tried again
 }
+
+// tokenFile is a log of BLOCK_TOKENS as on the wire, in version 3, each after its length and
+// CRC-32C as u32 LE. A reader stops at the first one that is not whole: the process was killed
+// while it wrote it. Nothing depends on their order, and a block may be in several.
+type tokenFile struct {
+	file        *os.File
+	size, limit int64 // a larger file is made anew
+}
+
+const (
+	recordHead    = 8
+	recordVersion = 3
+	newSuffix     = ".new" // of a file's name while it is made anew
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func newKeeper(d *Desk, path string, log *zap.Logger) *keeper {
 	if path == "" {
 		return nil
 	}
 	return &keeper{
-		desk: d, path: path, log: log, queue: make(chan []byte, maxQueued), opened: make(chan struct{}, 1),
-		limit: minRewrite, loaded: map[*space]bool{}, forgotten: map[pool.Fingerprint]bool{},
+		desk: d, path: path, log: log, wake: make(chan struct{}, 1), files: map[*space]*tokenFile{},
+		forgotten: map[string]bool{},
 	}
 }
 
-// keep keeps what was said of a space's blocks. It does not wait.
-func (k *keeper) keep(fp pool.Fingerprint, m *ipc.BlockTokens) {
-	if k == nil {
-		return
-	}
-	one, err := appendRecord(nil, fp, m)
-	if err == nil {
-		select {
-		case k.queue <- one:
-			return
-		default:
-		}
-	}
-	k.behind.Store(true)
-}
+// nameOf returns the name of a space's file.
+func nameOf(fp pool.Fingerprint) string { return hex.EncodeToString(fp[:]) }
 
-// load has the tokens loaded of spaces that are open and were not, and lets go of those that were
-// closed.
-func (k *keeper) load() {
+// signal tells the keeper that there may be something to load, to keep or to let go of.
+func (k *keeper) signal() {
 	if k != nil {
 		select {
-		case k.opened <- struct{}{}:
+		case k.wake <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// renew has the file made anew, without what is not held any more.
-func (k *keeper) renew() {
-	if k != nil {
-		k.behind.Store(true)
-		k.load()
-	}
-}
-
-// forget has the file made anew without what it has of a space that is not asked for.
-func (k *keeper) forget(fp pool.Fingerprint) {
-	k.mu.Lock()
-	k.forgotten[fp] = true
-	k.mu.Unlock()
-	k.renew()
-}
-
-// work serves the file until the desk ends.
+// work serves the files until the desk ends.
 func (k *keeper) work() {
-	for {
-		ends := false
+	for ends := false; !ends; {
 		select {
 		case <-k.desk.stop:
-			ends = true
-		case <-k.opened:
-			if err := k.loadNew(); err != nil {
-				k.failed("reading", err)
-				k.behind.Store(true) // which loads first
-			}
-		case one := <-k.queue:
-			k.append(one)
+			ends, k.resting = true, nil
+		case <-k.wake:
 		case <-k.resting:
 			k.resting = nil
 		}
-		if ends {
-			k.drain()
+		if k.resting != nil {
+			continue
 		}
-		if (ends || k.resting == nil) && (k.behind.Load() || k.bytes.Load() > k.limit) {
-			k.makeAnew()
+		if err := k.turn(); err != nil {
+			k.errors.Add(1)
+			k.log.Warn("the files of KV events' tokens", zap.String("folder", k.path), zap.Error(err))
+			k.resting = time.After(failedRest)
+			k.desk.renew()
 		}
-		if ends {
-			if k.file != nil {
-				k.failed("closing", k.file.Close())
-			}
-			return
+	}
+	for _, f := range k.files {
+		_ = f.file.Close() // what was written is checked
+	}
+	if k.folder != nil {
+		_ = k.folder.Close()
+	}
+}
+
+// renew has all files made anew: after a failure, what they lack is not remembered.
+func (d *Desk) renew() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, sp := range d.spaces {
+		sp.anew = true
+		for _, l := range sp.ledgers {
+			l.unkept = nil
 		}
 	}
 }
 
-// drain writes the records that are queued.
-func (k *keeper) drain() {
-	for range len(k.queue) {
-		k.append(<-k.queue)
-	}
-}
-
-// failed counts an error, and logs it if the last write did not fail.
-func (k *keeper) failed(what string, err error) {
-	if err == nil {
-		return
-	}
-	k.errors.Add(1)
-	if !k.failing {
-		k.log.Warn("the file of KV events' tokens", zap.String("failed", what), zap.String("path", k.path),
-			zap.Error(err))
-	}
-	k.failing = true
-}
-
-// open opens the file and drops what is not whole at its end.
-func (k *keeper) open(flags int) (err error) {
-	if k.file != nil {
-		return nil
-	}
-	f, err := openOwn(k.path, flags)
-	if err != nil {
+// turn brings the files up to date.
+func (k *keeper) turn() (err error) {
+	d := k.desk
+	d.mu.Lock()
+	spaces, forgotten := maps.Clone(d.spaces), len(k.forgotten) > 0
+	d.mu.Unlock()
+	if err = k.openFolder(len(spaces) > 0); err != nil {
+		if len(spaces) == 0 && errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		return err
 	}
-	if err := os.Remove(k.path + newSuffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errors.Join(err, f.Close()) // a process was killed while it made the file anew
-	}
-	end, err := readRecords(f, func(pool.Fingerprint, []byte, []byte) error { return nil })
-	if errors.Is(err, errNoTokens) {
-		if err = f.Truncate(0); err == nil {
-			_, err = f.WriteAt([]byte(tokenMagic), 0)
-		}
-		end = int64(len(tokenMagic))
-	} else if err == nil {
-		err = f.Truncate(end)
-	}
-	if err != nil {
-		return errors.Join(err, f.Close())
-	}
-	k.adopt(f, end)
-	return nil
-}
-
-func (k *keeper) adopt(f *os.File, size int64) {
-	k.file, k.limit = f, max(minRewrite, 2*size)
-	k.bytes.Store(size)
-}
-
-// loadNew says to spaces that were opened what the file has of them.
-func (k *keeper) loadNew() error {
-	// A space that was closed, and one opened again since, may both be there.
-	fresh, loaded := map[pool.Fingerprint][]*space{}, map[*space]bool{}
-	for _, sp := range k.desk.all() {
-		if loaded[sp] = true; !k.loaded[sp] {
-			fresh[sp.print] = append(fresh[sp.print], sp)
+	for sp, f := range k.files {
+		if spaces[sp.id] != sp { // it was closed, which its blocks may outlive
+			err = errors.Join(err, k.keep(sp, f), f.file.Close())
+			delete(k.files, sp)
 		}
 	}
-	err := k.open(0)
-	if err == nil && len(fresh) > 0 {
-		_, err = readRecords(io.NewSectionReader(k.file, 0, k.bytes.Load()),
-			func(fp pool.Fingerprint, _, frame []byte) error {
-				if len(fresh[fp]) == 0 {
-					return nil
-				}
-				if m, err := ipc.Decode(recordVersion, frame); err == nil {
-					if said, ok := m.(*ipc.BlockTokens); ok {
-						for _, sp := range fresh[fp] {
-							sp.learn(said)
-						}
-					}
-				}
-				return nil
-			})
+	for _, sp := range spaces {
+		if k.files[sp] == nil {
+			forgotten = true // to make room for its file
+			err = errors.Join(err, k.load(sp))
+		}
+		if f := k.files[sp]; f != nil {
+			err = errors.Join(err, k.keep(sp, f))
+		}
 	}
-	if err == nil || errors.Is(err, fs.ErrNotExist) {
-		k.loaded = loaded
-		return nil
+	if forgotten {
+		err = errors.Join(err, k.removeUnused())
 	}
 	return err
 }
 
-// append writes a record. What cannot be written is written when the file is made anew.
-func (k *keeper) append(one []byte) {
-	err := k.open(os.O_CREATE)
-	if err == nil {
-		if _, err = k.file.WriteAt(one, k.bytes.Load()); err == nil {
-			k.bytes.Add(int64(len(one)))
-			k.failing = false
-			return
+// load says to a space what its file has.
+func (k *keeper) load(sp *space) error {
+	file, err := k.folder.OpenFile(nameOf(sp.print), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	size, err := readRecords(file, func(m *ipc.BlockTokens) {
+		k.desk.mu.Lock()
+		defer k.desk.mu.Unlock()
+		sp.learn(m, true)
+	})
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	k.files[sp] = &tokenFile{file: file, size: size, limit: max(minRewrite, 2*size)}
+	return nil
+}
+
+// keep writes what is to be kept of a space, all of it when the file is made anew.
+func (k *keeper) keep(sp *space, f *tokenFile) error {
+	k.desk.mu.Lock()
+	anew := sp.anew || f.size > f.limit
+	if sp.anew = false; anew {
+		for _, l := range sp.ledgers {
+			l.keepHeld()
 		}
 	}
-	k.failed("writing", err)
-	k.behind.Store(true)
+	k.desk.mu.Unlock()
+	if anew {
+		return k.rewrite(sp, f)
+	}
+	return k.flush(sp, f)
+}
+
+func (k *keeper) rewrite(sp *space, f *tokenFile) error {
+	name := nameOf(sp.print)
+	file, err := k.folder.OpenFile(name+newSuffix, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	next := &tokenFile{file: file}
+	if err = k.flush(sp, next); err == nil {
+		err = file.Sync()
+	}
+	if err == nil {
+		err = k.folder.Rename(name+newSuffix, name)
+	}
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	err = f.file.Close()
+	f.file, f.size, f.limit = file, next.size, max(minRewrite, 2*next.size)
+	return err
+}
+
+// flush writes what is to be kept at the end of a file.
+func (k *keeper) flush(sp *space, f *tokenFile) error {
+	for {
+		k.desk.mu.Lock()
+		out, err := sp.takeUnkept()
+		k.desk.mu.Unlock()
+		if err != nil || len(out) == 0 {
+			return err
+		}
+		if _, err := f.file.WriteAt(out, f.size); err != nil {
+			return err
+		}
+		f.size += int64(len(out))
+	}
+}
+
+// takeUnkept returns records of some blocks that are to be kept.
+func (sp *space) takeUnkept() (out []byte, err error) {
+	for _, l := range sp.ledgers {
+		var list []event
+		some := min(len(l.unkept), holdsStride)
+		for _, n := range l.unkept[:some] {
+			if l.at(n).is(flagKnown) { // else it was forgotten
+				list = append(list, event{l, n, 0, true})
+			}
+		}
+		l.unkept = l.unkept[some:]
+		for _, r := range runs(list, false) {
+			m := r.message()
+			if out, err = appendRecord(out, &ipc.BlockTokens{
+				Group: m.Group, Parent: m.Parent, HashLen: m.HashLen, Hashes: m.Hashes, Tokens: m.Tokens,
+				Extra: m.Extra,
+			}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// appendRecord appends a record to dst.
+func appendRecord(dst []byte, m *ipc.BlockTokens) ([]byte, error) {
+	at := len(dst)
+	out, err := ipc.Encode(append(dst, make([]byte, recordHead)...), recordVersion, m)
+	if err != nil {
+		return nil, err
+	}
+	body := out[at+recordHead:]
+	binary.LittleEndian.PutUint32(out[at:], uint32(len(body)))
+	binary.LittleEndian.PutUint32(out[at+4:], crc32.Checksum(body, castagnoli))
+	return out, nil
+}
+
+// readRecords calls found with each record, which is valid during the call. It returns where the
+// last whole one ends.
+func readRecords(from io.Reader, found func(*ipc.BlockTokens)) (end int64, err error) {
+	in := bufio.NewReaderSize(from, 1<<20)
+	var head [recordHead]byte
+	var body []byte
+	for {
+		if _, err = io.ReadFull(in, head[:]); err != nil {
+			break
+		}
+		n := binary.LittleEndian.Uint32(head[:])
+		if n > ipc.MaxFrame {
+			return end, nil
+		}
+		body = slices.Grow(body[:0], int(n))[:n]
+		if _, err = io.ReadFull(in, body); err != nil {
+			break
+		}
+		if crc32.Checksum(body, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
+			return end, nil
+		}
+		if m, err := ipc.Decode(recordVersion, body); err == nil {
+			if said, ok := m.(*ipc.BlockTokens); ok {
+				found(said)
+			}
+		}
+		end += int64(len(head)) + int64(n)
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	return end, err
+}
+
+// removeUnused removes, of the files of spaces that are not open, those that are forgotten, and the
+// oldest while there are too many.
+func (k *keeper) removeUnused() error {
+	used := map[string]bool{}
+	k.desk.mu.Lock()
+	for _, sp := range k.desk.spaces {
+		used[nameOf(sp.print)] = true
+	}
+	forgotten := k.forgotten
+	k.forgotten = map[string]bool{}
+	k.desk.mu.Unlock()
+	list, err := fs.ReadDir(k.folder.FS(), ".")
+	if err != nil {
+		return err
+	}
+	var files []fs.FileInfo
+	for _, one := range list {
+		if info, err := one.Info(); err == nil && !used[one.Name()] {
+			files = append(files, info)
+		}
+	}
+	slices.SortFunc(files, func(a, b fs.FileInfo) int { return b.ModTime().Compare(a.ModTime()) })
+	bytes := int64(0)
+	for i, one := range files {
+		bytes += one.Size()
+		if i >= maxFiles || bytes > maxUnused || forgotten[one.Name()] {
+			err = errors.Join(err, k.folder.Remove(one.Name()))
+		}
+	}
+	return err
+}
+
+// openFolder opens the folder. Only the agent's user may reach it: it has prompts. The pool beside
+// it is locked, so no other process has it.
+func (k *keeper) openFolder(create bool) error {
+	if k.folder != nil {
+		return nil
+	}
+	if create {
+		if err := os.Mkdir(k.path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	info, err := os.Lstat(k.path)
+	if err != nil {
+		return err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(st.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("%s: %v, allowed: a folder of uid %d, mode 0700", k.path, info.Mode(), os.Geteuid())
+	}
+	root, err := os.OpenRoot(k.path)
+	if err != nil {
+		return err
+	}
+	if now, err := root.Stat("."); err != nil || !os.SameFile(info, now) {
+		return errors.Join(fmt.Errorf("%s: it was replaced", k.path), root.Close())
+	}
+	k.folder = root
+	return nil
 }

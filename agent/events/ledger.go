@@ -1,15 +1,10 @@
-// Package events tells routers, through the engines, which blocks memory and the node's disk hold:
-// one stored event when a block comes to either and one removed event when it goes, with the tokens
-// that routers need.
-//
-// The pool only notes the names of entries that came or went. The desk looks up what has become of
-// them, so a note that is late, repeated or lost costs a look-up and never a wrong event. A ledger
-// keeps the tokens, and a bit for each subscriber that was told of a block: what is to be told is
-// where the bit and the truth differ. A slow subscriber therefore needs no queue of events.
 package events
 
 import (
+	"bytes"
+	"hash/maphash"
 	"math/bits"
+	"slices"
 	"unsafe"
 
 	"github.com/kvagent/kvagent/pool"
@@ -19,9 +14,9 @@ import (
 const (
 	maxBlocks     = 1 << 22   // blocks whose tokens are kept; a further one is not told
 	maxTokenBytes = 512 << 20 // of their tokens
+	maxExtraBytes = 64 << 20  // of what else their events have
 	maxIdle       = 1 << 16   // of them that no medium holds, kept for when they come (again)
-	maxUnkept     = 1 << 12   // blocks noted that are to be written to the file of tokens; more, and it is made anew
-	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one looks at all blocks
+	maxLog        = 1 << 16   // changes kept; a subscriber that has not seen an earlier one begins again
 )
 
 const (
@@ -34,24 +29,28 @@ type ledger struct {
 	group  uint8
 	stride int // bytes of one block's tokens
 	limits limits
+	seed   maphash.Seed
 
-	index  map[pool.Hash]uint32
-	chunks []*chunk
-	high   uint32 // blocks from here on were never used
-	spare  uint32 // first unused block below high, linked by next
+	index      map[uint64]uint32 // by the hash of their hash; another block with the same one finds no room
+	chunks     []*chunk
+	high       uint32            // blocks from here on were never used
+	spare      uint32            // first unused block below high, linked by next
+	extras     map[uint32]string // what else the events of a block have: salts, at the start of prompts
+	extraBytes int
 
-	absent    int        // blocks that are not held
-	reachable [media]int // blocks that subscribers are told, by medium
-	unkept    []uint32   // blocks whose tokens are not in the file, which came to be held; at most maxUnkept
-	flips     uint64     // how often a block became one of them or ceased to be
-	idle      []uint32   // in the order in which they became idle; some are not any more
-	extras    extras
+	live   []place    // of the blocks that are told, in the order in which they came to be; and of others
+	placed uint64     // number of the last place
+	told   [media]int // blocks that are told, by medium
+	flips  uint64     // how often one of these numbers changed
+	log    []change   // of live blocks, the oldest first
+	first  uint64     // number of log[0]
 
-	log   []uint32 // blocks that changed, the oldest first
-	first uint64   // number of log[0]
-	gaps  uint64   // how often a subscriber had not seen a change that the log no longer has
+	absent int      // blocks that are not held
+	idle   []uint32 // those that are before no other block, the oldest first; some are not any more
 
-	path []uint32 // scratch
+	unkept []uint32 // held blocks that are to be written to the file of tokens
+
+	asked, tree []uint32 // scratch
 }
 
 // limits are those of the package, except in tests.
@@ -68,65 +67,65 @@ type chunk struct {
 // media is the number of media that are told: medium i is number i+1 of ipc's.
 const media = 2
 
-// held has a bit for each medium that holds a block, or in which it is told.
+// held has a bit for each medium that holds a block.
 type held uint8
 
-// block is what the ledger keeps of a block besides its tokens: 72 bytes.
+// block is what the ledger has of a block besides its tokens: 64 bytes.
 type block struct {
 	hash          pool.Hash
 	flags         uint8
-	depth         uint16 // its place in its chain, 1 for the first, at most maxDepth; valid once it was reachable
-	parent, child uint32 // child is the first one
-	next, prev    uint32 // siblings
-	extra         uint32
-	told          [media]uint64 // subscribers that were told that it is stored there, a bit each
+	held          held // when it was last looked up
+	parent, child uint32
+	next, prev    uint32 // siblings; child is the first one
+	// since is the number of the block's place in live. Of a block that is not live any more, it is
+	// the number of the change after its last one.
+	since uint64
 }
 
 const (
-	flagKnown     = 1 << 0 // its tokens are known; else it is only the parent of one that is
-	flagRoot      = 1 << 1 // begins a prompt
-	flagReachable = 1 << 2 // known and held, as are all blocks before it: subscribers are to be told
-	flagQueued    = 1 << 3 // in ledger.idle
-	flagKept      = 1 << 4 // its tokens are in the file, or on the way there
-	heldShift     = 5      // from here on: the media that held it, when it was last looked up
+	flagKnown = 1 << 0 // its tokens are known; else it is only the parent of one that is
+	flagLive  = 1 << 1 // known and held, as are all blocks before it: it is told, and in ledger.live
+	flagIdle  = 1 << 2 // in ledger.idle
+	flagKept  = 1 << 3 // in the file of tokens, or in ledger.unkept
 )
 
+// place is that of a block in live, as long as the block has its number.
+type place struct {
+	since uint64
+	n     uint32
+}
+
+// change is that a live block came to a medium besides another one, or left a medium. Subscribers
+// are told of it that were told of the block before: live blocks up to since were.
+type change struct {
+	since  uint64
+	n      uint32
+	medium uint8
+	stored bool
+}
+
 func (b *block) is(flags uint8) bool { return b.flags&flags == flags }
-
-func (b *block) held() held { return held(b.flags >> heldShift) }
-
-// wanted returns the media in which subscribers are to be told that the block is stored.
-func (b *block) wanted() held {
-	if b.is(flagReachable) {
-		return b.held()
-	}
-	return 0
-}
-
-// toldTo returns the media in which a subscriber was told that the block is stored.
-func (b *block) toldTo(bit uint64) (in held) {
-	for m := range b.told {
-		if b.told[m]&bit != 0 {
-			in |= 1 << m
-		}
-	}
-	return in
-}
 
 func newLedger(group uint8, blockTokens uint32, l limits) *ledger {
 	stride := int(blockTokens) * tokenBytes
 	l.blocks = min(l.blocks, maxTokenBytes/stride)
-	return &ledger{group: group, stride: stride, limits: l, index: map[pool.Hash]uint32{}, high: 1}
+	return &ledger{
+		group: group, stride: stride, limits: l, seed: maphash.MakeSeed(), high: 1,
+		index: map[uint64]uint32{}, extras: map[uint32]string{},
+	}
 }
 
+// anew returns the ledger as it was at first.
+func (l *ledger) anew() *ledger { return newLedger(l.group, uint32(l.stride/tokenBytes), l.limits) }
+
 // indexBytes is what the index takes for a block, measured.
-const indexBytes = 104
+const indexBytes = 52
 
 // bytes returns about how much memory the ledger takes.
 func (l *ledger) bytes() int64 {
 	each := int64(unsafe.Sizeof(block{})) + int64(l.stride)
-	return int64(len(l.chunks))*chunkBlocks*each + int64(len(l.index))*indexBytes +
-		int64(cap(l.log)+cap(l.idle))*4
+	return int64(len(l.chunks))*chunkBlocks*each + int64(len(l.index))*indexBytes + int64(l.extraBytes) +
+		int64(cap(l.log)+cap(l.live))*int64(unsafe.Sizeof(change{})) + int64(cap(l.unkept)+cap(l.idle))*4
 }
 
 func (l *ledger) at(n uint32) *block { return &l.chunks[n/chunkBlocks].blocks[n%chunkBlocks] }
@@ -136,191 +135,260 @@ func (l *ledger) tokens(n uint32) []byte {
 	return l.chunks[n/chunkBlocks].tokens[o : o+l.stride]
 }
 
-// add records a block's tokens; parent has length 0 at the start of a prompt. It returns false if
-// there is no room. What is known of a block does not change any more.
-func (l *ledger) add(h, parent pool.Hash, tokens, extra []byte) bool {
-	n := l.find(h)
-	if n == 0 {
-		return false
-	}
-	defer l.rest(n)
-	b := l.at(n)
-	if b.is(flagKnown) {
-		return true
-	}
-	if parent.Len == 0 {
-		b.flags |= flagRoot
-	} else if p := l.find(parent); p != 0 && p != n {
-		l.link(n, p)
-	} else {
-		return false
-	}
-	b.flags |= flagKnown
-	b.extra = l.extras.take(extra)
-	copy(l.tokens(n), tokens)
-	l.update(n)
-	return true
+func (l *ledger) hash(n uint32) []byte {
+	h := &l.at(n).hash
+	return h.Bytes[:h.Len]
 }
 
-// find returns the number of a block, a new one if there was none; 0 if there is no room.
-func (l *ledger) find(h pool.Hash) uint32 {
-	if n := l.index[h]; n != 0 {
+// parent returns the hash before a block; nil: none.
+func (l *ledger) parent(n uint32) []byte {
+	if p := l.at(n).parent; p != 0 {
+		return l.hash(p)
+	}
+	return nil
+}
+
+// add records a block's tokens; an empty parent is the start of a prompt. It returns the block's
+// number, 0 if there is no room. What is known of a block does not change any more.
+func (l *ledger) add(hash, parent, tokens, extra []byte) (n uint32) {
+	if n = l.find(hash); n == 0 || l.at(n).is(flagKnown) {
 		return n
 	}
-	n := l.spare
-	switch {
-	case n != 0:
-		l.spare = l.at(n).next
-	case len(l.index) >= l.limits.blocks:
+	if l.extraBytes+len(extra) > maxExtraBytes {
 		return 0
-	default:
-		n = l.high
-		if int(n/chunkBlocks) == len(l.chunks) {
-			l.chunks = append(l.chunks, &chunk{tokens: make([]byte, chunkBlocks*l.stride)})
-		}
-		l.high++
 	}
-	*l.at(n) = block{hash: h}
-	l.index[h] = n
-	l.absent++
+	b := l.at(n)
+	if len(parent) > 0 {
+		p := l.find(parent)
+		if p == 0 || p == n {
+			return 0
+		}
+		before := l.at(p)
+		if b.parent, b.next = p, before.child; b.next != 0 {
+			l.at(b.next).prev = n
+		}
+		before.child = n
+	}
+	b.flags |= flagKnown
+	if len(extra) > 0 {
+		l.extras[n] = string(extra)
+		l.extraBytes += len(extra)
+	}
+	copy(l.tokens(n), tokens)
+	l.raise(n)
 	return n
 }
 
-func (l *ledger) link(n, parent uint32) {
-	b, p := l.at(n), l.at(parent)
-	b.parent, b.next = parent, p.child
-	if p.child != 0 {
-		l.at(p.child).prev = n
+// get returns the number of a block; 0: there is none.
+func (l *ledger) get(hash []byte) uint32 {
+	if n := l.index[maphash.Bytes(l.seed, hash)]; n != 0 && bytes.Equal(l.hash(n), hash) {
+		return n
 	}
-	p.child = n
+	return 0
 }
 
-func (l *ledger) unlink(n uint32) {
+// find returns the number of a block, a new one if there was none; 0 if there is no room.
+func (l *ledger) find(hash []byte) uint32 {
+	if n := l.get(hash); n != 0 {
+		return n
+	}
+	key := maphash.Bytes(l.seed, hash)
+	n := l.spare
+	switch {
+	case l.index[key] != 0 || len(l.index) >= l.limits.blocks:
+		return 0
+	case n != 0:
+		l.spare = l.at(n).next
+	default:
+		n = l.high
+		if l.high++; int(n/chunkBlocks) == len(l.chunks) {
+			l.chunks = append(l.chunks, &chunk{tokens: make([]byte, chunkBlocks*l.stride)})
+		}
+	}
+	*l.at(n) = block{hash: pool.MakeHash(hash)}
+	l.index[key] = n
+	l.absent++
+	l.rest(n)
+	return n
+}
+
+// forget frees a block that is not held, nor before another one.
+func (l *ledger) forget(n uint32) {
 	b := l.at(n)
-	if b.parent == 0 {
-		return
+	l.cut(b.since)
+	if b.parent != 0 {
+		if b.prev == 0 {
+			l.at(b.parent).child = b.next
+		} else {
+			l.at(b.prev).next = b.next
+		}
+		if b.next != 0 {
+			l.at(b.next).prev = b.prev
+		}
+		l.rest(b.parent)
 	}
-	if b.prev == 0 {
-		l.at(b.parent).child = b.next
-	} else {
-		l.at(b.prev).next = b.next
-	}
-	if b.next != 0 {
-		l.at(b.next).prev = b.prev
-	}
+	l.extraBytes -= len(l.extras[n])
+	delete(l.extras, n)
+	delete(l.index, maphash.Bytes(l.seed, l.hash(n)))
+	l.absent--
+	*b = block{next: l.spare}
+	l.spare = n
 }
 
 // set records which media hold a block.
 func (l *ledger) set(n uint32, now held) {
 	b := l.at(n)
-	before := b.held()
-	if before == now {
-		return
-	}
-	l.count(b, -1)
-	b.flags = b.flags&(1<<heldShift-1) | uint8(now)<<heldShift
-	l.count(b, 1)
+	before := b.held
 	switch {
+	case before == now:
+		return
 	case before == 0:
 		l.absent--
-		if b.is(flagKnown) && !b.is(flagKept) && len(l.unkept) < maxUnkept {
-			l.unkept = append(l.unkept, n)
-		}
 	case now == 0:
 		l.absent++
+		l.drop(n)
+	case b.is(flagLive):
+		l.change(n, now&^before, true)
+		l.change(n, before&^now, false)
 	}
-	if b.is(flagReachable) {
-		l.flips += uint64(bits.OnesCount8(uint8(before ^ now)))
-		if now != 0 { // else update notes it
-			l.note(n)
-		}
-	}
-	l.update(n)
+	b.held = now
+	l.raise(n)
 	l.rest(n)
 }
 
-// count adds a block to what subscribers are told, or subtracts it.
-func (l *ledger) count(b *block, by int) {
-	for m := range l.reachable {
-		if b.wanted()&(1<<m) != 0 {
-			l.reachable[m] += by
-		}
-	}
-}
-
-// update finds out whether a block is reachable, and those after it.
-func (l *ledger) update(n uint32) {
-	todo := append(l.path[:0], n)
-	for len(todo) > 0 {
-		n, todo = todo[len(todo)-1], todo[:len(todo)-1]
+// raise makes a block live, and those after it, as far as they are known, held, and after a live
+// one. The tokens of those that are known and held are to be kept.
+func (l *ledger) raise(n uint32) {
+	tree := append(l.tree[:0], n)
+	for i := 0; i < len(tree); i++ {
+		n := tree[i]
 		b := l.at(n)
-		now := b.is(flagKnown) && b.held() != 0 && (b.is(flagRoot) || l.at(b.parent).is(flagReachable))
-		if now == b.is(flagReachable) {
+		if b.is(flagLive) || !b.is(flagKnown) || b.held == 0 {
 			continue
 		}
-		l.count(b, -1)
-		b.flags ^= flagReachable
-		l.count(b, 1)
-		if now {
-			b.depth = 1
-			if !b.is(flagRoot) {
-				b.depth = uint16(min(int(l.at(b.parent).depth)+1, maxDepth))
+		l.keep(n)
+		if b.parent != 0 && !l.at(b.parent).is(flagLive) {
+			continue
+		}
+		l.placed++
+		b.flags |= flagLive
+		b.since = l.placed
+		l.live = append(l.live, place{l.placed, n})
+		l.count(b.held, 1)
+		for child := b.child; child != 0; child = l.at(child).next {
+			tree = append(tree, child)
+		}
+	}
+	l.tree = tree
+}
+
+// keep has a block's tokens written, if they are not in the file.
+func (l *ledger) keep(n uint32) {
+	if b := l.at(n); !b.is(flagKept) {
+		b.flags |= flagKept
+		l.unkept = append(l.unkept, n)
+	}
+}
+
+// keepHeld has the tokens of all known blocks written that are held, because the file is made anew.
+func (l *ledger) keepHeld() {
+	l.unkept = l.unkept[:0]
+	for n := uint32(1); n < l.high; n++ {
+		b := l.at(n)
+		if b.flags &^= flagKept; b.is(flagKnown) && b.held != 0 {
+			l.keep(n)
+		}
+	}
+}
+
+// drop makes a live block not live, after those after it.
+func (l *ledger) drop(n uint32) {
+	tree := append(l.tree[:0], n)
+	for i := 0; i < len(tree); i++ {
+		for child := l.at(tree[i]).child; child != 0; child = l.at(child).next {
+			if l.at(child).is(flagLive) {
+				tree = append(tree, child)
 			}
 		}
-		l.flips += uint64(bits.OnesCount8(uint8(b.held())))
-		l.note(n)
-		for child := b.child; child != 0; child = l.at(child).next {
-			todo = append(todo, child)
+	}
+	for _, n := range slices.Backward(tree) {
+		if b := l.at(n); b.is(flagLive) {
+			l.change(n, b.held, false)
+			b.flags &^= flagLive
+			b.since = l.end()
 		}
 	}
-	l.path = todo
+	l.tree = tree
 }
 
-// note adds a block to the log, whose older half goes when it is full.
-func (l *ledger) note(n uint32) {
-	if len(l.log) >= l.limits.log {
-		gone := len(l.log) / 2
-		l.log = l.log[:copy(l.log, l.log[gone:])]
-		l.first += uint64(gone)
+// change logs that a live block came to some media or left them.
+func (l *ledger) change(n uint32, in held, stored bool) {
+	by := -1
+	if stored {
+		by = 1
 	}
-	l.log = append(l.log, n)
+	l.count(in, by)
+	for m := range uint8(media) {
+		if in&(1<<m) == 0 {
+			continue
+		}
+		if len(l.log) >= l.limits.log {
+			l.cut(l.first + uint64(len(l.log)/2))
+		}
+		l.log = append(l.log, change{since: l.at(n).since, n: n, medium: m, stored: stored})
+	}
 }
 
-// isIdle reports whether a block may be forgotten.
-func (b *block) isIdle() bool { return b.held() == 0 && b.told == [media]uint64{} && b.child == 0 }
+// count adds a block to what is told in some media, or subtracts it.
+func (l *ledger) count(in held, by int) {
+	for m := range l.told {
+		if in&(1<<m) != 0 {
+			l.told[m] += by
+		}
+	}
+	l.flips += uint64(bits.OnesCount8(uint8(in)))
+}
 
-// rest queues a block that is idle, and forgets the oldest ones while too many are not held.
+// end returns the number of the next change.
+func (l *ledger) end() uint64 { return l.first + uint64(len(l.log)) }
+
+// cut drops the changes before one from the log.
+func (l *ledger) cut(before uint64) {
+	if before > l.first {
+		l.log = l.log[before-l.first:]
+		l.first = before
+	}
+}
+
+func (b *block) isIdle() bool { return b.held == 0 && b.child == 0 }
+
+// rest queues a block that is idle.
 func (l *ledger) rest(n uint32) {
-	l.queue(n)
-	for l.absent > l.limits.idle && len(l.idle) > 0 {
-		old := l.idle[0]
-		l.idle = l.idle[1:]
-		b := l.at(old)
-		b.flags &^= flagQueued
-		if b.isIdle() {
-			l.forget(old)
-		}
-	}
-}
-
-func (l *ledger) queue(n uint32) {
-	if b := l.at(n); b.isIdle() && !b.is(flagQueued) {
-		b.flags |= flagQueued
+	if b := l.at(n); b.isIdle() && !b.is(flagIdle) {
+		b.flags |= flagIdle
 		l.idle = append(l.idle, n)
 	}
 }
 
-// forget frees a block. The one before it may become idle by that.
-func (l *ledger) forget(n uint32) {
-	b := l.at(n)
-	l.unlink(n)
-	l.extras.drop(b.extra)
-	delete(l.index, b.hash)
-	l.absent--
-	parent := b.parent
-	*b = block{next: l.spare}
-	l.spare = n
-	if parent != 0 {
-		l.queue(parent)
+// trim forgets the oldest idle blocks while too many are not held, and drops places of blocks that
+// are not live when they are many.
+func (l *ledger) trim() {
+	for l.absent > l.limits.idle && len(l.idle) > 0 {
+		n := l.idle[0]
+		l.idle = l.idle[1:]
+		if b := l.at(n); b.isIdle() {
+			l.forget(n)
+		} else {
+			b.flags &^= flagIdle
+		}
 	}
+	if len(l.live) > 2*(l.told[0]+l.told[1])+chunkBlocks {
+		l.live = slices.DeleteFunc(l.live, func(p place) bool { return !l.has(p) })
+	}
+}
+
+// has reports whether a place is that of a live block.
+func (l *ledger) has(p place) bool {
+	b := l.at(p.n)
+	return b.is(flagLive) && b.since == p.since
 }

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -16,7 +16,6 @@ import (
 const (
 	MaxTails   = 4      // at once; a further one is refused
 	tailBlocks = 1 << 8 // told by one call of Next
-	maxDepth   = 1<<16 - 1
 )
 
 // Errors of Desk.Tail, to branch on.
@@ -48,26 +47,23 @@ type Transition struct {
 }
 
 // Tail tells an operator what routers are told, of all spaces that it wants. It is asked, so a slow
-// reader keeps nobody waiting and nothing in memory: it is told the net difference, and how many
-// transitions that leaves out. Its methods must not be called concurrently.
+// reader keeps nobody waiting and nothing in memory: it is told how many transitions it has missed.
+// Its methods must not be called concurrently. The desk's lock guards its state.
 type Tail struct {
 	desk   *Desk
-	number int // among the tails
 	follow bool
 	wants  func(pool.SpaceID) bool
 	wake   chan struct{} // cap 1: there may be something to tell
-	spaces map[pool.SpaceID]*tailed
-	last   pool.SpaceID // of which something was told
+	spaces map[*space]*tailed
+	ended  []Transition // what is to be told first: spaces that were cleared
+	off    bool
 }
 
-// tailed is a tail's state of one space. The space's lock guards it.
+// tailed is a tail's state of one space; nil: it is not wanted.
 type tailed struct {
-	space   *space // nil: not wanted
-	bit     uint64
 	cursors []cursor
-	clears  int // that were told
-	held    int // blocks that are told stored, once for each medium
-	counted uint64
+	held    int    // blocks that are told stored, once for each medium
+	counted uint64 // flips that were told
 }
 
 // Tail returns a tail that tells what is held, as a new session is told, and then ends; with
@@ -77,40 +73,30 @@ func (d *Desk) Tail(follow bool, wants func(pool.SpaceID) bool) (*Tail, error) {
 		return nil, ErrNoJournal
 	}
 	t := &Tail{
-		desk: d, follow: follow, wants: wants, wake: make(chan struct{}, 1), spaces: map[pool.SpaceID]*tailed{},
+		desk: d, follow: follow, wants: wants, wake: make(chan struct{}, 1), spaces: map[*space]*tailed{}, off: true,
 	}
 	d.mu.Lock()
-	if t.number = slices.Index(d.tails[:], nil); t.number < 0 {
-		d.mu.Unlock()
+	full := len(d.tails) == MaxTails
+	if !full {
+		d.tails[t] = true
+	}
+	d.mu.Unlock()
+	if full {
 		return nil, ErrTooManyTails
 	}
-	d.tails[t.number] = t
-	d.mu.Unlock()
 	t.join(follow)
 	return t, nil
 }
 
 // Close ends the tail.
 func (t *Tail) Close() {
-	for _, one := range t.spaces {
-		if one.space != nil {
-			one.space.part(t, one)
-		}
-	}
 	t.desk.mu.Lock()
 	defer t.desk.mu.Unlock()
-	t.desk.tails[t.number] = nil
+	delete(t.desk.tails, t)
 }
 
-// Off reports that no engine asks for events in any space that the tail wants.
-func (t *Tail) Off() bool {
-	for _, one := range t.spaces {
-		if one.space != nil {
-			return false
-		}
-	}
-	return true
-}
+// Off reports that no engine asked for events in any space that the tail wants when it began.
+func (t *Tail) Off() bool { return t.off }
 
 // Next returns the next transitions, as soon as there are some. After Desk.Close, and without
 // follow when all was told, the error is io.EOF.
@@ -136,58 +122,50 @@ func (t *Tail) Next(ctx context.Context) ([]Transition, error) {
 	}
 }
 
-// join finds spaces that are new; with adopt, what they hold counts as told.
-func (t *Tail) join(adopt bool) {
-	all := t.desk.all()
-	for id, sp := range all {
-		if t.spaces[id] == nil {
-			t.spaces[id] = &tailed{}
-			if t.wants(id) {
-				t.spaces[id] = sp.join(t, adopt)
+// look asks the spaces, in any order.
+func (t *Tail) look() (out []Transition, all bool) {
+	t.desk.mu.Lock()
+	defer t.desk.mu.Unlock()
+	if out, t.ended = t.ended, nil; len(out) > 0 {
+		return out, false
+	}
+	for _, sp := range t.desk.spaces {
+		if one := t.spaces[sp]; one != nil {
+			if out, all = one.tell(sp); len(out) > 0 || !all {
+				return out, all
 			}
 		}
 	}
+	return nil, true
 }
 
-// look asks the spaces, beginning after the one that told something last.
-func (t *Tail) look() (out []Transition, all bool) {
-	closed := t.closed() // before the spaces are asked: all is known of these by now
-	ids := slices.Sorted(maps.Keys(t.spaces))
-	at, _ := slices.BinarySearch(ids, t.last+1)
-	all = true
-	for _, id := range slices.Concat(ids[at:], ids[:at]) {
-		one := t.spaces[id]
-		if one.space == nil {
-			continue
+// join finds spaces that are new; with adopt, what they hold counts as told.
+func (t *Tail) join(adopt bool) {
+	d := t.desk
+	d.mu.Lock()
+	spaces := slices.Collect(maps.Values(d.spaces))
+	spaces = slices.DeleteFunc(spaces, func(sp *space) bool { _, there := t.spaces[sp]; return there })
+	d.mu.Unlock()
+	for _, sp := range spaces {
+		wanted := t.wants(sp.id) // which must not be called with the lock held
+		d.mu.Lock()
+		if t.spaces[sp] = nil; wanted {
+			t.off = false
+			t.spaces[sp] = sp.join(adopt)
 		}
-		more, whole := one.space.tell(one)
-		if all = all && whole; len(more) > 0 {
-			t.last = id
-			return more, false
-		}
+		d.mu.Unlock()
 	}
-	t.drop(closed)
-	return nil, all
 }
 
-// closed returns the spaces that the desk has dropped, after it compared them for the last time.
-func (t *Tail) closed() (all []pool.SpaceID) {
-	for id := range t.spaces {
-		if t.desk.get(id) == nil {
-			all = append(all, id)
+func (sp *space) join(adopt bool) *tailed {
+	one := &tailed{cursors: sp.cursors(), counted: sp.flips() - uint64(sp.held())}
+	if adopt {
+		for i, l := range sp.ledgers {
+			one.cursors[i] = cursor{told: l.placed, seen: l.end()}
 		}
+		one.held, one.counted = sp.held(), sp.flips()
 	}
-	return all
-}
-
-// drop forgets spaces that were closed, of which all was told.
-func (t *Tail) drop(closed []pool.SpaceID) {
-	for _, id := range closed {
-		if one := t.spaces[id]; one.space != nil {
-			one.space.part(t, one)
-		}
-		delete(t.spaces, id)
-	}
+	return one
 }
 
 // signal wakes a tail.
@@ -198,126 +176,73 @@ func (t *Tail) signal() {
 	}
 }
 
-// join begins what a tail is told of a space.
-func (sp *space) join(t *Tail, adopt bool) *tailed {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	one := &tailed{space: sp, bit: 1 << (maxSubscribers + t.number), cursors: make([]cursor, len(sp.ledgers))}
-	sp.tails[t] = true
-	sp.begin(one)
-	for g, l := range sp.ledgers {
-		if l != nil && adopt {
-			one.held += l.adopt(one.bit)
-			one.cursors[g].scan = 0
-		}
+// clear handles that a space was reset or closed. It is called before its ledgers go.
+func (t *Tail) clear(sp *space) {
+	if one := t.spaces[sp]; one != nil && one.held > 0 {
+		t.ended = append(t.ended, Transition{Space: sp.id, Kind: Cleared, Blocks: one.held, Before: -1})
 	}
-	if adopt {
-		one.counted = sp.flips()
-	}
-	return one
+	delete(t.spaces, sp)
+	t.signal()
 }
 
-// part ends what a tail is told of a space.
-func (sp *space) part(t *Tail, one *tailed) {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	delete(sp.tails, t)
-	sp.begin(one)
-}
-
-// begin makes a tail one that has been told nothing.
-func (sp *space) begin(one *tailed) {
-	one.held, one.counted, one.clears = 0, sp.flips(), sp.clears
-	for g, l := range sp.ledgers {
-		if l != nil {
-			l.withdraw(one.bit)
-			l.begin(&one.cursors[g])
-			one.counted -= uint64(l.told())
-		}
-	}
-}
-
-// flips returns how often blocks became held or ceased to be.
+// flips returns how often blocks came to media or left them.
 func (sp *space) flips() (n uint64) {
 	for _, l := range sp.ledgers {
-		if l != nil {
-			n += l.flips
+		n += l.flips
+	}
+	return n
+}
+
+// held returns how many blocks subscribers are told, once for each medium.
+func (sp *space) held() (n int) {
+	for _, l := range sp.ledgers {
+		for _, blocks := range l.told {
+			n += blocks
 		}
 	}
 	return n
 }
 
-// tell returns a tail's next transitions, and whether these are all. Of a reset the tail is told
-// once all that it removed is known.
-func (sp *space) tell(one *tailed) (list []Transition, all bool) {
-	sp.mu.Lock()
-	defer sp.mu.Unlock()
-	if sp.clearing && one.held > 0 {
-		return nil, true
-	}
-	if one.clears != sp.clears {
-		if one.held > 0 {
-			list = append(list, Transition{Space: sp.id, Kind: Cleared, Blocks: one.held, Before: -1})
+// tell returns a tail's next transitions, and whether these are all.
+func (one *tailed) tell(sp *space) (list []Transition, all bool) {
+	for i, l := range sp.ledgers {
+		if c := &one.cursors[i]; l.missed(c) {
+			c.seen = l.end()
 		}
-		sp.begin(one)
 	}
-	out := newBatch(tailBlocks)
-	out.chains = true
-	all = sp.take(one.cursors, one.bit, out)
-	for i := range out.runs {
-		next := out.transition(i, sp.ledgers)
-		next.Space = sp.id
-		list = append(list, next)
-		one.counted += uint64(next.Blocks)
-		if next.Kind == Stored {
-			one.held += next.Blocks
+	told, all := sp.take(one.cursors, tailBlocks)
+	for _, r := range runs(told, false) {
+		list = append(list, r.transition(sp.id))
+		if r.stored {
+			one.held += len(r.blocks)
 		} else {
-			one.held -= next.Blocks
+			one.held -= len(r.blocks)
 		}
 	}
+	one.counted += uint64(len(told))
 	if flips := sp.flips(); all && flips > one.counted {
 		list = append(list, Transition{Space: sp.id, Kind: Missed, Blocks: int(flips - one.counted), Before: -1})
-		one.counted = flips
+		one.counted, one.held = flips, sp.held()
 	}
 	return list, all
 }
 
 // transition returns a run as operators are told it.
-func (out *batch) transition(i int, ledgers []*ledger) Transition {
-	r, n := &out.runs[i], int(out.runs[i].HashLen)
-	blocks := len(r.Hashes) / n
-	size := ledgers[r.Group].stride / tokenBytes
+func (r *run) transition(space pool.SpaceID) Transition {
+	l, size := r.l, r.l.stride/tokenBytes
+	first, last := r.blocks[0], r.blocks[len(r.blocks)-1]
 	next := Transition{
-		Kind: Stored, Medium: r.Medium, Group: r.Group, Blocks: blocks, Tokens: blocks * size, Before: -1,
-		Parent: r.Parent, First: r.Hashes[:n], Last: r.Hashes[len(r.Hashes)-n:],
+		Space: space, Kind: Stored, Medium: r.wireMedium(), Group: l.group, Blocks: len(r.blocks),
+		Tokens: len(r.blocks) * size,
 	}
-	depth := int(out.depths[i])
-	if r.Kind == ipc.EventRemoved { // the last one first
-		next.Kind, next.First, next.Last = Removed, next.Last, next.First
-		depth -= blocks - 1
+	if !r.stored {
+		next.Kind = Removed
+		first, last = last, first
 	}
-	if out.depths[i] < maxDepth {
-		next.Before = (depth - 1) * size
+	next.First, next.Last = bytes.Clone(l.hash(first)), bytes.Clone(l.hash(last))
+	next.Parent = bytes.Clone(l.parent(first))
+	for n := l.at(first).parent; n != 0; n = l.at(n).parent {
+		next.Before += size
 	}
 	return next
-}
-
-// adopt makes a subscriber one that has been told everything, and returns how many blocks that is.
-func (l *ledger) adopt(bit uint64) int {
-	for n := uint32(1); n < l.high; n++ {
-		for m, b := 0, l.at(n); m < media; m++ {
-			if b.wanted()&(1<<m) != 0 {
-				b.told[m] |= bit
-			}
-		}
-	}
-	return l.told()
-}
-
-// told returns how many blocks subscribers are told, once for each medium.
-func (l *ledger) told() (n int) {
-	for _, blocks := range l.reachable {
-		n += blocks
-	}
-	return n
 }

@@ -12,26 +12,25 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/kvagent/kvagent/ipc"
-	"github.com/kvagent/kvagent/lookup"
 	"github.com/kvagent/kvagent/pool"
-	"github.com/kvagent/kvagent/pool/pooltest"
 )
 
 // reader is what an operator knows by one tail.
 type reader struct {
 	t      *testing.T
 	tail   *Tail
-	one    *tailed
 	stored map[string]held
 	told   int // transitions, besides those that were missed
 	missed int
 	clears int
 }
 
-func (w *world) reader(number int, adopt bool) *reader {
-	r := &reader{t: w.t, tail: &Tail{number: number, wake: make(chan struct{}, 1)}, stored: map[string]held{}}
-	r.one = w.space.join(r.tail, adopt)
-	return r
+func (w *world) reader(follow bool) *reader {
+	tail, err := w.space.desk.Tail(follow, func(pool.SpaceID) bool { return true })
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return &reader{t: w.t, tail: tail, stored: map[string]held{}}
 }
 
 // between returns the hashes of a chain from one to another.
@@ -45,7 +44,8 @@ func between(first, last []byte) (all []string) {
 
 // hear reads one answer.
 func (r *reader) hear() (all bool) {
-	list, all := r.one.space.tell(r.one)
+	r.tail.join(false)
+	list, all := r.tail.look()
 	for i := range list {
 		one := &list[i]
 		switch one.Kind {
@@ -102,7 +102,7 @@ func TestTailsEqualThePool(t *testing.T) {
 	clears := 0
 	for seed := range uint64(6) {
 		w := newWorld(t, seed, defaultLimits())
-		fast, slow := w.reader(0, false), w.reader(1, true)
+		fast, slow := w.reader(false), w.reader(true)
 		var late *reader
 		for round := range 300 {
 			w.step()
@@ -113,9 +113,9 @@ func TestTailsEqualThePool(t *testing.T) {
 				slow.hear()
 			case 1:
 				if late != nil {
-					w.space.part(late.tail, late.one)
+					late.tail.Close()
 				}
-				late = w.reader(2, false)
+				late = w.reader(false)
 			}
 			if round%60 == 59 {
 				w.settle()
@@ -138,7 +138,7 @@ func TestWhatASlowReaderMissed(t *testing.T) {
 	for seed := range uint64(6) {
 		w := newWorld(t, seed, defaultLimits())
 		w.rng = rand.New(rand.NewPCG(seed, 2))
-		fast, slow := w.reader(0, true), w.reader(3, true)
+		fast, slow := w.reader(true), w.reader(true)
 		for range 40 {
 			for range 30 {
 				w.save()
@@ -225,62 +225,6 @@ func TestTailTellsWhatIsHeld(t *testing.T) {
 	follow.Close()
 }
 
-// TestASpaceThatIsClosedWhileATailLooks is told to be cleared: the tail asked before the end of the
-// comparison, and finds the space gone from the desk.
-func TestASpaceThatIsClosedWhileATailLooks(t *testing.T) {
-	d, p, rules := openDesk(t, blockTokens)
-	var h heard
-	d.Serve(1, rules, &ipc.NextEvents{Blocks: 100}, 0, h.send)
-	id, err := p.OpenSpace(pool.Spec{
-		Fingerprint: pool.Fingerprint{2}, Shards: 1,
-		Groups: []pool.Group{{BlockTokens: blockTokens, ShardBytes: []uint32{1024}}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	later := d.open(&lookup.Space{ID: id, Groups: []lookup.Group{{BlockTokens: blockTokens}}})
-	tail, err := d.Tail(true, func(pool.SpaceID) bool { return true })
-	if err != nil {
-		t.Fatal(err)
-	}
-	closing := d.get(rules.ID)
-	closing.mu.Lock()
-	tail.spaces[rules.ID].held, closing.clearing = 3, true // three blocks were told, and the space is being compared
-	closing.mu.Unlock()
-	tail.last = id  // so that the other one is asked first
-	later.mu.Lock() // the tail has looked at that one when it waits for this one
-	var cleared []Transition
-	looked := make(chan struct{})
-	go func() {
-		defer close(looked)
-		for len(cleared) == 0 && t.Context().Err() == nil {
-			if cleared, err = tail.Next(t.Context()); err != nil {
-				return
-			}
-		}
-	}()
-	pooltest.Until(t, "the tail looks", func() bool {
-		return pooltest.Parked("sync.Mutex.Lock", "events.(*space).tell")
-	})
-	closing.compared()
-	d.mu.Lock()
-	delete(d.spaces, rules.ID)
-	d.mu.Unlock()
-	later.mu.Unlock()
-	pooltest.Until(t, "the tail tells", func() bool {
-		select {
-		case <-looked:
-			return true
-		default:
-			return false
-		}
-	})
-	if err != nil || len(cleared) != 1 || cleared[0].Kind != Cleared || cleared[0].Blocks != 3 {
-		t.Errorf("%+v, %v", cleared, err)
-	}
-	tail.Close()
-}
-
 // TestTailsAreLimited, take no place of a session, and end with the desk.
 func TestTailsAreLimited(t *testing.T) {
 	d, _, rules := openDesk(t, blockTokens)
@@ -298,15 +242,12 @@ func TestTailsAreLimited(t *testing.T) {
 		}
 		open = append(open, one)
 	}
-	if bits := d.get(rules.ID).bits; bits != 1<<maxSubscribers-1 {
-		t.Errorf("bits of sessions: %x", bits)
-	}
 	if _, err := d.Tail(true, nil); !errors.Is(err, ErrTooManyTails) {
 		t.Errorf("one more: %v", err)
 	}
 	open[1].Close()
 	again, err := d.Tail(true, func(pool.SpaceID) bool { return true })
-	if err != nil || again.number != 1 {
+	if err != nil {
 		t.Fatalf("after one was closed: %v", err)
 	}
 	again.Close()

@@ -257,6 +257,27 @@ func (w *World) Request(id string) (*Explanation, error) {
 	return nil, fmt.Errorf("request %q: %w", id, ErrUnknown)
 }
 
+// Prompt returns the blocks of the latest look-up with a name, from the first on that it did not
+// find, by group.
+func (w *World) Prompt(id string) (s pool.SpaceID, groups []pool.Hashes, err error) {
+	for _, l := range w.History.Last(MaxLookups) {
+		if l.ID() != strings.ToLower(id) {
+			continue
+		}
+		hashes, kept := w.History.hashesOf(&l)
+		sp := find(w.Spaces(), l.Space)
+		if !kept || sp == nil || !sp.Open {
+			break
+		}
+		groups = make([]pool.Hashes, len(sp.Groups))
+		for _, c := range chainsOf(sp, &l, hashes) {
+			groups[c.group] = c.hashes
+		}
+		return sp.ID, groups, nil
+	}
+	return 0, nil, fmt.Errorf("request %q: %w", id, ErrUnknown)
+}
+
 func (w *World) explain(l *Lookup) *Explanation {
 	spaces := w.Spaces()
 	e := &Explanation{Asked: w.asked(l, spaces), Space: hex.EncodeToString(l.Space[:]), Blocks: []Fate{}}

@@ -26,7 +26,7 @@ type Point struct {
 	Lookups     uint64 `json:"lookups"`
 	TokensAsked uint64 `json:"tokens_asked"`
 	TokensFound uint64 `json:"tokens_found"`
-	Blocks      uint64 `json:"blocks"` // looked up in memory; 0: the policy is not compared with LRU
+	Blocks      uint64 `json:"blocks"` // looked up in memory; 0: the policy does not count them
 	BlocksHit   uint64 `json:"blocks_hit"`
 	// about: that a pool which evicts nothing would have hit
 	BlocksUnlimited uint64      `json:"blocks_unlimited"`

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // Limits of a registration's fields besides those of package ipc.
@@ -210,7 +211,7 @@ func importKind(kind uint8) (k cudaipc.Kind, fd bool) {
 
 // checkLookupName returns an error unless a client may have a look-up socket of that name in dir.
 func checkLookupName(dir, name string) error {
-	if err := ipc.CheckName(name); err != nil {
+	if err := socketdir.CheckName(name); err != nil {
 		return err
 	}
 	if n := len(filepath.Join(dir, name)); n > ipc.MaxSocketPath {

@@ -199,7 +199,7 @@ func wouldRemove(cmd *cobra.Command, s *cacheSettings) error {
 }
 
 func removeCache(cmd *cobra.Command, s *cacheSettings) error {
-	body, err := adminclient.New(*s.dir).Post(cmd.Context(), "/cache/rm"+s.query())
+	body, err := adminclient.New(*s.dir).Post(cmd.Context(), "/cache/rm"+s.query(), nil)
 	if err != nil {
 		return err
 	}

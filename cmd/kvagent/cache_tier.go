@@ -92,7 +92,7 @@ func removeFromTier(cmd *cobra.Command, s *cacheSettings, dry bool) error {
 	}
 	all := admin.CacheTierRemoved{Tier: s.tier, Dry: dry}
 	for {
-		body, err := tierAdmin(s).Post(cmd.Context(), "/cache/tier/rm?"+q.Encode())
+		body, err := tierAdmin(s).Post(cmd.Context(), "/cache/tier/rm?"+q.Encode(), nil)
 		if err != nil {
 			return err
 		}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // check answers by its exit code, with the agent's own reason.
@@ -27,7 +27,7 @@ func TestCheck(t *testing.T) {
 			t.Errorf("%v: exit %d, want %d with %q: %s", c.args, code, c.code, c.want, out)
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, ipc.SessionSocket)); err != nil {
+	if err := os.Remove(filepath.Join(dir, socketdir.Session)); err != nil {
 		t.Fatal(err)
 	}
 	if out, code := kvagentOutput(t, "check", "ready", "--socket-dir", dir); code != exitFailed ||

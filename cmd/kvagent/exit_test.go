@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -18,7 +18,7 @@ func TestExitCodes(t *testing.T) {
 		want int
 	}{
 		{serveError(plain), exitFailed},
-		{serveError(fmt.Errorf("x: %w", ipc.ErrInUse)), exitHeld},
+		{serveError(fmt.Errorf("x: %w", socketdir.ErrInUse)), exitHeld},
 		{serveError(fmt.Errorf("2 jobs still run: %w", context.DeadlineExceeded)), exitCut},
 		{serveError(fmt.Errorf("2 jobs still run: %w", context.Canceled)), exitCut},
 		{settings.Invalid(plain), exitConfig},

@@ -72,7 +72,7 @@ func explain(cmd *cobra.Command, s *explainSettings) error {
 }
 
 func printRecent(out io.Writer, body []byte) error {
-	var recent history.Recent
+	var recent admin.Recent
 	if err := json.Unmarshal(body, &recent); err != nil {
 		return err
 	}
@@ -88,6 +88,10 @@ func printRecent(out io.Writer, body []byte) error {
 		a := &recent.Lookups[i]
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n", a.At.Local().Format("2006-01-02 15:04:05.000"),
 			a.ID, a.Model, a.Space[:min(8, len(a.Space))], a.Form, a.Status, a.Times, a.Tokens, a.Own, a.Found)
+	}
+	if len(recent.Hints) > 0 {
+		fmt.Fprintln(t)
+		listReceipts(t, recent.Hints)
 	}
 	fmt.Fprintf(t, "\nwhat is remembered takes %s of memory\n", settings.HumanSize(recent.Bytes))
 	return t.Flush()

@@ -68,6 +68,6 @@ Another program, kvbench, tests the agent without a GPU: mock engines, a recorde
 	}
 	root.SetFlagErrorFunc(settings.FlagError)
 	root.AddCommand(serveCommand(), statusCommand(), checkCommand(), setCommand(), cacheCommand(), explainCommand(),
-		recordCommand(), eventsCommand(), versionCommand(), proofCommand(), moverCommand())
+		recordCommand(), hintCommand(), eventsCommand(), versionCommand(), proofCommand(), moverCommand())
 	return root
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 )
 
 // asNeighbour makes the test binary another user of the node, with the agent's sockets in the
@@ -83,9 +84,9 @@ func neighbour(dir string) {
 		connections int
 		hold        func(path string, took func()) // until it is lost
 	}{
-		ipc.AdminSocket:   {admin.MaxConns, says(halfARequest)},
-		ipc.SessionSocket: {fewSessions, session},
-		ipc.LookupSocket:  {ipc.MaxLookupPeers, says(zmtpGreeting)},
+		socketdir.Admin:   {admin.MaxConns, says(halfARequest)},
+		socketdir.Session: {fewSessions, session},
+		socketdir.Lookup:  {ipc.MaxLookupPeers, says(zmtpGreeting)},
 	} {
 		for range more * s.connections {
 			had.Add(1)

@@ -20,6 +20,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/cudaipc/engine"
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool/pooltest"
 	"github.com/kvagent/kvagent/takeover"
 )
@@ -49,7 +50,7 @@ type testWorker struct {
 
 func joinWorker(t *testing.T, dir string) *testWorker {
 	t.Helper()
-	conn, _, err := ipc.DialSession(t.Context(), filepath.Join(dir, ipc.SessionSocket), "test", ipc.MinVersion,
+	conn, _, err := ipc.DialSession(t.Context(), filepath.Join(dir, socketdir.Session), "test", ipc.MinVersion,
 		ipc.Version)
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +247,7 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, ipc.MoversFile), text, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, socketdir.MoversFile), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	start := func(wait string) (*exec.Cmd, *processLog) {
@@ -266,7 +267,7 @@ func TestUnseenMoversStayRecorded(t *testing.T) {
 	})
 	_ = next.Process.Kill() // of the children of this test
 	_ = next.Wait()         // it was killed
-	if now, err := os.ReadFile(filepath.Join(dir, ipc.MoversFile)); err != nil || string(now) != string(text) {
+	if now, err := os.ReadFile(filepath.Join(dir, socketdir.MoversFile)); err != nil || string(now) != string(text) {
 		t.Errorf("recorded while it waits: %q, %v, want %q", now, err, text)
 	}
 	next, log = start("100ms")
@@ -312,7 +313,7 @@ func TestTermWithAnUnendableMover(t *testing.T) {
 func TestTermWithAStoppedMover(t *testing.T) {
 	_, dir, cmd, _, _, _ := agentWithStoppedMover(t)
 	endServe(t, cmd)
-	if _, err := os.Stat(filepath.Join(dir, ipc.MoversFile)); err == nil {
+	if _, err := os.Stat(filepath.Join(dir, socketdir.MoversFile)); err == nil {
 		t.Error("the list of movers was not removed")
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/history"
+	"github.com/kvagent/kvagent/pool/evict"
 	"github.com/kvagent/kvagent/settings"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
@@ -84,7 +85,8 @@ func (s *serveSettings) agentConfig() (agent.Config, error) {
 	}
 	c := agent.Config{
 		Dir: dir, SocketGroup: group, AllowUIDs: s.allowUIDs, AllowGIDs: s.allowGIDs, Integrity: transfer.Full,
-		VerifySample: uint32(s.verify), KeepPercent: s.keepPercent, Tokens: s.tokensFile(), Limits: agentLimits,
+		VerifySample: uint32(s.verify), KeepPercent: s.keepPercent, Ranks: s.eviction != evict.LRUName,
+		Tokens: s.tokensFile(), Limits: agentLimits,
 		Version: readBuildInfo().Version, Pace: s.pace, CPUPacer: pace.New(s.pace, nil), History: history.New(),
 	}
 	if len(s.http) > 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/node"
-	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/evict"
@@ -109,7 +109,7 @@ func serve(ctx context.Context, s *serveSettings, log *zap.Logger) (err error) {
 // serveError adds the exit code to an error.
 func serveError(err error) error {
 	switch {
-	case errors.Is(err, ipc.ErrInUse), errors.Is(err, dram.ErrHeld):
+	case errors.Is(err, socketdir.ErrInUse), errors.Is(err, dram.ErrHeld):
 		return exitError{exitHeld, err}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return exitError{exitCut, err}

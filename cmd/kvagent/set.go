@@ -32,7 +32,7 @@ engines compute; with saves off, nothing new is stored. Engines are notified at 
 			if err != nil {
 				return settings.Invalid(err)
 			}
-			body, err := adminclient.New(*dir).Post(cmd.Context(), "/set?"+query.Encode())
+			body, err := adminclient.New(*dir).Post(cmd.Context(), "/set?"+query.Encode(), nil)
 			if err != nil {
 				return err
 			}

@@ -98,9 +98,11 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	printSample(t, &st.Sample)
 	fmt.Fprintf(t, "leases\t%d open (%s), %d given, %d revoked\n", st.Leases, settings.HumanSize(st.LeaseBytes),
 		st.LeasesGiven, st.LeasesRevoked)
-	if k := &st.Keep; k.Blocks+k.Brief > 0 {
-		fmt.Fprintf(t, "kept\t%d blocks (%s of %s), %d to be dropped unless used\n", k.Blocks,
-			settings.HumanSize(k.Bytes), settings.HumanSize(k.Budget), k.Brief)
+	if h := &st.Hints; h.PinnedBlocks+h.Pending > 0 || h.Helped+h.InVain > 0 {
+		fmt.Fprintf(t, "hints\t%d blocks pinned (%s of %s), %s retained, %d actions go on\n", h.PinnedBlocks,
+			settings.HumanSize(h.PinnedBytes), settings.HumanSize(h.PinBudget), settings.HumanSize(h.Retained),
+			h.Pending)
+		fmt.Fprintf(t, "\t%d blocks of them helped, %d were in vain\n", h.Helped, h.InVain)
 	}
 	printTiers(t, st.Tiers)
 	printPaces(t, st.Paces)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/ipc"
+	"github.com/kvagent/kvagent/ipc/socketdir"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -196,7 +197,7 @@ func (b *lookupBench) register() (err error) {
 // dialBench opens a session with the agent of a measurement and registers it. A worker has memory
 // of that many bytes, in blocks.
 func dialBench(dir string, r *ipc.Register, memory, block int64) (c *ipc.Conn, session uint64, err error) {
-	c, w, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, ipc.SessionSocket),
+	c, w, err := ipc.DialSession(context.Background(), filepath.Join(dir, lookupSockets, socketdir.Session),
 		"kvbench bench", ipc.Version, ipc.Version)
 	if err != nil {
 		return nil, 0, err

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/advisor"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
 // Child implements pool.View.
@@ -82,7 +83,7 @@ func (c *core) announceRun(in *pool.Insertion, from int) int {
 		if !r.is(flagVisible) {
 			continue
 		}
-		in.Entries, in.Prints = append(in.Entries, c.shown[from]), append(in.Prints, c.seed.hash(id, r.hash))
+		in.Entries, in.Prints = append(in.Entries, c.shown[from]), append(in.Prints, c.seed.Hash(uint32(id), r.hash))
 	}
 	return from
 }
@@ -95,25 +96,25 @@ func describe(n *advisor.Note, id ident, g *group) {
 }
 
 // addFound adds a group of blocks that were looked up, up to the first that is not stored.
-func addFound(n *advisor.Note, s *seed, pr *probe, looked, stored int) {
+func addFound(n *advisor.Note, s *offheap.Seed, pr *probe, looked, stored int) {
 	if n == nil || len(n.Use.Prints) >= advisor.MaxNoteBlocks {
 		return
 	}
 	n.Use.Entries = append(n.Use.Entries, pr.entry[:stored]...)
 	for i := range stored {
-		n.Use.Prints = append(n.Use.Prints, s.hash(ident(n.ID), pr.key[i]))
+		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, pr.key[i]))
 	}
 	n.Missed = stored < looked && pr.entry[stored] == none
 }
 
 // addRest adds the blocks from index from on, if the one there was missed. It does not need the
 // pool's lock.
-func addRest(n *advisor.Note, s *seed, h *pool.Hashes, from int) {
+func addRest(n *advisor.Note, s *offheap.Seed, h *pool.Hashes, from int) {
 	if n == nil || !n.Missed {
 		return
 	}
-	v := viewOf(h)
+	v := offheap.ViewOf(h)
 	for i := from; i < h.N && len(n.Use.Prints) < advisor.MaxNoteBlocks; i++ {
-		n.Use.Prints = append(n.Use.Prints, s.hash(ident(n.ID), v.words(i)))
+		n.Use.Prints = append(n.Use.Prints, s.Hash(n.ID, v.At(i)))
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/advisor"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
 // recorder is a policy that records its calls and evicts the entry inserted first, if it can be
@@ -60,8 +61,6 @@ func (r *recorder) Remove(entries []uint32) {
 	r.order = slices.DeleteFunc(r.order, func(e uint32) bool { return slices.Contains(entries, e) })
 }
 
-func (r *recorder) Advise(*pool.Advice) {}
-
 func (r *recorder) Victim(_ int64, _, print uint64, v pool.View) uint32 {
 	if print != 0 && print == r.refuses {
 		return pool.Refused
@@ -72,6 +71,16 @@ func (r *recorder) Victim(_ int64, _, print uint64, v pool.View) uint32 {
 		}
 	}
 	return 0
+}
+
+func (r *recorder) Advise(a *pool.Advice) {
+	r.note("advise %d, finish %d, %d tokens, priority %d for %d ns", len(a.Entries), a.Finish, a.Output, a.Priority,
+		max(0, a.Until-a.Now))
+	for i, e := range a.Entries {
+		if r.prints[e] != a.Prints[i] {
+			r.note("entry %d with another print", e)
+		}
+	}
 }
 
 func (r *recorder) Class(uint32) string { return "recorded" }
@@ -91,6 +100,38 @@ func recorded(t *testing.T, r *recorder) *Pool {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// TestPolicyIsAdvised: facts are about a whole chain, of which the last block is named; a wish is
+// about what it names, as far as it is stored.
+func TestPolicyIsAdvised(t *testing.T) {
+	r := &recorder{}
+	p := recorded(t, r)
+	h := randomChain(nil, 1, 60)
+	reserve(p, 0, h.Slice(0, 40))
+	r.told = nil
+	p.Advise(0, 0, h.Slice(39, 40), pool.Advice{Finish: pool.FinishTool, Output: 7}, 0)
+	p.Advise(0, 0, h.Slice(30, 60), pool.Advice{Priority: 90}, time.Second)
+	p.Advise(0, 0, h.Slice(40, 60), pool.Advice{Priority: 90}, time.Second) // of none that is stored
+	p.Advise(7, 0, h, pool.Advice{Priority: 90}, time.Second)
+	want := []string{
+		"advise 40, finish 3, 7 tokens, priority 0 for 0 ns",
+		"advise 10, finish 0, 0 tokens, priority 90 for 1000000000 ns",
+	}
+	if !slices.Equal(r.told, want) {
+		t.Errorf("told %q, want %q", r.told, want)
+	}
+	if stored, unused, bytes := p.CountUnused(0, 0, h); stored != 40 || unused != 0 || bytes != 1024 {
+		t.Errorf("%d stored, %d unused, %d bytes", stored, unused, bytes)
+	}
+	p.MarkUnused(0, 0, h, false)
+	p.Prefix(0, 0, h.Slice(0, 15))
+	if stored, unused, _ := p.CountUnused(0, 0, h); stored != 40 || unused != 25 {
+		t.Errorf("%d stored, %d unused, want 40 and 25", stored, unused)
+	}
+	if n := p.DropUnused(0, 0, h); n != 0 {
+		t.Errorf("%d blocks were dropped that were not to be", n)
+	}
 }
 
 // TestPolicyIsTold looks up, stores and evicts, and compares the calls of the policy.
@@ -133,7 +174,7 @@ func TestRefusedBlocksAreUnwanted(t *testing.T) {
 	p := recorded(t, r)
 	reserve(p, 0, randomChain(nil, 1, 64)) // full
 	h := randomChain(nil, 2, 5)
-	r.refuses = p.core.seed.hash(makeIdent(p.core.spaces[0].realm, 0, h.Len), words(h.At(2)))
+	r.refuses = p.core.seed.Hash(uint32(makeIdent(p.core.spaces[0].realm, 0, h.Len)), offheap.KeyOf(h.At(2)))
 	b := pool.Batch{Epoch: 1, Hashes: h, Refusable: true, Status: make([]pool.Status, 5), Slots: make([]pool.Slot, 5)}
 	p.Reserve(&b)
 	p.Commit(b.Slots, 1, b.Status)

@@ -15,7 +15,7 @@ import (
 // core is everything that the pool's lock guards: the entries, their places and the order of
 // eviction. Its methods are called with the lock held. Bytes of blocks are never copied under it.
 type core struct {
-	seed   seed
+	seed   offheap.Seed
 	table  offheap.Table
 	recs   offheap.Region[record]
 	states offheap.Region[recordState]
@@ -72,7 +72,7 @@ type core struct {
 
 // newCore makes an empty index of an arena with pages of this many bytes; f is its file, nil if it
 // has none.
-func newCore(o *Options, page int64, seed seed, f *arena.File) (c *core, err error) {
+func newCore(o *Options, page int64, seed offheap.Seed, f *arena.File) (c *core, err error) {
 	c = &core{
 		seed: seed, high: 1, now: o.Clock, rotated: o.Clock(), file: f, byPrint: map[pool.Fingerprint]pool.SpaceID{},
 		unopened: map[pool.Fingerprint]*space{},
@@ -120,29 +120,29 @@ func (c *core) close() error {
 func (c *core) hashes(entries []uint32, hashes []uint64) {
 	var touched uint64
 	for _, e := range entries { // independent loads: their misses overlap
-		touched ^= c.recs.All[e].hash.a
+		touched ^= c.recs.All[e].hash.A
 	}
 	c.work.sink = touched
 	for i, e := range entries {
 		r := &c.recs.All[e]
-		hashes[i] = c.seed.hash(r.ident, r.hash)
+		hashes[i] = c.seed.Hash(uint32(r.ident), r.hash)
 	}
 }
 
 // find returns the entry of a key, visible or not; none if there is none.
 func (c *core) find(id ident, b []byte) uint32 {
-	k := words(b)
+	k := offheap.KeyOf(b)
 	return c.findWords(id, &k)
 }
 
-func (c *core) findWords(id ident, k *key) uint32 {
-	h := c.seed.hash(id, *k)
+func (c *core) findWords(id ident, k *offheap.Key) uint32 {
+	h := c.seed.Hash(uint32(id), *k)
 	cells, home := c.table.Side(h)
 	return c.match(cells, home, offheap.TagOf(h, home), id, k)
 }
 
 // match searches from cell i on for the entry with this key.
-func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *key) uint32 {
+func (c *core) match(cells *offheap.Cells, i int, tag uint32, id ident, k *offheap.Key) uint32 {
 	for {
 		var e uint32
 		if e, i = cells.Candidate(i, tag); e == none {
@@ -183,7 +183,7 @@ func (c *core) lookupRef(ref pool.Ref) uint32 {
 
 // record is the header of an entry: one cache line. Its index names it; 0 is none.
 type record struct {
-	hash  key // the block hash, zero-padded
+	hash  offheap.Key // the block hash, zero-padded
 	ident ident
 	hold  uint32 // pins<<pinShift | flags
 
@@ -216,9 +216,9 @@ const (
 	none   = 0
 	upward = 1 << 31 // in record.prev: a parent, not a sibling; in cell.link: an entry, not a slot
 
-	pinShift = 12
+	pinShift = 13
 	onePin   = 1 << pinShift
-	maxPins  = 1<<20 - 1
+	maxPins  = 1<<19 - 1
 
 	flagLive      = 1 << 0  // the record is an entry
 	flagVisible   = 1 << 1  // all shards are committed
@@ -229,9 +229,11 @@ const (
 	flagWide      = 1 << 6  // it has more than inlineShards shards
 	flagLifted    = 1 << 7  // placed above its children by lift, and not moved since
 	flagUntouched = 1 << 8  // pinned by ReadWithoutTouch, and not used since
-	flagBrief     = 1 << 9  // marked by MarkBrief, and not used since
-	flagDue       = 1 << 10 // of those: its time is over, and it is dropped once it has no children
-	flagOwned     = 1 << 11 // it is in core.owners
+	flagUnused    = 1 << 9  // marked by MarkUnused, and not used since
+	flagBrief     = 1 << 10 // of those: to be dropped by DropUnused
+	flagDue       = 1 << 11 // of those: its time is over, and it is dropped once it has no children
+	flagOwned     = 1 << 12 // it is in core.owners
+	unused        = flagUnused | flagBrief | flagDue
 )
 
 func (r *record) pins() uint32        { return r.hold >> pinShift }

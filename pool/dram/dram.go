@@ -24,6 +24,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 )
 
 // Limits of a pool, bytes.
@@ -132,7 +133,7 @@ func Open(o Options) (*Pool, error) {
 		return nil, err
 	}
 	page, _ := a.Page()
-	c, err := newCore(&o, page, newSeed(o.HashSeed), nil)
+	c, err := newCore(&o, page, offheap.NewSeed(o.HashSeed), nil)
 	if err != nil {
 		return nil, errors.Join(err, a.Close())
 	}

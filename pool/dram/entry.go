@@ -2,6 +2,7 @@ package dram
 
 import (
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -24,8 +25,8 @@ func (c *core) create(id ident, b []byte, parent uint32) uint32 {
 		return none
 	}
 	wide, ok := c.widen(e, len(classes))
-	k := words(b)
-	h := c.seed.hash(id, k)
+	k := offheap.KeyOf(b)
+	h := c.seed.Hash(uint32(id), k)
 	c.table.Grow(c.hashes)
 	if !ok || !c.table.Put(h, e) {
 		c.giveAll(head, len(classes))
@@ -149,7 +150,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 		c.depart(e, why)
 	}
 	c.clearHeaders(e)
-	c.table.Remove(c.seed.hash(r.ident, r.hash), e)
+	c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
 	c.leaveLists(e)
 	if r.is(flagOwned) {
 		c.owners.Leave(e)
@@ -173,7 +174,7 @@ func (c *core) drop(e uint32, why pool.Cause) {
 // drops it.
 func (c *core) depart(e uint32, why pool.Cause) {
 	r := &c.recs.All[e]
-	m, words := &c.realms[r.ident.realm()], r.hash.words()
+	m, words := &c.realms[r.ident.realm()], r.hash.Words()
 	d := pool.Departure{
 		Space: m.space.spec.Fingerprint, Block: pool.MarkWords(&words), Group: r.ident.group(), Cause: why,
 		Class: c.advisor.Class(e),
@@ -212,7 +213,7 @@ func (c *core) pinEntry(e uint32, bytes int64) {
 		c.stats.PinnedEntries++
 		c.stats.Pinned += bytes
 	}
-	r.hold = r.hold&^(flagUntouched|flagBrief|flagDue) + onePin
+	r.hold = r.hold&^(flagUntouched|unused) + onePin
 }
 
 func (c *core) unpinEntry(e uint32, at *cursor) {

@@ -27,7 +27,7 @@ func (c *core) note(e uint32) {
 		return
 	}
 	c.notes.list = append(c.notes.list,
-		pool.Change{Space: m.space.id, Group: r.ident.group(), Hash: r.hash.bytes(r.ident.hashLen())})
+		pool.Change{Space: m.space.id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())})
 	c.notes.signal()
 }
 

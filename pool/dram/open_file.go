@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvagent/kvagent/pool/dram/advisor"
 	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -42,7 +43,7 @@ func RemoveFile(path string) error { return arena.RemoveFile(path) }
 func openFile(o *Options) (*Pool, error) {
 	began := time.Now()
 	f, a, err := arena.OpenFile(&arena.FileOptions{
-		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: newSeed(o.HashSeed), Now: o.Clock(),
+		Path: o.Path, Bytes: o.Bytes, SlabBytes: o.SlabBytes, Seed: offheap.NewSeed(o.HashSeed), Now: o.Clock(),
 	})
 	if err != nil {
 		return nil, err

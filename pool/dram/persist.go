@@ -21,7 +21,7 @@ func (c *core) persistShard(e, slot uint32, shard uint8, sum uint32) {
 	}
 	c.file.Touch(func() {
 		h := c.header(slot)
-		h.Hash, h.HashLen, h.Generation = r.hash.words(), r.ident.hashLen(), sp.generation
+		h.Hash, h.HashLen, h.Generation = r.hash.Words(), r.ident.hashLen(), sp.generation
 		h.SetPlace(sp.record, r.ident.group(), shard)
 		h.Length, h.Sum = sp.spec.Groups[r.ident.group()].ShardBytes[shard], sum
 		h.Used.Store(c.file.Tick)
@@ -49,7 +49,7 @@ func (c *core) persistParent(e, parent uint32) {
 	var w uint64
 	if parent != none {
 		p := &c.recs.All[parent]
-		w = arena.ParentOf(p.head, p.hash.tag())
+		w = arena.ParentOf(p.head, p.hash.Tag())
 	}
 	c.file.Touch(func() { c.header(c.recs.All[e].head).Parent.Store(w) })
 }

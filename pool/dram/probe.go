@@ -16,7 +16,7 @@ const (
 
 // probe is the result for a group, valid while the lock is held: the visible entries, or none.
 type probe struct {
-	key   [groupLen]key
+	key   [groupLen]offheap.Key
 	entry [groupLen]uint32
 	next  uint32 // record to try for the next hash; none at the start of a walk
 
@@ -28,16 +28,16 @@ type probe struct {
 }
 
 // walk begins a walk along h, which ends when the lock is released.
-func (c *core) walk(h *pool.Hashes) view {
+func (c *core) walk(h *pool.Hashes) offheap.View {
 	c.probe.next = none
-	return viewOf(h)
+	return offheap.ViewOf(h)
 }
 
 // look finds hashes from to from+n-1 of h, n at most groupLen.
-func (c *core) look(id ident, v *view, from, n int) {
+func (c *core) look(id ident, v *offheap.View, from, n int) {
 	pr := &c.probe
 	for i := range n {
-		pr.key[i] = v.words(from + i)
+		pr.key[i] = v.At(from + i)
 	}
 	i := 0
 	if pr.next == none {
@@ -75,7 +75,7 @@ func (c *core) follow(id ident, i, n int) int {
 func (c *core) search(id ident, first, n int) {
 	pr := &c.probe
 	for i := first; i < n; i++ {
-		hash := c.seed.hash(id, pr.key[i])
+		hash := c.seed.Hash(uint32(id), pr.key[i])
 		pr.hash[i] = hash
 		pr.side[i], pr.home[i] = c.table.Side(hash)
 	}

@@ -2,6 +2,7 @@ package dram
 
 import (
 	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -47,7 +48,7 @@ func (s *scan) stray(shard uint8) {
 // the entry moved.
 func (s *scan) twin(h *arena.Header) bool {
 	c := s.core
-	k := keyOf(&h.Hash)
+	k := offheap.KeyOfWords(&h.Hash)
 	e := c.findWords(makeIdent(s.spaces[h.Space()].realm, h.Group(), int(h.HashLen)), &k)
 	if e == none || !c.isPresent(e, h.Shard()) {
 		return false
@@ -60,7 +61,7 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 	c := s.core
 	sp := s.spaces[h.Space()]
 	id := makeIdent(sp.realm, h.Group(), int(h.HashLen))
-	k := keyOf(&h.Hash)
+	k := offheap.KeyOfWords(&h.Hash)
 	e := c.findWords(id, &k)
 	shard := h.Shard()
 	if shard == 0 {
@@ -84,14 +85,14 @@ func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
 }
 
 // restoreEntry makes an entry that has shard 0.
-func (c *core) restoreEntry(id ident, k key, slot uint32) uint32 {
+func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
 	e := c.newRecord()
 	if e == none {
 		return none
 	}
 	wide, ok := c.widen(e, len(c.group(id).classes))
 	c.table.Grow(c.hashes)
-	if !ok || !c.table.Put(c.seed.hash(id, k), e) {
+	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
 		c.freeRecord(e)
 		return none
 	}
@@ -118,7 +119,7 @@ func (s *scan) giveUpPartial() (n int) {
 			s.header(slot).Check.Store(0)
 			slot = next
 		}
-		c.table.Remove(c.seed.hash(r.ident, r.hash), e)
+		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
 		c.stats.Partial--
 		c.leaveRealm(r.ident.realm())
 		c.freeRecord(e)

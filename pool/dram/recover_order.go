@@ -90,7 +90,7 @@ func (c *core) restoredParent(e uint32) uint32 {
 	}
 	p := c.owner(slot)
 	r := &c.recs.All[p]
-	if p == e || r.head != slot || r.ident != c.recs.All[e].ident || r.hash.tag() != uint32(w) {
+	if p == e || r.head != slot || r.ident != c.recs.All[e].ident || r.hash.Tag() != uint32(w) {
 		return none
 	}
 	return p

@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -140,7 +141,7 @@ func (r *reservation) one(hash []byte) (pool.Status, pool.Slot) {
 	if e == none && r.full == pool.OK && !r.over {
 		if r.over = !c.afford(r.batch.Owner, r.bytes, r.before); !r.over {
 			if r.batch.Refusable {
-				c.incoming = c.seed.hash(r.id, words(hash))
+				c.incoming = c.seed.Hash(uint32(r.id), offheap.KeyOf(hash))
 			}
 			e = c.create(r.id, hash, r.before)
 			if c.refused {

@@ -122,7 +122,7 @@ func (t *teller) Remove(entries []uint32) {
 		r := &c.recs.All[e]
 		for i, sp := range c.spaces {
 			if c.realms[r.ident.realm()].space == sp {
-				t.storm.say(saidEvicted, i, r.hash.a)
+				t.storm.say(saidEvicted, i, r.hash.A)
 			}
 		}
 	}

@@ -203,9 +203,9 @@ func (s *stormCheck) compare(p *Pool) {
 	there := map[uint64]bool{}
 	for e := uint32(1); e < c.high; e++ {
 		if r := &c.recs.All[e]; r.is(flagVisible) {
-			there[r.hash.a] = true
-			if s.over[r.hash.a] {
-				s.t.Fatalf("round %d: block %x came back, stored before a reset", s.number, r.hash.a)
+			there[r.hash.A] = true
+			if s.over[r.hash.A] {
+				s.t.Fatalf("round %d: block %x came back, stored before a reset", s.number, r.hash.A)
 			}
 			s.verify(p, e)
 		}
@@ -237,10 +237,10 @@ func (s *stormCheck) verify(p *Pool, e uint32) {
 		slot := c.slot(e, uint8(shard))
 		got := p.base[slot.Off:][:slot.Len]
 		want := make([]byte, slot.Len)
-		stormBytes(want, r.hash.a, uint8(shard))
-		k := pool.Key{Space: sp.spec.Fingerprint, Shard: uint8(shard), Hash: pool.MakeHash(stormHash(r.hash.a))}
+		stormBytes(want, r.hash.A, uint8(shard))
+		k := pool.Key{Space: sp.spec.Fingerprint, Shard: uint8(shard), Hash: pool.MakeHash(stormHash(r.hash.A))}
 		if !bytes.Equal(got, want) || pool.Sum(k.Seed(slot.Len), got) != slot.Sum {
-			s.t.Fatalf("round %d: wrong bytes in block %x, shard %d", s.number, r.hash.a, shard)
+			s.t.Fatalf("round %d: wrong bytes in block %x, shard %d", s.number, r.hash.A, shard)
 		}
 	}
 }

@@ -1,10 +1,6 @@
 package dram
 
-import (
-	"encoding/binary"
-
-	"github.com/kvagent/kvagent/pool"
-)
+import "github.com/kvagent/kvagent/pool"
 
 var _ pool.WriteBack = (*Pool)(nil)
 
@@ -55,17 +51,8 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 	if realm.over || !open {
 		return false
 	}
-	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.bytes(r.ident.hashLen())}
+	*out = pool.Cold{Space: id, Group: r.ident.group(), Hash: r.hash.Bytes(r.ident.hashLen())}
 	return true
-}
-
-// bytes returns the hash of a key, of n bytes.
-func (k *key) bytes(n uint8) (h pool.Hash) {
-	for i, w := range [...]uint64{k.a, k.b, k.c, k.d} {
-		binary.LittleEndian.PutUint64(h.Bytes[8*i:], w)
-	}
-	h.Len = n
-	return h
 }
 
 // spot is an entry's place in the order of eviction: its neighbours.
@@ -98,13 +85,13 @@ func (p *Pool) pinUntouched(b *pool.Batch, i int) (pool.Status, pool.Slot, spot)
 		return pool.Missing, pool.Slot{}, spot{}
 	}
 	var was spot
-	alone, brief := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&(flagBrief|flagDue)
+	alone, marks := c.recs.All[e].is(flagRecent), c.recs.All[e].hold&unused
 	if alone {
 		was = c.spotOf(e)
 	}
 	status, slot := c.acquire(e, b.Shard, sp.groups[b.Group].bytes)
 	if status == pool.OK {
-		c.recs.All[e].hold |= brief
+		c.recs.All[e].hold |= marks
 	}
 	if status == pool.OK && alone {
 		c.recs.All[e].hold |= flagUntouched

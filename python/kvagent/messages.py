@@ -383,18 +383,103 @@ class Budget(Message):
     bytes: Annotated[int, Uint(0, limits.MAX_BUDGET)]
 
 
-@dataclass(frozen=True, slots=True)
-class Keep(Message):
-    """Asks to keep blocks for a time, or to drop them after a time unless they are used.
+class Finish(IntEnum):
+    """How a request ended."""
 
-    ``hashes`` are joined; a time of 0 asks for nothing.
+    UNKNOWN = 0
+    STOP = 1
+    LENGTH = 2
+    TOOL = 3
+    ABORT = 4
+
+
+class Action(IntEnum):
+    """What to do with blocks (docs/STEERING.md)."""
+
+    RETAIN = 1
+    PIN = 2
+    DEMOTE = 3
+    DROP = 4
+    PREFETCH = 5
+    FETCH = 6
+
+
+class ActionState(IntEnum):
+    """What became of an action."""
+
+    ACCEPTED = 1
+    CLIPPED = 2
+    DEFERRED = 3
+    REJECTED = 4
+    MISSING = 5
+
+
+HintID = Annotated[str, Str(0, limits.MAX_HINT_ID)]
+ActionKind = Annotated[int, Uint(min(Action), max(Action))]
+
+
+@dataclass(frozen=True, slots=True)
+class HintAction:
+    """One action on all chains of a Hint.
+
+    ``ms``: how long, or of a drop after how long; 0: not told. ``peer``: host:port of the agent
+    that has the blocks, of a fetch.
+    """
+
+    id: HintID
+    kind: ActionKind
+    priority: Annotated[int, Uint(0, limits.MAX_PRIORITY)] = 0
+    ms: Annotated[int, Uint(0, limits.MAX_HINT_MS)] = 0
+    peer: Annotated[str, Str(0, limits.MAX_PEER_ADDRESS)] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HintChain:
+    """A run of chained blocks of one group, ``hashes`` joined.
+
+    ``own`` has a bit for each, from the lowest on: the session was the first to store it. Empty:
+    none of them.
     """
 
     group: GroupIndex
     hash_len: HashBytes
     hashes: Hashes
-    pin_ms: Annotated[int, Uint(0, limits.MAX_KEEP_MS)]
-    ttl_ms: Annotated[int, Uint(0, limits.MAX_KEEP_MS)]
+    own: Annotated[bytes, Bin(0, limits.MAX_JOB_BLOCKS // 8)] = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint(Message):
+    """Tells how blocks will be used: facts of the end of a request, and what to do with blocks.
+
+    ``output``: tokens that the request generated; 0: not told.
+    """
+
+    req: U32
+    session: HintID
+    finish: Annotated[int, Uint(min(Finish), max(Finish))]
+    output: U32
+    actions: Annotated[tuple[HintAction, ...], List(record(HintAction), 0, limits.MAX_HINT_ACTIONS)]
+    chains: Annotated[tuple[HintChain, ...], List(record(HintChain), 1, limits.MAX_GROUPS)]
+
+
+@dataclass(frozen=True, slots=True)
+class HintReceipt:
+    """What became of one action, with the blocks and bytes that it concerns."""
+
+    id: HintID
+    kind: ActionKind
+    state: Annotated[int, Uint(min(ActionState), max(ActionState))]
+    blocks: U32
+    bytes: U64
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Hinted(Message):
+    """Answers a Hint that has actions, and again when one that was deferred is over."""
+
+    req: U32
+    receipts: Annotated[tuple[HintReceipt, ...], List(record(HintReceipt), 1, limits.MAX_HINT_ACTIONS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +523,7 @@ class EventsState(IntEnum):
     MORE = 0  # there is more to tell
     WHOLE = 1  # everything was told
     REFUSED = 2  # nothing is told to this session
+    VOID = 3  # nothing that was told holds: everything is told from the beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +545,7 @@ class BlockEvents(Message):
     """Answers NEXT_EVENTS once there is something to tell."""
 
     req: U32
-    state: Annotated[int, Uint(EventsState.MORE, EventsState.REFUSED)]
+    state: Annotated[int, Uint(EventsState.MORE, EventsState.VOID)]
     runs: Annotated[tuple[EventRun, ...], List(record(EventRun), 0, limits.MAX_EVENT_BLOCKS)]
 
 
@@ -521,6 +607,6 @@ NUMBERS: dict[int, type[Message]] = {
     1: Hello, 2: Welcome, 3: Register, 4: Regions, 5: Segments, 6: Registered, 7: Unregister, 8: Release, 9: Save,
     10: Load, 11: Cancel, 12: Reset, 13: Ping, 14: Done, 15: Cancelled, 16: Pong, 17: ResetDone, 18: Epoch, 19:
     Error, 20: Switches, 21: Unregistered, 24: Offer, 25: Offered, 26: Delivered, 27: Stages, 28: StagedLoad, 29:
-    Keep, 30: Steps, 31: Budget, 37: BlockTokens, 38: NextEvents, 39: BlockEvents,
+    Hint, 30: Steps, 31: Budget, 32: Hinted, 37: BlockTokens, 38: NextEvents, 39: BlockEvents,
 }  # fmt: skip
 """The messages by number."""

@@ -40,7 +40,7 @@ SOFTWARE = "kvagent-python"
 MAX_EVENTS_PER_POLL = 1024
 MAX_EVENTS_KEPT = 65536  # while an answer is awaited; more end the session
 
-Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents
+Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents | m.Hinted
 _Answer = TypeVar("_Answer", m.Registered, m.ResetDone, m.Pong)
 
 
@@ -60,7 +60,7 @@ class Session:
         """The space's last known weights epoch, from REGISTERED on. A job carries the epoch in
         which its blocks were computed, which may be an older one.
         """
-        self.registered: m.Registered | None = None
+        self.registered: m.Registered
         self._stream = stream
         self._jobs: dict[int, int] = {}  # number of blocks of each unreported job
         self._cancels: set[int] = set()
@@ -354,7 +354,7 @@ class Session:
         elif isinstance(message, m.Epoch):
             self._set_epoch(message.epoch)
             self._events.append(message)
-        elif isinstance(message, (m.Switches, m.BlockEvents)):
+        elif isinstance(message, (m.Switches, m.BlockEvents, m.Hinted)):
             self._events.append(message)
         elif isinstance(message, m.Error):
             self._error = message

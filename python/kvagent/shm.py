@@ -83,8 +83,6 @@ class SyncWords:
         self.events = events
         self.revokes = revokes
         self._long = self.memory.view.cast("Q")
-        self.cells = self._long[self.events_off // 8 : (self.events_off + events * cell) // 8]
-        """Of all events. On a CPU two words each: recorded, fired."""
         self._word = self.memory.view.cast("I")
         self.landed = self._long[self.stages_off // 8 : self.stages_off // 8 + stages]
         """How many stages of each staged load have arrived; the agent writes them."""
@@ -141,7 +139,6 @@ class SyncWords:
 
     def close(self) -> None:
         """Free the memory. Repeated calls do nothing."""
-        self.cells.release()
         self.landed.release()
         self._long.release()
         self._word.release()

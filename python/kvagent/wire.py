@@ -16,7 +16,7 @@ import msgpack
 from kvagent import messages as m
 from kvagent.errors import Malformed
 from kvagent.fields import form, pack, record, unpack
-from kvagent.limits import MAX_FRAME, MAX_IDENTITY_BYTES, MAX_JOB_BLOCKS, MAX_KEEP_MS, STEP_BYTES, TOKEN_BYTES
+from kvagent.limits import MAX_FRAME, MAX_IDENTITY_BYTES, MAX_JOB_BLOCKS, STEP_BYTES, TOKEN_BYTES
 
 if TYPE_CHECKING:
     from kvagent.packing import Packed
@@ -108,8 +108,8 @@ def _check(message: m.Message) -> None:
         raise Malformed(f"Hello.min_version: {message.min_version} is more than max_version {message.max_version}")
     if isinstance(message, m.Register):
         check_identity(message.identity)
-    elif isinstance(message, m.Keep):
-        _check_keep(message)
+    elif isinstance(message, m.Hint):
+        _check_chains(message.chains)
     elif isinstance(message, m.Stages) and len(message.stages) % 2:
         raise Malformed(f"Stages.stages: {len(message.stages)} bytes, no multiple of 2")
     elif isinstance(message, (m.Save, m.Load, m.StagedLoad)):
@@ -143,12 +143,17 @@ def _check_tokens(run: m.BlockTokens | m.EventRun) -> None:
         )
 
 
-def _check_keep(message: m.Keep) -> None:
-    blocks, odd = divmod(len(message.hashes), message.hash_len)
-    if odd or blocks > MAX_JOB_BLOCKS:
-        raise Malformed(f"Keep.hashes: {len(message.hashes)} bytes do not fit hash_len {message.hash_len}")
-    if not message.pin_ms and not message.ttl_ms:
-        raise Malformed(f"Keep.ttl_ms: 0, allowed with pin_ms 0 is 1 to {MAX_KEEP_MS}")
+def _check_chains(chains: tuple[m.HintChain, ...]) -> None:
+    total = 0
+    for i, chain in enumerate(chains):
+        blocks, odd = divmod(len(chain.hashes), chain.hash_len)
+        total += blocks
+        if odd:
+            raise Malformed(f"Hint.chains[{i}].hashes: {len(chain.hashes)} bytes do not fit hash_len {chain.hash_len}")
+        if chain.own and len(chain.own) != (blocks + 7) // 8:
+            raise Malformed(f"Hint.chains[{i}].own: {len(chain.own)} bytes, not a bit for each of {blocks} hashes")
+    if total > MAX_JOB_BLOCKS:
+        raise Malformed(f"Hint.chains: {total} blocks, allowed is 1 to {MAX_JOB_BLOCKS}")
 
 
 def check_identity(identity: tuple[tuple[str, str], ...]) -> None:

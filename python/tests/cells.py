@@ -34,8 +34,11 @@ class Storage:
     def nbytes(self) -> int:
         return len(self.data)
 
-    def data_ptr(self) -> int:
-        return 4096
+    def share_memory_(self) -> None:
+        """It may lie anywhere."""
+
+    def _share_fd_cpu_(self) -> tuple[int, int]:
+        return -1, self.nbytes()
 
 
 @dataclass
@@ -149,9 +152,7 @@ class Engine:
     def memory(self, rank: int) -> Memory:
         """Return what a worker registers, whose layers are listed in any order."""
         names = sorted(self.caches[rank], reverse=self.tp > 1)
-        return memory(
-            self.caches[rank], [names], BLOCKS, "peer", extents_of=partial(cell_extents, plan=self.plan, rank=rank)
-        )
+        return memory(self.caches[rank], [names], BLOCKS, extents_of=partial(cell_extents, plan=self.plan, rank=rank))
 
     def runs(self, rank: int, block: int) -> Iterator[tuple[int, list[tuple[Any, int, int]]]]:
         """Yield each cell of a worker with the runs of one of its blocks."""

@@ -9,11 +9,15 @@ if TYPE_CHECKING:
     import random
 
 NAMES = (
-    "kvagent", "kvagent.save", "kvagent.load", "kvagent.max_load_tokens", "kvagent.pin", "kvagent.ttl",
+    "kvagent", "kvagent.save", "kvagent.load", "kvagent.max_load_tokens", "kvagent.hints", "kvagent.session",
     "do_remote_decode", "do_remote_prefill", "transfer_id", "remote_engine_id", "remote_request_id", "remote_host",
-    "remote_port", "remote_num_tokens", "remote_bootstrap_addr",
+    "remote_port", "remote_num_tokens", "remote_bootstrap_addr", "remote_kv_source",
 )  # fmt: skip
-NESTED = ("save", "load", "max_load_tokens", "pin", "ttl", "kv_transfer_params", "", "\ud800")
+NESTED = (
+    "save", "load", "max_load_tokens", "hints", "session", "kv_transfer_params", "", "\ud800", "actions", "action",
+    "id", "priority", "seconds", "lease_until", "from", "action_type", "action_id", "action_version", "payload",
+)  # fmt: skip
+ACTIONS = ("kv.retain", "kv.pin", "kv.demote", "kv.drop", "kv.prefetch", "kv.fetch", "kv.other")
 SCALARS = (
     None, True, False, 0, -1, 8080, 1 << 63, 1 << 200, 1.5, math.nan, math.inf, "", "x", "a@b:1", "\ud800", "\0",
     "y" * 9999,
@@ -37,5 +41,11 @@ def some_params(dice: random.Random, number: int) -> Any:
     if dice.random() < 0.2:
         return some_json(dice)
     sane = {dice.choice(("do_remote_decode", "do_remote_prefill")): True, "transfer_id": f"t{number}"}
-    sane |= {"remote_port": 8080}
+    sane |= {"remote_port": 8080, "kvagent.hints": [some_action(dice) for _ in range(dice.randrange(3))]}
     return sane | {name: some_json(dice, dice.randrange(3)) for name in dice.sample(NAMES, dice.randrange(5))}
+
+
+def some_action(dice: random.Random) -> dict[str, Any]:
+    """Return an action on blocks: a sane one, or one with a random value."""
+    sane = {"action": dice.choice(ACTIONS), "id": "a", "seconds": dice.choice((0, 0.001, 60)), "from": "127.0.0.1:9"}
+    return sane | ({dice.choice((*sane, "priority")): some_json(dice, 1)} if dice.random() < 0.5 else {})

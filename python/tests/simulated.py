@@ -8,6 +8,7 @@ import ctypes
 import pickle
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,14 @@ OPTIONS: dict[str, Any] = {
     "lookup_wait_ms": 100.0, "lookup_grace_ms": 10_000.0, "lookup_age_ms": 10_000.0, "min_load_tokens": BLOCK,
     "weights_fixed": True,
 }  # fmt: skip
+
+
+class FinishedRequest(Enum):
+    """Like vLLM's RequestStatus."""
+
+    FINISHED_STOPPED = 1
+    FINISHED_LENGTH_CAPPED = 2
+    FINISHED_ABORTED = 3
 
 
 NO_TOKENS = SimpleNamespace(
@@ -94,7 +103,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.monotonic()  # it goes on where the engines were
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("side", "lookups", "loads"):
+        for module in ("side", "lookups"):
             monkeypatch.setattr(f"kvagent.vllm.scheduler.{module}.time", clock)
 
 
@@ -111,10 +120,10 @@ class Step:
 def guests_of(**engine: Any) -> Joined:
     """Return the guests of an engine, if they are installed."""
     try:
-        from kvagent.vllm.guests.joined import Engine, joined
+        from kvagent.vllm.guests.start import joined
     except ModuleNotFoundError:
         return Joined()
-    return joined(Engine(**engine))
+    return joined(**engine)
 
 
 class SimulatedEngine:
@@ -138,7 +147,7 @@ class SimulatedEngine:
         self._directory = directory
         settings = Options(**(OPTIONS | {"pin_percent": 50.0} | options))
         self.generations = Generations(generation, settings, unobserved=unobserved, in_process=in_process)
-        self._workers_generation = generation
+        self._begins_with = generation
         self.worker_link = self.new_worker_link()
         self.link = Link(directory, "scheduler", lambda: self._registration(Role.SCHEDULER))
         self.worker_link.wait(20)
@@ -150,7 +159,7 @@ class SimulatedEngine:
         )  # fmt: skip
         self.worker = WorkerSide(
             self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,
-            generation=generation, use_generation=self._use_generation, guests=[adapters] if adapters else [],
+            generation=generation, guests=[adapters] if adapters else [],
         )  # fmt: skip
 
     def make_memory(self, size: int, *, peer: bool) -> Sync:
@@ -190,7 +199,8 @@ class SimulatedEngine:
         request = SimpleNamespace(
             request_id=name, num_tokens=tokens, num_prompt_tokens=tokens, num_computed_tokens=0,
             num_output_placeholders=0, block_hashes=chain(prompt, blocks), lora_request=None,
-            mm_features=[], skip_reading_prefix_cache=False,
+            mm_features=[], skip_reading_prefix_cache=False, status=FinishedRequest.FINISHED_STOPPED,
+            num_output_tokens=1, output_token_ids=[7],
             _block_hasher=lambda one: chain(prompt, blocks)[len(one.block_hashes) :],
         )  # fmt: skip
         request.__dict__.update(more)
@@ -238,7 +248,6 @@ class SimulatedEngine:
     def step(self, *computed: tuple[Any, int], preempted: Sequence[str] = ()) -> Step:
         """Run a step that computes that many tokens of those requests."""
         scheduled = {request.request_id: tokens for request, tokens in computed}
-        # 0 means unknown: the scheduler's side then does not measure how fast prompts are computed.
         total = len(scheduled) if set(scheduled.values()) == {1} else 0
         output = SimpleNamespace(
             num_scheduled_tokens=scheduled, preempted_req_ids=set(preempted),
@@ -310,11 +319,10 @@ class SimulatedEngine:
         start = (group * self.pool.num_gpu_blocks + block.block_id) * BLOCK_BYTES
         return self.memory[start : start + BLOCK_BYTES]
 
-    def _use_generation(self, generation: str) -> None:
-        self._workers_generation = generation
-
     def _registration(self, role: Role) -> Registration:
-        generation = self.generations.now if role == Role.SCHEDULER else self._workers_generation
+        generation = self.generations.now
+        if role == Role.WORKER:
+            generation = self.worker.generation if hasattr(self, "worker") else self._begins_with
         common: dict[str, Any] = {
             "instance": self.name, "role": role, "groups": self.groups, "hash_tokens": BLOCK,
             "identity": identity_pairs(self._identity | {PAIR: generation}),

@@ -76,7 +76,7 @@ def linked(agent: AgentProcess, memory: tuple[SharedMemory, SyncWords], budget: 
 
 def close(link: Link) -> None:
     if (last := link.close()) is not None:
-        last.session.close()
+        last.close()
 
 
 def test_a_worker_tells_its_budget_before_its_session_is_used(agent: AgentProcess, memory: Any) -> None:

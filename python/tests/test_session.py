@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,13 +120,22 @@ def test_transfers_are_said(ends: tuple[Session, Agent]) -> None:
             session.send(m.Offer(name, tokens, ttl_ms))
 
 
-def test_what_is_kept_is_said(ends: tuple[Session, Agent]) -> None:
+def test_hints_are_said_and_answered(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    session.send(m.Keep(1, 4, b"hash", 60_000, 5))
-    assert agent.hear() == m.Keep(1, 4, b"hash", 60_000, 5)
-    for pin_ms, ttl_ms in ((0, 0), (86_400_001, 0), (0, -1)):
+    chain = m.HintChain(1, 4, b"hash", b"\1")
+    hint = m.Hint(3, "chat", m.Finish.TOOL, 7, (m.HintAction("a", m.Action.RETAIN, 90, 60_000),), (chain,))
+    session.send(hint)
+    assert agent.hear() == hint
+    answer = m.Hinted(3, (m.HintReceipt("a", m.Action.RETAIN, m.ActionState.ACCEPTED, 1, 4096, ""),))
+    agent.say(answer)
+    assert session.poll() == [answer]
+    for bad in (
+        replace(hint, chains=()), replace(hint, finish=9), replace(hint, chains=(replace(chain, own=b"\1\1"),)),
+        replace(hint, chains=(replace(chain, hash_len=3),)), replace(hint, actions=(m.HintAction("a", 7),)),
+        replace(hint, session="s" * 129), replace(hint, actions=(m.HintAction("a", 1, 101),)),
+    ):  # fmt: skip
         with pytest.raises(Malformed):
-            session.send(m.Keep(0, 4, b"hash", pin_ms, ttl_ms))
+            session.send(bad)
 
 
 def test_an_agent_that_refuses_says_why(tmp_path: Path) -> None:

@@ -194,10 +194,10 @@ def test_an_agent_that_was_killed_comes_back_and_an_idle_one_ends(
     os.kill(started.serving(), signal.SIGKILL)
     link.lost(first)
     second = eventually(link.current, "a session with the next agent", START_S)
-    assert second.session.boot != first.session.boot
-    first.session.close()
+    assert second.boot != first.boot
+    first.close()
     link.close()
-    second.session.close()
+    second.close()
     eventually(lambda: not started.running(), "the end of an idle agent", START_S)
     assert "no session has been open" in started.log.read_text()
 

@@ -13,6 +13,7 @@ import pytest
 from kvagent.vllm.guests.adapters import loaded as loading
 from kvagent.vllm.guests.adapters.keys import Adapters
 from kvagent.vllm.guests.adapters.loaded import LoadedAdapter, LoadedAdapters
+from kvagent.weights import files
 from tests.agent import AgentProcess, eventually
 from tests.sides import guest
 from tests.simulated import BLOCK, SimulatedEngine
@@ -34,13 +35,11 @@ class Engine(SimulatedEngine):
         """The adapters that the worker keeps loaded."""
         super().__init__(agent, name, adapters=self.adapters, **more)
 
-    def load_adapter(self, lora: Any, *, digested: bool = True) -> None:
-        """Load an adapter as vLLM does; wait for its digest, which the next step reports."""
+    def load_adapter(self, lora: Any) -> None:
+        """Load an adapter as vLLM does. The next step reports it."""
         before, begun = self.adapters.states(lora), time.time_ns()
         self.adapters.loaded(self, lora, before, begun)
         self.kept.add(lora.lora_int_id)
-        if digested:
-            self.adapters._thread.submit(int).result()
 
     def list_adapters(self) -> set[int]:
         """Return the loaded adapters, like vLLM's manager."""
@@ -133,10 +132,9 @@ def test_a_request_is_uncached_until_its_adapter_is_known(
     """The step that first needs an adapter loads it; what it computed is saved once it is known."""
     engine, lora = engines(), adapter(write(tmp_path / "x", "one"))
     request = start(engine, "first", "p", 4, 3, lora)
-    engine.load_adapter(lora, digested=False)
+    engine.load_adapter(lora)
     engine.step((request, request.num_tokens))
     assert engine.scheduler.counts.lookups == 0
-    engine.adapters._thread.submit(int).result()
     engine.step((request, 1))
     engine.step((request, 1))
     engine.quiet()
@@ -240,16 +238,19 @@ def touched(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [gone, touched])
 def test_files_that_are_not_what_was_loaded(
-    engines: Callable[..., Engine], tmp_path: Path, change: Callable[[Path], None]
+    engines: Callable[..., Engine], tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the load and the digest they may have become those of another adapter."""
+    """While they are digested they may become those of another adapter."""
     engine, folder = engines(), write(tmp_path / "x", "one")
-    lora, blocked = adapter(folder), SimpleNamespace(over=False)
-    engine.adapters._thread.submit(eventually, lambda: blocked.over, "the change")
-    engine.load_adapter(lora, digested=False)
-    change(folder)
-    blocked.over = True
-    engine.adapters._thread.submit(int).result()
+    lora, digest = adapter(folder), files.digest
+
+    def digested(*given: Any) -> str:
+        found = digest(*given)
+        change(folder)
+        return found
+
+    monkeypatch.setattr(files, "digest", digested)
+    engine.load_adapter(lora)
     engine.save("one", "p", 4, 1, lora_request=lora)
     assert (engine.scheduler.saves.counts.planned, engine.scheduler.counts.lookups) == (0, 0)
     assert contents(guest(engine.scheduler, Adapters)) == ()
@@ -266,28 +267,24 @@ def test_files_that_change_during_or_just_before_a_load(
     before = engine.adapters.states(adapter(folder))
     soonest = max((state.changed for _, state in before), default=0) + loading.SETTLED_NS
     engine.adapters.loaded(engine, adapter(folder), before, soonest)  # before
-    engine.adapters._thread.submit(int).result()
     assert [one.digest for one in engine.adapters.news()] == [b"", b""]
     if change is touched:
         settle(folder)
         engine.load_adapter(adapter(folder))
-        assert [bool(one.digest) for one in engine.adapters.news()] == [False, True]
+        assert [bool(one.digest) for one in engine.adapters.news()] == [True]
 
 
-def test_a_folder_that_is_another_during_the_load_only(engines: Callable[..., Engine], tmp_path: Path) -> None:
+def test_a_folder_that_is_another_at_the_load(engines: Callable[..., Engine], tmp_path: Path) -> None:
+    """What is loaded again has another content then, and is not known."""
     engine, link = engines(), tmp_path / "link"
     folders = [write(tmp_path / content, content) for content in ("one", "two")]
-    blocked = SimpleNamespace(over=False)
-    engine.adapters._thread.submit(eventually, lambda: blocked.over, "the end of the load")
     link.symlink_to(folders[0])
+    engine.load_adapter(adapter(link))
+    assert [bool(one.digest) for one in engine.adapters.news()] == [True]
     before, begun = engine.adapters.states(adapter(link)), time.time_ns()
     link.unlink()
     link.symlink_to(folders[1])
     engine.adapters.loaded(engine, adapter(link), before, begun)
-    link.unlink()
-    link.symlink_to(folders[0])
-    blocked.over = True
-    engine.adapters._thread.submit(int).result()
     assert [one.digest for one in engine.adapters.news()] == [b""]
 
 
@@ -382,9 +379,9 @@ def test_one_name_with_two_adapters_at_once(
     assert agent.status()["blocks_stored"] == 4
     assert not engine.scheduler.blocks.is_stale(engine.pool.blocks[40])
     engine.scheduler.finished(first, normally=True)
-    assert engine.scheduler.blocks.is_stale(engine.pool.blocks[40]), "blocks of two adapters may be saved"
     engine.scheduler.finished(second, normally=True)
     engine.save("after", "r", 4, 1, lora_request=adapter(tmp_path / "y", 2, "b"))
+    assert engine.scheduler.blocks.is_stale(engine.pool.blocks[40]), "blocks of two adapters may be saved"
     assert agent.status()["blocks_stored"] == 8
 
 
@@ -409,19 +406,17 @@ def contents(adapters: Adapters) -> tuple[tuple[int, int], ...]:
 def test_a_content_that_was_dropped_may_have_left_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvagent.vllm.guests.adapters.keys.MAX_KNOWN", 1)
     adapters = Adapters(1)
-    assert not adapters.report([LoadedAdapter(1, 1), LoadedAdapter(1, 1, b"1" * 32)])[2]
-    assert not adapters.report([LoadedAdapter(2, 2), LoadedAdapter(2, 2, b"2" * 32)])[2]
+    assert not adapters.report([LoadedAdapter(1, 1, b"1" * 32)])[2]
+    assert not adapters.report([LoadedAdapter(2, 2, b"2" * 32)])[2]
     assert adapters.report([LoadedAdapter(1, 3)])[2], "the blocks of its other content may be saved"
 
 
 def test_workers_that_have_loaded_different_contents() -> None:
     adapters, digests = Adapters(2), [bytes([i]) * 32 for i in range(3)]
-    one = [LoadedAdapter(1, 1), LoadedAdapter(1, 1)]
-    assert adapters.report(one) == ({1}, set(), False)
-    assert adapters.report([LoadedAdapter(1, 1, digests[0])]) == (set(), set(), False)
+    assert adapters.report([LoadedAdapter(1, 1, digests[0])]) == ({1}, set(), False)
     assert adapters.report([LoadedAdapter(1, 1, digests[1])]) == (set(), set(), False)
     assert contents(adapters) == ()
-    both = [LoadedAdapter(1, 2), LoadedAdapter(1, 2), *itertools.repeat(LoadedAdapter(1, 2, digests[2]), 2)]
+    both = list(itertools.repeat(LoadedAdapter(1, 2, digests[2]), 2))
     assert adapters.report(both) == ({1}, {1}, True), "blocks of the unknown content may be saved"
     assert contents(adapters) == ((1, 2),)
     assert adapters.report([LoadedAdapter(1, 1, digests[0])] * 2) == (set(), set(), False), "an old content is back"

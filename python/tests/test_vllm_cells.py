@@ -181,16 +181,15 @@ def test_memory_that_cannot_be_split_is_refused() -> None:
         ({"model.layers.4.attn": None}, "is not among those of this pipeline stage, 0 to 3"),
     ):
         with pytest.raises(Unsupported, match=said):
-            memory(caches, [[*caches, *change]], BLOCKS, "peer", extents_of=partial(cell_extents, plan=plan, rank=0))
+            memory(caches, [[*caches, *change]], BLOCKS, extents_of=partial(cell_extents, plan=plan, rank=0))
     flat = {name: replace(one, shape=(BLOCKS, 8 * STATES, CONTENT)) for name, one in caches.items()}
     with pytest.raises(Unsupported, match="its heads cannot be split"):
-        memory(flat, [list(flat)], BLOCKS, "peer", extents_of=partial(cell_extents, plan=plan, rank=0))
+        memory(flat, [list(flat)], BLOCKS, extents_of=partial(cell_extents, plan=plan, rank=0))
     with pytest.raises(Unsupported, match="group 1 has no layer among 2 to 3"):
         memory(
             caches,
             [list(caches), list(caches)[:2]],
             BLOCKS,
-            "peer",
             extents_of=partial(cell_extents, plan=plan, rank=0),
         )
 
@@ -199,7 +198,7 @@ def test_a_rank_with_too_many_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("kvagent.vllm.guests.cells.memory.MAX_SEGMENTS", 4 * LAYERS * STATES - 1)
     caches = caches_of(range(LAYERS), 8, LAYOUTS["LBNHC"])
     with pytest.raises(Unsupported, match="lie in 48 runs, allowed is 1 to 47"):
-        memory(caches, [list(caches)], BLOCKS, "peer", extents_of=partial(cell_extents, plan=plan_of(1, 1, 8), rank=0))
+        memory(caches, [list(caches)], BLOCKS, extents_of=partial(cell_extents, plan=plan_of(1, 1, 8), rank=0))
 
 
 def _identity(tp: int, pp: int, kind: Any, *shared: int, heads: int = 8) -> dict[str, str]:

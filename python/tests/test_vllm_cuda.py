@@ -109,7 +109,7 @@ class Tensor:
 
 def test_an_allocation_goes_by_its_handle_and_the_offset_in_it() -> None:
     driver = FakeDriver({0x70000000: 1 << 20})
-    found = memory({"a": Tensor(Storage(0x70001000, 4096))}, [["a"]], 9, "fd", driver)
+    found = memory({"a": Tensor(Storage(0x70001000, 4096))}, [["a"]], 9, driver)
     handle = b"h" * 56 + (0x70000000).to_bytes(8, "little") + UUID
     assert found.regions == ((Region(1, RegionKind.CUDA, 4096, 0x1000, handle), None),)
     assert len(handle) == 80
@@ -119,7 +119,7 @@ def test_an_allocation_goes_by_its_handle_and_the_offset_in_it() -> None:
 
 def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
     driver = FakeDriver(virtual=range(0x40000000, 0x40000000 + 8 * PIECE))
-    found = memory({"a": Tensor(Storage(0x40000000 + PIECE + 512, 2 * PIECE))}, [["a"]], 9, "fd", driver)
+    found = memory({"a": Tensor(Storage(0x40000000 + PIECE + 512, 2 * PIECE))}, [["a"]], 9, driver)
     # From the second piece to the fourth, which has its last 512 bytes.
     assert [region for region, _ in found.regions] == [Region(1, RegionKind.CUDA_FD, PIECE, 0, UUID)] * 3
     assert [fd for _, fd in found.regions] == driver.open
@@ -144,7 +144,7 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
 )
 def test_what_no_other_process_can_open_is_refused_with_a_hint(driver: FakeDriver, storage: Storage, hint: str) -> None:
     with pytest.raises(Unsupported, match=hint):
-        memory({"a": Tensor(storage)}, [["a"]], 9, "fd", driver)
+        memory({"a": Tensor(storage)}, [["a"]], 9, driver)
     assert driver.closed()
 
 
@@ -152,7 +152,7 @@ def test_one_bad_allocation_closes_the_good_ones() -> None:
     driver = FakeDriver(virtual=range(4 * PIECE))
     layers = {"a": Tensor(Storage(0, PIECE, 1)), "b": Tensor(Storage(1 << 40, PIECE, 2))}
     with pytest.raises(Unsupported, match="without a handle"):
-        memory(layers, [["a", "b"]], 9, "fd", driver)
+        memory(layers, [["a", "b"]], 9, driver)
     assert driver.open
     assert driver.closed()
 
@@ -160,7 +160,7 @@ def test_one_bad_allocation_closes_the_good_ones() -> None:
 def test_one_worker_has_one_gpu() -> None:
     layers = {"a": Tensor(Storage(0, 4096)), "b": Tensor(Storage(0, 4096), 1)}
     with pytest.raises(Unsupported, match="several devices: cuda:0, cuda:1"):
-        memory(layers, [["a", "b"]], 9, "fd", FakeDriver({0: 1 << 20}))
+        memory(layers, [["a", "b"]], 9, FakeDriver({0: 1 << 20}))
 
 
 def test_a_machine_without_the_driver_says_so() -> None:

@@ -69,8 +69,8 @@ def test_an_agent_that_cannot_take_steps_costs_nothing() -> None:
         told.append(steps)
         raise Busy("full")
 
-    attachment = SimpleNamespace(session=SimpleNamespace(send=refuse))
-    link: Any = SimpleNamespace(current=lambda: attachment)
+    session = SimpleNamespace(send=refuse)
+    link: Any = SimpleNamespace(current=lambda: session)
     sync = make_sync(None)
     worker = WorkerSide(link, sync.words, per_block=True, clock=sync.clock)
     for _ in range(2 * REPORT_STEPS + 1):

@@ -145,9 +145,9 @@ def test_saves_in_flight_are_revoked_in_time_without_the_schedulers_session(
     engine, clock = decoding.engine, Clock(monkeypatch)
     agent.freeze()
     job = decoding.until_saving()[0].job
-    attachment = engine.link.renew(hold=True)
-    assert attachment is not None
-    attachment.session.close()
+    session = engine.link.renew(hold=True)
+    assert session is not None
+    session.close()
     eventually(lambda: (decoding.step(), engine.scheduler.agent.session is None)[1], "the end of the session")
     revokes = []
     for _ in range(4):

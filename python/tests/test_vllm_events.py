@@ -173,6 +173,19 @@ def test_the_end_of_a_session_removes_all_from_the_leaf_on(case: Case, monkeypat
     assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
 
 
+def test_what_is_void_is_removed_before_it_is_told_again(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "REMOVE_BLOCKS", 1)
+    case.answer(stored("", "a", "b"))
+    asked = case.asked
+    assert case.answer(state=m.EventsState.VOID) == []
+    assert case.it.pending()
+    assert case.it.take() == [("removed", 0, ("b",))]
+    assert case.asked == asked, "nothing is asked before all is removed"
+    assert case.it.take() == [("removed", 0, ("a",))]
+    assert case.asked == ("next", asked[1] + 1, ASK_BLOCKS, False)
+    assert case.answer(stored("", "a")) == [("stored", 0, None, ("a",), None)]
+
+
 def test_a_block_moves_to_the_disk_and_is_never_gone(case: Case) -> None:
     case.answer(stored("", "a", "b"))
     moves = stored("", "a", medium=2), removed("a"), stored("a", "b", medium=2), removed("b")
@@ -412,11 +425,11 @@ def test_what_an_idle_engine_can_do_nothing_about_is_not_pending() -> None:
     """The beginning of a frame, and what a full socket does not accept, keep no engine stepping."""
     here, there = socket.socketpair()
     stream = FrameStream(here)
-    attachment: Any = SimpleNamespace(session=SimpleNamespace(unread=stream.unread, sendable=stream.sendable))
-    link: Any = SimpleNamespace(current=lambda: attachment)
+    made: Any = SimpleNamespace(unread=stream.unread, sendable=stream.sendable)
+    link: Any = SimpleNamespace(current=lambda: made)
     session = AgentSession(link, Options())
     assert session.unread(), "a session to adopt"
-    session._attachment = attachment
+    session._session = made
     data = frame(encode(m.Pong(1)))
     for byte in data:
         assert not session.unread()

@@ -15,7 +15,7 @@ from kvagent.vllm.guests import lazy
 from kvagent.vllm.guests.lazy import LazyBatch
 from kvagent.vllm.options import OptionError, Options, parse
 from kvagent.vllm.plan import Outcome
-from kvagent.vllm.scheduler.requests import Blocks, Hurry, Tables, Tracked
+from kvagent.vllm.scheduler.requests import Blocks, Hurry, Tracked
 from kvagent.vllm.scheduler.saves import HOLD_S, Saves
 from tests.sides import running
 
@@ -134,20 +134,17 @@ class Pool:
         table = self.tables[request]
         return table[i] if i < len(table) else None
 
-    def slice(self, request: str, _group: int, begin: int, end: int) -> list[Block]:
-        return self.tables[request][begin:end]
-
 
 class Engine:
     """A scheduler's saves with lazy offload, and the agent that answers them."""
 
     def __init__(self, blocks: int = 64, pins: float = 0.5, watermark: int = WATERMARK) -> None:
         self.pool = Pool(blocks)
-        self.blocks = Blocks(self.pool, pins)
+        table = lambda name: SimpleNamespace(blocks=(self.pool.tables[name],))  # noqa: E731
+        self.blocks = Blocks(SimpleNamespace(block_pool=self.pool, get_blocks=table), pins)
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
-        tables: Any = self.pool
         counts = SaveCounts()
-        self.lazy = LazyBatch(geometry, self.blocks, tables, counts, watermark)
+        self.lazy = LazyBatch(geometry, self.blocks, counts, watermark)
         self.saves = Saves(self.lazy, 1, self.blocks, counts, lambda _: None)
         self.now = 0.0
         self.steps = 0
@@ -552,7 +549,7 @@ def test_the_watermark_is_at_least_what_two_steps_take() -> None:
 
     def watermark(step_tokens: int, blocks: int) -> int:
         made = lazy.batch_of(options, geometry, step_tokens)
-        return made(geometry, Blocks(Pool(blocks), 0.05), Tables(None), SaveCounts())._watermark
+        return made(geometry, Blocks(SimpleNamespace(block_pool=Pool(blocks)), 0.05), SaveCounts())._watermark
 
     assert watermark(0, 1000) == 100
     assert watermark(1024, 1000) == 2 * (64 + 32)

@@ -66,7 +66,7 @@ class ChangingEngine(SimulatedEngine):
             return False
         asked = self._agent.connect()
         asked.close()
-        return mine.boot == workers.session.boot == asked.boot
+        return mine.boot == workers.boot == asked.boot
 
     def new_weights(self) -> None:
         """Act like vLLM's reset_prefix_cache with reset_connector, until the pool can be used

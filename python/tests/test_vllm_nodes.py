@@ -15,12 +15,11 @@ from kvagent.errors import Busy, SessionEnded, TimedOut
 from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus
 from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
-from kvagent.vllm.guests.joined import Engine, joined
 from kvagent.vllm.guests.nodes.delegate import Delegate
-from kvagent.vllm.guests.nodes.joint import OWED_S, PLAN_BYTES, JointSession
-from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News, Orders, Question, Target
+from kvagent.vllm.guests.nodes.joint import PLAN_BYTES, JointSession
+from kvagent.vllm.guests.nodes.orders import NODES, Answered, Facts, News, Orders, Question, Target
 from kvagent.vllm.guests.nodes.rules import NodePart
-from kvagent.vllm.link import Attachment
+from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler import agent_session
@@ -36,26 +35,26 @@ if TYPE_CHECKING:
 HERE, THERE = b"h" * 16, b"t" * 16
 HASHES = [bytes([i]) * 32 for i in range(4)]
 FACTS = Facts(THERE, 7, 1, b"space there", 100)
-NEWS = News(1, FIRST, 0, FACTS)
+NEWS = News(1, 0, FACTS)
 
 
 class Link:
     """A link that has a new session whenever the last one was left."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.count = 0
         self.released: list[int] = []
         self._make()
 
-    def current(self) -> Attachment:
-        return self.attachment
+    def current(self) -> Any:
+        return self.made
 
-    def lost(self, attachment: Attachment) -> None:
-        if attachment is self.attachment:
+    def lost(self, session: Any) -> None:
+        if session is self.made:
             self._make()
 
-    def renew(self, *, hold: bool = False) -> Attachment:
-        last = self.attachment
+    def renew(self, *, hold: bool = False) -> Any:
+        last = self.made
         self._make()
         return last
 
@@ -63,13 +62,12 @@ class Link:
         """The session was taken before."""
 
     def _make(self) -> None:
-        self.made += 1
-        session: Any = SimpleNamespace(
-            boot=HERE, version=3, number=self.made, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
+        self.count += 1
+        self.made: Any = SimpleNamespace(
+            boot=HERE, version=3, number=self.count, epoch=1, quiet=lambda: False, poll=list, close=lambda: None,
             limits=SimpleNamespace(max_job_blocks=0), release=self.released.extend, pinging=False,
-            reset=lambda _: 2,
+            reset=lambda _: 2, registered=Registered(1, 0, "", b"space here".ljust(16), 1, "/none"),
         )  # fmt: skip
-        self.attachment = Attachment(session, Registered(1, 0, "", b"space here".ljust(16), 1, "/none"))
 
 
 def hear(joint: JointSession, news: Sequence[News]) -> None:
@@ -120,38 +118,45 @@ def answer(joint: JointSession, ticket: Any, **more: Any) -> None:
     hear(joint, [replace(NEWS, answers=(answered,))])
 
 
+def held(joint: JointSession) -> int:
+    """Return a question whose answer was found here too, with the lease 5, and there with 30."""
+    _, ticket = asked(joint)
+    answer(joint, ticket)
+    joint.hold(5, ticket.number)
+    return int(ticket.number)
+
+
 def test_it_is_there_while_all_sessions_are() -> None:
     joint, link = begun(parts=3)
     assert joint.targets() == (Target(THERE, 1, b"space there", 0),) * 2
     assert joint.job_blocks == 100
     hear(joint, [replace(NEWS, part=2, session=None)])
     assert not there(joint)
-    assert link.made == 2, "the own session goes on, and its leases"
-    assert orders_of(joint) == Orders(FIRST + 1, 0)
-    assert joint.poll().ended
-    both = [replace(NEWS, part=part) for part in joint.others]
-    hear(joint, both)
-    assert not joint.poll().began, "sessions of the incarnation before"
-    hear(joint, [replace(one, incarnation=FIRST + 1) for one in both])
+    assert link.count == 2, "the own session goes on, and its leases"
+    assert orders_of(joint) == Orders(0)
+    change = joint.poll()
+    assert (change.ended, change.began) == (True, False)
+    hear(joint, [replace(NEWS, part=2)])
     assert joint.poll().began
 
 
-def test_another_session_of_a_delegate_is_another_incarnation() -> None:
+def test_another_session_of_a_delegate_ends_the_joint_one() -> None:
     joint, link = begun()
     hear(joint, [replace(NEWS, session=replace(FACTS, epoch=2))])
     assert there(joint)
     assert joint.targets()[0].epoch == 2
     hear(joint, [replace(NEWS, session=replace(FACTS, number=8))])
     assert not there(joint)
-    assert link.made == 2
+    assert link.count == 2
 
 
 def test_the_end_of_the_own_session_ends_the_others() -> None:
     joint, link = begun()
-    link.lost(link.attachment)
+    link.lost(link.made)
+    asked(joint)
     change = joint.poll()
-    assert (change.ended, change.began) == (True, False)
-    assert orders_of(joint) == Orders(FIRST + 1, 0)
+    assert (change.ended, change.began) == (True, True)
+    assert orders_of(joint) == Orders(0), "a question stays open"
     assert joint.awaits_leases() is False
 
 
@@ -160,15 +165,14 @@ def test_an_abandoned_question_gives_its_leases_back() -> None:
     lookups, ticket = asked(joint)
     answer(joint, ticket)
     assert orders_of(joint) is None
+    _, other = asked(joint)
     lookups.abandon(ticket)
-    orders = orders_of(joint)
-    assert orders is not None
-    assert orders.releases == ((1, 30),)
-    assert joint.awaits_leases(), "the other one may still answer"
-    hear(joint, [replace(NEWS, part=2, answers=(Answered(ticket.number, 64, 31),))])
-    orders = orders_of(joint)
-    assert orders is not None
-    assert orders.releases == ((2, 31),)
+    assert joint.awaits_leases(), "no plan has told of it"
+    assert orders_of(joint) == Orders(0, (other.number,))
+    assert not joint.awaits_leases()
+    hear(joint, [replace(NEWS, part=2, late=True, answers=(Answered(ticket.number, 64, 31),))])
+    assert joint.awaits_leases(), "the other one may still get a lease"
+    hear(joint, [replace(NEWS, part=2)])
     assert not joint.awaits_leases()
 
 
@@ -209,12 +213,10 @@ def test_without_a_hit_at_another_node_the_own_agent_is_not_asked(lost: bool) ->
 
 def test_all_leases_of_a_hit_are_released_as_one() -> None:
     joint, link = begun()
-    joint.hold(5, {1: 30})
+    held(joint)
     assert joint.targets(5)[0].lease == 30
     joint.release(5, HERE)
-    orders = orders_of(joint)
-    assert orders is not None
-    assert orders.releases == ((1, 30),)
+    assert orders_of(joint) == Orders(0)
     assert link.released == [5]
     joint.release(5, HERE)
     assert orders_of(joint) is None, "it is released once"
@@ -223,44 +225,18 @@ def test_all_leases_of_a_hit_are_released_as_one() -> None:
 def test_the_next_agent_gives_the_same_numbers_to_other_leases() -> None:
     """A load from the last one may end after that."""
     joint, link = begun()
-    joint.hold(5, {1: 30})
+    held(joint)
     joint.release(5, b"l" * 16)
     assert orders_of(joint) is None
     assert joint.targets(5)[0].lease == 30
     assert link.released == []
 
 
-@pytest.mark.parametrize("tier_wait_ms", [0.0, 60_000.0])
-def test_an_answer_that_was_lost_ends_the_incarnation(tier_wait_ms: float) -> None:
-    """As with a worker that failed: the lease in it would be kept."""
-    joint, link = begun(options=Options(tier_wait_ms=tier_wait_ms))
-    _, ticket = asked(joint)
-    longest = 2.0 + tier_wait_ms / 1e3 + OWED_S
-    joint.expire(ticket.since + longest)
-    assert link.made == 1
-    joint.expire(ticket.since + longest + 0.1)
-    assert link.made == 2
-    assert not joint.outstanding()
-
-
-def test_a_lost_answer_costs_no_steps_without_end() -> None:
-    """Also while a reset keeps the joint session from being there."""
-    joint, _ = begun()
-    lookups, ticket = asked(joint)
-    lookups.abandon(ticket)
-    joint.reset()
-    assert orders_of(joint) == Orders(FIRST, 1)
-    assert joint.awaits_leases()
-    ticket.since -= 100.0
-    assert orders_of(joint) == Orders(FIRST + 1, 1)
-    assert not joint.awaits_leases()
-
-
 def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
     joint, _ = begun()
     assert joint.reset()
     assert not there(joint)
-    assert orders_of(joint) == Orders(FIRST, 1)
+    assert orders_of(joint) == Orders(1)
     hear(joint, [NEWS])
     assert not joint.poll().began, "it has not reset"
     hear(joint, [replace(NEWS, resets=1, session=None)])
@@ -272,15 +248,16 @@ def test_nothing_is_done_before_a_reset_is_done_everywhere() -> None:
 def test_a_reset_does_not_hide_that_leases_have_ended() -> None:
     """The delegate's agent was killed while it reset: the next one gives their numbers again."""
     joint, link = begun()
-    joint.hold(5, {1: 30})
+    number = held(joint)
     assert joint.reset()
-    assert orders_of(joint) == Orders(FIRST, 1)
+    assert orders_of(joint) == Orders(1, (number,))
     hear(joint, [replace(NEWS, resets=1, session=replace(FACTS, boot=b"n" * 16))])
-    assert link.made == 2
-    joint.poll()
-    assert not there(joint)
+    assert link.count == 2
+    change = joint.poll()
+    assert (change.ended, change.began) == (True, True)
+    assert joint.targets(5)[0].lease == 0
     joint.release(5, HERE)
-    assert orders_of(joint) == Orders(FIRST + 1, 1)
+    assert orders_of(joint) == Orders(1)
 
 
 def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> None:
@@ -294,14 +271,14 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
         link,
         SimpleNamespace(block_pool=Pool(8)),
         saves=True,
-        joined=joined(Engine(options=options, geometry=geometry, parts=2)),
+        joined=joined(options, geometry, parts=2),
     )
     side._poll_agent()
     side.report(Report(news={NODES: (NEWS,)}))
     side._poll_agent()
     request = SimpleNamespace(
         request_id="one", num_tokens=65, num_prompt_tokens=65, block_hashes=HASHES, lora_request=None, mm_features=[],
-        skip_reading_prefix_cache=False,
+        skip_reading_prefix_cache=False, num_computed_tokens=0, status=None, num_output_tokens=0, output_token_ids=[],
     )  # fmt: skip
     assert side.matched(request, 0) == (None, False)
     orders = orders_of(side.agent)
@@ -310,16 +287,13 @@ def test_a_request_that_ends_after_a_reset_elsewhere_gives_its_leases_back() -> 
     side.report(Report(news={NODES: (replace(NEWS, answers=(answered,)),)}))
     side.report(Report(news={NODES: (replace(NEWS, reset=True),)}))
     side.finished(request, normally=False)
-    orders = orders_of(side.agent)
-    assert orders is not None
-    assert orders.releases == ((1, 30),)
+    assert orders_of(side.agent) == Orders(0)
 
 
-@pytest.mark.parametrize("incarnation", [FIRST, FIRST - 1])
-def test_a_reset_elsewhere_is_heard_of_in_any_incarnation(incarnation: int) -> None:
-    """A delegate tells it once. Until it is handled, nothing promised before is loaded."""
+def test_a_reset_elsewhere_is_heard_of_once() -> None:
+    """Until it is handled, nothing promised before is loaded."""
     joint, _ = begun()
-    hear(joint, [replace(NEWS, incarnation=incarnation, reset=True)])
+    hear(joint, [replace(NEWS, reset=True)])
     assert not there(joint)
     assert joint.poll().reset
     assert there(joint)
@@ -330,7 +304,7 @@ def test_a_reset_does_not_hide_an_end() -> None:
     """Nobody would abandon the question to the own agent, whose answer has a lease."""
     joint, link = begun()
     hear(joint, [replace(NEWS, session=None, reset=True)])
-    assert link.made == 2, "the own session goes on, and its leases"
+    assert link.count == 2, "the own session goes on, and its leases"
     change = joint.poll()
     assert (change.ended, change.began, change.reset) == (True, False, True)
 
@@ -342,7 +316,7 @@ def test_a_late_lease_needs_no_session_to_be_released() -> None:
     def release(_: Any) -> None:
         raise SessionEnded(())
 
-    session: Any = link.attachment.session
+    session: Any = link.made
     session.release = release
     lookups: Any = joint.lookups
     late = [Answer(3, LookupStatus.HIT, 32, 5, HERE)]
@@ -386,7 +360,7 @@ def test_an_agent_elsewhere_that_stands_still_counts() -> None:
 def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     """Else an engine without requests steps until lookup_age_ms have passed."""
     link: Any = Link()
-    session: Any = link.attachment.session
+    session: Any = link.made
     session.start_ping = lambda: None
     delegate = Delegate(link, Options(), 1, tuple)
     side: Any = SimpleNamespace(busy=lambda: False)
@@ -400,7 +374,7 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     )  # fmt: skip
     question = Question(1, 65, 0, 32, b"".join(HASHES))
     delegate._age_s = math.inf
-    delegate.begin(StepPlan(told={NODES: Orders(FIRST, 0, questions=(question,))}))
+    delegate.begin(StepPlan(told={NODES: Orders(0, (1,), (question,))}))
     delegate.poll()
     assert [news.answers for news in delegate.news()] == [()]
     session.pinging = True
@@ -412,13 +386,36 @@ def test_a_delegate_gives_up_what_it_asked_an_agent_that_stands_still() -> None:
     assert abandoned == [ticket], "a lease may still come"
 
 
+def test_a_delegate_releases_what_is_open_no_more() -> None:
+    """Whether it has answered or not."""
+    link: Any = Link()
+    delegate = Delegate(link, Options(), 1, tuple)
+    side: Any = SimpleNamespace(busy=lambda: False)
+    delegate.join(side)
+    delegate.begin(StepPlan())
+    answers, abandoned = [Answer(3, LookupStatus.HIT, 64, 30, HERE)], list[Any]()
+    lookups: Any = delegate._agent.lookups
+    lookups._client = SimpleNamespace(
+        submit=lambda *_: object(), poll=lambda *_: answers.pop() if answers else None, abandon=abandoned.append,
+        outstanding=0, late=0, late_answers=list, close=lambda: None,
+    )  # fmt: skip
+    questions = tuple(Question(number, 65, 0, 32, b"".join(HASHES)) for number in (1, 2))
+    delegate.begin(StepPlan(told={NODES: Orders(0, (1, 2), questions)}))
+    delegate.poll()
+    assert [news.answers for news in delegate.news()] == [(Answered(1, 64, 30),)]
+    delegate.begin(StepPlan(told={NODES: Orders(0, (1,))}))
+    assert (link.released, len(abandoned)) == ([], 1)
+    delegate.begin(StepPlan(told={NODES: Orders(0)}))
+    assert (link.released, len(abandoned)) == ([30], 1)
+
+
 def test_the_own_agent_may_stand_still_while_another_is_away() -> None:
     """Loads in flight are given up then."""
     joint, link = begun()
     hear(joint, [replace(NEWS, session=None)])
     joint.poll()
     assert not there(joint)
-    session: Any = link.attachment.session
+    session: Any = link.made
     session.pinging = True
     assert (joint.awaited(), joint.stopped(agent_session.SILENT_S + 0.1)) == (True, True)
 

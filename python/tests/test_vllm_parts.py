@@ -35,12 +35,12 @@ from kvagent.vllm.geometry import (
 from kvagent.vllm.guests.nodes.orders import Target, localized
 from kvagent.vllm.guests.nodes.rules import NodePart
 from kvagent.vllm.internals import around
-from kvagent.vllm.link import Attachment, Link
+from kvagent.vllm.link import Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
-from kvagent.vllm.scheduler.requests import Blocks, Tables
+from kvagent.vllm.scheduler.requests import Blocks
 from kvagent.vllm.scheduler.save_plan import final_tokens
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
@@ -132,8 +132,11 @@ class _Storage:
     def nbytes(self) -> int:
         return 1 << 16
 
-    def data_ptr(self) -> int:
-        return 4096
+    def share_memory_(self) -> None:
+        """It may lie anywhere."""
+
+    def _share_fd_cpu_(self) -> tuple[int, int]:
+        return -1, self.nbytes()
 
 
 @dataclass
@@ -176,18 +179,18 @@ def test_segments_follow_the_strides() -> None:
     }  # fmt: skip
     for name, (tensors, expected) in layers.items():
         caches = {str(i): tensor for i, tensor in enumerate(tensors)}
-        found = memory(caches, [list(caches)], 9, "peer")
+        found = memory(caches, [list(caches)], 9)
         assert [(s.offset, s.stride, s.bytes) for s in found.segments[0]] == expected, name
-        assert [(r.kind, r.addr, r.size) for r, _ in found.regions] == [(RegionKind.PEER, 4096, 1 << 16)]
+        assert [(r.kind, r.size, fd) for r, fd in found.regions] == [(RegionKind.FD, 1 << 16, -1)]
 
 
 def test_memory_that_cannot_be_served_is_refused() -> None:
     with pytest.raises(Unsupported, match="served are cpu and cuda"):
-        memory({"a": _Tensor((9, 8), (8, 1), kind="xpu")}, [["a"]], 9, "peer")
+        memory({"a": _Tensor((9, 8), (8, 1), kind="xpu")}, [["a"]], 9)
     with pytest.raises(Unsupported, match="pages"):
-        memory({"a": _Tensor((10, 8), (8, 1))}, [["a"]], 9, "peer")
+        memory({"a": _Tensor((10, 8), (8, 1))}, [["a"]], 9)
     with pytest.raises(Unsupported, match="no KV cache"):
-        memory({}, [["a"]], 9, "peer")
+        memory({}, [["a"]], 9)
 
 
 class FullAttentionSpec:
@@ -375,7 +378,7 @@ class _Pool:
 
 def test_what_old_weights_computed_is_known() -> None:
     pool = _Pool()
-    blocks = Blocks(pool, 0.05)
+    blocks = Blocks(SimpleNamespace(block_pool=pool), 0.05)
     assert blocks.max_saving == 5
     pool.blocks[1].block_hash = b"one"
     blocks.new_weights()
@@ -404,10 +407,10 @@ def test_a_reset_that_was_missed_between_two_sessions_is_one(
     presence = AgentSession(link, Options())
     seen = []
     for boot, epoch in zip(boots, epochs, strict=True):
-        session: Any = SimpleNamespace(
-            boot=boot.encode() * 16, version=3, number=1, quiet=lambda: False, poll=list, close=lambda: None
-        )
-        made = Attachment(session, Registered(1, 0, "", bytes(16), epoch, "/none"))
+        made: Any = SimpleNamespace(
+            boot=boot.encode() * 16, version=3, number=1, quiet=lambda: False, poll=list, close=lambda: None,
+            registered=Registered(1, 0, "", bytes(16), epoch, "/none"),
+        )  # fmt: skip
         link.current = lambda made=made: made
         seen.append(presence.poll())
         assert presence.poll() is NO_CHANGE
@@ -485,10 +488,10 @@ def test_counters_are_reported_as_deltas() -> None:
 
 
 def test_tables_are_those_of_vllms_manager() -> None:
-    blocks = [SimpleNamespace(block_id=i) for i in range(4)]
-    tables = Tables(SimpleNamespace(get_blocks={"a": SimpleNamespace(blocks=(blocks,))}.get))
-    assert list(tables.slice("a", 0, 1, 9)) == blocks[1:]
-    assert list(tables.slice("a", 0, 4, 5)) == []
+    table = [SimpleNamespace(block_id=i) for i in range(4)]
+    blocks = Blocks(SimpleNamespace(block_pool=_Pool(), get_blocks={"a": SimpleNamespace(blocks=(table,))}.get), 0.05)
+    assert list(blocks.table("a", 0, 1, 9)) == table[1:]
+    assert list(blocks.table("a", 0, 4, 5)) == []
 
 
 @pytest.mark.parametrize("answered_s", [0.0001, 0.0007, 10])
@@ -498,9 +501,9 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
     """A socket waits for whole milliseconds, or until the answer."""
     now, waited = [100.0], []
     monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
-    session = SimpleNamespace(boot=bytes(16), version=3, number=1)
-    attachment: Any = SimpleNamespace(session=session, registered=SimpleNamespace(lookup_path=tmp_path / "none"))
-    lookups = Lookups(attachment, 0.001, 1)
+    registered = SimpleNamespace(lookup_path=tmp_path / "none")
+    session: Any = SimpleNamespace(boot=bytes(16), version=3, number=1, registered=registered)
+    lookups = Lookups(session, 0.001, 1)
 
     def poll(ticket: Any, wait_s: float) -> None:
         waited.append(min(math.ceil(wait_s * 1000) / 1000, answered_s))
@@ -594,12 +597,12 @@ def test_the_backends_that_layers_use() -> None:
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_session_of_an_identity_that_is_no_more_is_left(taken: bool) -> None:
     """Whether it was adopted or had just been made."""
-    session = SimpleNamespace(
-        boot=b"a", number=1, version=3, poll=list, quiet=lambda: True, close=lambda: closed.append(1)
-    )
     registered = SimpleNamespace(epoch=1, lookup_path="/nowhere", space=b"s")
-    attachment: Any = SimpleNamespace(session=session, registered=registered)
-    made: list[Any] = [attachment]
+    session = SimpleNamespace(
+        boot=b"a", number=1, version=3, poll=list, quiet=lambda: True, close=lambda: closed.append(1),
+        registered=registered,
+    )  # fmt: skip
+    made: list[Any] = [session]
     closed: list[int] = []
     link: Any = SimpleNamespace(
         current=lambda: made[0] if made else None, lost=made.remove, close=lambda: None,

@@ -11,13 +11,10 @@ from kvagent.messages import Group
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.states import States, check_states
-from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Blocks, Phase, Promise, StaleRequests, Terms, Tracked
-from kvagent.vllm.scheduler.side import SchedulerSide
-from kvagent.vllm.scheduler.waits import Rate
 from kvagent.vllm.worker.memory import memory
 from tests.agent import chain
 from tests.sides import running, side_of
@@ -81,30 +78,12 @@ def test_a_request_that_is_not_saved_saves_no_states(why: str) -> None:
     assert added(tracked, [(1, 7, 3 * BLOCK)]) == []
 
 
-@pytest.mark.parametrize("hash_tokens", [BLOCK, BLOCK // 2])
-@pytest.mark.parametrize("stale", [False, True])
-def test_a_part_of_a_block_that_was_found_may_be_of_old_weights(hash_tokens: int, *, stale: bool) -> None:
-    """With hashes of less than a block, vLLM copies what it finds of one into a block without a
-    mark. What the request computes depends on it.
-    """
-    pool = Pool(64)
-    link = Link("", "a test", None)
-    geometry = Geometry(GEOMETRY.groups, hash_tokens, GEOMETRY.states)
-    side = SchedulerSide(Options(), geometry, 1, link, SimpleNamespace(block_pool=pool), saves=True)
-    pool.blocks[7].block_hash = b"part" if stale else None
-    side.new_weights()
-    admitted = request().request
-    side.allocated(admitted, SimpleNamespace(blocks=[[pool.blocks[9]], [pool.blocks[10]]]), 0)
-    assert side.requests["one"].stale == (stale and hash_tokens < BLOCK)
-    side.close()
-
-
 def test_blocks_after_one_without_a_hash_are_stale_too() -> None:
     """vLLM gives no hash to blocks of windows and states that no hit needs."""
     pool = Pool(64)
-    blocks, table = Blocks(pool, 0.5), [NULL, *pool.blocks[1:5]]
-    tables: Any = SimpleNamespace(slice=lambda _, __, begin, end: table[begin:end])
-    stale, tracked = StaleRequests(blocks, tables, 1), request()
+    found = SimpleNamespace(blocks=([NULL, *pool.blocks[1:5]],))
+    blocks = Blocks(SimpleNamespace(block_pool=pool, get_blocks=lambda _: found), 0.5)
+    stale, tracked = StaleRequests(blocks, 1), request()
     stale.add(tracked)
     for hashed in ([2], [2, 4], [1, 2, 3, 4]):
         for one in hashed:
@@ -128,7 +107,7 @@ def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
-    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(Pool(64), 0.5), Counts(), Rate())
+    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts())
     full = [Block(i) for i in range(1, 11)]
     tracked = request()
     tracked.asking.promised = Promise(0, tokens, 7, 0.0)
@@ -160,5 +139,5 @@ def test_the_last_token_is_computed_even_of_a_prompt_that_is_received() -> None:
 def test_a_layer_with_several_tensors_has_the_bytes_of_all() -> None:
     """vLLM may pass the states of a layer as a list, such as that of a convolution first."""
     caches = {"a": [_Tensor((9, 3), (16, 1)), _Tensor((9, 2, 4), (16, 4, 1), start=4)]}
-    (segments,) = memory(caches, [["a"]], 9, "peer").segments.values()
+    (segments,) = memory(caches, [["a"]], 9).segments.values()
     assert [(one.offset, one.stride, one.bytes) for one in segments] == [(0, 64, 12), (16, 64, 32)]

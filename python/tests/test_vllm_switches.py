@@ -11,7 +11,7 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.keeps import Keeps, keeps
+from kvagent.vllm.guests.hints.guest import Hints, hints
 from kvagent.vllm.guests.switches import MAX_LOGGED, MAX_TOKENS, Switches
 from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
 from tests.agent import eventually
@@ -45,8 +45,15 @@ def applied(params: Any, *, transfers: bool = True) -> tuple[Tracked, Counts]:
 
 
 def switched(*, transfers: bool = True) -> SchedulerSide:
-    keeps = Keeps()
-    return side_of(Switches(keeps, transfers=transfers), keeps)
+    hinted = Hints(1.0)
+    return side_of(Switches(hinted, transfers=transfers), hinted)
+
+
+def wish(action: str, seconds: float) -> dict[str, Any]:
+    return {"kvagent.hints": [{"action": action, "seconds": seconds}]}
+
+
+PINNED = wish("kv.pin", 1000)
 
 
 def seen(side: SchedulerSide, params: Any) -> Tracked:
@@ -91,17 +98,15 @@ def test_switches_are_read_in_both_forms(params: dict[str, Any], expected: tuple
         ({"kvagent.max_load_tokens": True}, "True, allowed is an integer"),
         ({"kvagent.max_load_tokens": 1.5}, "1.5, allowed is an integer"),
         ({"kvagent.max_load_tokens": 1 << 80}, "allowed is an integer"),
-        ({"kvagent.saves": False}, "'saves': no such switch; there are save, load, max_load_tokens, pin, ttl"),
+        ({"kvagent.saves": False}, "'saves': no such switch; there are save, load, max_load_tokens, session, hints"),
         ({"kvagent": 3}, "'': no such switch"),
         ({"kvagent": {7: False}}, "'7': no such switch"),
         ({"kvagent.x\n" + "y" * 500: 1}, "no such switch"),
-        ({"kvagent.pin": 0}, "kvagent.pin: 0, allowed are more than 0 and at most 86400 seconds"),
-        ({"kvagent.pin": True}, "kvagent.pin: True, allowed"),
-        ({"kvagent.ttl": -1.5}, "kvagent.ttl: -1.5, allowed"),
-        ({"kvagent.ttl": float("nan")}, "kvagent.ttl: nan, allowed"),
-        ({"kvagent.ttl": float("inf")}, "kvagent.ttl: inf, allowed"),
-        ({"kvagent.ttl": 86_401}, "kvagent.ttl: 86401, allowed"),
-        ({"kvagent.ttl": "60"}, "kvagent.ttl: '60', allowed"),
+        ({"kvagent.session": 7}, "kvagent.session: 7, allowed is a string of 1 to 128 bytes"),
+        ({"kvagent.session": ""}, "kvagent.session: '', allowed"),
+        ({"kvagent.session": "x" * 129}, "allowed is a string"),
+        ({"kvagent.hints": "kv.pin"}, "kvagent.hints: 'kv.pin', allowed is a list of actions"),
+        ({"kvagent": {"hints": {"action": "kv.pin"}}}, "allowed is a list of actions"),
         ({"kvagent.save": False, "do_remote_decode": True}, "kvagent.save: a prompt for a decode engine is saved"),
         ({"kvagent.load": False, "do_remote_prefill": True}, "kvagent.load: a prompt of a prefill engine is loaded"),
         ({"kvagent.max_load_tokens": 1, "do_remote_prefill": True}, "a prompt of a prefill engine is loaded"),
@@ -240,8 +245,8 @@ def test_blocks_of_old_weights_are_known_although_their_request_is_not_saved(
     assert agent.status()["blocks_stored"] == 0
 
 
-def kept(agent: AgentProcess, name: str = "blocks") -> int:
-    return int(agent.status()["keep"][name])
+def told(agent: AgentProcess, name: str = "pinned_blocks") -> int:
+    return int(agent.status()["hints"][name])
 
 
 def test_blocks_of_a_request_are_kept_after_its_end(
@@ -249,26 +254,26 @@ def test_blocks_of_a_request_are_kept_after_its_end(
 ) -> None:
     engine = engines()
     engine.save("a", "p", 4, 1)
-    asked = engine.request("b", "p", 6, kv_transfer_params={"kvagent.pin": 1000})
+    asked = engine.request("b", "p", 6, kv_transfer_params=PINNED)
     assert engine.matched(asked) == 4 * BLOCK
     engine.admit(asked, 4 * BLOCK)
     engine.until_received(asked)
     engine.scheduler.allocated(asked, engine.get_blocks("b"), 0)
     engine.step((asked, 2 * BLOCK))
     engine.quiet()
-    assert kept(agent) == 0, "before its end"
+    assert told(agent) == 0, "before its end"
     engine.scheduler.finished(asked, normally=True)
     engine.quiet()
-    eventually(lambda: kept(agent) == 6, "six kept blocks")
+    eventually(lambda: told(agent) == 6, "six kept blocks")
     assert agent.status()["blocks_stored"] == 6
-    assert engine.scheduler.counts.requests_pinned == 1
+    assert engine.scheduler.counts.requests_hinted == 1
     engine.scheduler.reset()
-    eventually(lambda: kept(agent) == 0, "no kept blocks after a reset")
+    eventually(lambda: told(agent) == 0, "no kept blocks after a reset")
 
 
 def test_its_last_saves_are_waited_for(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     engine = engines()
-    request = engine.request("a", "p", 4, kv_transfer_params={"kvagent": {"pin": 1000, "ttl": 1000}})
+    request = engine.request("a", "p", 4, kv_transfer_params={"kvagent": {"hints": PINNED["kvagent.hints"] * 2}})
     engine.matched(request)
     engine.admit(request)
     engine.fill(request, 1)
@@ -278,8 +283,8 @@ def test_its_last_saves_are_waited_for(engines: Callable[..., SimulatedEngine], 
     assert engine.scheduler.pending(), "its saves are in flight"
     agent.thaw()
     engine.quiet()
-    eventually(lambda: kept(agent) == 4, "four kept blocks")
-    assert kept(agent, "brief_blocks") == 4
+    eventually(lambda: told(agent) == 4, "four kept blocks")
+    assert told(agent, "pending") == 2
 
 
 def test_what_a_request_stored_first_is_dropped_after_its_time(
@@ -287,7 +292,7 @@ def test_what_a_request_stored_first_is_dropped_after_its_time(
 ) -> None:
     engines("other").save("plain", "p", 2, 1)
     engine = engines()
-    request = engine.request("brief", "p", 5, kv_transfer_params={"kvagent.ttl": 0.5})
+    request = engine.request("brief", "p", 5, kv_transfer_params=wish("kv.drop", 0.5))
     engine.matched(request)
     engine.admit(request)
     engine.fill(request, 1)
@@ -295,19 +300,19 @@ def test_what_a_request_stored_first_is_dropped_after_its_time(
     engine.quiet()
     assert agent.status()["blocks_stored"] == 5
     engine.scheduler.finished(request, normally=True)  # its time begins
-    eventually(lambda: kept(agent, "brief_dropped") == 3, "three dropped blocks")
+    eventually(lambda: told(agent, "blocks_dropped") == 3, "three dropped blocks")
     assert agent.status()["blocks_stored"] == 2
     assert engine.matched(engine.request("again", "p", 5)) == 2 * BLOCK
-    assert engine.scheduler.counts.requests_brief == 1
+    assert engine.scheduler.counts.requests_hinted == 1
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_an_agent_that_goes_is_not_told(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.guests.keeps.MAX_ENDED", 2)
+    monkeypatch.setattr("kvagent.vllm.guests.hints.guest.MAX_ENDED", 2)
     engine = engines()
-    some = [engine.request(f"r{i}", f"p{i}", 4, kv_transfer_params={"kvagent.pin": 1000}) for i in range(4)]
+    some = [engine.request(f"r{i}", f"p{i}", 4, kv_transfer_params=PINNED) for i in range(4)]
     for request in some:
         engine.matched(request)
         engine.admit(request)
@@ -317,13 +322,13 @@ def test_an_agent_that_goes_is_not_told(
     for request in some:
         engine.scheduler.finished(request, normally=True)
     if how == "freeze":
-        assert engine.scheduler.counts.keeps_lost == 2, "those that wait are bounded"
+        assert engine.scheduler.counts.hints_lost == 2, "those that wait are bounded"
         agent.thaw()
         engine.quiet()
-        eventually(lambda: kept(agent) == 8, "the blocks of the last two")
+        eventually(lambda: told(agent) == 8, "the blocks of the last two")
     else:
         engine.quiet()
-        assert engine.scheduler.counts.keeps_lost == 4
+        assert engine.scheduler.counts.hints_lost == 4
         agent.start()
         eventually(lambda: (engine.step(), agent.status()["engine_list"][:1])[1], "an engine")
         eventually(lambda: (engine.step(), agent.status()["engine_list"][0]["complete"])[1], "a complete engine")
@@ -331,14 +336,14 @@ def test_an_agent_that_goes_is_not_told(
             lambda: (engine.step(), engine.scheduler.agent.session and engine.worker_link.current())[1],
             "both sides, once they know of it",
         )
-        engine.save("again", "q", 4, 1, kv_transfer_params={"kvagent.pin": 1000})
-        eventually(lambda: kept(agent) == 4, "kept blocks")
+        engine.save("again", "q", 4, 1, kv_transfer_params=PINNED)
+        eventually(lambda: told(agent) == 4, "kept blocks")
 
 
 def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent: AgentProcess) -> None:
     """Neither of a request that runs across a reset, nor of one whose saves were in flight."""
     engine = engines()
-    request = engine.request("a", "p", 4, kv_transfer_params={"kvagent.pin": 1000})
+    request = engine.request("a", "p", 4, kv_transfer_params=PINNED)
     engine.matched(request)
     engine.admit(request)
     engine.step((request, request.num_tokens))
@@ -347,12 +352,15 @@ def test_old_blocks_are_not_kept(engines: Callable[..., SimulatedEngine], agent:
     assert agent.status()["blocks_stored"] == 4
     engine.scheduler.finished(request, normally=True)
     engine.quiet()
-    assert kept(agent) == 0
+    assert told(agent) == 0
 
 
-def test_many_blocks_are_kept_with_several_messages() -> None:
+def test_many_blocks_are_told_with_several_messages() -> None:
     hashes = [i.to_bytes(4, "big") for i in range(8193)]
-    assert keeps(1, hashes, 60_000, 5) == [
-        m.Keep(1, 4, b"".join(hashes[:8192]), 60_000, 5), m.Keep(1, 4, hashes[8192], 60_000, 5)
-    ]  # fmt: skip
-    assert keeps(1, [], 60_000, 5) == []
+    todo, own = (m.HintAction("a", m.Action.PIN, ms=5),), {hashes[1], hashes[8192]}
+    parts = list(hints(7, "s", m.Finish.STOP, 3, todo, [[], hashes], lambda group, key: group == 1 and key in own))
+    assert [(one.req, one.session, one.finish, one.output, one.actions) for one in parts] == [(7, "s", 1, 3, todo)] * 2
+    first, second = (one.chains[0] for one in parts)
+    assert (first.group, first.hashes, first.own) == (1, b"".join(hashes[:8192]), b"\2" + bytes(1023))
+    assert second == m.HintChain(1, 4, hashes[8192], b"\1")
+    assert list(hints(7, "", m.Finish.UNKNOWN, 0, todo, [[]], None)) == []

@@ -14,9 +14,9 @@ from kvagent.messages import BlockStatus
 from kvagent.vllm.guests.transfers import names as tr
 from kvagent.vllm.guests.transfers.offers import Transfers
 from kvagent.vllm.options import Options
+from kvagent.vllm.scheduler.lookups import LookupWaits
 from kvagent.vllm.scheduler.requests import ANSWER_S
 from kvagent.vllm.scheduler.saves import HOLD_S
-from kvagent.vllm.scheduler.waits import LookupWaits
 from tests.agent import eventually
 from tests.sides import guest, side_of
 from tests.simulated import BLOCK, Clock, SimulatedEngine
@@ -569,7 +569,7 @@ def test_less_is_waited_for_what_is_computed(early: bool, longest: float) -> Non
     params = {"do_remote_prefill": True, "remote_engine_id": "p", "remote_request_id": "a"}
     params |= {} if early else {"remote_num_tokens": 64}
     tracked = side._track(SimpleNamespace(request_id="a", kv_transfer_params=params, lora_request=None, mm_features=[]))
-    assert waits.pending_s(tracked) == longest
+    assert waits.pending_s(tracked.asking.terms) == longest
 
 
 def test_a_decode_request_that_waits_does_not_spin(pairs: Callable[..., Pair]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from kvagent.doctor.agent import engines as engine_findings
 from kvagent.doctor.agent import sharing
-from kvagent.vllm.boundary.scheduler import RetiredScheduler
+from kvagent.vllm.boundary import RetiredScheduler
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse
 from kvagent.vllm.plan import Report, uncached_plan

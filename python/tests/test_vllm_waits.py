@@ -2,94 +2,53 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler.waits import LookupWaits
+from kvagent.vllm.scheduler.lookups import LookupWaits
+from kvagent.vllm.scheduler.requests import Asking
 from tests.agent import AgentProcess, eventually
-from tests.sides import running
 from tests.simulated import BLOCK, Clock, SimulatedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvagent.vllm.scheduler.requests import Tracked
-
-PROMPT = 1000  # tokens
-LATE: dict[str, Any] = {"lookup_wait_ms": 0.0, "lookup_grace_ms": 200.0, "lookup_age_ms": 2_000.0}  # the defaults
+PROMPT = 10_000  # tokens
+LATE: dict[str, Any] = {"lookup_wait_ms": 0.0, "lookup_grace_ms": 2_000.0, "lookup_age_ms": 2_000.0}
 
 
-def tracked() -> Tracked:
-    return running(SimpleNamespace())
-
-
-def measured(compute: float, load: float = 0.0, **options: Any) -> LookupWaits:
-    """Return the waits of an engine that computes and loads PROMPT tokens in these times."""
-    waits = LookupWaits(Options(**options))
-    waits.step({"a": PROMPT}, PROMPT, 10.0)
-    waits.step({"a": 1}, 1, 10.0 + compute)
-    if load:
-        waits.loaded.add(PROMPT, load)
-    return waits
-
-
-def wait(waits: LookupWaits, request: Tracked, tokens: int = PROMPT) -> float:
+def wait(waits: LookupWaits, tokens: int = PROMPT, pending_since: float = 0.0) -> float:
     """Return how long a request waits in vain."""
     begin = now = 100.0
-    while waits.may_wait(request, tokens, now) and now < begin + 10:
+    asking = Asking(at=begin, pending_since=pending_since)
+    while waits.may_wait(asking, tokens, now) and now < begin + 10:
         now += 0.001
     waits.in_vain()
-    request.asking.polled_at = 0.0
     return now - begin
 
 
 def test_a_wait_is_as_long_as_what_a_hit_saves() -> None:
-    assert LookupWaits(Options()).longest_s(PROMPT) == 2.0, "how fast the engine computes is unknown"
-    assert measured(1.5).longest_s(PROMPT) == pytest.approx(1.5)
-    assert measured(1.5).longest_s(PROMPT // 2) == pytest.approx(0.75)
-    assert measured(1.5, load=1.0).longest_s(PROMPT) == pytest.approx(0.5)
-    assert measured(60.0).longest_s(PROMPT) == 2.0, "never longer than lookup_age_ms"
-    assert measured(0.01).longest_s(PROMPT) == 0.2, "never shorter than lookup_grace_ms"
-    assert measured(1.5, load=3.0).longest_s(PROMPT) == 0.2
-    assert measured(1.5, lookup_age_ms=50.0).longest_s(PROMPT) == 0.05
-    assert measured(1.5, lookup_age_ms=0.0).longest_s(PROMPT) == 0.0
-
-
-def test_the_time_per_token_is_of_prefills_and_of_recent_ones() -> None:
-    waits = measured(1.0)
-    for i in range(40):  # steps that decode say nothing of prefills
-        waits.step({str(j): 1 for j in range(64)}, 64, 20.0 + 60 * i)
-    assert waits.computed.token_s == pytest.approx(0.001)
-    waits.step({"b": PROMPT}, PROMPT, 5000.0)
-    waits.end_step(5002.0)  # its only request has ended: the engine idles
-    waits.step({"c": 1}, 1, 9000.0)
-    assert waits.computed.token_s == pytest.approx(2.8 / 1800)
+    waits = LookupWaits(Options())
+    assert waits.longest_s(PROMPT) == pytest.approx(1.0)
+    assert waits.longest_s(PROMPT // 2) == pytest.approx(0.5)
+    assert waits.longest_s(60 * PROMPT) == 2.0, "never longer than lookup_age_ms"
+    assert waits.longest_s(PROMPT // 100) == 0.2, "never shorter than lookup_grace_ms"
+    assert LookupWaits(Options(lookup_age_ms=50.0)).longest_s(PROMPT) == 0.05
+    assert LookupWaits(Options(lookup_age_ms=0.0)).longest_s(PROMPT) == 0.0
 
 
 def test_a_silent_agent_costs_an_engine_a_bounded_time_in_total() -> None:
-    waits = measured(1.0)
-    assert wait(waits, tracked()) == pytest.approx(1.0, abs=0.01)
-    assert sum(wait(waits, tracked()) for _ in range(200)) <= 1.0 + 200 * 0.001
+    waits = LookupWaits(Options())
+    assert wait(waits) == pytest.approx(1.0, abs=0.01)
+    assert sum(wait(waits) for _ in range(200)) <= 1.0 + 200 * 0.001
     waits.answered()  # however late
-    assert wait(waits, tracked()) == pytest.approx(1.0, abs=0.01)
+    assert wait(waits) == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_request_waits_a_bounded_time_in_all_its_look_ups() -> None:
-    waits, request = measured(1.0), tracked()
-    assert wait(waits, request) == pytest.approx(1.0, abs=0.01)
-    waits.answered()
-    assert wait(waits, request) <= 0.001, "it waits as long again after a preemption"
-
-
-def test_the_time_of_the_lower_tiers_is_not_that_of_the_agent() -> None:
-    waits, request = measured(1.0, tier_wait_ms=30_000.0), tracked()
-    request.asking.pending_since = 100.0
-    assert all(waits.may_wait(request, PROMPT, 100.0 + i) for i in range(30))
-    assert waits.may_wait(request, PROMPT, 130.5)
-    assert not waits.may_wait(request, PROMPT, 131.6)
+def test_an_agent_that_has_answered_that_more_may_come_is_waited_for_once_more() -> None:
+    assert wait(LookupWaits(Options()), PROMPT // 100, pending_since=99.0) == pytest.approx(2.0, abs=0.01)
 
 
 @pytest.fixture

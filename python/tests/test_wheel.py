@@ -15,8 +15,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 OF_VLLM = {
     f"kvagent.vllm.{name}"
     for name in ("connector", "guests.events.form", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
-}
-OF_VLLM |= {"kvagent.bench", "kvagent.cuda.torchgpu"}
+} | {"kvagent.cuda.torchgpu"}
 
 
 def build(folder: Path, **environment: str) -> Path:

@@ -215,6 +215,17 @@ func (a *Advisor) Victim(kinds, print uint64, v pool.View) uint32 {
 	return a.policy.Victim(a.time(), kinds, print, v)
 }
 
+// Advise passes advice to the policy, with how long a wish lasts; 0: there is none.
+func (a *Advisor) Advise(ad *pool.Advice, lasts time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ad.Now = a.time()
+	if lasts > 0 {
+		ad.Until = ad.Now + int64(lasts)
+	}
+	a.policy.Advise(ad)
+}
+
 // Report returns the policy's report.
 func (a *Advisor) Report() pool.PolicyReport {
 	if a == nil {

@@ -1,5 +1,5 @@
 // Package offheap holds memory off the Go heap: an array that grows in place, and a hash table of
-// numbered entries.
+// numbered entries, with the hash of its keys.
 package offheap
 
 import (

@@ -93,7 +93,6 @@ def engines(status: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _uncached(engine: Mapping[str, Any]) -> str:
-    """Return why an engine is served without the agent, or an empty string."""
     identity = engine.get("identity")
     return str(identity.get(UNCACHED, "")) if isinstance(identity, dict) else ""
 

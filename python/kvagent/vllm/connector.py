@@ -15,9 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary.errors import Call, Errors, contained
-from kvagent.vllm.boundary.scheduler import RetiredScheduler, Unloaded, of_little
-from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.boundary import Call, Errors, RetiredScheduler, Unloaded, contained, of_little
 from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.metadata import PromMetrics, Stats
@@ -54,7 +52,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         transfer = vllm_config.kv_transfer_config
         self._options: Options = parse(transfer.kv_connector_extra_config)
         self._config = kv_cache_config
-        self._deltas: list[CounterDeltas] = []
         self._next_stats = 0.0
         self._told_uncached = False
         self.errors, self.unloaded = Errors(), Unloaded()
@@ -163,7 +160,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             return None
         self._next_stats = now + STATS_INTERVAL_S
         grown: dict[str, int] = {}
-        for delta in self._all_deltas():
+        for delta in self._deltas:
             grown |= delta.take()
         if self._uncached and not self._told_uncached:
             self._told_uncached = True
@@ -176,18 +173,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._leave_worker()
 
     def _idle(self) -> bool:
-        """Return whether the engine has no request, as far as this role knows."""
         return self._plans_idle() if self._scheduler is None else self._scheduler.idle()
-
-    def _all_deltas(self) -> list[CounterDeltas]:
-        if not self._deltas:
-            side = self._scheduler
-            if side is not None:
-                self._deltas = [CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_")]
-                self._deltas.append(CounterDeltas(self.errors.counts))
-            elif self._worker_deltas is not None:
-                self._deltas = [self._worker_deltas, CounterDeltas(self.errors.counts, "worker_")]
-        return self._deltas
 
     def _maker(self, kv_role: str, generations: Generations) -> Callable[[Any], SchedulerSide]:
         """Return what makes the scheduler's side, with vLLM's KV cache manager."""
@@ -207,11 +193,11 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         )  # fmt: skip
 
     def _common(self) -> dict[str, Any]:
-        part = self._start.part
+        part, generation = self._start.part, self._generation if self._worker is None else self._worker.generation
         ranks = part.of_ranks(self._ranks, self._replicas)
         return {
             "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": part.of_identity(with_generation(self._identity, self._generation)),
+            "identity": part.of_identity(with_generation(self._identity, generation)),
             "groups": self._geometry.groups,
             "hash_tokens": self._geometry.hash_tokens,
             "world": ranks.world,

@@ -55,13 +55,6 @@ class Geometry:
         """Return the smallest number of tokens that is a whole number of blocks in every group."""
         return math.lcm(*(group.block_tokens for group in self.groups))
 
-    @property
-    def partial_hits(self) -> bool:
-        """Return whether vLLM may find a part of a block in its own cache, and copies it then
-        (states, with --prefix-match-unit).
-        """
-        return any(self.scale(group) > 1 for group in self.states)
-
     def scale(self, group: int) -> int:
         """Return the number of hashes per block of the group; a block's key is the last of them."""
         return self.groups[group].block_tokens // self.hash_tokens
@@ -88,26 +81,6 @@ def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geom
             raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {hash_tokens}")
     states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if specs.is_state(one.kv_cache_spec)]
     return Geometry(tuple(groups), hash_tokens, frozenset(states), following)
-
-
-def token_bytes(kv_cache_config: Any) -> float:
-    """Return the bytes that a rank has of a token, in all groups, as the scheduler counts them."""
-    found = [
-        (specs.group_spec(group.kv_cache_spec), len(group.layer_names)) for group in kv_cache_config.kv_cache_groups
-    ]
-    return sum(layers * int(spec.page_size_bytes) / int(spec.block_size) for spec, layers in found)
-
-
-def asynchronous_only(kv_cache_config: Any) -> str:
-    """Return why no step may wait for loads of this model, or an empty string."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
-    if specs.window(groups[0].kv_cache_spec):
-        return "the model's attention has a window"
-    if kv_cache_config.needs_kv_cache_zeroing:
-        return "vLLM zeroes new blocks in the step that would wait for their load"
-    return ""
 
 
 def fails_by_block(kv_cache_config: Any) -> bool:

@@ -91,7 +91,7 @@ class Waits:
         """
         return False
 
-    def takes(self, tracked: Tracked, tokens: int, now: float) -> bool:  # noqa: ARG002
+    def takes(self, tracked: Tracked, tokens: int) -> bool:  # noqa: ARG002
         """Return whether the step that admits a request waits for its load of so many tokens."""
         return False
 
@@ -105,9 +105,6 @@ class Waits:
     def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
         """Let another job stand for a request's load that was taken, started or not."""
 
-    def step(self, *, computes: bool, now: float) -> None:
-        """End the last step and begin the next one."""
-
     def lost(self, tracked: Tracked) -> None:
         """A request has lost its blocks before the outcome of its load is known."""
 
@@ -115,7 +112,7 @@ class Waits:
         """A request has ended. Return whether that shows that its load has succeeded."""
         return False
 
-    def settle(self, report: Report, world: int, now: float) -> Iterable[tuple[Tracked, bool]]:  # noqa: ARG002
+    def settle(self, report: Report, world: int) -> Iterable[tuple[Tracked, bool]]:  # noqa: ARG002
         """Return the requests whose load was taken and is over, and whether it has succeeded."""
         return ()
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ from kvagent.vllm.options import OptionError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvagent.messages import Registered
     from kvagent.registration import Registration
 
 CONNECT_S = 2.0  # for connecting and for the answer to HELLO
@@ -54,16 +52,8 @@ def start_agent(socket_dir: str, pool: str) -> None:
         raise OptionError(str(error), error.setting) from None
 
 
-@dataclass(eq=False, slots=True)
-class Attachment:
-    """A registered session, owned by the engine's thread."""
-
-    session: Session
-    registered: Registered
-
-
 class Link:
-    """A session with the agent that is re-established when lost."""
+    """A session with the agent that is re-established when lost. The engine's thread owns it."""
 
     def __init__(
         self, socket_dir: str, owner: str, registration: Callable[[], Registration] | None, budget: int = 0,
@@ -81,7 +71,7 @@ class Link:
         """Called by the link's thread after each registration."""
         self._budget = budget
         self._pool = pool
-        self._current: Attachment | None = None
+        self._current: Session | None = None
         self._wanted = threading.Event()
         self._ready = threading.Event()
         self._closed = threading.Event()
@@ -96,22 +86,22 @@ class Link:
         if registration is not None:
             self._thread.start()
 
-    def current(self) -> Attachment | None:
+    def current(self) -> Session | None:
         """Return the session, or None."""
         return self._current
 
-    def wait(self, timeout_s: float) -> Attachment | None:
+    def wait(self, timeout_s: float) -> Session | None:
         """Wait for a session if an agent's socket exists. Used at the start of an engine."""
         if self._path.exists():
             self._ready.wait(timeout_s)
         return self._current
 
-    def lost(self, attachment: Attachment) -> None:
+    def lost(self, session: Session) -> None:
         """Request another session, since this one has ended or is useless.
 
         The caller keeps ownership of it.
         """
-        if self._current is attachment:
+        if self._current is session:
             self._current = None
             self._ready.clear()
             self._log_once(
@@ -119,7 +109,7 @@ class Link:
             )
             self._wanted.set()
 
-    def renew(self, *, hold: bool = False) -> Attachment | None:
+    def renew(self, *, hold: bool = False) -> Session | None:
         """Request a different registration; with ``hold`` not before ``proceed``.
 
         Return the session of the last registration, which the caller must leave. No other session
@@ -147,7 +137,7 @@ class Link:
         """
         return self._thread.is_alive()
 
-    def close(self) -> Attachment | None:
+    def close(self) -> Session | None:
         """Stop the thread and return the session, if any, which the caller must close."""
         self._closed.set()
         self._wanted.set()
@@ -188,25 +178,7 @@ class Link:
         except Exception as error:  # noqa: BLE001  whatever it is, the thread goes on
             if session is not None:
                 session.close()
-            if not isinstance(error, (OSError, KVAgentError)):
-                self._refused = True
-                self._log_once(logging.ERROR, f"{self._owner}: not registered, connecting is retried: {error!r}", error)
-                return False
-            if isinstance(error, (NotStarted, WrongSetting)):
-                self._refused = True
-                if not self._closed.is_set():
-                    retried = "a start" if self._pool else "connecting"
-                    self._log_once(
-                        logging.WARNING, f"{self._owner}: prompts are computed, {retried} is retried: {error}"
-                    )
-                return False
-            reason = "no agent" if isinstance(error, (FileNotFoundError, ConnectionRefusedError)) else str(error)
-            self._refused = isinstance(error, Refused)
-            moving = time.monotonic() < self._moving_until
-            level = logging.ERROR if self._refused and not moving else logging.WARNING
-            self._log_once(
-                level, f"{self._owner}: {reason} at {self._path}; prompts are computed, connecting is retried"
-            )
+            self._explain(error)
             return False
         with self._lock:
             if serial != self._serial:  # renewed concurrently; the session was never used
@@ -215,12 +187,28 @@ class Link:
             if self._closed.is_set():  # nobody will
                 session.close()
                 return False
-            self._current = Attachment(session, registered)
+            self._current = session
         self._ready.set()
         if self.attached is not None:
             self.attached()
         self._log_once(logging.INFO, f"{self._owner}: registered at {self._path}, space {registered.space.hex()}")
         return True
+
+    def _explain(self, error: Exception) -> None:
+        """Log why an attempt failed. An error of no known kind is a fault of ours."""
+        fault = None if isinstance(error, (OSError, KVAgentError)) else error
+        refused = isinstance(error, Refused)
+        self._refused = refused or fault is not None or isinstance(error, (NotStarted, WrongSetting))
+        if self._closed.is_set() and isinstance(error, NotStarted):
+            return  # it was cancelled
+        absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+        reason = "no agent" if absent else str(error) if fault is None else repr(error)
+        level = logging.WARNING
+        if fault is not None or refused:  # a refusal is expected while other parts of the engine move
+            level = logging.INFO if refused and time.monotonic() < self._moving_until else logging.ERROR
+        retried = "a start" if self._pool and isinstance(error, NotStarted) else "connecting"
+        text = f"{self._owner}, {self._path}: prompts are computed, {retried} is retried: {reason}"
+        self._log_once(level, text, fault)
 
     def _connect(self) -> Session:
         try:

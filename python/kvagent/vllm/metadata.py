@@ -60,21 +60,16 @@ class PromMetrics(KVConnectorPromMetrics):
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters: dict[str, dict[int, Any]] = {}
-        for name, text in HELP.items():
-            counter = self._counter_cls(name=f"vllm:kvagent_{name}", documentation=text, labelnames=labelnames)
-            self._counters[name] = {
-                engine: counter.labels(*values) for engine, values in per_engine_labelvalues.items()
-            }
-        self._gauges: dict[str, dict[int, Any]] = {}
-        for name, text in GAUGES.items():
-            gauge = self._gauge_cls(name=f"vllm:kvagent_{name}", documentation=text, labelnames=labelnames)
-            self._gauges[name] = {engine: gauge.labels(*values) for engine, values in per_engine_labelvalues.items()}
+        self._metrics: dict[str, dict[int, Any]] = {}
+        for kind, texts in ((self._counter_cls, HELP), (self._gauge_cls, GAUGES)):
+            for name, text in texts.items():
+                one = kind(name=f"vllm:kvagent_{name}", documentation=text, labelnames=labelnames)
+                self._metrics[name] = {engine: one.labels(*values) for engine, values in per_engine_labelvalues.items()}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add the counters of a report; a gauge in it is 1, however many processes report it."""
         for name, value in transfer_stats_data.items():
-            if name in self._counters and value > 0:
-                self._counters[name][engine_idx].inc(value)
-            elif name in self._gauges and value > 0:
-                self._gauges[name][engine_idx].set(1)
+            if name in GAUGES and value > 0:
+                self._metrics[name][engine_idx].set(1)
+            elif name in HELP and value > 0:
+                self._metrics[name][engine_idx].inc(value)

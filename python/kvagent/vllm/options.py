@@ -56,7 +56,7 @@ class Constants:
     lookup_grace_ms: float = 200.0
     """A request waits this long for an answer, over steps, however little a hit would save."""
     lookup_age_ms: float = 2_000.0
-    """The longest that a request waits for answers in total, however much a hit would save."""
+    """The longest that a request waits for an answer, however much a hit would save."""
     tier_wait_ms: float = 200.0
     """The longest that a request waits while the agent still queries its lower tiers."""
     min_load_tokens: int = 64
@@ -96,8 +96,8 @@ class Options(Constants):
     """Engines share blocks only with engines of the same tenant."""
     load_mode: str = "async"
     """async: a request waits for its load while others compute. sync: the step that computes the
-    rest of its prompt waits for it, if the load is within sync_load_bytes. auto: sync where the
-    copy is estimated to be shorter than a step.
+    rest of its prompt waits for it, if the load is within sync_load_bytes. auto: sync where that is
+    possible.
     """
     layerwise: bool = False
     """Whether a step that waits for a load waits layer by layer, so that its first layers compute

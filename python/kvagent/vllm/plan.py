@@ -108,8 +108,7 @@ class StepPlan(Sent):
     stopped: bool = False
     """Whether the agent does not respond: loads are no longer waited for."""
     generation: tuple[int, str] | None = None
-    """The weights generation with its serial number, until all workers have reported that number.
-    """
+    """The weights generation with its serial number."""
     decoding: int = 0
     """The number of requests if each of them computes its next token and none is new, else 0."""
     uncached: bool = False
@@ -154,10 +153,6 @@ class Report(Sent):
     """Loads that were given up at their deadline; their outcome follows."""
     workers: tuple[WorkerInfo, ...] = ()
     """In a worker's first report, the facts about it."""
-    moved: tuple[int, ...] = ()
-    """Serial numbers of the weights generations that workers have switched to, one per worker."""
-    waited: dict[int, float] = field(default_factory=dict)
-    """The time in seconds of each load that a step waited for, in the slowest worker."""
     unsupported: str = ""
     """Why a worker cannot be served: the engine is to be served without the agent."""
     news: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -168,15 +163,11 @@ class Report(Sent):
         outcomes = dict(self.outcomes)
         for job, outcome in other.outcomes.items():
             outcomes[job] = outcomes[job].join(outcome) if job in outcomes else outcome
-        waited = dict(self.waited)
-        for job, seconds in other.waited.items():
-            waited[job] = max(seconds, waited.get(job, 0.0))
         news = dict(self.news)
         for name, told in other.news.items():
             news[name] = news.get(name, ()) + told
         return Report(
-            outcomes, self.late | other.late, self.workers + other.workers, self.moved + other.moved, waited,
-            self.unsupported or other.unsupported, news,
+            outcomes, self.late | other.late, self.workers + other.workers, self.unsupported or other.unsupported, news,
         )  # fmt: skip
 
 

@@ -2,18 +2,19 @@
 
 The scheduler's part decides. It finds the reason itself, at its start, or a worker reports it with
 its first step: a worker sees the tensors of its KV caches, and groups that vLLM flattens for the
-scheduler. Then the scheduler retires (boundary.scheduler).
+scheduler. Then the scheduler retires (boundary).
 """
 
 from __future__ import annotations
 
 import logging
 
-from kvagent.errors import SessionBroken, SessionEnded
 from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Role
 from kvagent.registration import Registration
 from kvagent.vllm.link import Link
+from kvagent.vllm.options import Options
+from kvagent.vllm.scheduler.agent_session import AgentSession
 
 PAIR = "uncached"
 """The key of the identity whose value is the reason."""
@@ -43,24 +44,8 @@ def notice(engine: str, identity: dict[str, str], reason: str) -> Registration:
     )  # fmt: skip
 
 
-class Notice:
-    """Keeps a session that says that the engine is served uncached."""
+class Notice(AgentSession):
+    """Keeps a session that says that the engine is served uncached, as long as it is polled."""
 
     def __init__(self, socket_dir: str, registration: Registration) -> None:
-        self._link = Link(socket_dir, "an engine that is not served", lambda: registration)
-
-    def poll(self) -> None:
-        """Notice the end of the session, after which the agent's successor is told."""
-        attachment = self._link.current()
-        if attachment is None or attachment.session.quiet():
-            return
-        try:
-            attachment.session.poll()
-        except (SessionEnded, SessionBroken):
-            self._link.lost(attachment)
-            attachment.session.close()
-
-    def close(self) -> None:
-        """End the session."""
-        if last := self._link.close():
-            last.session.close()
+        super().__init__(Link(socket_dir, "an engine that is not served", lambda: registration), Options())

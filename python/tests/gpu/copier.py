@@ -38,7 +38,7 @@ class Copier:
 
         self._section, self._packed, self._done = section, packed, m.Done
         self._tensor = torch.zeros(BLOCKS, block_bytes, dtype=torch.uint8, device=device)
-        self._memory = memory({"layer": self._tensor}, [["layer"]], BLOCKS, "peer")
+        self._memory = memory({"layer": self._tensor}, [["layer"]], BLOCKS)
         self._sync = make_sync(self._memory.device)
         words = self._sync.words
         common: dict[str, Any] = {

@@ -28,7 +28,7 @@ class GpuEngine(SimulatedEngine):
         """Allocate the tensor after another one in its allocation."""
         self.before = torch.zeros(4096, dtype=torch.uint8, device=DEVICE)
         self.tensor = torch.zeros(size // BLOCK_BYTES, BLOCK_BYTES, dtype=torch.uint8, device=DEVICE)
-        self.registered = memory({"layer": self.tensor}, [["layer"]], size // BLOCK_BYTES, "fd")
+        self.registered = memory({"layer": self.tensor}, [["layer"]], size // BLOCK_BYTES)
         return make_sync(self.registered.device)
 
     def regions(self) -> list[tuple[Region, int | None]]:

@@ -29,9 +29,9 @@ def test_vllms_api_takes_them_as_they_are() -> None:
 
     messages = [{"role": "user", "content": "x"}]
     for params in (
-        {"kvagent.save": False, "kvagent.pin": 1.5},
+        {"kvagent.save": False, "kvagent.hints": [{"action": "kv.pin", "seconds": 1.5}]},
         {"kvagent": {"load": False, "max_load_tokens": 3}},
-        {"kvagent.ttl": "no number", "do_remote_decode": True},
+        {"kvagent.hints": "no list", "do_remote_decode": True},
     ):
         asked = (
             CompletionRequest(model="tiny", prompt=[5, 6], kv_transfer_params=params),
@@ -69,9 +69,9 @@ def test_switches_pass_through_vllms_api(node: Node) -> None:
     assert second.complete(limited, kv_transfer_params=switches) == expected[1]
     eventually(lambda: counted(second, "tokens_loaded") == 5 * BLOCK, "a load of five blocks")
     assert counted(second, "switches_ignored") == 1
-    first.complete([7, *head], kv_transfer_params={"kvagent.pin": 600})
-    eventually(lambda: node.agent.status()["keep"]["blocks"] >= LENGTH // BLOCK, "blocks that are kept")
-    first.complete([6, *head], kv_transfer_params={"kvagent.ttl": 0.1})
+    first.complete([7, *head], kv_transfer_params={"kvagent.hints": [{"action": "kv.pin", "seconds": 600}]})
+    eventually(lambda: node.agent.status()["hints"]["pinned_blocks"] >= LENGTH // BLOCK, "blocks that are kept")
+    first.complete([6, *head], kv_transfer_params={"kvagent.hints": [{"action": "kv.drop", "seconds": 0.1}]})
     # What finds no room among pinned blocks before its request ends is not saved at all.
-    eventually(lambda: node.agent.status()["keep"]["brief_dropped"] > 0, "blocks that are dropped")
+    eventually(lambda: node.agent.status()["hints"]["blocks_dropped"] > 0, "blocks that are dropped")
     nothing_left(node.agent)

@@ -86,7 +86,7 @@ def boot(agent: AgentProcess) -> bytes:
 def at(links: Sequence[Any], boot: bytes) -> bool:
     """Return whether all of an engine's links are at one run of an agent."""
     current = [link.current() for link in links]
-    return all(one is not None and one.session.boot == boot for one in current)
+    return all(one is not None and one.boot == boot for one in current)
 
 
 def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callable[[], object] | None = None) -> None:
@@ -99,7 +99,7 @@ def joined(side: Any, workers: Sequence[Any], agent: AgentProcess, step: Callabl
     links = [side.agent._link, *(worker._link for worker in workers)]
 
     def there() -> bool:
-        if step is not None and any((one := link.current()) and one.session.boot != now for link in links):
+        if step is not None and any((one := link.current()) and one.boot != now for link in links):
             step()
         return at(links, now)
 

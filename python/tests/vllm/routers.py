@@ -200,7 +200,7 @@ class Prompts:
         ]
         if lookups is None:
             return dict.fromkeys(prompts, -1)
-        client = LookupClient(lookups._attachment.registered.lookup_path, 10.0)
+        client = LookupClient(lookups._session.registered.lookup_path, 10.0)
         try:
             found = {}
             for prompt in prompts:

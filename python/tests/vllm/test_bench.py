@@ -1,4 +1,4 @@
-"""The bench that users run, with the real agent: that it runs, not how fast it is."""
+"""The bench, with the real agent: that it runs, not how fast it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def test_the_connector_is_measured(agent: AgentProcess) -> None:
-    command = [sys.executable, "-m", "kvagent.bench", "--socket-dir", str(agent.folder), "--running", "16"]
+    command = [sys.executable, "-m", "tests.vllm.bench", "--socket-dir", str(agent.folder), "--running", "16"]
     bench = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600, check=False
     )

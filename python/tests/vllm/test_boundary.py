@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm import guests, scheduler, worker
-from kvagent.vllm.boundary.errors import MAX_ERRORS
+from kvagent.vllm.boundary import MAX_ERRORS
 from kvagent.vllm.worker.side import WorkerSide
 from tests.vllm.setting import BLOCK
 

@@ -30,7 +30,7 @@ SILENT = {"enable_kv_cache_events": True, "publisher": "null"}  # so that the en
 HELD = len({tuple(one[: end + BLOCK]) for one in PROMPTS for end in range(0, len(one) - BLOCK, BLOCK)})
 """The least number of blocks that are saved of PROMPTS."""
 GAPS = "kvagent_events_gaps_total"
-LOG = 1 << 16  # changes that the agent keeps for engines that are behind (agent/events)
+LOG = 1 << 16  # removals that the agent logs for engines that are behind (agent/events)
 OPENINGS = 6  # different first blocks of prompts
 
 
@@ -220,7 +220,7 @@ def test_an_idle_engine_tells_what_happens_without_it(opt: Path) -> None:
 
 @pytest.mark.stops
 def test_an_engine_that_was_stopped_is_told_by_an_inventory(stage: Stage) -> None:
-    """What becomes of blocks meanwhile is more than the agent's log has."""
+    """More blocks go meanwhile than the agent's log has."""
     stage.reset()
     with tempfile.TemporaryDirectory(prefix="kvagent-") as name:
         routers = Subscribed(f"ipc://{name}/events")
@@ -240,13 +240,13 @@ def test_an_engine_that_was_stopped_is_told_by_an_inventory(stage: Stage) -> Non
             stage.step_until(alike, "the blocks that the other engine saved")
             stopped, gaps = stage.routers.places(), agents.metric(stage.agent, GAPS)
             engine.freeze()
-            changes, long = 0, long_prompts()
-            while changes <= LOG:
-                before = stage.routers.stores + stage.routers.removes
+            removals, long = 0, long_prompts()
+            while removals <= LOG:
+                before = stage.routers.removes
                 real.generate(stage.llm, list(itertools.islice(long, 32)), 1)
                 real.settle(stage.llm)
                 stage.routers.hear()
-                changes += stage.routers.stores + stage.routers.removes - before
+                removals += stage.routers.removes - before
             assert not routers.hear()
             assert routers.places() == stopped
             assert stage.routers.places() != stopped
@@ -259,7 +259,7 @@ def test_an_engine_that_was_stopped_is_told_by_an_inventory(stage: Stage) -> Non
             assert told < LOG // 2, "changes that are over are not told"
             routers.check()
             stage.agree()
-            print(f"stopped: {changes} changes meanwhile, {told} told by an inventory")
+            print(f"stopped: {removals} removed meanwhile, {told} told by an inventory")
         finally:
             engine.thaw()
             engine.close()

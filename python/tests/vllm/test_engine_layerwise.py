@@ -60,11 +60,8 @@ class Middle:
             loading = bool(step_waits(worker)._waited)
             if loading and self.computed == [LAYER.format(0)] and name == LAYER.format(LAYERS - 1):
                 holding.holds()
-                assert [
-                    step_waits(worker).layers._landed[word]
-                    for words in step_waits(worker).layers._words.values()
-                    for word in words
-                ] == [1]
+                layers = step_waits(worker).layers
+                assert [layers._landed[word] for word in layers._words.values()] == [1]
                 self.computed.append("-")
                 act()
             wait(name)

@@ -33,7 +33,6 @@ def alive(opt: Path, reference: list[list[int]], holding: HoldingAgent) -> Itera
 
 
 def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
-    """It takes a synchronous load where the copy is shorter than a step."""
     alive.fill(reference)
     before = alive.side.counts.tokens_loaded
     assert alive.says() == reference
@@ -49,7 +48,8 @@ def test_cold_and_warm(alive: Alive, reference: list[list[int]]) -> None:
 def test_what_happens_to_a_load(
     alive: Alive, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch, event: str, *, sync: bool
 ) -> None:
-    monkeypatch.setattr(alive.side.waiting_loads, "_short", lambda *_: sync)
+    for limit in ("_most", "_left"):
+        monkeypatch.setattr(alive.side.waiting_loads, limit, 1 << 30 if sync else 0)
     alive.fill(reference)
     counts = alive.side.counts
     synchronous, failed, late = counts.loads_sync, counts.loads_failed, counts.loads_late

@@ -44,7 +44,7 @@ def media(world: World, name: str) -> int:
 
 
 def adapter(world: World, name: str) -> int:
-    news = [(LoadedAdapter(1, 1), LoadedAdapter(1, 1, b"d" * 32))]
+    news = [(LoadedAdapter(1, 1, b"d" * 32),)]
     if not any(isinstance(one, Adapters) for one in world.side.guests):
         adapters = Adapters(1)
         adapters.begin(world.side, None)

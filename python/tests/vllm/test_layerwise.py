@@ -59,7 +59,7 @@ def worlds(worlds: Any) -> Any:
 def landed(world: World) -> list[int]:
     """Return how many stages of each load at the agent have arrived."""
     layers = step_waits(world.workers[0]._worker).layers
-    return [layers._landed[word] for words in layers._words.values() for word in words]
+    return [layers._landed[word] for word in layers._words.values()]
 
 
 def middle(world: World, agent: HoldingAgent, act: Callable[[], None]) -> list[str]:
@@ -127,7 +127,7 @@ def test_an_agent_that_goes_between_two_layers(worlds: Any, agent: HoldingAgent,
     world.add("warm", PROMPT, 10)
     eventually(lambda: computed[1:] or not stepped(world), "a load")
     assert how == "kill" or waits._left_s <= 0
-    assert not waits.waiting
+    assert not waits._waited
     world.add("warm2", PROMPT, 10)
     eventually(lambda: {"warm", "warm2"} <= set(stepped(world).reasons), "the end of the requests")
     right(world)

@@ -166,7 +166,7 @@ class NoFaults(Faults):
 def test_no_output_is_wrong_where_loads_raise_errors(
     worlds: Any, agent: HoldingAgent, monkeypatch: pytest.MonkeyPatch, mode: str, way: str
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.boundary.errors.MAX_ERRORS", 10**9)
+    monkeypatch.setattr("kvagent.vllm.boundary.MAX_ERRORS", 10**9)
     print(mode, "|", way, "KVAGENT_SEED", SEED)
     extra = COMMON | MODES[mode]
     engines: list[World] = [worlds(extra=extra, **WAYS[way]) for _ in range(2)]

@@ -120,10 +120,10 @@ def test_a_process_that_disagrees_is_put_right_by_the_scheduler(worlds: Any, age
     refused.
     """
     world = worlds(ranks=2)
-    connector, side = world.workers[1], world.workers[1]._worker
-    connector._generation = side._generation = PRIVATE + 32 * "0"
+    side = world.workers[1]._worker
+    side.generation = PRIVATE + 32 * "0"
     link = side._link
-    link.renew().session.close()
+    link.renew().close()
     eventually(lambda: link._last_log and not link.current(), "a rank that is refused")
     assert serve(world, "cold") == 0
     assert serve(world, "warm") == 96
@@ -211,14 +211,14 @@ def test_a_registration_in_flight_is_not_used(
 
     monkeypatch.setattr(Session, "register", slow)
     world.workers[0]._worker._add_session(link.renew())
-    for attachment in world.workers[0]._worker._sessions:
-        attachment.session.leave()
+    for session in world.workers[0]._worker._sessions:
+        session.leave()
     assert sent.wait(20)
-    old = world.workers[0]._generation
+    old = world.workers[0]._worker.generation
     assert world.retrain(named=False)
     world.step()
     world.settle()
-    assert world.workers[0]._generation != old
+    assert world.workers[0]._worker.generation != old
     go.set()
     current = eventually(link.current, "a session")
     spaces = {engine["space"]: engine["identity"]["generation"] for engine in agent.status()["engine_list"]}

@@ -87,7 +87,7 @@ def complete(world: World) -> bool:
         return False
     nodes = [(agent.session.boot, agent.space), *((one.boot, one.space) for one in agent.targets())]
     links = [worker._worker._link.current() for worker in world.workers]
-    found = [None if one is None else (one.session.boot, one.registered.space) for one in links]
+    found = [None if one is None else (one.boot, one.registered.space) for one in links]
     return found == [nodes[rank * len(nodes) // world.ranks] for rank in range(world.ranks)]
 
 
@@ -467,7 +467,7 @@ class Troubles:
             if link is None:
                 return False
             with contextlib.suppress(KVAgentError):
-                link.session.reset(PATIENCE_S)
+                link.reset(PATIENCE_S)
             return True
         self._away, self._kind = self._agents[i], kind
         getattr(self._away, kind)()

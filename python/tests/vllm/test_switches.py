@@ -101,15 +101,15 @@ def test_a_transfer_comes_before_the_switches(worlds: Any, agent: AgentProcess) 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_blocks_are_kept_and_dropped_after_the_end(worlds: Any, agent: AgentProcess, asynchronous: bool) -> None:
     world = worlds(asynchronous=asynchronous, depth=2 if asynchronous else 1, extra={"weights_fixed": True})
-    world.add("kept", PROMPT, 28, params={"kvagent.pin": 1000})
-    world.add("brief", [9, *PROMPT], 28, params={"kvagent.ttl": 0.001})
+    world.add("kept", PROMPT, 28, params={"kvagent.hints": [{"action": "kv.pin", "seconds": 1000}]})
+    world.add("brief", [9, *PROMPT], 28, params={"kvagent.hints": [{"action": "kv.drop", "seconds": 0.001}]})
     world.run()
-    eventually(lambda: agent.status()["keep"]["blocks"] == 127 // BLOCK, "kept blocks")
-    eventually(lambda: agent.status()["keep"]["brief_dropped"] == 128 // BLOCK, "dropped blocks")
+    eventually(lambda: agent.status()["hints"]["pinned_blocks"] == 127 // BLOCK, "kept blocks")
+    eventually(lambda: agent.status()["hints"]["blocks_dropped"] == 128 // BLOCK, "dropped blocks")
     assert agent.status()["blocks_stored"] == 127 // BLOCK
     assert world.outputs["kept"] == world.sequences["kept"].tokens[100:128]
     assert world.scheduler.reset_prefix_cache(reset_connector=True)
-    eventually(lambda: agent.status()["keep"]["blocks"] == 0, "no kept blocks after a reset")
+    eventually(lambda: agent.status()["hints"]["pinned_blocks"] == 0, "no kept blocks after a reset")
     clean(world, agent)
 
 

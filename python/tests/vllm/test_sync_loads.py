@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.messages import Group
-from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests.sync.scheduler import SyncLoads
 from kvagent.vllm.guests.sync.worker import StepWaits
 from kvagent.vllm.hooks import Waits
-from kvagent.vllm.options import OptionError, Options
-from kvagent.vllm.plan import LoadJob
+from kvagent.vllm.options import OptionError
+from kvagent.vllm.plan import LoadJob, StepPlan
 from tests.agent import AgentProcess, eventually
 from tests.sides import waits as step_waits
 from tests.vllm.agents import flip
@@ -370,10 +368,11 @@ def test_what_may_not_be_ready_is_asynchronous(worlds: Any, agent: AgentProcess)
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
     """Until it has sent something."""
-    side: Any = SimpleNamespace(jobs={}, poll=lambda: None, descriptors=list)
+    side: Any = SimpleNamespace(jobs={}, poll=lambda: None, descriptors=list, step=7)
     sent, given_up = list[int | None](), list[int]()
     loads = StepWaits(0.001)
-    loads.side, side.give_up = side, given_up.append
+    loads.join(side)
+    side.give_up = given_up.append
 
     def submit(load: Any, step: int | None) -> None:
         sent.append(step)
@@ -382,13 +381,13 @@ def test_a_silent_agent_is_not_waited_for_again(*, heard: bool) -> None:
 
     loads._submit = submit  # type: ignore[method-assign]
     one, two, three = (LoadJob(job, b"", 0, "r", 0, 1.0, (), b"", sync=True) for job in (1, 2, 3))
-    loads.run([one], 6, stopped=False)
+    loads.start(StepPlan(), [one])
     if heard:
         loads.heard()
-    loads.run([two], 7, stopped=False)
-    assert sent == [6, 7 if heard else None]
+    loads.start(StepPlan(), [two])
+    assert sent == [6, 6 if heard else None]
     assert given_up == ([1, 2] if heard else [1])
-    loads.run([three], 8, stopped=True)
+    loads.start(StepPlan(stopped=True), [three])
     assert sent[2] is None
 
 
@@ -426,42 +425,11 @@ def test_a_step_waits_for_a_bounded_number_of_bytes(worlds: Any, agent: AgentPro
     clean(world, agent)
 
 
-def test_auto_waits_where_the_copy_is_shorter_than_a_step(worlds: Any, agent: AgentProcess) -> None:
-    world = cold(worlds, "v2-async", extra={"load_mode": "auto"})
-    side = world.side.waiting_loads
-    for step_s, sync in ((1e-9, 0), (10.0, 1)):
-        side._steps._seconds, side._steps._tokens = step_s * 1e9, 1e9  # its mean, whatever is added
-        before = world.side.counts.loads_sync
-        world.add(f"warm{sync}", PROMPT, 10)
-        world.run()
-        right(world)
-        assert world.side.counts.loads_sync - before == sync
-        assert side._step_began == 0, "the time without requests would count as a step"
-        assert world.scheduler.reset_prefix_cache()
-    clean(world, agent)
-
-
-def test_what_auto_expects_of_a_load() -> None:
-    """Small loads say what messages cost, larger ones what bytes cost, both for 30 s."""
-    none: Any = None
-    side = SyncLoads(Options(load_mode="auto"), Geometry((Group(16, 64),), 16), 1.0, none)
-    assert not side._short(1, 0.0), "no step was measured"
-    side._steps.add(1, 0.010)
-    assert side._short(9e6, 0.0)
-    assert not side._short(11e6, 0.0)
-    side._measure(1000, 0.004, 1.0)
-    assert side._short(5e6, 2.0)
-    assert not side._short(7e6, 2.0), "4 ms of the messages"
-    side._measure(2_000_000, 0.008, 3.0)  # 2 ns per byte
-    assert side._short(2.9e6, 4.0)
-    assert not side._short(3.1e6, 4.0)
-    assert side._short(9e6, 34.0), "what was measured too long ago"
-
-
 def test_where_no_step_may_wait(worlds: Any, agent: AgentProcess) -> None:
     with pytest.raises(OptionError, match="load_mode: sync, allowed is async or auto where the model has several"):
         worlds(extra=SYNC, window=40)
     assert worlds(extra=SYNC | {"load_mode": "auto"}, window=40).side.waiting_loads.__class__ is Waits
+    assert worlds(extra=SYNC | {"load_mode": "auto"}).side.waiting_loads.__class__ is SyncLoads
     sibling = {"kv_connector": "Sibling", "kv_connector_module_path": "tests.vllm.sibling", "kv_role": "kv_both"}
     own = {
         "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",

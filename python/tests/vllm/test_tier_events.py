@@ -50,17 +50,17 @@ class Chunks:
 
     def held(self) -> dict[tuple[int, ...], int]:
         """Return how many of the first chunks of each prompt the agent has."""
-        attachment, size = self._tier._courier._load_port.attachment, self._size
-        if attachment is None:
+        session, size = self._tier._courier._load_port.session, self._size
+        if session is None:
             return dict.fromkeys(self.hashes, -1)
-        client = LookupClient(attachment.registered.lookup_path, 10.0)
+        client = LookupClient(session.registered.lookup_path, 10.0)
         try:
             found = {}
             for prompt, hashes in self.hashes.items():
                 ends = hashes[self._chunk - 1 :: self._chunk]
                 asked = Request(
-                    version=attachment.session.version, space=attachment.registered.space,
-                    session=attachment.session.number, want=Want.PROBE, tokens=len(ends) * size + 1,
+                    version=session.version, space=session.registered.space,
+                    session=session.number, want=Want.PROBE, tokens=len(ends) * size + 1,
                     deadline_us=10_000_000, groups=bytes([0]), hash_len=len(ends[0]), hashes=b"".join(ends),
                 )  # fmt: skip
                 found[prompt] = client.lookup(asked).tokens // size

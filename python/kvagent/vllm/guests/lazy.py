@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Depends
-    from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
+    from kvagent.vllm.scheduler.requests import Blocks, Tracked
 
 LOOKS = 8  # looks while vLLM takes as many blocks as the watermark has
 IN_USE = 128  # noted blocks in use that a step looks at while few are free
@@ -44,10 +44,10 @@ def batch_of(options: Options, geometry: Geometry, step_tokens: int) -> Callable
     """
     two_steps = 2 * sum(-(-step_tokens // group.block_tokens) for group in geometry.groups)
 
-    def made(geometry: Geometry, blocks: Blocks, tables: Tables, counts: SaveCounts) -> LazyBatch:
+    def made(geometry: Geometry, blocks: Blocks, counts: SaveCounts) -> LazyBatch:
         total = blocks.pool.num_gpu_blocks
         watermark = max(int(total * options.watermark_percent / 100), min(two_steps, total // 2), 1)
-        return LazyBatch(geometry, blocks, tables, counts, watermark)
+        return LazyBatch(geometry, blocks, counts, watermark)
 
     return made
 
@@ -70,8 +70,8 @@ class LazyBatch(SaveBatch):
     ``watermark``: how many blocks from the head of the queue are near their eviction.
     """
 
-    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables, counts: SaveCounts, watermark: int) -> None:
-        super().__init__(geometry, blocks, tables, counts)
+    def __init__(self, geometry: Geometry, blocks: Blocks, counts: SaveCounts, watermark: int) -> None:
+        super().__init__(geometry, blocks, counts)
         self.unsaved: dict[int, Unsaved] = {}
         """By block, in the order in which they were noted."""
         self.pressing = False
@@ -155,7 +155,7 @@ class LazyBatch(SaveBatch):
             begin = tracked.saving.cursor[group]
             end = min(tokens // size, len(hashes) // scale)
             if begin < end:
-                table = self._tables.slice(request.request_id, group, begin, end)
+                table = self._blocks.table(request.request_id, group, begin, end)
                 cursor = tracked.saving.cursor[group] = self._note(tracked, group, begin, table)
                 for named in self.named:  # the request is gone when they are saved
                     named(tracked, group, begin, cursor - begin)

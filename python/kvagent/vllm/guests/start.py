@@ -1,15 +1,17 @@
-"""The start of an engine with its guests."""
+"""The start of an engine with its guests, and which ones it has."""
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
 from kvagent.vllm import internals
-from kvagent.vllm.guests.joined import Engine, joined
+from kvagent.vllm.hooks import Guest, Joined
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import EAGER, LAZY, OFF, OptionError
 from kvagent.vllm.start import Start
@@ -21,12 +23,13 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells.plan import Cells
     from kvagent.vllm.guests.nodes.rules import NodePart
-    from kvagent.vllm.hooks import Joined
+    from kvagent.vllm.guests.sync.scheduler import SyncLoads
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
 
 ASYNC = "async"
+MAX_TOKENIZER_BYTES = 16 << 20
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -84,10 +87,12 @@ class GuestStart(Start):
 
     def extents(self, rank: int) -> ExtentsOf | None:
         """Return what finds the extents of cells, or those of layers that wait for their part."""
-        if self.options.layerwise and not geo.asynchronous_only(self.kv_cache_config):
+        if self.options.layerwise:
+            from kvagent.vllm.guests.sync.scheduler import asynchronous_only
             from kvagent.vllm.guests.sync.stages import calling_layers, staged
 
-            return partial(staged, calling=calling_layers(self.vllm_config))
+            if not asynchronous_only(self.kv_cache_config):
+                return partial(staged, calling=calling_layers(self.vllm_config))
         if self._cells is not None:
             from kvagent.vllm.guests.cells.memory import cell_extents
 
@@ -97,14 +102,13 @@ class GuestStart(Start):
     def scheduler(self, geometry: Geometry, world: int, *, saves: bool) -> Joined:
         """Return the guests of the scheduler's side."""
         config, transfer = self.vllm_config, self.vllm_config.kv_transfer_config
-        return joined(Engine(
-            options=self.options, geometry=geometry, world=world, saves=saves, media=self._media(),
+        return joined(
+            self.options, geometry, world=world, saves=saves, media=self._media(),
             multimodal=config.model_config.multimodal_config is not None, lora=config.lora_config is not None,
-            engine_id=str(transfer.engine_id), tp_size=self.part.tp, preemption=self._preemption(),
-            token_bytes=geo.token_bytes(self.kv_cache_config),
+            engine_id=str(transfer.engine_id), tp_size=self.part.tp, waits=self._waits(geometry),
             step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
-            parts=self.part.count,
-        ))  # fmt: skip
+            parts=self.part.count, tool_tokens=self._tool_tokens(),
+        )  # fmt: skip
 
     def worker(
         self, memory: Memory, rank: int, registration: Callable[[], Registration], identity: Callable[[], Identity]
@@ -131,7 +135,6 @@ class GuestStart(Start):
 
     @property
     def _name(self) -> str:
-        """The name under which vLLM knows this connector."""
         return str(self.vllm_config.kv_transfer_config.kv_connector)
 
     def _media(self) -> str:
@@ -141,25 +144,41 @@ class GuestStart(Start):
         elsewhere = self.options.media != "trust" and self.vllm_config.ec_transfer_config is not None
         return "bypass" if elsewhere else self.options.media
 
-    def _preemption(self) -> Any:
-        """Return vLLM's scheduler if steps are to wait for loads.
+    def _waits(self, geometry: Geometry) -> SyncLoads | None:
+        """Return which loads steps wait for, if they are to wait for some.
 
         Raise OptionError where a failed load would not be handled right.
         """
         if self.options.load_mode == ASYNC:
             return None
+        from kvagent.vllm.guests.sync.scheduler import SyncLoads, asynchronous_only, token_bytes
+
         scheduler = internals.constructing(lambda one: hasattr(one, "_preempt_request"))
-        reason = geo.asynchronous_only(self.kv_cache_config) or internals.missing(internals.WAITS)
+        reason = asynchronous_only(self.kv_cache_config) or internals.missing(internals.WAITS)
         if not reason and scheduler is None:
             reason = "vLLM's scheduler is not accessible"
         if not reason and scheduler is not None:
             if scheduler.vllm_config.kv_transfer_config.kv_connector == self._name:
-                return internals.Scheduler(scheduler)
+                size = token_bytes(self.kv_cache_config)
+                return SyncLoads(self.options, geometry, size, internals.Scheduler(scheduler))
             reason = "another connector could save what is computed before a load has succeeded"
         if self.options.load_mode == "sync":
             raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
         log.info("load_mode: auto: every load is asynchronous, since %s", reason)
         return None
+
+    def _tool_tokens(self) -> frozenset[int]:
+        """Return the tokens with which the model calls tools, where its folder says so."""
+        from kvagent.vllm.guests.hints.guest import tool_tokens
+
+        model = self.vllm_config.model_config
+        try:
+            path = Path(str(model.tokenizer or model.model)) / "tokenizer_config.json"
+            if path.stat().st_size > MAX_TOKENIZER_BYTES:
+                return frozenset()
+            return tool_tokens(json.loads(path.read_text()))
+        except (OSError, ValueError, AttributeError):
+            return frozenset()  # every end without a tool call is an ordinary stop
 
     def _events(self) -> Any:
         """Return how KV events are made, if the engine publishes some."""
@@ -177,3 +196,69 @@ class GuestStart(Start):
 
         wake = internals.waker(core)
         return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
+
+
+def joined(
+    options: Options, geometry: Geometry, *, world: int = 1, saves: bool = True, engine_id: str = "", tp_size: int = 1,
+    parts: int = 1, media: str = "content", multimodal: bool = True, lora: bool = True,
+    step_tokens: int = 0, waits: SyncLoads | None = None, events: Any = None,
+    tool_tokens: frozenset[int] = frozenset(),
+) -> Joined:  # fmt: skip
+    """Return the guests of an engine, in the order in which they hear of a request.
+
+    ``parts``: the nodes that it is on. ``media``: how requests with items are keyed, as the option.
+    ``step_tokens``: the most that a step computes. ``waits``: which loads steps wait for, if there
+    are some. ``events``: how KV events are made; None without them. ``tool_tokens``: of which an
+    output that calls a tool has one.
+    """
+    from kvagent.vllm.guests.hints.guest import Hints
+    from kvagent.vllm.guests.switches import Switches
+
+    hints = Hints(options.remote_wait_ms / 1e3, tool_tokens)
+    one = Joined([Switches(hints, transfers=options.transfers)])  # it reads what clients ask for
+    one.guests += [*_keys(geometry, world, media, multimodal=multimodal, lora=lora), hints]
+    if media == "trust":
+        one.answered = frozenset({"mm_features"})
+    if options.transfers:
+        from kvagent.vllm.guests.transfers.offers import Transfers
+
+        one.guests.append(Transfers(options, engine_id, tp_size, saves=saves))
+    if geometry.states:
+        from kvagent.vllm.guests.states import States
+
+        one.guests.append(States(geometry))
+    if events is not None:
+        from kvagent.vllm.guests.events.publication import Events
+
+        one.guests.append(Events(events))
+        one.attached = None if events.waker is None else events.waker.wake
+    if parts > 1:
+        from kvagent.vllm.guests.nodes.joint import JointSession
+
+        one.session = partial(JointSession, parts=parts)
+    if options.offload == LAZY:
+        from kvagent.vllm.guests.lazy import batch_of
+
+        one.batch = batch_of(options, geometry, step_tokens)
+    if waits is not None:
+        one.waits = waits
+        one.guests.append(waits)
+    return one
+
+
+def _keys(geometry: Geometry, world: int, media: str, *, multimodal: bool, lora: bool) -> list[Guest]:
+    """Return the guests that key blocks by more than their tokens."""
+    found: list[Guest] = []
+    if media != "trust":
+        from kvagent.vllm.guests.media import Media
+
+        found.append(Media(media, geometry.hash_tokens, multimodal=multimodal))
+    if lora:
+        from kvagent.vllm.guests.adapters.keys import Adapters
+
+        found.append(Adapters(world))
+    if geometry.following:
+        from kvagent.vllm.guests.drafts import Following
+
+        found.append(Following())
+    return found

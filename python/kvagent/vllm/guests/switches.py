@@ -12,20 +12,18 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvagent.limits import MAX_KEEP_MS
+from kvagent.vllm.guests.hints.actions import BadHint, shown
 from kvagent.vllm.hooks import Guest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvagent.vllm.guests.keeps import Keeps
+    from kvagent.vllm.guests.hints.guest import Hints
     from kvagent.vllm.scheduler.requests import Tracked
 
 PREFIX = "kvagent"
 MAX_TOKENS = 1 << 30
-MAX_SECONDS = MAX_KEEP_MS // 1000
 MAX_LOGGED = 64  # reasons that are logged as warnings; clients could send new ones without end
-MAX_SHOWN = 80  # characters of a client's value that are logged
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -37,9 +35,9 @@ class BadSwitch(ValueError):
 class Switches(Guest):
     """Reads the switches of requests."""
 
-    def __init__(self, keeps: Keeps, *, transfers: bool) -> None:
+    def __init__(self, hints: Hints, *, transfers: bool) -> None:
         """``transfers``: the engine takes part in transfers."""
-        self._keeps = keeps
+        self._hints = hints
         self._transfers = transfers
         self._logged: set[str] = set()
 
@@ -52,13 +50,13 @@ class Switches(Guest):
         if isinstance(params, dict):
             self._apply(tracked, params)
         elif params is not None:
-            self._ignore(f"kv_transfer_params: {_shown(params)}, allowed is a mapping")
+            self._ignore(f"kv_transfer_params: {shown(params)}, allowed is a mapping")
             request.kv_transfer_params = None
 
     def _apply(self, tracked: Tracked, params: Mapping[str, Any]) -> None:
         delivers = self._transfers and params.get("do_remote_decode") is True
         receives = self._transfers and params.get("do_remote_prefill") is True
-        counts, pin_ms, ttl_ms = self.side.counts, 0, 0
+        counts = self.side.counts
         for name, value in _given(params):
             try:
                 if name == "save" and not _boolean(name, value):
@@ -74,18 +72,16 @@ class Switches(Guest):
                     _check(not receives, name, "a prompt of a prefill engine is loaded")
                     tracked.asking.most = min(tracked.asking.most, most)
                     counts.requests_limited += 1
-                elif name == "pin":
-                    pin_ms = _milliseconds(name, value)
-                    counts.requests_pinned += 1
-                elif name == "ttl":
-                    ttl_ms = _milliseconds(name, value)
-                    counts.requests_brief += 1
+                elif name == "session":
+                    self._hints.name(tracked, value)
+                elif name == "hints":
+                    self._hints.add(tracked, value)
                 elif name not in NAMES:
-                    raise BadSwitch(f"{_shown(name)}: no such switch; there are {', '.join(NAMES)}")
+                    raise BadSwitch(f"{shown(name)}: no such switch; there are {', '.join(NAMES)}")
             except BadSwitch as reason:
                 self._ignore(f"kv_transfer_params: {PREFIX}.{reason}")
-        if pin_ms or ttl_ms:
-            self._keeps.add(tracked, pin_ms, ttl_ms)
+            except BadHint as reason:
+                self._ignore(f"kv_transfer_params: {PREFIX}.{name}: {reason}")
 
     def _ignore(self, reason: str) -> None:
         self.side.counts.switches_ignored += 1
@@ -94,7 +90,7 @@ class Switches(Guest):
             log.warning("%s; it is ignored", reason)
 
 
-NAMES = ("save", "load", "max_load_tokens", "pin", "ttl")
+NAMES = ("save", "load", "max_load_tokens", "session", "hints")
 
 
 def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -114,27 +110,16 @@ def _given(params: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise BadSwitch(f"{name}: {_shown(value)}, allowed is true or false")
+        raise BadSwitch(f"{name}: {shown(value)}, allowed is true or false")
     return value
 
 
 def _tokens(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS:
-        raise BadSwitch(f"{name}: {_shown(value)}, allowed is an integer 0 to {MAX_TOKENS}")
+        raise BadSwitch(f"{name}: {shown(value)}, allowed is an integer 0 to {MAX_TOKENS}")
     return value
-
-
-def _milliseconds(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SECONDS:
-        raise BadSwitch(f"{name}: {_shown(value)}, allowed are more than 0 and at most {MAX_SECONDS} seconds")
-    return max(1, round(value * 1e3))
 
 
 def _check(allowed: bool, name: str, why: str) -> None:
     if not allowed:
         raise BadSwitch(f"{name}: {why}")
-
-
-def _shown(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvagent.session import Session
-    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report, StepPlan
 
@@ -83,9 +83,13 @@ class AgentSession:
         self.liveness = Liveness()
         self.answers: list[m.BlockEvents] = []
         """Answers of this session about KV events that were not taken."""
+        self.receipts: list[m.Hinted] = []
+        """Answers about hints that were not taken."""
+        self.done: list[m.Done] = []
+        """Its reports of jobs, of a session that has some."""
         self._link = link
         self._options = options
-        self._attachment: Attachment | None = None
+        self._session: Session | None = None
         self._boot = b""  # the boot ID of the last agent
         self._epoch = 0  # its last known epoch
         self._reset_pending = False  # a reset that the agent missed precedes all else in the next session
@@ -94,22 +98,22 @@ class AgentSession:
     @property
     def session(self) -> Session | None:
         """Return the session, or None."""
-        return None if self._attachment is None else self._attachment.session
+        return self._session
 
     @property
     def space(self) -> bytes:
         """Return the space of the registration; empty without a session."""
-        return b"" if self._attachment is None else self._attachment.registered.space
+        return b"" if self._session is None else self._session.registered.space
 
     @property
     def peer(self) -> str:
         """Return host:port where other agents reach this one; empty if they cannot."""
-        return "" if self._attachment is None else self._attachment.session.peer
+        return "" if self._session is None else self._session.peer
 
     @property
     def job_blocks(self) -> int:
         """Return the most blocks that a job may have."""
-        limit = 0 if self._attachment is None else self._attachment.session.limits.max_job_blocks
+        limit = 0 if self._session is None else self._session.limits.max_job_blocks
         return min(limit or MAX_JOB_BLOCKS, MAX_JOB_BLOCKS)
 
     def targets(self, lease: int = 0) -> tuple[Any, ...]:  # noqa: ARG002
@@ -137,17 +141,17 @@ class AgentSession:
         Without ``listen``, messages of the present session may be left for the next call.
         """
         current = self._link.current()
-        if current is self._attachment and (current is None or not listen or current.session.quiet()):
+        if current is self._session and (current is None or not listen or current.quiet()):
             return NO_CHANGE  # the usual case
         ended = began = reset = False
-        if current is not self._attachment:
+        if current is not self._session:
             ended = self._detach()
             if current is not None:
                 reset = self._missed_reset(current)
                 began = self._attach(current)
-        if self._attachment is not None:
+        if self._session is not None:
             try:
-                for event in self._attachment.session.poll():
+                for event in self._session.poll():
                     if isinstance(event, m.Epoch):
                         reset |= event.epoch > self._epoch  # else this engine's own reset
                         self._epoch = max(self._epoch, event.epoch)
@@ -155,6 +159,10 @@ class AgentSession:
                         self.switches = event
                     elif isinstance(event, m.BlockEvents):
                         self.answers.append(event)
+                    elif isinstance(event, m.Hinted):
+                        self.receipts.append(event)
+                    elif isinstance(event, m.Done):
+                        self.done.append(event)
             except (SessionEnded, SessionBroken):
                 ended = self._detach()
                 began = False
@@ -165,45 +173,50 @@ class AgentSession:
         taken, self.answers = self.answers, []
         return taken
 
+    def take_receipts(self) -> list[m.Hinted]:
+        """Return the answers about hints since the last call."""
+        taken, self.receipts = self.receipts, []
+        return taken
+
     def unread(self) -> bool:
         """Return whether the next poll has something to read or to send, or another session to
         adopt.
         """
         current = self._link.current()
-        if current is not self._attachment or current is None:
-            return current is not self._attachment
-        return current.session.unread() or current.session.sendable()
+        if current is not self._session or current is None:
+            return current is not self._session
+        return current.unread() or current.sendable()
 
     def awaited(self) -> bool:
         """Return whether an answer is expected from the agent: to a look-up, or to a ping."""
-        if self._attachment is None:
+        if self._session is None:
             return False
-        return self._attachment.session.pinging or (self.lookups is not None and self.lookups.outstanding())
+        return self._session.pinging or (self.lookups is not None and self.lookups.outstanding())
 
     def pinging(self) -> bool:
         """Return whether a ping is unanswered."""
-        return self._attachment is not None and self._attachment.session.pinging
+        return self._session is not None and self._session.pinging
 
     def stopped(self, now: float) -> bool:
         """Return whether the agent does not answer though its sockets exist.
 
         Called only while the engine waits for it.
         """
-        return self._attachment is not None and self.liveness.stopped(self._attachment.session, now)
+        return self._session is not None and self.liveness.stopped(self._session, now)
 
     def release(self, lease: int, boot: bytes = b"") -> None:
         """Release a lease, if the agent is still the one of that ``boot``. If the message cannot be
         sent, the lease ends with the session.
         """
-        if self._attachment is not None and boot in (b"", self._attachment.session.boot):
+        if self._session is not None and boot in (b"", self._session.boot):
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.release([lease])
+                self._session.release([lease])
 
     def send(self, message: m.Message) -> bool:
         """Send a message without waiting. Return whether it was sent."""
-        if self._attachment is not None:
+        if self._session is not None:
             with contextlib.suppress(Busy, SessionEnded, SessionBroken):
-                self._attachment.session.send(message)
+                self._session.send(message)
                 return True
         return False
 
@@ -213,10 +226,10 @@ class AgentSession:
         Return False if the agent did not answer; the next session then resets first.
         """
         self._reset_pending = True
-        if self._attachment is None:
+        if self._session is None:
             return True  # the next session resets before it loads
         try:
-            self._epoch = self._attachment.session.reset(RESET_S)
+            self._epoch = self._session.reset(RESET_S)
         except (KVAgentError, OSError) as error:
             log.warning("reset: %s; the next session repeats it", error)
             self._detach()
@@ -235,7 +248,7 @@ class AgentSession:
         return self.reregister(hold=True)
 
     def proceed(self) -> None:
-        """Allow the next registration, since all ranks have moved too."""
+        """Allow the next registration, since all ranks move too."""
         self._link.proceed()
 
     def reregister(self, *, hold: bool = False) -> bool:
@@ -255,47 +268,49 @@ class AgentSession:
         """Leave the agent. Its leases end with the session."""
         self._leave(self._link.close)
 
-    def _leave(self, take: Callable[[], Attachment | None]) -> bool:
+    def _leave(self, take: Callable[[], Session | None]) -> bool:
         """Close the session, and the one that ``take`` takes from the link, usually the same.
 
         Return whether there was one.
         """
-        attachment, self._attachment = self._attachment, None
+        session, self._session = self._session, None
         self._close_lookups()
         last = take()
-        for one in {id(one): one for one in (attachment, last) if one is not None}.values():
-            one.session.close()
-        return attachment is not None
+        for one in (session, None if last is session else last):
+            if one is not None:
+                one.close()
+        return session is not None
 
-    def _missed_reset(self, attachment: Attachment) -> bool:
+    def _missed_reset(self, session: Session) -> bool:
         """Return whether the space was reset since the last session, or since the agent's start."""
         if self._moved:  # no block of this engine was computed in that space
             return False
-        last = self._epoch if self._boot == attachment.session.boot else FIRST_EPOCH
-        return attachment.registered.epoch > last
+        last = self._epoch if self._boot == session.boot else FIRST_EPOCH
+        return session.registered.epoch > last
 
-    def _attach(self, attachment: Attachment) -> bool:
-        self._attachment = attachment
+    def _attach(self, session: Session) -> bool:
+        self._session = session
         self._moved = False
-        self._boot, self._epoch = attachment.session.boot, attachment.registered.epoch
+        self._boot, self._epoch = session.boot, session.registered.epoch
         if self._reset_pending and not AgentSession.reset(self):
             return False
         self.switches = m.Switches(1, 1)
         self.liveness = Liveness()
-        self.lookups = Lookups(attachment, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
+        self.lookups = Lookups(session, self._options.lookup_wait_ms / 1e3, self._options.lookup_age_ms / 1e3)
         return True
 
     def _detach(self) -> bool:
-        attachment, self._attachment = self._attachment, None
+        session, self._session = self._session, None
         self._close_lookups()
-        if attachment is None:
+        if session is None:
             return False
-        self._link.lost(attachment)
-        attachment.session.close()  # a scheduler has no memory that needs a fence
+        self._link.lost(session)
+        session.close()  # a scheduler has no memory that needs a fence
         return True
 
     def _close_lookups(self) -> None:
         self.answers.clear()
+        self.done.clear()
         if self.lookups is not None:
             self.lookups.close()
             self.lookups = None

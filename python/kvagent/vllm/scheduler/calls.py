@@ -6,8 +6,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.boundary.errors import contained
-from kvagent.vllm.boundary.scheduler import CALLS, RetiredScheduler, Unloaded, of_all, retire
+from kvagent.vllm.boundary import SCHEDULER, RetiredScheduler, Unloaded, contained, of_all, retire
+from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.metadata import Metadata, WorkerMetadata
 from kvagent.vllm.options import FAIL
@@ -18,7 +18,7 @@ from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvagent.vllm.boundary.errors import Errors
+    from kvagent.vllm.boundary import Errors
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import WorkerInfo
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvagent")
 
 
-@contained(CALLS)
+@contained(SCHEDULER)
 class SchedulerCalls:
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
@@ -46,6 +46,7 @@ class SchedulerCalls:
     _uncached: str = ""
     """Why the engine is served without the agent; empty if it is not."""
     errors: Errors
+    _deltas: Sequence[CounterDeltas] = ()
     unloaded: Unloaded
     _notice: Notice | None = None
     _vllm_config: Any
@@ -57,6 +58,9 @@ class SchedulerCalls:
         side = self._make_side(kv_cache_manager)
         side.failed = partial(of_all, self)
         self._scheduler = side
+        self._deltas = [
+            CounterDeltas(side.counts), CounterDeltas(side.saves.counts, "saves_"), CounterDeltas(self.errors.counts),
+        ]  # fmt: skip
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Ignore handshake data of all pipeline stages: MultiConnector passes that of other

@@ -5,7 +5,6 @@ A load that was given up at its deadline is still in flight: only its report is 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Blocks, Tracked
     from kvagent.vllm.scheduler.save_plan import Named
-    from kvagent.vllm.scheduler.waits import Rate
 
 
 @dataclass(eq=False, slots=True)
@@ -32,11 +30,9 @@ class _Load:
 
     tracked: Tracked
     blocks: list[Any]
-    hashes: list[bytes]
     tokens: int
     lease: int
     boot: bytes
-    begin: float
     outcome: Outcome | None = None
     cancelled: bool = False
 
@@ -55,10 +51,8 @@ class Loads:
     """The loads. ``planned`` and ``_cancels`` wait for the next step's plan."""
 
     def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts,
-        loaded: Rate,
-    ) -> None:  # fmt: skip
-        """``loaded`` receives the time of each load."""
+        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
+    ) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
         self.planned: list[LoadJob] = []
@@ -70,7 +64,6 @@ class Loads:
         self._world = world
         self._blocks = blocks
         self._counts = counts
-        self._loaded = loaded
         self._inflight: dict[int, _Load] = {}
         self.named: list[Named] = []
         """Are told which blocks of a request are to be loaded: group, first block, and number."""
@@ -101,7 +94,6 @@ class Loads:
         session = self._agent.session
         boot = session.boot if session and self._complete(tables, own + external) else b""
         lease = promise.lease if promise else 0
-        keys = [key for run in runs for key in run.hashes]
         ids = b"".join(block.block_id.to_bytes(4, "little") for block in blocks)
         epoch = session.epoch if session else 0
         parts = tuple(self._parts(runs, tracked.request.block_hashes))
@@ -111,7 +103,7 @@ class Loads:
             job, boot, epoch, name, lease, self._deadline_s, parts, ids, space, waits, tracked.depends, elsewhere
         )  # fmt: skip
         self._blocks.pin(blocks, load=True)
-        self._inflight[job] = _Load(tracked, blocks, keys, external, lease, boot, time.monotonic())
+        self._inflight[job] = _Load(tracked, blocks, external, lease, boot)
         self._counts.loads += 1
         self._counts.tokens_promised += external
         tracked.load, tracked.loaded, tracked.phase = job, (own, own + external), Phase.LOADED
@@ -139,7 +131,7 @@ class Loads:
             load.tracked.asking.most = 0
             load.tracked.load = 0
 
-    def report(self, job: int, outcome: Outcome, now: float) -> Tracked | None:
+    def report(self, job: int, outcome: Outcome) -> Tracked | None:
         """Handle a report of one or more workers. Return the request whose load has ended with
         it.
         """
@@ -155,18 +147,13 @@ class Loads:
             self._agent.release(load.lease, load.boot)
         if load.tracked.load == job:
             load.tracked.load = 0
-        self._settle(load, load.outcome.statuses, now)
-        return load.tracked
-
-    def _settle(self, load: _Load, statuses: bytes, now: float) -> None:
-        failed = [key for key, status in zip(load.hashes, statuses, strict=False) if status != 0]
-        if failed and not load.cancelled:
-            self._counts.loads_failed += 1
-            load.tracked.asking.fail(failed, now)
-            load.tracked.loaded = (0, 0)
-        elif not failed:
+        if not any(load.outcome.statuses):
             self._counts.tokens_loaded += load.tokens
-            self._loaded.add(load.tokens, now - load.begin)
+        elif not load.cancelled:
+            self._counts.loads_failed += 1
+            load.tracked.asking.most = 0
+            load.tracked.loaded = (0, 0)
+        return load.tracked
 
     def _complete(self, tables: Sequence[Sequence[Any]], end: int) -> bool:
         """Return whether the states at ``end`` have blocks to be loaded into. Without one of them

@@ -1,6 +1,14 @@
 """Look-ups: how much of a prompt the agent has, and how much of it will be loaded.
 
-A call blocks only briefly for an answer; how long its request waits over steps is decided in waits.
+A call blocks only briefly for an answer. A request waits over steps, which does not block the
+engine: vLLM passes over it and asks again in its next step. Its wait has a deadline: TOKEN_S for
+each token that a hit may bring, between lookup_grace_ms and lookup_age_ms.
+
+An agent that is late is still asked, but a silent one costs an engine a bounded time in total, not
+each request: the wait is halved with each look-up that was waited for in vain, so all of them
+together are at most twice the longest. Any answer, even one that comes too late for its request,
+restores it. An agent that is gone is not waited for at all: its session has ended, or it does not
+answer a ping (agent_session).
 """
 
 from __future__ import annotations
@@ -19,13 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.lookup import Answer
+    from kvagent.session import Session
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.requests import Terms, Tracked
-    from kvagent.vllm.scheduler.waits import LookupWaits
+    from kvagent.vllm.scheduler.requests import Asking, Terms, Tracked
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -34,18 +41,20 @@ IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that block
 MAX_PROBES = 32  # probes in flight
 AGAIN_FIRST_S, AGAIN_LAST_S = 0.001, 0.02  # from the answer that more may come to the next question
 AGAIN_SHARE = 0.25  # between these, it is this share of the time waited so far
+TOKEN_S = 1e-4  # of a wait, for each token that a hit may bring: to compute it takes about as long
+MAX_HALVINGS = 30
 
 
 class Lookups:
     """The look-ups of one session. ``close`` ends them; their leases end with the session."""
 
-    def __init__(self, attachment: Attachment, wait_s: float, age_s: float) -> None:
+    def __init__(self, session: Session, wait_s: float, age_s: float) -> None:
         """``wait_s``: the longest to block for one answer. ``age_s``: how long an answer may take
         the agent.
         """
-        self.boot = attachment.session.boot
-        self._attachment = attachment
-        self._client = LookupClient(attachment.registered.lookup_path, age_s)
+        self.boot = session.boot
+        self._session = session
+        self._client = LookupClient(session.registered.lookup_path, age_s)
         self._wait_s = wait_s
         self._age_s = age_s
         self._budget_s = STEP_WAIT_S
@@ -63,7 +72,7 @@ class Lookups:
         probed = self._collect_probes() if self._probes else 0
         late = self._client.late_answers()
         if late and (leases := [answer.lease for answer in late if answer.lease]):
-            self._release(leases)
+            self.release(leases)
         return probed, len(late)
 
     def outstanding(self) -> bool:
@@ -134,13 +143,14 @@ class Lookups:
         self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms
     ) -> Request:  # fmt: skip
         return Request(
-            version=self._attachment.session.version,
-            space=self._attachment.registered.space,
-            session=self._attachment.session.number,
+            version=self._session.version,
+            space=self._session.registered.space,
+            session=self._session.number,
             want=want,
             tokens=tokens,
             hbm_tokens=own,
             deadline_us=int(self._age_s * 1e6),
+            groups=terms.groups,
             hash_len=len(hashes[0]),
             hashes=b"".join(hashes),
             transfer=terms.transfer,
@@ -161,12 +171,46 @@ class Lookups:
         self._probes = left
         return answered
 
-    def _release(self, leases: Sequence[int]) -> None:
-        with contextlib.suppress(Busy, SessionEnded, SessionBroken):  # the leases end with the session
-            self._attachment.session.release(leases)
+    def release(self, leases: Sequence[int]) -> None:
+        """Release leases. If the message cannot be sent, they end with the session."""
+        with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+            self._session.release(leases)
 
 
 _LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway
+
+
+class LookupWaits:
+    """The deadlines of look-ups. All times are of time.monotonic."""
+
+    def __init__(self, options: Options) -> None:
+        self._tiers_s = options.tier_wait_ms / 1e3
+        self._age_s = options.lookup_age_ms / 1e3
+        self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)
+        self._in_vain = 0  # look-ups that were waited for in vain since the last answer
+
+    def answered(self) -> None:
+        """Record an answer of the agent, whatever it says and however late."""
+        self._in_vain = 0
+
+    def in_vain(self) -> None:
+        """Record a look-up that no answer came to within its bound."""
+        self._in_vain += 1
+
+    def pending_s(self, terms: Terms) -> float:
+        """Return how long a request may wait while the agent says that more may come."""
+        return terms.pending_s if terms.transfer else self._tiers_s
+
+    def longest_s(self, tokens: int, terms: Terms = USUAL) -> float:
+        """Return how long an answer is waited for that may bring so many tokens."""
+        worth_s = terms.wait_s if terms.transfer else tokens * TOKEN_S
+        return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
+
+    def may_wait(self, asking: Asking, tokens: int, now: float) -> bool:
+        """Return whether a request whose question has no answer yet may go on waiting. After the
+        agent has said that more may come, it may for lookup_age_ms.
+        """
+        return now - asking.at < (self._age_s if asking.pending_since else self.longest_s(tokens, asking.terms))
 
 
 class Promises:
@@ -202,7 +246,8 @@ class Promises:
             promised = self._ask(lookups, tracked, own, most, now)
             if promised is None:
                 return None
-        return self._cut(tracked, promised.tokens, own, now)
+        tokens = self._whole(min(promised.tokens, self.most(tracked, own))) - own
+        return tokens if tokens >= self._least_of(tracked) else 0
 
     def most(self, tracked: Tracked, own: int) -> int:
         """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
@@ -255,6 +300,7 @@ class Promises:
             return None
         try:
             if asking.ticket is None:
+                self._counts.lookups += not (asking.at or asking.pending_since)
                 asking.at = asking.at or now
                 self._send(lookups, tracked, own, most)
             answer = lookups.answer(asking.ticket, first=first) if asking.ticket is not None else None
@@ -267,7 +313,7 @@ class Promises:
             self._waits.answered()
             asking.ticket, asking.at = None, 0.0
             return self._read(tracked, answer, own, now)
-        if self._waits.may_wait(tracked, most, now):
+        if self._waits.may_wait(asking, most, now):
             return None
         self._waits.in_vain()
         return self._unanswered(tracked, now)
@@ -277,7 +323,6 @@ class Promises:
         asking = tracked.asking
         if asking.promised is not None:
             self.forget(tracked)
-        self._counts.lookups += not (asking.polled_at or asking.pending_since)
         tokens = self.most(tracked, own) + 1  # the agent answers with at most one token less than asked for
         ready = self._asks_ready(tracked, most)
         with contextlib.suppress(Busy):
@@ -293,8 +338,7 @@ class Promises:
         if answer.status == LookupStatus.PENDING:
             asking.pending_since = asking.pending_since or now
             waited, terms = now - asking.pending_since, asking.terms
-            if waited < self._waits.pending_s(tracked):
-                asking.polled_at = now
+            if waited < self._waits.pending_s(terms):
                 if terms.transfer:
                     asking.after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
                 if answer.lease:
@@ -319,17 +363,6 @@ class Promises:
         tracked.asking.ends()
         tracked.asking.promised = promised
         return promised
-
-    def _cut(self, tracked: Tracked, tokens: int, own: int, now: float) -> int:
-        """Limit an answer to whole blocks of every group, before any key that failed."""
-        tokens = self._whole(min(tokens, self.most(tracked, own)))
-        if tracked.asking.failed:
-            size, hashes = self._hash_tokens, tracked.request.block_hashes
-            for i in range(own // size, tokens // size):
-                if tracked.asking.failing(hashes[i], now):
-                    tokens = 0 if self._states else self._whole(i * size)  # a shorter prefix has another state
-                    break
-        return tokens - own if tokens - own >= self._least_of(tracked) else 0
 
     def _last_alone(self, tracked: Tracked, own: int) -> bool:
         """Return whether the last block is all that a request lacks.

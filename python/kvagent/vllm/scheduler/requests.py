@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.plan import Depends
 
 
-FAILED_S = 30.0  # how long a key whose load failed is not promised again to its request
 ANSWER_S = 2.0  # how long a promise is reused
 NO_LIMIT = 1 << 62  # tokens
 
@@ -59,6 +58,8 @@ class Terms:
     """How long it waits in all."""
     pending_s: float = 0.0
     """How long of that while the agent says that more may come."""
+    groups: bytes = b""
+    """The KV cache groups that count, a byte each; all if empty."""
 
     def overdue(self) -> Terms:
         """Return the terms once it has waited for as long as it may."""
@@ -74,7 +75,7 @@ class Asking:
 
     terms: Terms = USUAL
     most: int = NO_LIMIT
-    """The most tokens that it loads."""
+    """The most tokens that it loads: none after a load that failed."""
     promised: Promise | None = None
     ticket: Ticket | None = None
     pending_since: float = 0.0
@@ -83,25 +84,11 @@ class Asking:
     """When it is to be asked again after that."""
     at: float = 0.0
     """When the look-up in flight was sent, or could not be yet; 0 without one."""
-    polled_at: float = 0.0
-    """When the answer to the look-up in flight was last polled; 0 without one."""
-    waited_s: float = 0.0
-    """How long it has waited for answers, in all its look-ups."""
-    failed: dict[bytes, float] = field(default_factory=dict)
-    """Keys whose load failed, and until when they are not promised."""
 
     def ends(self) -> None:
         """The look-up in flight is over."""
         self.ticket = None
-        self.pending_since = self.at = self.polled_at = 0.0
-
-    def fail(self, hashes: list[bytes], now: float) -> None:
-        """Record keys whose load failed."""
-        self.failed.update(dict.fromkeys(hashes, now + FAILED_S))
-
-    def failing(self, key: bytes, now: float) -> bool:
-        """Return whether a key must not be promised."""
-        return self.failed.get(key, 0.0) > now
+        self.pending_since = self.at = 0.0
 
 
 class Hurry(enum.IntEnum):
@@ -204,14 +191,9 @@ _ALL = 1 << 62  # blocks
 class StaleRequests:
     """Requests whose blocks get marked as stale, before vLLM can share or free them."""
 
-    def __init__(self, blocks: Blocks, tables: Tables, groups: int, *, partial_hits: bool = False) -> None:
-        """``partial_hits``: vLLM copies what it finds of a part of a block, and no mark tells of
-        what: every request may depend on stale blocks while there are some.
-        """
+    def __init__(self, blocks: Blocks, groups: int) -> None:
         self._blocks = blocks
-        self._tables = tables
         self._groups = groups
-        self._partial_hits = partial_hits
         self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not marked
         self._unmarked: dict[Tracked, list[Any]] = {}  # blocks from there on, as ``mark_blocks`` found them
 
@@ -228,7 +210,7 @@ class StaleRequests:
         if not self._blocks.has_stale or tracked in self._next:
             return
         firsts = [next((i for i, one in enumerate(table) if self._blocks.is_stale(one)), -1) for table in tables]
-        if self._partial_hits or any(first >= 0 for first in firsts):
+        if any(first >= 0 for first in firsts):
             tracked.stale = True
             self._next[tracked] = [max(first, 0) for first in firsts]
 
@@ -237,7 +219,7 @@ class StaleRequests:
         self._unmarked.clear()
         for tracked, firsts in self._next.items():
             for group, first in enumerate(firsts):
-                table = self._tables.slice(tracked.request.request_id, group, first, _ALL)
+                table = self._blocks.table(tracked.request.request_id, group, first, _ALL)
                 marked = True  # all so far; vLLM leaves out blocks that no hit needs (windows, states)
                 for block in table:
                     if block.block_hash is not None:
@@ -276,10 +258,11 @@ class StaleRequests:
 
 
 class Blocks:
-    """vLLM's block pool, and this connector's pins in it."""
+    """The block pool of vLLM's KV cache manager, its tables, and this connector's pins."""
 
-    def __init__(self, pool: Any, pin_fraction: float) -> None:
-        self._pool = pool
+    def __init__(self, manager: Any, pin_fraction: float) -> None:
+        self._manager = manager
+        self.pool = pool = manager.block_pool
         self.saving = 0
         """Pins of saves, but for those that another engine awaits: they are not limited."""
         self.awaited = 0
@@ -292,10 +275,10 @@ class Blocks:
         self.has_stale = False
         """Whether old weights may have computed some of the blocks."""
 
-    @property
-    def pool(self) -> Any:
-        """Return vLLM's block pool."""
-        return self._pool
+    def table(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
+        """Return a request's blocks from begin to end of a group; fewer if it has fewer."""
+        blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
+        return blocks
 
     def room(self) -> int:
         """Return how many more blocks saves may pin."""
@@ -303,30 +286,30 @@ class Blocks:
 
     def scarce(self) -> bool:
         """Return whether the engine is short of blocks, so that saves should not pin any."""
-        return bool(self._pool.get_num_free_blocks() < self.max_saving)
+        return bool(self.pool.get_num_free_blocks() < self.max_saving)
 
     def withheld(self) -> bool:
         """Return whether fewer blocks are free than saves could withhold from the engine if all
         requests ended now.
         """
-        return bool(self._pool.get_num_free_blocks() < self.saving)
+        return bool(self.pool.get_num_free_blocks() < self.saving)
 
     def cached(self, hashes: Sequence[bytes], group: int) -> int:
         """Return how many of a prompt's first blocks are in the engine's own cache."""
         for i, key in enumerate(hashes):
-            if self._pool.get_cached_block(key, [group]) is None:
+            if self.pool.get_cached_block(key, [group]) is None:
                 return i
         return len(hashes)
 
     def pin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Take a reference to each block."""
-        self._pool.touch(blocks)
+        self.pool.touch(blocks)
         self._count(len(blocks), load=load, awaited=awaited)
 
     def unpin(self, blocks: Sequence[Any], *, load: bool = False, awaited: bool = False) -> None:
         """Release the references, last block first, in vLLM's order."""
         self._count(-len(blocks), load=load, awaited=awaited)
-        self._pool.free_blocks(reversed(blocks))
+        self.pool.free_blocks(reversed(blocks))
 
     def _count(self, pins: int, *, load: bool, awaited: bool) -> None:
         if load:
@@ -340,7 +323,7 @@ class Blocks:
         """Mark all blocks in the prefix cache as stale: they are not saved under their present
         hash.
         """
-        self._stale_hashes = {b.block_id: b.block_hash for b in self._pool.blocks if b.block_hash is not None}
+        self._stale_hashes = {b.block_id: b.block_hash for b in self.pool.blocks if b.block_hash is not None}
         self.has_stale = bool(self._stale_hashes)
 
     def mark_stale(self, block: Any) -> None:
@@ -351,18 +334,6 @@ class Blocks:
     def is_stale(self, block: Any) -> bool:
         """Return whether a block was marked as stale under its present hash."""
         return self.has_stale and self._stale_hashes.get(block.block_id, _NONE) == block.block_hash
-
-
-class Tables:
-    """Block tables of requests, from vLLM's KV cache manager."""
-
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
-
-    def slice(self, request: str, group: int, begin: int, end: int) -> Sequence[Any]:
-        """Return the blocks from begin to end of a group; fewer if the table is shorter."""
-        blocks: Sequence[Any] = self._manager.get_blocks(request).blocks[group][begin:end]
-        return blocks
 
 
 _NONE = object()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.counters import SaveCounts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.plan import Depends
-    from kvagent.vllm.scheduler.requests import Blocks, Tables, Tracked
+    from kvagent.vllm.scheduler.requests import Blocks, Tracked
 
     Named = Callable[[Tracked, int, int, int], None]
 
@@ -58,7 +58,7 @@ class SaveBatch:
     ``pin`` pins the blocks added since the last call; a job that is taken keeps its blocks pinned.
     """
 
-    def __init__(self, geometry: Geometry, blocks: Blocks, tables: Tables, counts: SaveCounts) -> None:
+    def __init__(self, geometry: Geometry, blocks: Blocks, counts: SaveCounts) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
         self.open: list[SaveRun] = []
@@ -68,7 +68,6 @@ class SaveBatch:
         self._blocks = blocks
         self._counts = counts
         self._following = geometry.following
-        self._tables = tables
         self._groups = [
             (group, spec.block_tokens, geometry.scale(group), bool(spec.window))
             for group, spec in enumerate(geometry.groups)
@@ -208,7 +207,7 @@ class SaveBatch:
         if begin >= end:
             return begin
         hashes = tracked.request.block_hashes
-        table = self._tables.slice(tracked.request.request_id, group, begin, end)
+        table = self._blocks.table(tracked.request.request_id, group, begin, end)
         keys = hashes[(begin + 1) * scale - 1 : (begin + len(table)) * scale : scale]
         if window or self._blocks.has_stale or len(keys) > self.room(tracked):
             return self._pick(tracked, group, begin, keys, table)

@@ -310,6 +310,5 @@ class WorkerRevocation:
 
 
 def _check(found: os.stat_result, worker: WorkerInfo) -> None:
-    """Raise OSError unless this is the file that the worker named."""
     if (found.st_dev, found.st_ino) != worker.file or found.st_size != worker.size:
         raise OSError(errno.ESTALE, "another file than the worker's", worker.path)

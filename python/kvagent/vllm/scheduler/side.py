@@ -19,11 +19,10 @@ from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
 from kvagent.vllm.scheduler.loads import Loads
-from kvagent.vllm.scheduler.lookups import Promises, sources
-from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tables, Tracked, arrived
+from kvagent.vllm.scheduler.lookups import LookupWaits, Promises, sources
+from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
 from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
 from kvagent.vllm.scheduler.saves import Saves
-from kvagent.vllm.scheduler.waits import LookupWaits
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class SchedulerSide:
     ) -> None:  # fmt: skip
         """``saves``: whether the engine may save. ``joined``: the guests."""
         joined = joined or Joined()
-        pool = manager.block_pool
         self.guests = joined.guests
         self.generations = generations or Generations(LOADED, options)
         self.counts = Counts()
@@ -65,11 +63,10 @@ class SchedulerSide:
         """What handles an error in a hook of vLLM's block pool (boundary)."""
         self.take_events: Callable[[], Sequence[Any]] = tuple
         """Returns vLLM's KV events of what the agent's memory holds, since the last call."""
-        self.tables = Tables(manager)
-        self.blocks = Blocks(pool, options.pin_percent / 100)
+        self.blocks = Blocks(manager, options.pin_percent / 100)
         counts = SaveCounts()
-        self.saves = Saves(joined.batch(geometry, self.blocks, self.tables, counts), world, self.blocks, counts)
-        self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts, self.waits.loaded)
+        self.saves = Saves(joined.batch(geometry, self.blocks, counts), world, self.blocks, counts)
+        self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts)
         named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
         self.saves.batch.named = self.loads.named = named
         self._world = world
@@ -77,16 +74,15 @@ class SchedulerSide:
         self._answered = joined.answered
         self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
         self._schedule = SaveSchedule()
-        self._stale = StaleRequests(self.blocks, self.tables, len(geometry.groups), partial_hits=geometry.partial_hits)
+        self._stale = StaleRequests(self.blocks, len(geometry.groups))
         self._jobs = itertools.count(1)
         self._revokes: list[int] = []
         self._steps = 0
         self._stopped = False  # the agent does not respond
         self._was_reset = False  # vLLM reset its own cache, and no call has followed yet
-        self._workers_in_space = 0  # workers that have reported the current generation
         self._moved_at = -1  # the step after which the generation last changed
         done, begins = self._guarded(self._after_reset), self._guarded(self._before_reset)
-        around(pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
+        around(self.blocks.pool, "reset_prefix_cache", lambda succeeded: succeeded and done(), begins)
         for guest in self.guests:
             guest.begin(self, manager)
 
@@ -114,9 +110,8 @@ class SchedulerSide:
             if self._stopped:
                 self._promises.give_up(tracked)
             return 0, False
-        now = time.monotonic()
-        tokens = self._promises.promise(tracked, own, now)
-        waits = tokens is not None and self.waiting_loads.takes(tracked, tokens, now)
+        tokens = self._promises.promise(tracked, own, time.monotonic())
+        waits = tokens is not None and self.waiting_loads.takes(tracked, tokens)
         if waits and tokens and own + tokens == request.num_tokens:
             tokens -= self.geometry.align  # vLLM computes the last token again only after loads that it waits for
         return tokens, bool(tokens) and not waits
@@ -161,11 +156,12 @@ class SchedulerSide:
             self._preempted(request, again=request in scheduled)
         self._stale.mark_blocks()
         now = time.monotonic()
-        self.waits.step(scheduled, total, now)
-        self.waiting_loads.step(computes=bool(scheduled), now=now)
-        plan = StepPlan(idle=not self.requests or not scheduled, decoding=_decoding(output))
-        if self._workers_in_space < self._world:
-            plan.generation = self.generations.serial, self.generations.now
+        plan = StepPlan(
+            idle=not self.requests or not scheduled, decoding=_decoding(output),
+            generation=(self.generations.serial, self.generations.now),
+        )  # fmt: skip
+        if self._moved_at == self._steps - 1:
+            agent.proceed()  # with this plan the workers leave the last space too, in which all have to be at once
         if waiting:
             plan.loads, plan.cancels = self.loads.take()
         plan.revokes, self._revokes = self._revokes, []
@@ -187,23 +183,21 @@ class SchedulerSide:
         if report.news and self.agent.hear(report):
             self._poll_agent(listen=False)  # while look-ups and leases can still be given back
         now = time.monotonic()
-        if report.moved:
-            self._workers_moved(report.moved)
         if report.outcomes:
             self.agent.reported(now)
         for job in report.late:
             self.loads.late(job)
         for job, outcome in report.outcomes.items():
             if not self.saves.report(job, outcome):
-                self.loads.report(job, outcome, now)
-        self.settle_waiting(report, now)
+                self.loads.report(job, outcome)
+        self.settle_waiting(report)
         over, self.saves.over = self.saves.over, []
         for guest in self.guests:
             guest.heard(report, over, now)
 
-    def settle_waiting(self, report: Report, now: float) -> None:
+    def settle_waiting(self, report: Report) -> None:
         """Handle the end of loads that steps waited for."""
-        for tracked, good in self.waiting_loads.settle(report, self._world, now):
+        for tracked, good in self.waiting_loads.settle(report, self._world):
             if good:
                 self._admit(tracked)
             else:
@@ -214,10 +208,6 @@ class SchedulerSide:
         tracked = self.requests.pop(request.request_id, None)
         if tracked is None:
             return
-        if not self.requests:
-            now = time.monotonic()
-            self.waits.end_step(now)
-            self.waiting_loads.step(computes=False, now=now)
         self._schedule.remove(tracked)
         self._promises.forget(tracked)
         complete = self.waiting_loads.over(tracked, normally=normally)  # this may hash its blocks
@@ -235,9 +225,9 @@ class SchedulerSide:
             guest.ended(tracked)
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
-        """Return what a decode engine needs to know about a request that was computed for it."""
-        found = (guest.transfer_params(request) for guest in self.guests) if self._may_save else ()
-        return next((params for params in found if params is not None), None)
+        """Return what the answer to a request says, such as what a decode engine needs to know."""
+        found = [params for guest in self.guests if (params := guest.transfer_params(request))]
+        return {name: value for params in found for name, value in params.items()} or None
 
     def reset(self) -> None:
         """Handle vLLM's reset of the connector: new weights, or a plain reset if the user says so.
@@ -340,20 +330,9 @@ class SchedulerSide:
     def _move(self) -> None:
         """Switch to another generation: blocks computed so far belong to the last one."""
         self.new_weights()
-        self._workers_in_space = 0
         self._moved_at = self._steps
         if self.agent.move():
             self._react(SessionChange(ended=True))
-
-    def _workers_moved(self, serials: Sequence[int]) -> None:
-        """Register the scheduler once all workers have switched.
-
-        The agent requires all parts of an engine to be in one space, and hits need all ranks.
-        """
-        before = self._workers_in_space
-        self._workers_in_space += sum(serial == self.generations.serial for serial in serials)
-        if before < self._workers_in_space >= self._world:
-            self.agent.proceed()
 
     def _poll_agent(self, *, listen: bool = True) -> None:
         change = self.agent.poll(listen=listen)
@@ -412,10 +391,14 @@ class SchedulerSide:
             and not tracked.request.skip_reading_prefix_cache
         )
 
+    @property
+    def _takes(self) -> bool:
+        """Whether there is an agent that takes saves."""
+        return self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
+
     def _saving(self, tracked: Tracked) -> bool:
-        """Return whether there is an agent that takes saves of a request that ends."""
-        takes = self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
-        return takes and tracked.saved and (not self._stopped or tracked.awaited)
+        """Return whether to save what a request that ends leaves to be saved."""
+        return self._takes and tracked.saved and (not self._stopped or tracked.awaited)
 
     def _preempted(self, request: str, *, again: bool) -> None:
         tracked = self.requests.get(request)
@@ -431,7 +414,6 @@ class SchedulerSide:
             self._consider(tracked)
 
     def _consider(self, tracked: Tracked) -> None:
-        """Look at a request's blocks from now on, if it computes and may be saved."""
         if tracked.phase == Phase.RUNNING and not tracked.barred:
             self._schedule.add(tracked)
 
@@ -453,7 +435,7 @@ class SchedulerSide:
                 plan.revokes += saves.revoke(in_use=self._stopped or saves.blocks.withheld())
             if session is None:
                 saves.drop()
-            elif self._may_save and self.agent.switches.saves == 1 and saves.ready():
+            elif self._takes and saves.ready():
                 full = short or saves.batch.room() <= 0
                 collect_saves(
                     self._schedule, saves.batch, scheduled, following=self.geometry.following, short=full
@@ -467,17 +449,11 @@ class SchedulerSide:
                 )  # fmt: skip
             plan.revokes += saves.revoke_overdue()
 
-    def now(self) -> float:
-        """Return the time of this side, as of time.monotonic."""
-        return time.monotonic()
-
     def short(self) -> bool:
         """Return whether nothing is to be pinned now, because memory is short or no agent takes
         it.
         """
-        saves = self.saves
-        takes = self._may_save and self.agent.session is not None and self.agent.switches.saves == 1
-        return not takes or not saves.ready() or self._stopped or saves.blocks.scarce()
+        return not self._takes or not self.saves.ready() or self._stopped or self.blocks.scarce()
 
     def _settle_reset(self) -> None:
         """Treat a reset of vLLM's own cache as new weights if no reset of the connector came with

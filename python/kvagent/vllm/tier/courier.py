@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import time
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,15 @@ from kvagent import messages as m
 from kvagent.registration import Registration
 from kvagent.vllm.tier.loads import Loads
 from kvagent.vllm.tier.memory import REGION, Staging
-from kvagent.vllm.tier.orders import Ask, Drain, Finished, Forget, Load, Move, Order, Result, Store
-from kvagent.vllm.tier.port import Port, Turn
+from kvagent.vllm.tier.orders import Ask, Finished, Load, Order, Result, Store
+from kvagent.vllm.tier.port import Port
 from kvagent.vllm.tier.questions import Questions
 from kvagent.vllm.tier.saves import SaveMemory, Saves
 from kvagent.vllm.weight_changes import with_generation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvagent.vllm.tier.identity import Space
     from kvagent.vllm.tier.memory import Rows
     from kvagent.vllm.tier.options import TierOptions
@@ -58,12 +61,12 @@ class Courier:
         self._questions = Questions(
             options.lookup_age_ms / 1e3, options.tier_wait_ms / 1e3, space.tokens, self.results.put
         )
-        self._loads = Loads(rows, deadline_s, self.results.put, self._questions.release)
+        self._loads = Loads(rows, self._slots, deadline_s, self.results.put, self._questions.release)
         self._saves = Saves(deadline_s, self.results.put)
         self._load_port: Port[Staging] = Port(options, "tier, loads", self._load_registration)
         self._save_port: Port[SaveMemory] = Port(options, "tier, saves", self._save_registration)
-        self._orders: SimpleQueue[Order] = SimpleQueue()
-        self._drains: list[Drain] = []
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the thread to make
+        self._drains: list[tuple[float, threading.Event]] = []  # with the latest time to end all jobs
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._begin(options.start_wait_ms / 1e3)
@@ -79,16 +82,23 @@ class Courier:
 
     def post(self, order: Order) -> None:
         """Give an order, without waiting."""
-        self._orders.put(order)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._wake, 1)
+        self._have(partial(self._obey, order))
+
+    def forget(self, request: str) -> None:
+        """Drop the look-ups and leases of a request that has ended, without waiting."""
+        self._have(partial(self._questions.forget, request))
+
+    def move(self, generation: str) -> None:
+        """Continue in the space of other weights, without waiting."""
+        self.loading = False
+        self._have(partial(self._move, generation))
 
     def drain(self, wait_s: float) -> None:
         """Wait until all jobs have ended; those that the agent has not ended in time are given
         up.
         """
         done = threading.Event()
-        self.post(Drain(time.monotonic() + wait_s, done))
+        self._have(partial(self._drains.append, (time.monotonic() + wait_s, done)))
         while not done.wait(0.05) and self.alive:
             pass
 
@@ -105,6 +115,12 @@ class Courier:
             os.close(self._wake)
             self._wake = -1
         self._rows.close()
+
+    def _have(self, call: Callable[[], None]) -> None:
+        """Have the thread make a call."""
+        self._calls.put(call)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._wake, 1)
 
     def _begin(self, wait_s: float) -> None:
         """Wait for the first sessions, so that an engine's first requests find their chunks."""
@@ -131,76 +147,57 @@ class Courier:
         self._questions.detach()
         for port in (self._load_port, self._save_port):
             port.close()
-        for drain in self._drains:
-            drain.done.set()
+        for _, done in self._drains:
+            done.set()
 
     def _turn(self, now: float) -> None:
         self._listen(now)
-        while True:
-            try:
-                order = self._orders.get_nowait()
-            except Empty:
-                break
-            self._obey(order, now)
+        with contextlib.suppress(Empty):
+            while True:
+                self._calls.get_nowait()()
         self._loads.turn(self._load_port.session, self._load_port.memory, now)
         self._saves.turn(self._save_port.session, self._save_port.memory, now)
         self._questions.turn(now)
         self._drain(now)
 
-    def _obey(self, order: Order, now: float) -> None:
+    def _obey(self, order: Order) -> None:
+        now = time.monotonic()
         if isinstance(order, Ask):
             self._questions.add(order, now)
             if not self.loading:
                 self._questions.abandon()
-        elif isinstance(order, Load):
-            if self.loading:
-                self._loads.add(order, self._questions.take_lease(order.request, order.keys), now)
-            else:
-                self.results.put(Finished(order.job, (), 0.0))
-        elif isinstance(order, Store):
-            if self.saving:
-                self._saves.add(order, now)
-            else:
-                self.results.put(Finished(order.job, (), 0.0))
-        elif isinstance(order, Forget):
-            self._questions.forget(order.request)
-        elif isinstance(order, Move):
-            self._move(order.generation)
+        elif isinstance(order, Load) and self.loading:
+            self._loads.add(order, self._questions.take_lease(order.request, order.keys), now)
+        elif isinstance(order, Store) and self.saving:
+            self._saves.add(order, now)
         else:
-            self._drains.append(order)
+            self.results.put(Finished(order.job, (), 0.0))
 
     def _listen(self, now: float) -> None:
         """Read what the agent says, and give up what it does not answer."""
-        turn = self._load_port.turn(now, awaited=self._loads.open or self._questions.open)
-        self._heard_loads(turn)
-        if self._load_port.stopped:
-            self._loads.abandon()
-            self._questions.abandon()
-        self.loading = self._load_port.session is not None
-        saves = self._save_port.turn(now, awaited=self._saves.open)
-        self._heard_saves(saves)
-        if self._save_port.stopped:
-            self._saves.abandon(self._save_port.memory)
-        self.saving = self._save_port.session is not None
-
-    def _heard_loads(self, turn: Turn) -> None:
-        if turn.ended:
+        loads, saves = self._load_port, self._save_port
+        change, done = loads.turn(now, awaited=self._loads.open or self._questions.open)
+        if change.ended:
             self._loads.lost()
             self._questions.detach()
-        if turn.began and self._load_port.attachment is not None:
-            self._questions.attach(self._load_port.attachment)
-        staging = self._load_port.memory
-        for event in turn.events:
-            if isinstance(event, m.Done) and staging is not None:
+        if change.began:
+            self._questions.attach(loads.lookups)
+        if (staging := loads.memory) is not None:
+            for event in done:
                 self._loads.done(event.job, event.statuses, staging)
-
-    def _heard_saves(self, turn: Turn) -> None:
-        if turn.ended:
+        if loads.silent:
+            self._loads.abandon()
+            self._questions.abandon()
+        self.loading = loads.session is not None
+        change, done = saves.turn(now, awaited=self._saves.open)
+        if change.ended:
             self._saves.lost()
-        memory = self._save_port.memory
-        for event in turn.events:
-            if isinstance(event, m.Done) and memory is not None:
+        if (memory := saves.memory) is not None:
+            for event in done:
                 self._saves.done(event.job, event.statuses, memory)
+        if saves.silent:
+            self._saves.abandon(saves.memory)
+        self.saving = saves.session is not None
 
     def _move(self, generation: str) -> None:
         """Continue in the space of other weights. What is in flight is of the old ones."""
@@ -210,18 +207,18 @@ class Courier:
         self._saves.lost()
         self._loads.lost()
         self._questions.detach()
-        self._load_port.renew()
-        self._save_port.renew()
+        self._load_port.begin_anew()
+        self._save_port.begin_anew()
 
     def _drain(self, now: float) -> None:
         if not self._drains:
             return
-        if any(now >= one.deadline for one in self._drains):
+        if any(now >= deadline for deadline, _ in self._drains):
             self._loads.abandon()
             self._saves.abandon(self._save_port.memory)
         if not (self._loads.open or self._saves.open):
-            for one in self._drains:
-                one.done.set()
+            for _, done in self._drains:
+                done.set()
             self._drains.clear()
 
     def _wait(self) -> None:

@@ -55,10 +55,12 @@ class Loads:
     """The loads of one session at a time. Used by one thread."""
 
     def __init__(
-        self, rows: Rows, deadline_s: float, finish: Callable[[Finished], None],
+        self, rows: Rows, slots: int, deadline_s: float, finish: Callable[[Finished], None],
         release: Callable[[Iterable[int]], None],
     ) -> None:  # fmt: skip
+        """``slots``: of the staging memory."""
         self._rows, self._deadline_s = rows, deadline_s
+        self._most = max(1, min(PART_BYTES // rows.bytes, MAX_JOB_BLOCKS, slots))  # chunks of a part
         self._finish, self._release = finish, release
         self._jobs: dict[int, LoadJob] = {}
         self._waiting: deque[Part] = deque()
@@ -73,13 +75,12 @@ class Loads:
         """Take a job; ``leases`` are this object's from now on."""
         job = LoadJob(load.job, now + self._deadline_s, now, set(leases.values()))
         self._jobs[job.number] = job
-        most = max(1, min(PART_BYTES // self._rows.bytes, MAX_JOB_BLOCKS))
         by_lease: dict[int, list[int]] = {}
         for i in sorted(range(len(load.keys)), key=lambda i: kind_of(load.keys[i])):
             by_lease.setdefault(leases.get(load.keys[i], 0), []).append(i)
         for lease, places in by_lease.items():
-            for start in range(0, len(places), most):
-                some = places[start : start + most]
+            for start in range(0, len(places), self._most):
+                some = places[start : start + self._most]
                 self._waiting.append(Part(job, lease, [load.keys[i] for i in some], [load.rows[i] for i in some]))
                 job.parts += 1
         if not job.parts:
@@ -123,13 +124,6 @@ class Loads:
     def _send(self, session: Session, staging: Staging, part: Part) -> bool:
         """Send a part; return False if it has to wait."""
         count = len(part.keys)
-        if count > staging.slots:  # cut it
-            half = max(1, staging.slots)
-            rest = Part(part.job, part.lease, part.keys[half:], part.rows[half:])
-            part.keys, part.rows = part.keys[:half], part.rows[:half]
-            part.job.parts += 1
-            self._waiting.insert(1, rest)
-            count = half
         if staging.free < count:
             return False
         slots = staging.take(count)

@@ -25,7 +25,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvagent.vllm.boundary.errors import Call, Errors, contained
+from kvagent.vllm.boundary import Call, Errors, contained
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
@@ -37,7 +37,7 @@ from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.events import TierEvents
 from kvagent.vllm.tier.memory import Rows
 from kvagent.vllm.tier.options import parse
-from kvagent.vllm.tier.orders import Answered, Ask, Finished, Forget, Load, Move, Store, group_of, hash_of, kind_of
+from kvagent.vllm.tier.orders import Answered, Ask, Finished, Load, Store, group_of, hash_of, kind_of
 from kvagent.vllm.weight_changes import Generations, watch
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class KVAgentTier(SecondaryTierManager):
         if self._events is not None:
             self._events.end(req_context.req_id)
         if asked is not None and asked.verdicts and self._courier is not None:
-            self._courier.post(Forget(req_context.req_id))
+            self._courier.forget(req_context.req_id)
 
     def _answered(self, answered: Answered) -> None:
         ask = answered.ask
@@ -439,8 +439,7 @@ class KVAgentTier(SecondaryTierManager):
             asked.tails.clear()
         self._fresh.clear()
         if self._courier is not None:
-            self._courier.loading = False
-            self._courier.post(Move(self._generations.now))
+            self._courier.move(self._generations.now)
         if self._events is not None:
             self._events.move()
 
@@ -496,5 +495,4 @@ class KVAgentTier(SecondaryTierManager):
 
 
 def _chunks(job: Any) -> tuple[tuple[Key, ...], tuple[int, ...]]:
-    """Return the keys and rows of one of vLLM's jobs."""
     return tuple(bytes(key) for key in job.keys), tuple(int(row) for row in job.chunk_ids)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import threading
 
 GROUP_BYTES = 4  # of a key, at its end
 Key = bytes
@@ -62,29 +58,7 @@ class Load:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """A request has ended: its look-ups and leases are not wanted any more."""
-
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """The engine has other weights: continue in their space."""
-
-    generation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """End all jobs, by ``deadline`` (of time.monotonic) at the latest, then set ``done``."""
-
-    deadline: float
-    done: threading.Event
-
-
-Order = Ask | Store | Load | Forget | Move | Drain
+Order = Ask | Store | Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvagent.errors import SessionBroken, SessionEnded
 from kvagent.vllm.link import Link
-from kvagent.vllm.scheduler.agent_session import Liveness
+from kvagent.vllm.scheduler.agent_session import AgentSession
+from kvagent.vllm.tier.memory import Staging
+from kvagent.vllm.tier.saves import SaveMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvagent.messages import Done
     from kvagent.registration import Registration
-    from kvagent.session import Event, Session
-    from kvagent.vllm.link import Attachment
+    from kvagent.session import Session
+    from kvagent.vllm.scheduler.agent_session import SessionChange
     from kvagent.vllm.tier.options import TierOptions
 
 
-class Closable(Protocol):
-    """Memory of one session."""
-
-    def close(self) -> None:
-        """Free it in this process."""
+Memory = TypeVar("Memory", Staging, SaveMemory)
 
 
-Memory = TypeVar("Memory", bound=Closable)
-
-
-@dataclass(slots=True)
-class Turn:
-    """What happened since the last turn, in this order."""
-
-    ended: bool = False
-    began: bool = False
-    events: list[Event] = field(default_factory=list)
-
-
-class Port(Generic[Memory]):
+class Port(AgentSession, Generic[Memory]):
     """A session that is renewed when it ends. Used by one thread.
 
     The memory is made anew for each session, so what a former agent still writes to is not used
@@ -45,65 +30,39 @@ class Port(Generic[Memory]):
     """
 
     def __init__(self, options: TierOptions, owner: str, make: Callable[[], tuple[Registration, Memory]]) -> None:
-        self.attachment: Attachment | None = None
         self.memory: Memory | None = None
         """That of the session; None without one."""
-        self.stopped = False
+        self.silent = False
         """Whether the agent does not answer."""
-        self._make = make
+        self._make: Callable[[], tuple[Registration, Memory]] = make
         self._made: list[Memory] = []  # by the link's thread, the last one for the session that it attaches
-        self._liveness = Liveness()
         self.link = Link(options.socket_dir, owner, self._registration, pool=options.pool)
+        super().__init__(self.link, options)
 
     @property
     def session(self) -> Session | None:
-        """The session of an agent that answers, or None."""
-        return None if self.attachment is None or self.stopped else self.attachment.session
+        """Return the session of an agent that answers, or None."""
+        return None if self.silent else self._session
 
-    def turn(self, now: float, *, awaited: bool) -> Turn:
-        """Adopt a new session and read messages.
+    def turn(self, now: float, *, awaited: bool) -> tuple[SessionChange, list[Done]]:
+        """Adopt a new session and read messages. Return what has changed, and the reports of jobs.
 
         ``awaited``: something is expected of the agent.
         """
-        turn = Turn()
-        current = self.link.current()
-        if current is not self.attachment:
-            turn.ended = self._detach()
-            if current is not None:
-                self.attachment, self.memory = current, self._made.pop()
-                self._liveness, self.stopped, turn.began = Liveness(), False, True
-                self._liveness.heard(now)
-        if self.attachment is None:
-            return turn
-        session = self.attachment.session
-        try:
-            turn.events = session.poll()
-        except (SessionEnded, SessionBroken):
-            turn.ended = self._detach() or turn.ended
-            turn.began = False
-            return turn
-        if turn.events:
-            self._liveness.heard(now)
-        self.stopped = (awaited or self.stopped) and self._liveness.stopped(session, now)
-        return turn
-
-    def renew(self) -> None:
-        """Leave the session for one with the present registration."""
-        last = self.link.renew()
-        if last is not None and last is not self.attachment:
-            last.session.close()
-        self._close()
+        change = self.poll()
+        done, self.done = self.done, []
+        if change.began or done:
+            self.liveness.heard(now)
+        self.silent = (awaited or self.silent) and self.stopped(now)
+        return change, done
 
     def fileno(self) -> int | None:
         """Return the descriptor of the session, if there is one."""
-        return None if self.attachment is None else self.attachment.session.fileno()
+        return None if self._session is None else self._session.fileno()
 
     def close(self) -> None:
         """Leave the agent."""
-        last = self.link.close()
-        if last is not None and last is not self.attachment:
-            last.session.close()
-        self._close()
+        super().close()
         while self._made:
             self._made.pop().close()
 
@@ -115,19 +74,13 @@ class Port(Generic[Memory]):
         self._made.append(memory)
         return registration
 
-    def _detach(self) -> bool:
-        attachment = self.attachment
-        if attachment is None:
-            return False
-        self._close()
-        self.link.lost(attachment)
-        return True
+    def _attach(self, session: Session) -> bool:
+        self.memory = self._made.pop()
+        return super()._attach(session)
 
-    def _close(self) -> None:
-        attachment, self.attachment = self.attachment, None
-        memory, self.memory = self.memory, None
-        if attachment is not None:
-            attachment.session.close()
+    def _close_lookups(self) -> None:
+        """Handle the end of the session."""
+        super()._close_lookups()
+        memory, self.memory, self.silent = self.memory, None, False
         if memory is not None:
             memory.close()
-        self.stopped = False

@@ -6,13 +6,14 @@ stored, from the first one on. The chunks need not follow each other in a prompt
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
-from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
+from kvagent.errors import Busy, Malformed, TimedOut
+from kvagent.lookup import LookupStatus, Ticket
+from kvagent.vllm.scheduler.requests import Terms
 from kvagent.vllm.tier.orders import Answered, Ask, Key, group_of, hash_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from kvagent.vllm.link import Attachment
+    from kvagent.vllm.scheduler.lookups import Lookups
+
 
 AGAIN_S = 0.002  # from the answer that more may come to the next question
 LEASE_S = 10.0  # a lease that no load has named by then is released
@@ -56,8 +58,7 @@ class Questions:
         """``tokens`` of a chunk, as registered."""
         self._age_s, self._tiers_s, self._tokens = age_s, tiers_s, tokens
         self._answer = answer
-        self._attachment: Attachment | None = None
-        self._client: LookupClient | None = None
+        self._lookups: Lookups | None = None
         self._open: deque[Question] = deque()
         self._leases: dict[str, list[Lease]] = {}
 
@@ -72,25 +73,22 @@ class Questions:
             if question.ticket is not None and question.ticket.socket is not None:
                 yield question.ticket.socket
 
-    def attach(self, attachment: Attachment) -> None:
+    def attach(self, lookups: Lookups | None) -> None:
         """Ask this session's agent from now on."""
         self.detach()
-        self._attachment = attachment
-        self._client = LookupClient(attachment.registered.lookup_path, self._age_s)
+        self._lookups = lookups
 
     def detach(self) -> None:
         """End the session's questions: nothing counts as stored."""
         self.abandon()
         self._leases.clear()
-        if self._client is not None:
-            self._client.close()
-        self._client = self._attachment = None
+        self._lookups = None
 
     def add(self, ask: Ask, now: float) -> None:
         """Take a question."""
         question = Question(ask, now + self._age_s)
         self._open.append(question)
-        if self._client is None:
+        if self._lookups is None:
             self._end(question, 0, late=True)
 
     def forget(self, request: str) -> None:
@@ -122,23 +120,20 @@ class Questions:
         return found
 
     def release(self, leases: Iterable[int]) -> None:
-        """Release leases. If the message cannot be sent, they end with the session."""
+        """Release leases."""
         numbers = [lease for lease in leases if lease]
-        if numbers and self._attachment is not None:
-            try:
-                self._attachment.session.release(numbers)
-            except (Busy, SessionEnded, SessionBroken):
-                return
+        if numbers and self._lookups is not None:
+            self._lookups.release(numbers)
 
     def turn(self, now: float) -> None:
         """Send what can be sent, read answers, and end what has waited for too long."""
-        client = self._client
-        if client is None:
+        lookups = self._lookups
+        if lookups is None:
             return
-        self.release(answer.lease for answer in client.late_answers())
+        lookups.begin_step()
         for question in list(self._open):
             try:
-                self._advance(client, question, now)
+                self._advance(lookups, question, now)
             except (TimedOut, Malformed):
                 self._abandon(question)
                 self._end(question, 0, late=True)
@@ -147,21 +142,19 @@ class Questions:
                 self.release(one.number for one in over)
                 self._leases[request] = [one for one in leases if one.until >= now]
 
-    def _advance(self, client: LookupClient, question: Question, now: float) -> None:
+    def _advance(self, lookups: Lookups, question: Question, now: float) -> None:
         if question.ticket is None and now >= question.again:
-            try:
-                question.ticket = client.submit(self._request(question.ask), math.inf)
-            except Busy:
-                question.ticket = None  # a later turn tries again
-        answer = client.poll(question.ticket) if question.ticket is not None else None
+            keys = question.ask.keys
+            terms, hashes = Terms(groups=bytes([group_of(keys[0])])), [hash_of(key) for key in keys]
+            with contextlib.suppress(Busy):  # a later turn tries again
+                tokens = len(keys) * self._tokens + 1  # at most one token less is answered
+                question.ticket = lookups.ask(tokens, 0, hashes, terms)
+        answer = lookups.answer(question.ticket, first=False) if question.ticket is not None else None
         if answer is None:
             if now >= max(question.deadline, question.pending_until):
                 raise TimedOut("no answer in time")
             return
         question.ticket = None
-        attachment = self._attachment
-        if attachment is None or answer.boot != attachment.session.boot or answer.status == LookupStatus.OVERLOADED:
-            raise TimedOut("another agent's answer, or none")
         if answer.status == LookupStatus.PENDING:
             question.pending_until = question.pending_until or now + self._tiers_s
             if now < question.pending_until:
@@ -175,23 +168,12 @@ class Questions:
             self._leases.setdefault(question.ask.request, []).append(Lease(answer.lease, held, now + LEASE_S))
         self._end(question, found)
 
-    def _request(self, ask: Ask) -> Request:
-        assert self._attachment is not None
-        session = self._attachment.session
-        hashes = [hash_of(key) for key in ask.keys]
-        return Request(
-            version=session.version, space=self._attachment.registered.space, session=session.number,
-            want=Want.RESERVE, tokens=len(hashes) * self._tokens + 1,  # at most one token less is answered
-            deadline_us=int(self._age_s * 1e6), groups=bytes([group_of(ask.keys[0])]), hash_len=len(hashes[0]),
-            hashes=b"".join(hashes),
-        )  # fmt: skip
-
     def _end(self, question: Question, found: int, *, late: bool = False) -> None:
         self._open.remove(question)
         count = len(question.ask.keys)
         self._answer(Answered(question.ask, found, count if late else min(found + 1, count), late))
 
     def _abandon(self, question: Question) -> None:
-        if question.ticket is not None and self._client is not None:
-            self._client.abandon(question.ticket)
+        if question.ticket is not None and self._lookups is not None:
+            self._lookups.abandon(question.ticket)
         question.ticket = None

@@ -13,8 +13,7 @@ from kvagent.errors import KVAgentError
 from kvagent.messages import Role
 from kvagent.registration import Registration
 from kvagent.vllm import geometry as geo
-from kvagent.vllm.boundary.errors import contained
-from kvagent.vllm.boundary.worker import CALLS, LostWorker, abandon
+from kvagent.vllm.boundary import WORKER, LostWorker, abandon, contained
 from kvagent.vllm.counters import CounterDeltas
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
@@ -29,7 +28,7 @@ from kvagent.vllm.worker.sync import Sync, make_sync
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvagent.vllm.boundary.errors import Errors
+    from kvagent.vllm.boundary import Errors
     from kvagent.vllm.options import Options
     from kvagent.vllm.start import Start
     from kvagent.vllm.worker.guest import WorkerGuest
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("vllm.kvagent")
 
 
-@contained(CALLS)
+@contained(WORKER)
 class WorkerCalls:
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
@@ -60,11 +59,11 @@ class WorkerCalls:
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
-    _worker_deltas: CounterDeltas | None = None
+    _deltas: Sequence[CounterDeltas] = ()
     errors: Errors
     _given_up: Results | None = None
     """The results of jobs that were given up after an error."""
-    _generation: str  # of the weights, for registrations: written by the worker's thread, read by its link's
+    _generation: str
 
     def _common(self) -> dict[str, Any]:
         """Return what all registrations of the engine have in common."""
@@ -146,10 +145,10 @@ class WorkerCalls:
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
                 link, sync.words, per_block=per_block, clock=sync.clock,
-                generation=self._generation, use_generation=self._use_generation,
+                generation=self._generation,
                 identity=() if self._start.part.index else self._identity, guests=self._guests,
             )  # fmt: skip
-            self._worker_deltas = CounterDeltas(self._worker.counts, "worker_")
+            self._deltas = [CounterDeltas(one, "worker_") for one in (self._worker.counts, self.errors.counts)]
         else:
             self._worker.rejoin(link)
         link.wait(self._options.start_wait_ms / 1e3)
@@ -164,7 +163,6 @@ class WorkerCalls:
                 kv_caches,
                 names,
                 self._config.num_blocks,
-                "fd",
                 extents_of=self._start.extents(self._rank),
             )
             self._sync = self._sync or make_sync(self._memory.device)
@@ -244,14 +242,9 @@ class WorkerCalls:
         return None if report is None else WorkerMetadata(report)
 
     def _plans_idle(self) -> bool:
-        """Return whether the step in progress is one without requests."""
         return _plan(self._connector_metadata).idle
 
-    def _use_generation(self, generation: str) -> None:
-        self._generation = generation
-
     def _registration_of_node(self) -> Registration:
-        """Return that of a scheduler in this node."""
         return Registration(role=Role.SCHEDULER, **self._common())
 
     def _close_guests(self) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvagent.packing import Packed
-    from kvagent.vllm.link import Attachment
+    from kvagent.session import Session
     from kvagent.vllm.plan import LoadJob, SaveJob, StepPlan
     from kvagent.vllm.worker.side import WorkerSide
 
@@ -38,7 +38,7 @@ class WorkerGuest:
         return loads
 
     def send(
-        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int  # noqa: ARG002
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int  # noqa: ARG002
     ) -> int | None:  # fmt: skip
         """Send a part of a load in the guest's own way. Return the job's number in the session, or
         None if that is not for this guest.

@@ -13,7 +13,6 @@ memory only after its last user is gone. Nothing here waits, so a shutdown does 
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from kvagent.vllm.worker.side import WorkerSide
 
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     """
 
 FIRST_REGION = 1  # region 0 holds the words
-_PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
-_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 WHOLE = -1
@@ -112,8 +109,13 @@ def merged(extents: list[Extent]) -> list[Extent]:
     """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
     once.
     """
+    return joined(sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)))
+
+
+def joined(extents: Iterable[Extent]) -> list[Extent]:
+    """Return the extents in their order, adjacent ones merged."""
     found: list[Extent] = []
-    for extent in sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)):
+    for extent in extents:
         last = found[-1] if found else None
         if last is not None and last.joins(extent):
             found[-1] = last.with_bytes(last.bytes + extent.bytes)
@@ -147,20 +149,20 @@ class Memory:
 
 
 def memory(
-    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int, kind: str,
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
     driver: CudaDriver | None = None, *, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
-    ``groups``: the layer names of each group. ``kind``: fd or peer, for host memory. ``driver``
-    replaces CUDA's in tests. ``extents_of`` finds the extents, if they are not those of the groups.
+    ``groups``: the layer names of each group. ``driver`` replaces CUDA's in tests. ``extents_of``
+    finds the extents, if they are not those of the groups.
     """
     storages: dict[int, tuple[int, Any]] = {}
     found, stages = (extents_of or _of_groups)(kv_caches, groups, num_blocks, storages)
     device = _device(kv_caches)
     if device is not None:
         return _on_gpu(storages, found, device, driver or CudaDriver(), stages)
-    regions = tuple(_region(place + FIRST_REGION, storage, kind) for place, storage in storages.values())
+    regions = tuple(_region(place + FIRST_REGION, storage) for place, storage in storages.values())
     return Memory(regions, *_segments(found, [0] * len(regions)), stages=stages)
 
 
@@ -228,21 +230,11 @@ def _device(kv_caches: Mapping[str, Any]) -> Any:
     return next((device for device in devices.values() if device.type == "cuda"), None)
 
 
-def _region(number: int, storage: Any, kind: str) -> tuple[Region, int | None]:
+def _region(number: int, storage: Any) -> tuple[Region, int | None]:
     size = int(storage.nbytes())
-    if kind == "peer":
-        allow_ptrace()
-        return Region(number, RegionKind.PEER, size, addr=int(storage.data_ptr())), None
     storage.share_memory_()  # moves the storage, and all its views
     fd, _ = storage._share_fd_cpu_()
     return Region(number, RegionKind.FD, size), fd
-
-
-def allow_ptrace() -> None:
-    """Allow any process to access this one's memory under Yama, since the agent's is not known
-    yet.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 log = logging.getLogger("vllm.kvagent")

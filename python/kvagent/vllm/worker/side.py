@@ -32,11 +32,12 @@ from kvagent.vllm.worker.sync import DecodeSteps, HostClock, IdleBackoff
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvagent.cuda.clock import CudaClock
     from kvagent.packing import Packed
+    from kvagent.session import Session
     from kvagent.shm import SyncWords
-    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.link import Link
     from kvagent.vllm.worker.guest import WorkerGuest
-    from kvagent.vllm.worker.sync import Clock
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +48,7 @@ class InflightJob:
     """
 
     plan: SaveJob | LoadJob
-    attachment: Attachment | None
+    session: Session | None
     parts: list[bytes | None] = field(default_factory=list)
     """The statuses of each part's blocks; None while the part is at the agent."""
     numbers: list[int] = field(default_factory=list)
@@ -71,11 +72,11 @@ class InflightJob:
     def cancel(self) -> None:
         """Ask the agent to end the job. Its DONE, or the session's end, still follows."""
         self.cancelled = True
-        if self.attachment is None:
+        if self.session is None:
             return
         for number in self.numbers:
             try:
-                self.attachment.session.cancel(number)
+                self.session.cancel(number)
             except (Busy, SessionBroken, SessionEnded):
                 return
 
@@ -120,21 +121,21 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, clock: Clock | None = None,
-        generation: str = "", use_generation: Callable[[str], None] | None = None,
+        self, link: Link, words: SyncWords, *, per_block: bool, clock: HostClock | CudaClock | None = None,
+        generation: str = "",
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
-        """``use_generation`` makes later registrations use another generation than
-        ``generation``. ``identity``: what this worker registers, if the scheduler is to learn it.
+        """``generation``: of the weights, with which this worker begins. ``identity``: what it
+        registers, if the scheduler is to learn it.
         """
         self.guests = guests
         self.counts = WorkerCounts()
-        self._generation = generation
-        self._use_generation = use_generation
-        self._serial = 0  # the generation's serial number in the scheduler
+        self.generation = generation
+        """Of the weights, for registrations."""
+        self._serial = 0  # the generation's number in the scheduler
         self._link = link
         self.words = words
-        self._clock: Clock = clock or HostClock(words)
+        self._clock = clock or HostClock(words)
         self.per_block = per_block
         self._backoff = IdleBackoff()
         self._decode_steps = DecodeSteps()
@@ -144,11 +145,9 @@ class WorkerSide:
         self.jobs: dict[int, InflightJob] = {}
         self.started: set[int] = set()
         """The jobs of the step in progress that were sent, or have failed."""
-        self._numbers: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # by attachment and the session's number: job and part
-        self._sessions: list[Attachment] = []
-        self._mismatch: tuple[Attachment, float] | None = None  # another agent than the scheduler's, and since when
+        self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by session and the session's number: job and part
+        self._sessions: list[Session] = []
+        self._mismatch: tuple[Session, float] | None = None  # another agent than the scheduler's, and since when
         self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
         self.pending_report = Report(workers=(_info(words, identity),))
@@ -239,7 +238,7 @@ class WorkerSide:
             if told := guest.news():
                 report.news[guest.name] = told
         jobs = report.outcomes or report.late
-        if not (jobs or report.workers or report.moved or report.unsupported or report.news):
+        if not (jobs or report.workers or report.unsupported or report.news):
             return None
         self.pending_report = Report()
         return report
@@ -259,7 +258,7 @@ class WorkerSide:
         It reflects what ``results`` has read, and is always False if a registration's outcome is
         unknown.
         """
-        sessions, settled = [attachment.session for attachment in self._sessions], not self._link.busy
+        sessions, settled = list(self._sessions), not self._link.busy
         return lambda: settled and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
@@ -273,10 +272,10 @@ class WorkerSide:
             self._add_session(last)
         if link_busy := self._link.busy:
             log.warning("a registration is still in progress: its outcome is unknown")
-        fenced = [attachment.session.drain(DRAIN_S) for attachment in self._sessions]
-        for attachment, free in zip(list(self._sessions), fenced, strict=True):
+        fenced = [session.drain(DRAIN_S) for session in self._sessions]
+        for session, free in zip(list(self._sessions), fenced, strict=True):
             if free:
-                self._fenced(attachment)
+                self._fenced(session)
         return all(fenced) and not link_busy
 
     def rejoin(self, link: Link) -> None:
@@ -291,30 +290,27 @@ class WorkerSide:
         if serial == self._serial:
             return
         self._serial = serial
-        self.pending_report.moved = (*self.pending_report.moved, serial)
-        if generation == self._generation:
+        if generation == self.generation:
             return
-        self._generation = generation
-        if self._use_generation is not None:
-            self._use_generation(generation)
+        self.generation = generation
         if last := self._link.renew():
             self._add_session(last)
-        for attachment in self._sessions:
-            attachment.session.leave()
+        for session in self._sessions:
+            session.leave()
         for guest in self.guests:
             guest.moved()
 
     def _save(self, saves: Sequence[SaveJob]) -> None:
         """Send the saves of a step as one message: waking the agent costs more than sending."""
-        attachment = self._attached()
-        if attachment is not None:
-            attachment.session.cork()
+        session = self._attached()
+        if session is not None:
+            session.cork()
         try:
             for save in saves:
                 self.submit(save, self.step)
         finally:
-            if attachment is not None:
-                attachment.session.uncork()
+            if session is not None:
+                session.uncork()
 
     def fail(self, job: SaveJob | LoadJob) -> None:
         """Report a job as failed without sending it."""
@@ -341,28 +337,28 @@ class WorkerSide:
 
     def descriptors(self) -> list[int]:
         """Return what becomes readable with a message of the agent."""
-        return [one.session.fileno() for one in self._sessions]
+        return [one.fileno() for one in self._sessions]
 
     def submit(self, plan: SaveJob | LoadJob, step: int) -> None:
         """Send a job that names a step."""
-        attachment = self._attached()
-        if attachment is not None and attachment.session.boot != plan.boot:
+        session = self._attached()
+        if session is not None and session.boot != plan.boot:
             if plan.boot:  # else it was planned without a session
-                self._check_agent(attachment)
-            attachment = None
-        elif attachment is not None:
+                self._check_agent(session)
+            session = None
+        elif session is not None:
             self._mismatch = None
-            if attachment.registered.space != plan.space or not self._serves(plan):
-                attachment = None
-        inflight = InflightJob(plan, attachment)
+            if session.registered.space != plan.space or not self._serves(plan):
+                session = None
+        inflight = InflightJob(plan, session)
         for part, sections in enumerate(parts_of(plan)):
-            status = self._send(plan, attachment, sections, step)
-            if isinstance(status, BlockStatus) or attachment is None:
+            status = self._send(plan, session, sections, step)
+            if isinstance(status, BlockStatus) or session is None:
                 inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
                 continue
             inflight.parts.append(None)
             inflight.numbers.append(status)
-            self._numbers[id(attachment), status] = plan.job, part
+            self._numbers[id(session), status] = plan.job, part
         if inflight.done:
             self._finish(inflight)
         else:
@@ -372,10 +368,9 @@ class WorkerSide:
         self.started.add(plan.job)
 
     def _serves(self, plan: SaveJob | LoadJob) -> bool:
-        """Return whether all that a job depends on is here."""
         return not plan.depends or (bool(self.guests) and all(guest.serves(plan) for guest in self.guests))
 
-    def _check_agent(self, attachment: Attachment) -> None:
+    def _check_agent(self, session: Session) -> None:
         """Join the agent that the scheduler plans for, if it has done so for a while: plans in
         flight may be for an older one.
 
@@ -383,27 +378,25 @@ class WorkerSide:
         its jobs, is still awaited.
         """
         now = time.monotonic()
-        if self._mismatch is None or self._mismatch[0] is not attachment:
-            self._mismatch = attachment, now
+        if self._mismatch is None or self._mismatch[0] is not session:
+            self._mismatch = session, now
         elif now - self._mismatch[1] > MISMATCH_S:
             self._mismatch = None
-            self._link.lost(attachment)
+            self._link.lost(session)
 
-    def _send(
-        self, plan: SaveJob | LoadJob, attachment: Attachment | None, sections: Packed, step: int
-    ) -> int | BlockStatus:
+    def _send(self, plan: SaveJob | LoadJob, session: Session | None, sections: Packed, step: int) -> int | BlockStatus:
         """Send a job that names a step.
 
         Return the job's number in the session, or the status that explains why it was not sent.
         """
-        if attachment is None:
+        if session is None:
             return BlockStatus.FAILED
-        session, event = attachment.session, self._clock.event(step)
+        event = self._clock.event(step)
         try:
             if isinstance(plan, SaveJob):
                 return session.save(sections, epoch=plan.epoch, step=step, event=event, revoke=plan.revoke)
             for guest in self.guests:
-                number = guest.send(attachment, plan, sections, step=step, event=event)
+                number = guest.send(session, plan, sections, step=step, event=event)
                 if number is not None:
                     return number
             return session.load(sections, epoch=plan.epoch, step=step, event=event, lease=plan.lease)
@@ -417,39 +410,39 @@ class WorkerSide:
 
     def _report_steps(self, steps: bytes) -> None:
         """Tell the agent of decode steps; one that cannot take them now paces without them."""
-        attachment = self._attached()
-        if attachment is None:
+        session = self._attached()
+        if session is None:
             return
         with contextlib.suppress(Busy, SessionBroken, SessionEnded):
-            attachment.session.send(m.Steps(steps))
+            session.send(m.Steps(steps))
 
-    def _attached(self) -> Attachment | None:
+    def _attached(self) -> Session | None:
         current = self._link.current()
         if current is not None and current not in self._sessions:
             self._add_session(current)
         return current
 
-    def _add_session(self, attachment: Attachment) -> None:
-        if attachment not in self._sessions:
-            self._sessions.append(attachment)
+    def _add_session(self, session: Session) -> None:
+        if session not in self._sessions:
+            self._sessions.append(session)
 
     def poll(self) -> None:
         """Read what the agent has sent."""
         self._attached()
-        for attachment in list(self._sessions):
-            if not self.jobs and attachment.session.quiet():  # else a message is there, nearly always
+        for session in list(self._sessions):
+            if not self.jobs and session.quiet():  # else a message is there, nearly always
                 continue
             try:
-                for event in attachment.session.poll():
+                for event in session.poll():
                     if isinstance(event, m.Done):
-                        self._done(attachment, event)
+                        self._done(session, event)
             except SessionEnded:
-                self._fenced(attachment)
+                self._fenced(session)
 
-    def _done(self, attachment: Attachment, event: m.Done) -> None:
+    def _done(self, session: Session, event: m.Done) -> None:
         self._backoff.reset()
         self._heard()
-        job, part = self._numbers.pop((id(attachment), event.job), (0, 0))
+        job, part = self._numbers.pop((id(session), event.job), (0, 0))
         inflight = self.jobs.get(job)
         if inflight is not None:
             inflight.parts[part] = event.statuses
@@ -457,24 +450,20 @@ class WorkerSide:
                 self._finish(inflight)
                 del self.jobs[job]
 
-    def _fenced(self, attachment: Attachment) -> None:
+    def _fenced(self, session: Session) -> None:
         """Handle the end of the agent's session: the agent has stopped accessing the memory."""
-        self._sessions.remove(attachment)
+        self._sessions.remove(session)
         self._heard()
-        attachment.session.close()
-        self._link.lost(attachment)
+        session.close()
+        self._link.lost(session)
         for job, inflight in list(self.jobs.items()):
-            if inflight.attachment is attachment:
+            if inflight.session is session:
                 for number in inflight.numbers:
-                    self._numbers.pop((id(attachment), number), None)
-                self._fail_rest(inflight)
+                    self._numbers.pop((id(session), number), None)
+                rest = zip(inflight.parts, parts_of(inflight.plan), strict=True)
+                inflight.parts = [lost(part, one.blocks) for part, one in rest]
                 self._finish(inflight)
                 del self.jobs[job]
-
-    @staticmethod
-    def _fail_rest(inflight: InflightJob) -> None:
-        sections = parts_of(inflight.plan)
-        inflight.parts = [lost(part, one.blocks) for part, one in zip(inflight.parts, sections, strict=True)]
 
     def _heard(self) -> None:
         for guest in self.guests:

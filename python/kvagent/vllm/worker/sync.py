@@ -14,7 +14,7 @@ from __future__ import annotations
 import select
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvagent.cuda import clock as cuda
 from kvagent.shm import SyncWords
@@ -30,41 +30,20 @@ STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
 EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
 
 
-class Clock(Protocol):
-    """Marks a step's begin and end.
-
-    ``event`` returns the number of the event that signals its end.
-    """
-
-    def begin(self, step: int) -> None:
-        """Mark a step whose kernels are about to be launched."""
-
-    def end(self, step: int) -> None:
-        """Mark a step whose kernels are all launched."""
-
-    def event(self, step: int) -> int:
-        """Return the event that fires when the step's kernels have ended."""
-
-    def close(self) -> None:
-        """Stop signalling."""
-
-
 class HostClock:
     """The clock of a CPU, where the kernels have ended when the forward pass returns."""
 
     def __init__(self, words: SyncWords) -> None:
         self._words = words
-        self._cells = words.cells
 
     def begin(self, step: int) -> None:
         """Mark a step whose kernels are about to be launched."""
-        self._cells[2 * (step % self._words.events)] += 1
+        self._words.record(self.event(step))
 
     def end(self, step: int) -> None:
         """Mark a step whose kernels have ended."""
         self._words.step = step
-        recorded = 2 * (step % self._words.events)
-        self._cells[recorded + 1] = self._cells[recorded]
+        self._words.fire(self.event(step))
 
     def event(self, step: int) -> int:
         """Return the event that fires when the step's kernels have ended."""
@@ -79,7 +58,7 @@ class Sync:
     """The words and the clock. ``close`` frees the words once nothing writes to them."""
 
     words: SyncWords
-    clock: Clock
+    clock: HostClock | cuda.CudaClock
 
     def close(self) -> None:
         """Close the clock, then free the words."""

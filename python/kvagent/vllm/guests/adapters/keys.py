@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_KNOWN = 4096  # adapters, and names
 ADAPTER = "lora_request"  # the reason for which a request is barred
+SEVERAL = 0  # in place of a number: a name's requests had several at once
 
 
 @dataclass(slots=True)
@@ -41,8 +42,6 @@ class Content:
     """One of each worker that has reported it."""
     digest: bytes = b""
     """Empty unless all workers have reported the same."""
-    leftover: bool = False
-    """Whether the engine's own cache may have blocks of unknown content under the number."""
 
 
 class Adapters(Guest):
@@ -53,34 +52,47 @@ class Adapters(Guest):
         self._contents: OrderedDict[int, Content] = OrderedDict()
         self._dropped = False  # whether a content was dropped from it
         self._alive: dict[str, Counter[int]] = {}  # by name: the numbers of its requests
-        self._last: OrderedDict[str, int] = OrderedDict()  # by name: the number of its last request
+        self._last: OrderedDict[str, int] = OrderedDict()  # by name: the number of its last request, or SEVERAL
         self._forgot = False  # whether a name was dropped from it
-        self._mixed: set[str] = set()  # names whose requests have, or had at once, several numbers
         self._never: set[Tracked] = set()  # requests that are not keyed, whatever becomes known
 
     def seen(self, tracked: Tracked) -> None:
         """Key a request that has arrived, if the adapter's content is known."""
         request = tracked.request
-        if getattr(request, "lora_request", None) is None:
+        lora = getattr(request, "lora_request", None)
+        if lora is None:
             return
         tracked.barred.add(ADAPTER)
         # The encoder may have an adapter too, a session's later turns replace hashes, and a request
         # may tell vLLM to load its adapter again in each of its steps.
         if (
             getattr(request, "mm_features", None) or getattr(request, "resumable", False)
-            or getattr(request.lora_request, "load_inplace", False)
+            or getattr(lora, "load_inplace", False)
         ):  # fmt: skip
             self._never.add(tracked)
-        if self.add(tracked):
-            self.side.new_weights()
-        if self.mixed(tracked):
-            name = request.lora_request.lora_name
+        self._name(lora)
+        if not self.key(tracked):
+            self.side.counts.adapters_unknown += 1
+
+    def _name(self, lora: Any) -> None:
+        """Note that a request uses a name. If others use it for another adapter, none of them is
+        keyed; if others did, the engine's own cache may have blocks of that one.
+        """
+        name, number = str(lora.lora_name), int(lora.lora_int_id)
+        alive = self._alive.setdefault(name, Counter())
+        alive[number] += 1
+        before = self._last.pop(name, SEVERAL if self._forgot else number)
+        self._last[name] = number if len(alive) == 1 else SEVERAL
+        if len(self._last) > MAX_KNOWN:
+            self._last.popitem(last=False)
+            self._forgot = True
+        if len(alive) > 1:
             for other in self._users():
                 if other.request.lora_request.lora_name == name:
                     self._unkey(other)
                     self._never.add(other)
-        if not self.key(tracked):
-            self.side.counts.adapters_unknown += 1
+        elif before != number:
+            self.side.new_weights()
 
     def heard(self, report: Report, over: Any, now: float) -> None:  # noqa: ARG002
         """Key the requests whose adapters have become known, after the others were unkeyed."""
@@ -100,57 +112,19 @@ class Adapters(Guest):
     def ended(self, tracked: Tracked) -> None:
         """Forget a request."""
         self._never.discard(tracked)
-        if getattr(tracked.request, "lora_request", None) is not None and self.remove(tracked):
-            self.side.new_weights()
+        if (lora := getattr(tracked.request, "lora_request", None)) is not None:
+            name = str(lora.lora_name)
+            self._alive[name] -= Counter([int(lora.lora_int_id)])  # drops what has no request left
+            if not self._alive[name]:
+                del self._alive[name]
 
     def _users(self) -> list[Tracked]:
-        """Return the requests with adapters."""
         return [one for one in self.side.requests.values() if getattr(one.request, "lora_request", None) is not None]
 
     def _unkey(self, tracked: Tracked) -> None:
-        """Stop saving and loading a request, since its adapter is not what it was."""
         self.side.bar(tracked, ADAPTER)
         if isinstance(tracked.request, Adapted):
             tracked.request = tracked.request.plain
-
-    def add(self, tracked: Tracked) -> bool:
-        """Add a request that has arrived, with a LoRARequest.
-
-        Return whether the engine's own cache may have blocks of another adapter under its name.
-        """
-        lora = tracked.request.lora_request
-        name, number = str(lora.lora_name), int(lora.lora_int_id)
-        alive = self._alive.setdefault(name, Counter())
-        alive[number] += 1
-        if len(alive) > 1:
-            self._mixed.add(name)
-        before = self._last.pop(name, None)
-        self._last[name] = number
-        if len(self._last) > MAX_KNOWN:
-            self._last.popitem(last=False)
-            self._forgot = True
-        return len(alive) == 1 and (before != number if before is not None else self._forgot)
-
-    def remove(self, tracked: Tracked) -> bool:
-        """Remove a request. Return whether its name has only one adapter again, so that the blocks
-        in the engine's own cache have to be treated as stale.
-        """
-        lora = tracked.request.lora_request
-        name, number = str(lora.lora_name), int(lora.lora_int_id)
-        alive = self._alive[name]
-        alive[number] -= 1
-        if not alive[number]:
-            del alive[number]
-        if not alive:
-            del self._alive[name]
-        if name not in self._mixed or len(alive) > 1:
-            return False
-        self._mixed.discard(name)
-        return True
-
-    def mixed(self, tracked: Tracked) -> bool:
-        """Return whether requests of a request's name have several adapters."""
-        return str(tracked.request.lora_request.lora_name) in self._mixed
 
     def key(self, tracked: Tracked) -> bool:
         """Key a request by the content of its adapter. Return False if that is not known."""
@@ -176,19 +150,17 @@ class Adapters(Guest):
             content = self._contents.get(one.number)
             if content is None or one.serial > content.serial:
                 changed.add(one.number)
-                stale |= self._dropped if content is None else bool(content.digest)
-                leftover = content is not None and not content.digest
-                self._contents[one.number] = content = Content(one.serial, leftover=leftover)
+                stale |= self._dropped or content is not None  # blocks of another content may be left
+                self._contents[one.number] = content = Content(one.serial)
                 self._contents.move_to_end(one.number)
                 if len(self._contents) > MAX_KNOWN:
                     self._contents.popitem(last=False)
                     self._dropped = True
-            if one.serial == content.serial and one.digest:
+            if one.serial == content.serial:
                 content.digests.append(one.digest)
-                if content.digests == [one.digest] * self._world:
+                if one.digest and content.digests == [one.digest] * self._world:
                     content.digest = one.digest
                     became.add(one.number)
-                    stale |= content.leftover
         return changed, became, stale
 
 

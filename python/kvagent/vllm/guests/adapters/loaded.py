@@ -2,8 +2,9 @@
 
 vLLM names an adapter by its number and keeps what it loaded under that, whatever a request's name
 and path say, and whatever has become of the files since. So the content is learned where vLLM loads
-it: its files are stated before and after, and digested later by a thread of its own. The digest
-counts only if the files are still as they were, and had not changed shortly before the load.
+it: its files are stated before, and digested after, when they are still in the page cache. The
+digest counts only if they are as they were, and had not changed shortly before the load. What is
+loaded again unchanged is not digested again.
 
 Where vLLM pins no memory (on CPUs), what it keeps of an adapter are the pages of its files, which
 it copies into a slot each time that the adapter gets one (max_loras, max_cpu_loras). So a file that
@@ -15,11 +16,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
 import weakref
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +58,11 @@ class LoadedAdapter:
     serial: int
     """Greater for later content."""
     digest: bytes = b""
-    """Of the content; empty at first, and for good if it cannot be determined."""
+    """Of the content; empty if it cannot be determined."""
 
 
 class LoadedAdapters(WorkerGuest):
-    """The adapters that one worker has loaded. ``close`` waits for its thread.
+    """The adapters that one worker has loaded.
 
     The serial of a content is the count of loads, of whatever adapter, when it was first loaded. So
     it never comes back, ranks agree on it, and the scheduler's plans can name what they are for.
@@ -83,9 +82,7 @@ class LoadedAdapters(WorkerGuest):
         self._states: dict[int, tuple[tuple[str, State], ...]] = {}
         self._requests: dict[int, Any] = {}  # the LoRARequests with which they were loaded
         self._manager: Any = None  # a weak reference to vLLM's manager
-        self._lock = threading.Lock()
-        self._news: list[LoadedAdapter] = []  # guarded by the lock, as the thread adds to it
-        self._thread = ThreadPoolExecutor(1, "adapters")
+        self._news: list[LoadedAdapter] = []
 
     def current(self, adapters: tuple[tuple[int, int], ...]) -> bool:
         """Return whether the adapters with these numbers are still loaded as of these serials."""
@@ -111,17 +108,13 @@ class LoadedAdapters(WorkerGuest):
         return self.stays(job.depends) if isinstance(job, LoadJob) else self.current(job.depends)
 
     def news(self) -> tuple[LoadedAdapter, ...]:
-        """Return what has become known since the last call."""
-        if not self._news:  # the usual case
-            return ()
-        with self._lock:
-            news, self._news = tuple(self._news), []
+        """Return what has been loaded since the last call."""
+        news, self._news = tuple(self._news), []
         return news
 
     def close(self) -> None:
-        """Wait for the digest in progress, and begin no other."""
+        """Observe no more loads."""
         _listening.discard(self)
-        self._thread.shutdown(cancel_futures=True)
 
     def states(self, request: Any) -> tuple[tuple[str, State], ...]:
         """Return the states of the files that vLLM reads for a LoRARequest; none if they
@@ -145,16 +138,15 @@ class LoadedAdapters(WorkerGuest):
         stable = bool(before) and settled and self.states(request) == before
         if stable and self._states.get(number) == before:
             return  # vLLM had dropped it, or was told to load it again
-        self._states[number] = before if stable else ()
+        digest = self._digest(request, before) if stable else b""
+        self._states[number] = before if digest else ()
         serial = self._serials[number] = self._loads
         self._serials.move_to_end(number)
         if len(self._serials) > MAX_ADAPTERS:
             oldest, _ = self._serials.popitem(last=False)
             del self._states[oldest], self._requests[oldest]
-        self._add(LoadedAdapter(number, serial))
-        if stable:
-            self._thread.submit(self._digest, request, before, number, serial)
-        else:
+        self._news.append(LoadedAdapter(number, serial, digest))
+        if not digest:
             log.info("LoRA adapter %s: its files are not here, or just changed: it is not cached", request.lora_name)
 
     def unknown(self, request: Any, error: Exception) -> None:
@@ -166,25 +158,20 @@ class LoadedAdapters(WorkerGuest):
         """Return whether an adapter's files are not as they were when it was loaded."""
         return self.states(self._requests[number]) != self._states[number]
 
-    def _digest(self, request: Any, states: tuple[tuple[str, State], ...], number: int, serial: int) -> None:
+    def _digest(self, request: Any, states: tuple[tuple[str, State], ...]) -> bytes:
+        """Return the digest of an adapter whose files were in these states; empty if they are not
+        any more.
+        """
         folder = _folder(request)
         about = [f"LoRA {getattr(request, 'is_3d_lora_weight', False)}"]
         about += [f"{name} {getattr(self.config, name, None)}" for name in _CONFIGURED]
         try:
             found = {name: files.files(folder / name)[name] for name, _ in states}
             digest = files.digest(found, about, None)
-            unchanged = _states(folder) == states
+            return hashlib.sha256(digest.encode()).digest() if _states(folder) == states else b""
         except (Unreadable, OSError) as error:
-            log.warning("LoRA adapter %s: %s: it is not cached", request.lora_name, error)
-            return
-        if unchanged:
-            self._add(LoadedAdapter(number, serial, hashlib.sha256(digest.encode()).digest()))
-        else:
-            log.info("LoRA adapter %s: its files changed after it was loaded: it is not cached", request.lora_name)
-
-    def _add(self, one: LoadedAdapter) -> None:
-        with self._lock:
-            self._news.append(one)
+            log.warning("LoRA adapter %s: %s", request.lora_name, error)
+            return b""
 
 
 _listening: weakref.WeakSet[LoadedAdapters] = weakref.WeakSet()

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from kvagent.limits import MAX_SEGMENTS
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.guests.cells.plan import checked_layers, layer_number
-from kvagent.vllm.worker.memory import Extent, extents
+from kvagent.vllm.worker.memory import Extent, extents, joined
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvagent.vllm.guests.cells.plan import Cell, Cells
     from kvagent.vllm.worker.memory import Found
@@ -51,7 +51,7 @@ def cell_extents(
                     part = _heads_of(tensor, cell, plan)
                     found[cell.shard].setdefault(number, []).extend(extents(name, part, num_blocks, storages))
     _check(found, held, len(groups))
-    return {shard: {g: list(_joined(some)) for g, some in by_group.items()} for shard, by_group in found.items()}, None
+    return {shard: {g: joined(some) for g, some in by_group.items()} for shard, by_group in found.items()}, None
 
 
 def _check_heads(name: str, tensor: Any, heads: int, ranges: int) -> None:
@@ -64,24 +64,9 @@ def _check_heads(name: str, tensor: Any, heads: int, ranges: int) -> None:
 
 
 def _heads_of(tensor: Any, cell: Cell, plan: Cells) -> Any:
-    """Return the view of a cell's heads."""
     if plan.head_ranges == 1:
         return tensor
     return tensor.narrow(_HEADS, cell.first_head, plan.heads_of_cell)
-
-
-def _joined(found: Sequence[Extent]) -> Iterator[Extent]:
-    """Yield the extents in their order, adjacent ones joined."""
-    last: Extent | None = None
-    for one in found:
-        if last is not None and last.joins(one):
-            last = last.with_bytes(last.bytes + one.bytes)
-            continue
-        if last is not None:
-            yield last
-        last = one
-    if last is not None:
-        yield last
 
 
 def _check(found: Mapping[int, Mapping[int, Sequence[Extent]]], held: Sequence[Cell], groups: int) -> None:
@@ -92,7 +77,7 @@ def _check(found: Mapping[int, Mapping[int, Sequence[Extent]]], held: Sequence[C
                     f"KV cache group {number} has no layer among {cell.layers.start} to {cell.layers.stop - 1}: "
                     "every cell needs one of each group; use a smaller share_pp"
                 )
-    parts = sum(len(list(_joined(some))) for by_group in found.values() for some in by_group.values())
+    parts = sum(len(joined(some)) for by_group in found.values() for some in by_group.values())
     if parts > MAX_SEGMENTS:
         raise Unsupported(
             f"the cells of this rank lie in {parts} runs, allowed is 1 to {MAX_SEGMENTS}: use a layout with heads "

@@ -2,7 +2,8 @@
 
 In each step vLLM takes the events. What was published is remembered: a block is stored once in
 each medium, after the one before it, and removed once. When the agent's session ends, nothing of
-what it held can be loaded, so all of it is removed, and the next session begins anew. After an
+what it held can be loaded, so all of it is removed, and the next session begins anew; likewise when
+the agent says that what it told is void. After an
 AllBlocksCleared of vLLM's, by which routers forget all media, everything that is held is asked for
 and told again.
 """
@@ -161,7 +162,7 @@ class Publication:
         self._asked = 0  # the request whose answer is awaited
         self._anew = False
         self._not_before = 0.0  # no question is asked before
-        self._leaving = False  # what is published is of a session that has ended
+        self._leaving = False  # what is published is of a session that has ended, or void
         self._full = False  # the session did not accept the last question
         self._open = False  # the agent keeps the tokens that it is told: it has answered a question
 
@@ -229,6 +230,8 @@ class Publication:
             self._not_before = time.monotonic() + REFUSED_S
             return []
         self._open = True
+        if answer.state == EventsState.VOID:
+            self._leaving = len(self._published) > 0
         return [event for run in answer.runs for event in self._published.take(run)]
 
     def _ask(self, session: Session) -> None:

@@ -7,12 +7,12 @@ a bounded time, a reset.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupStatus
-from kvagent.vllm.guests.nodes.orders import FIRST, NODES, Answered, Facts, News
+from kvagent.vllm.guests.nodes.orders import NODES, Answered, Facts, News
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.worker.guest import WorkerGuest
 
@@ -32,7 +32,7 @@ _HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
 @dataclass(eq=False, slots=True)
 class _Open:
     question: Question
-    since: float
+    since: float = field(default_factory=time.monotonic)
     ticket: Ticket | None = None
 
 
@@ -53,9 +53,9 @@ class Delegate(WorkerGuest):
         self._identity = identity
         self._age_s = options.lookup_age_ms / 1e3
         self._tiers_s = options.tier_wait_ms / 1e3
-        self._incarnation = FIRST
         self._resets = 0
-        self._open: list[_Open] = []
+        self._open: dict[int, _Open] = {}
+        self._leases: dict[int, int] = {}  # by question
         self._answers: list[Answered] = []
         self._reset = False  # another engine has, and the scheduler was not told
         self._stopped = False
@@ -78,15 +78,13 @@ class Delegate(WorkerGuest):
         if not self._open:
             return
         lookups, now = self._agent.lookups, time.monotonic()
-        self._open = [one for one in self._open if not self._settle(lookups, one, now)]
+        self._open = {number: one for number, one in self._open.items() if not self._settle(lookups, one, now)}
 
     def news(self) -> tuple[News, ...]:
         """Return the news since the last call."""
         lookups = self._agent.lookups
-        news = News(
-            self._part, self._incarnation, self._resets, self._facts(), self._stopped,
-            late=lookups is not None and lookups.awaits_leases(),
-        )  # fmt: skip
+        late = lookups is not None and lookups.awaits_leases()
+        news = News(self._part, self._resets, self._facts(), self._stopped, late)
         if news == self._told and not (self._answers or self._reset):
             return ()
         self._told = news
@@ -111,24 +109,20 @@ class Delegate(WorkerGuest):
         self._reset |= change.reset
 
     def _follow(self, orders: Orders) -> None:
-        if orders.incarnation != self._incarnation:
-            self._incarnation = orders.incarnation
-            self._agent.begin_anew()
-            self._open, self._answers, self._told = [], [], None
         if orders.resets != self._resets:
             self._resets = orders.resets
             if not self._agent.reset():
                 self._lose()
-        for part, lease in orders.releases:
-            if part == self._part:
-                self._agent.release(lease)
-        now = time.monotonic()
-        self._open += [_Open(question, now) for question in orders.questions]
+        for number in self._leases.keys() - {*orders.open}:
+            self._agent.release(self._leases.pop(number))
+        for number in self._open.keys() - {*orders.open}:
+            self._abandon(self._open.pop(number))
+        self._open |= {question.number: _Open(question) for question in orders.questions}
 
     def _lose(self) -> None:
-        """Answer what was asked in a session that has ended."""
-        self._answers += [_lost(one) for one in self._open]
-        self._open = []
+        self._answers += [_lost(one) for one in self._open.values()]
+        self._open.clear()
+        self._leases.clear()
 
     def _settle(self, lookups: Lookups | None, one: _Open, now: float) -> bool:
         """Ask a question, or read its answer. Return whether it is answered."""
@@ -141,8 +135,7 @@ class Delegate(WorkerGuest):
         if answer is None:
             if lookups is not None and waited < self._age_s and not self._stopped:
                 return False
-            if lookups is not None and one.ticket is not None:
-                lookups.abandon(one.ticket)
+            self._abandon(one)
             self._answers.append(_lost(one))
             return True
         if answer.status == LookupStatus.PENDING and waited < self._tiers_s:
@@ -150,8 +143,14 @@ class Delegate(WorkerGuest):
                 self._agent.release(answer.lease)
             return False  # the next step asks again
         hit = answer.status in _HITS and answer.lease
+        if answer.lease:
+            self._leases[one.question.number] = answer.lease
         self._answers.append(Answered(one.question.number, answer.tokens if hit else 0, answer.lease))
         return True
+
+    def _abandon(self, one: _Open) -> None:
+        if self._agent.lookups is not None and one.ticket is not None:
+            self._agent.lookups.abandon(one.ticket)
 
     @staticmethod
     def _ask(lookups: Lookups, one: _Open) -> Answer | None:

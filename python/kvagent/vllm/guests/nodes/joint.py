@@ -1,21 +1,19 @@
 """The scheduler's sessions with the agents of all nodes, as one.
 
-The joint session is there while each of them is. They end together, and all leases with them: when
-one ends, the scheduler ends its own and begins another *incarnation*, in which each delegate does
-the same. So a lease belongs to one incarnation, and no path has to release those of a session that
-is left at the others.
+The joint session is there while each of them is. When a delegate's ends, the scheduler ends its own
+too, and all leases with it. Those at other agents belong to questions: a plan tells which of them
+are open, and each delegate releases the leases of all others.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy
 from kvagent.lookup import MAX_OUTSTANDING
 from kvagent.vllm.guests.nodes.lookups import JointLookups
-from kvagent.vllm.guests.nodes.orders import FIRST, NODES, NOWHERE, Orders, Question, Target
+from kvagent.vllm.guests.nodes.orders import NODES, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
 
 if TYPE_CHECKING:
@@ -24,12 +22,11 @@ if TYPE_CHECKING:
     from kvagent.messages import Message
     from kvagent.session import Session
     from kvagent.vllm.guests.nodes.lookups import JointTicket
-    from kvagent.vllm.guests.nodes.orders import Answered, Facts, News
-    from kvagent.vllm.link import Attachment, Link
+    from kvagent.vllm.guests.nodes.orders import Facts, News
+    from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report, StepPlan
 
-OWED_S = 10.0  # beyond lookup_age_ms and tier_wait_ms: how long the answer to an abandoned question is waited for
 PLAN_BYTES = 4 << 20  # of hashes in one plan, which every rank gets: further questions go with the next one
 
 
@@ -42,14 +39,13 @@ class JointSession(AgentSession):
         self.others = range(1, parts)
         """The parts without the scheduler."""
         self._facts: dict[int, Facts | None] = dict.fromkeys(self.others)
-        self._owed_s = (options.lookup_age_ms + options.tier_wait_ms) / 1e3 + OWED_S
-        self._incarnation = FIRST
         self._resets = 0
         self._behind: set[int] = set()  # parts that have not reported the last reset
         self._numbers = itertools.count(1)
-        self._waiting: Orders | None = None  # for the next plan
-        self._questions: dict[int, JointTicket] = {}  # those that some part has not answered
-        self._leases: dict[int, dict[int, int]] = {}  # of other parts, by that of the own agent
+        self._questions: list[Question] = []  # for the next plan
+        self._open: dict[int, JointTicket] = {}  # questions that are not abandoned, with no lease released
+        self._told = True  # whether the last plan told of these
+        self._leases: dict[int, int] = {}  # questions, by the own agent's lease
         self._stopped: set[int] = set()
         self._late: set[int] = set()
         self._mine: JointLookups | None = None  # as long as the own session
@@ -72,7 +68,8 @@ class JointSession(AgentSession):
         """Return what a job with this lease is for in the other parts."""
         if not self._up:
             return ()
-        leases = self._leases.get(lease, {})
+        ticket = self._open.get(self._leases.get(lease, 0))
+        leases = {} if ticket is None else {part: one.lease for part, one in ticket.answers.items()}
         return tuple(
             Target(facts.boot, facts.epoch, facts.space, leases.get(part, 0)) if facts is not None else NOWHERE
             for part, facts in self._facts.items()
@@ -81,7 +78,7 @@ class JointSession(AgentSession):
     def poll(self, *, listen: bool = True) -> SessionChange:
         """Adopt sessions and their ends, and read messages."""
         change = super().poll(listen=listen)
-        up = self._attachment is not None and None not in self._facts.values() and not self._behind
+        up = self._session is not None and None not in self._facts.values() and not self._behind
         if change is NO_CHANGE and up == self._up and not (self._ended or self._foreign_reset):
             return NO_CHANGE
         ended, reset = change.ended or self._ended, change.reset or self._foreign_reset
@@ -92,24 +89,21 @@ class JointSession(AgentSession):
 
     def tell(self, plan: StepPlan) -> None:
         """Tell the delegates what they are to do, once."""
-        self.expire(time.monotonic())
-        if self._waiting is not None:
-            plan.told[NODES], self._waiting = self._waiting, None
+        if not self._told:
+            plan.told[NODES] = Orders(self._resets, tuple(self._open), tuple(self._questions))
+            self._questions, self._told = [], True
 
     def hear(self, report: Report) -> bool:
-        """Take the news of delegates. What an earlier incarnation has answered is void."""
+        """Take the news of delegates."""
         news: Sequence[News] = report.news.get(NODES, ())
         for one in news:
             if one.reset:  # nothing promised before is loaded; the next poll returns it
                 self._foreign_reset, self._up, self.lookups = True, False, None
-            if one.incarnation != self._incarnation:
-                continue
             for answered in one.answers:
-                self._answered(one.part, answered)
-            used = self._up or self._foreign_reset or self._leases or self._questions
-            if used and _ended(self._facts[one.part], one.session):
+                if ticket := self._open.get(answered.number):
+                    ticket.answers[one.part] = answered
+            if (self._up or self._foreign_reset or self._open) and _ended(self._facts[one.part], one.session):
                 self.begin_anew()
-                continue
             self._facts[one.part] = one.session
             behind = one.resets != self._resets
             for state, parts in ((behind, self._behind), (one.stopped, self._stopped), (one.late, self._late)):
@@ -134,54 +128,41 @@ class JointSession(AgentSession):
     def awaits_leases(self) -> bool:
         """Return whether steps are needed to send orders, or to release what comes late."""
         mine = self._mine is not None and self._mine.awaits_leases()
-        return mine or bool(self._waiting or self._late or self._questions)
+        return mine or not self._told or bool(self._late)
 
     def outstanding(self) -> bool:
-        """Return whether a question that was not abandoned lacks an answer from another node."""
-        return any(not ticket.abandoned for ticket in self._questions.values())
+        """Return whether a question lacks an answer from another node."""
+        return any(map(self._lacks, self._open.values()))
 
-    def ask(self, tokens: int, own: int, hash_len: int, hashes: bytes) -> int:
-        """Ask the other agents with the next plan. Return the question's number.
+    def ask(self, ticket: JointTicket, hashes: bytes) -> None:
+        """Ask the other agents with the next plan, and collect their answers in the ticket.
 
         Busy if too many are not answered, or the next plan has too many hashes.
         """
-        if len(self._questions) >= MAX_OUTSTANDING:
-            raise Busy(f"{len(self._questions)} look-ups are in flight")
-        orders = self._order()
-        planned = sum(len(one.hashes) for one in orders.questions)
+        if sum(map(self._lacks, self._open.values())) >= MAX_OUTSTANDING:
+            raise Busy(f"{MAX_OUTSTANDING} look-ups are in flight")
+        planned = sum(len(one.hashes) for one in self._questions)
         if planned and planned + len(hashes) > PLAN_BYTES:
             raise Busy(f"the next plan has {planned} bytes of hashes")
-        number = next(self._numbers)
-        orders.questions = (*orders.questions, Question(number, tokens, own, hash_len, hashes))
-        return number
+        number = ticket.number = next(self._numbers)
+        self._questions.append(Question(number, ticket.tokens, ticket.own, len(ticket.asked[0]), hashes))
+        self._open[number], self._told = ticket, False
 
-    def expect(self, ticket: JointTicket) -> None:
-        """Collect the answers to a question in its ticket."""
-        self._questions[ticket.number] = ticket
+    def drop(self, number: int) -> None:
+        """Give a question up, with all leases at other agents."""
+        ticket = self._open.pop(number, None)
+        if ticket is not None and (self._lacks(ticket) or any(one.lease for one in ticket.answers.values())):
+            self._told = False
 
-    def expire(self, now: float) -> None:
-        """Begin another incarnation if a report was lost, as with a worker that failed: a lease in
-        it would be kept.
-        """
-        if any(now > ticket.since + self._owed_s for ticket in self._questions.values()):
-            self.begin_anew()
-
-    def hold(self, lease: int, leases: dict[int, int]) -> None:
-        """Take the other agents' leases that belong to one of the own agent."""
-        self._leases[lease] = leases
-
-    def release_at(self, leases: dict[int, int]) -> None:
-        """Release leases of other agents, by part."""
-        given = tuple((part, lease) for part, lease in leases.items() if lease)
-        if given:
-            orders = self._order()
-            orders.releases += given
+    def hold(self, lease: int, number: int) -> None:
+        """Let the other agents' leases of a question go with one of the own agent."""
+        self._leases[lease] = number
 
     def release(self, lease: int, boot: bytes = b"") -> None:
         """Release a lease at all agents. The own agent's successor gives the same numbers again."""
         super().release(lease, boot)
-        if self._attachment is not None and boot in (b"", self._attachment.session.boot):
-            self.release_at(self._leases.pop(lease, {}))
+        if self._session is not None and boot in (b"", self._session.boot):
+            self.drop(self._leases.pop(lease, 0))
 
     def send(self, message: Message) -> bool:  # noqa: ARG002
         """Send nothing: what is sent so concerns blocks of engines on one node."""
@@ -192,31 +173,19 @@ class JointSession(AgentSession):
         and nothing saved.
         """
         self._resets += 1
-        self._order().resets = self._resets
         self._behind.update(self.others)
-        self._up, self.lookups = False, None
+        self._told, self._up, self.lookups = False, False, None
         return super().reset()
 
-    def _order(self) -> Orders:
-        if self._waiting is None:
-            self._waiting = Orders(self._incarnation, self._resets)
-        return self._waiting
+    def _lacks(self, ticket: JointTicket) -> bool:
+        """Return whether a question lacks an answer from another node."""
+        return len(ticket.answers) < len(self.others)
 
-    def _answered(self, part: int, answered: Answered) -> None:
-        ticket = self._questions.get(answered.number)
-        if ticket is None:
-            return
-        ticket.answers[part] = answered
-        if ticket.abandoned:
-            self.release_at({part: answered.lease})
-        if len(ticket.answers) == len(self.others):
-            del self._questions[answered.number]
-
-    def _attach(self, attachment: Attachment) -> bool:
-        if not super()._attach(attachment):
+    def _attach(self, session: Session) -> bool:
+        if not super()._attach(session):
             return False
         self.lookups = None
-        self._mine = JointLookups(attachment, self._options, self)
+        self._mine = JointLookups(session, self._options, self)
         return True
 
     def _close_lookups(self) -> None:
@@ -225,21 +194,11 @@ class JointSession(AgentSession):
         if self._mine is not None:
             self._mine.close()
             self._mine = None
-            self._next()
-
-    def _next(self) -> None:
-        """Begin another incarnation."""
-        self._ended, self._up = True, False
-        self._incarnation += 1
-        self._facts = dict.fromkeys(self.others)
-        self._behind.clear()
-        self._questions.clear()
-        self._leases.clear()
-        self._stopped.clear()
-        self._late.clear()
-        self._waiting = Orders(self._incarnation, self._resets)
+            self._ended, self._up, self._told = True, False, False
+            self._open.clear()
+            self._questions.clear()
+            self._leases.clear()
 
 
 def _ended(last: Facts | None, now: Facts | None) -> bool:
-    """Return whether a delegate's session has ended since its last news."""
     return last is not None and (now is None or (last.boot, last.number) != (now.boot, now.number))

@@ -21,9 +21,9 @@ from kvagent.vllm.scheduler.requests import USUAL
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvagent.session import Session
     from kvagent.vllm.guests.nodes.joint import JointSession
     from kvagent.vllm.guests.nodes.orders import Answered
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.requests import Terms
 
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 class JointTicket(Ticket):
     """A question to all agents."""
 
-    number: int
+    number: int = 0
     tokens: int
     own: int
     asked: Sequence[bytes]
-    since: float
     answers: dict[int, Answered] = field(default_factory=dict)
     """By part, those of the other agents."""
     here: Ticket | None = None
@@ -45,14 +44,13 @@ class JointTicket(Ticket):
     """Whether the own agent's answer was not polled yet."""
     pending_since: float = 0.0
     """When the own agent first answered that more may come; 0 if it did not."""
-    abandoned: bool = False
 
 
 class JointLookups(Lookups):
     """The look-ups of a joint session."""
 
-    def __init__(self, attachment: Attachment, options: Options, joint: JointSession) -> None:
-        super().__init__(attachment, options.lookup_wait_ms / 1e3, options.lookup_age_ms / 1e3)
+    def __init__(self, session: Session, options: Options, joint: JointSession) -> None:
+        super().__init__(session, options.lookup_wait_ms / 1e3, options.lookup_age_ms / 1e3)
         self._joint = joint
         self._tiers_s = options.tier_wait_ms / 1e3
 
@@ -72,12 +70,8 @@ class JointLookups(Lookups):
         """Ask all agents. Malformed for more hashes than a look-up may have."""
         request = self._request(Want.RESERVE, tokens, own, hashes, USUAL)
         encode_request(request)
-        number = self._joint.ask(tokens, own, request.hash_len, request.hashes)
-        now = time.monotonic()
-        ticket = JointTicket(
-            None, math.inf, leases=True, number=number, tokens=tokens, own=own, asked=hashes, since=now
-        )
-        self._joint.expect(ticket)
+        ticket = JointTicket(None, math.inf, leases=True, tokens=tokens, own=own, asked=hashes)
+        self._joint.ask(ticket, request.hashes)
         return ticket
 
     def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:  # noqa: ARG002
@@ -100,17 +94,15 @@ class JointLookups(Lookups):
             if answer.lease:
                 self._joint.release(answer.lease)
             return self._miss(ticket)
-        self._joint.hold(answer.lease, {part: one.lease for part, one in ticket.answers.items()})
-        ticket.answers = {}
+        self._joint.hold(answer.lease, ticket.number)
         return Answer(
             answer.version, LookupStatus.HIT, tokens, answer.lease, answer.boot, answer.disk, answer.shared
         )  # where they are on this node
 
     def abandon(self, ticket: Ticket) -> None:
-        """Abandon a look-up; leases in its answers are released on arrival."""
+        """Abandon a look-up; leases in its answers are released."""
         assert isinstance(ticket, JointTicket)
-        ticket.abandoned = True
-        self._joint.release_at({part: one.lease for part, one in ticket.answers.items()})
+        self._joint.drop(ticket.number)
         if ticket.here is not None:
             super().abandon(ticket.here)
 
@@ -139,4 +131,4 @@ class JointLookups(Lookups):
 
     def _miss(self, ticket: JointTicket) -> Answer:
         self.abandon(ticket)
-        return Answer(self._attachment.session.version, LookupStatus.HIT, 0, 0, self.boot)
+        return Answer(self._session.version, LookupStatus.HIT, 0, 0, self.boot)

@@ -14,13 +14,10 @@ _Job = TypeVar("_Job", SaveJob, LoadJob)
 NODES = "nodes"
 """The name under which the scheduler and the delegates tell each other."""
 
-FIRST = 1
-"""The first incarnation."""
-
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A look-up that reserves blocks. Each is answered once, unless its incarnation ends."""
+    """A look-up that reserves blocks. Each is answered once, as long as it is open."""
 
     number: int
     tokens: int
@@ -30,19 +27,14 @@ class Question:
     """Joined."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Orders:
-    """What the delegates are to do, in this order.
+    """What the delegates are to do, in this order."""
 
-    An incarnation is one session with each agent: it ends everywhere when one of them ends, and all
-    its leases with it.
-    """
-
-    incarnation: int
     resets: int
     """The resets ordered so far."""
-    releases: tuple[tuple[int, int], ...] = ()
-    """Parts, and leases at their agents."""
+    open: tuple[int, ...] = ()
+    """The questions that are of use: the others are given up, and their leases released."""
     questions: tuple[Question, ...] = ()
 
 
@@ -76,7 +68,6 @@ class News:
     """The state of a delegate where it has changed, and its answers."""
 
     part: int
-    incarnation: int
     resets: int
     """The resets that it has done, or will do before it has a session."""
     session: Facts | None

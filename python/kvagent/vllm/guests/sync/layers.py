@@ -15,9 +15,9 @@ from kvagent import messages as m
 
 if TYPE_CHECKING:
     from kvagent.packing import Packed
+    from kvagent.session import Session
     from kvagent.shm import SyncWords
     from kvagent.vllm.guests.sync.stages import Stages
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.plan import LoadJob
 
 log = logging.getLogger("vllm.kvagent")
@@ -31,38 +31,34 @@ class LayerLoads:
         self._landed = words.landed
         self._off = words.stages_off
         self._free = list(range(len(words.landed)))
-        self._words: dict[int, list[int]] = {}  # by load, while it is at the agent
-        self._declared: Attachment | None = None  # to which the stages were declared
+        self._words: dict[int, int] = {}  # by load, while it is at the agent
+        self._declared: Session | None = None  # to which the stages were declared
         self._expected: set[str] = set()
         self._broken = False
 
     def send(
-        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
     ) -> int | None:  # fmt: skip
-        """Send a part of a load. Return the job's number in the session, or None if the load cannot
-        be staged: then nothing was sent.
-
-        A load with several parts has a word for each, or none.
+        """Send a load. Return the job's number in the session, or None if it cannot be staged, as
+        one of several parts: then nothing was sent.
         """
-        session = attachment.session
-        parts = len(load.parts)
-        words = self._words.get(load.job, [])
-        if self._broken or len(words) + len(self._free) < parts:
+        if self._broken or not self._free or len(load.parts) > 1:
             return None
-        if self._declared is not attachment:
+        if self._declared is not session:
             session.send(m.Stages(self._off, len(self._landed), self._stages.segments))
-            self._declared = attachment
+            self._declared = session
         word = self._free[-1]
         self._landed[word] = 0
         number = session.staged_load(
             sections, epoch=load.epoch, step=step, event=event, lease=load.lease, word=word
         )  # fmt: skip
-        self._words.setdefault(load.job, []).append(self._free.pop())
+        self._words[load.job] = self._free.pop()
         return number
 
     def over(self, job: int) -> None:
-        """Free the words of a load that is over, so that the agent does not write them any more."""
-        self._free += self._words.pop(job, ())
+        """Free the word of a load that is over, so that the agent does not write it any more."""
+        if (word := self._words.pop(job, None)) is not None:
+            self._free.append(word)
 
     def begin(self) -> None:
         """Expect all layers of the step to wait."""
@@ -97,5 +93,5 @@ class LayerLoads:
         return self._has(job, self._stages.needed.get(layer, self._stages.count))
 
     def _has(self, job: int, stages: int) -> bool:
-        words = self._words.get(job)
-        return words is not None and all(self._landed[word] >= stages for word in words)
+        word = self._words.get(job)
+        return word is not None and self._landed[word] >= stages

@@ -5,9 +5,8 @@ step that plans it, and its end is known a step later. A synchronous one costs n
 requests of its step wait for the copy. So it is taken only if
 
 - the agent says that all blocks are in its memory as they were saved (status ready), so that the
-  load waits for nothing and can fail only with the agent,
-- it fits in what is left of the step's sync_load_bytes, and
-- with load_mode auto, the copy is estimated to be shorter than a step.
+  load waits for nothing and can fail only with the agent, and
+- it fits in what is left of the step's sync_load_bytes.
 
 Until the outcome is known, the request's blocks are neither hashed nor saved: the step has computed
 from bytes that may not have come. The workers report it in the same pass. If the load has failed,
@@ -19,10 +18,10 @@ until its load has succeeded, else other requests would hit them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm import specs
 from kvagent.vllm.hooks import Guest, Waits
-from kvagent.vllm.scheduler.waits import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,12 +29,28 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.internals import Scheduler
     from kvagent.vllm.options import Options
-    from kvagent.vllm.plan import Report
+    from kvagent.vllm.plan import Report, StepPlan
     from kvagent.vllm.scheduler.requests import Tracked
 
-FIRST_BYTE_S = 1e-9  # assumed time to copy a byte, until one was measured
-SMALL_BYTES = 1 << 20  # the time of a smaller copy is that of its messages, and says nothing of the rate
-MEASURED_S = 30.0  # how long a measurement of the copies counts
+
+def token_bytes(kv_cache_config: Any) -> float:
+    """Return the bytes that a rank has of a token, in all groups, as the scheduler counts them."""
+    found = [
+        (specs.group_spec(group.kv_cache_spec), len(group.layer_names)) for group in kv_cache_config.kv_cache_groups
+    ]
+    return sum(layers * int(spec.page_size_bytes) / int(spec.block_size) for spec, layers in found)
+
+
+def asynchronous_only(kv_cache_config: Any) -> str:
+    """Return why no step may wait for loads of this model, or an empty string."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        return "the model has several KV cache groups: vLLM cannot be told which of their blocks failed to load"
+    if specs.window(groups[0].kv_cache_spec):
+        return "the model's attention has a window"
+    if kv_cache_config.needs_kv_cache_zeroing:
+        return "vLLM zeroes new blocks in the step that would wait for their load"
+    return ""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +60,6 @@ class _Withheld:
     tracked: Tracked
     own: int
     """The blocks that it had itself."""
-    bytes: int
 
 
 class SyncLoads(Guest, Waits):
@@ -54,7 +68,6 @@ class SyncLoads(Guest, Waits):
     def __init__(self, options: Options, geometry: Geometry, token_bytes: float, preemption: Scheduler) -> None:
         """``token_bytes``: what a rank has of a token."""
         self._preemption = preemption
-        self._auto = options.load_mode == "auto"
         self._most = options.sync_load_bytes
         self._block_tokens = geometry.groups[0].block_tokens
         self._token_bytes = token_bytes
@@ -62,11 +75,6 @@ class SyncLoads(Guest, Waits):
         self._taken: set[Tracked] = set()  # requests whose last promise is loaded so
         self._withheld: dict[int, _Withheld] = {}  # by job
         self._jobs: dict[Tracked, int] = {}
-        self._messages = Rate()  # seconds per small load
-        self._copies = Rate()  # seconds per byte of larger ones
-        self._measured_at = 0.0
-        self._steps = Rate()  # seconds per step
-        self._step_began = 0.0  # of the step in flight, if its time says how long steps are
 
     def ready(self, tracked: Tracked, tokens: int) -> bool:
         """Return whether to ask the agent if a request's blocks are ready, of at most that many
@@ -74,16 +82,12 @@ class SyncLoads(Guest, Waits):
         """
         return self._may(tracked) and tokens * self._token_bytes <= self._left
 
-    def takes(self, tracked: Tracked, tokens: int, now: float) -> bool:
+    def takes(self, tracked: Tracked, tokens: int) -> bool:
         """Return whether a promise of that many tokens is loaded synchronously."""
         ready = tracked.asking.promised is not None and tracked.asking.promised.ready
-        size = tokens * self._token_bytes
-        good = tokens and ready and self._may(tracked) and size <= self._left
-        if good and (not self._auto or self._short(size, now)):
-            self._taken.add(tracked)
-            return True
-        self._taken.discard(tracked)
-        return False
+        good = bool(tokens) and ready and self._may(tracked) and tokens * self._token_bytes <= self._left
+        (self._taken.add if good else self._taken.discard)(tracked)
+        return good
 
     def taken(self, tracked: Tracked) -> bool:
         """Return what ``takes`` returned last for a request."""
@@ -91,10 +95,10 @@ class SyncLoads(Guest, Waits):
 
     def start(self, job: int, tracked: Tracked, tokens: int) -> None:
         """Withhold the blocks of a request that was admitted with such a load."""
-        own, size = tracked.own // self._block_tokens, int(tokens * self._token_bytes)
+        own = tracked.own // self._block_tokens
         self._preemption.withhold(tracked.request.request_id, own)
-        self._withheld[job], self._jobs[tracked] = _Withheld(tracked, own, size), job
-        self._left -= size
+        self._withheld[job], self._jobs[tracked] = _Withheld(tracked, own), job
+        self._left -= int(tokens * self._token_bytes)
         self.side.counts.loads_sync += 1
 
     def replace(self, job: int, tracked: Tracked, tokens: int) -> None:
@@ -104,12 +108,8 @@ class SyncLoads(Guest, Waits):
         else:
             self._withheld[job], self._jobs[tracked] = self._withheld.pop(old), job
 
-    def step(self, *, computes: bool, now: float) -> None:
-        """End the last step and begin the next one, which may wait for as many bytes again."""
-        if self._step_began:
-            self._steps.add(1, now - self._step_began)
-        waits = self._left < self._most
-        self._step_began = now if computes and not waits else 0.0
+    def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
+        """Let the next step wait for as many bytes again."""
         self._left = self._most
 
     def lost(self, tracked: Tracked) -> None:
@@ -130,13 +130,12 @@ class SyncLoads(Guest, Waits):
         self._preemption.publish(tracked.request.request_id, withheld.own, now=True)
         return True
 
-    def settle(self, report: Report, world: int, now: float) -> Iterator[tuple[Tracked, bool]]:
+    def settle(self, report: Report, world: int) -> Iterator[tuple[Tracked, bool]]:
         """Yield the requests whose load is over, and whether it has succeeded. One that failed has
         been preempted.
         """
         if not self._withheld:
             return
-        copied = 0  # bytes; the workers waited once for all loads of a step
         for job in [*report.late, *report.outcomes]:
             withheld = self._withheld.pop(job, None)
             if withheld is None:
@@ -145,10 +144,7 @@ class SyncLoads(Guest, Waits):
             outcome = report.outcomes.get(job)
             good = job not in report.late and outcome is not None and outcome.ranks == world
             good = good and outcome is not None and not any(outcome.statuses)
-            if good:
-                copied += withheld.bytes
-            else:
-                self.side.counts.loads_sync_failed += 1
+            self.side.counts.loads_sync_failed += not good
             if self._jobs.get(tracked) != job:
                 continue  # it has lost these blocks, or ended
             del self._jobs[tracked]
@@ -157,29 +153,10 @@ class SyncLoads(Guest, Waits):
                 yield tracked, True
             elif self._preemption.preempt(name):
                 yield tracked, False
-        if copied:
-            self._measure(copied, max(report.waited.values(), default=0.0), now)
 
     def _may(self, tracked: Tracked) -> bool:
         """Return whether a request may load so: not one that another engine is concerned with."""
         return not tracked.asking.terms.transfer and not tracked.awaited
-
-    def _measure(self, size: int, seconds: float, now: float) -> None:
-        """Record the time of a step's loads."""
-        if now - self._measured_at > MEASURED_S:
-            self._messages, self._copies = Rate(), Rate()
-        self._measured_at = now
-        if size < SMALL_BYTES:
-            self._messages.add(1, seconds)
-        else:
-            self._copies.add(size, max(seconds - (self._messages.token_s or 0.0), 0.0))
-
-    def _short(self, size: float, now: float) -> bool:
-        """Return whether the load of that many bytes is shorter than a step."""
-        messages_s, byte_s, step_s = self._messages.token_s, self._copies.token_s, self._steps.token_s
-        if now - self._measured_at > MEASURED_S:
-            messages_s = byte_s = None
-        return step_s is not None and (messages_s or 0.0) + size * (byte_s or FIRST_BYTE_S) < step_s
 
     def _forget(self, tracked: Tracked) -> _Withheld | None:
         """Take back the request's part in its load, whose outcome then concerns no request."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.packing import Packed
+    from kvagent.session import Session
     from kvagent.vllm.guests.sync.stages import Stages
-    from kvagent.vllm.link import Attachment
     from kvagent.vllm.plan import LoadJob, StepPlan
     from kvagent.vllm.worker.side import WorkerSide
 
@@ -53,24 +53,22 @@ class StepWaits(WorkerGuest):
 
     def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:
         """Send the loads that the step waits for, and wait, or let its layers wait."""
-        sync, step = [load for load in loads if load.sync], self.side.step - 1
-        if sync and self.layers is None:
-            self._tell(sync, self.run(sync, step, stopped=plan.stopped))
-        elif sync and self.layers is not None:
-            self._open = sync
-            self._send(sync, step, stopped=plan.stopped)
-            self.wait(self.layers.usable_before)
-            if self.waiting:
-                self.layers.begin()
+        if sync := [load for load in loads if load.sync]:
+            self._send(sync, self.side.step - 1, stopped=plan.stopped)
+            self.wait(None if self.layers is None else self.layers.usable_before)
+            if self.layers is not None:
+                self._open = sync
+                if self._waited:
+                    self.layers.begin()
         return [load for load in loads if not load.sync]
 
     def send(
-        self, attachment: Attachment, load: LoadJob, sections: Packed, *, step: int, event: int
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
     ) -> int | None:  # fmt: skip
         """Send a part of a load by stages."""
         if not load.sync or self.layers is None:
             return None
-        return self.layers.send(attachment, load, sections, step=step, event=event)
+        return self.layers.send(session, load, sections, step=step, event=event)
 
     def layer(self, name: str) -> None:
         """Wait for a layer's part of the loads that this step waits for."""
@@ -93,20 +91,9 @@ class StepWaits(WorkerGuest):
             return
         loads, self._open = self._open, []
         self.wait()
-        self._tell(loads, self._wait_s - self._left_s)
         if not self.layers.end():
             for load in loads:
                 self.side.fail_blocks(load)
-
-    def run(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> float:
-        """Send the loads and wait for them. Return the time it took, in seconds.
-
-        ``step``: the one before the step that waits. ``stopped``: the agent does not respond.
-        """
-        begin = time.monotonic()
-        self._send(loads, step, stopped=stopped)
-        self.wait()
-        return time.monotonic() - begin
 
     def wait(self, usable: Callable[[int], bool] | None = None) -> None:
         """Wait until each of the loads is over, or usable. Give up those that are not in time."""
@@ -127,12 +114,10 @@ class StepWaits(WorkerGuest):
             self._waited.remove(job)
             self._silent = True
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a load of the step is neither over nor given up."""
-        return bool(self._waited)
-
     def _send(self, loads: Sequence[LoadJob], step: int, *, stopped: bool) -> None:
+        """Send the loads. ``step``: the one before the step that waits. ``stopped``: the agent does
+        not respond.
+        """
         self._left_s = self._wait_s
         sent = not (stopped or self._silent)
         for load in loads:
@@ -155,6 +140,3 @@ class StepWaits(WorkerGuest):
         for fd in self.side.descriptors():
             poller.register(fd, select.POLLIN)
         poller.poll(math.ceil(self._left_s * 1e3))
-
-    def _tell(self, loads: Sequence[LoadJob], took_s: float) -> None:
-        self.side.pending_report.waited.update(dict.fromkeys((load.job for load in loads), took_s))

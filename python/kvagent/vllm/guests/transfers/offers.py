@@ -8,6 +8,7 @@ the agent is told once it has what it wanted.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,7 @@ class Transfers(Guest):
             self._ended.clear()
         if what is Reset.BEGAN:
             for offer in self._open.values():
-                self._send(offer, self.side.now())
+                self._send(offer, time.monotonic())
 
     def transfer_params(self, request: Any) -> dict[str, Any] | None:
         """Return what a decode engine needs to know about an ended request, if it was computed for
@@ -138,7 +139,7 @@ class Transfers(Guest):
             offer = Offer(tracked, offered_name(params, self._engine_id, request.request_id), tokens)
             self._open[request.request_id] = offer
             self.side.counts.transfers_offered += 1
-            self._send(offer, self.side.now())
+            self._send(offer, time.monotonic())
 
     def _deliver(self, tracked: Tracked) -> None:
         """Tell the agent that a request has what it wanted of a transfer, or wants it no more."""
@@ -152,7 +153,6 @@ class Transfers(Guest):
         self.side.agent.send(m.Offer(offer.name, offer.tokens, self._ttl_ms))
 
     def _settle(self) -> None:
-        """Complete the transfers whose saves have ended."""
         if self._ended:
             self._ended = [offer for offer in self._ended if not self._settled(offer)]
 

@@ -1,0 +1,57 @@
+package events
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+)
+
+// pair is a chain of two blocks in memory, of which a subscriber was told.
+func pair(t *testing.T) (l *ledger, c *cursor, first, second uint32) {
+	l, c = newLedger(0, blockTokens, defaultLimits()), &cursor{}
+	tokens := make([]byte, l.stride)
+	first = l.add([]byte("block 1"), nil, tokens, nil)
+	second = l.add([]byte("block 2"), []byte("block 1"), tokens, nil)
+	l.set(first, 1)
+	l.set(second, 1)
+	if got := told(l, c); len(got) != 1 {
+		t.Fatalf("%q, want one run", got)
+	}
+	return l, c, first, second
+}
+
+// told returns the runs that a subscriber is told.
+func told(l *ledger, c *cursor) (all []string) {
+	list, _ := l.take(c, &room{blocks: 100, bytes: maxBatchBytes}, nil)
+	for _, r := range runs(list, true) {
+		all = append(all, fmt.Sprint(r.stored, r.medium, r.blocks))
+	}
+	return all
+}
+
+// TestMoveIsStoredFirst: a block that moves is never gone.
+func TestMoveIsStoredFirst(t *testing.T) {
+	l, c, _, second := pair(t)
+	l.set(second, 2)
+	want := []string{fmt.Sprint(true, 1, []uint32{second}), fmt.Sprint(false, 0, []uint32{second})}
+	if got := told(l, c); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestRunsKeepTheOrder: a block that comes back to a medium is not told so before it has left.
+func TestRunsKeepTheOrder(t *testing.T) {
+	l, c, first, second := pair(t)
+	l.set(second, 3)
+	told(l, c)
+	l.set(first, 3)
+	l.set(second, 1)
+	l.set(second, 3)
+	want := []string{
+		fmt.Sprint(true, 1, []uint32{first}), fmt.Sprint(false, 1, []uint32{second}),
+		fmt.Sprint(true, 1, []uint32{second}),
+	}
+	if got := told(l, c); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -1,1 +1,0 @@
-"""No error of the connector's own leaves a call of vLLM's (docs/VLLM.md, "Errors")."""

@@ -1,0 +1,305 @@
+"""The requests of one engine whose end, and whose hints, the agent is told of.
+
+What brings blocks is told when a request arrives. All else is told once it has ended and its saves
+are over, with the facts of its end: then its blocks are stored, and nobody waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from kvagent.limits import MAX_HINT_ID, MAX_JOB_BLOCKS
+from kvagent.messages import Action, ActionState, BlockStatus, Finish, Hint, HintAction, HintChain, Hinted
+from kvagent.vllm.guests.hints.actions import NAMES, BadHint, Rejected, actions, shown, source
+from kvagent.vllm.hooks import Guest, Reset
+from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Hurry, Phase, Terms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from kvagent.vllm.plan import StepPlan
+    from kvagent.vllm.scheduler.requests import Tracked
+
+MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
+log = logging.getLogger("vllm.kvagent")
+_NOW = {Action.PREFETCH, Action.FETCH}
+_LOWER = {Action.DEMOTE, Action.DROP}
+_FINISHED = {
+    "FINISHED_STOPPED": Finish.STOP, "FINISHED_LENGTH_CAPPED": Finish.LENGTH, "FINISHED_ABORTED": Finish.ABORT,
+}  # fmt: skip
+_NAMES = {action: name for name, action in NAMES.items()}
+
+
+@dataclass(eq=False, slots=True)
+class _Told:
+    """A request that the agent is told of."""
+
+    tracked: Tracked
+    req: int
+    session: str = ""
+    later: list[HintAction] = field(default_factory=list)
+    """Actions that are carried out once it has ended."""
+    now: list[HintAction] = field(default_factory=list)
+    """Actions that are carried out when it arrives."""
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+    """By an action's number."""
+    first: set[tuple[int, bytes]] = field(default_factory=set)
+    """The blocks that it was the first to store, with their groups, if that matters."""
+    finish: Finish = Finish.UNKNOWN
+    output: int = 0
+    stored: Sequence[Sequence[bytes]] = ()
+    """Once it has ended: of its blocks, those that may be stored, by group."""
+
+
+class Hints(Guest):
+    """Tells the agent of the ends of requests, and of what clients ask to do with blocks."""
+
+    def __init__(self, remote_s: float, tool_tokens: frozenset[int] = frozenset()) -> None:
+        """``remote_s``: how long a request waits for blocks of another agent. ``tool_tokens``: of
+        which an output that calls a tool has one.
+        """
+        self._remote_s = remote_s
+        self._tool_tokens = tool_tokens
+        self._running: dict[str, _Told] = {}
+        self._ended: list[_Told] = []  # whose saves have not
+        self._owners: dict[Tracked, _Told] = {}  # of which it matters what they were the first to store
+        self._untold: dict[_Told, list[Hint]] = {}  # what is to be brought, of which no agent could be told
+        self._fetching: dict[_Told, Terms] = {}  # whose look-ups wait for another agent, and how
+        self._last: tuple[str, list[dict[str, Any]]] = ("", [])  # of the request that ended last: its receipts
+        self._req = secrets.randbits(31)
+
+    def name(self, tracked: Tracked, session: Any) -> None:
+        """Name the client's session of a request that arrives. Raise BadHint."""
+        if not (name := _session(session)):
+            raise BadHint(f"{shown(session)}, allowed is a string of 1 to {MAX_HINT_ID} bytes")
+        self._own(self._told(tracked), name)
+
+    def add(self, tracked: Tracked, given: Any) -> None:
+        """Take the actions of a request that arrives. Raise BadHint for what is none."""
+        told, found = self._told(tracked), actions(given)
+        self.side.counts.requests_hinted += 1
+        for action in found:
+            if isinstance(action, Rejected):
+                told.receipts.append(_receipt(action.id, action.action, ActionState.REJECTED, action.reason))
+            else:
+                self._take(told, action)
+
+    def seen(self, tracked: Tracked) -> None:
+        """Note a request that has arrived, and tell the agent what is to be brought for it."""
+        request, told = tracked.request, self._told(tracked)
+        if not told.session and (name := _session(getattr(request, "session_id", None))):
+            self._own(told, name)
+        if given := getattr(request, "kv_hints", None):
+            try:
+                self.add(tracked, given)
+            except BadHint as reason:
+                self.side.counts.switches_ignored += 1
+                log.warning("kv_hints: %s; they are ignored", reason)
+        params = getattr(request, "kv_transfer_params", None)
+        if isinstance(params, dict) and (fetch := source(params)):
+            self._take(told, fetch)
+        if told.now:
+            self._bring(told)
+
+    def _told(self, tracked: Tracked) -> _Told:
+        """Return what is known of a request that arrives."""
+        name = tracked.request.request_id
+        if (told := self._running.get(name)) is None:
+            self._req = self._req % (1 << 32 - 1) + 1
+            told = self._running[name] = _Told(tracked, self._req)
+        return told
+
+    def _own(self, told: _Told, session: str) -> None:
+        told.session = session
+        self._owners[told.tracked] = told
+
+    def _take(self, told: _Told, action: HintAction) -> None:
+        number = len(told.receipts)
+        why = "the agent was not told" if action.kind in _NOW else "carried out once the request's blocks are stored"
+        told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.DEFERRED, why))
+        action = replace(action, id=f"{told.req}/{number}")
+        if action.kind in _NOW:
+            told.now.append(action)
+            return
+        told.later.append(action)
+        told.tracked.saving.hurry = max(told.tracked.saving.hurry, Hurry.AT_ONCE)
+        if action.kind in _LOWER:
+            self._own(told, told.session)
+
+    def _bring(self, told: _Told) -> None:
+        """Tell the agent what is to be brought for a request that has arrived. Without a session
+        it is told before the next step.
+        """
+        tracked = told.tracked
+        for action in told.now:
+            if action.kind == Action.FETCH and tracked.asking.terms == USUAL:
+                name = f"hint/{action.id}".encode()
+                tracked.asking.terms = Terms(name, action.peer, False, self._remote_s, self._remote_s)
+                self._fetching[told] = tracked.asking.terms
+        self._untold[told] = list(
+            hints(told.req, "", Finish.UNKNOWN, 0, tuple(told.now), self._blocks(tracked.request, NO_LIMIT), None)
+        )
+        self._send()
+
+    def _send(self) -> None:
+        """Send what is to be brought, if there is a session."""
+        for told, parts in list(self._untold.items()):
+            if all(list(map(self.side.agent.send, parts))):
+                del self._untold[told]
+                for action in told.now:
+                    told.receipts[_number(action.id)]["reason"] = "on its way"
+
+    def planned(self, plan: StepPlan, output: Any, now: float) -> None:  # noqa: ARG002
+        """Take receipts, and tell the agent of those whose last saves are over."""
+        if self._untold:
+            self._send()
+        for answer in self.side.agent.take_receipts():
+            self._receive(answer)
+        for told in [one for one in self._fetching if one.tracked.phase != Phase.NONE]:
+            asking = told.tracked.asking
+            if asking.terms is self._fetching.pop(told):  # no transfer took its place
+                asking.terms = USUAL
+        self._settle()
+
+    def heard(self, report: Any, over: Sequence[tuple[Sequence[Any], bytes]], now: float) -> None:  # noqa: ARG002
+        """Record which blocks requests were the first to store."""
+        for runs, statuses in over if self._owners else ():
+            at = 0
+            for run in runs:
+                some, at = statuses[at : at + len(run.hashes)], at + len(run.hashes)
+                if told := self._owners.get(run.tracked):
+                    stored = zip(run.hashes, some, strict=False)
+                    told.first.update((run.group, key) for key, one in stored if one == BlockStatus.OK)
+        self._settle()
+
+    def ended(self, tracked: Tracked) -> None:
+        """Handle the end of a request, whose last blocks were added to the next saves."""
+        request = tracked.request
+        told = self._running.pop(request.request_id, None)
+        if told is None:
+            return
+        self._last = request.request_id, told.receipts
+        self._fetching.pop(told, None)
+        self._untold.pop(told, None)
+        told.finish = _FINISHED.get(getattr(request.status, "name", ""), Finish.UNKNOWN)
+        told.output = request.num_output_tokens
+        if told.finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
+            told.finish = Finish.TOOL
+        told.stored = self._blocks(request, min(request.num_computed_tokens, request.num_tokens))
+        if tracked.stale or tracked.barred or not any(told.stored):
+            self._owners.pop(tracked, None)
+            return
+        if len(self._ended) == MAX_ENDED:
+            self._owners.pop(self._ended.pop(0).tracked, None)
+            self.side.counts.hints_lost += 1
+        self._ended.append(told)
+        self._settle()
+
+    def reset(self, what: Reset) -> None:
+        """Forget all requests that have ended, since their blocks belong to old weights."""
+        if what is Reset.WEIGHTS:
+            for told in self._ended:
+                self._owners.pop(told.tracked, None)
+            self._ended.clear()
+
+    def transfer_params(self, request: Any) -> dict[str, Any] | None:
+        """Return the receipts of a request's hints, if it had some."""
+        of, receipts = self._last
+        return {"kvagent.receipts": receipts} if receipts and of == request.request_id else None
+
+    def _blocks(self, request: Any, tokens: int) -> list[Sequence[bytes]]:
+        """Return the hashes of a request's first tokens, by group."""
+        geometry = self.side.geometry
+        sizes = [(spec.block_tokens, geometry.scale(group)) for group, spec in enumerate(geometry.groups)]
+        return [request.block_hashes[scale - 1 : tokens // size * scale : scale] for size, scale in sizes]
+
+    def _receive(self, answer: Hinted) -> None:
+        for told in self._running.values():
+            if told.req == answer.req:
+                for one in answer.receipts:
+                    if (number := _number(one.id)) < len(told.receipts):
+                        told.receipts[number] |= {
+                            "state": ActionState(one.state).name.lower(), "blocks": one.blocks, "bytes": one.bytes,
+                            "reason": one.reason,
+                        }  # fmt: skip
+
+    def _settle(self) -> None:
+        """Tell the agent of the requests whose saves have ended."""
+        if not self._ended:
+            return
+        settled = self.side.saves.settled
+        over = [told for told in self._ended if settled(told.tracked)]
+        self._ended = [told for told in self._ended if told not in over] if over else self._ended
+        for told in over:
+            self.side.counts.hints_lost += not self._tell(told)
+
+    def _tell(self, told: _Told) -> bool:
+        """Tell the agent of an ended request. Return whether it was told all."""
+        whole = told.session or told.later
+        stored = told.stored if whole else [one[-1:] for one in told.stored]
+        owner = self._owners.pop(told.tracked, None)
+        first = (lambda group, key: (group, key) in told.first) if owner else None
+        parts = hints(told.req, told.session, told.finish, told.output, tuple(told.later), stored, first)
+        return all(list(map(self.side.agent.send, parts)))
+
+
+def hints(
+    req: int, session: str, finish: Finish, output: int, todo: tuple[HintAction, ...],
+    hashes: Sequence[Sequence[bytes]], own: Callable[[int, bytes], bool] | None,
+) -> Iterator[Hint]:  # fmt: skip
+    """Yield the messages about blocks, by group. ``own``: which the session was the first to
+    store.
+    """
+    chains: list[HintChain] = []
+    room = MAX_JOB_BLOCKS
+    for group, keys in enumerate(hashes):
+        at = 0
+        while at < len(keys):
+            part = keys[at : at + room]
+            bits = int("".join("01"[own(group, key)] for key in reversed(part)), 2) if own else 0
+            mine = bits.to_bytes((len(part) + 7) // 8, "little") if bits else b""
+            chains.append(HintChain(group, len(part[0]), b"".join(part), mine))
+            at, room = at + len(part), room - len(part)
+            if not room:
+                yield Hint(req, session, finish, output, todo, tuple(chains))
+                chains, room = [], MAX_JOB_BLOCKS
+    if chains:
+        yield Hint(req, session, finish, output, todo, tuple(chains))
+
+
+def _receipt(identifier: str, action: str, state: ActionState, reason: str) -> dict[str, Any]:
+    return {
+        "id": identifier, "action": action, "state": state.name.lower(), "reason": reason, "blocks": 0, "bytes": 0,
+    }  # fmt: skip
+
+
+def _number(identifier: str) -> int:
+    """Return an action's number among those of its request."""
+    number = identifier.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 1 << 32
+
+
+def _session(given: Any) -> str:
+    """Return the name of a client's session; empty if it is none."""
+    named = isinstance(given, str) and 0 < len(given.encode(errors="replace")) <= MAX_HINT_ID
+    return given.encode(errors="replace").decode() if named else ""
+
+
+def tool_tokens(config: Any) -> frozenset[int]:
+    """Return the tokens with which a model calls tools, of its ``tokenizer_config.json``."""
+    added = config.get("added_tokens_decoder") if isinstance(config, dict) else None
+    found = added.items() if isinstance(added, dict) else ()
+    return frozenset(
+        int(number) for number, one in found
+        if number.isdecimal() and isinstance(one, dict) and one.get("content") in TOOL_TOKENS
+    )  # fmt: skip
+
+
+TOOL_TOKENS = {
+    "<tool_call>", "</tool_call>", "<|tool_call|>", "<|tool_call>", "<|call|>", "<|eom_id|>", "<|eom|>", "[TOOL_CALLS]",
+    "<|tool_calls_section_begin|>", "<|action_start|>", "<|python_tag|>",
+    "<\N{FULLWIDTH VERTICAL LINE}tool\u2581calls\u2581begin\N{FULLWIDTH VERTICAL LINE}>",
+}  # fmt: skip
