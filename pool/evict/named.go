@@ -1,8 +1,6 @@
 package evict
 
-import (
-	"github.com/kvagent/kvagent/pool"
-)
+import "github.com/kvagent/kvagent/pool"
 
 // Names of policies, the values of --eviction.
 const (

@@ -35,11 +35,11 @@ func TestTraces(t *testing.T) {
 		capacity    int
 		least       float64
 	}{
-		{"conversation", "", 3000, 0.138}, {"conversation", "", 10000, 0.235}, {"conversation", "", 30000, 0.332},
-		{"agents", "", 2500, 0.58}, {"agents", "", 5000, 0.825}, {"agents", "", 10000, 0.933},
-		{"agents", "facts", 2500, 0.585}, {"agents", "facts", 5000, 0.83}, {"agents", "facts", 10000, 0.933},
-		{"agents", "hints", 2500, 0.655}, {"agents", "hints", 5000, 0.865},
-		{"agents", "lies", 2500, 0.575}, {"conversation", "lies", 3000, 0.133},
+		{"conversation", "", 3000, 0.136}, {"conversation", "", 10000, 0.235}, {"conversation", "", 30000, 0.333},
+		{"agents", "", 2500, 0.58}, {"agents", "", 5000, 0.8255}, {"agents", "", 10000, 0.933},
+		{"agents", "facts", 2500, 0.585}, {"agents", "facts", 5000, 0.83}, {"agents", "facts", 10000, 0.9335},
+		{"agents", "hints", 2500, 0.658}, {"agents", "hints", 5000, 0.865},
+		{"agents", "lies", 2500, 0.577}, {"agents", "lies", 5000, 0.822}, {"conversation", "lies", 3000, 0.133},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%d", c.trace, c.told, c.capacity), func(t *testing.T) {
 			s := readAgents(t)
@@ -85,7 +85,7 @@ const mayBeBelow = 0.005
 
 // worse are workloads of which the policy learns something that is not true later, and how much
 // farther below LRU it is for that: LRU is the better choice for them.
-var worse = map[string]float64{"pingpong": 0.05, "huge": 0.045, "flip": 0.005}
+var worse = map[string]float64{"pingpong": 0.05, "huge": 0.045, "flip": 0.01}
 
 // TestNotBelowLRU compares the hits at the end of each generated workload with those of exact LRU.
 func TestNotBelowLRU(t *testing.T) {

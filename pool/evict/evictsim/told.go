@@ -40,8 +40,8 @@ func (s *Stream) WithFacts() *Stream {
 // soon is the time in ms within which a session has to come back to be worth a hint.
 const soon = 10 * minute
 
-// WithHints returns a stream in which policies are also told at the end of a request whether its
-// session comes back soon, and when. recall is the share of the requests for which a hint is given,
+// WithHints returns a stream in which policies are told the facts, and whether a request's session
+// comes back soon, and when. recall is the share of the requests for which a hint is given,
 // precision that of the hints that are true. The false ones say the opposite of what happens; 1 and
 // 1 is an oracle, 0 and 1 one that always lies.
 func (s *Stream) WithHints(precision, recall float64, seed uint64) *Stream {
@@ -51,7 +51,9 @@ func (s *Stream) WithHints(precision, recall float64, seed uint64) *Stream {
 	times := s.returns(next)
 	for i := range s.Requests {
 		r := &s.Requests[i]
+		t := Told{Millis: r.end(), Request: i, Output: r.Output, Finish: r.Finish}
 		if len(r.Blocks) == 0 || random.Float64() >= recall {
+			told.Told = append(told.Told, t) // the facts alone
 			continue
 		}
 		again, back := times[i]-r.end(), times[i] >= 0 && times[i]-r.end() <= soon
@@ -59,8 +61,7 @@ func (s *Stream) WithHints(precision, recall float64, seed uint64) *Stream {
 			back = !back
 			again = int64(random.Float64() * minute)
 		}
-		t := Told{Millis: r.end(), Request: i, Output: r.Output, Finish: r.Finish, Until: r.end() + soon}
-		if back {
+		if t.Until = r.end() + soon; back {
 			t.Priority, t.Until = 100, r.end()+max(1, again)
 		}
 		told.Told = append(told.Told, t)

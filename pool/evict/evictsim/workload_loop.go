@@ -29,19 +29,6 @@ func (w *writer) loop(blocks int, once float64, shuffle bool) {
 	})
 }
 
-// loopPhases repeats a loop that grows past the capacity and shrinks again.
-func loopPhases(w *writer) {
-	docs := w.prompts(640, 10, 40) // 16,000 blocks
-	next := 0
-	w.arrivals(0, hour, 3.5, func(at float64) {
-		size := len(docs) * (1 + int(at/(6*minute))%3) / 3
-		if next++; next >= size {
-			next = 0
-		}
-		w.add(at, docs[next])
-	})
-}
-
 // tree makes prompts that are paths from the root of a deep tree to a leaf, popular branches more
 // often, with a new leaf now and then.
 func tree(w *writer) {

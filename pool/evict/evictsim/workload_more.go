@@ -1,9 +1,6 @@
 package evictsim
 
-import (
-	"math"
-	"slices"
-)
+import "slices"
 
 // documents draws whole prompts by popularity, whose skew follows from the seed.
 func documents(w *writer) {
@@ -12,19 +9,6 @@ func documents(w *writer) {
 	w.arrivals(
 		0, hour, 3, func(at float64) { w.add(at, append(slices.Clone(docs[pick()]), w.fresh(w.between(0, 2))...)) },
 	)
-}
-
-// days has a daily rhythm of chats over three days, with a batch of scans at night.
-func days(w *writer) {
-	for day := range 3 {
-		from := float64(day) * 24 * hour
-		for h := range 24 {
-			busy := max(0.002, 0.07*math.Sin(float64(h-6)/24*2*math.Pi))
-			at := from + float64(h)*hour
-			w.chats(at, at+hour, busy, 120, 6)
-		}
-		w.scans(from+hour, from+3*hour, 0.05)
-	}
 }
 
 // huge has a few prompts of 400 to 3,000 blocks, each repeated some times.
@@ -58,3 +42,21 @@ func bursts(i int, _ int64) int64 { return int64(i/200) * minute }
 
 // gaps pauses for forty days after every 500 requests.
 func gaps(i int, at int64) int64 { return at + int64(i/500)*40*24*hour }
+
+// rag has instructions, some passages by popularity in the order they were found, and a question.
+func (w *writer) rag(from, to, perSecond float64) {
+	shared := w.fresh(2)
+	pick := w.zipf(3000, 1.1)
+	known := map[[5]int][]uint32{} // blocks of the passage at the end of a way
+	w.arrivals(from, to, perSecond, func(at float64) {
+		chain, way := slices.Clone(shared), [5]int{}
+		for i := range w.between(2, len(way)) {
+			way[i] = 1 + pick()
+			if known[way] == nil {
+				known[way] = w.fresh(1 + way[i]%4)
+			}
+			chain = append(chain, known[way]...)
+		}
+		w.add(at, append(chain, w.fresh(1)...))
+	})
+}
