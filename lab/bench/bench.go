@@ -17,7 +17,7 @@ import (
 // Command is bench with all its measurements.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
-	bench.AddCommand(lookupCommand(), indexCommand(), transferCommand(), policyCommand(), recoverCommand())
+	bench.AddCommand(lookupCommand(), transferCommand(), policyCommand(), recoverCommand())
 	return bench
 }
 
