@@ -57,7 +57,7 @@ func lookupAgentCommand() *cobra.Command {
 			if err := a.open(filepath.Join(args[0], lookupSockets), chains, ranks, args[3]); err != nil {
 				return err
 			}
-			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), func(string) error { return nil })
+			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 }
