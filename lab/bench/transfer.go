@@ -58,9 +58,10 @@ and three times --memory bytes of memory.`,
 			return printTransfer(cmd.OutOrStdout(), rows, s.json)
 		},
 	}
-	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
-	cmd.Flags().Var(settings.Count(&s.rounds, 1, 1000), "rounds", "measurements of each kind, of which the median counts")
-	cmd.Flags().Var(settings.Size(&s.memory, 128<<20, 1<<40), "memory", "bytes of engine memory, and of the pool")
+	f := cmd.Flags()
+	f.BoolVar(&s.json, "json", false, "print one JSON object")
+	f.Var(settings.Count(&s.rounds, 1, 1000), "rounds", "measurements of each kind, of which the median counts")
+	f.Var(settings.Size(&s.memory, 128<<20, 1<<40), "memory", "bytes of engine memory, and of the pool")
 	return cmd
 }
 
@@ -96,7 +97,7 @@ func printTransfer(out io.Writer, rows []transferRow, asJSON bool) error {
 // Sizes of the measurement.
 const (
 	jobSegments = 8        // of a block; each in a layer of its own, as a paged KV cache has them
-	jobShare    = 8        // one measurement moves a 1/benchShare of the engine's memory
+	jobShare    = 8        // one measurement moves 1/jobShare of the engine's memory
 	jobBlocks   = 256      // blocks of one job
 	sumPiece    = 64 << 10 // bytes that a mover sums at a time
 )
