@@ -125,7 +125,6 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 	}
 	start := e.now()
 	a := e.agent.Ask(&Question{Hashes: hashes, Tokens: r.nt, Own: own})
-	e.stats.Lookups++
 	if a.Failed {
 		e.stats.LookupMisses++
 	} else {
@@ -135,7 +134,6 @@ func (e *Engine) ask(r *request, own int) (tokens int, pending bool) {
 		if r.pending.IsZero() {
 			r.pending = start
 		}
-		e.stats.LookupsPending++
 		if start.Sub(r.pending) < pendingWait {
 			e.release(a.Lease)
 			return 0, true

@@ -33,7 +33,7 @@ type attachment struct {
 	mu struct {
 		sync.Mutex
 		jobs  map[uint64]*shares
-		epoch uint32 // of the weights
+		epoch uint32 // of the space
 		ended bool
 	}
 }
@@ -256,23 +256,19 @@ func (a *attachment) read(s *session) {
 		case *ipc.Done:
 			a.done(m.Job, m.Status)
 		case *ipc.Epoch:
-			if a.raise(m.Epoch) {
-				a.events <- Event{Reset: true}
-			}
+			a.raise(m.Epoch)
 		case *ipc.Error:
 			a.breakUp()
 		}
 	}
 }
 
-// raise records a weights epoch. Several sessions report it in any order, and the highest counts.
-// It returns false if the epoch is not newer.
-func (a *attachment) raise(epoch uint32) bool {
+// raise records an epoch of the space. Several sessions report it in any order, and the highest
+// counts. The engine's own blocks stay: no reset changes what they hold.
+func (a *attachment) raise(epoch uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	newer := epoch > a.mu.epoch
 	a.mu.epoch = max(a.mu.epoch, epoch)
-	return newer
 }
 
 // breakUp ends the attachment: every writer ends its stream.

@@ -91,13 +91,6 @@ func (p *blockPool) publish(id BlockID, k cacheKey) {
 	p.cached[k] = id
 }
 
-// forgetAll empties the prefix cache; blocks in use stay in use.
-func (p *blockPool) forgetAll() {
-	for id := range p.blocks {
-		p.forget(BlockID(id))
-	}
-}
-
 func (p *blockPool) forget(id BlockID) {
 	if b := &p.blocks[id]; b.published {
 		delete(p.cached, b.key)

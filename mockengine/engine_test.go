@@ -50,6 +50,13 @@ func newTestEngine(t *testing.T, cfg Config) (*Engine, *fakeAgent) {
 	return e, f
 }
 
+// forgetAll empties the prefix cache; blocks in use stay in use.
+func (p *blockPool) forgetAll() {
+	for id := range p.blocks {
+		p.forget(BlockID(id))
+	}
+}
+
 // conversations draws n requests in which later turns repeat earlier ones and go on.
 func conversations(rng *rand.Rand, n, maxBlocks int) []Request {
 	var past [][]uint64

@@ -81,10 +81,6 @@ func (e *Engine) unpin(j *job) {
 
 // over handles a finished job: its fence has come.
 func (e *Engine) over(ev Event) {
-	if ev.Reset {
-		e.newWeights()
-		return
-	}
 	j := e.jobs.byID[ev.Job]
 	if j == nil {
 		return
@@ -205,17 +201,6 @@ func (e *Engine) backToWaiting(r *request) {
 func (e *Engine) release(l Lease) {
 	if l != (Lease{}) {
 		e.agent.Release(l)
-	}
-}
-
-// newWeights forgets what was computed with the old weights: nothing of it is found or saved again.
-// Requests in progress keep theirs to themselves.
-func (e *Engine) newWeights() {
-	e.pool.forgetAll()
-	for _, q := range [][]*request{e.loading, e.running, e.waiting} {
-		for _, r := range q {
-			r.SkipSave = r.SkipSave || r.state != stateWaiting
-		}
 	}
 }
 

@@ -85,8 +85,7 @@ type Section struct {
 type Event struct {
 	Job    uint64
 	Status []uint8
-	Moved  int  // blocks copied, over all ranks
-	Reset  bool // no job: a new weights epoch was started
+	Moved  int // blocks copied, over all ranks
 }
 
 // Limits of a link.
@@ -267,21 +266,13 @@ func sleep(ctx context.Context, d time.Duration) {
 // evicted by then, the load reports it.
 func answer(a *attachment, r *ipc.LookupReply) Answer {
 	switch r.Status {
-	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap:
-		return Answer{Tokens: int(r.Tokens), Lease: leaseOf(a, r)}
-	case ipc.LookupPending:
-		return Answer{Tokens: int(r.Tokens), Lease: leaseOf(a, r), Pending: true}
-	case ipc.LookupOverloaded:
-		return Answer{Failed: true}
+	case ipc.LookupHit, ipc.LookupNoSession, ipc.LookupLeaseCap, ipc.LookupPending:
+		found := Answer{Tokens: int(r.Tokens), Pending: r.Status == ipc.LookupPending}
+		if r.Lease != 0 {
+			found.Lease = Lease{Attachment: a.number, Number: r.Lease}
+		}
+		return found
 	default:
-		return Answer{}
+		return Answer{Failed: r.Status == ipc.LookupOverloaded}
 	}
-}
-
-// leaseOf returns the lease of a reply, if it has one.
-func leaseOf(a *attachment, r *ipc.LookupReply) Lease {
-	if r.Lease == 0 {
-		return Lease{}
-	}
-	return Lease{Attachment: a.number, Number: r.Lease}
 }

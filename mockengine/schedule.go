@@ -18,7 +18,6 @@ func (e *Engine) schedule() *launched {
 			s.work.hold = make(chan struct{})
 		}
 		e.step = s.work.step
-		e.stats.Steps++
 		e.workers.launch(s.work)
 	}
 	jobs := e.jobs.next

@@ -37,7 +37,7 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 	}
 	g.run(&Command{Until: -1, SettleMS: 1000, Requests: requests})
 	if o.Hold {
-		g.hold(ctx)
+		<-ctx.Done()
 	}
 	g.leave()
 	if n := g.engine.Stats().WrongBytes; n > 0 {
@@ -49,24 +49,8 @@ func Solo(ctx context.Context, cfg Config, where LinkConfig, requests []Request,
 	return nil
 }
 
-// hold keeps the engine registered until ctx is done.
-func (g *driven) hold(ctx context.Context) {
-	tick := time.NewTicker(holdLook)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			g.engine.Settle(0)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// Limits of one engine alone.
+// Limits of a fill.
 const (
-	holdLook = 100 * time.Millisecond // how often a held engine polls the agent
-
 	fillWave   = 4096 // blocks of one save
 	fillTries  = 100  // saves of one wave: an agent may be busy
 	fillWithin = time.Minute

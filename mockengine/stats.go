@@ -15,15 +15,12 @@ type Stats struct {
 	BlocksVerified uint64 `json:"blocks_verified"`
 	WrongBytes     uint64 `json:"wrong_bytes"`
 
-	Steps          uint64 `json:"steps"`
-	Lookups        uint64 `json:"lookups"`
-	LookupsPending uint64 `json:"lookups_pending"` // look-ups that were answered pending
-	LookupMisses   uint64 `json:"lookup_misses"`   // look-ups that were not answered: no agent, or too late
-	SavesBusy      uint64 `json:"saves_busy"`      // save jobs postponed: queue full, or no revocation word
-	SavesRevoked   uint64 `json:"saves_revoked"`   // save jobs revoked by their word
-	LoadsFailed    uint64 `json:"loads_failed"`    // load jobs that did not deliver everything
-	LoadsLate      uint64 `json:"loads_late"`      // load jobs abandoned at the deadline
-	Preemptions    uint64 `json:"preemptions"`
+	LookupMisses uint64 `json:"lookup_misses"` // look-ups that were not answered: no agent, or too late
+	SavesBusy    uint64 `json:"saves_busy"`    // save jobs postponed: queue full, or no revocation word
+	SavesRevoked uint64 `json:"saves_revoked"` // save jobs revoked by their word
+	LoadsFailed  uint64 `json:"loads_failed"`  // load jobs that did not deliver everything
+	LoadsLate    uint64 `json:"loads_late"`    // load jobs abandoned at the deadline
+	Preemptions  uint64 `json:"preemptions"`
 
 	LookupTimes Times `json:"lookup_times,omitempty"`
 }
@@ -33,8 +30,7 @@ func (s *Stats) Add(o *Stats) {
 	for _, f := range []struct{ to, from *uint64 }{
 		{&s.BlocksSaved, &o.BlocksSaved}, {&s.BytesSaved, &o.BytesSaved}, {&s.BlocksLoaded, &o.BlocksLoaded},
 		{&s.BytesLoaded, &o.BytesLoaded}, {&s.BlocksVerified, &o.BlocksVerified}, {&s.WrongBytes, &o.WrongBytes},
-		{&s.Steps, &o.Steps}, {&s.Lookups, &o.Lookups}, {&s.LookupMisses, &o.LookupMisses},
-		{&s.LookupsPending, &o.LookupsPending}, {&s.SavesBusy, &o.SavesBusy}, {&s.SavesRevoked, &o.SavesRevoked},
+		{&s.LookupMisses, &o.LookupMisses}, {&s.SavesBusy, &o.SavesBusy}, {&s.SavesRevoked, &o.SavesRevoked},
 		{&s.LoadsFailed, &o.LoadsFailed}, {&s.LoadsLate, &o.LoadsLate}, {&s.Preemptions, &o.Preemptions},
 	} {
 		*f.to += *f.from

@@ -2,7 +2,6 @@
 package bench
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -17,21 +16,19 @@ import (
 // Command is bench with all its measurements.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure a part against its reference in the same run"}
-	bench.AddCommand(lookupCommand(), indexCommand(), transferCommand(), policyCommand(), recoverCommand())
+	bench.AddCommand(lookupCommand(), transferCommand(), policyCommand())
 	return bench
 }
 
 // childProcess is a process of this program that serves a measurement. It reports that it is ready,
-// then executes each line of its input, and ends with its input, so it cannot outlive the
-// measurement.
+// and ends with its input, so it cannot outlive the measurement.
 type childProcess struct {
 	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Reader
+	in  io.Closer
 	log child.Tail
 }
 
-const childDone = "done\n"
+const childReady = "ready\n"
 
 // startChildProcess runs this program with these arguments, and waits until the child is ready.
 func startChildProcess(args ...string) (*childProcess, error) {
@@ -46,23 +43,15 @@ func startChildProcess(args ...string) (*childProcess, error) {
 	if err := errors.Join(inErr, outErr); err != nil {
 		return nil, err
 	}
-	c.in, c.out = in, bufio.NewReader(out)
+	c.in = in
 	if err := c.cmd.Start(); err != nil {
 		return nil, err
 	}
-	if err := c.await(); err != nil {
-		return nil, errors.Join(err, c.close())
+	said := make([]byte, len(childReady))
+	if _, err := io.ReadFull(out, said); err != nil {
+		return nil, fmt.Errorf("a process of the measurement: %w\n%s", errors.Join(err, c.close()), c.log.String())
 	}
 	return c, nil
-}
-
-// await waits until the child has executed a line.
-func (c *childProcess) await() error {
-	if reply, err := c.out.ReadString('\n'); err != nil || reply != childDone {
-		return fmt.Errorf("a process of the measurement answered %q: %w", reply,
-			errors.Join(err, errors.New(c.log.String())))
-	}
-	return nil
 }
 
 func (c *childProcess) close() error {
@@ -70,19 +59,11 @@ func (c *childProcess) close() error {
 	return errors.Join(err, c.cmd.Wait())
 }
 
-// serveParent is the child's side: it calls do with each line. It returns at the end of the input,
-// or when writing to out fails.
-func serveParent(in io.Reader, out io.Writer, do func(line string) error) error {
-	lines := bufio.NewScanner(in)
-	for {
-		if _, err := io.WriteString(out, childDone); err != nil {
-			return err
-		}
-		if !lines.Scan() {
-			return lines.Err()
-		}
-		if err := do(lines.Text()); err != nil {
-			return err
-		}
+// serveParent is the child's side. It returns at the end of the input.
+func serveParent(in io.Reader, out io.Writer) error {
+	if _, err := io.WriteString(out, childReady); err != nil {
+		return err
 	}
+	_, err := io.Copy(io.Discard, in)
+	return err
 }

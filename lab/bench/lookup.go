@@ -22,11 +22,10 @@ type lookupRow struct {
 }
 
 type lookupSettings struct {
-	blocks  int      // stored
-	rounds  int      // questions of each kind
-	form    ipc.Form // of all questions; 0: of every form
-	memory  bool     // the pool has memory, to be saved to
-	forgets bool     // the agent remembers nothing of them
+	blocks int      // stored
+	rounds int      // questions of each kind
+	form   ipc.Form // of all questions; 0: of every form
+	agent  string   // lookupVirtual or another one
 }
 
 const wideRanks = 8
@@ -38,7 +37,7 @@ var (
 )
 
 func lookupCommand() *cobra.Command {
-	asJSON, s := false, lookupSettings{blocks: 1 << 20, rounds: 1000}
+	asJSON, s := false, lookupSettings{blocks: 1 << 20, rounds: 1000, agent: lookupVirtual}
 	cmd := &cobra.Command{
 		Use:   "lookup",
 		Short: "Time look-ups of all forms",

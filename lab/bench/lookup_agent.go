@@ -1,8 +1,10 @@
 package bench
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -55,7 +57,7 @@ func lookupAgentCommand() *cobra.Command {
 			if err := a.open(filepath.Join(args[0], lookupSockets), chains, ranks, args[3]); err != nil {
 				return err
 			}
-			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout(), func(string) error { return nil })
+			return serveParent(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 }
@@ -118,13 +120,28 @@ func (a *lookupAgent) fill(chains, ranks int) error {
 	if err != nil {
 		return err
 	}
-	f := filledIndex{pool: a.pool, space: space, shards: ranks}
 	for chain := range chains {
-		if err := f.insert(chain, lookupChain); err != nil {
-			return err
+		b := pool.Batch{Space: space, Epoch: 1, Hashes: benchChain(nil, chain, lookupChain),
+			Status: make([]pool.Status, lookupChain), Slots: make([]pool.Slot, lookupChain)}
+		for rank := range ranks {
+			b.Shard = uint8(rank)
+			a.pool.Reserve(&b)
+			if i := slices.IndexFunc(b.Status, func(s pool.Status) bool { return s != pool.OK }); i >= 0 {
+				return fmt.Errorf("block %d of chain %d: status %d", i, chain, b.Status[i])
+			}
+			a.pool.Commit(b.Slots, 1, b.Status)
 		}
 	}
 	return nil
+}
+
+// benchChain appends the hashes of a chain to blob: pseudo-random bytes.
+func benchChain(blob []byte, number, n int) pool.Hashes {
+	r := rand.New(rand.NewPCG(uint64(number), 0x6b76))
+	for range n * pool.MaxHashLen / 8 {
+		blob = binary.LittleEndian.AppendUint64(blob, r.Uint64())
+	}
+	return pool.Chain(blob, pool.MaxHashLen)
 }
 
 func (a *lookupAgent) close() (err error) {

@@ -159,14 +159,8 @@ func (b *lookupBench) open(s *lookupSettings) (err error) {
 	if b.dir, err = os.MkdirTemp("", "kvagent"); err != nil {
 		return err
 	}
-	kind := lookupVirtual
-	if s.memory {
-		kind = lookupReal
-	} else if s.forgets {
-		kind = lookupForgets
-	}
 	if b.server, err = startChildProcess("bench", "lookup", "agent", b.dir, strconv.Itoa(b.chains),
-		strconv.Itoa(b.ranks), kind); err != nil {
+		strconv.Itoa(b.ranks), s.agent); err != nil {
 		return err
 	}
 	if err := b.register(); err != nil {

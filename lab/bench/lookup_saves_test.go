@@ -131,7 +131,7 @@ func (s *lookupSaver) close() error {
 // engine saves.
 func besideSaves(t testing.TB, s lookupSettings, clients, n int) (p50, p99, savedGBs float64) {
 	t.Setenv(asCommand, "1")
-	s.memory = true
+	s.agent = lookupReal
 	b, err := newLookupBench(&s, 1)
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ func TestBenchLookup(t *testing.T) {
 		t.Skip("LONG: a benchmark")
 	}
 	t.Setenv(asCommand, "1")
-	rows, err := measureLookup(&lookupSettings{blocks: 4096, rounds: 20, form: ipc.FormOwn})
+	rows, err := measureLookup(&lookupSettings{blocks: 4096, rounds: 20, form: ipc.FormOwn, agent: lookupVirtual})
 	if err != nil || len(rows) != 2*len(lookupHashes) {
 		t.Fatalf("%d rows, %v", len(rows), err)
 	}
@@ -34,8 +34,8 @@ func TestBenchLookup(t *testing.T) {
 func BenchmarkHistory(b *testing.B) {
 	b.Setenv(asCommand, "1")
 	var sides [2]*lookupBench
-	for i := range sides {
-		side, err := newLookupBench(&lookupSettings{blocks: 1 << 17, forgets: i == 1}, 1)
+	for i, kind := range []string{lookupVirtual, lookupForgets} {
+		side, err := newLookupBench(&lookupSettings{blocks: 1 << 17, agent: kind}, 1)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -42,7 +42,7 @@ type transferSettings struct {
 }
 
 func transferCommand() *cobra.Command {
-	s := transferSettings{}
+	s := transferSettings{rounds: 9, memory: 1 << 30}
 	cmd := &cobra.Command{
 		Use:   "transfer",
 		Short: "Compare saves and loads on the host device with plain copy()",
@@ -51,13 +51,6 @@ that, the same bytes between the same places by copy() with as many threads. Tak
 and three times --memory bytes of memory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if s.rounds < 1 || s.rounds > 1000 {
-				return settings.Invalid(fmt.Errorf("--rounds is %d, must be 1 to 1000", s.rounds))
-			}
-			if s.memory < 64<<20 || s.memory > 1<<40 {
-				return settings.Invalid(fmt.Errorf("--memory is %d bytes, must be %d to %d", s.memory, 64<<20,
-					int64(1)<<40))
-			}
 			rows, err := measureTransfer(&s)
 			if err != nil {
 				return err
@@ -65,9 +58,10 @@ and three times --memory bytes of memory.`,
 			return printTransfer(cmd.OutOrStdout(), rows, s.json)
 		},
 	}
-	cmd.Flags().BoolVar(&s.json, "json", false, "print one JSON object")
-	cmd.Flags().IntVar(&s.rounds, "rounds", 9, "measurements of each kind, of which the median counts")
-	cmd.Flags().Int64Var(&s.memory, "memory", 1<<30, "bytes of engine memory, and of the pool")
+	f := cmd.Flags()
+	f.BoolVar(&s.json, "json", false, "print one JSON object")
+	f.Var(settings.Count(&s.rounds, 1, 1000), "rounds", "measurements of each kind, of which the median counts")
+	f.Var(settings.Size(&s.memory, 128<<20, 1<<40), "memory", "bytes of engine memory, and of the pool")
 	return cmd
 }
 
@@ -103,7 +97,7 @@ func printTransfer(out io.Writer, rows []transferRow, asJSON bool) error {
 // Sizes of the measurement.
 const (
 	jobSegments = 8        // of a block; each in a layer of its own, as a paged KV cache has them
-	jobShare    = 8        // one measurement moves a 1/benchShare of the engine's memory
+	jobShare    = 8        // one measurement moves 1/jobShare of the engine's memory
 	jobBlocks   = 256      // blocks of one job
 	sumPiece    = 64 << 10 // bytes that a mover sums at a time
 )

@@ -24,30 +24,22 @@ import (
 
 // options has all settings of mock.
 type options struct {
-	drive      bool
+	engine     mockengine.Config
+	blockBytes int64
 	socketDir  string
 	lookupName string
-	model      string
-	seed       uint64
-	attach     time.Duration
-	lookupWait time.Duration
-
-	fill string
-	hold bool
-
-	device     string
+	drive      bool
+	fill       string
 	requests   int
-	blocks     int
-	blockSize  int
-	blockBytes int64
-	killSelf   int
+	solo       mockengine.SoloOptions
 }
 
 // Command returns the command mock.
 func Command() *cobra.Command {
-	s := &options{socketDir: settings.DefaultSocketDir(), model: "mock/solo", device: mockengine.DeviceHost,
-		attach: 10 * time.Second, lookupWait: 50 * time.Millisecond, blocks: 2000,
-		blockSize: mockengine.TraceBlock, blockBytes: 16 << 10, requests: 100}
+	s := &options{socketDir: settings.DefaultSocketDir(), requests: 100, blockBytes: 16 << 10,
+		solo:   mockengine.SoloOptions{Attach: 10 * time.Second},
+		engine: mockengine.Config{Name: fmt.Sprintf("mock-%d", os.Getpid()), Model: "mock/solo"}}
+	_ = s.engine.Validate() // it sets defaults, which are valid
 	cmd := &cobra.Command{
 		Use:   "mock",
 		Short: "Play an inference engine against a running agent",
@@ -72,10 +64,7 @@ outcomes, one JSON object a line.`,
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			if s.fill != "" {
-				return s.runFill(ctx, cmd.OutOrStdout())
-			}
-			return s.runSolo(ctx, cmd.OutOrStdout())
+			return s.run(ctx, cmd.OutOrStdout())
 		},
 	}
 	s.addFlags(cmd.Flags())
@@ -87,61 +76,52 @@ func (s *options) addFlags(f *pflag.FlagSet) {
 	settings.AddSocketDir(f, &s.socketDir, "directory of the agent's sockets")
 	f.StringVar(&s.lookupName, "lookup-name", "",
 		"look-up socket that the agent opens for this engine; default: the common one")
-	f.StringVar(&s.model, "model", s.model, "model; engines with the same model and shape share blocks")
-	f.Uint64Var(&s.seed, "seed", 1, "seed of all random choices")
-	f.Var(settings.Duration(&s.attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
-	f.Var(settings.Duration(&s.lookupWait, time.Millisecond, time.Minute), "lookup-timeout",
+	f.StringVar(&s.engine.Model, "model", s.engine.Model, "model; engines with the same model and shape share blocks")
+	f.Uint64Var(&s.engine.Seed, "seed", 1, "seed of all random choices")
+	f.Var(settings.Duration(&s.solo.Attach, 0, time.Hour), "attach-within", "how long to wait for the agent")
+	f.Var(settings.Duration(&s.engine.LookupTimeout, time.Millisecond, time.Minute), "lookup-timeout",
 		"a look-up that takes longer is a miss")
 	f.StringVar(&s.fill, "fill", "", "file of hex hashes, one a line: save a block for each")
-	f.BoolVar(&s.hold, "hold", false, "stay registered until ended")
+	f.BoolVar(&s.solo.Hold, "hold", false, "stay registered until ended")
 	f.Var(settings.Count(&s.requests, 1, 1<<30), "requests", "requests to run")
-	f.Var(settings.Choice(&s.device, []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}),
-		"device", "memory of the KV cache blocks: host is shared memory, cuda the only visible GPU "+
+	devices := []string{mockengine.DeviceHost, mockengine.DeviceCUDA, mockengine.DeviceVirtual}
+	f.Var(settings.Choice(&s.engine.Device, devices), "device",
+		"memory of the KV cache blocks: host is shared memory, cuda the only visible GPU "+
 			"(CUDA_VISIBLE_DEVICES), cuda-virtual the same in pieces of virtual memory")
-	f.Var(settings.Count(&s.blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
-	f.Var(settings.Count(&s.blockSize, 1, 1<<20), "block-size", "tokens of a block hash")
+	f.Var(settings.Count(&s.engine.Blocks, 1, mockengine.MaxBlocks), "engine-blocks", "KV cache blocks")
+	f.Var(settings.Count(&s.engine.BlockTokens, 1, 1<<20), "block-size", "tokens of a block hash")
 	f.Var(settings.Size(&s.blockBytes, 64, 1<<30), "block-bytes", "bytes of one block on one rank")
-	f.Var(settings.Count(&s.killSelf, 0, 1<<30), "kill-self-after",
+	f.Var(settings.Count(&s.solo.KillAfter, 0, 1<<30), "kill-self-after",
 		"kill this process (SIGKILL) while a job is in flight, after this many jobs")
 	f.BoolVar(&s.drive, "drive", false, "read commands from standard input and write reports to standard output")
 	f.Lookup("drive").Hidden = true
 }
 
-func (s *options) config() mockengine.Config {
-	return mockengine.Config{Name: fmt.Sprintf("mock-%d", os.Getpid()), Device: s.device, Model: s.model, Seed: s.seed,
-		Blocks: s.blocks, BlockTokens: s.blockSize, BlockBytes: int(s.blockBytes), LookupTimeout: s.lookupWait}
-}
-
-func (s *options) link() mockengine.LinkConfig {
-	return mockengine.LinkConfig{Session: filepath.Join(s.socketDir, "session.sock"), LookupName: s.lookupName}
-}
-
-// runSolo runs requests through one engine.
-func (s *options) runSolo(ctx context.Context, out io.Writer) error {
-	cfg := s.config()
-	if err := cfg.Validate(); err != nil {
+// run runs requests through one engine, or saves a block for each hash of the file to fill from.
+func (s *options) run(ctx context.Context, out io.Writer) error {
+	link := mockengine.LinkConfig{Session: filepath.Join(s.socketDir, "session.sock"), LookupName: s.lookupName}
+	s.engine.BlockBytes = int(s.blockBytes)
+	if err := s.engine.Validate(); err != nil {
 		return settings.Invalid(err)
 	}
-	return mockengine.Solo(ctx, cfg, s.link(), mockengine.DrawRequests(s.seed, s.requests),
-		mockengine.SoloOptions{Attach: s.attach, Hold: s.hold, KillAfter: s.killSelf}, out)
-}
-
-// maxFill bounds the hashes of a --fill file.
-const maxFill = 16 << 20
-
-// runFill saves a block for each hash of the file, and keeps the engine if it is told to.
-func (s *options) runFill(ctx context.Context, out io.Writer) error {
+	if s.fill == "" {
+		requests := mockengine.DrawRequests(s.engine.Seed, s.requests)
+		return mockengine.Solo(ctx, s.engine, link, requests, s.solo, out)
+	}
 	hashes, err := readHashes(s.fill)
 	if err != nil {
 		return settings.Invalid(err)
 	}
-	return mockengine.Fill(ctx, s.config(), s.link(), hashes, s.attach, func() {
+	return mockengine.Fill(ctx, s.engine, link, hashes, s.solo.Attach, func() {
 		fmt.Fprintf(out, "filled %d\n", len(hashes))
-		if s.hold {
+		if s.solo.Hold {
 			<-ctx.Done()
 		}
 	})
 }
+
+// maxFill bounds the hashes of a --fill file.
+const maxFill = 16 << 20
 
 // readHashes reads a chain of block hashes, hex, one a line. All have one length; it skips empty
 // lines.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"sync"
 	"syscall"
 	"time"
 
@@ -159,14 +158,12 @@ func (r *replay) endAll() {
 	}
 	timer := time.AfterFunc(enginesWithin, kill)
 	defer timer.Stop()
-	var wg sync.WaitGroup
 	done := make(chan struct{})
-	wg.Go(func() { r.readers.Wait(); close(done) })
+	go func() { r.readers.Wait(); close(done) }()
 	for {
 		select {
 		case <-r.events:
 		case <-done:
-			wg.Wait()
 			return
 		}
 	}

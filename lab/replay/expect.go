@@ -3,6 +3,7 @@ package replay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -48,8 +49,8 @@ func (x *expectations) missed(s *scenario, o *Report) error {
 	var bad []error
 	miss := func(format string, args ...any) { bad = append(bad, fmt.Errorf("expected: "+format, args...)) }
 	if x.everyFault {
-		for _, fault := range s.faults(o) {
-			if fault.every > 0 && fault.count == 0 {
+		for _, fault := range s.faults(&o.Faults) {
+			if *fault.every > 0 && *fault.count == 0 {
 				miss("%s at least once", fault.name)
 			}
 		}
@@ -121,18 +122,27 @@ func (o *Report) from(name string) uint64 {
 	return 0
 }
 
-// fault is a kind of fault, and how often it happened.
+// fault is a kind of fault: every how many requests it is to happen, and how often it did.
 type fault struct {
-	name         string
-	every, count int
+	name, what   string
+	every, count *int
 }
 
-func (s *scenario) faults(o *Report) []fault {
+func (s *scenario) faults(f *Faults) []fault {
 	return []fault{
-		{"kill-engine", s.killEngine, o.EngineKills}, {"kill-agent", s.killAgent, o.AgentKills},
-		{"kill-mover", s.killMover, o.MoverKills}, {"kill-helper", s.killHelper, o.HelperKills},
-		{"kill-server", s.killServer, o.ServerKills}, {"pause-engine", s.pauseEngine, o.EnginePauses},
-		{"pause-agent", s.pauseAgent, o.AgentPauses}, {"pause-helper", s.pauseHelper, o.HelperPauses},
-		{"pause-server", s.pauseServer, o.ServerPauses},
+		{"kill-engine", "kill an engine", &s.killEngine, &f.EngineKills},
+		{"kill-agent", "kill an agent, rotating over the nodes,", &s.killAgent, &f.AgentKills},
+		{"kill-mover", "kill a mover of an agent", &s.killMover, &f.MoverKills},
+		{"kill-helper", "kill an agent's helper (Mooncake's client)", &s.killHelper, &f.HelperKills},
+		{"kill-server", "kill the server, and start it again,", &s.killServer, &f.ServerKills},
+		{"pause-engine", "stop an engine for a while", &s.pauseEngine, &f.EnginePauses},
+		{"pause-agent", "stop an agent for a while, rotating over the nodes,", &s.pauseAgent, &f.AgentPauses},
+		{"pause-helper", "stop an agent's helper for a while", &s.pauseHelper, &f.HelperPauses},
+		{"pause-server", "stop the server for a while", &s.pauseServer, &f.ServerPauses},
 	}
+}
+
+// anyFault reports whether anything is to be killed or paused.
+func (s *scenario) anyFault() bool {
+	return slices.ContainsFunc(s.faults(new(Faults)), func(f fault) bool { return *f.every > 0 })
 }

@@ -34,22 +34,22 @@ func (r *replay) plan(ctx context.Context) {
 		r.planStrike(false, 0)
 	}
 	if due(s.killAgent) {
-		r.planStrike(true, r.turn(&r.turns.killAgent))
+		r.planStrike(true, r.turn(s.killAgent))
 	}
 	if due(s.killMover) {
-		r.killMover(ctx, r.nodes[r.turn(&r.turns.killMover)])
+		r.killMover(ctx, r.nodes[r.turn(s.killMover)])
 	}
-	if due(s.pauseAgent) && r.nodes[r.turn(&r.turns.pauseAgent)].pause(ctx, s.pauseFor) {
+	if due(s.pauseAgent) && r.nodes[r.turn(s.pauseAgent)].pause(ctx, s.pauseFor) {
 		r.count(&r.tally.AgentPauses, 0)
 	}
 	if due(s.pauseEngine) {
 		r.pauseEngine(ctx)
 	}
 	if due(s.killHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turn(&r.turns.killHelper)], false)
+		r.strikeHelper(ctx, r.nodes[r.turn(s.killHelper)], false)
 	}
 	if due(s.pauseHelper) {
-		r.strikeHelper(ctx, r.nodes[r.turn(&r.turns.pauseHelper)], true)
+		r.strikeHelper(ctx, r.nodes[r.turn(s.pauseHelper)], true)
 	}
 	if due(s.killServer) {
 		r.killServer(ctx)
@@ -66,13 +66,10 @@ func (r *replay) planStrike(agent bool, node int) {
 	r.strikes = append(r.strikes, plannedStrike{s, node, r.dealt})
 }
 
-// turns counts the faults of each kind that rotates over the nodes.
-type turns struct{ killAgent, killMover, pauseAgent, killHelper, pauseHelper int }
-
-// turn returns the node whose turn it is; the seed chooses the first.
-func (r *replay) turn(of *int) (node int) {
-	*of++
-	return int((r.set.seed + uint64(*of)) % uint64(len(r.nodes)))
+// turn returns the node whose turn it is in a fault that comes every so many requests; the seed
+// chooses the first.
+func (r *replay) turn(every int) (node int) {
+	return int((r.set.seed + uint64(r.dealt/every)) % uint64(len(r.nodes)))
 }
 
 // nextStrike takes a planned strike and the engine that is to deal it, at a moment when a job is in
@@ -231,20 +228,12 @@ func (r *replay) watchCleanup(ctx context.Context, e *engine, died time.Time) {
 // forgets waits, at most emptyWithin, until an agent does not name an engine any more. It returns
 // false if that could not be observed, because the agent itself was killed or stopped.
 func (a *agentProcess) forgets(ctx context.Context, instance string, pauses int) bool {
-	ctx, stop := context.WithTimeout(ctx, emptyWithin)
-	defer stop()
 	paused := func() bool { _, now := a.faults(); return now != pauses }
-	for ctx.Err() == nil && !paused() {
-		st, err := a.status(ctx)
-		if err != nil {
-			return false
-		}
-		if !slices.ContainsFunc(st.EngineList, func(e admin.EngineStatus) bool { return e.Instance == instance }) {
-			break
-		}
-		time.Sleep(agentPoll)
-	}
-	return !paused()
+	_, err := a.until(ctx, emptyWithin, func(st *admin.Status) bool {
+		named := func(e admin.EngineStatus) bool { return e.Instance == instance }
+		return paused() || !slices.ContainsFunc(st.EngineList, named)
+	})
+	return err == nil && !paused()
 }
 
 func (r *replay) noteCleanup(d time.Duration) {

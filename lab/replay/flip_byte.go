@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,42 +57,25 @@ func poolFiles(pid int) (files []string, err error) {
 	return files, err
 }
 
-// searchedAtOnce is how much of a pool's memory is read at once.
-const searchedAtOnce = 16 << 20
-
-// flipIn flips a bit in the middle of the content where a file has it. It reads the file instead of
-// mapping it, which would allocate memory that was never written.
+// flipIn flips a bit in the middle of the content where a file has it, through a mapping: a file of
+// huge pages cannot be written to otherwise.
 func flipIn(path string, content []byte) (found bool, err error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	overlap := len(content) - 1
-	buf := make([]byte, searchedAtOnce+overlap)
-	for at := int64(0); ; at += searchedAtOnce {
-		n, err := f.ReadAt(buf, at)
-		if i := bytes.Index(buf[:n], content); i >= 0 {
-			return true, flipAt(f, at+int64(i+len(content)/2))
-		}
-		if errors.Is(err, io.EOF) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-	}
-}
-
-// flipAt flips a bit of a file through a mapping: a file of huge pages cannot be written to
-// otherwise.
-func flipAt(f *os.File, at int64) error {
-	const page = 2 << 20
-	start := at - at%page
-	mem, err := unix.Mmap(int(f.Fd()), start, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	info, err := f.Stat()
 	if err != nil {
-		return err
+		return false, err
 	}
-	mem[at-start] ^= 1
-	return unix.Munmap(mem)
+	mem, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return false, err
+	}
+	at := bytes.Index(mem, content)
+	if at >= 0 {
+		mem[at+len(content)/2] ^= 1
+	}
+	return at >= 0, unix.Munmap(mem)
 }

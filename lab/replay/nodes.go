@@ -73,26 +73,14 @@ func (a *agentProcess) awaitTiers(ctx context.Context, within time.Duration) err
 	if within == 0 {
 		return nil
 	}
-	end := time.Now().Add(within)
-	for {
-		st, err := a.status(ctx)
-		if err != nil {
-			return fmt.Errorf("status at the start: %w", err)
-		}
-		silent := silentTier(&st)
-		if silent == nil {
-			return nil
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within,
-				silent.Store.Reason)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(agentPoll):
-		}
+	st, err := a.until(ctx, within, func(st *admin.Status) bool { return silentTier(st) == nil })
+	if err != nil {
+		return fmt.Errorf("status at the start: %w", err)
 	}
+	if silent := silentTier(&st); silent != nil {
+		return fmt.Errorf("tiers-within: %s does not answer within %v: %s", silent.Name, within, silent.Store.Reason)
+	}
+	return nil
 }
 
 // silentTier returns a tier that does not answer, or nil. A store that reports no state counts as
@@ -123,23 +111,8 @@ func (r *replay) stopNodes(within time.Duration) error {
 // node returns the node of an engine.
 func (r *replay) node(engine int) *agentProcess { return r.nodes[engine%len(r.nodes)] }
 
-// empty waits until an agent has forgotten all engines, or until ctx ends, and returns its status
-// then.
-func (a *agentProcess) empty(ctx context.Context) (st admin.Status, err error) {
-	for {
-		if st, err = a.status(ctx); err != nil {
-			return st, fmt.Errorf("status in the end: %w", err)
-		}
-		if st.Leases+st.Regions+st.Engines+openImports(&st) == 0 {
-			return st, nil
-		}
-		select {
-		case <-ctx.Done():
-			return st, nil
-		case <-time.After(agentPoll):
-		}
-	}
-}
+// empty reports whether an agent has forgotten all engines.
+func empty(st *admin.Status) bool { return st.Leases+st.Regions+st.Engines+openImports(st) == 0 }
 
 // source has the origin of loaded blocks, over all nodes, in the last incarnation of each agent.
 type source struct {
@@ -259,6 +232,16 @@ func (a *agentProcess) status(ctx context.Context) (st admin.Status, err error) 
 		err = json.Unmarshal(body, &st)
 	}
 	return st, err
+}
+
+// until polls the agent's status until ok accepts it, at most that long, and returns the last one.
+func (a *agentProcess) until(ctx context.Context, within time.Duration,
+	ok func(*admin.Status) bool) (st admin.Status, err error) {
+	for end := time.Now().Add(within); ; sleepUntil(ctx, nil, agentPoll) {
+		if st, err = a.status(ctx); err != nil || ok(&st) || time.Now().After(end) {
+			return st, err
+		}
+	}
 }
 
 // stop ends the agent in order, within that time.

@@ -132,17 +132,15 @@ func (p *progress) table(r *replay, o *Report) {
 		"without faults: %.1f %%).\n", 100*o.HitRate, 100*o.SimHitRate)
 	fmt.Fprintf(p.out, "%s blocks compared byte for byte: %s. %s requests failed.\n",
 		settings.Thousands(int(o.BlocksVerified)), wrongText(o.WrongBytes), settings.Thousands(o.FailedRequests))
-	if o.MoverKills > 0 {
-		fmt.Fprintf(p.out, "%d mover kills (%d with a copy in flight).\n", o.MoverKills, o.MoverInFlight)
-	}
-	if o.EngineKills+o.AgentKills+o.AgentPauses > 0 {
-		fmt.Fprintf(p.out, "%d engine kills and %d agent kills (%d with a copy in flight), %d pauses; "+
-			"longest clean-up %.0f ms.\n",
-			o.EngineKills, o.AgentKills, o.KillsInFlight, o.AgentPauses, o.CleanupMaxMS)
-	}
-	if o.EnginePauses+o.HelperKills+o.HelperPauses+o.ServerKills+o.ServerPauses > 0 {
-		fmt.Fprintf(p.out, "%d pauses of engines; helpers: %d kills, %d pauses; server: %d kills, %d pauses.\n",
-			o.EnginePauses, o.HelperKills, o.HelperPauses, o.ServerKills, o.ServerPauses)
+	if p.set.anyFault() {
+		fmt.Fprint(p.out, "Faults:")
+		for _, one := range p.set.faults(&o.Faults) {
+			if *one.every > 0 {
+				fmt.Fprintf(p.out, " %s %d,", one.name, *one.count)
+			}
+		}
+		fmt.Fprintf(p.out, " of them %d kills with a copy in flight; longest clean-up %.0f ms.\n",
+			o.KillsInFlight+o.MoverInFlight, o.CleanupMaxMS)
 	}
 	if len(o.Sources) > 1 {
 		fmt.Fprintf(p.out, "Blocks loaded from: %s.\n", sourcesText(o.Sources))

@@ -174,8 +174,7 @@ type replay struct {
 	leaving  chan struct{}  // closed when the engines have left
 	exits    chan error     // an unexpected end, which ends the run
 	server   *daemon        // of the shared tier; nil: none
-	turns    turns
-	broken   bool // an error ends the run
+	broken   bool           // an error ends the run
 
 	begin   time.Time
 	dealt   int // requests dealt, all rounds
@@ -301,9 +300,6 @@ func (r *replay) rounds(ctx context.Context) error {
 
 // freshRecords returns the records with other hash ids, later.
 func freshRecords(records []mockengine.Record, round uint64, offset float64) []mockengine.Record {
-	if round == 0 {
-		return records
-	}
 	fresh := make([]mockengine.Record, len(records))
 	for i, rec := range records {
 		rec.Timestamp += offset

@@ -228,12 +228,10 @@ func (r *replay) leave(ctx context.Context) error {
 	if err := r.awaitWatches(ctx); err != nil { // an agent that was killed last is running again
 		return err
 	}
-	ctx, stop := context.WithTimeout(ctx, emptyWithin)
-	defer stop()
 	for _, a := range r.nodes {
-		st, err := a.empty(ctx)
+		st, err := a.until(ctx, emptyWithin, empty)
 		if err != nil {
-			return err
+			return fmt.Errorf("status in the end: %w", err)
 		}
 		o := &r.result
 		o.LeasesLeft += st.Leases

@@ -123,21 +123,8 @@ func (s *scenario) addSettings(f *pflag.FlagSet) {
 		"begin when every tier answers, and fail if one does not within this time; 0 does not wait")
 	f.StringVar(&s.server, "server", "", "shell command that becomes the server of the shared tier (exec); it is "+
 		"started before the agents and ended after them")
-	for _, fault := range []struct {
-		every      *int
-		name, what string
-	}{
-		{&s.killEngine, "kill-engine-every", "kill an engine"},
-		{&s.killAgent, "kill-agent-every", "kill an agent, rotating over the nodes,"},
-		{&s.killMover, "kill-mover-every", "kill a mover of an agent"},
-		{&s.killHelper, "kill-helper-every", "kill an agent's helper (Mooncake's client)"},
-		{&s.killServer, "kill-server-every", "kill the server, and start it again,"},
-		{&s.pauseEngine, "pause-engine-every", "stop an engine for a while"},
-		{&s.pauseAgent, "pause-agent-every", "stop an agent for a while, rotating over the nodes,"},
-		{&s.pauseHelper, "pause-helper-every", "stop an agent's helper for a while"},
-		{&s.pauseServer, "pause-server-every", "stop the server for a while"},
-	} {
-		f.Var(settings.Count(fault.every, 0, 1<<30), fault.name, fault.what+" every this many requests; 0 is never")
+	for _, one := range s.faults(new(Faults)) {
+		f.Var(settings.Count(one.every, 0, 1<<30), one.name+"-every", one.what+" every this many requests; 0 is never")
 	}
 	f.Var(settings.Duration(&s.pauseFor, time.Millisecond, time.Hour), "pause-for", "how long a pause is")
 	f.Var(settings.Duration(&s.serverDown, 0, time.Hour), "server-down",
@@ -262,12 +249,6 @@ func (s *scenario) checkTiers() error {
 		}
 	}
 	return errors.Join(bad...)
-}
-
-// anyFault reports whether anything is to be killed or paused.
-func (s *scenario) anyFault() bool {
-	return s.killEngine+s.killAgent+s.killMover+s.killHelper+s.killServer > 0 ||
-		s.pauseEngine+s.pauseAgent+s.pauseHelper+s.pauseServer > 0
 }
 
 // checkFaults checks the combination of the settings of kills and pauses.

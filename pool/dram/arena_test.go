@@ -1,6 +1,7 @@
 package dram
 
 import (
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -126,6 +127,36 @@ func TestIndexBytesAreWhatIsResident(t *testing.T) {
 		if per := float64(real) / float64(n); per > 100 {
 			t.Errorf("%d blocks: %.1f bytes each, allowed are 100", n, per)
 		}
+	}
+}
+
+// TestIndexBytesOfShards holds what an entry of eight shards costs beyond its header.
+func TestIndexBytesOfShards(t *testing.T) {
+	const entries, shards, allowed = 100_000, 8, 156
+	p, err := Open(Options{Bytes: entries * shards * 1152, Virtual: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	id, err := p.OpenSpace(pool.Spec{Shards: shards,
+		Groups: []pool.Group{{BlockTokens: 16, ShardBytes: slices.Repeat([]uint32{1024}, shards)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for first := 0; first < entries; first += benchChainLen {
+		h := randomChain(nil, first, min(benchChainLen, entries-first))
+		for shard := range uint8(shards) {
+			b := pool.Batch{Space: id, Epoch: 1, Shard: shard, Hashes: h, Status: make([]pool.Status, h.N),
+				Slots: make([]pool.Slot, h.N)}
+			p.Reserve(&b)
+			p.Commit(b.Slots, 1, b.Status)
+		}
+	}
+	if n := p.SpaceEntries(id); n != entries {
+		t.Fatalf("%d entries are stored, want %d", n, entries)
+	}
+	if per := float64(p.Stats().IndexBytes) / entries; per > allowed {
+		t.Errorf("%.1f bytes for an entry of %d shards, allowed are %d", per, shards, allowed)
 	}
 }
 

@@ -54,3 +54,53 @@ func BenchmarkSave(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkRecover opens the file of a full pool as a kill leaves it.
+func BenchmarkRecover(b *testing.B) {
+	const slots = 256 << 10
+	dir, err := os.MkdirTemp("/dev/shm", "kvagent-bench-")
+	if err != nil {
+		b.Skip(err)
+	}
+	defer os.RemoveAll(dir)
+	o := Options{Bytes: slots << 10, SlabBytes: 1 << 20, Path: filepath.Join(dir, "pool")}
+	p, err := Open(o)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	if _, err := p.OpenSpace(keptSpec); err != nil {
+		b.Fatal(err)
+	}
+	for number := range slots / benchChainLen {
+		h := randomChain(nil, number, benchChainLen)
+		batch := pool.Batch{Epoch: 1, Hashes: h, Status: make([]pool.Status, h.N), Slots: make([]pool.Slot, h.N)}
+		p.Reserve(&batch)
+		p.Commit(batch.Slots, 1, batch.Status)
+	}
+	killed, err := os.ReadFile(o.Path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	o.Path = filepath.Join(dir, "killed")
+	for b.Loop() {
+		b.StopTimer()
+		if err := os.WriteFile(o.Path, killed, 0o600); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		next, err := Open(o)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		if r := next.Info().Recovery; r.Cold != "" || r.Entries < slots*95/100 {
+			b.Fatalf("%+v of %d slots", r, slots)
+		}
+		if err := next.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/slots, "ns/slot")
+}
