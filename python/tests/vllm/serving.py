@@ -48,7 +48,7 @@ class Commands:
             return False
         asked = Session.connect(self._path, START_S)
         asked.close()
-        return bool(side.agent.session.boot == attached.session.boot == asked.boot)
+        return bool(side.agent.session.boot == attached.boot == asked.boot)
 
     def update(self, model: str) -> None:
         """Change the weights in place, without a reset."""
