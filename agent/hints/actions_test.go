@@ -170,10 +170,11 @@ func TestWhatHelped(t *testing.T) {
 	}
 }
 
-// fetching is a ledger with tiers and another agent, which have the blocks of shelf.
-func fetching(w *world, shelf map[string]pool.Hashes) (release chan struct{}) {
+// fetching is a ledger with tiers and another agent, which have the blocks of shelf. begun has room
+// for one prefetch that has begun; each goes on after one release.
+func fetching(w *world, shelf map[string]pool.Hashes) (begun, release chan struct{}) {
 	w.ledger.Close()
-	release = make(chan struct{}, hints.MaxWaiting+1)
+	begun, release = make(chan struct{}, 1), make(chan struct{}, hints.MaxWaiting+1)
 	bring := func(h pool.Hashes) {
 		if some, ok := shelf[string(h.At(0))]; ok {
 			w.save(some)
@@ -182,6 +183,10 @@ func fetching(w *world, shelf map[string]pool.Hashes) (release chan struct{}) {
 	w.ledger = hints.New(hints.Config{
 		Memory: w.pool, Capacity: poolBytes, Now: func() time.Time { return w.now },
 		Raise: func(ctx context.Context, _ pool.SpaceID, _ uint8, h pool.Hashes) {
+			select {
+			case begun <- struct{}{}:
+			default:
+			}
 			select {
 			case <-release:
 				bring(h)
@@ -201,7 +206,7 @@ func fetching(w *world, shelf map[string]pool.Hashes) (release chan struct{}) {
 			return ended, nil
 		},
 	})
-	return release
+	return begun, release
 }
 
 func TestReceiptsOfPrefetchAndFetch(t *testing.T) {
@@ -210,7 +215,7 @@ func TestReceiptsOfPrefetchAndFetch(t *testing.T) {
 		t.Run(kind.String(), func(t *testing.T) {
 			w := newWorld(t, 0)
 			w.save(have)
-			release := fetching(w, map[string]pool.Hashes{string(a.At(0)): a, string(some.At(0)): some.Slice(0, 5)})
+			_, release := fetching(w, map[string]pool.Hashes{string(a.At(0)): a, string(some.At(0)): some.Slice(0, 5)})
 			later := make(chan hints.Receipt, 1)
 			do := func(h pool.Hashes) hints.Receipt {
 				return w.ledger.Told(&hints.Hint{
@@ -238,14 +243,16 @@ func TestReceiptsOfPrefetchAndFetch(t *testing.T) {
 	}
 	w := newWorld(t, 0)
 	w.save(have)
-	fetching(w, nil)
+	begun, _ := fetching(w, nil)
 	if r := w.do(have, hints.Action{Kind: hints.Prefetch})[0]; r.State != hints.Accepted || r.Blocks != 2 {
 		t.Errorf("in memory already: %+v", r)
 	}
 	if r := w.do(a, hints.Action{Kind: hints.Fetch, Peer: "elsewhere:1"})[0]; r.State != hints.Rejected {
 		t.Errorf("from an agent that is not asked: %+v", r)
 	}
-	for range 2 * hints.MaxWaiting {
+	w.do(a, hints.Action{Kind: hints.Prefetch})
+	<-begun
+	for range hints.MaxWaiting + 1 {
 		w.do(a, hints.Action{Kind: hints.Prefetch})
 	}
 	if r := w.last(); r.State != hints.Rejected || !strings.Contains(r.Reason, "wait") {

@@ -56,7 +56,11 @@ def test_the_end_of_a_request_saves_what_there_is_room_for(
 ) -> None:
     engine = engines(pin_percent=10.0)  # 6 of 64 blocks
     saves = engine.scheduler.saves
-    end(engine, computed(engine, "a", 20))
+    request = admitted(engine, "a", 20)
+    agent.freeze()  # no save is over before it ends
+    engine.step((request, request.num_tokens))
+    end(engine, request)
+    agent.thaw()
     engine.quiet()
     assert (agent.status()["blocks_stored"], saves.counts.missed) == (6, 14)
     request = computed(engine, "b", 9)
