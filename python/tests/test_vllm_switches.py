@@ -13,7 +13,7 @@ from kvagent import messages as m
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.guests.hints.guest import Hints, hints
 from kvagent.vllm.guests.switches import MAX_LOGGED, MAX_TOKENS, Switches
-from kvagent.vllm.scheduler.requests import NO_LIMIT, Tracked
+from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Tracked
 from tests.agent import eventually
 from tests.clients import some_params
 from tests.sides import side_of
@@ -364,3 +364,12 @@ def test_many_blocks_are_told_with_several_messages() -> None:
     assert (first.group, first.hashes, first.own) == (1, b"".join(hashes[:8192]), b"\2" + bytes(1023))
     assert second == m.HintChain(1, 4, hashes[8192], b"\1")
     assert list(hints(7, "", m.Finish.UNKNOWN, 0, todo, [[]], None)) == []
+
+
+def test_an_engine_on_several_nodes_takes_no_hints() -> None:
+    hinted = Hints(1.0, nodes=2)
+    side = side_of(Switches(hinted, transfers=False), hinted)
+    tracked = seen(side, {"kvagent.hints": [{"id": "a", "action": "kv.fetch", "from": "there:1"}]})
+    assert tracked.asking.terms == USUAL
+    (receipt,) = hinted._running["r"].receipts
+    assert (receipt["id"], receipt["state"], receipt["reason"]) == ("a", "rejected", "the engine is on several nodes")

@@ -214,7 +214,7 @@ def joined(
     from kvagent.vllm.guests.hints.guest import Hints
     from kvagent.vllm.guests.switches import Switches
 
-    hints = Hints(options.remote_wait_ms / 1e3, tool_tokens)
+    hints = Hints(options.remote_wait_ms / 1e3, tool_tokens, nodes=parts)
     one = Joined([Switches(hints, transfers=options.transfers)])  # it reads what clients ask for
     one.guests += [*_keys(geometry, world, media, multimodal=multimodal, lora=lora), hints]
     if media == "trust":

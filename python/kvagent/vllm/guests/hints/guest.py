@@ -57,10 +57,12 @@ class _Told:
 class Hints(Guest):
     """Tells the agent of the ends of requests, and of what clients ask to do with blocks."""
 
-    def __init__(self, remote_s: float, tool_tokens: frozenset[int] = frozenset()) -> None:
+    def __init__(self, remote_s: float, tool_tokens: frozenset[int] = frozenset(), *, nodes: int = 1) -> None:
         """``remote_s``: how long a request waits for blocks of another agent. ``tool_tokens``: of
-        which an output that calls a tool has one.
+        which an output that calls a tool has one. ``nodes``: that the engine is on; with several no
+        agent has whole blocks of it, and none is told.
         """
+        self._told_of = nodes == 1
         self._remote_s = remote_s
         self._tool_tokens = tool_tokens
         self._running: dict[str, _Told] = {}
@@ -117,6 +119,10 @@ class Hints(Guest):
         self._owners[told.tracked] = told
 
     def _take(self, told: _Told, action: HintAction) -> None:
+        if not self._told_of:
+            why = "the engine is on several nodes"
+            told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.REJECTED, why))
+            return
         number = len(told.receipts)
         why = "the agent was not told" if action.kind in _NOW else "carried out once the request's blocks are stored"
         told.receipts.append(_receipt(action.id, _NAMES[Action(action.kind)], ActionState.DEFERRED, why))
@@ -189,7 +195,7 @@ class Hints(Guest):
         if told.finish == Finish.STOP and not self._tool_tokens.isdisjoint(request.output_token_ids):
             told.finish = Finish.TOOL
         told.stored = self._blocks(request, min(request.num_computed_tokens, request.num_tokens))
-        if tracked.stale or tracked.barred or not any(told.stored):
+        if not self._told_of or tracked.stale or tracked.barred or not any(told.stored):
             self._owners.pop(tracked, None)
             return
         if len(self._ended) == MAX_ENDED:
