@@ -150,7 +150,7 @@ func (s *serveSettings) addMemory(f *pflag.FlagSet) {
 		"policy that chooses what to evict: hazard learns which blocks are used again, lru evicts the least recently "+
 			"used one")
 	f.Var(settings.Count(&s.keepPercent, 0, agent.MaxKeepPercent), "keep-percent",
-		"most of the pool, in percent, that blocks may take which requests want kept (kvagent.pin); 0 keeps none")
+		"most of the pool, in percent, that blocks may take which hints pin (kv.pin); 0 pins none")
 }
 
 func (s *serveSettings) addOperation(f *pflag.FlagSet) {
