@@ -319,14 +319,14 @@ torture: build ## long runs with kills, pauses and many engines (hours; TRACE= n
 	@$(STAGE) -v soak scripts/soak --trace $(TRACE)
 
 .PHONY: bench-policy
-bench-policy: build ## hit rates of the eviction policies on TRACE and generated workloads, with their bounds (minutes)
+bench-policy: build ## hit rates of the eviction policies on TRACE and generated workloads (minutes)
 	@$(STAGE) -v bench-policy bin/kvbench bench policy --trace $(TRACE) --workload all \
-		--capacity-blocks 1000,3000,10000,30000,100000 --most-below-lru 0.01
+		--capacity-blocks 1000,3000,10000,30000,100000
 
 .PHONY: bench-policy-long
-bench-policy-long: ## the same bounds after each request, at more capacities and seeds (a quarter of an hour)
+bench-policy-long: ## the bounds of hit rates, at more capacities (minutes)
 	@KVAGENT_POLICY_FULL=1 $(STAGE) -v bench-policy-long \
-		go test ./pool/evict/evictsim -count=1 -timeout 60m -v -run 'TestConversation|TestReferences|TestNotBelowLRU'
+		go test ./pool/evict/evictsim -count=1 -timeout 60m -v -run 'TestTraces|TestReferences|TestNotBelowLRU'
 
 .PHONY: mutants
 mutants: ## apply each patch of testdata/mutants in a copy and check that its test fails

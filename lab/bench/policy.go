@@ -45,7 +45,6 @@ type policySettings struct {
 	workload   string
 	seed       uint64
 	capacities []int
-	mostBelow  float64 // 0: no limit
 	json       bool
 	plot       string
 	precision  float64
@@ -74,8 +73,6 @@ measured with shared caches.`,
 	f.Uint64Var(&s.seed, "seed", s.seed,
 		"seed of generated workloads, and of the hashes of keys, on which the default policy depends a little; "+
 			"for these 0 means 1")
-	f.Float64Var(&s.mostBelow, "most-below-lru", 0,
-		"fail if the default policy's hit rate is lower than exact LRU's by more than this, 0 to 1; 0: do not")
 	f.StringVar(&s.plot, "plot", "",
 		"file for an SVG of hit rates against capacities, also of ARC, S3-FIFO, and the default policy with facts and "+
 			"hints; nothing else is measured then")
@@ -95,10 +92,7 @@ func (s *policySettings) run(out io.Writer) error {
 		return s.writePlot(makers[0]())
 	}
 	rows := measurePolicies(makers, s.capacities)
-	if err := s.print(out, rows); err != nil {
-		return err
-	}
-	return s.hold(rows)
+	return s.print(out, rows)
 }
 
 func (s *policySettings) print(out io.Writer, rows []policyReport) error {
@@ -111,18 +105,6 @@ func (s *policySettings) print(out io.Writer, rows []policyReport) error {
 	return json.NewEncoder(out).Encode(map[string][]policyReport{"rows": rows})
 }
 
-// hold returns an error if a row is farther below LRU than allowed.
-func (s *policySettings) hold(rows []policyReport) error {
-	var all []error
-	for _, r := range rows {
-		if s.mostBelow > 0 && r.BelowLRU > s.mostBelow {
-			all = append(all, fmt.Errorf("%s, %d blocks: hit rate %.4f is %.4f below LRU, may be %g", r.Stream,
-				r.Capacity, r.HitRate, r.BelowLRU, s.mostBelow))
-		}
-	}
-	return errors.Join(all...)
-}
-
 // streams checks the settings and reads the traces that they name. Generated streams are made when
 // their turn comes.
 func (s *policySettings) streams() ([]streamMaker, error) {
@@ -130,9 +112,6 @@ func (s *policySettings) streams() ([]streamMaker, error) {
 		if c < 1 || c > maxPolicyBlocks {
 			return nil, fmt.Errorf("--capacity-blocks is %d, must be 1 to %d", c, maxPolicyBlocks)
 		}
-	}
-	if !(s.mostBelow >= 0 && s.mostBelow <= 1) {
-		return nil, fmt.Errorf("--most-below-lru is %g, must be 0 to 1", s.mostBelow)
 	}
 	if s.trace == "" && s.workload == "" {
 		return nil, errors.New("--trace or --workload must be given")

@@ -151,30 +151,12 @@ func TestBenchPolicyOutput(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bad := range [][]string{
-		{"--trace", file}, {}, {"--workload", "chat", "--most-below-lru", "-1"}, {"--workload", "nosuch"},
+		{"--trace", file}, {}, {"--workload", "nosuch"},
 		{"--workload", "chat", "--capacity-blocks", "0"},
 	} {
 		if _, err := run(bad...); err == nil {
 			t.Errorf("%v was accepted", bad)
 		}
-	}
-}
-
-// TestBenchPolicyHolds fails a row that is too far below LRU, and no other.
-func TestBenchPolicyHolds(t *testing.T) {
-	s := policySettings{mostBelow: 0.01}
-	rows := []policyReport{{Stream: "good", BelowLRU: 0.0099}, {Stream: "better", BelowLRU: -0.5}}
-	if err := s.hold(rows); err != nil {
-		t.Errorf("failed: %v", err)
-	}
-	rows = append(rows, policyReport{Stream: "bad", BelowLRU: 0.0101})
-	if err := s.hold(rows); err == nil || !strings.Contains(err.Error(), "bad") ||
-		strings.Contains(err.Error(), "good") {
-		t.Errorf("0.0101 below LRU is: %v", err)
-	}
-	s.mostBelow = 0
-	if err := s.hold(rows); err != nil {
-		t.Errorf("failed though nothing is held: %v", err)
 	}
 }
 
