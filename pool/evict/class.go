@@ -1,6 +1,7 @@
 package evict
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 
@@ -11,17 +12,17 @@ import (
 // families:
 //
 //	used:   uses, distance from the end of the chain, whether much of the chain is new, gap
-//	ended:  fact of the end of the request, whether used again, distance, gap
-//	wished: priority, time to retain it
+//	ended:  fact of the end of the request, uses, distance, gap
+//	wished: priority, whether used again, time to retain it
 //
 // The gap is how long ago the chain was looked up before: a session that asked a moment ago asks
 // again soon.
 const (
-	numClasses  = firstWished + priorities*gaps
+	numClasses  = firstWished + 2*priorities*gaps
 	firstEnded  = usedGroups * gaps
 	firstWished = firstEnded + endedGroups*gaps
 	usedGroups  = (maxUses + 1) * distances * 2
-	endedGroups = facts * 2 * distances
+	endedGroups = facts * (maxUses + 1) * distances
 	groups      = numClasses / gaps // of classes that differ only in their gap or time
 
 	maxUses    = 3 // uses after the first are distinguished up to here
@@ -45,11 +46,8 @@ type chainTraits struct {
 }
 
 func traits(length, known int, blockTokens uint32, gap uint16) chainTraits {
-	if blockTokens == 0 {
-		blockTokens = unitTokens
-	}
-	t := chainTraits{length: length, tokens: blockTokens, gap: gap}
-	if uint64(length-known)*uint64(blockTokens) >= longTokens {
+	t := chainTraits{length: length, tokens: cmp.Or(blockTokens, unitTokens), gap: gap}
+	if uint64(length-known)*uint64(t.tokens) >= longTokens {
 		t.long = 1
 	}
 	return t
@@ -63,21 +61,20 @@ func (t *chainTraits) class(i int, uses uint16) uint16 {
 }
 
 // again returns the uses of a block of a class after one more.
-func again(class uint16) uint16 {
-	return min(class/(gaps*2*distances)+1, maxUses)
-}
+func again(class uint16) uint16 { return min(usesOf(class)+1, maxUses) }
+
+func usesOf(class uint16) uint16 { return class / (gaps * 2 * distances) }
 
 // advised returns the class of a block of which a was told; class is the one without.
 func advised(class uint16, a *pool.Advice) uint16 {
 	if left := a.Until - a.Now; left > 0 && a.Priority != neutral {
 		level := min(uint16(a.Priority), 100) * priorities / 101
-		return firstWished + level*gaps + gapOf(uint32(min(left/1e6, 1<<31)))
+		return firstWished + (2*level+min(usesOf(class), 1))*gaps + gapOf(uint32(min(left/1e6, 1<<31)))
 	}
 	if a.Output == 0 && a.Finish == pool.FinishUnknown {
 		return class
 	}
-	used := min(class/(gaps*2*distances), 1)
-	return firstEnded + ((factOf(a)*2+used)*distances+class/(2*gaps)%distances)*gaps + class%gaps
+	return firstEnded + (factOf(a)*(maxUses+1)*distances+class/(2*gaps))*gaps + class%gaps
 }
 
 // factOf numbers the ends of requests: with no reason known they are told apart by their output.
@@ -104,10 +101,11 @@ var groupNames = func() (names [groups]string) {
 	for g := range names {
 		switch ended, wished := g-usedGroups, g-usedGroups-endedGroups; {
 		case wished >= 0:
+			wished /= 2
 			low, next := (wished*101+priorities-1)/priorities, ((wished+1)*101+priorities-1)/priorities
 			names[g] = fmt.Sprintf("priority=%d-%d", low, next-1)
 		case ended >= 0:
-			end, uses, tail := ends[ended/distances/2], ended/distances%2, tails[ended%distances]
+			end, uses, tail := ends[ended/distances/(maxUses+1)], ended/distances%(maxUses+1), tails[ended%distances]
 			names[g] = fmt.Sprintf("end=%s,uses=%d,tail=%s", end, uses, tail)
 		default:
 			fresh := [...]string{"short", "long"}[g%2]

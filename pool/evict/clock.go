@@ -4,7 +4,7 @@ import "github.com/kvagent/kvagent/pool"
 
 const (
 	longestPause = 20_000 // ms that pass at most between two events: nothing is used in a pause
-	perUnit      = 4      // ms that pass at least for unitTokens tokens looked up
+	perUnit      = 1      // ms that pass at least for unitTokens tokens looked up
 )
 
 // clock is the time in ms by which blocks age: the pool's time without long pauses, at a minimum

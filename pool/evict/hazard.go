@@ -46,8 +46,6 @@ const (
 	classesABlock = 8 // whose least worth is found again
 )
 
-var _ pool.Learner = (*Hazard)(nil)
-
 // NewHazard returns a policy that has learned nothing and behaves about like LRU.
 func NewHazard() *Hazard {
 	h := &Hazard{}

@@ -2,9 +2,6 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
-// maxRepairs bounds the entries that one call of Victim moves in the order of eviction.
-const maxRepairs = 16 << 10
-
 // LRU evicts the least recently used entry without children.
 type LRU struct {
 	nodes   lruNodes
@@ -90,7 +87,7 @@ func (l *LRU) Advise(*pool.Advice) {}
 
 // Victim implements pool.Policy. It refuses nothing.
 func (l *LRU) Victim(now int64, kinds, _ uint64, v pool.View) uint32 {
-	for range maxRepairs {
+	for range maxSteps {
 		o, e := l.oldest(kinds, millis(now))
 		if e == 0 {
 			return 0

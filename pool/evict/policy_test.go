@@ -149,7 +149,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 				t.Errorf("%g allocations per access in a full pool", got)
 			}
 			r := policy.Report()
-			if most := int64(n*64 + n*8*16 + 3<<19); r.Bytes > most {
+			if most := int64(n*64 + n*8*16 + 9<<18); r.Bytes > most {
 				t.Errorf("%d bytes for %d entries and %d ghosts, at most %d", r.Bytes, r.Entries, r.Ghosts, most)
 			}
 		})

@@ -91,15 +91,12 @@ func (h *Hazard) settle(k *kind, c uint16) {
 	k.least[c], k.used[c] = worth, used
 	for i := (numClasses + int(c)) / 2; i > 0; i /= 2 {
 		a, b := k.winner[2*i], k.winner[2*i+1]
-		if k.least[b] < k.least[a] || k.least[b] == k.least[a] && before(k.used[b], k.used[a]) {
+		if k.least[b] < k.least[a] || k.least[b] == k.least[a] && int32(k.used[b]-k.used[a]) < 0 {
 			a = b
 		}
 		k.winner[i] = a
 	}
 }
-
-// before reports whether a is earlier than b, for times in ms less than 24 days apart.
-func before(a, b uint32) bool { return int32(a-b) < 0 }
 
 // worth returns the worth of a block now.
 func (h *Hazard) worth(s *state) float32 {

@@ -18,7 +18,7 @@ const (
 	blocksARound = 2048 // blocks looked up in a round, at least
 	blocksAScore = 12   // blocks looked up between the score of one class and of the next
 	maxScores    = 4    // classes scored at one look-up
-	classesATurn = 64   // classes examined to find one to score
+	classesATurn = 200  // classes examined to find one to score
 	freshShare   = 0.02 // of the blocks that a class is judged by: fewer new ones can wait ...
 	waitRounds   = 8    // ... for so many rounds at most
 	meanLooks    = 1024 // look-ups over which rates are averaged
@@ -60,25 +60,25 @@ func (s *scorer) cluster() float64 {
 	return max(usualCluster/5, s.squares/s.blocks)
 }
 
-// Families of classes whose hazard usually compares alike with the flat one: used once, used again
-// so many times, of an ended request, of a priority.
+// Families of classes whose hazard usually compares alike with the flat one: of so many uses, of so
+// many uses and an ended request, of a priority.
 const (
-	families    = maxUses + 1 + 1 + priorities
+	families    = 2*familyEnded + priorities
 	familyEnded = maxUses + 1
 )
 
 func familyOf(c int) int {
 	switch {
 	case c >= firstWished:
-		return familyEnded + 1 + (c-firstWished)/gaps
+		return 2*familyEnded + (c-firstWished)/gaps/2
 	case c >= firstEnded:
-		return familyEnded
+		return familyEnded + (c-firstEnded)/gaps/distances%familyEnded
 	}
 	return c / (gaps * 2 * distances)
 }
 
 // startRatio is how the hazard of each family compares before anything was counted.
-var startRatio = [families]float64{0.5, 4, 4, 4, 4, 0.01, 0.25, 8, 16}
+var startRatio = [families]float64{0.5, 4, 4, 4, 0.5, 4, 4, 4, 0.01, 0.25, 8, 16}
 
 // score continues the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {
@@ -141,7 +141,7 @@ func (h *Hazard) startRound() {
 	}
 	horizon := max(1, float64(h.entries)*s.time/1000/max(1, s.blocks))
 	for b := range s.keep {
-		s.keep[b] = math.Exp(-width(b) / 4 / horizon)
+		s.keep[b] = math.Exp(-widths[b] / 4 / horizon)
 	}
 }
 
@@ -172,7 +172,7 @@ func (h *Hazard) scoreClass(c int) {
 		chance := atMost((float64(t.used[c][b])/t.weight+believed)/(float64(t.risk[c][b])/t.weight+hazardPrior*cluster),
 			maxHazard)
 		keep := s.keep[b]
-		h.worths[c][b] = float32(chance/2*keep + (1-chance/2)*keep*keep*next)
+		h.worths[c][b] = rounded(float32(chance/2*keep + (1-chance/2)*keep*keep*next))
 		next = keep * keep * (chance + (1-chance)*keep*keep*next)
 	}
 	s.enough[c] = freshShare * (counted + hazardPrior*cluster)
@@ -182,6 +182,17 @@ func (h *Hazard) scoreClass(c int) {
 		}
 	}
 }
+
+// rounded returns a worth in steps of a quarter of an octave. Of what is worth about the same, the
+// block used least recently goes first, as in LRU: finer differences are mostly noise.
+func rounded(worth float32) float32 {
+	octave, i := math.Float32frombits(math.Float32bits(worth)&^(1<<23-1)), 0
+	for x := worth / octave; i < 4 && x*x > quarters[i]*quarters[i+1]; i++ {
+	}
+	return octave * quarters[i]
+}
+
+var quarters = [...]float32{1, 1.1892071, 1.4142135, 1.6817929, 2} // powers of two
 
 // atMost does as min without the handling of NaN, which dominates the time of a loop.
 func atMost(x, limit float64) float64 {

@@ -107,9 +107,7 @@ var edges = func() (e [numBins + 1]int64) {
 	return e
 }()
 
-// width returns the width of a bin in seconds.
-func width(bin int) float64 { return widths[bin] }
-
+// widths are those of the bins, in seconds.
 var widths = func() (w [numBins]float64) {
 	for b := range w {
 		w[b] = float64(edges[b+1]-edges[b]) / 1000

@@ -2,6 +2,7 @@ package evictsim
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"testing"
 
@@ -35,11 +36,13 @@ func TestTraces(t *testing.T) {
 		capacity    int
 		least       float64
 	}{
-		{"conversation", "", 3000, 0.136}, {"conversation", "", 10000, 0.235}, {"conversation", "", 30000, 0.333},
-		{"agents", "", 2500, 0.58}, {"agents", "", 5000, 0.8255}, {"agents", "", 10000, 0.933},
-		{"agents", "facts", 2500, 0.585}, {"agents", "facts", 5000, 0.83}, {"agents", "facts", 10000, 0.9335},
-		{"agents", "hints", 2500, 0.658}, {"agents", "hints", 5000, 0.865},
-		{"agents", "lies", 2500, 0.577}, {"agents", "lies", 5000, 0.822}, {"conversation", "lies", 3000, 0.133},
+		{"conversation", "", 3000, 0.14}, {"conversation", "", 10000, 0.235}, {"conversation", "", 30000, 0.334},
+		{"conversation", "facts", 3000, 0.138}, {"conversation", "facts", 10000, 0.2335},
+		{"agents", "", 2500, 0.585}, {"agents", "", 5000, 0.8285}, {"agents", "", 10000, 0.934},
+		{"agents", "facts", 2500, 0.592}, {"agents", "facts", 5000, 0.8335}, {"agents", "facts", 10000, 0.9335},
+		{"agents", "hints", 2500, 0.66}, {"agents", "hints", 5000, 0.865},
+		{"agents", "lies", 2500, 0.585}, {"agents", "lies", 5000, 0.825}, {"conversation", "lies", 3000, 0.14},
+		{"agents", "noise", 2500, 0.583}, {"agents", "noise", 5000, 0.825}, {"conversation", "noise", 3000, 0.13},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%d", c.trace, c.told, c.capacity), func(t *testing.T) {
 			s := readAgents(t)
@@ -53,6 +56,8 @@ func TestTraces(t *testing.T) {
 				s = s.WithHints(0.9, 0.9, 1)
 			case "lies":
 				s = s.WithHints(0, 1, 1)
+			case "noise":
+				s = noisy(s)
 			}
 			r := Run(s, evict.NewHazard(), c.capacity)
 			t.Logf("%.4f, %d ns a block", r.HitRate(), r.PerAccess().Nanoseconds())
@@ -61,6 +66,19 @@ func TestTraces(t *testing.T) {
 			}
 		})
 	}
+}
+
+// noisy returns a stream in which each request is given a wish that has nothing to do with it.
+func noisy(s *Stream) *Stream {
+	random := rand.New(rand.NewPCG(1, 13))
+	told := *s
+	for i := range s.Requests {
+		end := s.Requests[i].end()
+		told.Told = append(told.Told, Told{
+			Millis: end, Request: i, Priority: uint8(random.IntN(101)), Until: end + random.Int64N(soon),
+		})
+	}
+	return told.inOrder()
 }
 
 // TestReferences compares exact LRU and the optimum with what is known of the trace.
@@ -85,7 +103,7 @@ const mayBeBelow = 0.005
 
 // worse are workloads of which the policy learns something that is not true later, and how much
 // farther below LRU it is for that: LRU is the better choice for them.
-var worse = map[string]float64{"pingpong": 0.05, "huge": 0.045, "flip": 0.01}
+var worse = map[string]float64{"pingpong": 0.042, "huge": 0.033, "flip": 0.016}
 
 // TestNotBelowLRU compares the hits at the end of each generated workload with those of exact LRU.
 func TestNotBelowLRU(t *testing.T) {
