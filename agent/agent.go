@@ -48,7 +48,7 @@ import (
 // and the device belong to the caller, which closes them afterwards.
 type Agent struct {
 	cfg    Config
-	pool   Pool
+	pool   pool.Memory
 	tiers  pool.Tiers // the same pool if it has tiers below its memory, else nil
 	device cudaipc.Device
 	log    *zap.Logger
@@ -68,9 +68,9 @@ type Agent struct {
 	memory   *memory
 
 	deliveries    *delivery.Table
-	*raise.Raiser               // for other agents
-	hints         *hints.Ledger // nil: the pool takes no hints
-	events        *events.Desk  // nil: the pool does not note what comes and goes
+	*raise.Raiser // for other agents
+	hints         *hints.Ledger
+	events        *events.Desk
 
 	listener *ipc.SessionListener
 	view     *admin.View
@@ -82,7 +82,7 @@ type Agent struct {
 }
 
 // New makes an agent of a pool and a device, which remain the caller's.
-func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
+func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Agent, error) {
 	capacity := p.Stats().Capacity
 	if cfg.LeaseBytes == 0 {
 		cfg.LeaseBytes = max(capacity/2, 1)
@@ -109,9 +109,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 		log.Warn("session limit lowered: the limit of open files is too low", zap.Uint64("files", files),
 			zap.Int("sessions", limits.Sessions), zap.Int("allowed", a.cfg.Limits.Sessions))
 	}
-	if err := a.assemble(limits); err != nil {
-		return nil, err
-	}
+	a.assemble(limits)
 	a.view = admin.NewView(a.source(), a.metrics)
 	if w, ok := device.(cudaipc.Watcher); ok {
 		w.Watch(a.lostPeer)
@@ -120,7 +118,7 @@ func New(cfg Config, p Pool, device cudaipc.Device, log *zap.Logger) (*Agent, er
 }
 
 // assemble makes the agent's parts and gives each its dependencies.
-func (a *Agent) assemble(limits share.Share) (err error) {
+func (a *Agent) assemble(limits share.Share) {
 	a.registry = newRegistry(a.pool, &a.cfg.Limits, a.cfg.LeaseBytes)
 	a.deliveries = delivery.New(delivery.Config{
 		TTL: a.cfg.Peers.TransferTTL, Fetch: a.cfg.Peers.Fetch, Deliver: a.cfg.Peers.Deliver,
@@ -128,27 +126,26 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 	a.Raiser = raise.New(raise.Config{
 		Index: a.pool, Tiers: a.tiers, Windowed: a.registry.windowed, Committed: a.deliveries.Committed,
 	})
-	if m, ok := a.pool.(hints.Memory); ok {
-		a.hints = hints.New(a.hintConfig(m, a.pool.Stats().Capacity))
+	a.hints = hints.New(a.hintConfig(a.pool.Stats().Capacity))
+	var storage pool.Journal
+	if a.tiers != nil {
+		storage = a.tiers.Storage()
 	}
-	a.epochs = &epochs{registry: a.registry, metrics: a.metrics, log: a.log, history: a.cfg.History}
+	a.events = events.New(a.pool, storage, a.cfg.Tokens, a.log)
+	a.epochs = &epochs{
+		registry: a.registry, metrics: a.metrics, log: a.log, events: a.events, history: a.cfg.History,
+	}
 	a.watchdog = newWatchdog(a.registry, a.cfg.Limits.Stuck, a.log)
+	a.workers = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log)
 	a.sockets = newLookupSockets(&a.cfg, limits.Peers, &answers{
 		boot: a.boot, index: a.pool, tiers: a.tiers, registry: a.registry, ledger: a.ledger, epochs: a.epochs,
 		switches: a.switches, metrics: a.metrics, leaseBytes: a.cfg.LeaseBytes, askWait: a.cfg.Limits.AskWait,
 		deliveries: a.deliveries, peer: a.cfg.Peers.Address, fetches: a.cfg.Peers.Fetch != nil, epochOf: a.pool.Epoch,
 		checker: ready.Checker{
-			Slots: a.pool, Arena: arenaOf(a.pool), Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
+			Slots: a.pool, Arena: a.workers.arena, Sums: a.cfg.Integrity == transfer.Full, MaxBytes: ready.MaxBytes,
 		},
 		history: a.cfg.History, log: a.log,
 	})
-	if a.workers, err = newWorkers(&a.cfg, a.pool, a.device, a.deliveries.Awaited, a.boot, a.log); err != nil {
-		return err
-	}
-	if memory, ok := a.pool.(events.Memory); ok {
-		a.events = events.New(memory, a.cfg.Tokens, a.log)
-		a.epochs.events = a.events
-	}
 	a.memory = &memory{
 		device: a.device, mappings: share.NewMappings(), peers: newPeerNumbers(), maxPending: limits.Pending,
 		log: a.log,
@@ -161,7 +158,6 @@ func (a *Agent) assemble(limits share.Share) (err error) {
 		deliveries: a.deliveries, hints: a.hints, events: a.events, history: a.cfg.History, peer: a.cfg.Peers.Address,
 		last: firstSession(a.boot), open: make(map[uint64]*session),
 	}
-	return nil
 }
 
 // Set switches loads and saves on or off; nil leaves one as it is. Every session is notified.

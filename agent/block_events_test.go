@@ -254,13 +254,6 @@ func TestEventsAreRefused(t *testing.T) {
 	if e := r.agent.Status().Events; e.Subscribers != 0 || e.Spaces != 1 {
 		t.Errorf("%+v, want one space and no session", e)
 	}
-	without := newRig(t, withBarePool())
-	scheduler, _, _ = without.joinEngine(register("a"))
-	router = newRouter(scheduler)
-	router.say(1, 2)
-	if router.ask(1, false); router.hear() != ipc.EventsRefused {
-		t.Error("a pool that notes nothing tells something")
-	}
 }
 
 func TestEventMetricsAtZero(t *testing.T) {

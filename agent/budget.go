@@ -33,13 +33,10 @@ func (s *session) setBudget(m *ipc.Budget) error {
 
 // own makes the engine of a worker the owner of what the worker stores from now on.
 func (r *registry) own(st *seat, bytes int64) error {
-	if r.budgets == nil {
-		return fmt.Errorf("%d, allowed: 0: the pool has no budgets", bytes)
-	}
 	if least := registration.LargestBlock(st.sizes); bytes < least {
 		return fmt.Errorf("%d bytes, allowed: 0, or at least %d, which one block of this rank has", bytes, least)
 	}
-	owner, err := r.budgets.OpenOwner(st.engine.instance)
+	owner, err := r.pool.OpenOwner(st.engine.instance)
 	if err != nil {
 		return err
 	}
@@ -65,7 +62,7 @@ func (r *registry) limitLocked(e *engine) {
 		}
 	}
 	if owner != 0 {
-		r.budgets.SetBudget(pool.Owner(owner), limit)
+		r.pool.SetBudget(pool.Owner(owner), limit)
 	}
 }
 
@@ -82,6 +79,6 @@ func (r *registry) limitEnginesLocked(sp *space) {
 // disownLocked ends a worker's part in its engine's budget. What it stored stays the engine's.
 func (r *registry) disownLocked(st *seat) {
 	if owner := st.owner.Load(); owner != 0 {
-		r.budgets.CloseOwner(pool.Owner(owner))
+		r.pool.CloseOwner(pool.Owner(owner))
 	}
 }

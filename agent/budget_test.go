@@ -155,10 +155,6 @@ func TestBudgetsAreRefused(t *testing.T) {
 			c.registered(c.registerWorker(register("a")))
 			c.send(&ipc.Budget{Bytes: testBlockBytes - 1})
 		}, "budget: 4095 bytes, allowed: 0, or at least 4096"},
-		"of a pool that has none": {withBarePool(), func(c *client) {
-			c.registered(c.registerWorker(register("a")))
-			c.send(&ipc.Budget{Bytes: 1 << 20})
-		}, "the pool has no budgets"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := newRig(t, c.pool).dial()

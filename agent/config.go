@@ -15,13 +15,6 @@ import (
 	"github.com/kvagent/kvagent/transfer/pace"
 )
 
-// Pool is the pool that the agent serves: all three views of one value.
-type Pool interface {
-	pool.Index
-	pool.Slots
-	pool.Spaces
-}
-
 // MaxKeepPercent bounds Config.KeepPercent, so that blocks of other requests find room.
 const MaxKeepPercent = 50
 

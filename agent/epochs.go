@@ -45,19 +45,6 @@ func (e *epochs) reset(sp *space, by *session, who string) (uint32, error) {
 	return epoch, nil
 }
 
-// watch subscribes to resets of other nodes that the pool's tiers adopt, or unsubscribes if on is
-// false.
-func (e *epochs) watch(p Pool, on bool) {
-	adopter, ok := p.(pool.Adopter)
-	switch {
-	case !ok:
-	case on:
-		adopter.OnAdopted(e.adopted)
-	default:
-		adopter.OnAdopted(nil)
-	}
-}
-
 // adopted notifies the sessions of a space of its new epoch.
 func (e *epochs) adopted(fp pool.Fingerprint) {
 	e.events.Forget(fp)

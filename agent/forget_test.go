@@ -11,7 +11,7 @@ import (
 
 // keptPool is a pool that has entries of an earlier agent.
 type keptPool struct {
-	Pool
+	pool.Memory
 	forgotten atomic.Int32
 	fails     atomic.Bool
 }
@@ -28,7 +28,7 @@ func (p *keptPool) Forget(pool.Fingerprint) error {
 // stored, and is acknowledged only when they are gone.
 func TestResetBeforeTheSpaceIsOpenForgets(t *testing.T) {
 	r := newRig(t)
-	kept := &keptPool{Pool: r.agent.pool}
+	kept := &keptPool{Memory: r.agent.pool}
 	r.agent.registry.mu.Lock()
 	r.agent.registry.pool = kept
 	r.agent.registry.mu.Unlock()

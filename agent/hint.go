@@ -4,19 +4,18 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
-// hint serves HINT, about blocks of the session's own space. Without a registration, or with a pool
-// that takes no hints, its actions are rejected.
+// hint serves HINT, about blocks of the session's own space. Without a registration its
+// actions are rejected.
 func (s *session) hint(m *ipc.Hint) {
 	receipts, answered := hints.Reject(m, "no space is registered"), make(chan struct{})
 	defer close(answered) // what is over already is told after that it was deferred
-	if rules := s.rules(); rules != nil && s.owner.hints != nil {
+	if rules := s.rules(); rules != nil {
 		h := hints.FromMessage(m, rules.ID)
 		h.Later = func(r hints.Receipt) {
 			<-answered
@@ -51,9 +50,9 @@ func (r *registry) windowed(s pool.SpaceID, group uint8) bool {
 }
 
 // hintConfig returns what carries out hints.
-func (a *Agent) hintConfig(m hints.Memory, capacity int64) hints.Config {
+func (a *Agent) hintConfig(capacity int64) hints.Config {
 	c := hints.Config{
-		Memory: m, Capacity: capacity, PinBudget: capacity / 100 * int64(a.cfg.KeepPercent),
+		Memory: a.pool, Capacity: capacity, PinBudget: capacity / 100 * int64(a.cfg.KeepPercent),
 		Ranks: a.cfg.Ranks, Now: time.Now,
 	}
 	if a.tiers != nil {
@@ -87,20 +86,4 @@ func (a *Agent) fetchHinted(s pool.SpaceID, name, peer string, chains []hints.Ch
 		return ended, nil
 	}
 	return nil, errNotFetched
-}
-
-// takesHints returns what carries out hints; nil: the pool takes none.
-func (a *Agent) takesHints() admin.Hints {
-	if a.hints == nil {
-		return nil
-	}
-	return a.hints
-}
-
-// hintStatus returns the state of the hints, of an agent that takes them.
-func (a *Agent) hintStatus() (s admin.HintStatus) {
-	if a.hints != nil {
-		s.Report = a.hints.Report()
-	}
-	return s
 }

@@ -140,21 +140,13 @@ func TestHintsOnOthersBlocksAreMissing(t *testing.T) {
 	}
 }
 
-// A pool that takes no hints rejects them; so does an agent without a budget reject pins.
+// An agent without a budget rejects pins.
 func TestNothingIsPinnedWithoutABudget(t *testing.T) {
 	without := newRig(t, withPool(4<<20), withConfig(func(c *Config) { c.KeepPercent = 0 }))
 	scheduler, workers, answer := without.joinEngine(register("a"))
 	workers[0].save(answer.Epoch, chain(1, 8), 0)
 	if got := do(scheduler, ipc.HintPin, chain(1, 8), time.Hour); got.State != ipc.HintRejected {
 		t.Errorf("without a budget: %+v", got)
-	}
-	unable := newRig(t, withBarePool(), withConfig(pinning))
-	scheduler, _, _ = unable.joinEngine(register("a"))
-	if got := do(scheduler, ipc.HintPin, chain(1, 8), time.Hour); got.State != ipc.HintRejected {
-		t.Errorf("with a pool that cannot: %+v", got)
-	}
-	if h := unable.agent.Status().Hints; h.Ignored != 1 {
-		t.Errorf("with a pool that cannot: %+v", h)
 	}
 }
 

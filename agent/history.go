@@ -44,10 +44,9 @@ func (a *Agent) world() *history.World {
 		return nil
 	}
 	w := &history.World{
-		History: a.cfg.History, Spaces: a.registry.explained, Index: a.pool, Names: admin.StatusNames,
-		Answers: admin.LookupStatusName, Loads: a.switches.loads.Load,
+		History: a.cfg.History, Spaces: a.registry.explained, Index: a.pool, Memory: a.pool,
+		Names: admin.StatusNames, Answers: admin.LookupStatusName, Loads: a.switches.loads.Load,
 	}
-	w.Memory, _ = a.pool.(pool.Journal)
 	if a.tiers != nil {
 		w.Ask = func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time) {
 			a.tiers.Ask(s, []pool.Asked{{Group: group, Hashes: h, Sparse: true}}, deadline)

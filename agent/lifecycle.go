@@ -42,7 +42,9 @@ func (a *Agent) Start() (err error) {
 		return err
 	}
 	a.pool.SetPressure(a.ledger.Revoke)
-	a.epochs.watch(a.pool, true)
+	if a.tiers != nil {
+		a.tiers.OnAdopted(a.epochs.adopted)
+	}
 	a.owned.Go(func() { a.watchdog.run(a.cfg.Limits.Watch, a.stop) })
 	a.owned.Go(a.sweep)
 	a.owned.Go(a.expire)
@@ -108,12 +110,12 @@ func (a *Agent) Close() {
 			a.closed("peer listener", a.cfg.Peers.Stop())
 		}
 		a.pool.SetPressure(nil)
-		a.epochs.watch(a.pool, false)
+		if a.tiers != nil {
+			a.tiers.OnAdopted(nil)
+		}
 		close(a.stop)
 		a.owned.Wait()
-		if a.hints != nil {
-			a.hints.Close()
-		}
+		a.hints.Close()
 		a.events.Close()
 		if a.web != nil {
 			a.web.Close()

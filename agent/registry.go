@@ -16,8 +16,7 @@ import (
 // registry holds the engines with their seats, and the spaces. At every change it publishes an
 // immutable view for look-ups, so that the hot path takes no lock.
 type registry struct {
-	pool       Pool
-	budgets    pool.Budgets // the same pool; nil: it has none
+	pool       pool.Memory
 	limits     *Limits
 	leaseBytes int64
 	swept      chan struct{} // cap 1: a space was reset or closed, and the pool has memory to reclaim
@@ -39,12 +38,11 @@ type view struct {
 	seats  map[uint64]*seat
 }
 
-func newRegistry(p Pool, limits *Limits, leaseBytes int64) *registry {
+func newRegistry(p pool.Memory, limits *Limits, leaseBytes int64) *registry {
 	r := &registry{
 		pool: p, limits: limits, leaseBytes: leaseBytes, swept: make(chan struct{}, 1),
 		engines: make(map[string]*engine), spaces: make(map[pool.Fingerprint]*space), changed: make(chan struct{}),
 	}
-	r.budgets, _ = p.(pool.Budgets)
 	r.view.Store(&view{})
 	return r
 }
@@ -262,10 +260,7 @@ func (r *registry) forget(sp *space) error {
 	if sp.open.Load() != nil {
 		return nil
 	}
-	if f, ok := r.pool.(pool.Forgetter); ok {
-		return f.Forget(sp.fp)
-	}
-	return nil
+	return r.pool.Forget(sp.fp)
 }
 
 // countReset counts a reset of a space that is not open in the pool, or returns the rules of an

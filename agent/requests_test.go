@@ -51,14 +51,14 @@ func TestReset(t *testing.T) {
 
 // slowReset is a pool that takes its time over a reset.
 type slowReset struct {
-	Pool
+	pool.Memory
 	begun, end chan struct{}
 }
 
 func (p *slowReset) ResetSpace(id pool.SpaceID) (uint32, error) {
 	close(p.begun)
 	<-p.end
-	return p.Pool.ResetSpace(id)
+	return p.Memory.ResetSpace(id)
 }
 
 // A reset takes as long as the pool is large. Meanwhile engines come and go as ever.

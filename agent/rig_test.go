@@ -32,8 +32,7 @@ const patience = 20 * time.Second
 
 // arenaPool is a pool on an arena that a device can map.
 type arenaPool interface {
-	Pool
-	Arena() ([]byte, int)
+	pool.Memory
 	Close() error
 }
 
@@ -54,7 +53,6 @@ type rigOption func(*rigConfig)
 type rigConfig struct {
 	Config
 	poolBytes int64
-	bare      bool           // the pool has no abilities beside its contract
 	tiers     []tier.Tier    // empty: memory alone
 	prefetch  int64          // bytes of the stack; 0: half the pool
 	moved     *mover.Options // nil: the device is in this process, unless moverEnv says otherwise
@@ -72,7 +70,6 @@ type rigConfig struct {
 const moverEnv = "KVAGENT_TEST_MOVER"
 
 func withPool(bytes int64) rigOption { return func(c *rigConfig) { c.poolBytes = bytes } }
-func withBarePool() rigOption        { return func(c *rigConfig) { c.bare = true } }
 func withMover(o mover.Options) rigOption {
 	return func(c *rigConfig) { c.moved = &o }
 }
@@ -163,9 +160,6 @@ func openMemory(t testing.TB, c *rigConfig) arenaPool {
 		Bytes: c.poolBytes, SlabBytes: slabBytes, HugePages: dram.Off, Left: c.left(),
 	})
 	check(t, err)
-	if c.bare {
-		return struct{ arenaPool }{p}
-	}
 	return p
 }
 

@@ -14,11 +14,10 @@ import (
 
 // source returns the functions by which package admin reads the agent.
 func (a *Agent) source() admin.Source {
-	contents, _ := a.tiers.(pool.TierContents)
 	return admin.Source{
 		State: a.state, Engines: a.engines, Spaces: a.spaces, Live: a.Live, Ready: a.Ready,
-		Set: a.sessions.set, Reset: a.resetStored, Tiers: contents, Tail: a.events.Tail, Explain: a.world(),
-		Hints: a.takesHints(),
+		Set: a.sessions.set, Reset: a.resetStored, Tiers: a.tiers, Tail: a.events.Tail, Explain: a.world(),
+		Hints: a.hints,
 	}
 }
 
@@ -43,7 +42,7 @@ func (a *Agent) state() admin.Status {
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
 		Movers: admin.Movers(a.movers()), Orphans: admin.Orphans{PIDs: []int{}},
 		Sample: admin.SampleStatus{Every: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne()},
-		Paces:  admin.Paces(a.workers.pacers.Report()), Hints: a.hintStatus(),
+		Paces:  admin.Paces(a.workers.pacers.Report()), Hints: admin.HintStatus{Report: a.hints.Report()},
 		Events: a.events.Report(), Transfers: admin.TransfersStatus{Report: a.deliveries.Report()},
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()
@@ -159,8 +158,8 @@ func (a *Agent) cacheSpace(sp *space) admin.CacheSpace {
 		Groups: len(sp.groups), Shards: len(sp.claims),
 		Open: rules != nil, Epoch: a.registry.epochOf(sp), Engines: int(sp.complete.Load()), Blocks: -1,
 	}
-	if counts, ok := a.pool.(pool.SpaceCounter); ok && rules != nil {
-		out.ID, out.Blocks = rules.ID, counts.SpaceEntries(rules.ID)
+	if rules != nil {
+		out.ID, out.Blocks = rules.ID, a.pool.SpaceEntries(rules.ID)
 	}
 	return out
 }

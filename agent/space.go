@@ -100,7 +100,7 @@ func (s *space) disclaimLocked(shards []uint32) {
 }
 
 // openLocked opens the pool's space if all sizes are known; otherwise it does nothing.
-func (s *space) openLocked(p Pool) error {
+func (s *space) openLocked(p pool.Memory) error {
 	if s.open.Load() != nil {
 		return nil
 	}
@@ -143,7 +143,7 @@ func (s *space) makeRules(id pool.SpaceID) *lookup.Space {
 }
 
 // epochLocked returns the current weights epoch.
-func (s *space) epochLocked(p Pool) uint32 {
+func (s *space) epochLocked(p pool.Memory) uint32 {
 	if rules := s.open.Load(); rules != nil {
 		return p.Epoch(rules.ID)
 	}

@@ -41,14 +41,8 @@ func (r *registry) removeLocked(sp *space, last uint32) {
 	}
 }
 
-// storedLocked counts the entries of an open space in memory, or returns -1 if the pool does not
-// count them.
-func (r *registry) storedLocked(sp *space) int64 {
-	if counts, ok := r.pool.(pool.SpaceCounter); ok {
-		return counts.SpaceEntries(sp.open.Load().ID)
-	}
-	return -1
-}
+// storedLocked counts the entries of an open space in memory.
+func (r *registry) storedLocked(sp *space) int64 { return r.pool.SpaceEntries(sp.open.Load().ID) }
 
 // makeRoomLocked closes one of the unused spaces: one of which nothing is stored, else the least
 // recently used one. It returns false if there is none.

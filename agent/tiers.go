@@ -34,8 +34,8 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 		own := min(int(q.HBMTokens/g.BlockTokens), h.N) // skip the engine's own blocks
 		k.asked = append(k.asked, pool.Asked{Group: uint8(i), Hashes: h.Slice(own, h.N), Sparse: g.Window != 0})
 	}
-	if again, ok := k.tiers.(pool.AskedAnew); ok && anew {
-		return again.AskAnew(rules.ID, k.asked, start.Add(within))
+	if anew {
+		return k.tiers.AskAnew(rules.ID, k.asked, start.Add(within))
 	}
 	return k.tiers.Ask(rules.ID, k.asked, start.Add(within))
 }

@@ -4,7 +4,6 @@ import (
 	"github.com/kvagent/kvagent/agent/delivery"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
-	"github.com/kvagent/kvagent/pool"
 )
 
 // maxFetchBlocks bounds the blocks of one fetch, of all groups together.
@@ -44,8 +43,7 @@ func (k *lookupSock) expect(req *ipc.LookupRequest, rules *lookup.Space) (x expe
 			x.most = min(x.most, tr.Tokens)
 		}
 	case delivery.Unknown:
-		again, ok := k.tiers.(pool.AskedAnew)
-		x.anew = ok && again.Shared()
+		x.anew = k.tiers != nil && k.tiers.Shared()
 		x.grows = unheard || x.anew || req.Early
 	}
 	return x

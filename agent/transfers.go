@@ -79,9 +79,7 @@ func (a *Agent) expire() {
 		select {
 		case <-tick.C:
 			a.deliveries.Expire()
-			if a.hints != nil {
-				a.hints.Expire()
-			}
+			a.hints.Expire()
 		case <-a.stop:
 			return
 		}

@@ -3,7 +3,6 @@ package agent
 import (
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -20,7 +19,7 @@ import (
 // workers starts the transfers of registered workers.
 type workers struct {
 	device    cudaipc.Device
-	pool      Pool
+	pool      pool.Memory
 	integrity transfer.Integrity
 	limits    transfer.Limits
 	perGPU    int                              // copies that run at once on a GPU, and on CPUs
@@ -32,33 +31,22 @@ type workers struct {
 
 	every      uint32 // one block in so many is checked end to end; 0: none
 	seed       uint64
-	arena      []byte // the pool's, as mapped in this process; nil: the pool has none
+	arena      []byte // the pool's, as mapped in this process
 	mismatches mismatches
 }
 
 func newWorkers(
-	cfg *Config, p Pool, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, log *zap.Logger,
-) (*workers, error) {
+	cfg *Config, p pool.Memory, device cudaipc.Device, awaited func(pool.SpaceID) bool, boot [16]byte, log *zap.Logger,
+) *workers {
 	w := &workers{
 		device: device, pool: p, integrity: cfg.Integrity, limits: cfg.Limits.Transfer, perGPU: cfg.Lanes,
 		lanes: map[cudaipc.UUID]*transfer.Lanes{}, pacers: pace.NewDevices(cfg.Pace, cfg.CPUPacer), awaited: awaited,
 		log:   log,
 		every: cfg.VerifySample, seed: binary.LittleEndian.Uint64(boot[:8]),
 	}
-	w.arena = arenaOf(p)
+	w.arena, _ = p.Arena()
 	_, w.tiers = p.(pool.Tiers)
-	if w.every > 0 && len(w.arena) == 0 {
-		return nil, errors.New("verify-sample: allowed with a pool in this process's memory, else 0")
-	}
-	return w, nil
-}
-
-// arenaOf returns a pool's memory as mapped in this process; nil if it has none.
-func arenaOf(p Pool) (arena []byte) {
-	if p, ok := p.(pool.Mapped); ok {
-		arena, _ = p.Arena()
-	}
-	return arena
+	return w
 }
 
 // start starts the transfers of a registered worker whose space is open. registry.mu is held.

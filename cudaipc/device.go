@@ -179,6 +179,18 @@ type Device interface {
 	// Done waits up to timeout for a copy to end; ok is false if it has not. A ticket is valid
 	// until Done has reported its end.
 	Done(t Ticket, timeout time.Duration) (d Done, ok bool, err error)
+	// Sum checks and starts a sample, asynchronously; Done returns its end, with a CRC-32C for each
+	// block of Seed and the bytes of its pieces in order. It is to verify copies, and shares
+	// nothing with Copy that could make both wrong: addresses are computed from Pieces, and the
+	// memory is read with plain reads where it is, not through the arena. A piece outside of the
+	// imported regions is ErrRange. A sample counts as a copy: while it is in flight, Close is
+	// ErrBusy. It ends within Sample.Within and the time of one read of at most 256 KiB: Done.Bad
+	// has the blocks without a sum, and those of a peer that died.
+	Sum(*Sample) (Ticket, error)
+	// SetWord writes the word of 8 bytes at off of the peer's sync region, off a multiple of 8, by
+	// which the peer learns what has arrived in its memory. A reader of the word then sees the
+	// bytes of all copies whose end Done has reported before.
+	SetWord(id PeerID, off, value uint64) error
 	// Close closes every region of a peer, or with AllPeers the device. It returns ErrBusy while
 	// a copy of the peer is in flight. Afterwards no byte of the peer is touched.
 	Close(PeerID) error

@@ -92,7 +92,7 @@ func (t *Table[P]) PeerLocked(id PeerID) (p P, err error) {
 	return p, nil
 }
 
-// SetWord writes a word of a peer's sync region: see WordSetter.
+// SetWord writes a word of a peer's sync region.
 func (t *Table[P]) SetWord(id PeerID, off, value uint64) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

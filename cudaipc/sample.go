@@ -34,28 +34,8 @@ type Sample struct {
 	Blocks []SampleBlock
 }
 
-// Summer is a device that can sum blocks where the peer's memory is, to verify copies. It shares
-// nothing with Copy that could make both wrong: addresses are computed from Pieces, and the
-// memory is read with plain reads, not through the arena.
-type Summer interface {
-	// Sum checks and starts a sample, asynchronously; Device.Done returns its end, with a CRC-32C
-	// for each block of Seed and the bytes of its pieces in order. A piece outside of the
-	// imported regions is ErrRange. A sample counts as a copy: while it is in flight, Close is
-	// ErrBusy. It ends within Sample.Within and the time of one read of at most 256 KiB: Done.Bad
-	// has the blocks without a sum, and those of a peer that died.
-	Sum(*Sample) (Ticket, error)
-}
-
 // errSampleLate is the error of a block that was not summed in time.
 var errSampleLate = fmt.Errorf("not summed in time")
-
-// StartSum starts a sample on a device that is a Summer.
-func StartSum(d Device, s *Sample) (Ticket, error) {
-	if summer, ok := d.(Summer); ok {
-		return summer.Sum(s)
-	}
-	return 0, fmt.Errorf("this device does not sum the memory of its peers: %w", ErrKind)
-}
 
 // SumBytes continues a CRC-32C over n bytes at off of a mapping of this process. A page that
 // cannot be read is an error. The whole mapping is guarded: the kernel may report the start of

@@ -52,22 +52,6 @@ func words(name string, off uint64, n uint32, each, align, size uint64) error {
 	return nil
 }
 
-// WordSetter is a device that writes words of a peer's sync region, by which the peer learns what
-// has arrived in its memory.
-type WordSetter interface {
-	// SetWord writes the word of 8 bytes at off of the peer's sync region, off a multiple of 8. A
-	// reader of the word then sees the bytes of all copies whose end Done has reported before.
-	SetWord(id PeerID, off, value uint64) error
-}
-
-// SetWord calls SetWord of a device that is a WordSetter.
-func SetWord(d Device, id PeerID, off, value uint64) error {
-	if s, ok := d.(WordSetter); ok {
-		return s.SetWord(id, off, value)
-	}
-	return fmt.Errorf("peer %d: this device writes no words: %w", id, ErrKind)
-}
-
 // SetWord writes a word of the peer's sync region, whose pages may vanish at any time.
 func (p *Peer) SetWord(off, value uint64) error {
 	if size := uint64(len(p.Words)); off%8 != 0 || off > size || size-off < 8 {

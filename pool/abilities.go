@@ -6,27 +6,72 @@ import (
 	"time"
 )
 
-// Abilities are optional interfaces of a pool, a store or an eviction policy, beside its contract
-// (Index, Slots and Spaces; Store; Policy). Their users find them by type assertion, so a wrapper
-// that does not forward one hides it. All of them are in this file. Each lists its implementations,
-// which assert it at compile time, and the effect of its absence. In the same way, a
-// transfer.Worker checks whether its Slots are also Spaces; only then does it notice jobs of a past
-// epoch.
+// Memory is the pool of a node: the memory, whose slots this process has mapped, or a stack of
+// tiers on it. Pools that outlive their process have entries of spaces that were not opened in it.
+//
+// Implemented by pool/dram, and by pool/tier, which embeds that.
+type Memory interface {
+	Index
+	Slots
+	Spaces
+	Advised
+	Journal
 
-// Abilities of a pool.
+	// Forget guarantees, once it returns nil, that nothing stored so far of a space is found when
+	// the space is opened, in this process or a later one. It resets an open space. An unknown
+	// space is no error.
+	Forget(f Fingerprint) error
+	// SpaceEntries counts the entries of one space in memory.
+	SpaceEntries(s SpaceID) int64
+	// Arena returns the memory, and a descriptor from which another process can map it. Both remain
+	// the pool's.
+	Arena() (base []byte, fd int)
 
-// Tiers is a pool with tiers below its memory. Through its Index, an entry that is known to be in a
+	// Coldest fills out with entries that may be evicted next and are not held, and returns their
+	// number: the least recently used, about in their order. Where the policy may evict others as
+	// well, some of these are included, so that repeated calls cover all. It changes neither the
+	// entries nor the order of eviction.
+	Coldest(out []Cold) int
+	// ReadWithoutTouch acquires, reads and releases each entry in turn, with the status that read
+	// returns, without counting it as a use: an entry that was not used otherwise meanwhile keeps
+	// its place in the order of eviction. No lock is held while read runs.
+	ReadWithoutTouch(b *Batch, read func(s Slot) Status)
+
+	// An entry belongs to the Owner of the Batch that made it, as long as it is in memory, whoever
+	// stores it again. What a tier or another node brings belongs to nobody, as does what an
+	// earlier process stored.
+
+	// OpenOwner returns the owner with a name of 1 to MaxOwnerName bytes. It stays that name's
+	// until as many calls of CloseOwner. Afterwards it does too, with its entries, as long as there
+	// are fewer than MaxOwners others.
+	OpenOwner(name string) (Owner, error)
+	// CloseOwner ends one OpenOwner.
+	CloseOwner(o Owner)
+	// SetBudget limits the bytes of an owner's entries; 0: no limit. At the limit, Reserve evicts
+	// the owner's least recently used entries, a suffix before its prefix. If those are held or
+	// have children of other owners, or if it would take too long to find one, the status is Busy,
+	// and nothing else is evicted for it.
+	SetBudget(o Owner, bytes int64)
+}
+
+// Tiers is a Memory with tiers below it. Through its Index, an entry that is known to be in a
 // tier counts as stored: Prefix and Exists count it, and Pin promises it. A promise is a Ref like a
 // pin: the entry is being fetched to memory and is pinned there on arrival. Unpin ends it in any
 // case.
 //
-// Implemented by pool/tier. Without it, the pool is memory alone: evicted entries are lost,
-// look-ups wait for no tier, and a load is never held back.
+// Implemented by pool/tier. The agent finds it by a type assertion: without it, the pool is memory
+// alone, evicted entries are lost, look-ups wait for no tier, and a load is never held back.
 type Tiers interface {
 	// Ask queries the tiers for the chains where their content is not known yet, and waits until
 	// the deadline at most. It reports whether some tier has not answered by then; a later call
 	// finds that answer.
 	Ask(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
+	// AskAnew is Ask, except that an answer from before the call that a shared tier lacks an entry
+	// does not count, because another node is known to be writing it.
+	AskAnew(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
+	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
+	// that has not answered for a moment is worth a short wait.
+	Shared() bool
 	// Settle calls then once, from any goroutine and possibly before it returns, when none of refs
 	// is an open promise: each entry is pinned in memory, or it failed to arrive and Acquire will
 	// return Missing. It does not retain refs. cancel guarantees that then is not called
@@ -41,26 +86,17 @@ type Tiers interface {
 	// Report returns the state and counters of each tier, the nearest first, for people and
 	// metrics.
 	Report() TierReport
-}
-
-// AskedAnew is Tiers whose shared tiers can be asked again for what they lacked a moment ago,
-// because another node is known to be writing it.
-//
-// Implemented by pool/tier. Without it, a look-up that names a transfer of another node does not
-// wait for its blocks to reach a shared tier.
-type AskedAnew interface {
-	// AskAnew is Tiers.Ask, except that an answer from before the call that a shared tier lacks an
-	// entry does not count.
-	AskAnew(s SpaceID, asked []Asked, deadline time.Time) (pending bool)
-	// Shared reports whether there is a shared tier that can be asked, or that may be soon: one
-	// that has not answered for a moment is worth a short wait.
-	Shared() bool
+	// OnAdopted sets the function that is called, without any lock held, when an open space gets a
+	// new epoch because of a reset on another node; nil removes it.
+	OnAdopted(then func(f Fingerprint))
+	// Storage returns the journal of the stores of the node, of which it can tell which entries
+	// come and go there; nil: there are none.
+	Storage() Journal
+	TierContents
 }
 
 // TierContents lists and deletes the contents of one tier, for administration. It calls the store
 // in any state of the tier, until ctx ends.
-//
-// Implemented by pool/tier. Without it, `kvagent cache tier` finds no tier.
 type TierContents interface {
 	// StoredAs returns the name of a space in the tiers: its fingerprint, or another name after a
 	// reset on this node.
@@ -77,54 +113,7 @@ var (
 	ErrUnlisted = errors.New("this tier's store does not list what it holds")
 )
 
-// Adopter reports resets that came from other nodes.
-//
-// Implemented by pool/tier. Without it, resets on other nodes have no effect here.
-type Adopter interface {
-	// OnAdopted sets the function that is called, without any lock held, when an open space gets a
-	// new epoch because of a reset on another node; nil removes it.
-	OnAdopted(then func(f Fingerprint))
-}
-
-// Forgetter is a pool that outlives its process, so it may hold entries of a space that has not
-// been opened in this process.
-//
-// Implemented by pool/dram (its file outlives the process) and pool/tier (which forwards it).
-// Without it, only open spaces have entries, so there is nothing to forget.
-type Forgetter interface {
-	// Forget guarantees, once it returns nil, that nothing stored so far of a space is found when
-	// the space is opened, in this process or a later one. It resets an open space. An unknown
-	// space is no error.
-	Forget(f Fingerprint) error
-}
-
-// SpaceCounter is a memory that counts the entries of one space.
-//
-// Implemented by pool/dram and pool/tier (for its memory). Without it, `kvagent cache` shows no
-// number of blocks, and an unused space is closed only when its place is needed.
-type SpaceCounter interface {
-	SpaceEntries(s SpaceID) int64
-}
-
-// WriteBack is a memory whose coldest entries can be copied to a tier before they are evicted.
-//
-// Implemented by pool/dram. Without it, no tier can be written only on eviction, and a write to a
-// tier counts as a use of the block.
-type WriteBack interface {
-	// Coldest fills out with entries that may be evicted next and are not held, and returns their
-	// number: the least recently used, about in their order. Where the policy may evict others as
-	// well, some of these are included, so that repeated calls cover all. It changes neither the
-	// entries nor the order of eviction.
-	Coldest(out []Cold) int
-	// ReadWithoutTouch acquires, reads and releases each entry in turn, with the status that read
-	// returns, without counting it as a use: an entry that was not used otherwise meanwhile keeps
-	// its place in the order of eviction. No lock is held while read runs.
-	ReadWithoutTouch(b *Batch, read func(s Slot) Status)
-}
-
 // Advised is a memory that can be told how its entries will be used.
-//
-// Implemented by pool/dram and pool/tier (for its memory). Without it, hints are rejected.
 type Advised interface {
 	// PinEach pins each of the hashes that is stored, without counting it as asked for, and appends
 	// their refs; bytes is the size of one. Unlike Pin it goes on after one that is not stored.
@@ -136,55 +125,13 @@ type Advised interface {
 	// marked; bytes is the size of one.
 	CountUnused(s SpaceID, group uint8, h Hashes) (stored, unused int, bytes int64)
 	// DropUnused drops those of the hashes that are still marked for it and not pinned, except by
-	// WriteBack.ReadWithoutTouch. An entry that others follow stays until a later call has dropped
+	// Memory.ReadWithoutTouch. An entry that others follow stays until a later call has dropped
 	// them. It returns the number of those dropped, of earlier calls' hashes, too.
 	DropUnused(s SpaceID, group uint8, h Hashes) int
 	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes; facts
 	// (time 0) on the entries that precede them in their chain, too. It sets the advice's other
 	// fields.
 	Advise(s SpaceID, group uint8, h Hashes, a Advice, lasts time.Duration)
-}
-
-// Budgets is a memory that limits how much of it the entries of one owner take. An entry belongs to
-// the Owner of the Batch that made it, as long as it is in memory, whoever stores it again. What a
-// tier or another node brings belongs to nobody, as does what an earlier process stored.
-//
-// Implemented by pool/dram and pool/tier (for its memory). Without it, a worker that asks for a
-// budget is refused.
-type Budgets interface {
-	// OpenOwner returns the owner with a name of 1 to MaxOwnerName bytes. It stays that name's
-	// until as many calls of CloseOwner. Afterwards it does too, with its entries, as long as there
-	// are fewer than MaxOwners others.
-	OpenOwner(name string) (Owner, error)
-	// CloseOwner ends one OpenOwner.
-	CloseOwner(o Owner)
-	// SetBudget limits the bytes of an owner's entries; 0: no limit. At the limit, Reserve evicts
-	// the owner's least recently used entries, a suffix before its prefix. If those are held or
-	// have children of other owners, or if it would take too long to find one, the status is Busy,
-	// and nothing else is evicted for it.
-	SetBudget(o Owner, bytes int64)
-}
-
-// Prober is a memory (Slots) that retires pages that cannot be read.
-//
-// Implemented by pool/dram and pool/tier (which forwards it to its memory). Without it, a bad page
-// fails every copy that touches it, and is never retired.
-type Prober interface {
-	// Probe reads a byte of every page of a slot and reports whether all pages could be read. The
-	// caller holds the slot by a reservation or a pin, and ends that as usual. Probe is for a slot
-	// of which a copy failed or faulted. A page that cannot be read is retired: entries on it are
-	// dropped at once, and no slot that overlaps it is allocated again.
-	Probe(s Slot) bool
-}
-
-// Mapped is a pool whose slots lie in memory that this process has mapped.
-//
-// Implemented by pool/dram, pool/mem and pool/tier (for its memory). Without it, no block can be
-// checked end to end, so Config.VerifySample of an agent must be 0.
-type Mapped interface {
-	// Arena returns the memory, and a descriptor from which another process can map it. Both remain
-	// the pool's.
-	Arena() (base []byte, fd int)
 }
 
 // Change is the name of an entry that became visible, or that was and is not any more.
@@ -196,8 +143,6 @@ type Change struct {
 
 // Journal is a memory that notes which entries of some spaces come and go, for those who tell
 // routers. A note says where to look, and Holds what is so.
-//
-// Implemented by pool/dram and pool/tier (for its memory). Without it, engines are told no events.
 type Journal interface {
 	// Watch begins to note the entries of a space, until it is closed.
 	Watch(s SpaceID)
@@ -211,16 +156,10 @@ type Journal interface {
 	Holds(s SpaceID, group uint8, h Hashes, present []bool) (open bool)
 }
 
-// Storage is a memory with stores of the node below it, of which it can tell which entries come and
-// go there.
-//
-// Implemented by pool/tier, for a disk. Without it, events tell of memory alone.
-type Storage interface {
-	// Storage returns the journal of these stores; nil: there are none.
-	Storage() Journal
-}
-
-// Abilities of a store.
+// The rest of this file are abilities: optional interfaces of a store or an eviction policy, beside
+// its contract (Store; Policy). Their users find them by type assertion, so a wrapper that does not
+// forward one hides it. Each lists its implementations, which assert it at compile time, and the
+// effect of its absence.
 
 // KeyJournal is a Store that notes which keys come and go, and whose Exists answers from memory.
 //
@@ -251,8 +190,6 @@ type Lister interface {
 type Reporter interface {
 	Report() StoreReport
 }
-
-// Abilities of an eviction policy.
 
 // MaxLearned bounds what Learner.Learned returns, in bytes.
 const MaxLearned = 1 << 20

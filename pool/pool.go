@@ -188,7 +188,7 @@ type Batch struct {
 	Shard  uint8
 	Epoch  uint32 // Reserve: the weights epoch in which the bytes were computed
 	Parent []byte // Reserve: hash of the block before the first; empty at the start of a prompt
-	Owner  Owner  // Reserve: the owner of the entries that it makes; see Budgets
+	Owner  Owner  // Reserve: the owner of the entries that it makes; see Memory
 	// Refusable: Reserve may answer Unwanted, because nothing but the memory is to have the blocks,
 	// and nobody waits for them.
 	Refusable bool
@@ -217,6 +217,16 @@ type Slots interface {
 	Acquire(b *Batch)
 	// Release ends the pins of Acquire. An entry whose status is Corrupt is dropped.
 	Release(slots []Slot, status []Status)
+	Prober
+}
+
+// Prober is the part of Slots for a slot of which a copy failed or faulted.
+type Prober interface {
+	// Probe reads a byte of every page of a slot and reports whether all pages could be read. The
+	// caller holds the slot by a reservation or a pin, and ends that as usual. A page that cannot
+	// be read is retired: entries on it are dropped at once, and no slot that overlaps it is
+	// allocated again.
+	Probe(s Slot) bool
 }
 
 // Spaces administers a pool.

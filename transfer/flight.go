@@ -144,8 +144,7 @@ func (th *thread) awaitCopy(t *task, f *flight) {
 // failureStatus returns the status of a block that was not copied. If the pool cannot read its
 // slot, the slot is the reason: a load drops the entry then, so that it is not promised again.
 func (th *thread) failureStatus(slot *pool.Slot, dir cudaipc.Direction) pool.Status {
-	p, ok := th.w.cfg.Slots.(pool.Prober)
-	if ok && !p.Probe(*slot) && dir == cudaipc.Scatter {
+	if !th.w.cfg.Slots.Probe(*slot) && dir == cudaipc.Scatter {
 		return pool.Corrupt
 	}
 	return Failed

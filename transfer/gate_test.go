@@ -135,7 +135,7 @@ func (g *gate) takes(s *station, n int) {
 
 // mixedUp is a pool that hands out the first two slots of a batch exchanged, each with its own sum:
 // the kind of mistake that only a checksum bound to the key can see.
-type mixedUp struct{ pool.Slots }
+type mixedUp struct{ Slots }
 
 func (m mixedUp) Acquire(b *pool.Batch) {
 	m.Slots.Acquire(b)

@@ -50,7 +50,7 @@ func (th *thread) finishLoad(t *task, f *flight, before pool.Status) pool.Status
 
 // stale reports whether the job's weights epoch has ended.
 func (th *thread) stale(t *task) bool {
-	return th.w.spaces != nil && th.w.spaces.Epoch(th.w.cfg.Space) != t.job.Epoch
+	return th.w.cfg.Slots.Epoch(th.w.cfg.Space) != t.job.Epoch
 }
 
 // verify compares the copied blocks' sums with the stored ones. Without checks there are no sums.

@@ -8,8 +8,8 @@ import (
 )
 
 // Sampling is the end-to-end check of some of the blocks that are copied: a sum made where the
-// engine's memory is, by another path than the copy's (cudaipc.Summer), is compared with the sum of
-// the block's slot.
+// engine's memory is, by another path than the copy's (cudaipc.Device.Sum), is compared with the
+// sum of the block's slot.
 type Sampling struct {
 	Every uint32 // one block in so many, of each direction of a worker; 0: none, 1: all
 	Seed  uint64 // of the choice
@@ -113,7 +113,7 @@ func (th *thread) startSamples(f *flight, chosen func() bool) bool {
 			Seed: f.copy.Blocks[i].Seed})
 	}
 	for _, a := range f.samples {
-		a.ticket, a.err = th.w.summer.Sum(&a.sample)
+		a.ticket, a.err = th.w.cfg.Device.Sum(&a.sample)
 	}
 	return len(f.samples) > 0
 }

@@ -301,7 +301,7 @@ func (f *flipping) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 }
 
 func (f *flipping) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	return f.Device.(cudaipc.Summer).Sum(s)
+	return f.Device.Sum(s)
 }
 
 // heldSums is a device whose sums stand still between submission and start, until open is called.
@@ -341,7 +341,7 @@ func (h *heldSums) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	last := h.last
 	h.mu.Unlock()
 	if opened {
-		return h.Device.(cudaipc.Summer).Sum(s)
+		return h.Device.Sum(s)
 	}
 	h.submitted <- struct{}{}
 	return last | sumBit, nil
@@ -358,7 +358,7 @@ func (h *heldSums) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, 
 		h.stands(timeout)
 		return cudaipc.Done{}, false, nil
 	}
-	real, err := h.Device.(cudaipc.Summer).Sum(s)
+	real, err := h.Device.Sum(s)
 	if err != nil {
 		return cudaipc.Done{}, false, err
 	}
@@ -611,10 +611,6 @@ func TestSamplingIsChecked(t *testing.T) {
 	good := Config{Device: n.host, Slots: n.pool, Spec: spec(1), Layout: layout(), Complete: func(Completion) {}}
 	for name, change := range map[string]func(*Config){
 		"every": func(c *Config) { c.Sampling = Sampling{Every: MaxSampleEvery + 1, Arena: arena} },
-		"device": func(c *Config) {
-			c.Device, c.Sampling = &counting{Device: n.host}, Sampling{Every: 1,
-				Arena: arena}
-		},
 		"arena": func(c *Config) { c.Sampling.Every = 1 },
 		"wait":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.SampleWait = cudaipc.MaxSampleWait + 1 },
 	} {

@@ -112,7 +112,7 @@ func TestABlockHasTheWorstStatusOfItsShards(t *testing.T) {
 
 // asked counts the blocks for which room is sought, by shard.
 type asked struct {
-	pool.Slots
+	Slots
 	blocks map[uint8]int
 }
 

@@ -218,7 +218,7 @@ func (th *thread) finishStage(t *task, l *staged) pool.Status {
 	if l.counted == l.count && th.w.cfg.Integrity == Full && !l.whole() {
 		return Cancelled
 	}
-	if cudaipc.SetWord(th.w.cfg.Device, th.w.cfg.Peer, l.Word, uint64(l.counted)) != nil {
+	if th.w.cfg.Device.SetWord(th.w.cfg.Peer, l.Word, uint64(l.counted)) != nil {
 		return Failed
 	}
 	return pool.OK

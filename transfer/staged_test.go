@@ -85,12 +85,7 @@ func (g *stageGate) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 
 func (g *stageGate) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	g.words = append(g.words, value)
-	return cudaipc.SetWord(g.Device, id, off, value)
-}
-
-// Sum implements cudaipc.Summer.
-func (g *stageGate) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
-	return cudaipc.StartSum(g.Device, s)
+	return g.Device.SetWord(id, off, value)
 }
 
 // withGate joins a station whose loads call before for each copy, one at a time, and stores blocks

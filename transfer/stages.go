@@ -3,8 +3,6 @@ package transfer
 import (
 	"fmt"
 	"math"
-
-	"github.com/kvagent/kvagent/cudaipc"
 )
 
 // Limits of staged loads.
@@ -101,12 +99,9 @@ type Staged struct {
 
 // check returns an error if a staged load does not fit the worker.
 func (s *Staged) check(w *Worker, job *Job) error {
-	_, sets := w.cfg.Device.(cudaipc.WordSetter)
 	switch {
 	case job.Kind != Load:
 		return fmt.Errorf("staged: a save, allowed: a load: %w", ErrInvalid)
-	case !sets:
-		return fmt.Errorf("staged: allowed on a device that writes words: %w", ErrInvalid)
 	case s.Word%8 != 0:
 		return fmt.Errorf("staged: word at %d, no multiple of 8: %w", s.Word, ErrInvalid)
 	case len(s.held) != len(w.held):

@@ -161,7 +161,11 @@ func (s *station) start(change func(*Config)) {
 // sample has one block of each three checked, unless the test says otherwise or has wrapped the
 // real device.
 func (s *station) sample(cfg *Config) {
-	if _, ok := cfg.Device.(cudaipc.Summer); !ok || cfg.Sampling.Every > 0 {
+	device := cfg.Device
+	if gate, is := device.(*stageGate); is {
+		device = gate.Device
+	}
+	if device != s.host || cfg.Sampling.Every > 0 {
 		return
 	}
 	arena, _ := s.pool.Arena()

@@ -25,10 +25,6 @@ func (d *lateDevice) Done(ticket cudaipc.Ticket, timeout time.Duration) (cudaipc
 	return done, ok, err
 }
 
-func (d *lateDevice) SetWord(id cudaipc.PeerID, off, value uint64) error {
-	return cudaipc.SetWord(d.Device, id, off, value)
-}
-
 // latePool is a pool that commits and releases late.
 type latePool struct {
 	*dram.Pool

@@ -92,11 +92,17 @@ var DefaultLimits = Limits{
 	PollFloor:  20 * time.Microsecond, PollCeiling: 500 * time.Microsecond,
 }
 
+// Slots is the pool as a worker uses it.
+type Slots interface {
+	pool.Slots
+	Epoch(s pool.SpaceID) uint32
+}
+
 // Config configures a worker.
 type Config struct {
 	Device    cudaipc.Device
 	Peer      cudaipc.PeerID // imported already
-	Slots     pool.Slots
+	Slots     Slots
 	Space     pool.SpaceID
 	Spec      pool.Spec
 	Shard     uint8

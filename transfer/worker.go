@@ -16,14 +16,12 @@ var ErrClosed = errors.New("worker closed")
 // with a bounded queue and one job at a time. All methods may be called concurrently, but only
 // State from within Config.Complete.
 type Worker struct {
-	cfg    Config
-	held   []held
-	bytes  []int64        // by group: bytes of a block of all shards held
-	runs   []int          // by group: their runs
-	spaces pool.Spaces    // nil: the pool has no epochs
-	summer cudaipc.Summer // nil: nothing is sampled
-	stop   chan struct{}
-	ended  sync.WaitGroup
+	cfg   Config
+	held  []held
+	bytes []int64 // by group: bytes of a block of all shards held
+	runs  []int   // by group: their runs
+	stop  chan struct{}
+	ended sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
@@ -34,8 +32,7 @@ type Worker struct {
 	}
 }
 
-// Start checks the configuration and starts the worker's threads. If Config.Slots is also a
-// pool.Spaces, the epochs of jobs are checked.
+// Start checks the configuration and starts the worker's threads.
 func Start(cfg Config) (*Worker, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
@@ -45,8 +42,6 @@ func Start(cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.spaces, _ = cfg.Slots.(pool.Spaces)
-	w.summer, _ = cfg.Device.(cudaipc.Summer)
 	w.mu.jobs = map[uint64]*task{}
 	w.mu.seen = make([]uint64, (uint64(most)+63)/64)
 	for _, kind := range []Kind{Save, Load} {
@@ -136,12 +131,9 @@ func (c *Config) checkHeld() error {
 }
 
 func (c *Config) checkSampling() error {
-	switch _, sums := c.Device.(cudaipc.Summer); {
+	switch {
 	case c.Sampling.Every > MaxSampleEvery:
 		return fmt.Errorf("sampling.every: %d, allowed: 0 to %d: %w", c.Sampling.Every, MaxSampleEvery, ErrInvalid)
-	case c.Sampling.Every > 0 && !sums:
-		return fmt.Errorf("sampling.every: %d, allowed on a device that sums no memory of its peers: 0: %w",
-			c.Sampling.Every, ErrInvalid)
 	case c.Sampling.Every > 0 && len(c.Sampling.Arena) == 0:
 		return fmt.Errorf("sampling.arena: empty, allowed: the device's: %w", ErrInvalid)
 	}

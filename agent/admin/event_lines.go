@@ -3,7 +3,6 @@ package admin
 import (
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -118,11 +117,7 @@ func (s *Server) events(rw http.ResponseWriter, r *http.Request) {
 	}
 	tail, err := s.view.source.Tail(follow, f.wants)
 	if err != nil {
-		status := http.StatusNotImplemented
-		if errors.Is(err, events.ErrTooManyTails) {
-			status = http.StatusTooManyRequests
-		}
-		http.Error(rw, fmt.Sprintf("events: %v", err), status)
+		http.Error(rw, fmt.Sprintf("events: %v", err), http.StatusTooManyRequests)
 		return
 	}
 	defer tail.Close()

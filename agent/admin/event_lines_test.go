@@ -31,7 +31,7 @@ func TestEndOfLinesHasALimitOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	desk := events.New(p, "", zap.NewNop())
+	desk := events.New(p, nil, "", zap.NewNop())
 	desk.Close()
 	s := &Server{view: &View{source: Source{Tail: desk.Tail}}}
 	rw := &limited{ResponseRecorder: httptest.NewRecorder()}

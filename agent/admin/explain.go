@@ -44,12 +44,8 @@ func (s *Server) explain(rw http.ResponseWriter, r *http.Request) {
 	case query.Has("last"):
 		var n int
 		if n, err = countIn("last", query.Get("last"), MaxRecent); err == nil {
-			recent := Recent{Recent: world.Recent(n)}
-			if h := s.view.source.Hints; h != nil {
-				all := h.Receipts()
-				recent.Hints = all[:min(n, len(all))]
-			}
-			out = recent
+			hints := s.view.source.Hints.Receipts()
+			out = Recent{Recent: world.Recent(n), Hints: hints[:min(n, len(hints))]}
 		}
 	default:
 		err = errors.New("request, block, last: none is given, allowed: one of them")

@@ -75,18 +75,11 @@ func (s *Server) hint(rw http.ResponseWriter, r *http.Request) {
 
 // hinted serves GET /hints: the last receipts, the newest first.
 func (s *Server) hinted(rw http.ResponseWriter, _ *http.Request) {
-	out := HintAnswer{Receipts: []hints.Receipt{}}
-	if h := s.view.source.Hints; h != nil {
-		out.Receipts = h.Receipts()
-	}
-	writeJSON(rw, out)
+	writeJSON(rw, HintAnswer{s.view.source.Hints.Receipts()})
 }
 
 // hint carries out a request.
 func (v *View) hint(q *HintRequest) ([]hints.Receipt, error) {
-	if v.source.Hints == nil {
-		return nil, errors.New("the pool takes none")
-	}
 	actions, err := q.actions()
 	if err != nil {
 		return nil, err

@@ -25,9 +25,8 @@ type Source struct {
 	Tiers pool.TierContents // nil: no tier can be listed
 	// Explain tells why look-ups missed; nil: nothing is remembered.
 	Explain *history.World
-	// Hints carries out hints; nil: the pool takes none.
-	Hints Hints
-	Tail  func(follow bool, wants func(pool.SpaceID) bool) (*events.Tail, error)
+	Hints   Hints
+	Tail    func(follow bool, wants func(pool.SpaceID) bool) (*events.Tail, error)
 }
 
 // Space is a space that the agent knows.

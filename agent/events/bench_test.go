@@ -40,7 +40,7 @@ func BenchmarkTell(b *testing.B) {
 		runtime.GC() // what finalizers held
 		runtime.ReadMemStats(&before)
 		folder := filepath.Join(b.TempDir(), "tokens")
-		d := New(p, folder, zap.NewNop())
+		d := New(p, nil, folder, zap.NewNop())
 		told := 0
 		ask := func(session uint64) {
 			for whole := false; !whole; {

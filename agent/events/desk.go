@@ -20,7 +20,7 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-// Desk tells the sessions of all spaces. A nil Desk refuses all of them. All methods may run
+// Desk tells the sessions of all spaces. All methods may run
 // concurrently.
 type Desk struct {
 	memory  Memory
@@ -43,15 +43,13 @@ type Memory interface {
 	Epoch(s pool.SpaceID) uint32
 }
 
-// New returns the desk of a pool, which works until Close. It keeps tokens in the folder path,
-// which is made when there is something to keep; empty: it does not.
-func New(memory Memory, path string, log *zap.Logger) *Desk {
+// New returns the desk of a pool and of the storage below it, or nil, which works until Close. It
+// keeps tokens in the folder path, which is made when there is something to keep; empty: it does
+// not.
+func New(memory Memory, storage pool.Journal, path string, log *zap.Logger) *Desk {
 	d := &Desk{
-		memory: memory, media: [media]pool.Journal{memory}, stop: make(chan struct{}),
+		memory: memory, media: [media]pool.Journal{memory, storage}, stop: make(chan struct{}),
 		spaces: map[pool.SpaceID]*space{}, tails: map[*Tail]bool{},
-	}
-	if s, ok := memory.(pool.Storage); ok {
-		d.media[1] = s.Storage()
 	}
 	if d.keeper = newKeeper(d, path, log); d.keeper != nil {
 		d.stopped.Go(d.keeper.work)
@@ -62,10 +60,8 @@ func New(memory Memory, path string, log *zap.Logger) *Desk {
 
 // Close ends the desk's goroutines and waits for them.
 func (d *Desk) Close() {
-	if d != nil {
-		close(d.stop)
-		d.stopped.Wait()
-	}
+	close(d.stop)
+	d.stopped.Wait()
 }
 
 // maxWaiting is how many messages of a session may wait to be written when it asks for events. With
@@ -77,12 +73,6 @@ const maxWaiting = 8
 // not wait. It is called at most once for each NEXT_EVENTS, at once or when there is something to
 // tell, and not after Leave.
 func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, send func(any)) {
-	if d == nil {
-		if m, ok := msg.(*ipc.NextEvents); ok {
-			send(&ipc.BlockEvents{Req: m.Req, State: ipc.EventsRefused})
-		}
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch m := msg.(type) {
@@ -106,9 +96,6 @@ func (d *Desk) Serve(session uint64, rules *lookup.Space, msg any, waiting int, 
 
 // Leave ends what a session is told.
 func (d *Desk) Leave(session uint64) {
-	if d == nil {
-		return
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, sp := range d.spaces {
@@ -215,7 +202,7 @@ func (d *Desk) compare(sp *space) {
 // Forget drops the tokens that an earlier process kept of a space that was reset, also if nobody
 // asks for its events.
 func (d *Desk) Forget(fp pool.Fingerprint) {
-	if d != nil && d.keeper != nil {
+	if d.keeper != nil {
 		d.mu.Lock()
 		d.keeper.forgotten[nameOf(fp)] = true
 		d.mu.Unlock()
@@ -239,9 +226,6 @@ type Report struct {
 
 // Report returns the desk's state.
 func (d *Desk) Report() (r Report) {
-	if d == nil {
-		return r
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r.Spaces, r.Refused, r.Gaps = len(d.spaces), d.refused, d.gaps

@@ -30,7 +30,7 @@ func openDesk(t *testing.T, blockTokens uint32) (*Desk, *dram.Pool, *lookup.Spac
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := New(p, "", zap.NewNop())
+	d := New(p, nil, "", zap.NewNop())
 	t.Cleanup(func() {
 		d.Close()
 		p.Close()

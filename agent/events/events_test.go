@@ -121,7 +121,7 @@ func newWorld(t *testing.T, seed uint64, l limits) *world {
 	under := &disk{id: id, stored: map[string]bool{}}
 	rules := &lookup.Space{ID: id, Groups: []lookup.Group{{BlockTokens: blockTokens}}}
 	d := &Desk{
-		memory: withDisk{p, under}, media: [media]pool.Journal{p, under}, spaces: map[pool.SpaceID]*space{},
+		memory: p, media: [media]pool.Journal{p, under}, spaces: map[pool.SpaceID]*space{},
 		tails: map[*Tail]bool{},
 	}
 	d.spaces[id] = newSpace(d, rules, l)
@@ -138,14 +138,6 @@ type disk struct {
 	notes  []pool.Change
 	lost   bool
 }
-
-// withDisk is a memory with a disk below it.
-type withDisk struct {
-	*dram.Pool
-	disk *disk
-}
-
-func (w withDisk) Storage() pool.Journal { return w.disk }
 
 func (d *disk) Watch(pool.SpaceID)       {}
 func (d *disk) Changed() <-chan struct{} { return nil }

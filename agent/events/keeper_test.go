@@ -49,13 +49,15 @@ func (l *lasting) open(name byte) *lookup.Space {
 // begin begins a desk, as a new process does.
 func (l *lasting) begin() {
 	l.end()
-	l.desk = New(l.pool, l.path, zap.NewNop())
+	l.desk = New(l.pool, nil, l.path, zap.NewNop())
 	l.t.Cleanup(l.end)
 }
 
 func (l *lasting) end() {
-	l.desk.Close()
-	l.desk = nil
+	if l.desk != nil {
+		l.desk.Close()
+		l.desk = nil
+	}
 }
 
 // say stores and says a prompt.
@@ -380,7 +382,6 @@ func TestForgottenSpaceLeavesTheFile(t *testing.T) {
 	if got := l.count(); got['a'] != 0 || got['b'] != chainBlocks {
 		t.Errorf("blocks in the file: %v", got)
 	}
-	(*Desk)(nil).Forget(a.Print)
 }
 
 // TestClosedSpaceKeepsItsTokens: its blocks may be on a disk. It is closed while its file is made

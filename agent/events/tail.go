@@ -3,7 +3,6 @@ package events
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -18,11 +17,8 @@ const (
 	tailBlocks = 1 << 8 // told by one call of Next
 )
 
-// Errors of Desk.Tail, to branch on.
-var (
-	ErrNoJournal    = errors.New("the agent's pool does not note which blocks come and go")
-	ErrTooManyTails = fmt.Errorf("%d are open, allowed: %d at once", MaxTails, MaxTails)
-)
+// ErrTooManyTails means that MaxTails are open.
+var ErrTooManyTails = fmt.Errorf("%d are open, allowed: %d at once", MaxTails, MaxTails)
 
 // Kinds of Transition.
 const (
@@ -69,9 +65,6 @@ type tailed struct {
 // Tail returns a tail that tells what is held, as a new session is told, and then ends; with
 // follow, it tells what changes from now on, until Close. It must be closed.
 func (d *Desk) Tail(follow bool, wants func(pool.SpaceID) bool) (*Tail, error) {
-	if d == nil {
-		return nil, ErrNoJournal
-	}
 	t := &Tail{
 		desk: d, follow: follow, wants: wants, wake: make(chan struct{}, 1), spaces: map[*space]*tailed{}, off: true,
 	}

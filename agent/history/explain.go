@@ -43,7 +43,7 @@ type World struct {
 	History *History
 	Spaces  func() []Space // those that the agent knows
 	Index   pool.Index     // of memory and tiers
-	Memory  pool.Journal   // of memory alone; nil: it cannot be told from tiers
+	Memory  pool.Journal   // of memory alone
 	// Ask asks the tiers for blocks of a group until a deadline; nil: there are none.
 	Ask     func(s pool.SpaceID, group uint8, h pool.Hashes, deadline time.Time)
 	Names   map[pool.Status]string          // of the statuses of blocks

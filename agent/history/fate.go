@@ -211,7 +211,7 @@ func (t *trial) stored(c *chain, ask bool) (memory, below []bool) {
 		w.Ask(sp.ID, c.group, c.hashes, time.Now().Add(askTiers))
 	}
 	w.Index.Exists(sp.ID, c.group, c.hashes, below)
-	if w.Memory == nil || !w.Memory.Holds(sp.ID, c.group, c.hashes, memory) {
+	if !w.Memory.Holds(sp.ID, c.group, c.hashes, memory) {
 		return below, memory
 	}
 	return memory, below

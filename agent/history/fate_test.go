@@ -10,7 +10,9 @@ import (
 )
 
 // empty plays a memory in which nothing is stored.
-type empty struct{ pool.Index }
+type empty struct{ pool.Memory }
+
+func (empty) Holds(pool.SpaceID, uint8, pool.Hashes, []bool) bool { return false }
 
 func (empty) Exists(_ pool.SpaceID, _ uint8, _ pool.Hashes, present []bool) { clear(present) }
 
@@ -27,7 +29,7 @@ func TestEveryCauseHasItsFate(t *testing.T) {
 		pool.ByBadPage:    {BadPage, "because its memory cannot be read any more"},
 	} {
 		w := &World{
-			History: New(), Index: empty{},
+			History: New(), Index: empty{}, Memory: empty{},
 			Answers: func(ipc.LookupStatus) string { return "" }, Loads: func() bool { return true },
 			Spaces: func() []Space {
 				groups := []ipc.GroupDesc{{BlockTokens: 16}}

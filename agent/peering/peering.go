@@ -32,7 +32,7 @@ type Options struct {
 type Memory interface {
 	pool.Index
 	pool.Slots
-	pool.Mapped
+	Arena() (base []byte, fd int)
 }
 
 // Agent is what the listener needs of an agent.

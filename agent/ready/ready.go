@@ -85,9 +85,7 @@ func (c *Checker) checkShard(b *pool.Batch, space pool.Fingerprint) Result {
 func (c *Checker) sound(key *pool.Key, s pool.Slot) bool {
 	mem, sum := c.Arena[s.Off:s.Off+int64(s.Len)], uint32(0)
 	if pagefault.Guard(mem, nil, func() { sum = pool.Sum(key.Seed(s.Len), mem) }) != nil {
-		if p, ok := c.Slots.(pool.Prober); ok {
-			p.Probe(s)
-		}
+		c.Slots.Probe(s)
 		return false
 	}
 	return sum == s.Sum

@@ -144,7 +144,7 @@ type peers struct {
 
 // openPeers prepares to fetch from other agents and to serve them, and sets cfg.Peers. An agent
 // without a key or certificates is on its own.
-func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Config, log *zap.Logger) (*peers, error) {
+func openPeers(s *serveSettings, p *dram.Pool, stack pool.Memory, cfg *agent.Config, log *zap.Logger) (*peers, error) {
 	auth, ok, err := s.peers.auth()
 	if err != nil {
 		return nil, settings.Invalid(err)
@@ -162,7 +162,7 @@ func openPeers(s *serveSettings, p *dram.Pool, stack agent.Pool, cfg *agent.Conf
 			zap.Stringer("auth", auth))
 	}
 	o := peering.Options{
-		Memory: p, Slots: pool.Slots(stack), Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
+		Memory: p, Slots: stack, Auth: auth, Allow: s.peers.allow, Timeout: s.peers.timeout,
 		NoSums: s.integrity == settings.IntegrityHeader,
 		Log:    func(peer, what string, err error) { log.Warn(what, zap.String("peer", peer), zap.Error(err)) },
 	}

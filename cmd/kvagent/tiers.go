@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/pool/tier"
 	"github.com/kvagent/kvagent/pool/tier/transit"
@@ -113,7 +113,7 @@ const resetsFile = "kvagent-resets.json"
 // function closes them.
 func openTiers(
 	p *dram.Pool, s *serveSettings, pacer *pace.Pacer, log *zap.Logger,
-) (agent.Pool, func() error, error) {
+) (pool.Memory, func() error, error) {
 	t := &s.tiers
 	if len(t.specs) == 0 {
 		return p, func() error { return nil }, nil
@@ -126,7 +126,7 @@ func openTiers(
 		return nil, nil, err
 	}
 	closers := []func() error{staging.Close}
-	fail := func(err error) (agent.Pool, func() error, error) {
+	fail := func(err error) (pool.Memory, func() error, error) {
 		return nil, nil, errors.Join(err, closeAll(closers))
 	}
 	tiers := make([]tier.Tier, 0, len(t.specs))

@@ -48,7 +48,7 @@ func (d *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	return d.answers(ask, waits, states)
 }
 
-// SetWord writes a word of a peer's sync region: see cudaipc.WordSetter.
+// SetWord writes a word of a peer's sync region.
 func (d *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	return d.table.SetWord(id, off, value)
 }

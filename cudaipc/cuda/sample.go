@@ -7,8 +7,6 @@ import (
 	"github.com/kvagent/kvagent/cudaipc/driver"
 )
 
-var _ cudaipc.Summer = (*Device)(nil)
-
 // sampler sums the samples of all peers of a device, one after the other, in a role of its own.
 // It reads the GPU's memory with plain synchronous copies; no lane, plan, pinned piece or ring is
 // involved.

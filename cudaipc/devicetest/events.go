@@ -79,22 +79,22 @@ func testWordsAreWritten(t T, f Fixture) {
 	}
 	im.CloseAll()
 	at := im.Sync.StepOff
-	if err := cudaipc.SetWord(f.Device, 1, at, 1<<40+7); err != nil {
+	if err := f.Device.SetWord(1, at, 1<<40+7); err != nil {
 		t.Fatal(err)
 	}
 	if s := c.Poll(event(cudaipc.None)); s.Step != 1<<40+7 {
 		t.Errorf("step %d, want the word that was written", s.Step)
 	}
 	for _, off := range []uint64{at + 4, 1 << 40, 1<<64 - 8, 1<<64 - 1} {
-		if err := cudaipc.SetWord(f.Device, 1, off, 1); !errors.Is(err, cudaipc.ErrRange) {
+		if err := f.Device.SetWord(1, off, 1); !errors.Is(err, cudaipc.ErrRange) {
 			t.Errorf("a word at %d: %v, want ErrRange", off, err)
 		}
 	}
-	if err := cudaipc.SetWord(f.Device, 2, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
+	if err := f.Device.SetWord(2, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("a word of a peer that is not open: %v, want ErrPeer", err)
 	}
 	c.Close()
-	if err := cudaipc.SetWord(f.Device, 1, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
+	if err := f.Device.SetWord(1, at, 1); !errors.Is(err, cudaipc.ErrPeer) {
 		t.Errorf("a word of a closed peer: %v, want ErrPeer", err)
 	}
 }

@@ -42,10 +42,7 @@ type Device struct {
 	table cudaipc.Table[*peer]
 }
 
-var (
-	_ cudaipc.Device     = (*Device)(nil)
-	_ cudaipc.WordSetter = (*Device)(nil)
-)
+var _ cudaipc.Device = (*Device)(nil)
 
 // Open maps the arena. Close(AllPeers) frees everything.
 func Open(o Options) (*Device, error) {
@@ -110,7 +107,7 @@ func (h *Device) Poll(waits []cudaipc.Wait, states []cudaipc.State) error {
 	return nil
 }
 
-// SetWord writes a word of a peer's sync region: see cudaipc.WordSetter.
+// SetWord writes a word of a peer's sync region.
 func (h *Device) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	return h.table.SetWord(id, off, value)
 }

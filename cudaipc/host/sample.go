@@ -9,8 +9,6 @@ import (
 	"github.com/kvagent/kvagent/pagefault"
 )
 
-var _ cudaipc.Summer = (*Device)(nil)
-
 // Sum checks a sample and hands it to the peer's sampler.
 func (h *Device) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	return h.table.EnterSample(s, func(p *peer, f *cudaipc.Summing) {

@@ -108,8 +108,6 @@ const (
 	lanesPerPeer = 3
 )
 
-var _ cudaipc.Summer = (*Mover)(nil)
-
 // Sum checks a sample and sends it to the mover.
 func (m *Mover) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	p, err := m.beginCopy(s.Peer)

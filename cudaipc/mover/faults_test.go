@@ -67,7 +67,7 @@ func (f *faulty) Copy(c *cudaipc.Copy) (cudaipc.Ticket, error) {
 
 func (f *faulty) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	f.is(hangsInSum)
-	return f.Device.(cudaipc.Summer).Sum(s)
+	return f.Device.Sum(s)
 }
 
 func (f *faulty) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool, error) {

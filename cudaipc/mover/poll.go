@@ -2,8 +2,6 @@ package mover
 
 import "github.com/kvagent/kvagent/cudaipc"
 
-var _ cudaipc.WordSetter = (*Mover)(nil)
-
 // Poll answers each wait now. It reads the peers' words itself. It asks the mover for events of a
 // GPU, in one message for all waits, and only if the step word has been reached: before that the
 // answer does not depend on them.
@@ -69,8 +67,7 @@ func (m *Mover) readWords(waits []cudaipc.Wait, states []cudaipc.State) (asked [
 	return asked, at, proc, nil
 }
 
-// SetWord writes a word of a peer's sync region, which this side has mapped too: see
-// cudaipc.WordSetter.
+// SetWord writes a word of a peer's sync region, which this side has mapped too.
 func (m *Mover) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

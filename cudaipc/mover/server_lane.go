@@ -89,7 +89,7 @@ func (s *server) startLane(d cudaipc.Device) *lane {
 
 func (c *laneCopy) start(d cudaipc.Device) (cudaipc.Ticket, error) {
 	if c.sample != nil {
-		return cudaipc.StartSum(d, c.sample)
+		return d.Sum(c.sample)
 	}
 	return d.Copy(&c.copy)
 }

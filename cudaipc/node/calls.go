@@ -73,7 +73,7 @@ func (n *Node) Sum(s *cudaipc.Sample) (cudaipc.Ticket, error) {
 	if err != nil {
 		return 0, err
 	}
-	t, err := cudaipc.StartSum(d.Device, s)
+	t, err := d.Sum(s)
 	return t | cudaipc.Ticket(d.place)<<placeShift, err
 }
 
@@ -83,5 +83,5 @@ func (n *Node) SetWord(id cudaipc.PeerID, off, value uint64) error {
 	if err != nil {
 		return err
 	}
-	return cudaipc.SetWord(d.Device, id, off, value)
+	return d.SetWord(id, off, value)
 }

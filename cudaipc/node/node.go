@@ -52,10 +52,8 @@ type device struct {
 }
 
 var (
-	_ cudaipc.Device     = (*Node)(nil)
-	_ cudaipc.Watcher    = (*Node)(nil)
-	_ cudaipc.Summer     = (*Node)(nil)
-	_ cudaipc.WordSetter = (*Node)(nil)
+	_ cudaipc.Device  = (*Node)(nil)
+	_ cudaipc.Watcher = (*Node)(nil)
 )
 
 // Open makes a node of its devices.

@@ -15,6 +15,7 @@ import (
 
 // noteDevice is a device that notes what it is asked, and gives tickets of its own.
 type noteDevice struct {
+	cudaipc.Device
 	gpu    cudaipc.UUID
 	peers  map[cudaipc.PeerID]bool
 	last   cudaipc.Ticket

@@ -92,7 +92,7 @@ type Info struct {
 	Recovery    *Recovery // outcome of reading the file; nil without one
 }
 
-// Pool implements pool.Index, pool.Slots and pool.Spaces. All methods may run concurrently.
+// Pool implements pool.Memory. All methods may run concurrently.
 type Pool struct {
 	info  Info
 	arena *arena.Arena
@@ -113,11 +113,7 @@ type Pool struct {
 	closed bool
 }
 
-var (
-	_ pool.Index  = (*Pool)(nil)
-	_ pool.Slots  = (*Pool)(nil)
-	_ pool.Spaces = (*Pool)(nil)
-)
+var _ pool.Memory = (*Pool)(nil)
 
 // Open makes an empty pool. It refuses one that is larger than the machine's memory, and returns at
 // once: the arena is populated in the background and may be used before that.
@@ -204,8 +200,6 @@ func slabFor(bytes int64) int64 {
 
 // Info returns what became of the options.
 func (p *Pool) Info() Info { return p.info }
-
-var _ pool.Mapped = (*Pool)(nil)
 
 // Arena returns the memory that the slots lie in, and the descriptor from which it can be mapped
 // (-1 for a virtual one). Both are the pool's and end with Close.

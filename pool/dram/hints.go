@@ -7,8 +7,6 @@ import (
 	"github.com/kvagent/kvagent/pool"
 )
 
-var _ pool.Advised = (*Pool)(nil)
-
 // PinEach implements pool.Advised.
 func (p *Pool) PinEach(s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref) (all []pool.Ref, bytes int64) {
 	p.eachVisible(s, group, &h, func(c *core, e uint32, each int64) {

@@ -46,8 +46,6 @@ func (n *notes) signal() {
 	}
 }
 
-var _ pool.Journal = (*Pool)(nil)
-
 // Watch implements pool.Journal.
 func (p *Pool) Watch(s pool.SpaceID) {
 	p.mu.Lock()

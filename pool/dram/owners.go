@@ -2,9 +2,7 @@ package dram
 
 import "github.com/kvagent/kvagent/pool"
 
-var _ pool.Budgets = (*Pool)(nil)
-
-// OpenOwner implements pool.Budgets.
+// OpenOwner implements pool.Memory.
 func (p *Pool) OpenOwner(name string) (pool.Owner, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -14,14 +12,14 @@ func (p *Pool) OpenOwner(name string) (pool.Owner, error) {
 	return p.core.owners.Open(name)
 }
 
-// CloseOwner implements pool.Budgets.
+// CloseOwner implements pool.Memory.
 func (p *Pool) CloseOwner(o pool.Owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.core.owners.Close(o)
 }
 
-// SetBudget implements pool.Budgets.
+// SetBudget implements pool.Memory.
 func (p *Pool) SetBudget(o pool.Owner, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

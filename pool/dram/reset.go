@@ -31,9 +31,7 @@ func (c *core) reset(sp *space) (epoch uint32, err error) {
 	return sp.epoch, nil
 }
 
-var _ pool.Forgetter = (*Pool)(nil)
-
-// Forget implements pool.Forgetter.
+// Forget implements pool.Memory.
 func (p *Pool) Forget(f pool.Fingerprint) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -12,9 +12,7 @@ type BadPage struct {
 	Pages      int64 // retired so far, including it
 }
 
-var _ pool.Prober = (*Pool)(nil)
-
-// Probe implements pool.Prober.
+// Probe implements pool.Memory.
 func (p *Pool) Probe(s pool.Slot) bool {
 	return p.probe(s.Off, min(s.Off+int64(s.Len), int64(len(p.base)))) == 0
 }

@@ -281,9 +281,7 @@ func (c *core) resident() int64 {
 		c.wide.Resident(int(c.widest)) + c.owners.Resident() + c.slabs.Resident()
 }
 
-var _ pool.SpaceCounter = (*Pool)(nil)
-
-// SpaceEntries implements pool.SpaceCounter. It counts the entries of the current epoch, including
+// SpaceEntries implements pool.Memory. It counts the entries of the current epoch, including
 // those that lack shards.
 func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
 	p.mu.Lock()

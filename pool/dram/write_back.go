@@ -2,9 +2,7 @@ package dram
 
 import "github.com/kvagent/kvagent/pool"
 
-var _ pool.WriteBack = (*Pool)(nil)
-
-// Coldest implements pool.WriteBack: it returns the least recently used entries, at most
+// Coldest implements pool.Memory: it returns the least recently used entries, at most
 // lockStride. A policy's next victims are unpredictable, so with a policy half of the result comes
 // from a round through all entries.
 func (p *Pool) Coldest(out []pool.Cold) int {
@@ -58,7 +56,7 @@ func (c *core) cold(e uint32, out *pool.Cold) bool {
 // spot is an entry's place in the order of eviction: its neighbours.
 type spot struct{ newer, older cursor }
 
-// ReadWithoutTouch implements pool.WriteBack.
+// ReadWithoutTouch implements pool.Memory.
 func (p *Pool) ReadWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
 	for i := range b.Hashes.N {
 		var was spot

@@ -97,14 +97,12 @@ func (p *Pool) Ask(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pend
 	return p.askSince(s, asked, deadline, time.Time{})
 }
 
-// AskAnew implements pool.AskedAnew.
+// AskAnew implements pool.Tiers.
 func (p *Pool) AskAnew(s pool.SpaceID, asked []pool.Asked, deadline time.Time) (pending bool) {
 	return p.askSince(s, asked, deadline, p.now())
 }
 
-var _ pool.AskedAnew = (*Pool)(nil)
-
-// Shared implements pool.AskedAnew.
+// Shared implements pool.Tiers.
 func (p *Pool) Shared() bool {
 	for _, l := range p.levels {
 		if !l.Local && (l.up() || l.breaker.brief()) {

@@ -45,7 +45,7 @@ func (p *Pool) renamed(fp pool.Fingerprint) {
 		return
 	}
 	if sp := p.spaces.get(id); sp.now.Load().epoch != 0 { // else resetMemory follows
-		sp.begin(p.nameOf(sp), p.memory.Epoch(id))
+		sp.begin(p.nameOf(sp), p.Memory.Epoch(id))
 		p.storage.noteAll()
 	}
 }
@@ -73,12 +73,12 @@ func (p *Pool) resetMemory(id pool.SpaceID, sp *space) (uint32, error) {
 func (p *Pool) resetMemoryLocked(id pool.SpaceID, sp *space) (uint32, error) {
 	p.cancelSpace(id)
 	due := p.names.Epoch(sp.spec.Fingerprint)
-	epoch, err := p.memory.ResetSpace(id)
+	epoch, err := p.Memory.ResetSpace(id)
 	if err == nil {
 		p.names.Forgotten(sp.spec.Fingerprint, due)
 	}
 	if p.spaces.get(id) == sp {
-		sp.begin(p.nameOf(sp), p.memory.Epoch(id))
+		sp.begin(p.nameOf(sp), p.Memory.Epoch(id))
 		p.storage.noteAll()
 	}
 	return epoch, err
@@ -106,10 +106,8 @@ func (p *Pool) forgetMemory(fp pool.Fingerprint) error {
 		}
 	}
 	due := p.names.Epoch(fp)
-	if m, ok := p.memory.(pool.Forgetter); ok {
-		if err := m.Forget(fp); err != nil {
-			return err
-		}
+	if err := p.Memory.Forget(fp); err != nil {
+		return err
 	}
 	p.names.Forgotten(fp, due)
 	p.renamed(fp) // it may have been opened meanwhile, in an epoch that is over

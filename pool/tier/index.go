@@ -30,7 +30,7 @@ var scratchPool = sync.Pool{New: func() any { return &scratch{keys: make([]pool.
 // Prefix implements pool.Index: memory's prefix, continued by entries that memory or a tier is
 // believed to have.
 func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
-	n := p.memory.Prefix(s, group, h)
+	n := p.Memory.Prefix(s, group, h)
 	if p.using && n > 0 {
 		p.uses.add(s, group, h.Slice(0, n))
 	}
@@ -45,7 +45,7 @@ func (p *Pool) Prefix(s pool.SpaceID, group uint8, h pool.Hashes) int {
 			continue
 		}
 		to := runEnd(w.where, i-n, end-n) + n
-		p.memory.Prefix(s, group, h.Slice(i, to))
+		p.Memory.Prefix(s, group, h.Slice(i, to))
 		i = to
 	}
 	return end
@@ -61,7 +61,7 @@ func runEnd(where []int8, i, end int) int {
 
 // Exists implements pool.Index.
 func (p *Pool) Exists(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) {
-	p.memory.Exists(s, group, h, present)
+	p.Memory.Exists(s, group, h, present)
 	sp := p.spaces.get(s)
 	g := sp.group(group)
 	if len(p.levels) == 0 || g == nil {
@@ -126,7 +126,7 @@ func (w *scratch) allNowhere(n int) []int8 { return noneThere[:n] }
 // markInMemory marks the entries, from entry from of the chain on, that memory has.
 func (p *Pool) markInMemory(w *scratch, s pool.SpaceID, group uint8, h *pool.Hashes, from int, where []int8) {
 	present := w.present[:len(where)]
-	p.memory.Exists(s, group, h.Slice(from, from+len(where)), present)
+	p.Memory.Exists(s, group, h.Slice(from, from+len(where)), present)
 	for i, there := range present {
 		if there {
 			where[i] = inMemory

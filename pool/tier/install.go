@@ -29,7 +29,7 @@ func (p *Pool) install(f *incoming, sums []uint32) (held []pool.Slot) {
 	}
 	b.Shard = 0
 	p.callTestHook()
-	p.memory.Acquire(&b)
+	p.Memory.Acquire(&b)
 	if b.Status[0] != pool.OK {
 		return nil
 	}
@@ -42,7 +42,7 @@ func (p *Pool) fill(f *incoming, sums []uint32, b *pool.Batch) bool {
 	whole := true
 	for shard := range sums {
 		b.Shard = uint8(shard)
-		p.memory.Reserve(b)
+		p.Memory.Reserve(b)
 		if b.Status[0] == pool.Exists {
 			continue // it was saved meanwhile
 		}
@@ -63,7 +63,7 @@ func (p *Pool) fill(f *incoming, sums []uint32, b *pool.Batch) bool {
 			status[i] = pool.Busy
 		}
 	}
-	p.memory.Commit(slots, f.era.epoch, status)
+	p.Memory.Commit(slots, f.era.epoch, status)
 	for _, s := range status {
 		whole = whole && s == pool.OK
 	}

@@ -3,7 +3,6 @@ package tier
 import (
 	"fmt"
 
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/tier/catalog"
 	"github.com/kvagent/kvagent/pool/tier/names"
 )
@@ -30,7 +29,6 @@ func (p *Pool) openNames() (err error) {
 			Up: l.up, Log: l.logLimited,
 		}
 	}
-	_, o.Lasting = p.memory.(pool.Forgetter)
 	if p.names, err = names.Open(o, tiers); err != nil {
 		return err
 	}

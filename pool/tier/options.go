@@ -120,7 +120,7 @@ type Options struct {
 // address space until it is used.
 const DefaultStaging = 256 << 20
 
-func (o *Options) complete(m Memory) error {
+func (o *Options) complete(m pool.Memory) error {
 	capacity := m.Stats().Capacity
 	if o.PrefetchBytes == 0 {
 		o.PrefetchBytes = max(capacity/8, 64<<10)

@@ -12,7 +12,7 @@ func (p *Pool) Pin(
 	s pool.SpaceID, group uint8, h pool.Hashes, maxBytes int64, refs []pool.Ref,
 ) (int, []pool.Ref, int64) {
 	base := len(refs)
-	n, refs, bytes := p.memory.Pin(s, group, h, maxBytes, refs)
+	n, refs, bytes := p.Memory.Pin(s, group, h, maxBytes, refs)
 	if len(p.levels) == 0 {
 		return n, refs, bytes
 	}
@@ -33,7 +33,7 @@ func (p *Pool) Pin(
 	for i := n; i < end; {
 		if w.where[i-n] == inMemory {
 			to := runEnd(w.where, i-n, end-n) + n
-			got, all, more := p.memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
+			got, all, more := p.Memory.Pin(s, group, h.Slice(i, to), maxBytes-bytes, refs)
 			refs, bytes = all, bytes+more
 			if i += got; i < to {
 				return i, refs, bytes // evicted meanwhile, or maxBytes is reached
@@ -59,7 +59,7 @@ func (p *Pool) Pin(
 func (p *Pool) dropAmbiguous(refs []pool.Ref) int {
 	for i, ref := range refs {
 		if ref&promiseBit != 0 {
-			p.memory.Unpin(refs[i:])
+			p.Memory.Unpin(refs[i:])
 			return i
 		}
 	}
@@ -121,7 +121,7 @@ func (p *Pool) Unpin(refs []pool.Ref) {
 			return
 		}
 	}
-	p.memory.Unpin(refs)
+	p.Memory.Unpin(refs)
 }
 
 // unpinMemory releases the pins of memory among refs.
@@ -132,7 +132,7 @@ func (p *Pool) unpinMemory(refs []pool.Ref) {
 			to++
 		}
 		if to > i {
-			p.memory.Unpin(refs[i:to])
+			p.Memory.Unpin(refs[i:to])
 		}
 		i = to + 1
 	}
@@ -197,4 +197,16 @@ func (p *Pool) Fetched(refs []pool.Ref) (own, shared int) {
 func (p *Pool) Hint(refs []pool.Ref) {
 	p.unpinPromises(refs, true)
 	p.unpinMemory(refs)
+}
+
+// PinEach implements pool.Advised for memory: nothing is fetched from tiers for it.
+func (p *Pool) PinEach(
+	s pool.SpaceID, group uint8, h pool.Hashes, refs []pool.Ref,
+) (all []pool.Ref, bytes int64) {
+	base := len(refs)
+	refs, bytes = p.Memory.PinEach(s, group, h, refs)
+	if cut := p.dropAmbiguous(refs[base:]); cut >= 0 {
+		refs = refs[:base+cut]
+	}
+	return refs, bytes
 }

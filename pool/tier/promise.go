@@ -190,7 +190,7 @@ func (p *Pool) unpinPromises(refs []pool.Ref, keep bool) {
 
 func (p *Pool) release(slots []pool.Slot) {
 	if len(slots) > 0 {
-		p.memory.Release(slots, make([]pool.Status, len(slots)))
+		p.Memory.Release(slots, make([]pool.Status, len(slots)))
 	}
 }
 

@@ -149,7 +149,7 @@ func (p *Pool) copyShard(e *outgoing, g *group, shard uint8) bool {
 	stored := e.era.key(&e.key, shard)
 	var hd transit.Header
 	var value []byte
-	p.readWithoutTouch(&b, func(s pool.Slot) pool.Status {
+	p.ReadWithoutTouch(&b, func(s pool.Slot) pool.Status {
 		at := g.at[shard]
 		value = e.loan.Bytes[at : at+transit.HeaderBytes+int64(s.Len)]
 		if !p.reach(s, func(b []byte) { copy(value[transit.HeaderBytes:], b) }) {
@@ -174,20 +174,6 @@ func (p *Pool) copyShard(e *outgoing, g *group, shard uint8) bool {
 	hd.Seal(&stored, value)
 	e.items = append(e.items, pool.Item{Key: stored, Parent: e.parent, Data: value})
 	return true
-}
-
-// readWithoutTouch reads one entry of memory, without counting as a use of it if memory can do
-// that.
-func (p *Pool) readWithoutTouch(b *pool.Batch, read func(s pool.Slot) pool.Status) {
-	if p.writeBack != nil {
-		p.writeBack.ReadWithoutTouch(b, read)
-		return
-	}
-	p.memory.Acquire(b)
-	if b.Status[0] == pool.OK {
-		b.Status[0] = read(b.Slots[0])
-		p.memory.Release(b.Slots, b.Status)
-	}
 }
 
 // put stores entries. The first shard of each goes last, after all its other shards were stored. If

@@ -62,22 +62,10 @@ func (l *level) report(t *pool.TierStatus) {
 	t.Rate, t.FetchSeconds, t.PutSeconds, t.AskSeconds = l.speed.report()
 }
 
-var _ pool.SpaceCounter = (*Pool)(nil)
-
-// SpaceEntries implements pool.SpaceCounter for memory. It returns -1 if memory does not count.
-func (p *Pool) SpaceEntries(s pool.SpaceID) int64 {
-	if counts, ok := p.memory.(pool.SpaceCounter); ok {
-		return counts.SpaceEntries(s)
-	}
-	return -1
-}
-
-var _ pool.TierContents = (*Pool)(nil)
-
-// StoredAs implements pool.TierContents.
+// StoredAs implements pool.Tiers.
 func (p *Pool) StoredAs(space pool.Fingerprint) pool.Fingerprint { return p.names.StoredAs(space) }
 
-// ListTier implements pool.TierContents.
+// ListTier implements pool.Tiers.
 func (p *Pool) ListTier(ctx context.Context, tier string, found func(k pool.Key, bytes int64) bool) error {
 	l, err := p.levelNamed(tier)
 	if err != nil {
@@ -93,7 +81,7 @@ func (p *Pool) ListTier(ctx context.Context, tier string, found func(k pool.Key,
 	return nil
 }
 
-// DeleteIn implements pool.TierContents. It also clears what is cached about the tier.
+// DeleteIn implements pool.Tiers. It also clears what is cached about the tier.
 func (p *Pool) DeleteIn(ctx context.Context, tier string, keys []pool.Key) error {
 	l, err := p.levelNamed(tier)
 	if err != nil {

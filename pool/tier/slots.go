@@ -26,7 +26,7 @@ const maxWriting = 1 << 20
 // Reserve implements pool.Slots.
 func (p *Pool) Reserve(b *pool.Batch) {
 	p.offerColdest()
-	p.memory.Reserve(b)
+	p.Memory.Reserve(b)
 	if !p.saving {
 		return
 	}
@@ -51,18 +51,14 @@ func (p *Pool) Reserve(b *pool.Batch) {
 	}
 }
 
-// Peek implements pool.Slots, for memory alone: a block that only a tier has is still worth
-// storing.
-func (p *Pool) Peek(b *pool.Batch) { p.memory.Peek(b) }
-
 // Commit implements pool.Slots.
 func (p *Pool) Commit(slots []pool.Slot, epoch uint32, status []pool.Status) {
 	if !p.saving {
-		p.memory.Commit(slots, epoch, status)
+		p.Memory.Commit(slots, epoch, status)
 		return
 	}
 	saved := p.takeReserved(slots)
-	p.memory.Commit(slots, epoch, status)
+	p.Memory.Commit(slots, epoch, status)
 	p.offerSaved(saved, status)
 }
 
@@ -121,22 +117,8 @@ func (p *Pool) visible(o *origin) bool {
 	}
 	var present [1]bool
 	hash := pool.Chain(o.key.hash.Bytes[:o.key.hash.Len], int(o.key.hash.Len))
-	p.memory.Exists(o.key.space, o.key.group, hash, present[:])
+	p.Memory.Exists(o.key.space, o.key.group, hash, present[:])
 	return present[0]
-}
-
-// Acquire implements pool.Slots, for memory alone: promises were settled before a load.
-func (p *Pool) Acquire(b *pool.Batch) { p.memory.Acquire(b) }
-
-// Release implements pool.Slots.
-func (p *Pool) Release(slots []pool.Slot, status []pool.Status) { p.memory.Release(slots, status) }
-
-var _ pool.Prober = (*Pool)(nil)
-
-// Probe implements pool.Prober if memory does.
-func (p *Pool) Probe(s pool.Slot) bool {
-	m, ok := p.memory.(pool.Prober)
-	return !ok || m.Probe(s)
 }
 
 // reach calls use with the bytes of a slot that the caller holds. It returns false if a page of

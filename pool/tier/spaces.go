@@ -61,7 +61,7 @@ func newGroup(g *pool.Group, staging int64) (out group) {
 func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()
-	id, err := p.memory.OpenSpace(spec)
+	id, err := p.Memory.OpenSpace(spec)
 	if err != nil || p.spaces.get(id) != nil {
 		return id, err
 	}
@@ -76,7 +76,7 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 	if !spec.Private {
 		p.names.Opened(spec.Fingerprint)
 	}
-	sp.begin(p.nameOf(sp), p.memory.Epoch(id))
+	sp.begin(p.nameOf(sp), p.Memory.Epoch(id))
 	all := append([]*space(nil), *p.spaces.all.Load()...)
 	for len(all) <= int(id) {
 		all = append(all, nil)
@@ -94,7 +94,7 @@ func (p *Pool) OpenSpace(spec pool.Spec) (pool.SpaceID, error) {
 func (p *Pool) ResetSpace(id pool.SpaceID) (uint32, error) {
 	sp := p.spaces.get(id)
 	if sp == nil || len(p.levels) == 0 {
-		return p.memory.ResetSpace(id)
+		return p.Memory.ResetSpace(id)
 	}
 	if sp.spec.Private {
 		return p.resetMemory(id, sp)
@@ -122,7 +122,7 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	if sp != nil {
 		due = p.names.Epoch(sp.spec.Fingerprint)
 	}
-	if err := p.memory.CloseSpace(id); err != nil {
+	if err := p.Memory.CloseSpace(id); err != nil {
 		return err
 	}
 	all := append([]*space(nil), *p.spaces.all.Load()...)
@@ -137,23 +137,6 @@ func (p *Pool) CloseSpace(id pool.SpaceID) error {
 	return nil
 }
 
-// Sweep implements pool.Spaces.
-func (p *Pool) Sweep() { p.memory.Sweep() }
-
-// Epoch implements pool.Spaces.
-func (p *Pool) Epoch(id pool.SpaceID) uint32 { return p.memory.Epoch(id) }
-
-// SetPressure implements pool.Spaces.
-func (p *Pool) SetPressure(f func(need int64) bool) { p.memory.SetPressure(f) }
-
-// Stats implements pool.Spaces, for memory alone.
-func (p *Pool) Stats() pool.Stats { return p.memory.Stats() }
-
-var _ pool.Mapped = (*Pool)(nil)
-
-// Arena implements pool.Mapped with memory's arena.
-func (p *Pool) Arena() (base []byte, fd int) { return p.memory.Arena() }
-
 // ownKey returns the key of a shard in memory, which its checksum is bound to.
 func (s *space) ownKey(k *entryKey, shard uint8) pool.Key {
 	return pool.Key{Space: s.spec.Fingerprint, Group: k.group, Shard: shard, Hash: k.hash}
@@ -167,9 +150,7 @@ func (s *space) group(g uint8) *group {
 	return &s.groups[g]
 }
 
-var _ pool.Forgetter = (*Pool)(nil)
-
-// Forget implements pool.Forgetter: it resets a space, which need not be open. The space gets
+// Forget implements pool.Memory: it resets a space, which need not be open. The space gets
 // another name in the tiers, and persistent memory drops its entries.
 func (p *Pool) Forget(fp pool.Fingerprint) error {
 	if id, open := p.openID(fp); open {
@@ -205,9 +186,7 @@ func (p *Pool) openID(fp pool.Fingerprint) (pool.SpaceID, bool) {
 	return 0, false
 }
 
-var _ pool.Adopter = (*Pool)(nil)
-
-// OnAdopted implements pool.Adopter.
+// OnAdopted implements pool.Tiers.
 func (p *Pool) OnAdopted(then func(pool.Fingerprint)) {
 	p.spaces.mu.Lock()
 	defer p.spaces.mu.Unlock()

@@ -16,9 +16,13 @@ type storage struct {
 	keys    []pool.Key // the list that Changes takes next
 }
 
-var _ pool.Storage = (*Pool)(nil)
+// Holds implements pool.Journal for memory.
+func (p *Pool) Holds(s pool.SpaceID, group uint8, h pool.Hashes, present []bool) (open bool) {
+	p.Memory.Exists(s, group, h, present)
+	return p.spaces.get(s) != nil
+}
 
-// Storage implements pool.Storage.
+// Storage implements pool.Tiers.
 func (p *Pool) Storage() pool.Journal {
 	if p.storage == nil {
 		return nil

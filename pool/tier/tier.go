@@ -26,15 +26,9 @@ import (
 	"github.com/kvagent/kvagent/pool/tier/names"
 )
 
-// Memory is the pool on top: its three views, and the arena that its slots are in.
-type Memory interface {
-	pool.Index
-	pool.Slots
-	pool.Spaces
-	Arena() (base []byte, fd int)
-}
-
-// Pool implements pool.Index, pool.Slots, pool.Spaces and pool.Tiers. Its methods may run
+// Pool implements pool.Memory and pool.Tiers. What it does not define itself is memory's alone:
+// Acquire, since promises were settled before a load; Peek, since a block that only a tier has is
+// still worth storing; owners, hints, and notes of entries that come and go. Its methods may run
 // concurrently. Locks are taken in the following order. No store and no caller's function is called
 // under any of them, except a local store's Exists and the memory's own methods.
 //
@@ -48,18 +42,17 @@ type Memory interface {
 // by Changed, which takes spaces.mu and asks again: so the last era has the last name, though
 // names.mu is not held when it begins.
 type Pool struct {
-	memory    Memory
-	writeBack pool.WriteBack // memory; nil if it cannot do that
-	arena     []byte
-	o         Options
-	levels    []*level
-	saving    bool // some level writes on save
-	using     bool // some level writes on second use
-	spaces    spaces
-	names     *names.Names
-	uses      uses
-	onEvict   evictWriter
-	storage   *storage // nil: no local tier notes what comes and goes
+	pool.Memory
+	arena   []byte
+	o       Options
+	levels  []*level
+	saving  bool // some level writes on save
+	using   bool // some level writes on second use
+	spaces  spaces
+	names   *names.Names
+	uses    uses
+	onEvict evictWriter
+	storage *storage // nil: no local tier notes what comes and goes
 
 	mu struct {
 		sync.Mutex
@@ -82,9 +75,7 @@ type Pool struct {
 }
 
 var (
-	_ pool.Index  = (*Pool)(nil)
-	_ pool.Slots  = (*Pool)(nil)
-	_ pool.Spaces = (*Pool)(nil)
+	_ pool.Memory = (*Pool)(nil)
 	_ pool.Tiers  = (*Pool)(nil)
 )
 
@@ -97,15 +88,14 @@ type entryKey struct {
 
 // Open returns a pool of a memory and tiers, the nearest first. The caller closes both after the
 // pool.
-func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
+func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 	if err := o.complete(m); err != nil {
 		return nil, err
 	}
 	if len(tiers) > MaxTiers {
 		return nil, fmt.Errorf("tier: %d tiers, allowed: at most %d", len(tiers), MaxTiers)
 	}
-	p := &Pool{memory: m, o: o}
-	p.writeBack, _ = m.(pool.WriteBack)
+	p := &Pool{Memory: m, o: o}
 	p.arena, _ = m.Arena()
 	p.mu.open, p.mu.byID = make(map[entryKey]*promise), make(map[uint64]*promise)
 	p.mu.writing = make(map[reservation]origin)
@@ -118,10 +108,6 @@ func Open(m Memory, tiers []Tier, o Options) (*Pool, error) {
 		p.saving = p.saving || l.Write == OnSave
 		p.using = p.using || l.Write == OnSecondUse
 		if l.Write == OnEvict {
-			if p.writeBack == nil {
-				return nil, fmt.Errorf("tier %s: Write is evict, allowed with a memory that lists its coldest blocks",
-					l.Name)
-			}
 			p.onEvict.levels = append(p.onEvict.levels, l)
 		}
 	}

@@ -67,7 +67,7 @@ func newNode(t testing.TB, blocks, shards int, o Options, tiers ...Tier) *node {
 }
 
 // openNode opens a stack over a memory that m is part of.
-func openNode(t testing.TB, m *dram.Pool, memory Memory, shards int, o Options, tiers []Tier) *node {
+func openNode(t testing.TB, m *dram.Pool, memory pool.Memory, shards int, o Options, tiers []Tier) *node {
 	t.Helper()
 	var err error
 	if o.Staging == nil {

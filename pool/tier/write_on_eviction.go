@@ -50,7 +50,7 @@ func (p *Pool) evictLoop(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		s := p.memory.Stats()
+		s := p.Memory.Stats()
 		p.onEvict.near.Store(float64(s.Used) >= coldFrom*float64(s.Capacity))
 		p.offerColdest()
 	}
@@ -68,7 +68,7 @@ func (p *Pool) offerColdest() {
 	if c.closed || !slices.ContainsFunc(c.levels, (*level).up) {
 		return
 	}
-	for _, cold := range c.out[:p.writeBack.Coldest(c.out)] {
+	for _, cold := range c.out[:p.Coldest(c.out)] {
 		p.offerCold(&cold)
 	}
 }

@@ -54,7 +54,6 @@ type Options struct {
 	File       File          // nil: the catalog ends with the process
 	EpochEvery time.Duration // between two rounds of a follower
 	Node       string        // names this node in markers
-	Lasting    bool          // memory may outlive the process: Unforgotten is used
 	Clock      func() time.Time
 	Log        func(what string, err error)
 

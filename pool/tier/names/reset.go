@@ -61,7 +61,7 @@ func (n *Names) change(fp pool.Fingerprint, change func(*catalog.Space) error) e
 		return err
 	}
 	delete(n.mu.failed, fp)
-	e.Forget, e.Used = n.o.Lasting, n.o.Clock().Unix()
+	e.Forget, e.Used = true, n.o.Clock().Unix()
 	n.mu.catalog.Put(fp, e, n.mu.open)
 	n.mu.dirty = true
 	return nil
