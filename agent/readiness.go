@@ -46,14 +46,14 @@ func (a *Agent) movers() []cudaipc.MoverState {
 	if d, ok := a.device.(interface{ Movers() []cudaipc.MoverState }); ok {
 		return d.Movers()
 	}
-	return nil
+	return []cudaipc.MoverState{}
 }
 
 // MoverPIDs returns the process IDs of the running movers.
 func (a *Agent) MoverPIDs() (pids []int) {
 	for _, m := range a.movers() {
-		if m.Pid != 0 {
-			pids = append(pids, m.Pid)
+		if m.PID != 0 {
+			pids = append(pids, m.PID)
 		}
 	}
 	return pids
@@ -64,7 +64,7 @@ func (a *Agent) moverProblem() error {
 	var failing []string
 	for _, m := range a.movers() {
 		if m.Failing {
-			failing = append(failing, fmt.Sprintf("%s: %v", m.Name, m.LastLoss))
+			failing = append(failing, fmt.Sprintf("%s: %s", m.Name, m.LastLoss))
 		}
 	}
 	if len(failing) == 0 {
@@ -76,7 +76,7 @@ func (a *Agent) moverProblem() error {
 // logMovers logs the movers once, at the start.
 func (a *Agent) logMovers() {
 	for _, m := range a.movers() {
-		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.Pid),
+		a.log.Info("mover", zap.String("name", m.Name), zap.String("device", m.Device), zap.Int("pid", m.PID),
 			zap.String("numa_node", m.Node))
 	}
 }

@@ -40,9 +40,9 @@ func (a *Agent) state() admin.Status {
 		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.Count(),
 		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
-		Movers: admin.Movers(a.movers()), Orphans: admin.Orphans{PIDs: []int{}},
+		Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
 		Sample: admin.SampleStatus{Every: a.cfg.VerifySample, LastMismatch: a.workers.mismatches.lastOne()},
-		Paces:  admin.Paces(a.workers.pacers.Report()), Hints: admin.HintStatus{Report: a.hints.Report()},
+		Paces:  a.workers.pacers.Report(), Hints: admin.HintStatus{Report: a.hints.Report()},
 		Events: a.events.Report(), Transfers: admin.TransfersStatus{Report: a.deliveries.Report()},
 	}
 	s.Engines, s.EnginesComplete = a.registry.countEngines()

@@ -2,17 +2,15 @@ package agent
 
 import (
 	"fmt"
-	"strings"
-	"testing"
-	"testing/synctest"
-	"time"
-
-	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/devicetest"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool/dram"
 	"github.com/kvagent/kvagent/transfer"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // TestMismatchIsAnAlarm has a device that copies wrongly and does not report it. It expects the
@@ -44,7 +42,7 @@ func TestMismatchIsAnAlarm(t *testing.T) {
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="mismatched"} 2`)
 	r.wantMetric(`kvagent_sampled_blocks_total{op="save",result="matched"} 4`)
 	st := r.agent.Status()
-	if s := &st.Sample; s.Every != 1 || s.Saves != (admin.SampleCounts{Matched: 4, Mismatched: 2}) ||
+	if s := &st.Sample; s.Every != 1 || s.Saves != (transfer.SampleCounts{Matched: 4, Mismatched: 2}) ||
 		!strings.Contains(s.LastMismatch, `save of rank 0 of instance "a": group 0, block 02020000`) {
 		t.Errorf("status: %+v", s)
 	}

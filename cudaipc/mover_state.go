@@ -1,9 +1,6 @@
 package cudaipc
 
-import (
-	"fmt"
-	"time"
-)
+import "fmt"
 
 // Names of the devices that a process of its own opens (MoverState.Device).
 const (
@@ -12,24 +9,27 @@ const (
 	CUDAProbe  = "cuda-probe" // the host's, if a GPU is visible; else an error
 )
 
-// MoverState is the state of a mover, for people and counters.
+// MoverState is the state of a mover, for people and metrics: one process that has engines' memory
+// open.
 type MoverState struct {
-	Name      string
-	Device    string
-	GPU       UUID
-	Pid       int // 0: no process
-	Since     time.Time
-	Node      string // how it is bound to its NUMA node; empty: not asked for
-	Peers     int
-	Copies    int           // in flight
-	PingAge   time.Duration // since the last answer to a ping
-	Starts    uint64
-	Requests  uint64
-	Lost      map[LossReason]uint64
-	LastLoss  error
-	NextStart time.Time // zero: at once
-	Info      []byte    // last state of the device, JSON; empty: none
-	Failing   bool      // it worked once, and was lost several times in a row; no process runs
+	Name        string                `json:"name" label:"mover"`
+	Device      string                `json:"device"`
+	PID         int                   `json:"pid"` // 0: no process
+	Running     bool                  `json:"running" metric:"mover_running"`
+	UpSeconds   float64               `json:"up_seconds"`
+	Node        string                `json:"numa_node"` // how it is bound to it; empty: not asked for
+	Peers       int                   `json:"peers"`     // workers whose memory is open
+	Copies      int                   `json:"copies"`    // in flight
+	PingAgeMS   int64                 `json:"ping_age_ms"`
+	Starts      uint64                `json:"starts" metric:"mover_starts_total"`
+	Requests    uint64                `json:"requests"`
+	Lost        map[LossReason]uint64 `json:"lost" metric:"mover_lost_total" label:"reason"` // has each reason
+	LastLoss    string                `json:"last_loss"`
+	NextStartMS int64                 `json:"next_start_ms"` // until it may be started again
+	// Failing: it worked once, and was lost several times in a row; no process runs.
+	Failing bool `json:"failing" metric:"mover_failing"`
+
+	GPU *CUDAInfo `json:"gpu,omitempty"` // as its device reported it last; all zero before that
 }
 
 // LossReason is why a mover's process was lost.

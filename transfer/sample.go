@@ -37,10 +37,11 @@ type Mismatch struct {
 
 // SampleCounts are the blocks that were chosen for a check.
 type SampleCounts struct {
-	Matched, Mismatched uint64
+	Matched    uint64 `json:"matched"`
+	Mismatched uint64 `json:"mismatched"` // the engine has other bytes than the pool
 	// Unverified blocks were not summed: it took too long, the engine died or revoked the block, or
 	// the device failed.
-	Unverified uint64
+	Unverified uint64 `json:"unverified"`
 }
 
 // suspectBlocks is the least number of blocks that are all checked after a mismatch.

@@ -245,3 +245,9 @@ func (c *SampleCounters) Add(n *transfer.SampleCounts) {
 	c.Mismatched.Add(n.Mismatched)
 	c.Unverified.Add(n.Unverified)
 }
+
+func (c *SampleCounters) status() transfer.SampleCounts {
+	return transfer.SampleCounts{
+		Matched: c.Matched.Load(), Mismatched: c.Mismatched.Load(), Unverified: c.Unverified.Load(),
+	}
+}

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"cmp"
-	"encoding/json"
 	"os"
 	"time"
 
@@ -73,14 +72,14 @@ type Status struct {
 	CleanupMaxMS float64     `json:"cleanup_max_ms"`
 	Switches     SwitchState `json:"switches"`
 
-	Pool       pool.Stats       `json:"pool"`
-	EngineList []EngineStatus   `json:"engine_list"`
-	Sockets    []string         `json:"lookup_sockets"`
-	Tiers      *pool.TierReport `json:"tiers,omitempty"` // nil: memory alone
-	Movers     []MoverStatus    `json:"movers"`          // processes that have engines' memory open
-	Orphans    Orphans          `json:"orphans"`
+	Pool       pool.Stats           `json:"pool"`
+	EngineList []EngineStatus       `json:"engine_list"`
+	Sockets    []string             `json:"lookup_sockets"`
+	Tiers      *pool.TierReport     `json:"tiers,omitempty"` // nil: memory alone
+	Movers     []cudaipc.MoverState `json:"movers"`
+	Orphans    Orphans              `json:"orphans"`
 
-	Paces []PaceStatus `json:"paces"` // of each device
+	Paces []pace.Report `json:"paces"` // of each device
 
 	Hints     HintStatus      `json:"hints"`           // what was told of how blocks will be used
 	Events    events.Report   `json:"events"`          // KV events
@@ -174,60 +173,6 @@ func (m *Metrics) fill(st *Status) {
 	st.Hints.Ignored, st.Transfers.Ignored = m.HintsIgnored.Load(), m.TransfersIgnored.Load()
 }
 
-// MoverStatus is one process that has engines' memory open.
-type MoverStatus struct {
-	Name        string            `json:"name" label:"mover"`
-	Device      string            `json:"device"`
-	PID         int               `json:"pid"` // 0: no process
-	Running     bool              `json:"running" metric:"mover_running"`
-	UpSeconds   float64           `json:"up_seconds"`
-	Node        string            `json:"numa_node"` // node that it is bound to; empty: none
-	Peers       int               `json:"peers"`     // workers whose memory is open
-	Copies      int               `json:"copies"`    // in flight
-	PingAgeMS   int64             `json:"ping_age_ms"`
-	Starts      uint64            `json:"starts" metric:"mover_starts_total"`
-	Requests    uint64            `json:"requests"`
-	Lost        map[string]uint64 `json:"lost" metric:"mover_lost_total" label:"reason"`
-	LastLoss    string            `json:"last_loss"`
-	Failing     bool              `json:"failing" metric:"mover_failing"` // it was lost several times in a row
-	NextStartMS int64             `json:"next_start_ms"`                  // until it may be started again
-
-	GPU *cudaipc.CUDAInfo `json:"gpu,omitempty"` // as its device reported it last
-}
-
-// Movers returns the status of movers.
-func Movers(movers []cudaipc.MoverState) []MoverStatus {
-	out := []MoverStatus{}
-	for i := range movers {
-		out = append(out, moverStatus(&movers[i]))
-	}
-	return out
-}
-
-func moverStatus(m *cudaipc.MoverState) MoverStatus {
-	st := MoverStatus{
-		Name: m.Name, Device: m.Device, PID: m.Pid, Running: m.Pid != 0, Node: m.Node, Peers: m.Peers,
-		Copies: m.Copies, PingAgeMS: m.PingAge.Milliseconds(), Starts: m.Starts, Requests: m.Requests,
-		Lost: make(map[string]uint64), Failing: m.Failing, NextStartMS: max(time.Until(m.NextStart).Milliseconds(), 0),
-	}
-	if st.Running {
-		st.UpSeconds = time.Since(m.Since).Seconds()
-	}
-	for _, reason := range cudaipc.LossReasons {
-		st.Lost[string(reason)] = m.Lost[reason]
-	}
-	if m.LastLoss != nil {
-		st.LastLoss = m.LastLoss.Error()
-	}
-	if m.Device == cudaipc.CUDADevice {
-		gpu := &cudaipc.CUDAInfo{} // all zero before the first report
-		if len(m.Info) == 0 || json.Unmarshal(m.Info, gpu) == nil {
-			st.GPU = gpu
-		}
-	}
-	return st
-}
-
 // Orphans describes the movers of earlier agents of the socket directory.
 type Orphans struct {
 	Ended uint64 `json:"ended"` // movers that this agent ended, or that it saw end
@@ -241,63 +186,7 @@ type Orphans struct {
 type SampleStatus struct {
 	Every uint32 `json:"every"` // one block in so many; 0: none
 	// Blocks since the start.
-	Saves        SampleCounts `json:"saves"`
-	Loads        SampleCounts `json:"loads"`
-	LastMismatch string       `json:"last_mismatch"` // empty: none
-}
-
-// SampleCounts are those of one direction.
-type SampleCounts struct {
-	Matched    uint64 `json:"matched"`
-	Mismatched uint64 `json:"mismatched"` // the engine has other bytes than the pool
-	Unverified uint64 `json:"unverified"` // not summed
-}
-
-func (c *SampleCounters) status() SampleCounts {
-	return SampleCounts{c.Matched.Load(), c.Mismatched.Load(), c.Unverified.Load()}
-}
-
-// PaceStatus is the state of one device's pacer.
-type PaceStatus struct {
-	Device   string  `json:"device" label:"device"` // cpu, or the GPU's name
-	Setting  string  `json:"setting"`               // off, auto or fixed
-	Rate     int64   `json:"rate_bytes_s" metric:"pace_rate_bytes_per_second"`
-	Slowdown float64 `json:"slowdown_ratio" metric:"pace_slowdown_ratio"`
-	Alone    uint64  `json:"steps_alone" metric:"pace_steps_total{beside=none}"`
-	Beside   uint64  `json:"steps_beside" metric:"pace_steps_total{beside=waiting}"`
-	Other    uint64  `json:"steps_other" metric:"pace_steps_total{beside=other}"`
-	Cuts     uint64  `json:"cuts" metric:"pace_changes_total{change=cut}"`
-	Raises   uint64  `json:"raises" metric:"pace_changes_total{change=raise}"`
-	Holds    uint64  `json:"holds" metric:"pace_changes_total{change=hold}"`
-	// Waits for the budget, and their seconds.
-	SaveWaits  uint64  `json:"save_waits"`
-	SaveWaitS  float64 `json:"save_wait_s" metric:"pace_wait_seconds_total{op=save}"`
-	WriteWaits uint64  `json:"write_waits"` // of writes to tiers
-	WriteWaitS float64 `json:"write_wait_s" metric:"pace_wait_seconds_total{op=write}"`
-}
-
-// Paces returns the status of pacers.
-func Paces(paces []pace.DeviceReport) []PaceStatus {
-	out := []PaceStatus{}
-	for i := range paces {
-		p := &paces[i]
-		n := &p.Counts
-		out = append(out, PaceStatus{
-			Device: p.Device, Setting: paceSetting(p.Setting), Rate: p.Rate, Slowdown: p.Slowdown,
-			Alone: n.Alone, Beside: n.Beside, Other: n.Other, Cuts: n.Cuts, Raises: n.Raises, Holds: n.Holds,
-			SaveWaits: n.Waits[pace.Save], SaveWaitS: n.Waited[pace.Save].Seconds(),
-			WriteWaits: n.Waits[pace.Behind], WriteWaitS: n.Waited[pace.Behind].Seconds(),
-		})
-	}
-	return out
-}
-
-func paceSetting(s int64) string {
-	switch s {
-	case pace.Off:
-		return "off"
-	case pace.Auto:
-		return "auto"
-	}
-	return "fixed"
+	Saves        transfer.SampleCounts `json:"saves"`
+	Loads        transfer.SampleCounts `json:"loads"`
+	LastMismatch string                `json:"last_mismatch"` // empty: none
 }

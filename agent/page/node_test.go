@@ -15,6 +15,7 @@ import (
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/page"
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -91,11 +92,11 @@ func (n *node) status(p *page.Point, at float64) *admin.Status {
 				Store: pool.StoreReport{State: "ok"}, Hits: p.Blocks / 9, Misses: p.Blocks / 90, Stored: p.Blocks / 5},
 			{Name: "redis", State: "open", Error: "dial tcp 10.0.0.7:6379: connection refused"},
 		}},
-		Movers: []admin.MoverStatus{
+		Movers: []cudaipc.MoverState{
 			{Name: "GPU-5e7a1c21", Device: "cuda", PID: 4712, Running: true, UpSeconds: 9000, Peers: n.engines / 2,
-				Lost: map[string]uint64{}},
+				Lost: map[cudaipc.LossReason]uint64{}},
 			{Name: "GPU-5e7a1c22", Device: "cuda", PID: 4999, Running: true, UpSeconds: 60, Peers: n.engines / 2,
-				Lost: map[string]uint64{"died": 1}, LastLoss: "the mover died: signal: killed"},
+				Lost: map[cudaipc.LossReason]uint64{"died": 1}, LastLoss: "the mover died: signal: killed"},
 		},
 		EngineList: []admin.EngineStatus{},
 	}

@@ -128,7 +128,7 @@ func startMover(m *mover.Mover) error {
 		if try == startTries || !errors.As(err, &lost) || lost.Reason != cudaipc.LostCrash {
 			return err
 		}
-		time.Sleep(time.Until(m.Movers()[0].NextStart))
+		time.Sleep(time.Duration(m.Movers()[0].NextStartMS) * time.Millisecond)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
+	"github.com/kvagent/kvagent/transfer/pace"
 )
 
 func statusCommand() *cobra.Command {
@@ -129,7 +130,7 @@ func printStatus(out io.Writer, st *admin.Status) error {
 }
 
 // printPaces prints a line for each device whose copies are limited, or were.
-func printPaces(t io.Writer, paces []admin.PaceStatus) {
+func printPaces(t io.Writer, paces []pace.Report) {
 	for i := range paces {
 		p := &paces[i]
 		if p.Rate == 0 && p.Cuts == 0 && p.SaveWaits+p.WriteWaits == 0 {
@@ -211,7 +212,7 @@ func printSample(t io.Writer, s *admin.SampleStatus) {
 	fmt.Fprintln(t)
 }
 
-func printMover(t io.Writer, m *admin.MoverStatus) {
+func printMover(t io.Writer, m *cudaipc.MoverState) {
 	var lost uint64
 	for _, n := range m.Lost {
 		lost += n

@@ -64,7 +64,7 @@ func agentWithMover(device string) error {
 	if _, err := m.Copy(&c); err != nil {
 		return err
 	}
-	fmt.Println(m.Movers()[0].Pid)
+	fmt.Println(m.Movers()[0].PID)
 	return nil
 }
 

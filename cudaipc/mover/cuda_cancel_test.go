@@ -3,7 +3,6 @@
 package mover_test
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -48,9 +47,8 @@ func TestCUDAImportOfTheDeadIsStopped(t *testing.T) {
 		t.Error("the import of a dead engine came to its end")
 	}
 	devicetest.Until(t, "nothing of the engine is open", func() bool {
-		var info cudaipc.CUDAInfo
 		s := m.mover.Movers()[0]
-		return s.Pid != 0 && len(s.Lost) == 0 && json.Unmarshal(s.Info, &info) == nil && info.Imports == 0
+		return s.PID != 0 && losses(s) == 0 && s.GPU.Total > 0 && s.GPU.Imports == 0
 	})
 }
 
@@ -65,7 +63,7 @@ func TestCUDAImportOfTheDeadThatHangs(t *testing.T) {
 	if err := <-done; !errors.As(err, &lost) || lost.Reason != cudaipc.LostCall {
 		t.Errorf("%v, want the loss of the mover by its limit", err)
 	}
-	if _, err := os.Stat(held.file); err != nil || m.mover.Movers()[0].Pid != 0 {
+	if _, err := os.Stat(held.file); err != nil || m.mover.Movers()[0].PID != 0 {
 		t.Errorf("%v; %+v: the call came back, or the mover is there", err, m.mover.Movers()[0])
 	}
 }

@@ -4,7 +4,6 @@ package mover_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"hash/crc32"
 	"maps"
@@ -115,15 +114,12 @@ func (m *fixture) pinned() {
 	m.t.Helper()
 	devicetest.Until(m.t, "the pinning ends", func() bool {
 		i := m.info()
-		return i.PinDone || i.PinError != "" || m.mover.Movers()[0].Pid == 0
+		return i.PinDone || i.PinError != "" || m.mover.Movers()[0].PID == 0
 	})
 }
 
 // info returns what the mover's device said last.
-func (m *fixture) info() (info cudaipc.CUDAInfo) {
-	_ = json.Unmarshal(m.mover.Movers()[0].Info, &info) // it said nothing yet
-	return info
-}
+func (m *fixture) info() cudaipc.CUDAInfo { return *m.mover.Movers()[0].GPU }
 
 // loneCopy returns a copy of one run, which is a single call, from and to the same offset.
 func loneCopy(dir cudaipc.Direction) *cudaipc.Copy {

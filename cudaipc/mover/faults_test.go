@@ -160,7 +160,7 @@ func (m *fixture) attach(id cudaipc.PeerID) {
 
 func (m *fixture) pid() int {
 	m.t.Helper()
-	pid := m.mover.Movers()[0].Pid
+	pid := m.mover.Movers()[0].PID
 	if pid == 0 {
 		m.t.Fatal("no process")
 	}

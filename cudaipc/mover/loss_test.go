@@ -116,7 +116,7 @@ func TestStoppedMoverIsWaitedFor(t *testing.T) {
 	pid := m.pid()
 	devicetest.Freeze(t, pid)
 	devicetest.Until(t, "the mover is silent for longer than the short limit", func() bool {
-		return m.mover.Movers()[0].PingAge > 5*quiet
+		return m.mover.Movers()[0].PingAgeMS > (5 * quiet).Milliseconds()
 	})
 	if gone(pid) {
 		t.Fatal("a mover that stood still was not waited for, though no peer was to be let go")
@@ -223,7 +223,7 @@ func TestMoverBacksOff(t *testing.T) {
 		}
 	}
 	s := m.mover.Movers()[0]
-	if s.Starts != 2 || s.Lost[cudaipc.LostStart] != 2 || s.Pid != 0 || time.Until(s.NextStart) < time.Minute {
+	if s.Starts != 2 || s.Lost[cudaipc.LostStart] != 2 || s.PID != 0 || s.NextStartMS < time.Minute.Milliseconds() {
 		t.Errorf("%+v, want two starts and a pause", s)
 	}
 }

@@ -3,7 +3,6 @@
 package mover
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -153,15 +152,10 @@ func New(o Options) (*Mover, error) {
 	m := &Mover{opts: o, build: build, arena: arena}
 	m.mu.peers = map[cudaipc.PeerID]*clientPeer{}
 	m.mu.history.lost = map[cudaipc.LossReason]uint64{}
-	return m, nil
-}
-
-// inform passes a device's state on. The host's device has none.
-func (m *Mover) inform(text []byte) {
-	var info cudaipc.CUDAInfo
-	if m.opts.Informed != nil && len(text) > 0 && json.Unmarshal(text, &info) == nil {
-		m.opts.Informed(info)
+	for _, reason := range cudaipc.LossReasons {
+		m.mu.history.lost[reason] = 0
 	}
+	return m, nil
 }
 
 // Watch sets the function that receives lost peers. It is called before any Import.

@@ -33,10 +33,10 @@ type process struct {
 	reason   cudaipc.LossReason // these two are readable once ending is closed
 	cause    error
 
-	clock    atomic.Int64           // ticks
-	pong     atomic.Int64           // tick of the last answer to a ping
-	info     atomic.Pointer[[]byte] // last report of the device; nil: none yet
-	informed atomic.Bool            // the last question was answered
+	clock    atomic.Int64                     // ticks
+	pong     atomic.Int64                     // tick of the last answer to a ping
+	info     atomic.Pointer[cudaipc.CUDAInfo] // last report of the device; nil: none yet
+	informed atomic.Bool                      // the last question was answered
 	begun    time.Time
 	bound    string // NUMA binding, or why there is none
 	over     bool   // under Mover.mu: its end is reported

@@ -186,7 +186,7 @@ func (m *fixture) lostProcess(n uint64) {
 	m.t.Helper()
 	devicetest.Until(m.t, fmt.Sprintf("%d processes have crashed", n), func() bool {
 		s := m.mover.Movers()[0]
-		return s.Lost[cudaipc.LostCrash] == n && s.Pid == 0
+		return s.Lost[cudaipc.LostCrash] == n && s.PID == 0
 	})
 }
 

@@ -1,6 +1,7 @@
 package mover
 
 import (
+	"maps"
 	"time"
 
 	"github.com/kvagent/kvagent/backoff"
@@ -49,23 +50,27 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	defer m.mu.RUnlock()
 	h := &m.mu.history
 	s := cudaipc.MoverState{
-		Name: m.opts.Name, Device: m.opts.Device, GPU: m.opts.GPU, Peers: len(m.mu.peers), Starts: h.starts,
-		Requests: m.requests.Load(), Lost: make(map[cudaipc.LossReason]uint64, len(h.lost)), LastLoss: h.last,
-		NextStart: h.notBefore,
+		Name: m.opts.Name, Device: m.opts.Device, Peers: len(m.mu.peers), Starts: h.starts,
+		Requests: m.requests.Load(), Lost: maps.Clone(h.lost),
+		NextStartMS: max(time.Until(h.notBefore).Milliseconds(), 0),
+	}
+	if h.last != nil {
+		s.LastLoss = h.last.Error()
+	}
+	if m.opts.Device == cudaipc.CUDADevice {
+		s.GPU = &cudaipc.CUDAInfo{}
 	}
 	s.Failing = m.mu.process == nil && h.row >= 2 && (h.opened > 0 || m.opts.GPU == (cudaipc.UUID{}))
-	for reason, n := range h.lost {
-		s.Lost[reason] = n
-	}
 	for _, p := range m.mu.peers {
 		s.Copies += p.pending[cudaipc.Gather] + p.pending[cudaipc.Scatter]
 	}
 	if proc := m.mu.process; proc != nil && proc.cmd.Process != nil {
-		s.Pid, s.Since, s.Node = proc.cmd.Process.Pid, proc.begun, proc.bound
+		s.PID, s.Running, s.Node = proc.cmd.Process.Pid, true, proc.bound
+		s.UpSeconds = time.Since(proc.begun).Seconds()
 		if info := proc.info.Load(); info != nil {
-			s.Info = *info
+			s.GPU = info
 		}
-		s.PingAge = time.Duration(proc.clock.Load()-proc.pong.Load()) * m.opts.Limits.Tick
+		s.PingAgeMS = (time.Duration(proc.clock.Load()-proc.pong.Load()) * m.opts.Limits.Tick).Milliseconds()
 	}
 	return []cudaipc.MoverState{s}
 }

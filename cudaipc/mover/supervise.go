@@ -1,6 +1,7 @@
 package mover
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -50,10 +51,15 @@ func (p *process) message(msg []byte, first bool) error {
 		}
 		return p.m.finish(cudaipc.Ticket(number), d)
 	case msgInfoIs:
-		info := append([]byte(nil), f.rest...)
-		p.info.Store(&info)
+		var info cudaipc.CUDAInfo
+		told := len(f.rest) > 0 && json.Unmarshal(f.rest, &info) == nil // the host's device has none
+		if told {
+			p.info.Store(&info)
+		}
 		p.m.processes.Go(func() {
-			p.m.inform(info)
+			if told && p.m.opts.Informed != nil {
+				p.m.opts.Informed(info)
+			}
 			p.informed.Store(true)
 		})
 		return nil

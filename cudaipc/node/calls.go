@@ -52,7 +52,8 @@ func (n *Node) Done(t cudaipc.Ticket, timeout time.Duration) (cudaipc.Done, bool
 }
 
 // Movers returns the states of those devices that run in processes of their own.
-func (n *Node) Movers() (all []cudaipc.MoverState) {
+func (n *Node) Movers() []cudaipc.MoverState {
+	all := []cudaipc.MoverState{}
 	n.mu.RLock()
 	devices := append([]*device(nil), n.mu.devices...)
 	n.mu.RUnlock()

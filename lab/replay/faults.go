@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/agent/admin"
+	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/lab/child"
 	"github.com/kvagent/kvagent/mockengine"
 )
@@ -251,7 +252,7 @@ func (r *replay) killMover(ctx context.Context, a *agentProcess) {
 	r.watch(fmt.Sprintf("a mover of node %d to be killed", a.node), func() {
 		ctx, stop := context.WithTimeout(ctx, moverCopyWait)
 		defer stop()
-		var idle *admin.MoverStatus
+		var idle *cudaipc.MoverState
 		for ctx.Err() == nil {
 			st, err := a.status(ctx)
 			for i := range st.Movers {
@@ -269,7 +270,7 @@ func (r *replay) killMover(ctx context.Context, a *agentProcess) {
 	})
 }
 
-func (r *replay) strikeMover(m *admin.MoverStatus) {
+func (r *replay) strikeMover(m *cudaipc.MoverState) {
 	if syscall.Kill(m.PID, syscall.SIGKILL) != nil {
 		return // the agent was killed meanwhile, and its mover ended with it
 	}

@@ -62,7 +62,7 @@ func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, r *req
 		<-r.answer
 		r.free()
 	case working && inPlace:
-		s.count.late.Add(1)
+		s.count[countLate].Add(1)
 		return nil, &pool.InUse{Done: r.over, Err: ctx.Err()}
 	}
 	return nil, ctx.Err()
@@ -72,7 +72,7 @@ func (s *Store) call(ctx context.Context, h *helper, n int, inPlace bool, r *req
 func (s *Store) judge(h *helper, codes []int64, n int, free func()) ([]int64, error) {
 	if codes == nil {
 		free()
-		s.count.errors.Add(1)
+		s.count[countErrors].Add(1)
 		return nil, fmt.Errorf("mooncake: %w", errDied)
 	}
 	if len(codes) != n {
@@ -87,7 +87,7 @@ func (s *Store) judge(h *helper, codes []int64, n int, free func()) ([]int64, er
 		}
 	}
 	free()
-	s.count.errors.Add(1)
+	s.count[countErrors].Add(1)
 	err := fmt.Errorf("mooncake: no answer, code %d", codes[0])
 	s.setStateFrom(h, remote.Lost, err)
 	return nil, err

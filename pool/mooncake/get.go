@@ -39,7 +39,7 @@ func (s *Store) getSome(ctx context.Context, h *helper, items []pool.Item, share
 	}
 	free()
 	if len(bad) > 0 {
-		s.count.corrupt.Add(uint64(len(bad)))
+		s.count[countCorrupt].Add(uint64(len(bad)))
 		_ = s.Delete(ctx, bad) // so that they can be stored again; a failure does not change the status
 	}
 	return p.taken, nil
@@ -57,6 +57,6 @@ func (s *Store) settleGet(it *pool.Item, at *place, code int64) {
 	case code >= 0 || code == codeWrongLength:
 		it.Status = pool.Corrupt
 	case code != codeNotFound && code != codeGone && code != codeNotReady:
-		s.count.failed.Add(1)
+		s.count[countFailed].Add(1)
 	}
 }

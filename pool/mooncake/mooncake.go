@@ -21,6 +21,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/backoff"
@@ -51,7 +52,7 @@ type Store struct {
 	bounce    Memory
 	values    chan int // numbers of the free shares of the bounce memory
 	questions chan int // free places for questions and deletes
-	count     counts
+	count     [counts]atomic.Uint64
 	condition *remote.Condition
 	stock     remote.Stock
 	transfers *transfers
@@ -149,7 +150,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.count.starts.Add(1)
+	s.count[countStarts].Add(1)
 	h, err := startHelper(s.o.Python, module, s.o.environment(), 2*s.o.Concurrency, s.memory)
 	if err != nil {
 		return err
@@ -169,7 +170,7 @@ func (s *Store) runHelper(ctx context.Context) error {
 	select {
 	case <-h.reaped:
 	case <-h.replace:
-		s.count.replaced.Add(1)
+		s.count[countReplaced].Add(1)
 		s.disconnect(errNoTransfers) // it gets no more requests
 		h.leave(s.o.leave)
 		return fmt.Errorf("helper: replaced: %w", errNoTransfers)
@@ -177,9 +178,9 @@ func (s *Store) runHelper(ctx context.Context) error {
 		h.leave(s.o.leave)
 		return ctx.Err()
 	}
-	s.count.deaths.Add(1)
+	s.count[countDeaths].Add(1)
 	if h.wasKilled() {
-		s.count.kills.Add(1)
+		s.count[countKills].Add(1)
 	}
 	return h.why()
 }

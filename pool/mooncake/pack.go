@@ -51,7 +51,7 @@ func (s *Store) pack(items []pool.Item, share int, status pool.Status) packed {
 				return p
 			}
 			it.Status = status
-			s.count.large.Add(1)
+			s.count[countLarge].Add(1)
 			p.taken++
 			continue
 		}
@@ -72,10 +72,10 @@ func (s *Store) header(at *place) []byte { return s.bounce.Base[at.header:][:poo
 // copied returns the bounce memory of a value, or nil if the value is in the arena.
 func (s *Store) copied(at *place) []byte {
 	if at.area == areaArena {
-		s.count.inPlace.Add(uint64(at.length))
+		s.count[countInPlace].Add(uint64(at.length))
 		return nil
 	}
-	s.count.copied.Add(uint64(at.length))
+	s.count[countCopied].Add(uint64(at.length))
 	return s.bounce.Base[at.offset:][:at.length]
 }
 

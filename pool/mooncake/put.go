@@ -60,9 +60,9 @@ func (s *Store) settlePut(h *helper, it *pool.Item, code int64) {
 	case 1, codeExists:
 		it.Status = pool.Exists
 	case codeNoRoom, codeQuota:
-		s.count.full.Add(1)
+		s.count[countFull].Add(1)
 		s.setStateFrom(h, remote.Full, errFull)
 	default:
-		s.count.failed.Add(1)
+		s.count[countFailed].Add(1)
 	}
 }

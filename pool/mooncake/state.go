@@ -1,71 +1,39 @@
 package mooncake
 
 import (
-	"sync/atomic"
-
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-type counts struct {
-	starts, deaths, kills, replaced, errors, full, corrupt, failed, large, inPlace, copied, late atomic.Uint64
-}
+// Counts of a store since it was opened.
+const (
+	countStarts   = iota // helpers started
+	countDeaths          // connected helpers that ended, for any reason
+	countKills           // helpers killed because they hung
+	countReplaced        // helpers ended because all their transfers failed; not in countDeaths
+	countLate            // requests whose caller left while the helper worked in the arena
+	countErrors          // requests that Mooncake did not answer
+	countFull            // blocks refused because there was no room
+	countCorrupt         // blocks that did not verify and were deleted
+	countFailed          // blocks that Mooncake refused for another reason
+	countLarge           // blocks outside the arena too large for the bounce memory
+	countInPlace         // bytes put and got in the arena
+	countCopied          // bytes put and got through the bounce memory
+	counts
+)
 
-// Counters of a store since it was opened.
-type Counters struct {
-	Starts   uint64 // helpers started
-	Deaths   uint64 // connected helpers that ended, for any reason
-	Kills    uint64 // helpers killed because they hung
-	Replaced uint64 // helpers ended because all their transfers failed; not in Deaths
-	Late     uint64 // requests whose caller left while the helper worked in the arena
-	Errors   uint64 // requests that Mooncake did not answer
-	Full     uint64 // blocks refused because there was no room
-	Corrupt  uint64 // blocks that did not verify and were deleted
-	Failed   uint64 // blocks that Mooncake refused for another reason
-	Large    uint64 // blocks outside the arena too large for the bounce memory
-	InPlace  uint64 // bytes put and got in the arena
-	Copied   uint64 // bytes put and got through the bounce memory
-}
-
-// Counters returns the counters. It may be called from any goroutine.
-func (s *Store) Counters() Counters {
-	c := &s.count
-	return Counters{
-		Starts:   c.starts.Load(),
-		Deaths:   c.deaths.Load(),
-		Kills:    c.kills.Load(),
-		Replaced: c.replaced.Load(),
-		Late:     c.late.Load(),
-		Errors:   c.errors.Load(),
-		Full:     c.full.Load(),
-		Corrupt:  c.corrupt.Load(),
-		Failed:   c.failed.Load(),
-		Large:    c.large.Load(),
-		InPlace:  c.inPlace.Load(),
-		Copied:   c.copied.Load(),
-	}
+// countNames are their names in reports.
+var countNames = [counts]string{
+	countStarts: "helper_starts", countDeaths: "helper_deaths", countKills: "helper_kills",
+	countReplaced: "helpers_replaced", countLate: "late", countErrors: "unanswered", countFull: "full",
+	countCorrupt: "corrupt", countFailed: "refused", countLarge: "too_large", countInPlace: "bytes_in_place",
+	countCopied: "bytes_copied",
 }
 
 var _ pool.Reporter = (*Store)(nil)
 
 // Report implements pool.Reporter.
-func (s *Store) Report() pool.StoreReport {
-	c := s.Counters()
-	return s.condition.Report(
-		pool.Count{Name: "helper_starts", N: c.Starts},
-		pool.Count{Name: "helper_deaths", N: c.Deaths},
-		pool.Count{Name: "helper_kills", N: c.Kills},
-		pool.Count{Name: "helpers_replaced", N: c.Replaced},
-		pool.Count{Name: "late", N: c.Late},
-		pool.Count{Name: "unanswered", N: c.Errors},
-		pool.Count{Name: "full", N: c.Full},
-		pool.Count{Name: "corrupt", N: c.Corrupt},
-		pool.Count{Name: "refused", N: c.Failed},
-		pool.Count{Name: "too_large", N: c.Large},
-		pool.Count{Name: "bytes_in_place", N: c.InPlace},
-		pool.Count{Name: "bytes_copied", N: c.Copied},
-	)
-}
+func (s *Store) Report() pool.StoreReport { return s.condition.Report(countNames[:], s.count[:]) }
 
 // State returns the current state.
 func (s *Store) State() remote.State { return s.condition.State() }

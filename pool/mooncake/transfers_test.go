@@ -79,20 +79,21 @@ func TestClientMovesNothing(t *testing.T) {
 	pooltest.Until(t, "two helpers are replaced", func() bool {
 		if err := within(t, time.Second, func(ctx context.Context) error { return s.Put(ctx, items) }); err == nil &&
 			items[0].Status == pool.OK {
-			t.Fatalf("a block was stored by a client that moves none: %+v", s.Counters())
+			t.Fatalf("a block was stored by a client that moves none: %+v", s.Report())
 		}
 		_ = within(t, time.Second, func(ctx context.Context) error { // which the client answers
 			return s.Exists(ctx, []pool.Key{items[0].Key}, make([]pool.Status, 1))
 		})
-		return s.Counters().Replaced == 2
+		return s.count[countReplaced].Load() == 2
 	})
 	if took := time.Since(began); took < 600*time.Millisecond {
 		t.Errorf("two helpers were replaced within %v, and are to be given 200 and 400 ms", took)
 	}
 	pooltest.Until(t, "the third is connected", func() bool { return s.State() == remote.OK })
 	serves(t, s)
-	if c := s.Counters(); c.Replaced != 2 || c.Starts != 3 || c.Deaths != 0 || c.Kills != 0 {
-		t.Errorf("two helpers of three were replaced, and none died: %+v", c)
+	if s.count[countReplaced].Load() != 2 || s.count[countStarts].Load() != 3 ||
+		s.count[countDeaths].Load() != 0 || s.count[countKills].Load() != 0 {
+		t.Errorf("two helpers of three were replaced, and none died: %+v", s.Report())
 	}
 	for _, c := range s.Report().Counts {
 		if c.Name == "helpers_replaced" && c.N != 2 {

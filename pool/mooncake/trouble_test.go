@@ -103,8 +103,8 @@ func TestTwoNodesShare(t *testing.T) {
 			t.Fatalf("the other node got %d of %d: %v", n, len(items), err)
 		}
 	}
-	if c := a.Counters(); c.InPlace != 8<<20 {
-		t.Fatalf("%d bytes went in place, want %d", c.InPlace, 8<<20)
+	if a.count[countInPlace].Load() != 8<<20 {
+		t.Fatalf("%d bytes went in place, want %d", a.count[countInPlace].Load(), 8<<20)
 	}
 	pooltest.Put(t, a, pool.Busy, pooltest.Block(3000, 5<<20))
 	got := inArena(o0(a), []pool.Item{{Key: inside[0].Key, Data: make([]byte, 1<<20)}})
@@ -170,12 +170,12 @@ func TestHelperDies(t *testing.T) {
 				})
 			}
 			pooltest.Until(t, "another helper", func() bool {
-				return s.Counters().Starts >= 2 &&
+				return s.count[countStarts].Load() >= 2 &&
 					s.State() == remote.OK
 			})
 			serves(t, s)
-			if c := s.Counters(); c.Deaths != 1 || sig == syscall.SIGSTOP && c.Kills != 1 {
-				t.Fatalf("one helper died: %+v", c)
+			if s.count[countDeaths].Load() != 1 || sig == syscall.SIGSTOP && s.count[countKills].Load() != 1 {
+				t.Fatalf("one helper died: %+v", s.Report())
 			}
 		})
 	}
@@ -243,8 +243,8 @@ func TestArenaInUse(t *testing.T) {
 			signalHelper(t, s, syscall.SIGSTOP)
 			err = within(t, 50*time.Millisecond, func(ctx context.Context) error { return s.Get(ctx, items) })
 			var late *pool.InUse
-			if !errors.As(err, &late) || !errors.Is(err, context.DeadlineExceeded) || s.Counters().Late != 1 {
-				t.Fatalf("get from a stopped helper: %v, %+v", err, s.Counters())
+			if !errors.As(err, &late) || !errors.Is(err, context.DeadlineExceeded) || s.count[countLate].Load() != 1 {
+				t.Fatalf("get from a stopped helper: %v, %+v", err, s.Report())
 			}
 			select {
 			case <-late.Done:
@@ -266,7 +266,7 @@ func TestArenaInUse(t *testing.T) {
 			default:
 			}
 			if gone == wakes {
-				t.Errorf("the helper is gone: %v, %+v", gone, s.Counters())
+				t.Errorf("the helper is gone: %v, %+v", gone, s.Report())
 			}
 			pooltest.Until(t, "the store works", func() bool { return s.State() == remote.OK })
 			serves(t, s)
@@ -294,7 +294,7 @@ func TestMasterTrouble(t *testing.T) {
 				return s.Put(ctx, pooltest.Blocks(500, 4, 1000))
 			})
 		}
-		t.Logf("%s: %v, %+v", what, s.State(), s.Counters())
+		t.Logf("%s: %v, %+v", what, s.State(), s.Report())
 	}
 	master.Pause()
 	storm("paused")
@@ -311,8 +311,8 @@ func TestMasterTrouble(t *testing.T) {
 	})
 	master.Restart()
 	serves(t, s)
-	if c := s.Counters(); c.Replaced != 0 {
-		t.Errorf("a helper was replaced for what the master did: %+v", c)
+	if s.count[countReplaced].Load() != 0 {
+		t.Errorf("a helper was replaced for what the master did: %+v", s.Report())
 	}
 }
 
@@ -410,13 +410,13 @@ func TestStormOfDeaths(t *testing.T) {
 				_ = h.cmd.Process.Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP}[n%2])
 				struck = h
 			}
-			return s.Counters().Deaths > n
+			return s.count[countDeaths].Load() > n
 		})
 	}
 	close(over)
 	workers.Wait()
-	if c := s.Counters(); c.Deaths < deaths {
-		t.Fatalf("a storm without deaths: %+v", c)
+	if s.count[countDeaths].Load() < deaths {
+		t.Fatalf("a storm without deaths: %+v", s.Report())
 	}
 }
 

@@ -17,7 +17,7 @@ func (s *Store) check(ctx context.Context, all []reading) error {
 		case r.rest >= 0 && r.header != nil && pool.CheckValue(r.header, &r.item.Key, r.item.Data) == nil:
 			r.item.Status = pool.OK
 		default:
-			s.count.corrupt.Add(1)
+			s.count[countCorrupt].Add(1)
 			bad = append(bad, r.item.Key)
 		}
 	}

@@ -109,7 +109,7 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stranger.Close()
-	pooltest.Until(t, "a refused connection is counted", func() bool { return stranger.Counters().Dials > 0 })
+	pooltest.Until(t, "a refused connection is counted", func() bool { return stranger.count[countDials].Load() > 0 })
 	if err := stranger.Put(t.Context(), pooltest.Blocks(0, 1, 1)); err == nil ||
 		!strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of an unknown authority: %v", err)

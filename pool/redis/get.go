@@ -95,7 +95,7 @@ func (s *Store) readHead(r *reading, result rueidis.RedisResult) {
 	r.rest = -1
 	value, err := result.ToString()
 	if err != nil {
-		s.count.failed.Add(1)
+		s.count[countFailed].Add(1)
 		return
 	}
 	if r.empty = value == ""; r.empty {

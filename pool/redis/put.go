@@ -127,10 +127,10 @@ func (s *Store) stored(err error) bool {
 	case err == nil:
 		return true
 	case isFull(err):
-		s.count.full.Add(1)
+		s.count[countFull].Add(1)
 		s.condition.Set(remote.Full, err)
 	default:
-		s.count.failed.Add(1)
+		s.count[countFailed].Add(1)
 	}
 	return false
 }
@@ -158,7 +158,7 @@ func (s *Store) putHeads(ctx context.Context, all []writing) error {
 		case rueidis.IsRedisNil(err):
 			w.item.Status = pool.Exists
 			if w.rest > 0 {
-				s.count.races.Add(1)
+				s.count[countRaces].Add(1)
 			}
 		case s.stored(err):
 			w.item.Status = pool.OK

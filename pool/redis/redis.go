@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -41,7 +42,7 @@ var ErrNotConnected = errors.New("not connected")
 type Store struct {
 	o         Options
 	places    chan struct{} // one for each pipeline in progress
-	count     counts
+	count     [counts]atomic.Uint64
 	condition *remote.Condition
 
 	cancel context.CancelFunc
@@ -143,7 +144,7 @@ func (s *Store) connect(ctx context.Context) (client rueidis.Client, all *connec
 		if isDenied(err) {
 			s.condition.Set(remote.Denied, err)
 		}
-		s.count.dials.Add(1)
+		s.count[countDials].Add(1)
 		if again.Wait(ctx) != nil {
 			return nil, nil, ""
 		}
@@ -237,7 +238,7 @@ func (s *Store) do(ctx context.Context, commands [][]string) ([]rueidis.RedisRes
 			return results, nil
 		}
 	}
-	s.count.errors.Add(1)
+	s.count[countErrors].Add(1)
 	s.condition.Set(remote.Lost, err)
 	if errors.Is(err, context.DeadlineExceeded) {
 		// It is the client's own limit, which it reports as the caller's.

@@ -213,8 +213,8 @@ func TestFull(t *testing.T) {
 			t.Fatalf("status %d", items[0].Status)
 		}
 	}
-	if len(kept) == 0 || refused == 0 || s.State() != remote.Full || s.Counters().Full == 0 {
-		t.Fatalf("%d stored, %d refused, state %v, %+v", len(kept), refused, s.State(), s.Counters())
+	if len(kept) == 0 || refused == 0 || s.State() != remote.Full || s.count[countFull].Load() == 0 {
+		t.Fatalf("%d stored, %d refused, state %v, %+v", len(kept), refused, s.State(), s.Report())
 	}
 	pooltest.Want(t, s, pool.OK, kept...)
 	for i := range kept {
@@ -357,7 +357,7 @@ func TestUserAndPassword(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer wrong.Close()
-	pooltest.Until(t, "a refused connection is counted", func() bool { return wrong.Counters().Dials > 0 })
+	pooltest.Until(t, "a refused connection is counted", func() bool { return wrong.count[countDials].Load() > 0 })
 	if err := wrong.Put(t.Context(), pooltest.Blocks(0, 1, 10)); !errors.Is(err, ErrNotConnected) ||
 		strings.Contains(err.Error(), "guess") {
 		t.Errorf("put with a wrong password: %v", err)
@@ -365,7 +365,7 @@ func TestUserAndPassword(t *testing.T) {
 	other := openOn(t, Options{Addresses: []string{server.Addr}, Username: "kv", Password: "secret",
 		Prefix: "forbidden:"})
 	pooltest.Put(t, other, pool.Busy, pooltest.Block(0, 10))
-	if other.Counters().Failed == 0 {
+	if other.count[countFailed].Load() == 0 {
 		t.Error("a command without permission is not counted")
 	}
 }
@@ -410,10 +410,10 @@ func TestServerEvicts(t *testing.T) {
 			t.Errorf("block %d: status %d", i, got)
 		}
 	}
-	t.Logf("%d of %d blocks are left, state %v, %+v", there, len(items), s.State(), s.Counters())
-	if len(gone) < 60 || there == 0 || s.Counters().Full != 0 || s.State() != remote.OK {
+	t.Logf("%d of %d blocks are left, state %v, %+v", there, len(items), s.State(), s.Report())
+	if len(gone) < 60 || there == 0 || s.count[countFull].Load() != 0 || s.State() != remote.OK {
 		t.Errorf("%d of 120 blocks are gone, %d left, state %v, %+v: 16 MB in 8", len(gone), there, s.State(),
-			s.Counters())
+			s.Report())
 	}
 	pooltest.Put(t, s, pool.OK, gone[0])
 	pooltest.Want(t, s, pool.OK, gone[0])

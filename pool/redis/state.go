@@ -4,7 +4,6 @@ import (
 	"context"
 	"strconv"
 	"strings"
-	"sync/atomic"
 
 	"github.com/redis/rueidis"
 
@@ -12,44 +11,27 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-type counts struct {
-	dials, errors, full, corrupt, races, failed atomic.Uint64
-}
+// Counts of a store since it was opened.
+const (
+	countDials   = iota // first connections that failed
+	countErrors         // pipelines without an answer
+	countFull           // blocks refused because of maxmemory
+	countCorrupt        // blocks that did not verify and were deleted
+	countRaces          // blocks of several chunks that another writer had stored meanwhile
+	countFailed         // commands that the server refused for another reason
+	counts
+)
 
-// Counters of a store since it was opened.
-type Counters struct {
-	Dials   uint64 // first connections that failed
-	Errors  uint64 // pipelines without an answer
-	Full    uint64 // blocks refused because of maxmemory
-	Corrupt uint64 // blocks that did not verify and were deleted
-	Races   uint64 // blocks of several chunks that another writer had stored meanwhile
-	Failed  uint64 // commands that the server refused for another reason
-}
-
-// Counters returns the counters. It may be called from any goroutine.
-func (s *Store) Counters() Counters {
-	c := &s.count
-	return Counters{
-		Dials: c.dials.Load(), Errors: c.errors.Load(), Full: c.full.Load(), Corrupt: c.corrupt.Load(),
-		Races:  c.races.Load(),
-		Failed: c.failed.Load(),
-	}
+// countNames are their names in reports.
+var countNames = [counts]string{
+	countDials: "dials_failed", countErrors: "unanswered", countFull: "full", countCorrupt: "corrupt",
+	countRaces: "races_lost", countFailed: "refused",
 }
 
 var _ pool.Reporter = (*Store)(nil)
 
 // Report implements pool.Reporter.
-func (s *Store) Report() pool.StoreReport {
-	c := s.Counters()
-	return s.condition.Report(
-		pool.Count{Name: "dials_failed", N: c.Dials},
-		pool.Count{Name: "unanswered", N: c.Errors},
-		pool.Count{Name: "full", N: c.Full},
-		pool.Count{Name: "corrupt", N: c.Corrupt},
-		pool.Count{Name: "races_lost", N: c.Races},
-		pool.Count{Name: "refused", N: c.Failed},
-	)
-}
+func (s *Store) Report() pool.StoreReport { return s.condition.Report(countNames[:], s.count[:]) }
 
 // State returns the current state.
 func (s *Store) State() remote.State { return s.condition.State() }

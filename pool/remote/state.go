@@ -6,6 +6,7 @@ package remote
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -52,11 +53,14 @@ func (c *Condition) State() State {
 	return c.state
 }
 
-// Report returns the current state and the store's counts.
-func (c *Condition) Report(counts ...pool.Count) pool.StoreReport {
+// Report returns the current state and the store's counts, which have names.
+func (c *Condition) Report(names []string, counts []atomic.Uint64) pool.StoreReport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := pool.StoreReport{State: c.state.String(), Counts: counts}
+	r := pool.StoreReport{State: c.state.String()}
+	for i, name := range names {
+		r.Counts = append(r.Counts, pool.Count{Name: name, N: counts[i].Load()})
+	}
 	if c.state != OK && c.reason != nil {
 		r.Reason = c.reason.Error()
 	}

@@ -30,7 +30,7 @@ func (s *Store) Get(ctx context.Context, items []pool.Item) error {
 		err := s.get(ctx, it)
 		if errors.Is(err, errDamaged) {
 			it.Status = pool.Corrupt
-			s.count.corrupt.Add(1)
+			s.count[countCorrupt].Add(1)
 			_ = s.remove(ctx, &it.Key) // so that it can be stored again; a failure does not change the status
 			return nil
 		}

@@ -25,7 +25,7 @@ type Store struct {
 	core      *minio.Core
 	transport *http.Transport // nil if Options.Transport was given
 	places    chan struct{}   // one for each request in progress
-	count     counts
+	count     [counts]atomic.Uint64
 	plain     atomic.Bool // the service does not support If-None-Match
 	condition *remote.Condition
 	stock     remote.Stock

@@ -250,8 +250,8 @@ func TestDenied(t *testing.T) {
 	o.SecretKey = "a-wrong-one"
 	s := open(t, o)
 	pooltest.Put(t, s, pool.Busy, pooltest.Block(1, 10))
-	if s.State() != remote.Denied || s.Counters().Denied == 0 {
-		t.Errorf("state %v, %+v", s.State(), s.Counters())
+	if s.State() != remote.Denied || s.count[countDenied].Load() == 0 {
+		t.Errorf("state %v, %+v", s.State(), s.Report())
 	}
 	o = options(server)
 	o.Bucket = "another"
@@ -305,8 +305,8 @@ func TestKeysMayNotList(t *testing.T) {
 			t.Errorf("%s: exists: %v, %v", why, status, err)
 		}
 		pooltest.Want(t, s, pool.Missing, pooltest.Block(9, 1000))
-		if c := s.Counters(); s.State() != want || c.Hidden != hidden {
-			t.Errorf("%s: state %v, want %v, %+v", why, s.State(), want, c)
+		if s.State() != want || s.count[countHidden].Load() != hidden {
+			t.Errorf("%s: state %v, want %v, %+v", why, s.State(), want, s.Report())
 		}
 	}
 	it := pooltest.Block(1, 1000)
@@ -359,7 +359,7 @@ func TestServiceWithoutConditions(t *testing.T) {
 	pooltest.Put(t, s, pool.OK, pooltest.Block(1, 1000))
 	pooltest.Put(t, s, pool.Exists, pooltest.Block(1, 1000))
 	pooltest.Want(t, s, pool.OK, pooltest.Block(1, 1000))
-	if !s.Counters().Plain {
+	if !s.plain.Load() {
 		t.Error("it is not said that the service knows no conditions")
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/minio/minio-go/v7"
 
@@ -12,47 +11,27 @@ import (
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
-type counts struct{ errors, corrupt, denied, hidden, slow, failed atomic.Uint64 }
+// Counts of a store since it was opened.
+const (
+	countErrors  = iota // requests without an answer
+	countCorrupt        // objects that did not verify and were deleted
+	countDenied         // requests refused for lack of permission, or of the bucket
+	countHidden         // refused requests taken for a miss: the keys may not list the bucket
+	countSlow           // requests refused because there are too many, or with an internal error of the service
+	countFailed         // requests refused for another reason
+	counts
+)
 
-// Counters of a store since it was opened.
-type Counters struct {
-	Errors  uint64 // requests without an answer
-	Corrupt uint64 // objects that did not verify and were deleted
-	Denied  uint64 // requests refused for lack of permission, or of the bucket
-	Hidden  uint64 // refused requests taken for a miss: the keys may not list the bucket
-	Slow    uint64 // requests refused because there are too many, or with an internal error of the service
-	Failed  uint64 // requests refused for another reason
-	Plain   bool   // the service does not support conditional writes
-}
-
-// Counters returns the counters. It may be called from any goroutine.
-func (s *Store) Counters() Counters {
-	c := &s.count
-	return Counters{
-		Errors:  c.errors.Load(),
-		Corrupt: c.corrupt.Load(),
-		Denied:  c.denied.Load(),
-		Hidden:  c.hidden.Load(),
-		Slow:    c.slow.Load(),
-		Failed:  c.failed.Load(),
-		Plain:   s.plain.Load(),
-	}
+// countNames are their names in reports.
+var countNames = [counts]string{
+	countErrors: "unanswered", countCorrupt: "corrupt", countDenied: "denied", countHidden: "hidden",
+	countSlow: "slow", countFailed: "refused",
 }
 
 var _ pool.Reporter = (*Store)(nil)
 
 // Report implements pool.Reporter.
-func (s *Store) Report() pool.StoreReport {
-	c := s.Counters()
-	return s.condition.Report(
-		pool.Count{Name: "unanswered", N: c.Errors},
-		pool.Count{Name: "corrupt", N: c.Corrupt},
-		pool.Count{Name: "denied", N: c.Denied},
-		pool.Count{Name: "hidden", N: c.Hidden},
-		pool.Count{Name: "slow", N: c.Slow},
-		pool.Count{Name: "refused", N: c.Failed},
-	)
-}
+func (s *Store) Report() pool.StoreReport { return s.condition.Report(countNames[:], s.count[:]) }
 
 // State returns the current state.
 func (s *Store) State() remote.State { return s.condition.State() }
@@ -86,7 +65,7 @@ func (s *Store) judgeRead(ctx context.Context, err error) verdict {
 	if r.StatusCode != http.StatusForbidden || r.Code != minio.AccessDenied || !s.allowed.Load() {
 		return s.judge(ctx, err)
 	}
-	s.count.hidden.Add(1)
+	s.count[countHidden].Add(1)
 	if state := s.State(); s.o.OnState != nil && !s.hiddenLogged.Swap(true) {
 		s.o.OnState(state, state, errHidden)
 	}
@@ -106,12 +85,12 @@ func (s *Store) judge(ctx context.Context, err error) verdict {
 	r := minio.ToErrorResponse(err)
 	switch {
 	case r.StatusCode == 0:
-		s.count.errors.Add(1)
+		s.count[countErrors].Add(1)
 		s.condition.Set(remote.Lost, err)
 		return silence
 	case r.Code == "NoSuchBucket" || r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized:
 		s.allowed.Store(false)
-		s.count.denied.Add(1)
+		s.count[countDenied].Add(1)
 		s.condition.Set(remote.Denied, err)
 		return refused
 	case r.StatusCode == http.StatusNotFound:
@@ -126,10 +105,10 @@ func (s *Store) judge(ctx context.Context, err error) verdict {
 	case r.StatusCode == http.StatusNotImplemented:
 		return unknown
 	case r.StatusCode == http.StatusTooManyRequests || r.StatusCode >= 500:
-		s.count.slow.Add(1)
+		s.count[countSlow].Add(1)
 		s.condition.Set(remote.Slow, err)
 	default:
-		s.count.failed.Add(1)
+		s.count[countFailed].Add(1)
 	}
 	return refused
 }

@@ -20,12 +20,6 @@ type Devices struct {
 	}
 }
 
-// DeviceReport is the state of one device's pacer.
-type DeviceReport struct {
-	Device string
-	Report
-}
-
 // NewDevices makes the pacers of a node, of which that of the CPUs exists.
 func NewDevices(setting int64, cpu *Pacer) *Devices {
 	d := &Devices{setting: setting}
@@ -59,11 +53,13 @@ func (d *Devices) End() {
 }
 
 // Report returns the state of each device's pacer, by name.
-func (d *Devices) Report() (out []DeviceReport) {
+func (d *Devices) Report() (out []Report) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, device := range slices.Sorted(maps.Keys(d.mu.all)) {
-		out = append(out, DeviceReport{device, d.mu.all[device].Report()})
+		r := d.mu.all[device].Report()
+		r.Device = device
+		out = append(out, r)
 	}
 	return out
 }

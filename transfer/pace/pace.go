@@ -61,18 +61,33 @@ type Pacer struct {
 
 // Counts since New.
 type Counts struct {
-	Alone, Beside, Other uint64 // decode steps: without copies, beside those that give way, beside others
-	Cuts, Raises, Holds  uint64 // decisions about the rate; pauses to measure steps without copies
-	Waits                [Behind + 1]uint64
-	Waited               [Behind + 1]time.Duration
+	// Decode steps: without copies, beside those that give way, beside others.
+	Alone  uint64 `json:"steps_alone" metric:"pace_steps_total{beside=none}"`
+	Beside uint64 `json:"steps_beside" metric:"pace_steps_total{beside=waiting}"`
+	Other  uint64 `json:"steps_other" metric:"pace_steps_total{beside=other}"`
+	// Decisions about the rate; pauses to measure steps without copies.
+	Cuts   uint64 `json:"cuts" metric:"pace_changes_total{change=cut}"`
+	Raises uint64 `json:"raises" metric:"pace_changes_total{change=raise}"`
+	Holds  uint64 `json:"holds" metric:"pace_changes_total{change=hold}"`
+
+	Waits  [Behind + 1]uint64        `json:"-"`
+	Waited [Behind + 1]time.Duration `json:"-"`
 }
 
-// Report is the state of a Pacer.
+// Report is the state of a Pacer, for people and metrics.
 type Report struct {
-	Setting  int64   // Off, Auto, or bytes per second
-	Rate     int64   // bytes per second that copies may take now; 0: any
-	Slowdown float64 // decode steps beside copies, in those without, as last compared; 0: never
-	Counts   Counts
+	Device  string `json:"device" label:"device"` // cpu, or the GPU's name; empty: no pacer of Devices
+	Setting string `json:"setting"`               // off, auto or fixed
+	// Rate is what copies may take now, bytes per second; 0: any.
+	Rate int64 `json:"rate_bytes_s" metric:"pace_rate_bytes_per_second"`
+	// Slowdown is decode steps beside copies, in those without, as last compared; 0: never.
+	Slowdown float64 `json:"slowdown_ratio" metric:"pace_slowdown_ratio"`
+	Counts
+	// Waits for the budget, and their seconds.
+	SaveWaits  uint64  `json:"save_waits"`
+	SaveWaitS  float64 `json:"save_wait_s" metric:"pace_wait_seconds_total{op=save}"`
+	WriteWaits uint64  `json:"write_waits"` // of writes to tiers
+	WriteWaitS float64 `json:"write_wait_s" metric:"pace_wait_seconds_total{op=write}"`
 }
 
 // New makes a pacer with a setting. now is the clock, nil for time.Now.
@@ -101,8 +116,19 @@ func (p *Pacer) End() {
 func (p *Pacer) Report() Report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Report{Setting: p.setting, Rate: int64(p.rateLocked(p.now())), Slowdown: p.mu.control.slowdown,
-		Counts: p.mu.counts}
+	n := &p.mu.counts
+	r := Report{
+		Setting: "fixed", Rate: int64(p.rateLocked(p.now())), Slowdown: p.mu.control.slowdown, Counts: *n,
+		SaveWaits: n.Waits[Save], SaveWaitS: n.Waited[Save].Seconds(),
+		WriteWaits: n.Waits[Behind], WriteWaitS: n.Waited[Behind].Seconds(),
+	}
+	switch p.setting {
+	case Off:
+		r.Setting = "off"
+	case Auto:
+		r.Setting = "auto"
+	}
+	return r
 }
 
 // rateLocked returns the rate that holds now, 0 for none. A rate that steps have led to holds only
