@@ -3,8 +3,62 @@ package pool
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
+	"strconv"
+	"strings"
 )
+
+// MaxKeyText is the length of the longest Text of a key, bytes.
+const MaxKeyText = 2*len(Fingerprint{}) +
+	len("@pcp0@dcp0@head_or_tp_rank:255@pp_rank:0@group:255@cache_role:kv@cache_family:default@") + 2*MaxHashLen
+
+// Text returns the name of a block's shard in stores that many nodes share: AscendStore's PoolKey,
+// with the space's fingerprint in lower-case hex in place of the model's name, and the shard as
+// head_or_tp_rank:
+//
+//	{fingerprint}@pcp0@dcp0@head_or_tp_rank:{shard}@pp_rank:0@group:{group}
+//	    @cache_role:kv@cache_family:default@{hash}      (in one line)
+//
+// The fields that kvagent's fingerprint already covers (pcp, dcp, pp_rank, cache_role,
+// cache_family) are constant. Different keys have different texts.
+func (k *Key) Text() string { return string(k.AppendText(make([]byte, 0, MaxKeyText))) }
+
+// AppendText appends Text to b.
+func (k *Key) AppendText(b []byte) []byte {
+	b = hex.AppendEncode(b, k.Space[:])
+	b = append(b, "@pcp0@dcp0@head_or_tp_rank:"...)
+	b = strconv.AppendUint(b, uint64(k.Shard), 10)
+	b = append(b, "@pp_rank:0@group:"...)
+	b = strconv.AppendUint(b, uint64(k.Group), 10)
+	b = append(b, "@cache_role:kv@cache_family:default@"...)
+	return hex.AppendEncode(b, k.Hash.Bytes[:k.Hash.Len])
+}
+
+// ParseKey parses a Text. It rejects everything that Text does not produce.
+func ParseKey(text string) (k Key, err error) {
+	var shard, group uint64
+	fields := strings.Split(text, "@")
+	if len(fields) == 9 && len(fields[0]) == 2*len(k.Space) {
+		_, err = hex.Decode(k.Space[:], []byte(fields[0]))
+		if err == nil {
+			shard, err = strconv.ParseUint(strings.TrimPrefix(fields[3], "head_or_tp_rank:"), 10, 8)
+		}
+		if err == nil {
+			group, err = strconv.ParseUint(strings.TrimPrefix(fields[5], "group:"), 10, 8)
+		}
+		if n := len(fields[8]); err == nil && n >= 2 && n <= 2*MaxHashLen {
+			var h []byte
+			h, err = hex.DecodeString(fields[8])
+			k.Hash = MakeHash(h)
+		}
+	}
+	k.Shard, k.Group = uint8(shard), uint8(group)
+	if err != nil || k.Hash.Len == 0 || k.Text() != text {
+		return Key{}, fmt.Errorf("key %.300q: not of the form that Key.Text describes", text)
+	}
+	return k, nil
+}
 
 // ValueHeader is the size of the header that a shared store keeps before a shard's bytes, by which
 // a reader verifies that it has the whole of that shard and nothing else. Little-endian:

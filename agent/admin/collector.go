@@ -144,3 +144,122 @@ func number(v reflect.Value) float64 {
 	}
 	return 0
 }
+
+// families are the metrics, without kvagent_ before their names, and their help. The histograms of
+// Metrics have theirs.
+var families = map[string]string{
+	"start_time_seconds": "Unix time of the agent's start, in seconds.",
+	"switch":             "1: loads, or saves, are on.",
+	"sessions":           "Session sockets that are open.",
+	"engines":            "Engines that are registered with all, or some, of their ranks.",
+	"jobs":               "Jobs whose completion is not reported yet.",
+	"workers_stuck":      "Workers whose current step is older than 90 s.",
+
+	"registrations_total":  "Registrations by result, and peers that were kept out: not allowed, or one too many.",
+	"session_ends_total":   "Session sockets that ended, by reason.",
+	"session_panics_total": "Panics that ended the session they occurred in, by place.",
+	"resets_total":         "New weights epochs: begun here, adopted from another node, or repeated after a collision.",
+
+	"lookups_total":       "Look-ups by the status of their answer.",
+	"lookup_hits_total":   "Look-ups answered with more than 0 tokens.",
+	"lookup_tokens_total": "Prompt tokens of all look-ups: asked for, and found (the engine's own included).",
+	"lookup_faults_total": "Look-ups that were malformed, by reason, or whose handler panicked; answers that could " +
+		"not be sent; connections that were closed: not ZMTP, beyond a limit, stalled, or too many.",
+
+	"leases":           "Leases that are open.",
+	"lease_bytes":      "Bytes pinned by leases.",
+	"leases_total":     "Leases given, revoked under pressure, and named by a release or load but not open.",
+	"loads_held_total": "Loads that waited for blocks of lower tiers, and of those that did not get all in time.",
+
+	"blocks_total":         "Blocks of finished jobs, each of one shard, by operation and status.",
+	"transfer_bytes_total": "Bytes moved between engines and the pool.",
+	"sampled_blocks_total": "Blocks chosen for an end-to-end check: matched, mismatched (the engine has other bytes " +
+		"than the pool, should be 0), unverified (not summed in time, or the engine died or gave the block up).",
+
+	"pool_capacity_bytes": "Bytes of the pool.",
+	"pool_used_bytes":     "Bytes of used slots.",
+	"pool_pinned_bytes":   "Bytes of pinned slots.",
+	"pool_entries":        "Blocks stored whole, with all their shards.",
+	"pool_evicted_total":  "Blocks evicted.",
+	"pool_dropped_total":  "Blocks dropped as corrupt or by a reset.",
+	"pool_bad_pages":      "Pages of the pool that cannot be read and are not used any more.",
+	"pool_file_faults_total": "Times the pool's file could not grow (full), or a page of it beside the blocks could " +
+		"not be touched (page).",
+	"pool_file_abandoned":     "1: the pool began empty in a new file; a process that does not end has the old one.",
+	"pool_budget_total":       "Blocks evicted, and reservations refused, because of an owner's budget.",
+	"pool_owner_bytes":        "Bytes of the blocks in the pool that belong to an owner (an engine).",
+	"pool_owner_budget_bytes": "Bytes that the blocks of an owner may have; 0: any number.",
+
+	"hints_total": "Hints: requests whose end was told, and actions by what became of them.",
+	"hint_blocks_total": "Blocks of hints' actions that are over: used in time, or, of those demoted, not (helped); " +
+		"the others (in_vain); dropped.",
+	"hint_bytes": "Bytes of blocks that hints pin, and retain.",
+
+	"eviction_lookups_total": "Blocks that were looked up.",
+	"eviction_hits_total":    "Blocks looked up that were stored.",
+	"eviction_refused_total": "Blocks that were not stored because they are worth less than all that is.",
+
+	"mover_running":      "1: the process runs.",
+	"mover_failing":      "1: the process was lost several times in a row.",
+	"mover_starts_total": "Starts of the process.",
+	"mover_lost_total":   "Processes that were lost, by reason.",
+	"orphan_movers":      "Movers of an earlier agent that cannot be ended: each keeps its engines' memory.",
+
+	"gpu_pool_pinned_bytes":  "Bytes of the pool that are pinned for the GPU.",
+	"gpu_pool_refused_bytes": "Bytes of the pool that the driver does not pin: their copies are slower.",
+	"gpu_ring_bytes_total": "Bytes copied through the small pinned ring, because their place in the pool was not " +
+		"pinned.",
+	"gpu_memory_free_bytes": "Bytes of the GPU's memory that are free.",
+	"gpu_memory_bytes":      "Bytes of the GPU's memory.",
+	"gpu_imports":           "Allocations, pieces and events of engines that are open.",
+
+	"pace_rate_bytes_per_second": "Rate that copies that can wait may take now; 0: any.",
+	"pace_slowdown_ratio":        "Decode steps beside such copies, in steps without, as last compared; 0: never.",
+	"pace_steps_total": "Decode steps that engines reported: beside no copies, beside such that can wait, or other " +
+		"(not compared).",
+	"pace_changes_total":      "Cuts and raises of the rate, and pauses to measure decode steps without copies.",
+	"pace_wait_seconds_total": "Time that saves, and writes to tiers, waited for the budget.",
+
+	"events_bytes":                "Memory that is taken for KV events, about.",
+	"events_blocks_refused_total": "Blocks whose tokens were not kept for KV events: a limit, or not a block's number.",
+	"events_gaps_total":           "Inventories told because a session was too far behind to be told the changes.",
+	"events_file_errors_total":    "Failures of the files of tokens of KV events.",
+
+	"tier_up":                   "1 while the tier is used, 0 while its breaker is open.",
+	"tier_store_state":          "1 for the state that the store reports.",
+	"tier_store_events_total":   "The store's own counters, by event.",
+	"tier_used_bytes":           "Bytes that the store reports to hold.",
+	"tier_capacity_bytes":       "Bytes the store can hold; 0: not known.",
+	"tier_breaker_opened_total": "Times the store failed so often that its breaker opened.",
+	"tier_queue":                "Blocks waiting to be fetched, fetched for a hint, or written; shards to be deleted.",
+	"tier_fetched_blocks_total": "Blocks fetched, and those whose fetch failed or was incomplete.",
+	"tier_bytes_total":          "Bytes fetched (in) and written (out).",
+	"tier_corrupt_total":        "Shards that did not verify; they are deleted.",
+	"tier_failures_total":       "Calls that exceeded their time limit, or failed otherwise.",
+	"tier_puts_total": "Blocks written, stored there already, refused as the store is full, lost by a failed call, " +
+		"or dropped because the queue was full or memory no longer held them.",
+	"tier_asked_blocks_total": "Blocks that look-ups asked for, and of those the tier had.",
+	"tier_asks_lost_total": "Look-ups whose deadline passed before the answer; questions that failed; blocks not " +
+		"asked for because the queue was full.",
+	"tier_reset_marker_failures_total": "Rounds in which markers of resets could not be read or written.",
+	"tier_seconds":                     "Seconds of a fetch, a write and a question, moving averages.",
+	"promises":                         "Blocks being fetched to memory from lower tiers.",
+	"promise_bytes":                    "Bytes of them.",
+	"promises_total": "Blocks promised to be fetched to memory, fulfilled, and failed; of the failed, cancelled (no " +
+		"longer wanted) and expired (not there by their deadlines).",
+
+	"transfers": "Transfers between engines that are open, complete, or waited for.",
+	"transfers_total": "What became of transfers: opened, completed, delivered, expired (not delivered in time), " +
+		"abandoned (open when their session ended), displaced (by a newer one), refused (too many); answers to " +
+		"look-ups that said to wait.",
+	"peer_fetches_total":         "Fetches from other agents: started, of those failed or cancelled; refused.",
+	"peer_fetches_ended_total":   "Fetches from other agents, by how they ended.",
+	"peer_blocks_failed_total":   "Blocks of fetches that were not stored, by reason; had: they were here already.",
+	"peer_blocks_total":          "Blocks fetched from other agents (in), and sent to them (out, each shard counted).",
+	"peer_bytes_total":           "Bytes of them.",
+	"peer_seconds_total":         "Seconds of the fetches together (in), and of sending (out).",
+	"peer_connections":           "Connections of other agents.",
+	"peer_unauthenticated_total": "Connections to the peer listener that did not authenticate in time.",
+	"peer_reads_up":              "1 if other agents' memory can be read by one-sided reads (--peer-rdma), else 0.",
+	"peer_reads_failed_total":    "One-sided reads that failed: their blocks came in frames.",
+}

@@ -3,6 +3,8 @@ package admin
 import (
 	"cmp"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kvagent/kvagent/agent/delivery"
@@ -10,6 +12,7 @@ import (
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/peer"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
 )
@@ -189,4 +192,128 @@ type SampleStatus struct {
 	Saves        transfer.SampleCounts `json:"saves"`
 	Loads        transfer.SampleCounts `json:"loads"`
 	LastMismatch string                `json:"last_mismatch"` // empty: none
+}
+
+// Peers is what an agent knows of those of other nodes.
+type Peers struct {
+	Address string // where other agents reach this one; empty: they cannot
+	Client  peer.ClientStats
+	Server  peer.ServerStats
+	Reads   Reads
+}
+
+// Reads are one-sided reads of other agents' memory.
+type Reads struct {
+	Protocol string // empty: none were configured
+	Reason   error  // why there are none now; nil: there are
+}
+
+// PeersStatus is Peers in JSON and metrics.
+type PeersStatus struct {
+	Address string `json:"address"`
+
+	Blocks  uint64              `json:"blocks_fetched"`
+	Bytes   uint64              `json:"bytes_fetched"`
+	Ended   map[string]uint64   `json:"fetches_ended" metric:"peer_fetches_ended_total" label:"end"`
+	Failed  map[string]uint64   `json:"blocks_failed" metric:"peer_blocks_failed_total" label:"reason"`
+	Fetched []peer.AddressStats `json:"fetched_from"`
+
+	Connections     int                `json:"connections" metric:"peer_connections"` // of other agents
+	Unauthenticated uint64             `json:"unauthenticated" metric:"peer_unauthenticated_total"`
+	Subscriptions   int                `json:"subscriptions"`
+	BlocksSent      uint64             `json:"blocks_sent"` // each shard counted
+	BytesSent       uint64             `json:"bytes_sent"`
+	Sent            []peer.HostTraffic `json:"sent_to"`
+
+	Reads *ReadsStatus `json:"reads,omitempty"` // nil: no --peer-rdma
+}
+
+// ReadsStatus are one-sided reads of other agents' memory.
+type ReadsStatus struct {
+	Protocol string `json:"protocol"`
+	State    string `json:"state"` // up, down
+	Up       bool   `json:"-" metric:"peer_reads_up"`
+	Error    string `json:"error,omitempty"` // why it is down
+	Blocks   uint64 `json:"blocks"`          // that came by them, each shard counted
+	Bytes    uint64 `json:"bytes"`
+	Failed   uint64 `json:"failed" metric:"peer_reads_failed_total"` // their blocks came in frames
+	Placed   uint64 `json:"placed"`                                  // shards of blocks that others read
+	Pinned   int64  `json:"pinned_bytes"`                            // for reads of others, now
+}
+
+// Status returns the state and the counters.
+func (p *Peers) Status() *PeersStatus {
+	c, s := &p.Client, &p.Server
+	out := &PeersStatus{
+		Address: p.Address, Blocks: c.Blocks, Bytes: c.Bytes, Ended: map[string]uint64{}, Failed: map[string]uint64{},
+		Fetched: c.Peers, Connections: s.Connections, Unauthenticated: s.Unauthenticated,
+		Subscriptions: s.Subscriptions, BlocksSent: s.Blocks, BytesSent: s.Bytes, Sent: s.Peers,
+	}
+	for end, n := range c.Done {
+		if name := peer.End(end).String(); name != "" {
+			out.Ended[name] = n
+		}
+	}
+	for reason, n := range c.Failed {
+		out.Failed[peer.Reason(reason).String()] = n
+	}
+	if p.Reads.Protocol != "" {
+		out.Reads = p.readsStatus()
+	}
+	return out
+}
+
+func (p *Peers) readsStatus() *ReadsStatus {
+	out := &ReadsStatus{
+		Protocol: p.Reads.Protocol, State: "up", Up: p.Reads.Reason == nil, Blocks: p.Client.Read,
+		Bytes: p.Client.ReadBytes, Failed: p.Client.ReadsFailed, Placed: p.Server.Placed, Pinned: p.Server.Pinned,
+	}
+	if p.Reads.Reason != nil {
+		out.State, out.Error = "down", p.Reads.Reason.Error()
+	}
+	return out
+}
+
+// bootstrapEngine is one engine in the answer to GET /query.
+type bootstrapEngine struct {
+	EngineID   string            `json:"engine_id"`
+	WorkerAddr map[string]string `json:"worker_addr"`
+}
+
+// bootstrap answers GET /query as the bootstrap server of vLLM's Mooncake connector does, for its
+// proxy: one engine as number 0, or the ranks of a data-parallel one. Of several engines the one
+// with most ranks is named, because the proxy sends requests to each number's rank; what it passes
+// on is the same for all: after the last @ of an engine_id, this agent's address for other agents.
+func (v *View) bootstrap() map[string]bootstrapEngine {
+	address, most := "", map[string]bootstrapEngine{}
+	if p := v.source.State().Peers; p != nil {
+		address = p.Address
+	}
+	engines := map[string]map[string]bootstrapEngine{}
+	for _, e := range v.source.Engines() {
+		if !e.Complete {
+			continue
+		}
+		name, rank := dataParallelRank(e.Instance)
+		ranks := engines[name]
+		if ranks == nil {
+			ranks = map[string]bootstrapEngine{}
+			engines[name] = ranks
+		}
+		ranks[rank] = bootstrapEngine{e.Instance + "@" + address, map[string]string{}}
+		if len(ranks) > len(most) {
+			most = ranks
+		}
+	}
+	return most
+}
+
+// dataParallelRank splits the name that vLLM gives to a rank of a data-parallel engine.
+func dataParallelRank(instance string) (name, rank string) {
+	if name, rank, ok := strings.Cut(instance, "_dp"); ok {
+		if _, err := strconv.ParseUint(rank, 10, 16); err == nil {
+			return name, rank
+		}
+	}
+	return instance, "0"
 }

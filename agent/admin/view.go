@@ -4,8 +4,16 @@
 package admin
 
 import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
 	"github.com/kvagent/kvagent/agent/events"
+	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
+	"github.com/kvagent/kvagent/agent/page"
+	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/pool"
 )
 
@@ -46,4 +54,100 @@ func NewView(s Source, m *Metrics) *View {
 	v := &View{source: s, metrics: m}
 	m.registry.MustRegister(&collector{v})
 	return v
+}
+
+// pageLookups is the number of look-ups that the page shows.
+const pageLookups = 20
+
+// pageSource returns the functions by which the page reads the agent.
+func (v *View) pageSource() page.Source {
+	source := page.Source{Sample: v.sample}
+	if world := v.source.Explain; world != nil {
+		source.Explain = func() (reasons, lookups any) {
+			r := world.Recent(pageLookups)
+			return totals{r.Since, r.Reasons}, r.Lookups
+		}
+	}
+	return source
+}
+
+// totals are why look-ups found no more, without naming one.
+type totals struct {
+	Since   time.Time        `json:"since"`
+	Reasons []history.Reason `json:"reasons"`
+}
+
+// sample returns a point of the charts, and the status without identities, which are long.
+func (v *View) sample() (page.Point, any) {
+	st := v.Status()
+	for i := range st.EngineList {
+		st.EngineList[i].Identity = nil
+	}
+	eviction := &st.Pool.Policy
+	p := page.Point{
+		Lookups: st.Lookups, TokensAsked: st.TokensAsked, TokensFound: st.TokensFound,
+		Blocks: eviction.Lookups, BlocksHit: eviction.Hits,
+		BlocksUnlimited: eviction.Hits + eviction.Beyond,
+		SlowestUS:       v.metrics.lookupRecent.take(),
+		Loaded:          st.BytesLoaded, Saved: st.BytesSaved, Engines: st.Engines,
+		Complete: st.EnginesComplete, Used: st.Pool.Used, Pinned: st.Pool.Pinned, Capacity: st.Pool.Capacity,
+		Tiers: [][2]uint64{},
+	}
+	if st.Tiers != nil {
+		for i := range st.Tiers.Tiers {
+			t := &st.Tiers.Tiers[i]
+			p.Tiers = append(p.Tiers, [2]uint64{t.BytesIn, t.BytesOut})
+		}
+	}
+	return p, &st
+}
+
+// MaxRecent bounds the look-ups in one answer of /explain.
+const MaxRecent = history.MaxLookups
+
+// Recent is the answer of /explain?last=N.
+type Recent struct {
+	history.Recent
+	Hints []hints.Receipt `json:"hints,omitempty"` // the last, the newest first
+}
+
+// LookupStatusName returns the name of a look-up's status, as metrics have it.
+func LookupStatusName(s ipc.LookupStatus) string {
+	if int(s) < len(lookupStatusNames) {
+		return lookupStatusNames[s]
+	}
+	return fmt.Sprint(int(s))
+}
+
+// explain serves GET /explain?request=ID, ?block=HASH and ?last=N.
+func (s *Server) explain(rw http.ResponseWriter, r *http.Request) {
+	world, query := s.view.source.Explain, r.URL.Query()
+	if world == nil {
+		http.Error(rw, "nothing is remembered", http.StatusNotFound)
+		return
+	}
+	var out any
+	var err error
+	switch {
+	case query.Has("request"):
+		out, err = world.Request(query.Get("request"))
+	case query.Has("block"):
+		out, err = world.Block(query.Get("block"))
+	case query.Has("last"):
+		var n int
+		if n, err = countIn("last", query.Get("last"), MaxRecent); err == nil {
+			hints := s.view.source.Hints.Receipts()
+			out = Recent{Recent: world.Recent(n), Hints: hints[:min(n, len(hints))]}
+		}
+	default:
+		err = errors.New("request, block, last: none is given, allowed: one of them")
+	}
+	switch {
+	case errors.Is(err, history.ErrUnknown):
+		http.Error(rw, err.Error(), http.StatusNotFound)
+	case err != nil:
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+	default:
+		writeJSON(rw, out)
+	}
 }

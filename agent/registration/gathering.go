@@ -3,7 +3,10 @@
 package registration
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
+	"math/bits"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -273,4 +276,76 @@ func CloseFDs(fds []int) {
 	for _, fd := range fds {
 		_ = unix.Close(fd) // nothing can be done about it, and nothing was written
 	}
+}
+
+// Stages are what a worker declared for its staged loads.
+type Stages struct {
+	stages *transfer.Stages
+	off    uint64 // of the words, in the sync region
+	count  uint32
+}
+
+// wordBytes is the size of the word that counts the stages of a load.
+const wordBytes = 8
+
+// MakeStages checks what a worker declares against the layouts of its shards. An error comes with
+// the name of the field.
+func MakeStages(m *ipc.Stages, layouts []transfer.Held) (s *Stages, field string, err error) {
+	if m.Off%wordBytes != 0 {
+		return nil, "off", fmt.Errorf("%d, allowed is a multiple of %d", m.Off, wordBytes)
+	}
+	list := make([]uint16, len(m.List)/2)
+	for i := range list {
+		list[i] = binary.LittleEndian.Uint16(m.List[2*i:])
+	}
+	made, err := transfer.MakeStages(layouts, list)
+	return &Stages{made, m.Off, m.Count}, "stages", err
+}
+
+// Load returns how a load that counts in a word is staged, or nil if there is no such word. Without
+// stages there is none.
+func (s *Stages) Load(word uint32) *transfer.Staged {
+	if s == nil || word >= s.count {
+		return nil
+	}
+	return &transfer.Staged{Stages: s.stages, Word: s.off + wordBytes*uint64(word)}
+}
+
+// WholeBlocks returns how many bytes whole blocks may have, so that the shards held of them have at
+// most this many, whichever groups they are of. sizes are the bytes of one block, by shard, then
+// group. It is at least 1.
+func WholeBlocks(bytes int64, sizes [][]uint32, held []uint32) int64 {
+	least := int64(math.MaxInt64)
+	for g := range sizes[0] {
+		var whole, part uint64
+		for shard := range sizes {
+			whole += uint64(sizes[shard][g])
+		}
+		for _, shard := range held {
+			part += uint64(sizes[shard][g])
+		}
+		hi, lo := bits.Mul64(uint64(bytes), whole)
+		if hi >= part {
+			continue // more than any pool has
+		}
+		all, _ := bits.Div64(hi, lo, part)
+		least = min(least, int64(min(all, math.MaxInt64)))
+	}
+	return max(least, 1)
+}
+
+// LargestBlock returns the bytes that a worker holds of one block, of the group where these are the
+// most. sizes are those of its shards, by group.
+func LargestBlock(sizes [][]uint32) (most int64) {
+	if len(sizes) == 0 {
+		return 0
+	}
+	for g := range sizes[0] {
+		var sum int64
+		for shard := range sizes {
+			sum += int64(sizes[shard][g])
+		}
+		most = max(most, sum)
+	}
+	return most
 }

@@ -4,7 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 
 	"github.com/kvagent/kvagent/agent/admin"
 	"github.com/kvagent/kvagent/agent/adminclient"
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/settings"
 )
 
@@ -121,4 +125,149 @@ func printTierRemoved(out io.Writer, r *admin.CacheTierRemoved, asJSON bool) err
 	_, err := fmt.Fprintf(out, "%s %s shards of %s from %s%s\n", did, settings.Thousands(int(r.Shards)),
 		settings.HumanSize(r.Bytes), r.Tier, cut)
 	return err
+}
+
+const cacheStatHelp = `Stat shows how full memory and each tier are, and what they served since the agent started.
+With --space, --model or --tenant it shows how much memory and each tier hold of the picked spaces; tiers are read for
+that, at most 5 seconds each.`
+
+func cacheStatCommand() *cobra.Command {
+	s := &cacheSettings{}
+	cmd := cacheBase(s, "stat", "Show how full memory and tiers are, and what they served", cacheStatHelp, statCache)
+	s.addFilter(cmd)
+	s.addTier(cmd, "only this tier; memory is the pool")
+	return cmd
+}
+
+func statCache(cmd *cobra.Command, s *cacheSettings) error {
+	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
+	if err != nil {
+		return err
+	}
+	var st admin.CacheStatus
+	if err := json.Unmarshal(body, &st); err != nil {
+		return fmt.Errorf("cache stat: %w", err)
+	}
+	if err := pickTier(&st, s.tier); err != nil {
+		return err
+	}
+	switch out := cmd.OutOrStdout(); {
+	case len(s.filter()) > 0:
+		return printHeld(out, heldOf(cmd, s, &st), s.asJSON)
+	case s.asJSON:
+		return json.NewEncoder(out).Encode(&st)
+	default:
+		return printStat(out, s, &st)
+	}
+}
+
+// pickTier keeps one tier of an agent's answer. Memory is always kept, and its name keeps no tier.
+// The empty name keeps all.
+func pickTier(st *admin.CacheStatus, name string) error {
+	names := []string{memoryTier}
+	for i := range st.Tiers {
+		names = append(names, st.Tiers[i].Name)
+	}
+	if name == "" {
+		return nil
+	}
+	if !slices.Contains(names, name) {
+		return settings.Invalid(fmt.Errorf("tier: %q, allowed: %s", name, strings.Join(names, ", ")))
+	}
+	st.Tiers = slices.DeleteFunc(st.Tiers, func(t pool.TierStatus) bool { return t.Name != name })
+	return nil
+}
+
+func printStat(out io.Writer, s *cacheSettings, st *admin.CacheStatus) error {
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "TIER\tSTATE\tUSED\tOF\tITEMS\tREAD\tNOT THERE\tWRITTEN\tNOT WRITTEN\tDAMAGED\tREAD RATE")
+	if s.tier == "" || s.tier == memoryTier {
+		fmt.Fprintf(t, "memory\tup\t%s\t%s\t%s\t\t\t\t\t\t\n", settings.HumanSize(st.Pool.Used),
+			settings.HumanSize(st.Pool.Capacity), settings.Thousands(int(st.Pool.Entries)))
+	}
+	for i := range st.Tiers {
+		r := &st.Tiers[i]
+		of := "not known"
+		if r.Usage.Capacity > 0 {
+			of = settings.HumanSize(r.Usage.Capacity)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s/s\n", r.Name, tierState(r),
+			settings.HumanSize(r.Usage.Bytes), of, settings.Thousands(int(r.Usage.Items)),
+			settings.Thousands(int(r.Hits)), settings.Thousands(int(r.Misses)), settings.Thousands(int(r.Stored)),
+			settings.Thousands(int(r.Dropped+r.Full+r.Lost)), settings.Thousands(int(r.Corrupt)),
+			settings.HumanSize(int64(r.Rate)))
+	}
+	return t.Flush()
+}
+
+// heldTier is the contents of memory, which counts blocks, or of a tier, which counts shards, of
+// some spaces.
+type heldTier struct {
+	Tier     string `json:"tier"`
+	Blocks   int64  `json:"blocks"` // -1: not counted
+	Shards   int64  `json:"shards"` // -1: not counted
+	Bytes    int64  `json:"bytes"`  // -1: not counted
+	Complete bool   `json:"complete"`
+	Error    string `json:"error,omitempty"` // why it is not known
+}
+
+// heldOf asks memory and each tier for their contents of the spaces that a filter picks.
+func heldOf(cmd *cobra.Command, s *cacheSettings, st *admin.CacheStatus) (all []heldTier) {
+	if s.tier == "" || s.tier == memoryTier {
+		memory := heldTier{Tier: memoryTier, Shards: -1, Bytes: -1, Complete: true}
+		for i := range st.Spaces {
+			memory.Blocks += max(st.Spaces[i].Blocks, 0)
+		}
+		all = append(all, memory)
+	}
+	for i := range st.Tiers {
+		all = append(all, heldBy(cmd, s, st.Tiers[i].Name))
+	}
+	return all
+}
+
+func heldBy(cmd *cobra.Command, s *cacheSettings, tier string) heldTier {
+	q := s.filter()
+	q.Set("tier", tier)
+	held, err := askTier(cmd, s, q)
+	if err != nil {
+		return heldTier{Tier: tier, Blocks: -1, Shards: -1, Bytes: -1, Error: err.Error()}
+	}
+	out := heldTier{Tier: tier, Blocks: -1, Complete: held.Complete}
+	for i := range held.Spaces {
+		out.Shards += held.Spaces[i].Shards
+		out.Bytes += held.Spaces[i].Bytes
+	}
+	return out
+}
+
+func askTier(cmd *cobra.Command, s *cacheSettings, q url.Values) (held admin.CacheTier, err error) {
+	body, err := tierAdmin(s).Get(cmd.Context(), "/cache/tier?"+q.Encode())
+	if err != nil {
+		return held, err
+	}
+	return held, json.Unmarshal(body, &held)
+}
+
+func printHeld(out io.Writer, all []heldTier, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(out).Encode(map[string]any{"held": all})
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "TIER\tBLOCKS\tSHARDS\tBYTES")
+	for i := range all {
+		h := &all[i]
+		switch {
+		case h.Error != "":
+			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, h.Error)
+		case h.Shards < 0:
+			fmt.Fprintf(t, "%s\t%s\t\t\n", h.Tier, settings.Thousands(int(h.Blocks)))
+		case !h.Complete:
+			fmt.Fprintf(t, "%s\t\t%s and more\t%s\n", h.Tier, settings.Thousands(int(h.Shards)),
+				settings.HumanSize(h.Bytes))
+		default:
+			fmt.Fprintf(t, "%s\t\t%s\t%s\n", h.Tier, settings.Thousands(int(h.Shards)), settings.HumanSize(h.Bytes))
+		}
+	}
+	return t.Flush()
 }

@@ -1,6 +1,11 @@
 package host
 
 import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/kvagent/kvagent/crc32c"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pagefault"
@@ -104,3 +109,100 @@ func (s *stream) mapped(mem []byte, dir cudaipc.Direction, runs []cudaipc.Run, s
 	})
 	return sum, err
 }
+
+// Limits of one call of process_vm_readv or process_vm_writev.
+const (
+	remoteVectors = 1024      // IOV_MAX
+	remotePiece   = 256 << 10 // bytes: still in the second-level cache when a piece is summed
+)
+
+// piece is the transfer of one call.
+type piece struct {
+	local  []unix.Iovec
+	remote []unix.RemoteIovec
+	bytes  int
+}
+
+// remote moves runs between the peer's process and the arena, one piece at a time, and sums them.
+// It is the fallback for memory without a descriptor, and half as fast as a mapped region: a
+// profile shows three fifths in the kernel's copy, one fifth in pinning pages and one in the
+// separate pass of the sum. Larger calls save none of these.
+func (s *stream) remote(r *cudaipc.Opened, dir cudaipc.Direction, runs []cudaipc.Run, sum uint32, sums bool) (uint32,
+	error) {
+	var v piece
+	for i := range runs {
+		run := &runs[i]
+		here := s.arena[run.ArenaOff : run.ArenaOff+int64(run.Len)]
+		addr := uintptr(r.Addr + run.RegionOff)
+		for len(here) > 0 {
+			n := min(len(here), remotePiece-v.bytes)
+			v.add(here[:n], addr)
+			here, addr = here[n:], addr+uintptr(n)
+			if v.full() {
+				var err error
+				if sum, err = s.flush(&v, dir, sum, sums); err != nil {
+					return sum, err
+				}
+			}
+		}
+	}
+	return s.flush(&v, dir, sum, sums)
+}
+
+func (v *piece) add(here []byte, addr uintptr) {
+	local := unix.Iovec{Base: &here[0]}
+	local.SetLen(len(here))
+	v.local = append(v.local, local)
+	v.remote = append(v.remote, unix.RemoteIovec{Base: addr, Len: len(here)})
+	v.bytes += len(here)
+}
+
+func (v *piece) full() bool { return v.bytes == remotePiece || len(v.remote) == remoteVectors }
+
+// flush makes one call. A short transfer is an error: the rest of the peer's range does not exist
+// (any more). The process id is valid while its pidfd reports a living process; bytes read around
+// its death are not trusted.
+func (s *stream) flush(v *piece, dir cudaipc.Direction, sum uint32, sums bool) (uint32, error) {
+	if v.bytes == 0 {
+		return sum, nil
+	}
+	p := s.peer
+	if p.Dead() {
+		return sum, cudaipc.ErrPeerDead
+	}
+	call := unix.ProcessVMReadv
+	if dir == cudaipc.Scatter {
+		call = unix.ProcessVMWritev
+	}
+	n, err := call(p.Pid, v.local, v.remote, 0)
+	if p.Dead() {
+		return sum, cudaipc.ErrPeerDead
+	}
+	if err != nil || n != v.bytes {
+		return sum, fmt.Errorf("%d of %d bytes moved to or from process %d: %w", max(n, 0), v.bytes, p.Pid, reason(err))
+	}
+	if sums {
+		if err := pagefault.Guard(s.arena, nil, func() { sum = v.sum(sum) }); err != nil {
+			return sum, err
+		}
+	}
+	v.local, v.remote, v.bytes = v.local[:0], v.remote[:0], 0
+	return sum, nil
+}
+
+// sum goes over the arena's side of a piece, for both directions.
+func (v *piece) sum(state uint32) uint32 {
+	for i := range v.local {
+		state = crc32c.Update(state, iovecBytes(&v.local[i]))
+	}
+	return state
+}
+
+func reason(err error) error {
+	if err == nil {
+		return unix.EFAULT // a partial transfer does not say why
+	}
+	return err
+}
+
+func iovecBytes(v *unix.Iovec) []byte { return unsafe.Slice(v.Base, int(v.Len)) }

@@ -74,3 +74,77 @@ func (m *Mover) Movers() []cudaipc.MoverState {
 	}
 	return []cudaipc.MoverState{s}
 }
+
+// A mover's end: supervise.go notices it or demands it, this file kills, reaps and reports it,
+// restarts.go decides when the next mover starts, and the agent ends the sessions of its peers.
+
+// lose kills the process; only the first reason counts. run does the rest once the process is
+// reaped.
+func (p *process) lose(reason cudaipc.LossReason, cause error) {
+	p.once.Do(func() {
+		p.reason, p.cause = reason, cause
+		close(p.ending)
+		if child := p.cmd.Process; child != nil {
+			_ = p.m.opts.Kill(child) // fails only if the process has ended
+		}
+	})
+}
+
+// disconnect handles a closed socket. If the process has exited it is about to be reaped, and its
+// exit status says more; otherwise it is killed.
+func (p *process) disconnect(cause error) {
+	if !disconnected(cause) || !closesWithin(p.ending, hangUpWait) {
+		p.lose(cudaipc.LostCrash, cause)
+	}
+}
+
+// hangUpWait is how long a process may take to be reaped after it closed its socket.
+const hangUpWait = 100 * time.Millisecond
+
+// err returns why the process ended. It may be called once ending is closed.
+func (p *process) err() error {
+	return &cudaipc.LostError{Mover: p.m.opts.Name, Reason: p.reason, Cause: p.cause}
+}
+
+// end ends the work of a process that is reaped. Messages that were received before count;
+// everything else has failed.
+func (p *process) end() {
+	_ = p.conn.conn.SetReadDeadline(time.Now().Add(endWait)) // its other end is closed: read has no more to wait for
+	p.joined.Wait()
+	p.conn.close()
+	lost := p.m.remove(p)
+	p.calls.fail(p.err())
+	if p.m.watch != nil && !p.quitting.Load() {
+		for _, id := range lost {
+			p.m.watch(id, p.err())
+		}
+	}
+	close(p.ended)
+}
+
+// remove deletes a process, ends its copies and returns the peers that are lost with it.
+func (m *Mover) remove(proc *process) (lost []cudaipc.PeerID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	proc.over = true
+	if m.mu.process == proc {
+		m.mu.process = nil
+	}
+	if !proc.quitting.Load() {
+		m.mu.history.loss(proc, &m.opts.Limits)
+	}
+	for id, p := range m.mu.peers {
+		if p.process == proc && !p.opening {
+			p.lost = proc.err()
+			if !p.closing {
+				lost = append(lost, id)
+			}
+		}
+	}
+	for _, c := range m.mu.tickets.Open {
+		if c.of.process == proc && !c.ended {
+			c.endLocked(allBad(&cudaipc.Copy{Sum: c.sum, Blocks: make([]cudaipc.Block, c.blocks)}, proc.err()))
+		}
+	}
+	return lost
+}

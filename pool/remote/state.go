@@ -5,8 +5,10 @@ package remote
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -84,4 +86,53 @@ func (c *Condition) SetIf(still func() bool, to State, reason error) {
 	if sets && from != to && c.onState != nil {
 		c.onState(from, to, reason)
 	}
+}
+
+// Stock counts what a node stored, less what it deleted, in a store that does not report its
+// contents. It is never negative, although other nodes delete too. Its methods may run
+// concurrently.
+type Stock struct {
+	mu   sync.Mutex
+	have pool.Usage
+}
+
+// Add adds items and their bytes; negative numbers are deletions.
+func (s *Stock) Add(items, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.have.Items = max(s.have.Items+items, 0)
+	s.have.Bytes = max(s.have.Bytes+bytes, 0)
+}
+
+// Usage returns the counts.
+func (s *Stock) Usage() pool.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.have
+}
+
+// Valid reports whether a key can be stored.
+func Valid(k *pool.Key) bool { return k.Hash.Len >= 1 && k.Hash.Len <= pool.MaxHashLen }
+
+// Name returns the name of a key's value: a prefix and the key's text.
+func Name(prefix string, k *pool.Key) string {
+	b := make([]byte, 0, len(prefix)+pool.MaxKeyText)
+	return string(k.AppendText(append(b, prefix...)))
+}
+
+// Default sets an option that is zero to its default.
+func Default[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Between returns nil for an option in its range, otherwise an error that names the store, the
+// option and the range.
+func Between[T int | int64 | time.Duration](store, name string, v, low, high T) error {
+	if v < low || v > high {
+		return fmt.Errorf("%s: %s is %v, allowed: %v to %v", store, name, v, low, high)
+	}
+	return nil
 }

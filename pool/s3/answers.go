@@ -2,12 +2,19 @@ package s3
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net"
 	"net/http"
+	"sync"
+	"sync/atomic"
 
+	"github.com/minio/minio-go/v7"
+
+	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/remote"
 )
 
@@ -70,4 +77,99 @@ func (a *answer) Read(p []byte) (n int, err error) {
 		return 0, fmt.Errorf("s3: %w: it is longer", remote.ErrAnswer)
 	}
 	return n, err
+}
+
+// errDamaged is wrapped by the error for an object that is not what was stored.
+var errDamaged = errors.New("damaged")
+
+// Get implements pool.Store. An item that the service did not return is Missing.
+func (s *Store) Get(ctx context.Context, items []pool.Item) error {
+	return s.each(ctx, len(items), func(i int) error {
+		it := &items[i]
+		it.Status = pool.Missing
+		if !remote.Valid(&it.Key) {
+			it.Status = pool.Invalid
+			return nil
+		}
+		err := s.get(ctx, it)
+		if errors.Is(err, errDamaged) {
+			it.Status = pool.Corrupt
+			s.count[countCorrupt].Add(1)
+			_ = s.remove(ctx, &it.Key) // so that it can be stored again; a failure does not change the status
+			return nil
+		}
+		switch s.judgeRead(ctx, err) {
+		case done:
+			it.Status = pool.OK
+		case silence:
+			return err
+		}
+		return nil
+	})
+}
+
+// get reads an object: its beginning, and then all other ranges, rangesAtOnce concurrently.
+func (s *Store) get(ctx context.Context, it *pool.Item) error {
+	header := make([]byte, pool.ValueHeader)
+	first := min(len(it.Data), s.o.RangeBytes)
+	if err := s.read(ctx, it, header, 0, first); err != nil {
+		return err
+	}
+	if err := s.readRest(ctx, it, first); err != nil {
+		return err
+	}
+	if err := pool.CheckValue(header, &it.Key, it.Data); err != nil {
+		return fmt.Errorf("%w: %w", errDamaged, err)
+	}
+	return nil
+}
+
+// rangesAtOnce is how many ranges of one object are read concurrently.
+const rangesAtOnce = 4
+
+func (s *Store) readRest(ctx context.Context, it *pool.Item, from int) error {
+	ranges := (len(it.Data) - from + s.o.RangeBytes - 1) / s.o.RangeBytes
+	errs := make([]error, ranges)
+	var group sync.WaitGroup
+	var next atomic.Int64
+	for range min(ranges, rangesAtOnce) {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < ranges; i = int(next.Add(1)) - 1 {
+				begin := from + i*s.o.RangeBytes
+				errs[i] = s.read(ctx, it, nil, begin, min(begin+s.o.RangeBytes, len(it.Data)))
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// read reads bytes from to to-1 of the data, and the header before it if header is not nil.
+func (s *Store) read(ctx context.Context, it *pool.Item, header []byte, from, to int) error {
+	var o minio.GetObjectOptions
+	begin := int64(from + pool.ValueHeader - len(header))
+	if err := o.SetRange(begin, int64(to+pool.ValueHeader-1)); err != nil {
+		return err
+	}
+	r, info, _, err := s.core.GetObject(ctx, s.o.Bucket, s.name(&it.Key), o)
+	if minio.ToErrorResponse(err).StatusCode == http.StatusRequestedRangeNotSatisfiable {
+		return fmt.Errorf("%w: shorter than %d bytes", errDamaged, begin)
+	}
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if want := int64(to + pool.ValueHeader); header != nil && info.Size != want-begin {
+		return fmt.Errorf("%w: %d bytes of the first %d", errDamaged, info.Size, want)
+	}
+	if _, err := io.ReadFull(r, header); err != nil {
+		return err
+	}
+	if header != nil {
+		if err := pool.CheckValueHeader(header, &it.Key, len(it.Data)); err != nil {
+			return fmt.Errorf("%w: %w", errDamaged, err)
+		}
+	}
+	_, err = io.ReadFull(r, it.Data[from:to])
+	return err
 }

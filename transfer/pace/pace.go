@@ -4,6 +4,8 @@ package pace
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -296,4 +298,114 @@ func (p *Pacer) copiesLocked(u Urgency) *spans {
 		return &p.mu.copies[1]
 	}
 	return &p.mu.copies[0]
+}
+
+const (
+	maxSpans = 1024                 // that are kept
+	spanGap  = 2 * time.Millisecond // a shorter pause between copies counts as copying
+)
+
+// spans are the times in which copies ran, the newest last. Copies that overlap, or follow each
+// other closely, are one span.
+type spans struct {
+	running int
+	since   time.Time // if running
+	ended   []span
+	lost    time.Time // what was before is not known any more
+}
+
+type span struct{ begin, end time.Time }
+
+func (s *spans) begin(now time.Time) {
+	if s.running++; s.running > 1 {
+		return
+	}
+	s.since = now
+	if n := len(s.ended); n > 0 && now.Sub(s.ended[n-1].end) < spanGap {
+		s.since = s.ended[n-1].begin
+		s.ended = s.ended[:n-1]
+	}
+}
+
+func (s *spans) end(now time.Time) {
+	if s.running--; s.running > 0 {
+		return
+	}
+	if len(s.ended) == 2*maxSpans {
+		s.lost = s.ended[maxSpans-1].end
+		s.ended = append(s.ended[:0], s.ended[maxSpans:]...)
+	}
+	s.ended = append(s.ended, span{s.since, now})
+}
+
+// overlap reports whether copies ran between begin and end. Of a time that is no longer known it
+// reports true.
+func (s *spans) overlap(begin, end time.Time) bool {
+	if begin.Before(s.lost) || s.running > 0 && s.since.Before(end) {
+		return true
+	}
+	for i := len(s.ended) - 1; i >= 0 && s.ended[i].end.After(begin); i-- {
+		if s.ended[i].begin.Before(end) {
+			return true
+		}
+	}
+	return false
+}
+
+// CPU is the name of the CPUs among the devices.
+const CPU = "cpu"
+
+// Devices are the pacers of a node: copies on one GPU do not slow the engines of another.
+type Devices struct {
+	setting int64
+
+	mu struct {
+		sync.Mutex
+		ended bool
+		all   map[string]*Pacer // by the device's name
+	}
+}
+
+// NewDevices makes the pacers of a node, of which that of the CPUs exists.
+func NewDevices(setting int64, cpu *Pacer) *Devices {
+	d := &Devices{setting: setting}
+	d.mu.all = map[string]*Pacer{CPU: cpu}
+	return d
+}
+
+// Of returns the pacer of a device.
+func (d *Devices) Of(device string) *Pacer {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p := d.mu.all[device]
+	if p == nil {
+		p = New(d.setting, nil)
+		d.mu.all[device] = p
+		if d.mu.ended {
+			p.End()
+		}
+	}
+	return p
+}
+
+// End lifts all limits for good.
+func (d *Devices) End() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mu.ended = true
+	for _, p := range d.mu.all {
+		p.End()
+	}
+}
+
+// Report returns the state of each device's pacer, by name.
+func (d *Devices) Report() (out []Report) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, device := range slices.Sorted(maps.Keys(d.mu.all)) {
+		r := d.mu.all[device].Report()
+		r.Device = device
+		out = append(out, r)
+	}
+	return out
 }

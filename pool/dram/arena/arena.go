@@ -3,9 +3,17 @@
 package arena
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -114,4 +122,189 @@ func (a *Arena) Close() error {
 		err = errors.Join(err, unix.Close(a.fd))
 	}
 	return err
+}
+
+// maxNode is the last NUMA node of Linux.
+const maxNode = 1023
+
+// Modes of mbind in linux/mempolicy.h. In both, pages come from other nodes when these are full.
+const (
+	mpolPreferred  = 1
+	mpolInterleave = 3
+)
+
+// Place sets the preferred NUMA nodes of an arena's pages, interleaved if there are several. The
+// policy belongs to the file: it applies to any process that first touches a page, and not to
+// existing pages. Place returns its result as text; where the kernel or the container refuses,
+// access is only slower.
+func (a *Arena) Place(nodes []int) string {
+	if len(nodes) == 0 {
+		return ""
+	}
+	if err := bindPages(a.raw, nodes); err != nil {
+		return fmt.Sprintf("not on %s first: %v", nameNodes(nodes), err)
+	}
+	return nameNodes(nodes) + " first"
+}
+
+func bindPages(mem []byte, nodes []int) error {
+	var mask [(maxNode + 1) / 64]uint64
+	for _, n := range nodes {
+		if n < 0 || n > maxNode {
+			return fmt.Errorf("node %d is not within 0 and %d", n, maxNode)
+		}
+		mask[n/64] |= 1 << (n % 64)
+	}
+	mode := uintptr(mpolPreferred)
+	if len(nodes) > 1 {
+		mode = mpolInterleave
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)), mode,
+		uintptr(unsafe.Pointer(&mask)), maxNode+2, 0)
+	if errno != 0 {
+		return fmt.Errorf("mbind: %w", errno)
+	}
+	return nil
+}
+
+func nameNodes(nodes []int) string {
+	if len(nodes) == 1 {
+		return fmt.Sprintf("NUMA node %d", nodes[0])
+	}
+	return fmt.Sprintf("NUMA nodes %v in turn", slices.Sorted(slices.Values(nodes)))
+}
+
+// populatePiece is populated in one call, which bounds how long Close waits.
+const populatePiece = 64 << 20
+
+// populating allocates an arena's (zeroed) pages in the background. The goroutine is the arena's;
+// StopPopulating waits for it.
+type populating struct {
+	stop atomic.Bool
+	done sync.WaitGroup
+	err  error // valid when done
+}
+
+// Populate begins to allocate the arena's pages. Where a page cannot be had, it calls probe, which
+// touches the pages of a range one by one, retires the bad ones and returns their number.
+func (a *Arena) Populate(probe func(from, to int64) (bad int)) {
+	left, base, p := MaxBadPages, a.base, &a.populating
+	p.done.Go(func() {
+		for off := 0; off < len(base) && !p.stop.Load(); off += populatePiece {
+			to := min(off+populatePiece, len(base))
+			err := populate(base[off:to])
+			if errors.Is(err, unix.EHWPOISON) || errors.Is(err, unix.EFAULT) {
+				if bad := probe(int64(off), int64(to)); bad <= left {
+					left, err = left-bad, nil
+				}
+			}
+			if err != nil {
+				p.err = fmt.Errorf("dram: populate at %d of %d bytes: %w", off, len(base), err)
+				return
+			}
+			a.ready.Store(int64(to))
+		}
+	})
+}
+
+// populate faults pages in for writing without changing a byte: slots may be in use meanwhile.
+func populate(b []byte) error {
+	for {
+		switch err := unix.Madvise(b, unix.MADV_POPULATE_WRITE); {
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		case errors.Is(err, unix.EINVAL): // before Linux 5.14: pages are allocated on first access
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// Populated waits until populating has ended, and returns why it ended early.
+func (a *Arena) Populated() error {
+	a.populating.done.Wait()
+	return a.populating.err
+}
+
+// StopPopulating ends populating.
+func (a *Arena) StopPopulating() {
+	a.populating.stop.Store(true)
+	a.populating.done.Wait()
+}
+
+// Ready returns how many bytes are populated.
+func (a *Arena) Ready() int64 { return a.ready.Load() }
+
+// shmemHuge is the kernel's setting of transparent huge pages for files in memory; the word in
+// brackets is active.
+const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+
+// MakeHuge asks for transparent huge pages, and returns why the arena gets none; empty: it may, or
+// it has reserved ones.
+func (a *Arena) MakeHuge() string {
+	if a.pageBytes == HugePageBytes {
+		return ""
+	}
+	return a.askTransparent(shmemHuge)
+}
+
+// askTransparent asks for transparent huge pages if the arena's own are small, and returns why it
+// gets none; empty: it may.
+func (a *Arena) askTransparent(setting string) string {
+	if err := unix.Madvise(a.raw, unix.MADV_HUGEPAGE); err != nil {
+		return fmt.Sprintf("madvise: %v", err)
+	}
+	text, err := os.ReadFile(setting)
+	if err != nil {
+		return "this kernel has none"
+	}
+	if strings.Contains(string(text), "[never]") || strings.Contains(string(text), "[deny]") {
+		return fmt.Sprintf("%s is %s", setting, strings.TrimSpace(string(text)))
+	}
+	return ""
+}
+
+// OnHuge returns how much of the arena lies on huge pages now, as the kernel reports: all of it if
+// they were reserved, else what the kernel merged by itself. It takes milliseconds for each 10 GiB.
+func (a *Arena) OnHuge() (int64, error) {
+	if a.pageBytes == HugePageBytes {
+		return a.ready.Load(), nil
+	}
+	return mappedHuge(a.raw)
+}
+
+// mappedHuge returns how many bytes of mem this process maps by huge pages.
+func mappedHuge(mem []byte) (int64, error) {
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	from := uint64(uintptr(unsafe.Pointer(&mem[0])))
+	return sumHuge(f, from, from+uint64(len(mem)))
+}
+
+// sumHuge reads from a process's mappings (proc_pid_smaps(5)) how many bytes between two addresses
+// are on huge pages of files.
+func sumHuge(smaps io.Reader, from, to uint64) (total int64, err error) {
+	within := false
+	lines := bufio.NewScanner(smaps)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 2 {
+			continue
+		}
+		if low, high, ok := strings.Cut(fields[0], "-"); ok {
+			begin, err := strconv.ParseUint(low, 16, 64)
+			end, wrong := strconv.ParseUint(high, 16, 64)
+			within = err == nil && wrong == nil && begin >= from && end <= to
+		} else if within && (fields[0] == "ShmemPmdMapped:" || fields[0] == "FilePmdMapped:") {
+			kib, err := strconv.ParseInt(fields[1], 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("smaps: %q: %w", lines.Text(), err)
+			}
+			total += kib << 10
+		}
+	}
+	return total, lines.Err()
 }
