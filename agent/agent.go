@@ -11,10 +11,10 @@
 //	heldLoads.mu        a held load is handed to its worker, or reported
 //	registry.mu         a seat changes; the pool is called; space.resetting is only tried
 //	events' locks       under which the pool's and an outbox's are taken
-//	running.Table.mu, outbox.Queue.mu, lease.Ledger.mu, running.Counter.mu, share.Mappings.mu,
+//	jobTable.mu, outbox.mu, lease.Ledger.mu, jobCounter.mu, share.Mappings.mu,
 //	a worker's, the pool's, delivery.Table's
 //
-// switches.mu is taken before sessions.mu and outbox.Queue.mu, and while no other lock is held. A
+// switches.mu is taken before sessions.mu and outbox.mu, and while no other lock is held. A
 // worker's completion, a look-up other than a reset, and the pool's pressure call (made without the
 // pool's lock) take only locks of the last line. No lock is held during a write to a peer.
 package agent
@@ -35,7 +35,6 @@ import (
 	"github.com/kvagent/kvagent/agent/lease"
 	"github.com/kvagent/kvagent/agent/raise"
 	"github.com/kvagent/kvagent/agent/ready"
-	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/agent/share"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/cudaipc"
@@ -63,7 +62,7 @@ type Agent struct {
 	switches *switches
 	epochs   *epochs
 	workers  *workers
-	inflight *running.Counter
+	inflight *jobCounter
 	watchdog *watchdog
 	memory   *memory
 
@@ -93,7 +92,7 @@ func New(cfg Config, p pool.Memory, device cudaipc.Device, log *zap.Logger) (*Ag
 	a := &Agent{
 		cfg: cfg, pool: p, device: device, log: log, since: time.Now(),
 		metrics:  admin.NewMetrics(endReasons[:], panicPlaces[:]),
-		switches: newSwitches(), inflight: &running.Counter{}, stop: make(chan struct{}),
+		switches: newSwitches(), inflight: &jobCounter{}, stop: make(chan struct{}),
 	}
 	a.tiers, _ = p.(pool.Tiers)
 	a.ledger = lease.New(max(capacity/4*3, cfg.LeaseBytes), p.Unpin, a.tiers) // saves find room in the rest

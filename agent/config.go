@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"time"
@@ -10,7 +11,6 @@ import (
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/socketdir"
-	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/transfer"
 	"github.com/kvagent/kvagent/transfer/pace"
 )
@@ -115,48 +115,17 @@ func (c *Config) validate() error {
 		c.CPUPacer = pace.New(c.Pace, nil)
 	}
 	c.Limits.fill()
-	return c.Limits.validate()
+	return nil
 }
 
 // fill sets each limit that is zero to its default.
 func (l *Limits) fill() {
-	d := DefaultLimits
-	for _, p := range []struct {
-		v *int
-		d int
-	}{{&l.Sessions, d.Sessions}, {&l.Engines, d.Engines}, {&l.Spaces, d.Spaces}, {&l.Sockets, d.Sockets},
-		{&l.Outbox, d.Outbox}} {
-		if *p.v == 0 {
-			*p.v = p.d
-		}
-	}
-	for _, p := range []struct {
-		v *time.Duration
-		d time.Duration
-	}{
-		{&l.Parts, d.Parts}, {&l.Predecessor, d.Predecessor}, {&l.Stuck, d.Stuck}, {&l.Watch, d.Watch},
-		{&l.Handler, d.Handler}, {&l.AskWait, d.AskWait},
-	} {
-		if *p.v == 0 {
-			*p.v = p.d
-		}
-	}
-	if l.Transfer == (transfer.Limits{}) {
-		l.Transfer = d.Transfer
-	}
-}
-
-func (l *Limits) validate() error {
-	switch {
-	case l.Sessions < 1 || l.Engines < 1 || l.Sockets < 1:
-		return fmt.Errorf("limits: sessions %d, engines %d, sockets %d, allowed: 1 or more", l.Sessions, l.Engines,
-			l.Sockets)
-	case l.Spaces < 1 || l.Spaces > pool.MaxSpaces:
-		return fmt.Errorf("limits: spaces %d, allowed: 1 to %d", l.Spaces, pool.MaxSpaces)
-	case l.Outbox < 16:
-		return fmt.Errorf("limits: outbox %d, allowed: 16 or more", l.Outbox)
-	case l.Stuck < l.Watch:
-		return fmt.Errorf("limits: stuck %v, allowed: %v (watch) or more", l.Stuck, l.Watch)
-	}
-	return nil
+	d := &DefaultLimits
+	l.Sessions, l.Engines = cmp.Or(l.Sessions, d.Sessions), cmp.Or(l.Engines, d.Engines)
+	l.Spaces, l.Sockets = cmp.Or(l.Spaces, d.Spaces), cmp.Or(l.Sockets, d.Sockets)
+	l.Outbox = cmp.Or(l.Outbox, d.Outbox)
+	l.Parts, l.Predecessor = cmp.Or(l.Parts, d.Parts), cmp.Or(l.Predecessor, d.Predecessor)
+	l.Stuck, l.Watch = cmp.Or(l.Stuck, d.Stuck), cmp.Or(l.Watch, d.Watch)
+	l.Handler, l.AskWait = cmp.Or(l.Handler, d.Handler), cmp.Or(l.AskWait, d.AskWait)
+	l.Transfer = cmp.Or(l.Transfer, d.Transfer)
 }

@@ -43,7 +43,7 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	if !b.add(h, s.owner.limits.Transfer.Queue) {
 		return false, true
 	}
-	s.owner.inflight.Add()
+	s.owner.inflight.add()
 
 	at := &settling{}
 	forget := s.owner.ledger.Settle(st.engine.acct, lease, func() {
@@ -53,7 +53,7 @@ func (s *session) hold(job *transfer.Job, sections []ipc.Section, lease uint64) 
 	})
 	if at.afterSettle() { // no promise was open: the caller continues with the load
 		if b.take(job.ID) != nil {
-			s.owner.inflight.Done()
+			s.owner.inflight.done()
 		}
 		return false, false
 	}
@@ -144,7 +144,7 @@ func (b *heldLoads) handOver(h *heldLoad) {
 		return
 	}
 	b.takeLocked(h.job.ID)
-	defer h.seat.session.owner.inflight.Done() // start counts it again
+	defer h.seat.session.owner.inflight.done() // start counts it again
 	if status := b.start(&h.job, h.sections); status != pool.OK {
 		h.report(status)
 	}
@@ -175,7 +175,7 @@ func (h *heldLoad) resume() {
 
 // cancel ends a load that was taken out of the table.
 func (h *heldLoad) cancel() {
-	defer h.seat.session.owner.inflight.Done()
+	defer h.seat.session.owner.inflight.done()
 	if h.forget != nil {
 		h.forget()
 	}

@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -62,7 +64,7 @@ func (s *session) submitLoad(job transfer.Job, sections []ipc.Section, lease uin
 	if s.owner.tiers == nil || lease == 0 || status != pool.OK {
 		return s.submit(job, sections, status)
 	}
-	if !s.jobs.Add(job.ID) {
+	if !s.jobs.add(job.ID) {
 		return usedTwice(job.ID)
 	}
 	held, full := s.hold(&job, sections, lease)
@@ -83,7 +85,7 @@ func usedTwice(job uint64) error {
 // submit hands a job to the session's worker. If status is not OK, or the worker does not take the
 // job, it reports the job with that status for all its blocks.
 func (s *session) submit(job transfer.Job, sections []ipc.Section, status pool.Status) error {
-	if !s.jobs.Add(job.ID) {
+	if !s.jobs.add(job.ID) {
 		return usedTwice(job.ID)
 	}
 	s.submitAdded(job, sections, status)
@@ -99,7 +101,7 @@ func (s *session) submitAdded(job transfer.Job, sections []ipc.Section, status p
 	if status == pool.OK {
 		return
 	}
-	s.jobs.Drop(job.ID)
+	s.jobs.drop(job.ID)
 	statuses := make([]pool.Status, blocks)
 	for i := range statuses {
 		statuses[i] = status
@@ -132,25 +134,25 @@ func (st *seat) start(job *transfer.Job, sections []ipc.Section) pool.Status {
 		return pool.Missing
 	}
 	job.Sections = convertSections(sections)
-	inflight.Add()
+	inflight.add()
 	switch err := w.Submit(*job); {
 	case err == nil:
 		return pool.OK
 	case errors.Is(err, transfer.ErrBusy):
-		inflight.Done()
+		inflight.done()
 		return pool.Busy
 	case errors.Is(err, transfer.ErrInvalid):
-		inflight.Done()
+		inflight.done()
 		return pool.Invalid
 	default:
-		inflight.Done()
+		inflight.done()
 		return transfer.Cancelled // the worker is being closed
 	}
 }
 
 // complete reports a finished job. The worker's threads call it; it does not block.
 func (s *session) complete(c transfer.Completion) {
-	defer s.owner.inflight.Done()
+	defer s.owner.inflight.done()
 	s.protect(panicCompletion, func() { s.report(c) })
 }
 
@@ -164,7 +166,7 @@ func (s *session) report(c transfer.Completion) {
 		s.refused(c.Sections, c.Status)
 		s.committed()
 	}
-	s.jobs.Finish(done(c.Job, c.Status), s.notify)
+	s.jobs.finish(done(c.Job, c.Status), s.notify)
 }
 
 // logTimes logs where a job's time went.
@@ -253,5 +255,117 @@ func (s *session) steps(m *ipc.Steps) {
 	}
 	if engine := st.steps.Load(); engine != nil {
 		engine.Steps(pace.ParseSteps(m.List, time.Now()))
+	}
+}
+
+// jobTable holds the running jobs of one session, so that no number is used twice at once, and how
+// many CANCELs wait for each: they are answered after the job's DONE.
+type jobTable struct {
+	mu   sync.Mutex
+	open map[uint64]int // by job: CANCELs to answer
+}
+
+// add enters a job. It returns false if its number is taken.
+func (t *jobTable) add(job uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, twice := t.open[job]; twice {
+		return false
+	}
+	if t.open == nil {
+		t.open = make(map[uint64]int)
+	}
+	t.open[job] = 0
+	return true
+}
+
+// cancel notes that a CANCEL waits for the job. It returns false if the job does not run.
+func (t *jobTable) cancel(job uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, runs := t.open[job]; !runs {
+		return false
+	}
+	t.open[job]++
+	return true
+}
+
+// finish ends a job: send is called with its DONE and then the answers to its CANCELs, in one step,
+// so that a concurrent CANCEL finds the job either running or reported.
+func (t *jobTable) finish(done *ipc.Done, send func(any)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	cancels := t.open[done.Job]
+	delete(t.open, done.Job)
+	send(done)
+	for range cancels {
+		send(&ipc.Cancelled{Job: done.Job})
+	}
+}
+
+// drop removes a job that was not accepted.
+func (t *jobTable) drop(job uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.open, job)
+}
+
+// count returns the number of jobs.
+func (t *jobTable) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.open)
+}
+
+// jobCounter counts the running jobs of all workers; a drain waits for it. Its methods may run
+// concurrently.
+type jobCounter struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // closed when n reaches 0; nil: not waited for
+}
+
+// add counts one more.
+func (c *jobCounter) add() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n++
+}
+
+// done counts one less.
+func (c *jobCounter) done() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.n--
+	if c.n == 0 && c.idle != nil {
+		close(c.idle)
+		c.idle = nil
+	}
+}
+
+// count returns how many run.
+func (c *jobCounter) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n
+}
+
+// wait returns when no job runs, or with the context's error.
+func (c *jobCounter) wait(ctx context.Context) error {
+	c.mu.Lock()
+	if c.n == 0 {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.idle == nil {
+		c.idle = make(chan struct{})
+	}
+	idle := c.idle
+	c.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }

@@ -72,9 +72,9 @@ func (a *Agent) Start() (err error) {
 func (a *Agent) Drain(ctx context.Context) error {
 	a.switches.drained.Store(true)
 	a.workers.pacers.End()
-	a.log.Info("draining", zap.Int("jobs", a.inflight.Count()))
-	if err := a.inflight.Wait(ctx); err != nil {
-		return fmt.Errorf("%d jobs still run: %w", a.inflight.Count(), err)
+	a.log.Info("draining", zap.Int("jobs", a.inflight.count()))
+	if err := a.inflight.wait(ctx); err != nil {
+		return fmt.Errorf("%d jobs still run: %w", a.inflight.count(), err)
 	}
 	return nil
 }

@@ -14,9 +14,6 @@ import (
 // The hot path: a look-up is answered in microseconds, without holding a lock across the index and
 // without allocating.
 
-// defaultDeadline applies to look-ups in the own form that name no deadline.
-const defaultDeadline = time.Millisecond
-
 // handle answers one request of a look-up socket, in any form. The socket's goroutine calls it.
 // start is the arrival time, so the tier waits of earlier look-ups count as part of this one's
 // wait.
@@ -132,7 +129,7 @@ func (k *lookupSock) find(req *ipc.LookupRequest, rules *lookup.Space, st *seat,
 		reply.Blocks = uint64(reply.Tokens / rules.Groups[0].BlockTokens) // of the simple form, which asks for group 0
 		return
 	}
-	late := k.metrics.CountTime(time.Since(start), deadlineOf(req))
+	late := k.metrics.CountTime(time.Since(start), req.Deadline())
 	if late {
 		k.refuseLate(st, reply)
 	}
@@ -233,13 +230,6 @@ func (k *lookupSock) reset(reply *ipc.LookupReply) {
 	if _, err := k.epochs.reset(sp, nil, "a look-up socket"); err == nil {
 		reply.Status = ipc.LookupHit
 	}
-}
-
-func deadlineOf(req *ipc.LookupRequest) time.Duration {
-	if req.DeadlineUS == 0 {
-		return defaultDeadline
-	}
-	return time.Duration(req.DeadlineUS) * time.Microsecond
 }
 
 // clampTokens limits a token count to the 32 bits of the rules; no prompt has more.

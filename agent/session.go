@@ -10,9 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/kvagent/kvagent/agent/outbox"
 	"github.com/kvagent/kvagent/agent/registration"
-	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/lookup"
@@ -28,8 +26,8 @@ type session struct {
 	number uint64
 	place  *connlimit.Place
 	pid    int
-	out    *outbox.Queue
-	jobs   running.Table
+	out    *outbox
+	jobs   jobTable
 
 	greeted  atomic.Bool          // HELLO was received: version and software are set
 	software string               // set before greeted
@@ -208,7 +206,7 @@ func (s *session) serve(msg any, fds []int) error {
 	case *ipc.Budget:
 		return s.setBudget(m)
 	case *ipc.BlockTokens, *ipc.NextEvents:
-		s.owner.events.Serve(s.number, s.rules(), msg, s.out.Depth(), s.notify)
+		s.owner.events.Serve(s.number, s.rules(), msg, s.out.depth(), s.notify)
 	case *ipc.Ping:
 		s.answer(&ipc.Pong{Req: m.Req})
 	default:
@@ -229,14 +227,14 @@ func (s *session) rules() *lookup.Space {
 // that as soon as it has the answer. Only the reader calls it.
 func (s *session) answer(m any) {
 	s.conn.Served()
-	s.out.Answer(m, s.ending)
+	s.out.answer(m, s.ending)
 }
 
 // notify queues an unsolicited message. A peer whose outbox is full counts as dead.
 func (s *session) notify(m any) {
-	if !s.out.Push(m) {
+	if !s.out.push(m) {
 		s.terminate(endSlow, 0,
-			fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.Limit(), s.out.Limit()))
+			fmt.Errorf("the peer does not read: %d messages wait, allowed is %d", s.out.limit, s.out.limit))
 	}
 }
 
@@ -253,8 +251,8 @@ func (s *session) notifyGreeted(m any) {
 func (s *session) write() {
 	var batch []any
 	var broken, closed bool
-	for range s.out.Wake() {
-		batch, closed = s.out.Take(batch)
+	for range s.out.wake {
+		batch, closed = s.out.take(batch)
 		for _, m := range batch {
 			if !broken {
 				if err := s.conn.Send(m); err != nil {
@@ -262,7 +260,7 @@ func (s *session) write() {
 					s.lost(err)
 				}
 			}
-			s.out.Written()
+			s.out.written()
 		}
 		clear(batch)
 		if closed {
@@ -274,7 +272,7 @@ func (s *session) write() {
 // cancel serves CANCEL. A running job's DONE is sent when the worker has fenced it, and the answer
 // right after it. An unknown job has ended already or never existed, and is answered at once.
 func (s *session) cancel(m *ipc.Cancel) {
-	if !s.jobs.Cancel(m.Job) {
+	if !s.jobs.cancel(m.Job) {
 		s.answer(&ipc.Cancelled{Job: m.Job})
 		return
 	}
@@ -313,4 +311,85 @@ func (s *session) reset(m *ipc.Reset) {
 		return
 	}
 	s.answer(&ipc.ResetDone{Req: m.Req, Status: ipc.RegDone, Epoch: epoch})
+}
+
+// outbox is the bounded queue of messages to one session. The writer takes them in order.
+// Completions and notices never wait; an overflow means that the peer does not read. Answers to the
+// peer's own requests wait while the queue is more than half full, which slows down a peer that
+// asks faster than it reads, and leaves room for completions.
+type outbox struct {
+	limit int
+	wake  chan struct{} // cap 1: there is something to write, or the box is closed
+	room  chan struct{} // cap 1: less than half full again
+
+	mu      sync.Mutex
+	waiting []any
+	count   int // waiting and taken, but not written
+	closed  bool
+}
+
+func newOutbox(limit int) *outbox {
+	return &outbox{limit: limit, wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+}
+
+// push adds a message without waiting. It returns false if the queue is full or closed.
+func (o *outbox) push(m any) bool { return o.add(m, o.limit) }
+
+// answer adds a message once the queue is at most half full, or gives up when ending is closed.
+// Only the session's reader calls it.
+func (o *outbox) answer(m any, ending <-chan struct{}) bool {
+	for !o.add(m, o.limit/2) {
+		select {
+		case <-o.room:
+		case <-ending:
+			return false
+		}
+	}
+	return true
+}
+
+func (o *outbox) add(m any, limit int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed || o.count >= limit {
+		return false
+	}
+	o.waiting = append(o.waiting, m)
+	o.count++
+	signal(o.wake)
+	return true
+}
+
+// take exchanges the waiting messages for an empty batch, and reports whether the queue is closed.
+// Only the writer calls it.
+func (o *outbox) take(empty []any) (batch []any, closed bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	batch, o.waiting = o.waiting, empty[:0]
+	return batch, o.closed
+}
+
+// written subtracts one message from the count. Only the writer calls it.
+func (o *outbox) written() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.count--
+	if o.count < o.limit/2 {
+		signal(o.room)
+	}
+}
+
+// close ends the queue: waiting messages may still be written, further ones are refused.
+func (o *outbox) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closed = true
+	signal(o.wake)
+}
+
+// depth returns the number of messages that are not written.
+func (o *outbox) depth() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.count
 }

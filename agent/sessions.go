@@ -20,8 +20,6 @@ import (
 	"github.com/kvagent/kvagent/agent/hints"
 	"github.com/kvagent/kvagent/agent/history"
 	"github.com/kvagent/kvagent/agent/lease"
-	"github.com/kvagent/kvagent/agent/outbox"
-	"github.com/kvagent/kvagent/agent/running"
 	"github.com/kvagent/kvagent/connlimit"
 	"github.com/kvagent/kvagent/ipc"
 	"github.com/kvagent/kvagent/ipc/peercred"
@@ -45,7 +43,7 @@ type sessions struct {
 	epochs   *epochs
 	workers  *workers
 	memory   *memory
-	inflight *running.Counter
+	inflight *jobCounter
 	switches *switches
 	metrics  *admin.Metrics
 
@@ -100,7 +98,7 @@ func (all *sessions) refused(peer peercred.Cred, err error) {
 // admitConn starts a session, or ends it at once if there are too many.
 func (all *sessions) admitConn(conn *ipc.Conn) {
 	s := &session{
-		owner: all, conn: conn, pid: conn.Peer().Pid, out: outbox.New(all.limits.Outbox), ending: make(chan struct{}),
+		owner: all, conn: conn, pid: conn.Peer().Pid, out: newOutbox(all.limits.Outbox), ending: make(chan struct{}),
 	}
 	var err error
 	s.place, err = all.places.Enter(connlimit.User(conn.Peer().Uid, uint32(os.Geteuid())), func() {

@@ -40,7 +40,7 @@ func (a *Agent) state() admin.Status {
 	s := admin.Status{
 		Version: a.cfg.Version, Boot: hex.EncodeToString(a.boot[:]), Since: a.since,
 		Draining: a.switches.draining(), Switches: a.switches.state(),
-		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.Count(),
+		Sessions: len(a.sessions.list()), Regions: a.memory.mappings.Open(), Jobs: a.inflight.count(),
 		Stuck: len(a.watchdog.stuckWorkers()), PendingFDs: a.memory.pendingFDs.Load(), LeaseCap: a.cfg.LeaseBytes,
 		Sockets: a.sockets.names(), LookupFaults: lookupFaults(a.sockets.counters()), Pool: a.pool.Stats(),
 		Movers: a.movers(), Orphans: admin.Orphans{PIDs: []int{}},
@@ -116,7 +116,7 @@ func (st *seat) status() admin.WorkerStatus {
 	s := st.session
 	ws := admin.WorkerStatus{
 		Session: s.number, Role: "worker", Rank: st.rank, Shards: st.shards, PID: s.pid, Software: s.software,
-		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.Count(), Outbox: s.out.Depth(), Step: "idle",
+		Version: s.conn.Version(), Registered: st.registered, Jobs: s.jobs.count(), Outbox: s.out.depth(), Step: "idle",
 	}
 	if st.role == ipc.RoleScheduler {
 		ws.Role = "scheduler"

@@ -20,7 +20,7 @@ func (k *lookupSock) askTiers(req *ipc.LookupRequest, rules *lookup.Space, start
 	}
 	within := k.askWait
 	if req.Form == ipc.FormOwn {
-		within = min(within, deadlineOf(req)*3/4)
+		within = min(within, req.Deadline()*3/4)
 	}
 	k.asked = k.asked[:0]
 	for i := range rules.Groups {

@@ -60,9 +60,6 @@ func (th *thread) batches(t *task, ops batchOps) {
 	}
 }
 
-// maxBatches bounds the batches of a job in flight, each of which takes memory.
-const maxBatches = 64
-
 // maxBatchRuns bounds the runs of one copy of several blocks, and so a thread's memory for any
 // layout. A device takes cudaipc.MaxCopyRuns.
 const maxBatchRuns = 1 << 17

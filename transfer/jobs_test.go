@@ -106,22 +106,13 @@ func TestTheSameTwiceInOneJob(t *testing.T) {
 func TestConfigurationsThatCannotBe(t *testing.T) {
 	n := newNode(t, 8, false)
 	for name, change := range map[string]func(*Config){
-		"no device":          func(c *Config) { c.Device = nil },
-		"no pool":            func(c *Config) { c.Slots = nil },
-		"nobody to tell":     func(c *Config) { c.Complete = nil },
-		"no such shard":      func(c *Config) { c.Shard = 1 },
-		"no such group":      func(c *Config) { c.Layout.Groups = nil },
-		"other block size":   func(c *Config) { c.Layout.Groups[0].Segments = c.Layout.Groups[0].Segments[1:] },
-		"other integrity":    func(c *Config) { c.Integrity = 7 },
-		"a queue of none":    func(c *Config) { c.Limits = DefaultLimits; c.Limits.Queue = 0 },
-		"a queue of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.QueueBlocks = 0 },
-		"a ceiling too low": func(c *Config) {
-			c.Limits = DefaultLimits
-			c.Limits.PollCeiling = c.Limits.PollFloor - 1
-		},
-		"no batches":         func(c *Config) { c.Limits = DefaultLimits; c.Limits.Batches = 0 },
-		"too many batches":   func(c *Config) { c.Limits = DefaultLimits; c.Limits.Batches = maxBatches + 1 },
-		"a batch of nothing": func(c *Config) { c.Limits = DefaultLimits; c.Limits.BatchBytes = 0 },
+		"no device":        func(c *Config) { c.Device = nil },
+		"no pool":          func(c *Config) { c.Slots = nil },
+		"nobody to tell":   func(c *Config) { c.Complete = nil },
+		"no such shard":    func(c *Config) { c.Shard = 1 },
+		"no such group":    func(c *Config) { c.Layout.Groups = nil },
+		"other block size": func(c *Config) { c.Layout.Groups[0].Segments = c.Layout.Groups[0].Segments[1:] },
+		"other integrity":  func(c *Config) { c.Integrity = 7 },
 	} {
 		cfg := Config{Device: n.host, Slots: n.pool, Spec: spec(1), Layout: layout(), Complete: func(Completion) {}}
 		change(&cfg)

@@ -612,7 +612,6 @@ func TestSamplingIsChecked(t *testing.T) {
 	for name, change := range map[string]func(*Config){
 		"every": func(c *Config) { c.Sampling = Sampling{Every: MaxSampleEvery + 1, Arena: arena} },
 		"arena": func(c *Config) { c.Sampling.Every = 1 },
-		"wait":  func(c *Config) { c.Limits = DefaultLimits; c.Limits.SampleWait = cudaipc.MaxSampleWait + 1 },
 	} {
 		cfg := good
 		change(&cfg)

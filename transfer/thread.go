@@ -2,10 +2,8 @@ package transfer
 
 import (
 	"fmt"
-	"time"
-
-	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/pool"
+	"time"
 )
 
 // doneWait is the longest wait for a copy before the thread sweeps its queue.
@@ -216,30 +214,6 @@ func (th *thread) wait(t *task, ready <-chan struct{}, timer <-chan time.Time) b
 			th.sweep()
 		}
 	}
-}
-
-func (l *Limits) check() error {
-	for _, limit := range []struct {
-		name  string
-		value int64
-	}{
-		{"queue", int64(l.Queue)}, {"queue_blocks", int64(l.QueueBlocks)}, {"batch_bytes", l.BatchBytes},
-		{"batches", int64(l.Batches)}, {"event_wait", int64(l.EventWait)},
-		{"save_age", int64(l.SaveAge)}, {"sample_wait", int64(l.SampleWait)}, {"poll_floor", int64(l.PollFloor)},
-		{"poll_ceiling", int64(l.PollCeiling - l.PollFloor + 1)},
-	} {
-		if limit.value < 1 {
-			return fmt.Errorf("limits.%s: %d is below 1 (poll_ceiling: below poll_floor): %w", limit.name, limit.value,
-				ErrInvalid)
-		}
-	}
-	if l.Batches > maxBatches {
-		return fmt.Errorf("limits.batches: %d, at most %d: %w", l.Batches, maxBatches, ErrInvalid)
-	}
-	if l.SampleWait > cudaipc.MaxSampleWait {
-		return fmt.Errorf("limits.sample_wait: %v, at most %v: %w", l.SampleWait, cudaipc.MaxSampleWait, ErrInvalid)
-	}
-	return nil
 }
 
 // Submit hands a job to its thread. It returns ErrBusy if the queue is full, ErrInvalid, with the

@@ -107,9 +107,6 @@ func (c *Config) check() error {
 	if c.Lanes == nil {
 		c.Lanes = NewLanes(2, c.Limits.SaveAge, nil)
 	}
-	if err := c.Limits.check(); err != nil {
-		return err
-	}
 	return c.checkSampling()
 }
 

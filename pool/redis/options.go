@@ -39,11 +39,11 @@ type Options struct {
 	// ChunkBytes bounds the bytes of one value at the server, 64 KiB to 512 MiB; default 1 MiB. A
 	// server serves no other client while it reads or writes one.
 	ChunkBytes  int
-	Concurrency int           // concurrent pipelines, 1 to 256; default 8
-	BatchBytes  int64         // data of one pipeline, 64 KiB to 1 GiB; default 16 MiB
-	DialTimeout time.Duration // 10 ms to 1 min; default 1 s
+	Concurrency int           // concurrent pipelines; default 8
+	BatchBytes  int64         // data of one pipeline; default 16 MiB
+	DialTimeout time.Duration // default 1 s
 	// Silence is how long a server may leave a command unanswered before its connection is
-	// replaced, 100 ms to 1 min; default 5 s. A call ends with its context in any case.
+	// replaced; default 5 s. A call ends with its context in any case.
 	Silence time.Duration
 	// OnState is called with changes of the store's state; it must not call the store. May be nil.
 	OnState remote.OnState
@@ -54,8 +54,6 @@ const (
 	MaxPrefix     = 128
 	MinChunkBytes = 64 << 10
 	MaxChunkBytes = 512 << 20 // the largest Redis string
-	MinBatchBytes = 64 << 10
-	MaxBatchBytes = 1 << 30
 	MinTTL        = time.Second
 	DefaultTTL    = 7 * 24 * time.Hour
 	MaxTTL        = 10 * 365 * 24 * time.Hour
@@ -75,11 +73,6 @@ func (o *Options) complete() error {
 		remote.Between("redis", "Database", o.Database, 0, 65535),
 		remote.Between("redis", "Prefix", len(o.Prefix), 1, MaxPrefix),
 		remote.Between("redis", "TTL", o.TTL, MinTTL, MaxTTL),
-		remote.Between("redis", "ChunkBytes", o.ChunkBytes, MinChunkBytes, MaxChunkBytes),
-		remote.Between("redis", "Concurrency", o.Concurrency, 1, 256),
-		remote.Between("redis", "BatchBytes", o.BatchBytes, MinBatchBytes, MaxBatchBytes),
-		remote.Between("redis", "DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
-		remote.Between("redis", "Silence", o.Silence, 100*time.Millisecond, time.Minute),
 	)
 }
 

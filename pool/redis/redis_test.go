@@ -372,15 +372,12 @@ func TestUserAndPassword(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	for name, o := range map[string]Options{
-		"Addresses":   {},
-		"host:port":   {Addresses: []string{"localhost"}},
-		"MasterName":  {Addresses: []string{"a:1"}, Mode: Sentinel},
-		"Database":    {Addresses: []string{"a:1"}, Mode: Cluster, Database: 1},
-		"Prefix":      {Addresses: []string{"a:1"}, Prefix: "{x}"},
-		"ChunkBytes":  {Addresses: []string{"a:1"}, ChunkBytes: 1},
-		"Concurrency": {Addresses: []string{"a:1"}, Concurrency: -1},
-		"TTL":         {Addresses: []string{"a:1"}, TTL: -1},
-		"Silence":     {Addresses: []string{"a:1"}, Silence: time.Hour},
+		"Addresses":  {},
+		"host:port":  {Addresses: []string{"localhost"}},
+		"MasterName": {Addresses: []string{"a:1"}, Mode: Sentinel},
+		"Database":   {Addresses: []string{"a:1"}, Mode: Cluster, Database: 1},
+		"Prefix":     {Addresses: []string{"a:1"}, Prefix: "{x}"},
+		"TTL":        {Addresses: []string{"a:1"}, TTL: -1},
 	} {
 		if s, err := Open(o); err == nil || !strings.Contains(err.Error(), name) ||
 			!strings.Contains(err.Error(), "allowed") {

@@ -30,9 +30,9 @@ type Options struct {
 	// by AWS_SHARED_CREDENTIALS_FILE (~/.aws/credentials), then those of the machine's role.
 	AccessKey, SecretKey, SessionToken string
 
-	Concurrency int           // concurrent requests, 1 to 1,024; default 64
-	RangeBytes  int           // larger objects are read in such ranges at once, 1 MiB to 1 GiB; default 8 MiB
-	DialTimeout time.Duration // 10 ms to 1 min; default 2 s
+	Concurrency int           // concurrent requests; default 64
+	RangeBytes  int           // larger objects are read in such ranges at once, 1 MiB or more; default 8 MiB
+	DialTimeout time.Duration // default 2 s
 	// Transport makes the requests in tests. The store does not close it.
 	Transport http.RoundTripper
 	// OnState is called with changes of the store's state, and once, with an unchanged state, if
@@ -44,7 +44,6 @@ type Options struct {
 const (
 	MaxPrefix     = 256
 	MinRangeBytes = 1 << 20
-	MaxRangeBytes = 1 << 30
 	maxValue      = 4 << 30 // bytes of an object; one PUT takes at most 5 GiB
 )
 
@@ -59,9 +58,6 @@ func (o *Options) complete() error {
 	return errors.Join(
 		o.checkNames(),
 		remote.Between("s3", "Prefix", len(o.Prefix), 1, MaxPrefix),
-		remote.Between("s3", "Concurrency", o.Concurrency, 1, 1024),
-		remote.Between("s3", "RangeBytes", o.RangeBytes, MinRangeBytes, MaxRangeBytes),
-		remote.Between("s3", "DialTimeout", o.DialTimeout, 10*time.Millisecond, time.Minute),
 	)
 }
 

@@ -367,13 +367,10 @@ func TestServiceWithoutConditions(t *testing.T) {
 func TestOptions(t *testing.T) {
 	good := Options{Bucket: bucket, AccessKey: "a", SecretKey: "b"}
 	for name, change := range map[string]func(*Options){
-		"Bucket":      func(o *Options) { o.Bucket = "UPPER" },
-		"Prefix":      func(o *Options) { o.Prefix = "/x" },
-		"Endpoint":    func(o *Options) { o.Endpoint = "https://x" },
-		"SecretKey":   func(o *Options) { o.SecretKey = "" },
-		"Concurrency": func(o *Options) { o.Concurrency = -1 },
-		"RangeBytes":  func(o *Options) { o.RangeBytes = 1 },
-		"DialTimeout": func(o *Options) { o.DialTimeout = time.Hour },
+		"Bucket":    func(o *Options) { o.Bucket = "UPPER" },
+		"Prefix":    func(o *Options) { o.Prefix = "/x" },
+		"Endpoint":  func(o *Options) { o.Endpoint = "https://x" },
+		"SecretKey": func(o *Options) { o.SecretKey = "" },
 	} {
 		o := good
 		change(&o)

@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"regexp"
@@ -67,27 +68,27 @@ type Tier struct {
 	Local bool
 	Write When
 
-	Workers     int           // concurrent batches, 1 to 64, 4; at most half of them, at least one, write
-	Askers      int           // concurrent questions to a shared store, 1 to 64, 2
-	BatchBytes  int64         // bytes of one batch, 4 KiB to 1 GiB, 8 MiB; a larger block is a batch of its own
-	BatchItems  int           // shards of one batch, 1 to 4096, 64
-	PutQueue    int           // entries waiting to be written, 1 to 2^20, 16,384; more are not written
-	FetchWithin time.Duration // one Get, 1 ms to 5 min, 2 s
-	PutWithin   time.Duration // one Put or Delete, 1 ms to 5 min, 5 s
-	AskWithin   time.Duration // one Exists, 1 ms to 1 min, 100 ms: how long a look-up may stay pending
-	FoundFor    time.Duration // how long a shared store is believed to have an entry, 10 ms to 1 h, 10 s
-	AbsentFor   time.Duration // ... and to lack it, 10 ms to 1 h, 2 s
-	BreakAfter  int           // failures in a row that open the breaker, 1 to 1000, 3
-	BreakFirst  time.Duration // until the first new try, 1 ms to 10 min, 500 ms; doubles with each failed try
-	BreakLast   time.Duration // longest pause between tries, BreakFirst to 1 h, 10 s
+	Workers     int           // concurrent batches, 4; at most half of them, at least one, write
+	Askers      int           // concurrent questions to a shared store, 2
+	BatchBytes  int64         // bytes of one batch, 8 MiB; a larger block is a batch of its own
+	BatchItems  int           // shards of one batch, 64
+	PutQueue    int           // entries waiting to be written, 16,384; more are not written
+	FetchWithin time.Duration // one Get, 2 s
+	PutWithin   time.Duration // one Put or Delete, 5 s
+	AskWithin   time.Duration // one Exists, 100 ms: how long a look-up may stay pending
+	FoundFor    time.Duration // how long a shared store is believed to have an entry, 10 s
+	AbsentFor   time.Duration // ... and to lack it, 2 s
+	BreakAfter  int           // failures in a row that open the breaker, 3
+	BreakFirst  time.Duration // until the first new try, 500 ms; doubles with each failed try
+	BreakLast   time.Duration // longest pause between tries, BreakFirst or more, 10 s
 }
 
 // Options of a stack. Fields left zero take their default.
 type Options struct {
-	// PrefetchBytes bounds the bytes of open promises, 64 KiB to the memory's size; default an
+	// PrefetchBytes bounds the bytes of open promises; default an
 	// eighth of it. Promised blocks replace the least valuable ones in memory.
 	PrefetchBytes int64
-	// PromiseWithin is how long a promise may be open, 10 ms to 1 h. Default: a minute, or twice
+	// PromiseWithin is how long a promise may be open. Default: a minute, or twice
 	// the sum of the tiers' FetchWithin if that is more.
 	PromiseWithin time.Duration
 	// Staging holds values in transit. Nil: the pool makes its own, of DefaultStaging bytes.
@@ -95,7 +96,7 @@ type Options struct {
 	// State is the file of the catalog: the epochs of spaces that were reset. Empty: the catalog
 	// ends with the process, which is right only if no tier outlives it.
 	State string
-	// EpochEvery is how often shared tiers are asked for resets of other nodes, 10 ms to 1 h, 5 s.
+	// EpochEvery is how often shared tiers are asked for resets of other nodes, 5 s.
 	EpochEvery time.Duration
 	// NoSums means that memory has no checksums (integrity header): what is written to a tier is
 	// not compared with them.
@@ -122,21 +123,11 @@ const DefaultStaging = 256 << 20
 
 func (o *Options) complete(m pool.Memory) error {
 	capacity := m.Stats().Capacity
-	if o.PrefetchBytes == 0 {
-		o.PrefetchBytes = max(capacity/8, 64<<10)
-	}
-	if o.PrefetchBytes < 64<<10 || o.PrefetchBytes > max(capacity, 64<<10) {
-		return fmt.Errorf("tier: PrefetchBytes is %d, allowed: %d to %d", o.PrefetchBytes, 64<<10, capacity)
-	}
+	o.PrefetchBytes = cmp.Or(o.PrefetchBytes, max(capacity/8, 64<<10))
 	if o.Clock == nil {
 		o.Clock = time.Now
 	}
-	if o.EpochEvery == 0 {
-		o.EpochEvery = 5 * time.Second
-	}
-	if o.EpochEvery < MinEpochEvery || o.EpochEvery > MaxEpochEvery {
-		return fmt.Errorf("tier: EpochEvery is %v, allowed: %v to %v", o.EpochEvery, MinEpochEvery, MaxEpochEvery)
-	}
+	o.EpochEvery = cmp.Or(o.EpochEvery, 5*time.Second)
 	if o.Log == nil {
 		o.Log = func(string, string, error) {}
 	}
@@ -162,89 +153,30 @@ func (t *Tier) complete() error {
 		return fmt.Errorf("tier %s: Store is nil or Write is %v, allowed: a store, and one of %s",
 			t.Name, t.Write, strings.Join(whens[:], ", "))
 	}
-	for _, f := range []struct {
-		name           string
-		v              *int
-		def, low, high int
-	}{
-		{"Workers", &t.Workers, 4, 1, 64},
-		{"Askers", &t.Askers, 2, 1, 64},
-		{"BatchItems", &t.BatchItems, 64, 1, 4096},
-		{"PutQueue", &t.PutQueue, 16384, 1, 1 << 20},
-		{"BreakAfter", &t.BreakAfter, 3, 1, 1000},
-	} {
-		if *f.v == 0 {
-			*f.v = f.def
-		}
-		if *f.v < f.low || *f.v > f.high {
-			return fmt.Errorf("tier %s: %s is %d, allowed: %d to %d", t.Name, f.name, *f.v, f.low, f.high)
-		}
-	}
-	if t.BatchBytes == 0 {
-		t.BatchBytes = 8 << 20
-	}
-	if t.BatchBytes < 4<<10 || t.BatchBytes > 1<<30 {
-		return fmt.Errorf("tier %s: BatchBytes is %d, allowed: %d to %d", t.Name, t.BatchBytes, 4<<10, 1<<30)
-	}
-	return t.completeTimes()
-}
-
-func (t *Tier) completeTimes() error {
-	for _, f := range []struct {
-		name           string
-		v              *time.Duration
-		def, low, high time.Duration
-	}{
-		{"FetchWithin", &t.FetchWithin, 2 * time.Second, time.Millisecond, 5 * time.Minute},
-		{"PutWithin", &t.PutWithin, 5 * time.Second, time.Millisecond, 5 * time.Minute},
-		{"AskWithin", &t.AskWithin, 100 * time.Millisecond, time.Millisecond, time.Minute},
-		{"FoundFor", &t.FoundFor, 10 * time.Second, 10 * time.Millisecond, time.Hour},
-		{"AbsentFor", &t.AbsentFor, 2 * time.Second, 10 * time.Millisecond, time.Hour},
-		{"BreakFirst", &t.BreakFirst, 500 * time.Millisecond, time.Millisecond, 10 * time.Minute},
-	} {
-		if *f.v == 0 {
-			*f.v = f.def
-		}
-		if *f.v < f.low || *f.v > f.high {
-			return fmt.Errorf("tier %s: %s is %v, allowed: %v to %v", t.Name, f.name, *f.v, f.low, f.high)
-		}
-	}
-	if t.BreakLast == 0 {
-		t.BreakLast = max(10*time.Second, t.BreakFirst)
-	}
-	if t.BreakLast < t.BreakFirst || t.BreakLast > time.Hour {
-		return fmt.Errorf("tier %s: BreakLast is %v, allowed: %v to %v", t.Name, t.BreakLast, t.BreakFirst, time.Hour)
-	}
+	t.Workers, t.Askers = cmp.Or(t.Workers, 4), cmp.Or(t.Askers, 2)
+	t.BatchItems, t.BatchBytes = cmp.Or(t.BatchItems, 64), cmp.Or(t.BatchBytes, 8<<20)
+	t.PutQueue, t.BreakAfter = cmp.Or(t.PutQueue, 16384), cmp.Or(t.BreakAfter, 3)
+	t.FetchWithin = cmp.Or(t.FetchWithin, 2*time.Second)
+	t.PutWithin = cmp.Or(t.PutWithin, 5*time.Second)
+	t.AskWithin = cmp.Or(t.AskWithin, 100*time.Millisecond)
+	t.FoundFor, t.AbsentFor = cmp.Or(t.FoundFor, 10*time.Second), cmp.Or(t.AbsentFor, 2*time.Second)
+	t.BreakFirst = cmp.Or(t.BreakFirst, 500*time.Millisecond)
+	t.BreakLast = cmp.Or(t.BreakLast, max(10*time.Second, t.BreakFirst))
 	return nil
 }
 
-// The range of PromiseWithin, and its least default.
+// Least and longest default of PromiseWithin.
 const (
-	MinPromiseWithin = 10 * time.Millisecond
-	MaxPromiseWithin = time.Hour
-	promiseWithin    = time.Minute
+	minPromiseWithin = time.Minute
+	maxPromiseWithin = time.Hour
 )
 
-// completePromises checks PromiseWithin, or sets it long enough for one fetch from every tier and
-// the wait for each.
-func (p *Pool) completePromises() error {
-	o := &p.o
-	if o.PromiseWithin == 0 {
-		all := time.Duration(0)
-		for _, l := range p.levels {
-			all += l.FetchWithin
-		}
-		o.PromiseWithin = min(max(promiseWithin, 2*all), MaxPromiseWithin)
+// completePromises sets PromiseWithin long enough for one fetch from every tier and the wait for
+// each.
+func (p *Pool) completePromises() {
+	all := time.Duration(0)
+	for _, l := range p.levels {
+		all += l.FetchWithin
 	}
-	if o.PromiseWithin < MinPromiseWithin || o.PromiseWithin > MaxPromiseWithin {
-		return fmt.Errorf("tier: PromiseWithin is %v, allowed: %v to %v",
-			o.PromiseWithin, MinPromiseWithin, MaxPromiseWithin)
-	}
-	return nil
+	p.o.PromiseWithin = cmp.Or(p.o.PromiseWithin, min(max(minPromiseWithin, 2*all), maxPromiseWithin))
 }
-
-// The range of EpochEvery.
-const (
-	MinEpochEvery = 10 * time.Millisecond
-	MaxEpochEvery = time.Hour
-)

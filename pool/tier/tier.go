@@ -111,9 +111,7 @@ func Open(m pool.Memory, tiers []Tier, o Options) (*Pool, error) {
 			p.onEvict.levels = append(p.onEvict.levels, l)
 		}
 	}
-	if err := p.completePromises(); err != nil {
-		return nil, err
-	}
+	p.completePromises()
 	p.spaces.all.Store(&[]*space{})
 	p.storage = newStorage(p)
 	if err := p.openNames(); err != nil {
