@@ -2,12 +2,16 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -136,4 +140,272 @@ func (s *Server) cacheRemove(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeJSON(rw, removed)
+}
+
+// Limits of one request about a tier's contents. Listing also ends after half of Options.Limit, and
+// removing after seven eighths.
+const (
+	MaxTierBlocks  = 10_000  // shards named in one answer
+	maxTierSpaces  = 10_000  // spaces counted in one answer
+	maxTierRemoved = 100_000 // shards removed by one request
+	removedAtOnce  = 1024    // by one call of the store
+)
+
+// CacheTier is the contents of /cache/tier: what one tier holds of the spaces that the filter
+// picks.
+type CacheTier struct {
+	Tier     string           `json:"tier"`
+	Spaces   []CacheTierSpace `json:"spaces"`
+	Blocks   []CacheTierBlock `json:"blocks"`   // the page selected by skip and blocks
+	Complete bool             `json:"complete"` // false: it holds more than was counted within the limits
+}
+
+// CacheTierSpace is what a tier holds of one space.
+type CacheTierSpace struct {
+	Space  string `json:"space"` // hex; if it is not known, the name that it has in the tier
+	Known  bool   `json:"known"` // an engine of this agent registered it
+	Model  string `json:"model"`
+	Tenant string `json:"tenant"`
+	Shards int64  `json:"shards"` // a block has one for each rank that stores other bytes
+	Bytes  int64  `json:"bytes"`
+}
+
+// CacheTierBlock is one shard of a block.
+type CacheTierBlock struct {
+	Space string `json:"space"`
+	Group uint8  `json:"group"`
+	Shard uint8  `json:"shard"`
+	Hash  string `json:"hash"` // hex
+	Bytes int64  `json:"bytes"`
+}
+
+// CacheTierRemoved is the result of /cache/tier/rm.
+type CacheTierRemoved struct {
+	Tier     string `json:"tier"`
+	Dry      bool   `json:"dry"` // nothing was removed
+	Shards   int64  `json:"shards"`
+	Bytes    int64  `json:"bytes"`
+	Complete bool   `json:"complete"` // false: it holds more that the filter picks, and the request may be repeated
+}
+
+// markersModel is the name under which kvagent's own values in a shared tier are listed.
+const markersModel = "(markers of resets)"
+
+// tierRequest is a request for what a tier holds.
+type tierRequest struct {
+	tier   string
+	filter cacheFilter
+	blocks int  // named at most
+	skip   int  // shards skipped before
+	dry    bool // a removal only counts
+}
+
+func parseTierRequest(query url.Values) (q tierRequest, err error) {
+	rest := url.Values{}
+	for key, values := range query {
+		value := values[len(values)-1]
+		switch key {
+		case "tier":
+			q.tier = value
+		case "blocks":
+			q.blocks, err = countIn(key, value, MaxTierBlocks)
+		case "skip":
+			q.skip, err = countIn(key, value, 1<<31)
+		case "dry":
+			q.dry = value == "1"
+			if !q.dry {
+				err = fmt.Errorf("dry: %q, allowed: 1", value)
+			}
+		default:
+			rest[key] = values
+		}
+		if err != nil {
+			return q, err
+		}
+	}
+	if q.tier == "" {
+		return q, errors.New("tier: not given, allowed: the name of a tier in /cache")
+	}
+	q.filter, err = parseFilter(rest)
+	return q, err
+}
+
+func countIn(key, value string, high int) (int, error) {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > high {
+		return 0, fmt.Errorf("%s: %q, allowed: 0 to %d", key, value, high)
+	}
+	return n, nil
+}
+
+// tierView lists one tier, with the names of the spaces that this agent knows.
+type tierView struct {
+	contents pool.TierContents
+	request  *tierRequest
+	within   time.Duration                   // to list
+	known    map[pool.Fingerprint]CacheSpace // by the name in the tiers
+	picked   map[pool.Fingerprint]*CacheTierSpace
+}
+
+// viewTier makes a view that lists for at most within.
+func (v *View) viewTier(q *tierRequest, within time.Duration) (*tierView, error) {
+	contents := v.source.Tiers
+	if contents == nil {
+		return nil, fmt.Errorf("tier %q: %w", q.tier, pool.ErrNoTier)
+	}
+	t := &tierView{
+		contents: contents, request: q, within: within,
+		known: map[pool.Fingerprint]CacheSpace{}, picked: map[pool.Fingerprint]*CacheTierSpace{},
+	}
+	t.known[pool.EpochMarkers] = CacheSpace{Space: hex.EncodeToString(pool.EpochMarkers[:]), Model: markersModel}
+	for _, sp := range v.source.Spaces() {
+		t.known[contents.StoredAs(sp.Fingerprint)] = sp.CacheSpace
+	}
+	return t, nil
+}
+
+// space returns the counts of a key's space so far, or nil if the filter does not pick it.
+func (v *tierView) space(name pool.Fingerprint) *CacheTierSpace {
+	if s, seen := v.picked[name]; seen {
+		return s
+	}
+	info, known := v.known[name]
+	if !known {
+		info = CacheSpace{Space: hex.EncodeToString(name[:])}
+	}
+	v.picked[name] = nil
+	if v.request.filter.picks(&info) {
+		v.picked[name] = &CacheTierSpace{Space: info.Space, Known: known, Model: info.Model, Tenant: info.Tenant}
+	}
+	return v.picked[name]
+}
+
+// each calls found for the shards that the filter picks until found returns false. It reports
+// whether it reached the end within its time.
+func (v *tierView) each(ctx context.Context,
+	found func(s *CacheTierSpace, k *pool.Key, bytes int64) bool) (complete bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, v.within)
+	defer cancel()
+	complete = true
+	err = v.contents.ListTier(ctx, v.request.tier, func(k pool.Key, bytes int64) bool {
+		if _, seen := v.picked[k.Space]; !seen && len(v.picked) == maxTierSpaces {
+			complete = false
+		} else if s := v.space(k.Space); s != nil {
+			complete = found(s, &k, bytes)
+		}
+		return complete
+	})
+	if err != nil && ctx.Err() != nil {
+		return false, nil // the result is what there was time for
+	}
+	return complete && ctx.Err() == nil, err
+}
+
+// list counts, and names blocks.
+func (v *tierView) list(ctx context.Context) (out CacheTier, err error) {
+	out = CacheTier{Tier: v.request.tier, Spaces: []CacheTierSpace{}, Blocks: []CacheTierBlock{}}
+	skip := v.request.skip
+	out.Complete, err = v.each(ctx, func(s *CacheTierSpace, k *pool.Key, bytes int64) bool {
+		s.Shards++
+		s.Bytes += bytes
+		if skip--; skip < 0 && len(out.Blocks) < v.request.blocks {
+			out.Blocks = append(out.Blocks,
+				CacheTierBlock{s.Space, k.Group, k.Shard, hex.EncodeToString(k.Hash.Bytes[:k.Hash.Len]), bytes})
+		}
+		return true
+	})
+	for _, s := range v.picked {
+		if s != nil {
+			out.Spaces = append(out.Spaces, *s)
+		}
+	}
+	slices.SortFunc(out.Spaces, func(x, y CacheTierSpace) int {
+		return cmp.Or(cmp.Compare(y.Bytes, x.Bytes), strings.Compare(x.Space, y.Space))
+	})
+	return out, err
+}
+
+// remove removes what the filter picks, or only counts it.
+func (v *tierView) remove(ctx context.Context) (out CacheTierRemoved, err error) {
+	out = CacheTierRemoved{Tier: v.request.tier, Dry: v.request.dry}
+	var keys []pool.Key
+	var sizes []int64
+	out.Complete, err = v.each(ctx, func(_ *CacheTierSpace, k *pool.Key, bytes int64) bool {
+		if out.Dry {
+			out.Shards++
+			out.Bytes += bytes
+			return true
+		}
+		if len(keys) == maxTierRemoved {
+			return false
+		}
+		keys, sizes = append(keys, *k), append(sizes, bytes)
+		return true
+	})
+	for err == nil && len(keys) > 0 {
+		n := min(removedAtOnce, len(keys))
+		if err = v.contents.DeleteIn(ctx, v.request.tier, keys[:n]); err != nil {
+			break
+		}
+		for _, bytes := range sizes[:n] {
+			out.Shards++
+			out.Bytes += bytes
+		}
+		keys, sizes = keys[n:], sizes[n:]
+	}
+	if err != nil && ctx.Err() != nil {
+		out.Complete, err = false, nil // the result is what there was time for
+	}
+	return out, err
+}
+
+// badRequest is an error of the client.
+type badRequest struct{ error }
+
+func statusOf(err error) int {
+	var bad badRequest
+	if errors.As(err, &bad) || errors.Is(err, pool.ErrNoTier) || errors.Is(err, pool.ErrUnlisted) ||
+		errors.Is(err, errNoFilter) {
+		return http.StatusBadRequest
+	}
+	return http.StatusInternalServerError
+}
+
+// cacheTier serves GET /cache/tier?tier=&space=&model=&tenant=&blocks=&skip=.
+func (s *Server) cacheTier(rw http.ResponseWriter, r *http.Request) {
+	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) { return v.list(ctx) })
+}
+
+// cacheTierRemove serves POST /cache/tier/rm?tier=&space=&model=&tenant=&dry=1; at least one of the
+// filter must be given.
+func (s *Server) cacheTierRemove(rw http.ResponseWriter, r *http.Request) {
+	s.serveTier(rw, r, func(ctx context.Context, v *tierView) (any, error) {
+		if v.request.filter == (cacheFilter{}) {
+			return nil, errNoFilter
+		}
+		return v.remove(ctx)
+	})
+}
+
+func (s *Server) serveTier(rw http.ResponseWriter, r *http.Request,
+	answer func(context.Context, *tierView) (any, error)) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.limit*7/8)
+	defer cancel()
+	q, err := parseTierRequest(r.URL.Query())
+	if err != nil {
+		err = badRequest{err}
+	}
+	var v *tierView
+	if err == nil {
+		v, err = s.view.viewTier(&q, s.limit/2)
+	}
+	var out any
+	if err == nil {
+		out, err = answer(ctx, v)
+	}
+	if err != nil {
+		http.Error(rw, err.Error(), statusOf(err))
+		return
+	}
+	writeJSON(rw, out)
 }

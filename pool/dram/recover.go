@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kvagent/kvagent/pool"
 	"github.com/kvagent/kvagent/pool/dram/arena"
+	"github.com/kvagent/kvagent/pool/dram/offheap"
 	"github.com/kvagent/kvagent/pool/dram/slab"
 )
 
@@ -208,4 +210,247 @@ func (s *scan) judge(h *arena.Header, slot uint32) *atomic.Int64 {
 		return &s.damaged
 	}
 	return nil
+}
+
+// attach adds one shard of all entries to the index: shard 0 makes the entry, the others are linked
+// to it in order.
+func (s *scan) attach(shard uint8) bool {
+	if !s.shards.has(shard) {
+		return true
+	}
+	if shard == 0 && !s.table.Reserve(s.total) {
+		return false
+	}
+	for n := range s.found {
+		for len(s.found[n]) > 0 { // the slots of this shard come first
+			slot := s.found[n][0]
+			h := s.header(slot)
+			if h.Shard() != shard {
+				break
+			}
+			s.found[n] = s.found[n][1:]
+			if !s.attachOne(h, slot) {
+				h.Check.Store(0)
+				if !s.twin(h) {
+					s.stray(shard)
+				}
+			}
+		}
+	}
+	return true
+}
+
+// stray counts a shard that belongs to no entry: its shard 0 had been cleared when the process was
+// killed during an eviction. Two slots with one key and different sums would be damage.
+func (s *scan) stray(shard uint8) {
+	if shard == 0 {
+		s.damaged.Add(1)
+		return
+	}
+	s.strays++
+}
+
+// twin reports whether a shard is also stored in another slot, because the process was killed while
+// the entry moved.
+func (s *scan) twin(h *arena.Header) bool {
+	c := s.core
+	k := offheap.KeyOfWords(&h.Hash)
+	e := c.findWords(makeIdent(s.spaces[h.Space()].realm, h.Group(), int(h.HashLen)), &k)
+	if e == none || !c.isPresent(e, h.Shard()) {
+		return false
+	}
+	_, at := c.shardCell(c.recs.All[e].head, int(h.Shard()))
+	return at.Sum == h.Sum
+}
+
+func (s *scan) attachOne(h *arena.Header, slot uint32) bool {
+	c := s.core
+	sp := s.spaces[h.Space()]
+	id := makeIdent(sp.realm, h.Group(), int(h.HashLen))
+	k := offheap.KeyOfWords(&h.Hash)
+	e := c.findWords(id, &k)
+	shard := h.Shard()
+	if shard == 0 {
+		if e != none {
+			return false
+		}
+		if e = c.restoreEntry(id, k, slot); e == none {
+			return false
+		}
+	} else {
+		if e == none || c.presentCount(e) != int(shard) { // all before it: they are added in order
+			return false
+		}
+		_, last := c.shardCell(c.recs.All[e].head, int(shard)-1)
+		last.Link = slot
+		c.setPresent(e, shard)
+	}
+	*c.slabs.At(slot) = slab.Cell{Link: e | upward, Sum: h.Sum}
+	c.slabs.Claim(s.claimed, slot)
+	return true
+}
+
+// restoreEntry makes an entry that has shard 0.
+func (c *core) restoreEntry(id ident, k offheap.Key, slot uint32) uint32 {
+	e := c.newRecord()
+	if e == none {
+		return none
+	}
+	wide, ok := c.widen(e, len(c.group(id).classes))
+	c.table.Grow(c.hashes)
+	if !ok || !c.table.Put(c.seed.Hash(uint32(id), k), e) {
+		c.freeRecord(e)
+		return none
+	}
+	r := &c.recs.All[e]
+	r.hash, r.ident, r.hold, r.head = k, id, flagLive|wide, slot
+	c.setPresent(e, 0)
+	c.realms[id.realm()].entries++
+	c.stats.Partial++
+	return e
+}
+
+// giveUpPartial frees the entries that lack shards; the engine saves them again.
+func (s *scan) giveUpPartial() (n int) {
+	c := s.core
+	for e := uint32(1); e < c.high; e++ {
+		r := &c.recs.All[e]
+		if !r.is(flagLive) || c.states.All[e].present == c.group(r.ident).full {
+			continue
+		}
+		slot := r.head
+		for range c.presentCount(e) {
+			next := c.slabs.At(slot).Link
+			c.slabs.Unclaim(s.claimed, slot)
+			s.header(slot).Check.Store(0)
+			slot = next
+		}
+		c.table.Remove(c.seed.Hash(uint32(r.ident), r.hash), e)
+		c.stats.Partial--
+		c.leaveRealm(r.ident.realm())
+		c.freeRecord(e)
+		n++
+	}
+	return n
+}
+
+// restoreOrder makes all entries visible, links them to their parents, and orders them by their
+// last store or load.
+func (c *core) restoreOrder() {
+	f := c.file
+	used := make([]uint32, c.high)
+	f.TouchEach(1, c.high, func(e uint32) {
+		if c.recs.All[e].is(flagLive) {
+			used[e] = c.header(c.recs.All[e].head).Used.Load()
+		}
+	})
+	order := make([]uint64, 0, c.stats.Partial)
+	for e := uint32(1); e < c.high; e++ {
+		if c.recs.All[e].is(flagLive) {
+			f.AtLeast(used[e])
+			order = append(order, uint64(used[e])<<32|uint64(e))
+		}
+	}
+	slices.Sort(order)
+	c.restoreChains()
+	for from := 0; from < len(order); {
+		to := from
+		for to < len(order) && order[to]>>32 == order[from]>>32 {
+			to++
+		}
+		c.restoreTick(order[from:to])
+		from = to
+	}
+}
+
+// restoreTick restores the entries of one tick. The first stored are nearest to the beginning of
+// their chain, and are evicted last.
+func (c *core) restoreTick(order []uint64) {
+	for i := len(order) - 1; i >= 0; i-- {
+		e := uint32(order[i])
+		c.recs.All[e].hold |= flagVisible
+		c.stats.Partial--
+		c.stats.Entries++
+		c.recent.push(c.recs.All, e)
+	}
+	if c.advisor == nil {
+		return
+	}
+	for _, o := range order {
+		// Each part of a chain is passed to the policy separately, because it learns from its
+		// length.
+		if e := uint32(o); len(c.shown) > 0 && c.recs.All[e].prev != c.shown[len(c.shown)-1]|upward {
+			c.announce()
+		}
+		c.shown = append(c.shown, uint32(o))
+	}
+	c.announce()
+}
+
+// Marks of a walk up the chains.
+const (
+	markNone = iota
+	markUnderWay
+	markDone
+)
+
+// restoreChains links entries to their parents, where these exist and no cycle results.
+func (c *core) restoreChains() {
+	parents := make([]uint32, c.high)
+	c.file.TouchEach(1, c.high, func(e uint32) {
+		if c.recs.All[e].is(flagLive) {
+			parents[e] = c.restoredParent(e)
+		}
+	})
+	marks := make([]uint8, c.high)
+	for e := uint32(1); e < c.high; e++ {
+		cutCircle(parents, marks, e)
+	}
+	for e := c.high - 1; e > none; e-- {
+		if p := parents[e]; p != none {
+			c.linkRoot(e, p)
+		}
+	}
+}
+
+// restoredParent returns the entry whose slot and tag e was stored with; none if it is not stored.
+func (c *core) restoredParent(e uint32) uint32 {
+	w := c.header(c.recs.All[e].head).Parent.Load()
+	slot := uint32(w>>32) - 1
+	if w == 0 || !c.slabs.Given(slot) || !c.header(slot).Whole(slot) {
+		return none
+	}
+	p := c.owner(slot)
+	r := &c.recs.All[p]
+	if p == e || r.head != slot || r.ident != c.recs.All[e].ident || r.hash.Tag() != uint32(w) {
+		return none
+	}
+	return p
+}
+
+// cutCircle walks up from e and makes a root of an entry that the walk returns to.
+func cutCircle(parents []uint32, marks []uint8, e uint32) {
+	last := uint32(none)
+	for at := e; at != none && marks[at] != markDone; at = parents[at] {
+		if marks[at] == markUnderWay {
+			parents[last] = none
+			break
+		}
+		marks[at] = markUnderWay
+		last = at
+	}
+	for at := e; at != none && marks[at] == markUnderWay; at = parents[at] {
+		marks[at] = markDone
+	}
+}
+
+// linkRoot links a root to a parent, for a pair that is known to make no cycle.
+func (c *core) linkRoot(child, parent uint32) {
+	recs := c.recs.All
+	r, p := &recs[child], &recs[parent]
+	r.prev, r.next = parent|upward, p.child
+	if p.child != none {
+		recs[p.child].prev = child
+	}
+	p.child = child
 }
