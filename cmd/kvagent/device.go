@@ -129,7 +129,7 @@ func startMover(m *mover.Mover) error {
 		if try == startTries || !errors.As(err, &lost) || lost.Reason != cudaipc.LostCrash {
 			return err
 		}
-		time.Sleep(time.Duration(m.Movers()[0].NextStartMS) * time.Millisecond)
+		time.Sleep(time.Duration(m.Movers()[0].NextStartMS+1) * time.Millisecond) // it is rounded down
 	}
 }
 

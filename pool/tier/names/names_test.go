@@ -70,6 +70,7 @@ func TestResetAfterOneWithoutAnEpoch(t *testing.T) {
 	}
 	last(catalog.MaxEpoch - 1)
 	check(t, n.Reset(fp))
+	n.Forgotten(fp, n.Epoch(fp)) // memory was reset
 	n.mu.Lock()
 	failed := len(n.mu.failed)
 	n.mu.Unlock()
