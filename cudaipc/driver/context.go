@@ -2,12 +2,23 @@
 
 package driver
 
-// #include <cuda.h>
+/*
+#include <cuda.h>
+#include "shim.h"
+
+// In a process that sees a MIG instance, the second form gives the instance's UUID and the first
+// the whole GPU's.
+static CUresult kvdrv_uuid(CUuuid *u, CUdevice d) {
+	CUresult (*second)(CUuuid *, CUdevice) = (CUresult (*)(CUuuid *, CUdevice))kvdrv_symbol("cuDeviceGetUuid_v2");
+	return second ? second(u, d) : cuDeviceGetUuid(u, d);
+}
+*/
 import "C"
 
 import (
 	"errors"
 	"runtime"
+	"unsafe"
 
 	"gorgonia.org/cu"
 )
@@ -92,4 +103,106 @@ func CodeOf(err error) int {
 		return 0
 	}
 	return e.Code
+}
+
+// Role is a goroutine with an OS thread of its own and a current context. Only roles call the
+// driver. A role ends with its thread. A nil role, which did not start, does nothing.
+type Role struct {
+	work  chan func()
+	over  chan struct{} // closed by Close
+	ended chan struct{}
+}
+
+// StartRole starts a role that runs the functions of Do until Close.
+func StartRole(ctx *Context) (*Role, error) {
+	r := &Role{work: make(chan func()), over: make(chan struct{}), ended: make(chan struct{})}
+	entered := make(chan error)
+	go func() {
+		defer close(r.ended)
+		err := ctx.Enter()
+		entered <- err
+		if err == nil {
+			r.serve()
+		}
+	}()
+	if err := <-entered; err != nil {
+		<-r.ended
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Role) serve() {
+	for {
+		select {
+		case f := <-r.work:
+			f()
+		case <-r.over:
+			return
+		}
+	}
+}
+
+// Do runs f in the role and waits for its end. It returns without running f if the role is
+// closed, also meanwhile.
+func (r *Role) Do(f func()) {
+	if r == nil {
+		return
+	}
+	done := make(chan struct{})
+	select {
+	case r.work <- func() {
+		defer close(done)
+		f()
+	}:
+		<-done
+	case <-r.over:
+	}
+}
+
+// Begin runs f in the role for as long as the role lives. No other function is passed to it.
+func (r *Role) Begin(f func()) { r.work <- f }
+
+// Close waits for the role's end, after its current function.
+func (r *Role) Close() {
+	if r == nil {
+		return
+	}
+	close(r.over)
+	<-r.ended
+}
+
+// GPU is one GPU, or MIG instance, that this process sees.
+type GPU struct {
+	Ordinal int // in this process
+	Name    string
+	UUID    [16]byte // the instance's, where there is one
+}
+
+// GPUs lists the GPUs that this process sees.
+func GPUs() ([]GPU, error) {
+	n, err := cu.NumDevices()
+	if err != nil {
+		return nil, of("cuDeviceGetCount", err)
+	}
+	list := make([]GPU, n)
+	for i := range list {
+		if list[i], err = describe(i); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+func describe(ordinal int) (GPU, error) {
+	g := GPU{Ordinal: ordinal}
+	device, err := cu.GetDevice(ordinal)
+	if err != nil {
+		return g, of("cuDeviceGet", err)
+	}
+	if g.Name, err = device.Name(); err != nil {
+		return g, of("cuDeviceGetName", err)
+	}
+	code := C.kvdrv_uuid((*C.CUuuid)(unsafe.Pointer(&g.UUID)), C.CUdevice(device))
+	return g, check("cuDeviceGetUuid", int(code))
 }

@@ -314,7 +314,6 @@ type uses struct {
 	mu      sync.Mutex
 	waiting []use
 	bytes   int
-	dropped uint64
 }
 
 type use struct {
@@ -332,8 +331,6 @@ func (u *uses) add(s pool.SpaceID, group uint8, h pool.Hashes) {
 	room := u.bytes+size <= usesBytes
 	if room {
 		u.bytes += size
-	} else {
-		u.dropped++
 	}
 	u.mu.Unlock()
 	if !room {

@@ -1,5 +1,5 @@
 """The agent's socket directory: the one that is used if none is named, and which may be used. The
-agent has the same rules (settings/socketdir.go).
+agent has the same rules (settings/values.go).
 """
 
 from __future__ import annotations

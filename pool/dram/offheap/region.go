@@ -3,10 +3,15 @@
 package offheap
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math/bits"
+	"math/rand/v2"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvagent/kvagent/pool"
 )
 
 const (
@@ -91,3 +96,93 @@ func (r *Region[T]) Close() error {
 
 // Mapped returns the memory that may be accessed.
 func (r *Region[T]) Mapped() []byte { return r.raw[:r.bytes] }
+
+// Seed keys the hash of a table. Block hashes come from the engine: they may be as short as a
+// byte, and an engine may be hostile. So their bits are mixed with secret numbers of this process.
+type Seed [5]uint64
+
+// NewSeed returns a secret seed, or for a number other than 0 always the same one.
+func NewSeed(number uint64) (s Seed) {
+	next := rand.Uint64 // the runtime seeds it from the kernel
+	if number != 0 {
+		next = rand.New(rand.NewPCG(number, 0)).Uint64
+	}
+	for i := range s {
+		s[i] = next() | 1
+	}
+	return s
+}
+
+// Key is a block hash as a record keeps it, zero-padded. It is a struct, not an array, so that it
+// stays in registers.
+type Key struct{ A, B, C, D uint64 }
+
+// Hash multiplies halves of the key, as wyhash does. id is the rest of what is hashed.
+func (s *Seed) Hash(id uint32, k Key) uint64 {
+	return fold(fold(k.A^s[0], k.B^s[1])^uint64(id), fold(k.C^s[2], k.D^s[3])^s[4])
+}
+
+func fold(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
+
+// KeyOf returns a block hash of at most pool.MaxHashLen bytes as a key.
+func KeyOf(b []byte) Key {
+	if len(b) != pool.MaxHashLen {
+		return padded(b)
+	}
+	w := (*[pool.MaxHashLen]byte)(b)
+	return Key{
+		binary.LittleEndian.Uint64(w[0:8]), binary.LittleEndian.Uint64(w[8:16]),
+		binary.LittleEndian.Uint64(w[16:24]), binary.LittleEndian.Uint64(w[24:32]),
+	}
+}
+
+func padded(b []byte) Key {
+	var w [pool.MaxHashLen]byte
+	copy(w[:], b)
+	return KeyOf(w[:])
+}
+
+// View is a chain of block hashes with its strides computed.
+type View struct {
+	blob   []byte
+	stride int
+	n      int // bytes of a hash
+}
+
+// ViewOf returns the view of a chain.
+func ViewOf(h *pool.Hashes) View {
+	step := max(h.Step, 1)
+	return View{blob: h.Blob[h.First*h.Len:], stride: step * h.Len, n: h.Len}
+}
+
+// At returns hash i.
+func (v *View) At(i int) Key {
+	at := i * v.stride
+	return KeyOf(v.blob[at : at+v.n])
+}
+
+// Tag returns a short hash of the key. It detects a slot that was given to another key; it need not
+// resist attackers, because the file is the agent's own and only the order of eviction depends on
+// it.
+func (k *Key) Tag() uint32 {
+	w := k.Words()
+	return uint32(pool.MarkWords(&w))
+}
+
+// Words returns the key as a header stores it.
+func (k *Key) Words() [4]uint64 { return [4]uint64{k.A, k.B, k.C, k.D} }
+
+// KeyOfWords is the reverse of Words.
+func KeyOfWords(w *[4]uint64) Key { return Key{w[0], w[1], w[2], w[3]} }
+
+// Bytes returns the hash of a key, of n bytes.
+func (k *Key) Bytes(n uint8) (h pool.Hash) {
+	for i, w := range [...]uint64{k.A, k.B, k.C, k.D} {
+		binary.LittleEndian.PutUint64(h.Bytes[8*i:], w)
+	}
+	h.Len = n
+	return h
+}

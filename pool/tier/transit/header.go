@@ -7,6 +7,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kvagent/kvagent/pool"
 )
@@ -98,4 +102,165 @@ func DamageError(stored *pool.Key, value []byte) error {
 		return errStore
 	}
 	return fmt.Errorf("written by %q: %w", h.Node, errStore)
+}
+
+// Unit is the size, in bytes, that extents of staging are rounded up and aligned to: a page, as
+// direct I/O needs.
+const Unit = 4096
+
+// MinStaging and MaxStaging bound the size of Staging, bytes.
+const (
+	MinStaging = 64 << 10
+	MaxStaging = 64 << 30
+)
+
+// Staging is the memory for values between the arena and the tiers: a shared mapping, so that a
+// store in another process can register it once. Reads from tiers may use all of it, writes half.
+type Staging struct {
+	base []byte
+	fd   int
+
+	mu struct {
+		sync.Mutex
+		free    []extent // by offset, never two adjacent
+		written int64    // lent for writing
+		closed  bool
+	}
+	room *sync.Cond
+}
+
+type extent struct{ off, len int64 }
+
+// OpenStaging maps staging of a size in bytes.
+func OpenStaging(bytes int64) (*Staging, error) {
+	if bytes < MinStaging || bytes > MaxStaging {
+		return nil, fmt.Errorf("tier: staging of %d bytes, allowed: %d to %d", bytes, int64(MinStaging),
+			int64(MaxStaging))
+	}
+	bytes = bytes &^ (Unit - 1)
+	fd, err := unix.MemfdCreate("kvagent-staging", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("tier: staging: memfd: %w", err)
+	}
+	if err := unix.Ftruncate(fd, bytes); err != nil {
+		return nil, errors.Join(fmt.Errorf("tier: staging of %d bytes: %w", bytes, err), unix.Close(fd))
+	}
+	base, err := unix.Mmap(fd, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tier: map staging of %d bytes: %w", bytes, err), unix.Close(fd))
+	}
+	s := &Staging{base: base, fd: fd}
+	s.room = sync.NewCond(&s.mu)
+	s.mu.free = []extent{{0, bytes}}
+	return s, nil
+}
+
+// Memory returns the mapping and a descriptor to map it from; both are valid until Close.
+func (s *Staging) Memory() (base []byte, fd int) { return s.base, s.fd }
+
+// Close unmaps the staging. No loan may be in use.
+func (s *Staging) Close() error {
+	s.End()
+	return errors.Join(unix.Munmap(s.base), unix.Close(s.fd))
+}
+
+// End ends lending, and wakes the callers of Wait.
+func (s *Staging) End() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.closed = true
+	s.room.Broadcast()
+}
+
+// RoundUp returns the size of the extent that holds n bytes.
+func RoundUp(n int64) int64 { return (n + Unit - 1) &^ (Unit - 1) }
+
+// Loan is a lent extent of staging; size 0 is none.
+type Loan struct {
+	Bytes     []byte
+	off, Size int64
+	writing   bool
+}
+
+// Take lends n bytes, or nothing if there is no room. Writers may have half of staging.
+func (s *Staging) Take(n int64, writing bool) Loan {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.takeLocked(n, writing)
+}
+
+// Wait lends n bytes to a reader without other loans, and waits for room. It returns nothing if
+// staging is too small or closed.
+func (s *Staging) Wait(n int64) Loan {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !s.mu.closed && RoundUp(n) <= int64(len(s.base)) {
+		if l := s.takeLocked(n, false); l.Size > 0 {
+			return l
+		}
+		s.room.Wait()
+	}
+	return Loan{}
+}
+
+func (s *Staging) takeLocked(n int64, writing bool) Loan {
+	size := RoundUp(n)
+	if s.mu.closed || writing && s.mu.written+size > int64(len(s.base))/2 {
+		return Loan{}
+	}
+	for i := range s.mu.free {
+		f := &s.mu.free[i]
+		if f.len < size {
+			continue
+		}
+		l := Loan{Bytes: s.base[f.off : f.off+n : f.off+size], off: f.off, Size: size, writing: writing}
+		f.off, f.len = f.off+size, f.len-size
+		if f.len == 0 {
+			s.mu.free = slices.Delete(s.mu.free, i, i+1)
+		}
+		if writing {
+			s.mu.written += size
+		}
+		return l
+	}
+	return Loan{}
+}
+
+// Return takes a loan back.
+func (s *Staging) Return(l Loan) {
+	if l.Size == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.writing {
+		s.mu.written -= l.Size
+	}
+	free := s.mu.free
+	i, _ := slices.BinarySearchFunc(free, l.off, func(f extent, off int64) int { return int(f.off - off) })
+	free = slices.Insert(free, i, extent{l.off, l.Size})
+	if i+1 < len(free) && l.off+l.Size == free[i+1].off {
+		free[i].len += free[i+1].len
+		free = slices.Delete(free, i+1, i+2)
+	}
+	if i > 0 && free[i-1].off+free[i-1].len == l.off {
+		free[i-1].len += free[i].len
+		free = slices.Delete(free, i, i+1)
+	}
+	s.mu.free = free
+	s.room.Broadcast()
+}
+
+// Size returns the size of the staging in bytes.
+func (s *Staging) Size() int64 { return int64(len(s.base)) }
+
+// Lent returns the bytes that are lent.
+func (s *Staging) Lent() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := int64(len(s.base))
+	for _, f := range s.mu.free {
+		n -= f.len
+	}
+	return n
 }
