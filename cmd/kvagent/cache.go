@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -49,10 +48,8 @@ func cacheBase(s *cacheSettings, use, short, long string,
 	s.dir = socketDirSetting()
 	cmd := &cobra.Command{
 		Use: use, Short: short, Long: long, Args: settings.Args(cobra.NoArgs),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd, s) },
+		PreRunE: fill,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return run(cmd, s) },
 	}
 	addSocketDir(cmd, s.dir)
 	cmd.Flags().BoolVar(&s.asJSON, "json", false, "print the agent's answer as JSON")
@@ -115,29 +112,17 @@ func cacheListCommand() *cobra.Command {
 	return cmd
 }
 
-// askCache asks for the spaces that a filter picks. With --json it prints the answer and returns ok
-// false.
-func askCache(cmd *cobra.Command, s *cacheSettings) (st admin.CacheStatus, ok bool, err error) {
+// showCache asks what is stored, and prints the answer as it is, or by print.
+func showCache(cmd *cobra.Command, s *cacheSettings, print func(out io.Writer, st *admin.CacheStatus) error) error {
 	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/cache"+s.query())
 	if err != nil {
-		return st, false, err
+		return err
 	}
-	if s.asJSON {
-		_, err = cmd.OutOrStdout().Write(body)
-		return st, false, err
-	}
-	if err := json.Unmarshal(body, &st); err != nil {
-		return st, false, fmt.Errorf("cache: %w", err)
-	}
-	return st, true, nil
+	return show(cmd, body, s.asJSON, print)
 }
 
 func listCache(cmd *cobra.Command, s *cacheSettings) error {
-	st, ok, err := askCache(cmd, s)
-	if !ok {
-		return err
-	}
-	return printSpaces(cmd.OutOrStdout(), st.Spaces)
+	return showCache(cmd, s, func(out io.Writer, st *admin.CacheStatus) error { return printSpaces(out, st.Spaces) })
 }
 
 func printSpaces(out io.Writer, spaces []admin.CacheSpace) error {
@@ -190,12 +175,10 @@ func cacheRemoveCommand() *cobra.Command {
 }
 
 func wouldRemove(cmd *cobra.Command, s *cacheSettings) error {
-	st, ok, err := askCache(cmd, s)
-	if !ok {
-		return err
-	}
-	fmt.Fprintf(cmd.OutOrStdout(), "would remove what is stored of %d spaces\n", len(st.Spaces))
-	return printSpaces(cmd.OutOrStdout(), st.Spaces)
+	return showCache(cmd, s, func(out io.Writer, st *admin.CacheStatus) error {
+		fmt.Fprintf(out, "would remove what is stored of %d spaces\n", len(st.Spaces))
+		return printSpaces(out, st.Spaces)
+	})
 }
 
 func removeCache(cmd *cobra.Command, s *cacheSettings) error {
@@ -203,16 +186,10 @@ func removeCache(cmd *cobra.Command, s *cacheSettings) error {
 	if err != nil {
 		return err
 	}
-	if s.asJSON {
-		_, err = cmd.OutOrStdout().Write(body)
-		return err
-	}
-	var removed admin.Removed
-	if err := json.Unmarshal(body, &removed); err != nil {
-		return fmt.Errorf("cache rm: %w", err)
-	}
-	fmt.Fprintf(cmd.OutOrStdout(), "removed what was stored of %d spaces\n", len(removed.Spaces))
-	return printSpaces(cmd.OutOrStdout(), removed.Spaces)
+	return show(cmd, body, s.asJSON, func(out io.Writer, removed *admin.Removed) error {
+		fmt.Fprintf(out, "removed what was stored of %d spaces\n", len(removed.Spaces))
+		return printSpaces(out, removed.Spaces)
+	})
 }
 
 // maxReclaimAge bounds --reclaim.

@@ -39,15 +39,9 @@ func listTier(cmd *cobra.Command, s *cacheSettings, blocks, skip int) error {
 	if err != nil {
 		return err
 	}
-	if s.asJSON {
-		_, err = cmd.OutOrStdout().Write(body)
-		return err
-	}
-	var held admin.CacheTier
-	if err := json.Unmarshal(body, &held); err != nil {
-		return fmt.Errorf("cache ls: %w", err)
-	}
-	return printTier(cmd.OutOrStdout(), &held, skip)
+	return show(cmd, body, s.asJSON, func(out io.Writer, held *admin.CacheTier) error {
+		return printTier(out, held, skip)
+	})
 }
 
 func printTier(out io.Writer, held *admin.CacheTier, skip int) error {

@@ -51,14 +51,14 @@ func explainCommand() *cobra.Command {
 }
 
 func explain(cmd *cobra.Command, s *explainSettings) error {
-	query, show := fmt.Sprintf("last=%d", s.last), printRecent
+	query, print := fmt.Sprintf("last=%d", s.last), printRecent
 	switch {
 	case s.request != "" && s.block != "":
 		return settings.Invalid(errors.New("request, block: allowed: one of them"))
 	case s.request != "":
-		query, show = "request="+url.QueryEscape(s.request), printExplanation
+		query, print = "request="+url.QueryEscape(s.request), printExplanation
 	case s.block != "":
-		query, show = "block="+url.QueryEscape(s.block), printBlock
+		query, print = "block="+url.QueryEscape(s.block), printBlock
 	}
 	body, err := adminclient.New(*s.dir).Get(cmd.Context(), "/explain?"+query)
 	if err != nil {
@@ -68,7 +68,7 @@ func explain(cmd *cobra.Command, s *explainSettings) error {
 		_, err = cmd.OutOrStdout().Write(body)
 		return err
 	}
-	if err := show(cmd.OutOrStdout(), body); err != nil {
+	if err := print(cmd.OutOrStdout(), body); err != nil {
 		return fmt.Errorf("explain: %w", err)
 	}
 	return nil
@@ -206,18 +206,10 @@ func hint(cmd *cobra.Command, s *hintSettings, args []string) error {
 	if err != nil {
 		return fmt.Errorf("hint: %w", err)
 	}
-	if s.asJSON {
-		_, err = cmd.OutOrStdout().Write(body)
-		return err
-	}
-	return printReceipts(cmd.OutOrStdout(), body)
+	return show(cmd, body, s.asJSON, printReceipts)
 }
 
-func printReceipts(out io.Writer, body []byte) error {
-	var answer admin.HintAnswer
-	if err := json.Unmarshal(body, &answer); err != nil {
-		return errors.New("hint: the agent's answer is no JSON")
-	}
+func printReceipts(out io.Writer, answer *admin.HintAnswer) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	listReceipts(t, answer.Receipts)
 	return t.Flush()

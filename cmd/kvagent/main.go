@@ -37,6 +37,24 @@ type exitError struct {
 
 func (e exitError) Unwrap() error { return e.error }
 
+// fill reads the settings of a command that are not on its command line.
+func fill(cmd *cobra.Command, _ []string) error {
+	return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
+}
+
+// show prints an agent's answer as it is, or by print.
+func show[T any](cmd *cobra.Command, body []byte, asJSON bool, print func(out io.Writer, answer *T) error) error {
+	if asJSON {
+		_, err := cmd.OutOrStdout().Write(body)
+		return err
+	}
+	var answer T
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return fmt.Errorf("%s: %w", cmd.Name(), err)
+	}
+	return print(cmd.OutOrStdout(), &answer)
+}
+
 func main() {
 	err := rootCommand().Execute()
 	if err == nil {
@@ -161,10 +179,8 @@ func checkCommand() *cobra.Command {
 It ends with 0, or prints the reason and ends with 1: no agent answers, or the agent says why it does not serve.`,
 		Example: `  kvagent check ready
   kvagent check live --socket-dir /run/kvagent`,
-		Args: settings.Args(cobra.MatchAll(cobra.ExactArgs(1), checkArgument)),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
-		},
+		Args:    settings.Args(cobra.MatchAll(cobra.ExactArgs(1), checkArgument)),
+		PreRunE: fill,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, err := adminclient.New(*dir).Get(cmd.Context(), checks[args[0]])
 			if err != nil {
@@ -194,10 +210,8 @@ func setCommand() *cobra.Command {
 engines compute; with saves off, nothing new is stored. Engines are notified at once.`,
 		Example: `  kvagent set loads=off
   kvagent set loads=on saves=on --socket-dir /run/kvagent`,
-		Args: settings.Args(cobra.MinimumNArgs(1)),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
-		},
+		Args:    settings.Args(cobra.MinimumNArgs(1)),
+		PreRunE: fill,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			query, err := parseSwitches(args)
 			if err != nil {

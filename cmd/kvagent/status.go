@@ -1,12 +1,9 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"text/tabwriter"
 	"time"
 
@@ -31,10 +28,8 @@ missing ranks, the use of the pool, the hit rate of look-ups, the queues, and pr
 		Example: `  kvagent status --socket-dir /run/kvagent
   kvagent status --json | jq .hit_rate
   kvagent status --watch`,
-		Args: settings.Args(cobra.NoArgs),
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			return settings.Invalid(settings.Fill(cmd.Flags(), os.LookupEnv))
-		},
+		Args:    settings.Args(cobra.NoArgs),
+		PreRunE: fill,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case watch && asJSON:
@@ -42,30 +37,17 @@ missing ranks, the use of the pool, the hit rate of look-ups, the queues, and pr
 			case watch:
 				return watchStatus(cmd.Context(), cmd.OutOrStdout(), *dir)
 			}
-			return status(cmd.Context(), cmd.OutOrStdout(), *dir, asJSON)
+			body, err := adminclient.New(*dir).Get(cmd.Context(), "/status")
+			if err != nil {
+				return err
+			}
+			return show(cmd, body, asJSON, printStatus)
 		},
 	}
 	addSocketDir(cmd, dir)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the agent's answer as JSON")
 	cmd.Flags().BoolVar(&watch, "watch", false, "refresh every two seconds until interrupted, with rates")
 	return cmd
-}
-
-// status prints the agent's current status.
-func status(ctx context.Context, out io.Writer, dir string, asJSON bool) error {
-	body, err := adminclient.New(dir).Get(ctx, "/status")
-	if err != nil {
-		return err
-	}
-	if asJSON {
-		_, err = out.Write(body)
-		return err
-	}
-	var st admin.Status
-	if err := json.Unmarshal(body, &st); err != nil {
-		return fmt.Errorf("status: %w", err)
-	}
-	return printStatus(out, &st)
 }
 
 func printStatus(out io.Writer, st *admin.Status) error {
