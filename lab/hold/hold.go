@@ -1,9 +1,10 @@
-// Package hold serves an agent that stops in the middle of a load when it is told to, for tests of
-// what engines do then.
+// Package hold serves an agent that stops in the middle of a load when it is told to, or whose disk
+// is slow, for tests of what engines do then.
 package hold
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,13 +17,18 @@ import (
 	"github.com/kvagent/kvagent/agent"
 	"github.com/kvagent/kvagent/cudaipc"
 	"github.com/kvagent/kvagent/cudaipc/host"
+	"github.com/kvagent/kvagent/pool"
+	"github.com/kvagent/kvagent/pool/disk"
 	"github.com/kvagent/kvagent/pool/dram"
+	"github.com/kvagent/kvagent/pool/fault"
+	"github.com/kvagent/kvagent/pool/tier"
 	"github.com/kvagent/kvagent/settings"
 )
 
 const (
 	poolBytes   = 64 << 20 // the size of the agent's pool
 	keepPercent = 10       // of the pool: what requests may keep, as by serve's default
+	diskTakes   = 100 * time.Millisecond
 )
 
 // Command returns the process that only tests start. It serves until its input ends, and reads
@@ -31,17 +37,17 @@ const (
 //	hold N    lets N copies of loads pass, and holds those after them; it says "held" at the first
 //	release   starts the held copies, and holds none any more
 //
-// It answers each with "ok".
+// It answers each with "ok". Its disk, if it has one, takes diskTakes for each call.
 func Command() *cobra.Command {
 	return &cobra.Command{
-		Use: "hold DIR", Hidden: true, Args: cobra.ExactArgs(1),
+		Use: "hold DIR [DISK]", Hidden: true, Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return serve(args[0], cmd.InOrStdin(), cmd.OutOrStdout())
+			return serve(args[0], args[1:], cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 }
 
-func serve(dir string, in io.Reader, out io.Writer) (err error) {
+func serve(dir string, disks []string, in io.Reader, out io.Writer) (err error) {
 	p, err := dram.Open(dram.Options{Bytes: poolBytes, HugePages: dram.Off})
 	if err != nil {
 		return err
@@ -57,7 +63,12 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	}
 	d := newDevice(h, func() { fmt.Fprintln(out, "held") })
 	defer func() { err = errors.Join(err, d.Close(cudaipc.AllPeers)) }()
-	a, err := agent.New(agent.Config{Dir: dir, KeepPercent: keepPercent}, p, d, zap.NewNop())
+	all, end, err := below(p, disks)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	a, err := agent.New(agent.Config{Dir: dir, KeepPercent: keepPercent}, all, d, zap.NewNop())
 	if err != nil {
 		return err
 	}
@@ -67,6 +78,27 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 		return err
 	}
 	return obey(d, in, out)
+}
+
+// below puts slow disks below memory.
+func below(p *dram.Pool, disks []string) (all pool.Memory, end func() error, err error) {
+	if len(disks) == 0 {
+		return p, func() error { return nil }, nil
+	}
+	store, err := disk.Open(disk.Options{Dirs: []disk.Dir{{Path: disks[0], Bytes: 4 * poolBytes}}})
+	if err != nil {
+		return nil, nil, err
+	}
+	slow, err := fault.New(store, fault.Options{
+		Rates: map[fault.Kind]float64{fault.Delay: 1}, MaxDelay: diskTakes,
+		Sleep: func(context.Context, time.Duration) error { time.Sleep(diskTakes); return nil },
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, store.Close())
+	}
+	tiers := []tier.Tier{{Name: "disk", Store: slow, Local: true, Write: tier.OnSave}}
+	stack, err := tier.Open(p, tiers, tier.Options{PrefetchBytes: poolBytes / 2, Node: "hold"})
+	return stack, func() error { return errors.Join(stack.Close(), store.Close()) }, err
 }
 
 func obey(d *device, in io.Reader, out io.Writer) error {

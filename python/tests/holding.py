@@ -5,15 +5,26 @@ from __future__ import annotations
 import select
 import subprocess
 
+from typing import TYPE_CHECKING
+
 from tests.agent import KVBENCH, PATIENCE_S, START_S, AgentProcess, eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class HoldingAgent(AgentProcess):
-    """The agent in a folder. Its copies of loads can be held back."""
+    """The agent in a folder. Its copies of loads can be held back. ``disk``: a slow one below its
+    memory.
+    """
+
+    def __init__(self, folder: Path, *disk: str) -> None:
+        self._hold = [str(KVBENCH), "hold", str(folder), *disk]
+        super().__init__(folder)
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [str(KVBENCH), "hold", str(self.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+            self._hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             bufsize=0,
         )  # fmt: skip
         eventually(self._answers, "an agent that answers", START_S)

@@ -56,18 +56,19 @@ def measure(llm: Any, times: int) -> tuple[list[float], list[float]]:
     side = None if llm.llm_engine.vllm_config.kv_transfer_config is None else real.sides(llm)[0]
     for i in range(times):
         cold.append(first_token_s(llm, f"cold{i}", prompt(i)))
-        _forget(llm)
+        forget(llm)
         if side is None:
             continue
         loaded = side.counts.tokens_loaded
         took = first_token_s(llm, f"warm{i}", prompt(i))
         if side.counts.tokens_loaded - loaded >= TOKENS - 2 * real.BLOCK:
             warm.append(took)
-        _forget(llm)
+        forget(llm)
     return cold, warm
 
 
-def _forget(llm: Any) -> None:
+def forget(llm: Any) -> None:
+    """Reset the engine's own cache."""
     real.settle(llm)
     eventually(llm.reset_prefix_cache, "an engine without blocks")
 
