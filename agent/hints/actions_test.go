@@ -170,6 +170,60 @@ func TestWhatHelped(t *testing.T) {
 	}
 }
 
+// Each action gets each receipt but those that cannot be. The connector alone defers what waits for
+// the end of a request.
+func TestEachReceiptOfEachAction(t *testing.T) {
+	never := map[hints.State]map[hints.Kind]string{
+		hints.Clipped: {hints.Demote: "nothing limits how many blocks may go first"},
+		hints.Deferred: {
+			hints.Retain: "it ranks at once", hints.Pin: "it pins at once", hints.Demote: "it ranks at once",
+		},
+	}
+	all, tooMany := chain("all", 9), chain("too many", hints.MaxBlocks/16+1)
+	for kind := hints.Retain; kind <= hints.Fetch; kind++ {
+		for state := hints.Accepted; state <= hints.Missing; state++ {
+			if never[state][kind] != "" {
+				continue
+			}
+			w, action, on := newWorld(t, 0), hints.Action{Kind: kind, Peer: "there:1", Priority: 90}, all
+			shelf := map[string]pool.Hashes{string(all.At(0)): all}
+			brings := kind == hints.Prefetch || kind == hints.Fetch
+			if !brings && state != hints.Missing {
+				w.save(all)
+			}
+			switch {
+			case state == hints.Accepted && !brings:
+				on = all.Slice(6, 9)
+			case state == hints.Clipped && brings:
+				shelf[string(all.At(0))] = all.Slice(0, 5)
+			case state == hints.Clipped && kind == hints.Drop:
+				on = all.Slice(0, 6) // others follow
+			case state == hints.Deferred && kind == hints.Drop:
+				action.For = time.Minute
+			case state == hints.Rejected:
+				on = tooMany
+			case state == hints.Missing:
+				clear(shelf)
+			}
+			_, release := fetching(w, shelf)
+			later := make(chan hints.Receipt, 1)
+			got := w.ledger.Told(&hints.Hint{
+				Space: w.space, Actions: []hints.Action{action}, Chains: []hints.Chain{{Hashes: on}}, Exact: true,
+				Later: func(r hints.Receipt) { later <- r },
+			})[0]
+			if brings && state != hints.Rejected {
+				release <- struct{}{}
+				if last := <-later; state != hints.Deferred {
+					got = last
+				}
+			}
+			if got.State != state || (got.Reason == "") != (state == hints.Accepted) {
+				t.Errorf("%s: %+v, want %s", kind, got, state)
+			}
+		}
+	}
+}
+
 // fetching is a ledger with tiers and another agent, which have the blocks of shelf. begun has room
 // for one prefetch that has begun; each goes on after one release.
 func fetching(w *world, shelf map[string]pool.Hashes) (begun, release chan struct{}) {
@@ -181,7 +235,8 @@ func fetching(w *world, shelf map[string]pool.Hashes) (begun, release chan struc
 		}
 	}
 	w.ledger = hints.New(hints.Config{
-		Memory: w.pool, Capacity: poolBytes, Now: func() time.Time { return w.now },
+		Memory: w.pool, Capacity: poolBytes, PinBudget: 6 * blockBytes, Ranks: true,
+		Now: func() time.Time { return w.now },
 		Raise: func(ctx context.Context, _ pool.SpaceID, _ uint8, h pool.Hashes) {
 			select {
 			case begun <- struct{}{}:
