@@ -4,7 +4,6 @@ package hold
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +27,7 @@ import (
 const (
 	poolBytes   = 64 << 20 // the size of the agent's pool
 	keepPercent = 10       // of the pool: what requests may keep, as by serve's default
-	diskTakes   = 100 * time.Millisecond
+	diskTakes   = 200 * time.Millisecond
 )
 
 // Command returns the process that only tests start. It serves until its input ends, and reads
@@ -37,7 +36,7 @@ const (
 //	hold N    lets N copies of loads pass, and holds those after them; it says "held" at the first
 //	release   starts the held copies, and holds none any more
 //
-// It answers each with "ok". Its disk, if it has one, takes diskTakes for each call.
+// It answers each with "ok". Its disk, if it has one, takes up to diskTakes for each call.
 func Command() *cobra.Command {
 	return &cobra.Command{
 		Use: "hold DIR [DISK]", Hidden: true, Args: cobra.RangeArgs(1, 2),
@@ -89,10 +88,7 @@ func below(p *dram.Pool, disks []string) (all pool.Memory, end func() error, err
 	if err != nil {
 		return nil, nil, err
 	}
-	slow, err := fault.New(store, fault.Options{
-		Rates: map[fault.Kind]float64{fault.Delay: 1}, MaxDelay: diskTakes,
-		Sleep: func(context.Context, time.Duration) error { time.Sleep(diskTakes); return nil },
-	})
+	slow, err := fault.New(store, fault.Options{Rates: map[fault.Kind]float64{fault.Delay: 1}, MaxDelay: diskTakes})
 	if err != nil {
 		return nil, nil, errors.Join(err, store.Close())
 	}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import select
 import subprocess
-
 from typing import TYPE_CHECKING
 
 from tests.agent import KVBENCH, PATIENCE_S, START_S, AgentProcess, eventually
