@@ -110,7 +110,8 @@ func (l *Ledger) rankLocked(w *wish) {
 	l.goOnLocked(w)
 }
 
-// clipLocked accounts what a wish retains, and shortens its chains to the session's share.
+// clipLocked accounts what a wish retains, stored or not, and shortens its chains to the session's
+// share.
 func (l *Ledger) clipLocked(w *wish) {
 	if w.session.name != "" {
 		for _, old := range slices.Clone(l.account(w).retains) {
@@ -122,9 +123,10 @@ func (l *Ledger) clipLocked(w *wish) {
 		}
 	}
 	r := w.receipt
+	each := r.Bytes / int64(r.Blocks)
 	allowed := min(l.c.Capacity/sessionPart-l.account(w).retained, l.c.Capacity/allPart-l.mu.retained)
-	if r.Bytes > allowed {
-		part := float64(max(0, allowed)) / float64(r.Bytes)
+	if all := each * int64(w.blocks); all > allowed {
+		part := float64(max(0, allowed)) / float64(all)
 		w.blocks = 0
 		for i := range w.chains {
 			c := &w.chains[i]
@@ -138,7 +140,7 @@ func (l *Ledger) clipLocked(w *wish) {
 			return
 		}
 	}
-	w.retained = r.Bytes
+	w.retained = each * int64(w.blocks)
 }
 
 func (l *Ledger) pinLocked(w *wish) {

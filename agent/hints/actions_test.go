@@ -49,6 +49,10 @@ func TestReceiptsOfRetain(t *testing.T) {
 	if got := w.ledger.Report().Retained; got != 7*blockBytes {
 		t.Errorf("%d bytes are retained, want those of 7 blocks", got)
 	}
+	part := chain("part", 9)
+	w.save(part.Slice(0, 3))
+	want(t, "beyond the share with what is not stored", w.of("two", part, retain)[0], hints.Clipped, 3)
+	want(t, "as before", w.of("two", b, retain)[0], hints.Clipped, 4)
 	want(t, "not stored", w.of("one", chain("none", 3), retain)[0], hints.Missing, 0)
 	for _, session := range []string{"three", "four", "five"} {
 		w.of(session, b, retain)

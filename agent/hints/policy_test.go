@@ -12,16 +12,19 @@ import (
 )
 
 // With the pool's own policy what is retained outlives as many new blocks as the pool has, what is
-// demoted goes before anything else, and neither is for longer than its time.
+// demoted goes before anything else, and neither is for longer than its time. A wish is also about
+// blocks that a look-up has asked for and that are stored later.
 func TestRanksHold(t *testing.T) {
 	for name, c := range map[string]struct {
 		action hints.Action
+		before int // blocks stored when it is told
 		others int // blocks stored since
 		want   int
 	}{
-		"retained": {hints.Action{Kind: hints.Retain, Priority: 100, For: time.Hour}, 400, 8},
-		"as is":    {hints.Action{Kind: hints.Retain, Priority: 50, For: time.Hour}, 400, 0},
-		"demoted":  {hints.Action{Kind: hints.Demote, For: time.Hour}, 32, 0},
+		"retained":       {hints.Action{Kind: hints.Retain, Priority: 100, For: time.Hour}, 8, 400, 8},
+		"retained early": {hints.Action{Kind: hints.Retain, Priority: 100, For: time.Hour}, 2, 400, 8},
+		"as is":          {hints.Action{Kind: hints.Retain, Priority: 50, For: time.Hour}, 8, 400, 0},
+		"demoted":        {hints.Action{Kind: hints.Demote, For: time.Hour}, 8, 32, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := time.Unix(1_000, 0)
@@ -45,11 +48,11 @@ func TestRanksHold(t *testing.T) {
 				w.save(chain(fmt.Sprint("old", i), 16))
 			}
 			a := chain("a", 8)
-			w.save(a)
+			p.Prefix(w.space, 0, a)
+			w.save(a.Slice(0, c.before))
 			now = now.Add(time.Second)
-			if r := w.of("chat", a, c.action)[0]; r.State != hints.Accepted {
-				t.Fatalf("%+v", r)
-			}
+			want(t, "told", w.of("chat", a, c.action)[0], hints.Accepted, c.before)
+			w.save(a)
 			for i := range c.others / 16 {
 				now = now.Add(time.Second)
 				h := chain(fmt.Sprint("new", i), 16)

@@ -48,30 +48,42 @@ func (p *Pool) CountUnused(s pool.SpaceID, group uint8, h pool.Hashes) (stored, 
 // maxAdvised bounds the entries before those of one advice that are advised on, too.
 const maxAdvised = 16 << 10
 
-// Advise implements pool.Advised. The policy ignores entries that have left meanwhile.
+// Advise implements pool.Advised. The policy may remember blocks that are not stored, such as those
+// that it refused; it ignores entries that have left meanwhile.
 func (p *Pool) Advise(s pool.SpaceID, group uint8, h pool.Hashes, a pool.Advice, lasts time.Duration) {
 	if p.advisor == nil {
 		return
 	}
 	var named advised
 	var first pool.Ref
-	p.eachVisible(s, group, &h, func(c *core, e uint32, _ int64) {
-		if len(named.entries) == 0 {
-			first = c.ref(e)
+	stored := false
+	for from := 0; from < h.N; from += lockStride {
+		p.mu.Lock()
+		c := p.core
+		id, _, ok := c.identOf(s, group, h.Len)
+		for i := from; ok && i < min(from+lockStride, h.N); i++ {
+			e := c.find(id, h.At(i))
+			if e != none && !c.recs.All[e].is(flagVisible) {
+				e = none
+			}
+			if e != none && !stored {
+				first, stored = c.ref(e), true
+			}
+			named.entries = append(named.entries, e)
+			named.prints = append(named.prints, c.seed.Hash(uint32(id), offheap.KeyOf(h.At(i))))
 		}
-		named.add(c, e)
-	})
-	if len(named.entries) == 0 {
-		return
+		p.mu.Unlock()
 	}
 	var chain advised // from the end of the part before
-	for more := lasts == 0; more && len(chain.entries) < maxAdvised; {
+	for more := stored && lasts == 0; more && len(chain.entries) < maxAdvised; {
 		first, more = p.before(first, &chain)
 	}
 	slices.Reverse(chain.entries)
 	slices.Reverse(chain.prints)
 	a.Entries, a.Prints = append(chain.entries, named.entries...), append(chain.prints, named.prints...)
-	p.advisor.Advise(&a, lasts)
+	if len(a.Entries) > 0 {
+		p.advisor.Advise(&a, lasts)
+	}
 }
 
 // advised is what an advice is about.
