@@ -128,8 +128,8 @@ type Advised interface {
 	// Memory.ReadWithoutTouch. An entry that others follow stays until a later call has dropped
 	// them. It returns the number of those dropped, of earlier calls' hashes, too.
 	DropUnused(s SpaceID, group uint8, h Hashes) int
-	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes, stored
-	// or not; facts (time 0) on the entries that precede them in their chain, too. It sets the
+	// Advise passes advice to the policy: a wish, with the time that it lasts, on the hashes,
+	// stored or not; facts (time 0) on the entries before them in their chain, too. It sets the
 	// advice's other fields.
 	Advise(s SpaceID, group uint8, h Hashes, a Advice, lasts time.Duration)
 }
