@@ -61,10 +61,10 @@ ADAPTERS = "tests/test_vllm_adapters.py"
 DRAFTS = "tests/vllm/test_drafts.py"
 EVENTS = "tests/test_vllm_events.py"
 MUTANTS = [
-    Mutant("the tier gives a save up without revoking it", "tier/saves.py",
-        "                memory.revoke(job.word)\n", "                pass\n",
+    Mutant("the tier gives a save up without revoking it", "tier/jobs.py",
+        "            memory.revoke(job.word)\n", "            pass\n",
         "neither_holds_rows", "with the bytes of another chunk", where=TIER),
-    Mutant("the tier copies on what did not verify", "tier/loads.py",
+    Mutant("the tier copies on what did not verify", "tier/jobs.py",
         "if status == BlockStatus.OK:", "if status >= BlockStatus.OK:",
         "is_not_stored_does_not_arrive", "assert", where=TIER),
     Mutant("the tier's space leaves the layout of chunks out", "tier/identity.py",

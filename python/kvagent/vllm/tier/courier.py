@@ -21,12 +21,11 @@ import zmq
 
 from kvagent import messages as m
 from kvagent.registration import Registration
-from kvagent.vllm.tier.loads import Loads
-from kvagent.vllm.tier.memory import REGION, Staging
+from kvagent.vllm.tier.jobs import Loads, Saves
+from kvagent.vllm.tier.memory import REGION, SaveMemory, Staging
 from kvagent.vllm.tier.orders import Ask, Finished, Load, Order, Result, Store
 from kvagent.vllm.tier.port import Port
 from kvagent.vllm.tier.questions import Questions
-from kvagent.vllm.tier.saves import SaveMemory, Saves
 from kvagent.vllm.weight_changes import with_generation
 
 if TYPE_CHECKING:

@@ -26,13 +26,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.boundary import Call, Errors, contained
-from kvagent.vllm.counters import CounterDeltas
+from kvagent.vllm.counters import CounterDeltas, count, texts
 from kvagent.vllm.geometry import check_version
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.space import unobserved as unobserved_changes
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
-from kvagent.vllm.tier.counters import CONNECTED, HELP, PREFIX, TierCounts
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.events import TierEvents
 from kvagent.vllm.tier.memory import Rows
@@ -57,7 +56,30 @@ FENCED = hasattr(OffloadingManager, "on_reset_flushed")
 fills them from a tier; from 0.33 on.
 """
 
+PREFIX = "vllm:kvagent_tier_"  # of metrics
+CONNECTED = "connected", "Whether the tier has an agent that answers."
+
 log = logging.getLogger("vllm.kvagent")
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """What the tier counts, in chunks unless it says blocks."""
+
+    errors: int = count("Errors of the tier's own in vLLM's calls.")
+    lookups: int = count("Chunks that were asked for.")
+    hits: int = count("Chunks that were stored.")
+    unanswered: int = count("Chunks for which the agent's answer did not come in time.")
+    loaded: int = count("Chunks that arrived and verified.")
+    loads_failed: int = count("Chunks that did not arrive, or did not verify.")
+    stored: int = count("Chunks that the agent stored, or had already.")
+    stores_failed: int = count("Chunks that the agent did not store.")
+    events_stored: int = count("Blocks of vLLM of which KV events said that the agent holds them.")
+    events_removed: int = count("Blocks of vLLM of which KV events said that the agent no longer holds them.")
+    events_unsaid: int = count("Chunks whose tokens the agent was not told, because it did not read for too long.")
+
+
+HELP = texts(TierCounts)
 
 
 @dataclass(slots=True)

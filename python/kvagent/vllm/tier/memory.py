@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import TypeVar
 
 from kvagent.messages import Region, RegionKind
 from kvagent.shm import SharedMemory, SyncWords
 
 REGION = 1  # region 0 holds the words
 STEP = 1  # the step that every job names; the step word has it from the begin
+REVOKES = 4096  # words of a session, and so the most saves in flight
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
@@ -77,6 +79,27 @@ class Staging:
         self._memory.close()
 
 
+class SaveMemory:
+    """The words of one session, and which of them are free."""
+
+    def __init__(self) -> None:
+        self.words = Words(REVOKES)
+        self.free = list(range(REVOKES))
+
+    def revoke(self, word: int) -> None:
+        """Revoke the saves that name a word."""
+        self.words.sync.revoke(word)
+
+    def give(self, word: int) -> None:
+        """Free a word, whose saves the agent has reported."""
+        self.words.sync.clear_revoke(word)
+        self.free.append(word)
+
+    def close(self) -> None:
+        """Unmap the words; those that are set stay so for the agent."""
+        self.words.close()
+
+
 class Rows:
     """The rows. ``close`` drops the descriptor; nothing else refers to vLLM's memory."""
 
@@ -113,3 +136,7 @@ class Rows:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+Memory = TypeVar("Memory", Staging, SaveMemory)
+"""What a session registers."""

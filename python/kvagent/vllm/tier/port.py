@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from kvagent.vllm.link import Link
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.tier.memory import Staging
-from kvagent.vllm.tier.saves import SaveMemory
+from kvagent.vllm.tier.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from kvagent.session import Session
     from kvagent.vllm.scheduler.agent_session import SessionChange
     from kvagent.vllm.tier.options import TierOptions
-
-
-Memory = TypeVar("Memory", Staging, SaveMemory)
 
 
 class Port(AgentSession, Generic[Memory]):
