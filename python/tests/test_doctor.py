@@ -268,31 +268,6 @@ def test_what_keeps_routers_from_hearing(config: str, environment: dict[str, str
         assert part in finding.text
 
 
-@pytest.mark.parametrize(
-    ("weights", "problem"),
-    [
-        (None, "medium storage as 0"),
-        ([{"name": "gpu", "weight": 1.0}, {"name": "cpu", "weight": 0.8}], "medium storage as 0"),
-        ([{"name": "gpu", "weight": 1.0}, {"name": "cpu", "weight": 0}, {"name": "storage", "weight": 1}], "cpu as 0"),
-        ([{"name": name, "weight": 0.5} for name in events.MEDIA], ""),
-    ],
-)
-def test_media_that_the_router_does_not_weigh_are_a_problem(weights: Any, problem: str, tmp_path: Path) -> None:
-    indexer = {} if weights is None else {"kvCacheBackendConfigs": weights}
-    plugin = {"type": "precise-prefix-cache-producer", "parameters": {"indexerConfig": indexer}}
-    file = tmp_path / "router.json"
-    file.write_text(json.dumps({"kind": "EndpointPickerConfig", "plugins": [{"type": "x"}, plugin]}))
-    finding = events.weighed(file)
-    assert problem in finding.text
-    assert bool(finding.hint) == bool(problem)
-
-
-def test_a_routers_configuration_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
-    (tmp_path / "broken").write_text("{")
-    for name in ("broken", "none"):
-        assert events.weighed(tmp_path / name).hint
-
-
 def test_events_are_looked_at_only_if_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     main(["--socket-dir", str(tmp_path / "none")])
     assert "KV events" not in capsys.readouterr().out

@@ -23,30 +23,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kvagent-doctor", description=__doc__)
     parser.add_argument("--socket-dir", default=socketdir.default(), help="the agent's (default %(default)s)")
     parser.add_argument("--kv-events-config", metavar="JSON", help="the engine's, to be checked for routers")
-    parser.add_argument("--router-config", metavar="FILE", help="llm-d's, JSON or YAML, to be checked for the media")
     given = parser.parse_args(arguments)
     try:
         socketdir.check(given.socket_dir)
     except WrongSetting as error:
         parser.error(str(error))
     problems = 0
-    for finding in findings(Path(given.socket_dir), given.kv_events_config, given.router_config):
+    for finding in findings(Path(given.socket_dir), given.kv_events_config):
         sys.stdout.write(finding.lines() + "\n")
         problems += bool(finding.hint)
     sys.stdout.write(f"{problems} problems\n" if problems else "all is well\n")
     return 1 if problems else 0
 
 
-def findings(
-    directory: Path, kv_events_config: str | None = None, router_config: str | None = None
-) -> Iterator[Finding]:
+def findings(directory: Path, kv_events_config: str | None = None) -> Iterator[Finding]:
     """Yield all findings, in the order of their dependencies."""
     yield from installed.packages()
     yield installed.seed()
     if kv_events_config is not None:
         yield from events.published(kv_events_config)
-    if router_config is not None:
-        yield events.weighed(Path(router_config))
     here = list(host.directory(directory))
     yield from here
     if any(finding.hint for finding in here):

@@ -10,13 +10,7 @@ from kvagent.doctor import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
-MEDIA = ("gpu", "cpu", "storage")
-"""What events tell of, as llm-d names it: the engine's cache, the agent's memory and its disk."""
-DEFAULTS: dict[str, Any] = {"gpu": 1.0, "cpu": 0.8}
-"""What llm-d weighs by itself of them."""
-WEIGHTS = "kvCacheBackendConfigs"
 HASHES = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
 
 
@@ -62,44 +56,3 @@ def _replay(config: dict[str, Any]) -> Finding:
         "KV events cannot be replayed: a router that subscribes after they were published never hears of them",
         'a "replay_endpoint" in --kv-events-config, if the router asks for one',
     )
-
-
-def weighed(path: Path) -> Finding:
-    """Return whether llm-d's configuration names all media that events tell of."""
-    try:
-        config = _parsed(path.read_text())
-    except (OSError, ValueError) as error:
-        return Finding(f"--router-config {path}: {error}", "give the router's configuration, as JSON or YAML")
-    named = {str(one.get("name")): one.get("weight") for one in _entries(config) if isinstance(one, dict)}
-    weights = named or DEFAULTS
-    missing = [name for name in MEDIA if not weights.get(name)]
-    if not missing:
-        return Finding(f"llm-d weighs blocks by medium: {', '.join(f'{name} {weights[name]}' for name in MEDIA)}")
-    return Finding(
-        f"llm-d counts blocks of medium {', '.join(missing)} as 0: {WEIGHTS} does not name it",
-        f"under indexerConfig, {WEIGHTS}: [{{name: gpu, weight: 1.0}}, {{name: cpu, weight: 0.8}}, "
-        "{name: storage, weight: 0.5}]",
-    )
-
-
-def _parsed(text: str) -> Any:
-    """Return what a text of JSON or YAML has. Raise ValueError."""
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        try:
-            import yaml  # type: ignore[import-untyped, unused-ignore]  # vLLM brings it
-        except ImportError:
-            raise ValueError(f"{error}; YAML needs PyYAML") from None
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError as problem:
-            raise ValueError(str(problem)) from None
-
-
-def _entries(config: Any) -> list[Any]:
-    """Return the weights of media, wherever they are in a configuration."""
-    if isinstance(config, dict):
-        found = config.get(WEIGHTS)
-        return found if isinstance(found, list) else [one for part in config.values() for one in _entries(part)]
-    return [one for part in config for one in _entries(part)] if isinstance(config, list) else []
