@@ -407,100 +407,12 @@ def test_a_model_of_another_hub_is_not_looked_for_in_this_one(hub: Path, monkeyp
     assert weights_digest(SimpleNamespace(model="org/m", revision=None)) is None
 
 
-# Object stores.
-
-
-class Store:
-    """S3's client, as far as a listing needs it."""
-
-    def __init__(self, objects: dict[str, tuple[int, str, float]]) -> None:
-        self.objects = objects
-        self.failure: Exception | None = None
-
-    def client(self, service: str, endpoint_url: str | None, config: Any) -> Store:
-        assert service == "s3"
-        return self
-
-    def get_paginator(self, call: str) -> Store:
-        assert call == "list_objects_v2"
-        return self
-
-    def paginate(self, Bucket: str, Prefix: str) -> list[dict[str, Any]]:  # noqa: N803  theirs
-        if self.failure is not None:
-            raise self.failure
-        found = [(f"{Bucket}/{Prefix}", name, one) for name, one in self.objects.items()]
-        assert all(place == "bucket/m/" for place, _, _ in found)
-        return [
-            {"Contents": [{"Key": f"m/{name}", "Size": size, "ETag": tag, "LastModified": _Time(at)}]}
-            for _, name, (size, tag, at) in found
-        ] + [{}]
-
-
-class _Time(float):
-    def timestamp(self) -> float:
-        return float(self)
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    made = Store({"a.safetensors": (10, '"1"', 1000.0), "b.safetensors": (10, '"2"', 1000.0)})
-    boto3, botocore, config = ModuleType("boto3"), ModuleType("botocore"), ModuleType("botocore.config")
-    boto3.client = made.client  # type: ignore[attr-defined]
-    config.Config = dict  # type: ignore[attr-defined]
-    for module in (boto3, botocore, config):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    return made
-
-
-def of_store(folder: Path, url: str = "s3://bucket/m/") -> str | None:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(CONFIG)
-    return weights_digest(model(folder, model_weights=url), load("runai_streamer"))
-
-
-def test_weights_of_an_object_store_have_an_identity_that_survives_a_restart(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = of_store(tmp_path / "here")
-    assert first is not None
-    store.objects = dict(reversed(store.objects.items()))
-    assert of_store(tmp_path / "there") == first == of_store(tmp_path / "here", "s3://bucket/m")
-    seen: set[str | None] = {first}
-    for changed in ((10, '"3"', 1000.0), (11, '"1"', 1000.0)):
-        store.objects["a.safetensors"] = changed
-        seen.add(of_store(tmp_path / "here"))
-    assert len(seen) == 3
-    assert None not in seen
-    other = tmp_path / "config"
-    other.mkdir()
-    (other / "config.json").write_text(CONFIG)
-    asked = model(tmp_path / "here", model_weights="s3://bucket/m/", hf_config_path=str(other))
-    seen = {weights_digest(asked, load("runai_streamer"))}
-    (other / "config.json").write_text("{}")
-    seen |= {weights_digest(asked, load("runai_streamer", model_loader_extra_config={"concurrency": 4})), first}
-    assert len(seen) == 3, "the rest counts as it does with a folder"
-    assert None not in seen
-    assert weights_digest(asked, load("runai_streamer", model_loader_extra_config={"pattern": "x"})) is None
-    monkeypatch.setattr(weights, "process_began_ns", lambda: 1_050_000_000_000)
-    assert weights_digest(asked, load("runai_streamer")) is None, "the other configuration was changed since"
-    assert of_store(tmp_path / "here") is None, "it changed when this process began, by the store's clock"
-    monkeypatch.setattr(weights, "process_began_ns", lambda: 1_070_000_000_000)
-    assert of_store(tmp_path / "here") is not None
-
-
-def test_an_object_store_that_does_not_say_leaves_the_weights_unknown(
-    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert of_store(tmp_path / "m", "az://bucket/m") is None
-    store.failure = RuntimeError("access denied")
-    assert of_store(tmp_path / "m") is None
-    assert "s3://bucket/m/: RuntimeError: access denied" in caplog.text
-    store.failure = None
-    monkeypatch.setattr("kvagent.weights.objects.MAX_OBJECTS", 1)
-    assert of_store(tmp_path / "m") is None
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "boto3", None)
-    assert of_store(tmp_path / "m") is None
+def test_weights_of_an_object_store_need_a_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write(tmp_path / "model", safetensors(1))
+    for how in ("runai_streamer", "auto"):
+        assert weights_digest(model(folder, model_weights="s3://bucket/m/"), load(how)) is None
+        assert "s3://bucket/m/: an object store; to share blocks, name the weights with the option" in caplog.text
+        caplog.clear()
 
 
 # Draft models.

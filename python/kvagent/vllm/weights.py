@@ -1,5 +1,4 @@
-"""Which weights an engine has, from vLLM's configuration: a digest of the files or objects that
-vLLM reads.
+"""Which weights an engine has, from vLLM's configuration: a digest of the files that vLLM reads.
 
 The engine has loaded them earlier. So in a process that vLLM created for this engine, a file that
 changed after the process started counts as unknown: nothing shows which version was loaded.
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvagent.vllm.resolved import harmless
-from kvagent.weights import files, objects
+from kvagent.weights import files
 from kvagent.weights.samples import Unreadable
 
 MARGIN_NS = 1_000_000_000  # tolerance between the clocks that stamp files and processes
@@ -40,7 +39,6 @@ matches files.
 
 npcache is absent: it reads copies that it made earlier. Other loaders may read anything.
 """
-_STREAMED = "runai_streamer"  # reads an object store's files as they are
 _PARTS = ("audio_model_id", "text_model_id")  # keys of a model's configuration that name further models
 _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
@@ -69,23 +67,21 @@ def load_format(load: Any) -> str:
 def _digest(model: Any, load: Any) -> str:
     since = process_began_ns()
     named = load_format(load)
-    url = str(getattr(model, "model_weights", None) or "")
-    _check(load, named in ((_STREAMED,) if url else _READ), named)
+    if url := getattr(model, "model_weights", None):
+        raise Unreadable(f"{url}: an object store; to share blocks, name the weights with the option weights_version")
+    _check(load, named)
     places = _places(model, load, since)
     found = [files.files(place) for place in places]
     if not any(found):
         raise Unreadable(f"{model.model}: its files are not here")
-    if not url:
-        return _joined(files.digest(some, [_reads(named, some)], since) for some in found)
-    # The first folder has the store's configuration, fetched just now.
-    here = [files.digest(some, [], since if i else None) for i, some in enumerate(found)]
-    return _joined([*here, objects.digest(url, since)])
+    parts = [files.digest(some, [_reads(named, some)], since) for some in found]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _check(load: Any, known: bool, named: str) -> None:
+def _check(load: Any, named: str) -> None:
     """Raise Unreadable for a loader that may read anything else."""
     extra = getattr(load, "model_loader_extra_config", None) or {}
-    if not known:
+    if named not in _READ:
         raise Unreadable(f"load_format {named}: it may read other weights than those in the folder")
     allowed = {one.rpartition(".")[2] for one in harmless() if one.startswith("LoadConfig.model_loader_extra_config.")}
     if not (isinstance(extra, dict) and set(extra) <= allowed):
@@ -177,7 +173,3 @@ def process_began_ns() -> int | None:
         return None
     age_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     return time.time_ns() - age_ns - MARGIN_NS
-
-
-def _joined(parts: Any) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
