@@ -68,12 +68,19 @@ class ChangingEngine(SimulatedEngine):
         asked.close()
         return mine.boot == workers.boot == asked.boot
 
-    def new_weights(self) -> None:
+    def new_weights(self, name: str = "") -> None:
         """Act like vLLM's reset_prefix_cache with reset_connector, until the pool can be used
         again.
         """
         self.scheduler.reset()
+        if name:
+            self.scheduler.weights_named(name)
         eventually(self.there, "an engine that is registered")
+
+    def name_weights(self, name: str) -> None:
+        """Act like vLLM's finish_weight_update with this name."""
+        self.scheduler.weights_named(name)
+        eventually(self.there, "an engine of that name")
 
 
 @pytest.fixture
@@ -128,13 +135,11 @@ def test_each_update_is_another_identity(engines: Callable[..., ChangingEngine])
         assert not engine.finds(prompt, salt)
 
 
-def test_engines_that_are_given_one_name_share_again(engines: Callable[..., ChangingEngine], tmp_path: Path) -> None:
-    names = [tmp_path / "one", tmp_path / "two"]
-    one, two = (engines(path.name, weights_version_file=str(path)) for path in names)
+def test_engines_that_are_given_one_name_share_again(engines: Callable[..., ChangingEngine]) -> None:
+    one, two = engines("one"), engines("two")
     one.stores("p", OLD)
-    for engine, path in zip((one, two), names, strict=True):
-        path.write_text("v2\n")
-        engine.new_weights()
+    for engine in (one, two):
+        engine.new_weights("v2")
     assert not one.finds("p", NEW)
     one.stores("q", NEW)
     assert two.finds("q", NEW)
@@ -143,21 +148,15 @@ def test_engines_that_are_given_one_name_share_again(engines: Callable[..., Chan
     assert not engines("base").finds("q", OLD)
     two.new_weights()  # without a name
     assert not two.finds("q", NEW)
-    two.scheduler.weights_named("v2")  # as vLLM is told with finish_weight_update
-    eventually(two.there, "an engine of that name")
+    two.name_weights("v2")
     assert two.finds("q", NEW)
 
 
-def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(
-    engines: Callable[..., ChangingEngine], tmp_path: Path
-) -> None:
-    path = tmp_path / "version"
-    one = engines("one", generation=NAMED + "v1", weights_version_file=str(path))
-    two = engines("two", generation=NAMED + "v1")
+def test_a_plain_reset_forgets_what_is_stored_and_ends_no_sharing(engines: Callable[..., ChangingEngine]) -> None:
+    one, two = engines("one", generation=NAMED + "v1", weights_fixed=True), engines("two", generation=NAMED + "v1")
     fixed, plain = engines("fixed", weights_fixed=True), engines("plain")
     for engine, other in ((one, two), (fixed, plain)):
         engine.stores("p", OLD)
-        path.write_text("v1\n")
         engine.scheduler.reset()
         assert not engine.finds("p", OLD)
         engine.stores("q", OLD)
@@ -438,14 +437,11 @@ def test_a_block_that_is_hashed_right_before_its_request_loses_it(
     assert [engine.scheduler.blocks.is_stale(block) for block in table[:3]] == [True, True, False]
 
 
-def test_on_two_nodes_that_share_a_store(
-    engines: Callable[..., ChangingEngine], nodes: list[AgentProcess], tmp_path: Path
-) -> None:
+def test_on_two_nodes_that_share_a_store(engines: Callable[..., ChangingEngine], nodes: list[AgentProcess]) -> None:
     """Blocks saved on one node reach the other through the store, if the weights are equal."""
     here, there = nodes
-    path = tmp_path / "version"
     patient = {"tier_wait_ms": 20_000.0}
-    updated = engines("updated", at=here, weights_version_file=str(path), **patient)
+    updated = engines("updated", at=here, **patient)
     other, third = engines("other", at=there, **patient), engines("third", at=there, generation=NAMED + "v2", **patient)
     updated.stores("p", OLD)
     eventually(lambda: other.finds("p", OLD), "what the first node saved")
@@ -457,15 +453,14 @@ def test_on_two_nodes_that_share_a_store(
     assert not updated.finds("q", NEW)
     assert not updated.finds("p", NEW)
     assert not other.finds("r", OLD)
-    path.write_text("v2\n")
-    updated.new_weights()
+    updated.new_weights("v2")
     updated.stores("s", NEW)
     eventually(lambda: third.finds("s", NEW), "what an engine of that name saved on the other node")
     assert not other.finds("s", OLD)
-    path.write_text("v2\n")
+    plain = engines("plain", at=here, generation=NAMED + "v2", weights_fixed=True, **patient)
     before = third.epoch()
-    updated.new_weights()  # the version that is in force again: a plain reset
-    assert not updated.finds("s", NEW)
+    plain.new_weights()  # a plain reset
+    assert not plain.finds("s", NEW)
     eventually(lambda: third.epoch() > before, "the reset at the other node")
-    updated.stores("t", NEW)
+    plain.stores("t", NEW)
     eventually(lambda: third.finds("t", NEW), "what was saved after a plain reset")

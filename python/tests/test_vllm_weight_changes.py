@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,14 +17,10 @@ from kvagent.vllm.weight_changes import (
     PAIR,
     PRIVATE,
     Generations,
-    VersionFile,
     initial_generation,
     unobserved_changes,
     with_generation,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def config(instance: str = "1", engine: str = "e", **more: Any) -> Any:
@@ -44,8 +40,6 @@ def test_what_names_a_version_is_checked() -> None:
         ({"weights_version": "v1\n"}, "weights_version"),
         ({"weights_version": "ä"}, "weights_version"),
         ({"weights_version": "v" * (MAX_VERSION_BYTES + 1)}, "allowed is 1 to 128 letters"),
-        ({"weights_version_file": "v"}, "weights_version_file: 'v', allowed is an absolute path"),
-        ({"weights_version_file": "/v", "weights_fixed": True}, "weights_version_file: allowed only where"),
         ({"weights_fixed": "yes"}, "weights_fixed: 'yes', allowed is true or false"),
     ):
         with pytest.raises(OptionError, match=said):
@@ -104,47 +98,14 @@ def test_how_weights_can_change_unobserved() -> None:
         assert not list(unobserved_changes(config(parallel_config=parallel(backend=backend))))
 
 
-def test_a_file_speaks_for_one_reset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "version"
-    path.write_text("v0\n")
-    file = VersionFile(str(path))
-    assert file.take() == "", "what an earlier engine was told"
-    path.write_text("v12\n")
-    assert file.take() == "v12"
-    assert file.take() == "", "that was said for the reset before"
-    other = tmp_path / "other"
-    other.write_text("v12\n")
-    other.replace(path)
-    assert file.take() == "v12"
-    for wrong in ("v13", "", "\n", "v 13\n", "v13\n\n", "v" * (MAX_VERSION_BYTES + 1) + "\n"):
-        caplog.clear()
-        other.write_text(wrong)
-        other.replace(path)
-        assert file.take() == ""
-        assert "allowed is one line of 1 to 128 letters" in caplog.text
-    path.unlink()
-    assert file.take() == ""
-    path.mkdir()
-    assert file.take() == ""
-    assert "Is a directory" in caplog.text
-    assert VersionFile("").take() == ""
-
-
-def test_a_reset_is_of_new_weights_unless_the_user_says_otherwise(tmp_path: Path) -> None:
-    path = tmp_path / "version"
-    generations = Generations(LOADED, Options(weights_version_file=str(path)))
+def test_a_reset_is_of_new_weights_unless_the_user_says_otherwise() -> None:
+    generations = Generations(LOADED, Options())
     seen = [generations.now]
     for _ in range(2):
         assert generations.after_reset()
         assert generations.now.startswith(PRIVATE)
         seen.append(generations.now)
-    assert len(set(seen)) == 3
-    path.write_text("v1\n")
-    assert generations.after_reset()
-    assert (generations.now, generations.serial) == (NAMED + "v1", 4)
-    path.write_text("v1\n")
-    assert not generations.after_reset(), "the same version: a plain reset"
-    assert generations.after_reset(), "nothing was said for that one"
+    assert (len(set(seen)), generations.serial) == (3, 3)
     assert Generations(NAMED + "v1", Options()).after_reset(), "what it started with says nothing of the next weights"
     fixed = Generations(LOADED, Options(weights_fixed=True))
     assert not fixed.after_reset()

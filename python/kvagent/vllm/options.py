@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent import socketdir, starter
@@ -125,10 +124,6 @@ class Options(Constants):
     """The name of the weights that the engine starts with: engines with the same base model and
     version share blocks.
     """
-    weights_version_file: str = ""
-    """A file that names new weights at run time: each write applies to the next reset of the
-    connector.
-    """
     weights_fixed: bool = False
     """Whether the weights never change in place: every reset then concerns the cache alone."""
     media: str = "content"
@@ -235,14 +230,8 @@ def _check_agent(options: Options) -> None:
 
 
 def _check_weights(options: Options) -> None:
-    version, file = "weights_version", "weights_version_file"
     if options.weights_version and not is_version(options.weights_version):
-        raise OptionError(f"{version}: {options.weights_version!r}, allowed is {ALLOWED}", version)
-    if options.weights_version_file and not Path(options.weights_version_file).is_absolute():
-        raise OptionError(f"{file}: {options.weights_version_file!r}, allowed is an absolute path", file)
-    if options.weights_version_file and options.weights_fixed:
-        text = f"{file}: allowed only where weights_fixed is false: it names new weights"
-        raise OptionError(text, file, "weights_fixed")
+        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}", "weights_version")
 
 
 def _check_layerwise(options: Options) -> None:

@@ -110,53 +110,6 @@ def unobserved_changes(vllm_config: Any) -> Iterator[str]:
         yield f"distributed_executor_backend is {name}"
 
 
-class VersionFile:
-    """The file in which a user names the weights at run time.
-
-    Each write applies to the next reset only.
-
-    A reset may precede the change of the weights (vLLM's pause), so an earlier write says nothing
-    about a later reset.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path) if path else None
-        self._seen = self._stamp()
-        """A version in the file at the start belongs to an earlier engine."""
-
-    def take(self) -> str:
-        """Return the version written since the last call; empty if there is none, or an invalid
-        one.
-        """
-        stamp = self._stamp()
-        if self._path is None or stamp is None or stamp == self._seen:
-            return ""
-        self._seen = stamp
-        try:
-            with self._path.open("rb") as file:
-                text = file.read(MAX_VERSION_BYTES + 2)
-        except OSError as error:
-            log.warning("weights_version_file: %s: %s; the new weights are private", self._path, error.strerror)
-            return ""
-        version, newline, rest = text.decode(errors="replace").partition("\n")
-        if newline and not rest and is_version(version):
-            return version
-        log.warning(
-            "weights_version_file: %s holds %.140r, allowed is one line of %s that ends with a newline; the new "
-            "weights are private", self._path, text, ALLOWED,
-        )  # fmt: skip
-        return ""
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        if self._path is None:
-            return None
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
 class Generations:
     """The scheduler's current generation.
 
@@ -174,7 +127,6 @@ class Generations:
         self._fixed = options.weights_fixed
         self._unobserved = unobserved
         self._in_process = in_process
-        self._file = VersionFile(options.weights_version_file)
         self._warned = False
         if in_process and self.counts_resets:
             log.info(
@@ -197,11 +149,7 @@ class Generations:
         """
         if self._fixed:
             return False
-        version = self._file.take()
-        if version and NAMED + version == self.now:
-            log.info("weights: version %s again, by weights_version_file: the reset is plain", version)
-            return False
-        return self._change(NAMED + version if version else _private(), "reset_prefix_cache with reset_connector")
+        return self._change(_private(), "reset_prefix_cache with reset_connector")
 
     def after_call(self, call: str) -> bool:
         """Handle a call that is about to be made and may change the weights."""

@@ -8,7 +8,6 @@ workers are pickled.
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import pickle
 import time
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from tests.agent import AgentProcess
 
 EOS = 1
-_NUMBERS = itertools.count()
 
 
 class Attention:
@@ -101,14 +99,11 @@ class World:
         self.v2, self.ranks, self.depth, self.drafts, self.asynchronous = v2, ranks, depth, drafts, asynchronous
         self.blocks = blocks
         self.preempted = self.steps = 0
-        version = model.with_name(f"version-{next(_NUMBERS)}")
         options: dict[str, Any] = {
             "socket_dir": socket_dir, "min_load_tokens": BLOCK, "lookup_grace_ms": 10_000, "lookup_age_ms": 10_000,
             "lookup_wait_ms": 100, "pin_percent": 15, "start_wait_ms": 20_000,
         }  # fmt: skip
         options |= extra or {}
-        if not options.get("weights_fixed"):
-            options["weights_version_file"] = str(version)
         settings = {
             "kv_connector": "KVAgentConnector", "kv_connector_module_path": "kvagent.vllm", "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute", "kv_connector_extra_config": options,
@@ -162,7 +157,7 @@ class World:
         self.scheduler.use_v2_model_runner = v2
         if callable(events):
             self.scheduler.kv_event_publisher.publish = lambda batch: events(msgspec.msgpack.encode(batch))
-        self._version = version
+        self._named = not options.get("weights_fixed")
         self._greet()
         self._aggregator = KVOutputAggregator(ranks)
         self._flight: deque[_Launch] = deque()
@@ -250,9 +245,10 @@ class World:
             return False
         self.settle()
         self.gpu.weights += 1
-        if named:
-            self._version.write_text(f"{self.gpu.weights}\n")
         assert self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        if named and self._named:
+            connector = self.scheduler.connector
+            getattr(connector, "_connectors", [connector])[0].weights_named(str(self.gpu.weights))
         return True
 
     def forget(self) -> bool:
