@@ -9,8 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.guests.cells.memory import cell_extents
-from kvagent.vllm.guests.cells.plan import Cells, cells, layer_number
+from kvagent.vllm.guests.cells import Cells, cell_extents, cells, layer_number
 from kvagent.vllm.worker.memory import Memory, memory
 
 if TYPE_CHECKING:

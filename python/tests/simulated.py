@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from kvagent.vllm.guests.adapters.loaded import LoadedAdapters
+    from kvagent.vllm.guests.adapters import LoadedAdapters
 
 BLOCK = 16  # tokens
 BLOCK_BYTES = 64

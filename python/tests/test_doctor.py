@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.doctor import agent as of_agent
-from kvagent.doctor import events, host, installed
+from kvagent.doctor import host, installed
+from kvagent.doctor import installed as events
 from kvagent.doctor.__main__ import findings, main
 from kvagent.vllm.weight_changes import UNSHARED
 from tests.agent import BINARY, AgentProcess, Engine

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.guests.adapters import loaded as loading
-from kvagent.vllm.guests.adapters.keys import Adapters
-from kvagent.vllm.guests.adapters.loaded import LoadedAdapter, LoadedAdapters
-from kvagent.weights import files
+from kvagent import files
+from kvagent.vllm.guests import adapters as loading
+from kvagent.vllm.guests.adapters import Adapters, LoadedAdapter, LoadedAdapters
 from tests.agent import AgentProcess, eventually
 from tests.sides import guest
 from tests.simulated import BLOCK, SimulatedEngine
@@ -404,7 +403,7 @@ def contents(adapters: Adapters) -> tuple[tuple[int, int], ...]:
 
 
 def test_a_content_that_was_dropped_may_have_left_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvagent.vllm.guests.adapters.keys.MAX_KNOWN", 1)
+    monkeypatch.setattr("kvagent.vllm.guests.adapters.MAX_KNOWN", 1)
     adapters = Adapters(1)
     assert not adapters.report([LoadedAdapter(1, 1, b"1" * 32)])[2]
     assert not adapters.report([LoadedAdapter(2, 2, b"2" * 32)])[2]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from kvagent.vllm.geometry import Unsupported, ranks, replicated
-from kvagent.vllm.guests.cells.memory import cell_extents
-from kvagent.vllm.guests.cells.plan import distribution
+from kvagent.vllm.guests.cells import cell_extents, distribution
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.space import _distribution
 from kvagent.vllm.worker.memory import memory
@@ -195,7 +194,7 @@ def test_memory_that_cannot_be_split_is_refused() -> None:
 
 
 def test_a_rank_with_too_many_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvagent.vllm.guests.cells.memory.MAX_SEGMENTS", 4 * LAYERS * STATES - 1)
+    monkeypatch.setattr("kvagent.vllm.guests.cells.MAX_SEGMENTS", 4 * LAYERS * STATES - 1)
     caches = caches_of(range(LAYERS), 8, LAYOUTS["LBNHC"])
     with pytest.raises(Unsupported, match="lie in 48 runs, allowed is 1 to 47"):
         memory(caches, [list(caches)], BLOCKS, extents_of=partial(cell_extents, plan=plan_of(1, 1, 8), rank=0))

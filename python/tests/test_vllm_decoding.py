@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.scheduler.save_plan import RUN_STEPS, SEND_STEPS
-from kvagent.vllm.scheduler.saves import HOLD_S
+from kvagent.vllm.scheduler.saves import HOLD_S, RUN_STEPS, SEND_STEPS
 from tests.agent import AgentProcess, eventually
 from tests.simulated import BLOCK, Clock, SimulatedEngine, Step
 

@@ -17,10 +17,20 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionEnded
 from kvagent.stream import FrameStream
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.events import publication, tokens
-from kvagent.vllm.guests.events.publication import ASK_BLOCKS, EventsOptions, Publication, Published
-from kvagent.vllm.guests.events.tokens import RUN_BYTES, Tokens, extra_of, salt_of, unpacked
-from kvagent.vllm.guests.events.waking import Waker
+from kvagent.vllm.guests.events import publication
+from kvagent.vllm.guests.events import publication as tokens
+from kvagent.vllm.guests.events.publication import (
+    ASK_BLOCKS,
+    RUN_BYTES,
+    EventsOptions,
+    Publication,
+    Published,
+    Tokens,
+    Waker,
+    extra_of,
+    salt_of,
+    unpacked,
+)
 from kvagent.vllm.internals import waker
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.agent_session import AgentSession

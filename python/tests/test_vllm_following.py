@@ -10,10 +10,10 @@ import pytest
 
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.guests import drafts
-from kvagent.vllm.guests.adapters.keys import Adapted
+from kvagent.vllm.guests.adapters import Adapted
 from kvagent.vllm.guests.drafts import Followed, check_options, following_tokens
 from kvagent.vllm.options import OptionError, Options
-from kvagent.vllm.scheduler.save_plan import final_tokens
+from kvagent.vllm.scheduler.saves import final_tokens
 from tests.simulated import BLOCK, SimulatedEngine
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from kvagent.messages import Group, Registered
 from kvagent.vllm.geometry import Geometry, Unsupported
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.guests.nodes.joint import PLAN_BYTES, JointSession
-from kvagent.vllm.guests.nodes.orders import NODES, Answered, Facts, News, Orders, Question, Target
-from kvagent.vllm.guests.nodes.rules import NodePart
+from kvagent.vllm.guests.nodes.parts import NODES, Answered, Facts, News, NodePart, Orders, Question, Target
 from kvagent.vllm.guests.start import joined
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import Report, StepPlan
@@ -29,7 +28,7 @@ from tests.simulated import Pool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvagent.vllm.guests.nodes.lookups import JointLookups
+    from kvagent.vllm.guests.nodes.joint import JointLookups
     from kvagent.vllm.scheduler.agent_session import AgentSession
 
 HERE, THERE = b"h" * 16, b"t" * 16

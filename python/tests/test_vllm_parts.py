@@ -32,8 +32,7 @@ from kvagent.vllm.geometry import (
     ranks,
     shard,
 )
-from kvagent.vllm.guests.nodes.orders import Target, localized
-from kvagent.vllm.guests.nodes.rules import NodePart
+from kvagent.vllm.guests.nodes.parts import NodePart, Target, localized
 from kvagent.vllm.internals import around
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
@@ -41,10 +40,8 @@ from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, Worke
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
 from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
 from kvagent.vllm.scheduler.requests import Blocks
-from kvagent.vllm.scheduler.save_plan import final_tokens
-from kvagent.vllm.scheduler.saves import WorkerRevocation
-from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, with_resolved
-from kvagent.vllm.weights import weights_digest
+from kvagent.vllm.scheduler.saves import WorkerRevocation, final_tokens
+from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, weights_digest, with_resolved
 from kvagent.vllm.worker.memory import memory
 from tests.agent import eventually
 from tests.cells import parallel_of

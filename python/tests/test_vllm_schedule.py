@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvagent.vllm.scheduler.requests import Phase, Tracked
-from kvagent.vllm.scheduler.save_plan import DECODE_TOKENS, RUN_STEPS, SEND_STEPS, SaveSchedule
+from kvagent.vllm.scheduler.saves import DECODE_TOKENS, RUN_STEPS, SEND_STEPS, SaveSchedule
 from kvagent.vllm.worker.sync import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
 from tests.sides import running
 

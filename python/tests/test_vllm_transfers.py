@@ -11,8 +11,8 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.messages import BlockStatus
-from kvagent.vllm.guests.transfers import names as tr
-from kvagent.vllm.guests.transfers.offers import Transfers
+from kvagent.vllm.guests import transfers as tr
+from kvagent.vllm.guests.transfers import Transfers
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.lookups import LookupWaits
 from kvagent.vllm.scheduler.requests import ANSWER_S

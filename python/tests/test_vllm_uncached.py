@@ -12,11 +12,10 @@ import pytest
 
 from kvagent.doctor.agent import engines as engine_findings
 from kvagent.doctor.agent import sharing
-from kvagent.vllm.boundary import RetiredScheduler
+from kvagent.vllm.boundary import MAX_REASON, Notice, RetiredScheduler, notice
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError, parse
 from kvagent.vllm.plan import Report, uncached_plan
-from kvagent.vllm.uncached import MAX_REASON, Notice, notice
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import weights
-from kvagent.vllm.space import UNKNOWN, identity
-from kvagent.vllm.weights import weights_digest
-from kvagent.weights import files, samples
-from kvagent.weights.samples import Opened, Unreadable
+from kvagent import files
+from kvagent.files import Opened, Unreadable
+from kvagent.vllm import space as weights
+from kvagent.vllm.space import UNKNOWN, identity, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +31,8 @@ CONFIG = '{"model_type": "m"}'
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat the files as too large to be read whole."""
-    monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(samples, "SAMPLES", 64)
+    monkeypatch.setattr(files, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(files, "SAMPLES", 64)
 
 
 def model(place: Path, **more: Any) -> Any:
@@ -100,7 +99,7 @@ def test_another_checkpoint_at_the_same_path_is_told_apart(
     MiB.
     """
     if not whole:
-        monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
     base = write(tmp_path / "base", safetensors(1))
     tuned = write(tmp_path / "tuned", safetensors(1, mlp_up=2, mlp_down=2))
     link = tmp_path / "model"
@@ -151,15 +150,15 @@ def test_equal_files_elsewhere_have_the_same_digest(tmp_path: Path, sampled: Non
 
 
 def test_samples_are_within_the_tensor_and_the_same_each_time() -> None:
-    for size in (0, 1, 4096, samples.SMALL_BYTES + 1, 1 << 20, (1 << 30) + 7):
-        span = samples.Span(12345, size)
-        found = list(samples.places(span, 1 << 20))
-        assert found == list(samples.places(span, 1 << 20))
+    for size in (0, 1, 4096, files.SMALL_BYTES + 1, 1 << 20, (1 << 30) + 7):
+        span = files.Span(12345, size)
+        found = list(files.places(span, 1 << 20))
+        assert found == list(files.places(span, 1 << 20))
         assert all(span.offset <= one.offset and one.offset + one.bytes <= span.offset + size for one in found)
-        if size <= samples.SMALL_BYTES:
+        if size <= files.SMALL_BYTES:
             assert sum(one.bytes for one in found) == size
         else:
-            assert len(found) >= samples.LEAST_SAMPLES
+            assert len(found) >= files.LEAST_SAMPLES
             assert found[0].offset == span.offset
             assert found[-1].offset + found[-1].bytes == span.offset + size
 
@@ -196,8 +195,8 @@ def test_a_hostile_header_says_nothing_of_the_weights(
 
 def test_a_file_of_torch_counts_by_its_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One changed element of a large storage that no sample covers."""
-    monkeypatch.setattr(samples, "WHOLE_BYTES", 0)
-    monkeypatch.setattr(samples, "SAMPLES", 1)
+    monkeypatch.setattr(files, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(files, "SAMPLES", 1)
     found = []
     for edit in (0, 1):
         storage = bytearray(4 << 20)
@@ -228,14 +227,14 @@ def test_a_zip_file_of_more_than_4_gib_is_understood(tmp_path: Path) -> None:
         file.write(directory + record + locator + end)
     with path.open("rb") as opened:
         one = Opened("large.bin", opened.fileno(), path.stat().st_size)
-        assert samples.Span(5 << 30, len(directory)) in samples.spans(one)
+        assert files.Span(5 << 30, len(directory)) in files.spans(one)
 
 
 def test_a_file_that_ends_early_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"a" * 100)
     with path.open("rb") as file, pytest.raises(Unreadable, match="ended at 100 of 200 bytes"):
-        samples.digests([Opened("a.gguf", file.fileno(), 200)])
+        files.digests([Opened("a.gguf", file.fileno(), 200)])
 
 
 # Which weights the engine has, and when it loaded them.
@@ -256,8 +255,10 @@ def test_files_that_changed_since_the_process_began_say_nothing(
 def test_files_that_change_while_they_are_read_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "model", safetensors(1))
 
+    digests = files.digests
+
     def read(some: Any) -> list[bytes]:
-        found = samples.digests(some)
+        found = digests(some)
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
         return found

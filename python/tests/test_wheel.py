@@ -12,10 +12,9 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes, or call torch: imported in an engine alone.
-OF_VLLM = {
-    f"kvagent.vllm.{name}"
-    for name in ("connector", "guests.events.form", "metadata", "scheduler.calls", "worker.calls", "tier.manager")
-} | {"kvagent.cuda.torchgpu"}
+OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "guests.events.form", "tier.manager")} | {
+    "kvagent.cuda.torchgpu"
+}
 
 
 def build(folder: Path, **environment: str) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvagent import socketdir
-from kvagent.doctor import Finding, agent, events, host, installed
+from kvagent.doctor import Finding, agent, host, installed
+from kvagent.doctor import installed as events
 from kvagent.errors import WrongSetting
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from kvagent.doctor import Finding
-from kvagent.vllm.uncached import PAIR as UNCACHED
+from kvagent.vllm.boundary import PAIR as UNCACHED
 from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE, UNSHARED
 
 if TYPE_CHECKING:

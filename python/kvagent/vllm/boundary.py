@@ -1,5 +1,5 @@
 """The boundary between vLLM and the connector: no error of the connector's leaves a call of vLLM's
-(docs/VLLM.md, "Errors").
+(docs/VLLM.md, "Errors"), and an engine that cannot be served runs without the agent and says so.
 
 A call that fails gets the answer of a connector that has nothing. If it is about one request, that
 request goes on uncached; after any other error the scheduler's part retires, and a worker leaves
@@ -7,7 +7,9 @@ the agent and joins it again. A part that fails again and again retires for good
 is logged once with its traceback, and all are counted (``errors``).
 
 Errors by which the connector refuses a start leave it: Unsupported with ``on_unsupported: fail``,
-and OptionError.
+and OptionError. Otherwise the scheduler's part retires, for a reason that it finds at its start, or
+that a worker reports with its first step: a worker sees the tensors of its KV caches, and groups
+that vLLM flattens for the scheduler.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from kvagent.messages import BlockStatus
+from kvagent.identity import identity_pairs
+from kvagent.messages import BlockStatus, Group, Role
 from kvagent.packing import Packed
+from kvagent.registration import Registration
 from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
-from kvagent.vllm.options import FAIL, OptionError
+from kvagent.vllm.link import Link
+from kvagent.vllm.options import FAIL, OptionError, Options
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, uncached_plan
-from kvagent.vllm.uncached import warn
+from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.worker.side import Results, bad_blocks
 
 if TYPE_CHECKING:
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
     from kvagent.vllm.worker.side import WorkerSide
+
 
 MAX_ERRORS = 8
 """The most errors after which a part goes on."""
@@ -367,3 +373,36 @@ WORKER = {
     "get_transfer_results": Call(of_step, again=True),
     "build_connector_worker_meta": Call(of_step, None, "_reporter"),
 }  # fmt: skip
+
+
+PAIR = "uncached"
+"""The key of the identity whose value is the reason."""
+MAX_REASON = 1000  # characters that the agent is told
+
+
+def warn(reason: str) -> None:
+    """Log that the engine is served uncached, with the reason and what to do."""
+    log.warning(
+        "this engine is served UNCACHED: nothing is saved or loaded, and every prompt is computed. Reason: %s. "
+        'To serve it cached, change what the reason names (docs/VLLM.md, "Models" and "What is not supported"); '
+        '"on_unsupported": "fail" in kv_connector_extra_config ends such a start instead',
+        reason.rstrip("."),
+    )
+
+
+def notice(engine: str, identity: dict[str, str], reason: str) -> Registration:
+    """Return the registration by which an agent lists the engine with the reason: that of a
+    scheduler whose only rank never comes. ``identity`` has the keys that every identity needs.
+    """
+    text = " ".join(reason.split())[:MAX_REASON]
+    return Registration(
+        instance=engine[:128], role=Role.SCHEDULER, identity=identity_pairs(identity | {PAIR: text}),
+        groups=(Group(1, 1),), hash_tokens=1,
+    )  # fmt: skip
+
+
+class Notice(AgentSession):
+    """Keeps a session that says that the engine is served uncached, as long as it is polled."""
+
+    def __init__(self, socket_dir: str, registration: Registration) -> None:
+        super().__init__(Link(socket_dir, "an engine that is not served", lambda: registration), Options())

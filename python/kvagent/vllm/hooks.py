@@ -1,25 +1,38 @@
-"""Where guests plug into the scheduler's side (docs/ARCHITECTURE.md, "Core and guests").
+"""Where guests plug into the connector (docs/ARCHITECTURE.md, "Core and guests").
 
 A guest keeps its own state, by request, and hears of requests, plans and reports by six hooks. The
 core names no guest: what it needs of one is a seam here, with the core's own answer as its default.
+``of`` is the one place where the core asks for the guests' folder; what needs a guest that is not
+there is Unsupported.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Unsupported, part
+from kvagent.vllm.options import LAZY
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.scheduler.save_plan import SaveBatch
+from kvagent.vllm.scheduler.saves import SaveBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvagent.vllm.plan import Report, StepPlan
+    from kvagent.packing import Packed
+    from kvagent.registration import Registration
+    from kvagent.session import Session
+    from kvagent.vllm.geometry import Geometry, Identity, Ranks
+    from kvagent.vllm.options import Options
+    from kvagent.vllm.plan import LoadJob, Report, SaveJob, StepPlan
     from kvagent.vllm.scheduler.requests import Tracked
-    from kvagent.vllm.scheduler.save_plan import SaveRun
+    from kvagent.vllm.scheduler.saves import SaveRun
     from kvagent.vllm.scheduler.side import SchedulerSide
+    from kvagent.vllm.worker.memory import ExtentsOf, Memory
+    from kvagent.vllm.worker.side import WorkerSide
 
 
 class Reset(enum.Enum):
@@ -131,3 +144,130 @@ class Joined:
     waits: Waits = field(default_factory=Waits)
     attached: Callable[[], None] | None = None
     """Is called, from another thread, when there is a session."""
+
+
+class WorkerGuest:
+    """A guest of a worker's side. Its hooks are called from the worker's thread."""
+
+    name = ""
+    """Under which the scheduler's guest hears its news."""
+    side: WorkerSide
+
+    def join(self, side: WorkerSide) -> None:
+        """Take the side."""
+        self.side = side
+
+    def begin(self, plan: StepPlan) -> None:
+        """A step begins, before its kernels are launched."""
+
+    def serves(self, job: SaveJob | LoadJob) -> bool:  # noqa: ARG002
+        """Return whether the blocks of a job that names something it depends on are right now: of a
+        save before it is sent, of a load also at its end.
+        """
+        return True
+
+    def start(self, plan: StepPlan, loads: Sequence[LoadJob]) -> Sequence[LoadJob]:  # noqa: ARG002
+        """Begin loads in the guest's own way. Return the others."""
+        return loads
+
+    def send(
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int  # noqa: ARG002
+    ) -> int | None:  # fmt: skip
+        """Send a part of a load in the guest's own way. Return the job's number in the session, or
+        None if that is not for this guest.
+        """
+        return None
+
+    def layer(self, name: str) -> None:
+        """A layer is about to read its KV cache."""
+
+    def heard(self) -> None:
+        """The agent has sent something, or a session of it has ended."""
+
+    def over(self, job: int) -> None:
+        """A load is over."""
+
+    def end(self) -> None:
+        """The step's kernels are launched, or its results are asked for."""
+
+    def poll(self) -> None:
+        """The step's results are asked for."""
+
+    def news(self) -> tuple[Any, ...]:
+        """Return what the scheduler's guest has to learn since the last call."""
+        return ()
+
+    def moved(self) -> None:
+        """The weights' generation has changed."""
+
+    def close(self) -> None:
+        """The worker leaves the agent."""
+
+
+GUESTS = "kvagent.vllm.guests"
+
+
+class Start:
+    """A start without guests, of an engine with vLLM's VllmConfig and KVCacheConfig."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, options: Options) -> None:
+        self.vllm_config = vllm_config
+        self.kv_cache_config = kv_cache_config
+        self.options = options
+        """Those that hold for this engine; ``check`` may change them."""
+        self.part: Part = part(vllm_config.parallel_config)
+        """The node that this process is on."""
+
+    def following(self) -> int:
+        """Return Geometry.following. Raise Unsupported."""
+        speculative = self.vllm_config.speculative_config
+        if speculative is not None and speculative.method not in WITHOUT_DRAFTS:
+            raise Unsupported(f"speculative_config.method {speculative.method}: {_MISSING}")
+        return 0
+
+    def check(self, geometry: Geometry, kv_role: str) -> None:  # noqa: ARG002
+        """Raise Unsupported or OptionError if the engine cannot be served with its options."""
+        options = self.options
+        needs = {
+            "a model with states": bool(geometry.states), "an engine over several nodes": self.part.count > 1,
+            "share_tp, share_pp": bool(options.share_tp or options.share_pp),
+            "offload: lazy": options.offload == LAZY, f"load_mode: {options.load_mode}": options.load_mode != "async",
+        }  # fmt: skip
+        if missing := [name for name, needed in needs.items() if needed]:
+            raise Unsupported(f"{missing[0]}: {_MISSING}")
+
+    def ranks(self, whole: Ranks) -> Ranks:
+        """Return how the KV cache is distributed over workers, of an engine with ``whole``."""
+        return whole
+
+    def distribution(self) -> dict[str, str] | None:
+        """Return the pairs of the identity that say which part of a block is in which shard, if
+        they are not the parallel sizes.
+        """
+        return None
+
+    def extents(self, rank: int) -> ExtentsOf | None:  # noqa: ARG002
+        """Return what finds the extents of a worker's KV caches; None for the core's own."""
+        return None
+
+    def scheduler(self, geometry: Geometry, world: int, *, saves: bool) -> Joined:  # noqa: ARG002
+        """Return the guests of the scheduler's side."""
+        return Joined()
+
+    def worker(
+        self, memory: Memory, rank: int, registration: Callable[[], Registration],  # noqa: ARG002
+        identity: Callable[[], Identity],  # noqa: ARG002
+    ) -> Sequence[WorkerGuest]:  # fmt: skip
+        """Return the guests of a worker. ``registration``: that of a scheduler in this node."""
+        return ()
+
+
+def of(vllm_config: Any, kv_cache_config: Any, options: Options) -> Start:
+    """Return the start of an engine, with the guests that are installed."""
+    if find_spec(GUESTS) is None:
+        return Start(vllm_config, kv_cache_config, options)
+    made: Start = import_module(f"{GUESTS}.start").GuestStart(vllm_config, kv_cache_config, options)
+    return made
+
+
+_MISSING = "the part of the connector that serves it is not installed"

@@ -26,8 +26,8 @@ from importlib.metadata import entry_points
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from kvagent.weights import files
-from kvagent.weights.samples import Unreadable
+from kvagent import files
+from kvagent.files import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -41,7 +41,7 @@ def test_a_scheduler_that_supposed_another_backend_joins_its_workers(
 ) -> None:
     """Engines with one backend share, engines with another do not, though all assume the same."""
     for name in ("EXPECTED", "OTHER"):
-        monkeypatch.setattr("kvagent.vllm.worker.calls.used_backends", lambda *_, name=name: name)
+        monkeypatch.setattr("kvagent.vllm.connector.used_backends", lambda *_, name=name: name)
         monkeypatch.setattr("kvagent.vllm.space.expected_backends", lambda *_: "EXPECTED")
         # Until a step corrects the scheduler, its registration is refused.
         engines = [worlds(ranks=ranks, extra={"start_wait_ms": 100}) for _ in range(2)]

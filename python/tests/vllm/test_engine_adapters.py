@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.guests.adapters.loaded import SETTLED_NS
+from kvagent.vllm.guests.adapters import SETTLED_NS
 from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.engine import HIDDEN, LAYERS, PROMPTS

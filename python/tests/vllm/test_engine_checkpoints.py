@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.weights import samples
+from kvagent import files as samples
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS, WHOLE_BLOCKS
 

@@ -13,9 +13,8 @@ from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import get_hash_fn_by_name, sha256
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
-from kvagent.vllm.guests.adapters.keys import Adapters
-from kvagent.vllm.guests.adapters.loaded import ADAPTERS, LoadedAdapter
-from kvagent.vllm.worker.guest import WorkerGuest
+from kvagent.vllm.guests.adapters import ADAPTERS, Adapters, LoadedAdapter
+from kvagent.vllm.hooks import WorkerGuest
 from tests.vllm import world as world_module
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_media import PROMPT, WHOLE, item, see, seeing  # noqa: F401

@@ -14,8 +14,8 @@ from vllm.lora.request import LoRARequest
 from kvagent.messages import Group
 from kvagent.vllm import internals
 from kvagent.vllm.geometry import Geometry
+from kvagent.vllm.hooks import of
 from kvagent.vllm.options import Options
-from kvagent.vllm.start import of
 from tests.agent import eventually
 from tests.cells import parallel_of
 from tests.vllm.setting import BLOCK

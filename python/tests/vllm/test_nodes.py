@@ -17,10 +17,10 @@ import pytest
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
 from kvagent.errors import KVAgentError
+from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.scheduler import agent_session
-from kvagent.vllm.worker import calls
 from tests.agent import PATIENCE_S, AgentProcess, eventually
 from tests.vllm.agents import boot, flip
 from tests.vllm.gpu import PRIME

@@ -11,7 +11,7 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from kvagent.vllm.scheduler.save_plan import final_tokens
+from kvagent.vllm.scheduler.saves import final_tokens
 from tests.vllm.setting import BLOCK
 from tests.vllm.test_failures import PROMPT, UNANSWERED, cold, spoil
 from tests.vllm.world import World, clean

@@ -16,11 +16,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvagent.cuda.driver import CudaError
 from kvagent.vllm import KVAgentConnector
+from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported, node
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import uncached_plan
-from kvagent.vllm.worker import calls
 from kvagent.vllm.worker import memory as worker_memory
 from kvagent.vllm.worker import side as worker_side
 from kvagent.vllm.worker.memory import memory as plain
@@ -130,7 +130,7 @@ def test_a_rank_that_alone_finds_the_reason_stops_all(
             raise Unsupported("layer x: its KV cache is not a single tensor")
         return plain(*args, **more)
 
-    monkeypatch.setattr("kvagent.vllm.worker.calls.memory", memory)
+    monkeypatch.setattr("kvagent.vllm.connector.memory", memory)
     with caplog.at_level(logging.WARNING, "vllm.kvagent"):
         world = worlds(ranks=2, asynchronous=asynchronous, depth=2 if asynchronous else 1)
         free = world.free_blocks()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvagent.packing import section
 from kvagent.vllm import internals
 from kvagent.vllm.scheduler.requests import Hurry
-from kvagent.vllm.scheduler.save_plan import SaveBatch, SaveRun
+from kvagent.vllm.scheduler.saves import SaveBatch, SaveRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
 from kvagent.vllm import internals
-from kvagent.vllm.hooks import Guest, Joined
+from kvagent.vllm.hooks import Guest, Joined, Start
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import EAGER, LAZY, OFF, OptionError
-from kvagent.vllm.start import Start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.registration import Registration
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
-    from kvagent.vllm.guests.cells.plan import Cells
-    from kvagent.vllm.guests.nodes.rules import NodePart
+    from kvagent.vllm.guests.cells import Cells
+    from kvagent.vllm.guests.nodes.parts import NodePart
     from kvagent.vllm.guests.sync.scheduler import SyncLoads
+    from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.options import Options
-    from kvagent.vllm.worker.guest import WorkerGuest
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
 
 ASYNC = "async"
@@ -42,7 +41,7 @@ class GuestStart(Start):
         self._cells: Cells | None = None
         self._node: NodePart | None = None
         if self.part.count > 1:
-            from kvagent.vllm.guests.nodes.rules import NodePart
+            from kvagent.vllm.guests.nodes.parts import NodePart
 
             self.part = self._node = NodePart(self.part.index, self.part.count, self.part.world, self.part.tp)
 
@@ -63,7 +62,7 @@ class GuestStart(Start):
         if self._node is not None:
             self.options = self._node.check(self.vllm_config, geometry, self.options, kv_role)
         if self.options.share_tp or self.options.share_pp:
-            from kvagent.vllm.guests.cells.plan import cells
+            from kvagent.vllm.guests.cells import cells
 
             shares = self.options.share_tp, self.options.share_pp
             self._cells = cells(self.vllm_config, self.kv_cache_config, *shares)
@@ -81,7 +80,7 @@ class GuestStart(Start):
         """Return the cells' pairs."""
         if self._cells is None:
             return None
-        from kvagent.vllm.guests.cells.plan import distribution
+        from kvagent.vllm.guests.cells import distribution
 
         return distribution(self._cells, self.kv_cache_config)
 
@@ -89,12 +88,12 @@ class GuestStart(Start):
         """Return what finds the extents of cells, or those of layers that wait for their part."""
         if self.options.layerwise:
             from kvagent.vllm.guests.sync.scheduler import asynchronous_only
-            from kvagent.vllm.guests.sync.stages import calling_layers, staged
+            from kvagent.vllm.guests.sync.worker import calling_layers, staged
 
             if not asynchronous_only(self.kv_cache_config):
                 return partial(staged, calling=calling_layers(self.vllm_config))
         if self._cells is not None:
-            from kvagent.vllm.guests.cells.memory import cell_extents
+            from kvagent.vllm.guests.cells import cell_extents
 
             return partial(cell_extents, plan=self._cells, rank=rank)
         return None
@@ -116,7 +115,7 @@ class GuestStart(Start):
         """Return the guests of a worker."""
         found: list[WorkerGuest] = []
         if self.vllm_config.lora_config is not None:
-            from kvagent.vllm.guests.adapters.loaded import listen
+            from kvagent.vllm.guests.adapters import listen
 
             found += [one for one in [listen(self.vllm_config.lora_config)] if one is not None]
         if self.options.load_mode != ASYNC:
@@ -191,8 +190,7 @@ class GuestStart(Start):
         from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
 
         from kvagent.vllm.guests.events.form import EventForm
-        from kvagent.vllm.guests.events.publication import EventsOptions
-        from kvagent.vllm.guests.events.waking import Waker
+        from kvagent.vllm.guests.events.publication import EventsOptions, Waker
 
         wake = internals.waker(core)
         return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
@@ -220,7 +218,7 @@ def joined(
     if media == "trust":
         one.answered = frozenset({"mm_features"})
     if options.transfers:
-        from kvagent.vllm.guests.transfers.offers import Transfers
+        from kvagent.vllm.guests.transfers import Transfers
 
         one.guests.append(Transfers(options, engine_id, tp_size, saves=saves))
     if geometry.states:
@@ -254,7 +252,7 @@ def _keys(geometry: Geometry, world: int, media: str, *, multimodal: bool, lora:
 
         found.append(Media(media, geometry.hash_tokens, multimodal=multimodal))
     if lora:
-        from kvagent.vllm.guests.adapters.keys import Adapters
+        from kvagent.vllm.guests.adapters import Adapters
 
         found.append(Adapters(world))
     if geometry.following:

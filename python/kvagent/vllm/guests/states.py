@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import StepPlan
     from kvagent.vllm.scheduler.requests import Blocks, Tracked
-    from kvagent.vllm.scheduler.save_plan import SaveBatch
+    from kvagent.vllm.scheduler.saves import SaveBatch
 
 
 _MOST_TOKENS = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Blocks, Tracked
-    from kvagent.vllm.scheduler.save_plan import Named
+    from kvagent.vllm.scheduler.saves import Named
 
 
 @dataclass(eq=False, slots=True)

@@ -21,8 +21,7 @@ from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
 from kvagent.vllm.scheduler.loads import Loads
 from kvagent.vllm.scheduler.lookups import LookupWaits, Promises, sources
 from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
-from kvagent.vllm.scheduler.save_plan import SaveSchedule, collect_saves
-from kvagent.vllm.scheduler.saves import Saves
+from kvagent.vllm.scheduler.saves import Saves, SaveSchedule, collect_saves
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import Report
-    from kvagent.vllm.scheduler.save_plan import Named
+    from kvagent.vllm.scheduler.saves import Named
 
 KEYED = ("lora_request", "mm_features")
 """The attributes of a vLLM request on which its blocks depend by more than vLLM's hashes say."""

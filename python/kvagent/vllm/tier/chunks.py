@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import TOKEN_BYTES
 from kvagent.messages import EventKind
-from kvagent.vllm.guests.events.publication import MEDIA
-from kvagent.vllm.guests.events.tokens import salt_of, unpacked
+from kvagent.vllm.guests.events.publication import MEDIA, salt_of, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

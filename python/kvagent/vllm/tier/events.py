@@ -18,9 +18,7 @@ from kvagent.messages import Group, Role
 from kvagent.registration import Registration
 from kvagent.vllm import internals, specs
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.guests.events.publication import EventsOptions, Publication
-from kvagent.vllm.guests.events.tokens import Tokens, extra_of
-from kvagent.vllm.guests.events.waking import Waker
+from kvagent.vllm.guests.events.publication import EventsOptions, Publication, Tokens, Waker, extra_of
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from kvagent.packing import Packed
     from kvagent.session import Session
     from kvagent.shm import SyncWords
+    from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.link import Link
-    from kvagent.vllm.worker.guest import WorkerGuest
 
 
 @dataclass(eq=False, slots=True)

@@ -3,34 +3,245 @@
 In each step vLLM takes the events. What was published is remembered: a block is stored once in
 each medium, after the one before it, and removed once. When the agent's session ends, nothing of
 what it held can be loaded, so all of it is removed, and the next session begins anew; likewise when
-the agent says that what it told is void. After an
-AllBlocksCleared of vLLM's, by which routers forget all media, everything that is held is asked for
-and told again.
+the agent says that what it told is void. After an AllBlocksCleared of vLLM's, by which routers
+forget all media, everything that is held is asked for and told again.
+
+The agent is told the tokens of the blocks that the engine saves and loads (BLOCK_TOKENS). Only
+blocks of text that vLLM hashes by their tokens and a cache salt are said. Blocks with images, LoRA
+adapters, prompt embeddings or the next token in their keys have other names in the agent than in
+the engine's own events, so routers hear nothing of them.
+
+vLLM's engine core steps only while it has requests or its connector has work. Else it sleeps in its
+queue of input, and would publish an eviction with the next request. A thread watches the session's
+socket meanwhile, without reading from it, and puts vLLM's own WAKEUP into that queue (internals).
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
+import sys
+import threading
 import time
+from array import array
+from collections import deque
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvagent.errors import Busy, SessionBroken, SessionEnded
-from kvagent.messages import EventKind, EventsState, NextEvents
-from kvagent.vllm.guests.events.tokens import Tokens, extra_of, salt_of, unpacked
+from kvagent.limits import MAX_EXTRA, TOKEN_BYTES
+from kvagent.messages import BlockTokens, EventKind, EventsState, NextEvents
 from kvagent.vllm.hooks import Guest, Reset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.messages import BlockEvents, EventRun
     from kvagent.session import Session
+    from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.guests.events.form import EventForm
-    from kvagent.vllm.guests.events.waking import Waker
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
+
+
+RUN_BYTES = 64 << 10  # tokens in one message
+MAX_WAITING_BYTES = 16 << 20  # tokens that wait until the agent reads; more are lost
+MAX_BLOCK_TOKENS = 1 << 14  # of a block of which the agent keeps tokens (docs/PROTOCOL.md)
+SALT = b"\x01"  # the first byte of ``extra`` of a block whose extra key is a cache salt, which follows
+
+
+def extra_of(request: Any) -> bytes | None:
+    """Return ``extra`` of a request's first block, or None if its blocks are not said."""
+    if (
+        getattr(request, "lora_request", None) is not None
+        or getattr(request, "mm_features", None)
+        or getattr(request, "prompt_embeds", None) is not None
+        or getattr(request, "resumable", False)  # its later turns replace hashes
+    ):
+        return None
+    salt = getattr(request, "cache_salt", None)
+    try:
+        extra = SALT + str(salt).encode() if salt else b""
+    except UnicodeEncodeError:
+        return None  # nor can vLLM's publisher encode it
+    return extra if len(extra) <= MAX_EXTRA else None
+
+
+def salt_of(extra: bytes) -> tuple[str] | None:
+    """Return the extra keys of a block from its ``extra``, which is not empty; None if it is of
+    another kind. It is another engine's word: no exception of it may reach vLLM's scheduler.
+    """
+    if extra[:1] != SALT:
+        return None
+    try:
+        return (extra[1:].decode(),)
+    except UnicodeDecodeError:
+        return None
+
+
+class Tokens:
+    """The tokens that are to be said."""
+
+    def __init__(self, geometry: Geometry, counts: EventCounts) -> None:
+        self.sizes = {
+            group: spec.block_tokens
+            for group, spec in enumerate(geometry.groups)
+            if not spec.window and group not in geometry.states and spec.block_tokens <= MAX_BLOCK_TOKENS
+        }
+        """Tokens of a block, by group of which events tell: those of whole prefixes."""
+        self._scales = {group: geometry.scale(group) for group in self.sizes}
+        self._counts = counts
+        self._waiting: deque[BlockTokens] = deque()
+        self._bytes = 0
+
+    def say(self, request: Any, extra: bytes | None, group: int, first: int, blocks: int) -> None:
+        """Say the tokens of a request's blocks of a group from the block ``first`` on, unless
+        ``extra`` of its first block is None.
+        """
+        size = self.sizes.get(group)
+        if extra is None or size is None or blocks <= 0:
+            return
+        scale, hashes = self._scales[group], request.block_hashes
+        ids = request.all_token_ids[first * size : (first + blocks) * size]
+        if len(ids) < blocks * size:
+            return
+        tokens = _packed(ids)
+        keys = hashes[(first + 1) * scale - 1 : (first + blocks) * scale : scale]
+        parent = hashes[first * scale - 1] if first else b""
+        at = 0
+        while at < blocks:
+            own = extra if first + at == 0 else b""
+            n = 1 if own else max(RUN_BYTES // (size * TOKEN_BYTES), 1)
+            data = tokens[at * size * TOKEN_BYTES : (at + n) * size * TOKEN_BYTES]
+            some = keys[at : at + n]
+            if self._bytes + len(data) > MAX_WAITING_BYTES:
+                self._counts.events_unsaid += len(some)
+            else:
+                self._waiting.append(BlockTokens(group, parent, len(some[0]), b"".join(some), data, own))
+                self._bytes += len(data)
+            parent = some[-1]
+            at += n
+
+    def send(self, session: Session) -> None:
+        """Send what is to be said, as far as the session accepts it now."""
+        if not self._waiting:
+            return
+        session.cork()
+        try:
+            while self._waiting:
+                session.send(self._waiting[0])
+                self._bytes -= len(self._waiting.popleft().tokens)
+        except Busy:
+            pass  # the rest is sent in another step
+        except (SessionEnded, SessionBroken):
+            self.clear()
+        finally:
+            session.uncork()
+
+    def clear(self) -> None:
+        """Say nothing of what was to be said: its session has ended."""
+        self._waiting.clear()
+        self._bytes = 0
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    """Return token ids as u32 LE."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpacked(tokens: bytes) -> list[int]:
+    """Return token ids from u32 LE."""
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tolist()
+
+
+class _Watched(NamedTuple):
+    session: Session | None
+    timeout_s: float | None
+    writes: bool
+    """Whether something waits to be sent."""
+
+    def covers(self, other: _Watched) -> bool:
+        """Return whether what wakes for the other wakes for this one too, no later."""
+        timed = other.timeout_s is None or self.timeout_s is not None
+        return self.session is other.session and timed and self.writes >= other.writes
+
+
+class Waker:
+    """Watches a session's socket, once for each call of ``watch``."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        """Wakes the engine. May be called from any thread."""
+        self._lock = threading.Lock()
+        self._watched: _Watched | None = None
+        self._closed = False
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="kvagent waker", daemon=True)
+        self._thread.start()
+
+    def watch(self, session: Session | None, timeout_s: float | None) -> None:
+        """Wake the engine once, when the session's socket is readable or has ended, or accepts what
+        waits to be sent, or after ``timeout_s``. A further call replaces what is watched.
+        """
+        watched = _Watched(session, timeout_s, session is not None and session.unsent())
+        with self._lock:
+            if self._closed or (self._watched is not None and self._watched.covers(watched)):
+                return
+            self._watched = watched
+        self._poke()
+
+    def close(self) -> None:
+        """End the thread. Repeated calls do nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._poke()
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _poke(self) -> None:
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            return  # it is full of pokes
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                watched = self._watched
+            if self._wait(watched):
+                with self._lock:
+                    if self._watched is not watched:
+                        continue
+                    self._watched = None
+                self.wake()
+
+    def _wait(self, watched: _Watched | None) -> bool:
+        """Return whether the engine is to be woken; False after a poke."""
+        poller = select.poll()
+        poller.register(self._reader, select.POLLIN)
+        session, timeout_s, writes = watched or _Watched(None, None, writes=False)
+        if session is not None and (fd := session.fileno()) >= 0:
+            poller.register(fd, select.POLLIN | (select.POLLOUT if writes else 0))
+        ready = poller.poll(None if timeout_s is None else timeout_s * 1e3)
+        if any(fd == self._reader for fd, _ in ready):
+            os.read(self._reader, 4096)
+            return False
+        return True
+
 
 ASK_BLOCKS = 256  # of one answer, which one step publishes
 REMOVE_BLOCKS = 4096  # that one step removes after the end of a session

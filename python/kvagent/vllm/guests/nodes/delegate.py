@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupStatus
-from kvagent.vllm.guests.nodes.orders import NODES, Answered, Facts, News
+from kvagent.vllm.guests.nodes.parts import NODES, Answered, Facts, News
+from kvagent.vllm.hooks import WorkerGuest
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.worker.guest import WorkerGuest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvagent.lookup import Answer, Ticket
-    from kvagent.vllm.guests.nodes.orders import Orders, Question
+    from kvagent.vllm.guests.nodes.parts import Orders, Question
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import StepPlan

@@ -2,31 +2,210 @@
 
 They are sent before the step's kernels are launched and name the step before it, whose kernels may
 still write to their destination. The worker waits until they are over, or layer by layer until
-their stages have arrived (layers), at most sync_wait_ms for all of a step. Blocks that
-have not arrived by then are reported in the same pass as failed to load, so that vLLM discards
-what the step computes from them (sync.scheduler).
+their stages have arrived, at most sync_wait_ms for all of a step. Blocks that have not arrived by
+then are reported in the same pass as failed to load, so that vLLM discards what the step computes
+from them (sync.scheduler). An agent that let a step wait in vain is not waited for again until it
+has sent something.
 
-An agent that let a step wait in vain is not waited for again until it has sent something.
+A stage is the part of each block that a staged load copies at once. Each layer that calls the
+connector before its attention (vLLM's attention layers do) is a stage of its own, in the order of
+the layers' numbers. All others, such as the indexers of sparse attention, are in the first stage,
+which the forward pass waits for. So are the layers of a draft model: vLLM runs it after it has
+asked the connector for the step's results, or not at all.
+
+A layer that did not wait may have read bytes that had not arrived. So what a step computed while a
+load was under way counts only if all of its layers have waited; else the load is reported as
+failed, and from then on steps wait for whole loads.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import select
+import struct
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.guests.sync.layers import LayerLoads
-from kvagent.vllm.worker.guest import WorkerGuest
+from kvagent import messages as m
+from kvagent.limits import MAX_SEGMENTS, MAX_STAGES
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported
+from kvagent.vllm.hooks import WorkerGuest
+from kvagent.vllm.worker.memory import WHOLE, extents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from kvagent.packing import Packed
     from kvagent.session import Session
-    from kvagent.vllm.guests.sync.stages import Stages
+    from kvagent.shm import SyncWords
     from kvagent.vllm.plan import LoadJob, StepPlan
+    from kvagent.vllm.worker.memory import Extent, Found
     from kvagent.vllm.worker.side import WorkerSide
+
+
+_CALLING = ("Attention", "MLAAttention")  # vLLM's classes whose forward calls wait_for_layer_load
+_DRAFT_MODEL = "draft_model"  # the speculation method, and the first part of its layers' names
+
+log = logging.getLogger("vllm.kvagent")
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of a worker's segments."""
+
+    segments: bytes
+    """The stage of each segment, u16 LE, in the order of the registration."""
+    needed: Mapping[str, int]
+    """By layer that waits: how many stages must have arrived."""
+    first: int
+    """How many stages must have arrived before the forward pass: 1, or 0 if all layers wait."""
+    count: int
+
+
+def calling_layers(vllm_config: Any) -> frozenset[str]:
+    """Return the names of the layers of this process that call wait_for_layer_load in the forward
+    pass of a step: none, with a draft model whose layers are named like the model's own.
+    """
+    method = str(getattr(getattr(vllm_config, "speculative_config", None), "method", None) or "")
+    if method and method not in (*WITHOUT_DRAFTS, _DRAFT_MODEL):
+        log.warning(
+            "layerwise: has no effect with speculative_config.method %s, whose layers cannot be told from the model's: "
+            "steps wait for whole loads",
+            method,
+        )
+        return frozenset()
+    layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
+    return frozenset(
+        name
+        for name, layer in layers.items()
+        if any(cls.__name__ in _CALLING for cls in type(layer).__mro__) and name.split(".")[0] != _DRAFT_MODEL
+    )
+
+
+def staged(
+    kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
+    storages: dict[int, tuple[int, Any]], *, calling: frozenset[str],
+) -> Found:  # fmt: skip
+    """Return the extents of the only group, and their stages. ``calling``: the layers that wait for
+    their part of a load.
+
+    They are those of the whole group, cut at the layers, so a block has the same bytes.
+    """
+    if len(groups) != 1:
+        raise Unsupported(f"layerwise: {len(groups)} KV cache groups, allowed is 1")
+    missing = [name for name in groups[0] if name not in kv_caches]
+    if missing:
+        raise Unsupported(f"group 0: layer {missing[0]} has no KV cache here")
+    layers = {name: list(extents(name, kv_caches[name], num_blocks, storages)) for name in groups[0]}
+    found, stages = stages_of(layers, calling)
+    return {WHOLE: {0: found}}, stages
+
+
+def stages_of(
+    layers: Mapping[str, Sequence[Extent]], calling: frozenset[str]
+) -> tuple[list[Extent], Stages]:  # fmt: skip
+    """Return the extents of a group's layers in memory order, not merged, and their stages.
+
+    Layers that share memory share the stage of the first of them.
+    """
+    order = sorted((name for name in layers if name in calling), key=_position)
+    first = int(any(name not in calling for name in layers))
+    number = {name: first + i for i, name in enumerate(order)}
+    stage: dict[Extent, int] = {}
+    for name, some in layers.items():
+        for extent in some:
+            stage[extent] = min(stage.get(extent, MAX_STAGES), number.get(name, 0))
+    found = sorted(stage, key=lambda p: (p.storage, p.stride, p.offset))
+    count = first + len(order)
+    if count > MAX_STAGES or len(found) > MAX_SEGMENTS:
+        raise Unsupported(
+            f"layerwise: {count} layers in {len(found)} runs, allowed is 1 to {MAX_STAGES} in {MAX_SEGMENTS}: use a "
+            "layout with heads outside of tokens, or larger blocks"
+        )
+    needed = {name: 1 + max(stage[extent] for extent in layers[name]) for name in order}
+    return found, Stages(struct.pack(f"<{len(found)}H", *(stage[p] for p in found)), needed, first, count)
+
+
+def _position(name: str) -> tuple[list[int], str]:
+    """Return a layer's place among the others: by the numbers in its name."""
+    return [int(part) for part in name.split(".") if part.isdigit()], name
+
+
+class LayerLoads:
+    """The staged loads of a worker."""
+
+    def __init__(self, stages: Stages, words: SyncWords) -> None:
+        self._stages = stages
+        self._landed = words.landed
+        self._off = words.stages_off
+        self._free = list(range(len(words.landed)))
+        self._words: dict[int, int] = {}  # by load, while it is at the agent
+        self._declared: Session | None = None  # to which the stages were declared
+        self._expected: set[str] = set()
+        self._broken = False
+
+    def send(
+        self, session: Session, load: LoadJob, sections: Packed, *, step: int, event: int
+    ) -> int | None:  # fmt: skip
+        """Send a load. Return the job's number in the session, or None if it cannot be staged, as
+        one of several parts: then nothing was sent.
+        """
+        if self._broken or not self._free or len(load.parts) > 1:
+            return None
+        if self._declared is not session:
+            session.send(m.Stages(self._off, len(self._landed), self._stages.segments))
+            self._declared = session
+        word = self._free[-1]
+        self._landed[word] = 0
+        number = session.staged_load(
+            sections, epoch=load.epoch, step=step, event=event, lease=load.lease, word=word
+        )  # fmt: skip
+        self._words[load.job] = self._free.pop()
+        return number
+
+    def over(self, job: int) -> None:
+        """Free the word of a load that is over, so that the agent does not write it any more."""
+        if (word := self._words.pop(job, None)) is not None:
+            self._free.append(word)
+
+    def begin(self) -> None:
+        """Expect all layers of the step to wait."""
+        if not self._broken:
+            self._expected = set(self._stages.needed)
+
+    def end(self) -> bool:
+        """End the step. Return whether all layers that were expected to have waited."""
+        missing, self._expected = self._expected, set()
+        if missing:
+            self._broken = True
+            log.error(
+                "layerwise: %d layers, such as %s, did not wait for their part of a load: the load is computed, and "
+                "from now on steps wait for whole loads",
+                len(missing), min(missing),
+            )  # fmt: skip
+        return not missing
+
+    def usable_before(self, job: int) -> bool:
+        """Return whether all that layers do not wait for has arrived."""
+        return self._has(job, self._stages.first)
+
+    def waits(self, layer: str) -> bool:
+        """Return whether a layer has to wait, and note that it does."""
+        if not self._expected:
+            return False
+        self._expected.discard(layer)
+        return True
+
+    def usable(self, job: int, layer: str) -> bool:
+        """Return whether the layer's part of a load has arrived."""
+        return self._has(job, self._stages.needed.get(layer, self._stages.count))
+
+    def _has(self, job: int, stages: int) -> bool:
+        word = self._words.get(job)
+        return word is not None and self._landed[word] >= stages
+
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 320e-6  # between two looks at words, which nothing announces
 

@@ -1,1 +1,0 @@
-"""LoRA adapters: which content their blocks are keyed by."""

@@ -1,1 +1,0 @@
-"""Cells: how engines of different parallel sizes share (share_tp, share_pp)."""

@@ -1,1 +1,0 @@
-"""Prefill and decode engines apart (docs/PD.md)."""

@@ -1,1 +1,0 @@
-"""Digests of a model's weights that cover every tensor and take seconds to compute."""
