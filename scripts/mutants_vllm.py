@@ -162,7 +162,7 @@ MUTANTS = [
     Mutant("a job goes out in another space than it was planned for", "worker/side.py",
         "if session.registered.space != plan.space or not", "if not",
         "planned_before_the_change", "goes out under the new identity"),
-    Mutant("a file may change between its load and its digest", "../weights/files.py",
+    Mutant("a file may change between its load and its digest", "../files.py",
         "state.changed >= since_ns and", "state.changed < 0 and",
         "since_the_process_began", "is None", where=WEIGHTS),
     Mutant("the weights of a draft model do not count", "space.py",

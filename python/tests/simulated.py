@@ -22,8 +22,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.weight_changes import LOADED, PAIR, Generations
-from kvagent.vllm.worker.side import Results, WorkerSide
-from kvagent.vllm.worker.sync import Sync, make_sync
+from kvagent.vllm.worker.side import Results, Sync, WorkerSide, make_sync
 from tests.agent import AgentProcess, chain, eventually
 
 if TYPE_CHECKING:

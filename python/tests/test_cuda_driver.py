@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvagent.cuda.driver import CudaDriver, CudaError, export
+from kvagent.cuda import CudaDriver, CudaError, export
 from kvagent.messages import Region, RegionKind
 
 MALLOC, VIRTUAL, PIECE = 0x7F5500000000, 0x7F6600000000, 2 << 20

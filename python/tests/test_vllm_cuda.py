@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.cuda.clock import EVENTS, CudaClock
-from kvagent.cuda.driver import MAX_PIECES, CudaDriver, CudaError, NotExportable, export
+from kvagent.cuda import EVENTS, MAX_PIECES, CudaClock, CudaDriver, CudaError, NotExportable, export
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.registration import Registration
 from kvagent.shm import SyncWords
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.worker.memory import memory
-from kvagent.vllm.worker.sync import make_sync
+from kvagent.vllm.worker.side import make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable

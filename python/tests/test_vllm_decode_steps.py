@@ -9,8 +9,7 @@ from typing import Any
 from kvagent.errors import Busy
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.side import _decoding
-from kvagent.vllm.worker.side import WorkerSide
-from kvagent.vllm.worker.sync import REPORT_S, REPORT_STEPS, DecodeSteps, make_sync
+from kvagent.vllm.worker.side import REPORT_S, REPORT_STEPS, DecodeSteps, WorkerSide, make_sync
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvagent.vllm.scheduler.requests import Phase, Tracked
 from kvagent.vllm.scheduler.saves import DECODE_TOKENS, RUN_STEPS, SEND_STEPS, SaveSchedule
-from kvagent.vllm.worker.sync import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
+from kvagent.vllm.worker.side import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
 from tests.sides import running
 
 
@@ -71,7 +71,7 @@ def test_an_idle_engine_waits_longer_and_longer_and_a_busy_one_does_not(monkeypa
             waits.append(ms)
             return []
 
-    monkeypatch.setattr("kvagent.vllm.worker.sync.select.poll", Poller)
+    monkeypatch.setattr("kvagent.vllm.worker.side.select.poll", Poller)
     patience = IdleBackoff()
     for _ in range(30):
         patience.step(idle=False)

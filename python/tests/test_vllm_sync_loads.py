@@ -11,8 +11,7 @@ import pytest
 
 from kvagent.vllm import internals
 from kvagent.vllm.plan import LoadJob
-from kvagent.vllm.worker.side import InflightJob, WorkerSide
-from kvagent.vllm.worker.sync import make_sync
+from kvagent.vllm.worker.side import InflightJob, WorkerSide, make_sync
 
 
 def of(name: str, members: list[str]) -> type:

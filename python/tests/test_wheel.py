@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
-# Derive from vllm's classes, or call torch: imported in an engine alone.
-OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "guests.events.form", "tier.manager")} | {
-    "kvagent.cuda.torchgpu"
-}
+# Derive from vllm's classes: imported in an engine alone.
+OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "guests.events.form", "tier.manager")}
 
 
 def build(folder: Path, **environment: str) -> Path:

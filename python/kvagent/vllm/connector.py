@@ -59,8 +59,7 @@ from kvagent.vllm.space import as_worker, identity, unknown_weights, unobserved,
 from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.weight_changes import PRIVATE, Generations, initial_generation, watch, with_generation
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
-from kvagent.vllm.worker.side import NO_RESULTS, WorkerSide, joined
-from kvagent.vllm.worker.sync import Sync, make_sync
+from kvagent.vllm.worker.side import NO_RESULTS, Sync, WorkerSide, joined, make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

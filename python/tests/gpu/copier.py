@@ -34,7 +34,7 @@ class Copier:
         from kvagent.registration import Registration
         from kvagent.session import Session
         from kvagent.vllm.worker.memory import memory
-        from kvagent.vllm.worker.sync import make_sync
+        from kvagent.vllm.worker.side import make_sync
 
         self._section, self._packed, self._done = section, packed, m.Done
         self._tensor = torch.zeros(BLOCKS, block_bytes, dtype=torch.uint8, device=device)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvagent.vllm.worker.memory import memory
-from kvagent.vllm.worker.sync import Sync, make_sync
+from kvagent.vllm.worker.side import Sync, make_sync
 from tests.simulated import BLOCK_BYTES, SimulatedEngine
 
 if TYPE_CHECKING:

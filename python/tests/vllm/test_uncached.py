@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from kvagent.cuda.driver import CudaError
+from kvagent.cuda import CudaError
 from kvagent.vllm import KVAgentConnector
 from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported, node
@@ -24,7 +24,7 @@ from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.worker import memory as worker_memory
 from kvagent.vllm.worker import side as worker_side
 from kvagent.vllm.worker.memory import memory as plain
-from kvagent.vllm.worker.sync import make_sync
+from kvagent.vllm.worker.side import make_sync
 from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS

@@ -40,7 +40,7 @@ from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 from vllm.v1.worker.utils import allocate_kv_cache
 
-from kvagent.vllm.worker.sync import HostClock
+from kvagent.vllm.worker.side import HostClock
 from tests.agent import eventually
 from tests.vllm import agents
 from tests.vllm import gpu as fake

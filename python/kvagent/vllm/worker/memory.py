@@ -18,7 +18,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvagent.cuda.driver import CudaDriver, Exported, export
+from kvagent.cuda import CudaDriver, Exported, export
 from kvagent.errors import KVAgentError
 from kvagent.messages import Region, RegionKind, Segment
 from kvagent.vllm.geometry import Unsupported

@@ -1,13 +1,16 @@
-"""The CUDA driver calls in use, through ctypes: properties of addresses, and handles that other
+"""GPU memory and events shared with another process of this machine. Imports no torch by itself.
+
+The CUDA driver calls in use go through ctypes: properties of addresses, and handles that other
 processes can open; and GPU memory as regions of a registration (docs/PROTOCOL.md, "Region kinds"),
-derived from its address alone.
+derived from its address alone. Memory of cudaMalloc has one IPC handle for the whole allocation, of
+which the region is a part. Virtual memory (such as torch's expandable segments) consists of chunks,
+each with its own descriptor. Each call needs a thread with a current CUDA context, like a worker's
+main thread. See the driver API's reference, sections "Memory Management", "Virtual Memory
+Management" and "Unified Addressing".
 
-Memory of cudaMalloc has one IPC handle for the whole allocation, of which the region is a part.
-Virtual memory (such as torch's expandable segments) consists of chunks, each with its own
-descriptor.
-
-Each call needs a thread with a current CUDA context, like a worker's main thread. See the driver
-API's reference, sections "Memory Management", "Virtual Memory Management" and "Unified Addressing".
+A GPU's clock is its compute stream, which itself signals its progress to the agent: after a step's
+kernels it records the step's event, then writes the step's number into host memory that the agent
+maps. Nothing waits. When the agent reads the number, the event was recorded and has fired.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvagent.errors import KVAgentError
 from kvagent.limits import MAX_REGIONS
@@ -23,6 +26,9 @@ from kvagent.messages import Region, RegionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kvagent.shm import SyncWords
+
 
 IPC_HANDLE = 64  # bytes of a CUipcMemHandle
 UUID = 16  # bytes
@@ -172,3 +178,85 @@ def _pieces(driver: CudaDriver, number: int, address: int, size: int) -> Exporte
         Exported(tuple(pieces), 0).close()
         raise
     return Exported(tuple(pieces), address - first)
+
+
+EVENTS = 256  # of a worker; an event is reused after that many steps
+
+
+class CudaClock:
+    """The clock of one GPU. ``words`` have cells of IPC_HANDLE bytes."""
+
+    def __init__(self, words: SyncWords, gpu: TorchGpu) -> None:
+        self._gpu = gpu
+        self._events = [gpu.event() for _ in range(words.events)]
+        for i, event in enumerate(self._events):
+            words.put_handle(i, bytes(event.ipc_handle()))
+        self._write = gpu.word(words)
+
+    def begin(self, step: int) -> None:
+        """Do nothing before the step's kernels are launched."""
+
+    def end(self, step: int) -> None:
+        """Record the step's event and write its number, after all kernels are launched."""
+        self._events[self.event(step)].record()
+        self._write(step)
+
+    def event(self, step: int) -> int:
+        """Return the event that fires when the step's kernels have ended."""
+        return step % len(self._events)
+
+    def close(self) -> None:
+        """Stop signalling."""
+        self._write = _nothing  # the words are about to be freed
+        self._gpu.close()
+
+
+def _nothing(step: int) -> None:
+    """Do nothing: the words are gone."""
+
+
+class TorchGpu:
+    """One GPU. ``close`` waits for writes in flight, so that nothing writes to freed memory."""
+
+    def __init__(self, device: Any) -> None:
+        import torch  # only a worker whose KV cache is on a GPU has one
+
+        self._torch = torch
+        self._device = torch.device(device)
+        self._registered = 0
+
+    def event(self) -> Any:
+        """Return a new event."""
+        with self._torch.cuda.device(self._device):
+            return self._torch.cuda.Event(interprocess=True)
+
+    def word(self, words: SyncWords) -> Callable[[int], None]:
+        """Map the words for the GPU.
+
+        Return a function that writes the step word on the current stream.
+        """
+        address = ctypes.addressof(ctypes.c_char.from_buffer(words.memory.view))
+        with self._torch.cuda.device(self._device):
+            result = self._torch.cuda.cudart().cudaHostRegister(address, words.memory.size, 0)
+        if int(result):
+            raise CudaError(
+                f"cudaHostRegister of {words.memory.size} bytes: error {int(result)}; the step word cannot be written "
+                "by the GPU (ulimit -l may be too low)"
+            )
+        self._registered = address
+        on_gpu = self._torch.zeros(1, dtype=self._torch.int64, device=self._device)
+        in_words = self._torch.frombuffer(words.memory.view, dtype=self._torch.int64, count=1)
+
+        def write(step: int) -> None:
+            on_gpu.fill_(step)
+            in_words.copy_(on_gpu, non_blocking=True)
+
+        return write
+
+    def close(self) -> None:
+        """Unmap the words after all writes have ended."""
+        if self._registered:
+            with self._torch.cuda.device(self._device):
+                self._torch.cuda.synchronize()
+                self._torch.cuda.cudart().cudaHostUnregister(self._registered)
+            self._registered = 0
