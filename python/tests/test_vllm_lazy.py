@@ -14,7 +14,6 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests import lazy
 from kvagent.vllm.guests.lazy import LazyBatch
 from kvagent.vllm.options import OptionError, Options, parse
-from kvagent.vllm.plan import Outcome
 from kvagent.vllm.scheduler.requests import Blocks, Hurry, Tracked
 from kvagent.vllm.scheduler.saves import HOLD_S, Saves
 from tests.sides import running
@@ -145,7 +144,7 @@ class Engine:
         geometry = Geometry((Group(BLOCK, 64),), BLOCK)
         counts = SaveCounts()
         self.lazy = LazyBatch(geometry, self.blocks, counts, watermark)
-        self.saves = Saves(self.lazy, 1, self.blocks, counts, lambda _: None)
+        self.saves = Saves(self.lazy, self.blocks, counts, lambda _: None)
         self.now = 0.0
         self.steps = 0
         self.weights = 0
@@ -225,7 +224,7 @@ class Engine:
             for key, block in saved:
                 assert block.holds == (key, self.weights), f"{key!r} is stored with the content {block.holds}"
             self.stored += [key for key, _ in saved]
-        self.saves.report(job, Outcome(1, bytes([status] * len(saved))))
+        self.saves.report(job, bytes([status] * len(saved)))
 
     def step(self) -> None:
         for job in self.plan():

@@ -107,7 +107,7 @@ def planned(table: list[Block], tokens: int) -> Any:
     """Return the job that loads so many tokens of a request with this table of states."""
     session = SimpleNamespace(boot=b"b" * 16, epoch=1)
     agent: Any = SimpleNamespace(session=session, space=b"s" * 16, targets=lambda _: ())
-    loads = Loads(agent, GEOMETRY, Options(), 1, Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts())
+    loads = Loads(agent, GEOMETRY, Options(), Blocks(SimpleNamespace(block_pool=Pool(64)), 0.5), Counts())
     full = [Block(i) for i in range(1, 11)]
     tracked = request()
     tracked.asking.promised = Promise(0, tokens, 7, 0.0)

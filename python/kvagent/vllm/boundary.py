@@ -21,23 +21,21 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvagent.identity import identity_pairs
-from kvagent.messages import BlockStatus, Group, Role
+from kvagent.messages import Group, Role
 from kvagent.packing import Packed
 from kvagent.registration import Registration
 from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import FAIL, OptionError, Options
-from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, uncached_plan
+from kvagent.vllm.plan import LoadJob, Report, StepPlan, uncached_plan
 from kvagent.vllm.scheduler.agent_session import AgentSession
-from kvagent.vllm.worker.side import Results, bad_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
-    from kvagent.vllm.worker.side import WorkerSide
 
 
 MAX_ERRORS = 8
@@ -145,8 +143,7 @@ class RetiredScheduler:
             return
         for job, outcome in report.outcomes.items():
             with contextlib.suppress(Exception):
-                if not side.saves.report(job, outcome):
-                    side.loads.report(job, outcome)
+                side.settle(job, outcome)
         with contextlib.suppress(Exception):
             side.settle_waiting(report)
 
@@ -276,78 +273,6 @@ SCHEDULER = {
 }  # fmt: skip
 
 
-class LostWorker:
-    """Answers for a WorkerSide that failed again and again: each job of a plan fails.
-
-    The agent may still access the memory, so blocks of jobs in flight stay pinned.
-    """
-
-    def __init__(self, side: WorkerSide, plan: StepPlan, reason: str) -> None:
-        """``plan``: of the step in progress, whose loads have failed."""
-        self._side = side
-        self._reason = reason
-        self._results, self._report = Results(), side.pending_report
-        self._fail([save for save in plan.saves if save.job not in side.started])
-
-    def begin(self, plan: StepPlan) -> None:
-        """Begin a step."""
-        self._fail(plan.saves)
-        for load in plan.loads:
-            _fail(load, self._side, self._results, self._report)
-
-    def results(self) -> Results:
-        """Return what has failed since the last call."""
-        results, self._results = self._results, Results()
-        return results
-
-    def report(self) -> Report:
-        """Return why this worker cannot be served, and what has failed since the last call."""
-        report, self._report = self._report, Report()
-        report.unsupported = self._reason
-        return report
-
-    def _fail(self, saves: Iterable[SaveJob]) -> None:
-        for save in saves:
-            self._report.outcomes[save.job] = Outcome(1, bytes([BlockStatus.FAILED]) * save.blocks)
-
-
-def _fail(load: LoadJob, side: WorkerSide, results: Results, report: Report) -> None:
-    report.outcomes[load.job] = Outcome(1, bytes([BlockStatus.FAILED]) * load.blocks)
-    _failed(load, side, results)
-
-
-def _failed(load: LoadJob, side: WorkerSide, results: Results) -> None:
-    if not load.sync:
-        results.received.add(load.request)
-    if side.per_block or load.sync:
-        results.bad_blocks.update(bad_blocks(load, b"\1" * load.blocks))
-    else:
-        results.failed.add(load.request)
-
-
-def abandon(side: WorkerSide, plan: StepPlan) -> Results:
-    """Give up what is in flight after an error, and return it with the results that vLLM was not
-    told.
-
-    Loads have failed from their first block on, as at their deadline; the agent may still access
-    their blocks, which stay pinned until their outcome. Saves are revoked.
-    """
-    results, side.pending_results = side.pending_results, Results()
-    for inflight in side.jobs.values():
-        job = inflight.plan
-        if isinstance(job, SaveJob):
-            with contextlib.suppress(Exception):
-                side.words.revoke(job.revoke)
-        elif not inflight.reported:
-            inflight.reported = True
-            side.pending_report.late.add(job.job)
-            _failed(job, side, results)
-    for load in plan.loads:
-        if load.job not in side.jobs and load.job not in side.started:
-            _fail(load, side, results, side.pending_report)
-    return results
-
-
 def of_step(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
     """Handle an error in a call in a step."""
     self.recover(self.errors.note(call, error, "The worker leaves the agent and joins it again"))
@@ -371,7 +296,7 @@ WORKER = {
     "bind_connector_metadata": Call(of_begin), "start_load_kv": Call(of_step, None, _WORKER),
     "wait_for_layer_load": Call(of_step, None, _WORKER), "wait_for_save": Call(of_step, None, _WORKER),
     "get_transfer_results": Call(of_step, again=True),
-    "build_connector_worker_meta": Call(of_step, None, "_reporter"),
+    "build_connector_worker_meta": Call(of_step),
 }  # fmt: skip
 
 

@@ -35,11 +35,9 @@ from kvagent.vllm.boundary import (
     WORKER,
     Call,
     Errors,
-    LostWorker,
     Notice,
     RetiredScheduler,
     Unloaded,
-    abandon,
     contained,
     notice,
     of_all,
@@ -59,7 +57,7 @@ from kvagent.vllm.space import as_worker, identity, unknown_weights, unobserved,
 from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.weight_changes import PRIVATE, Generations, initial_generation, watch, with_generation
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
-from kvagent.vllm.worker.side import NO_RESULTS, Sync, WorkerSide, joined, make_sync
+from kvagent.vllm.worker.side import NO_RESULTS, Results, Sync, WorkerSide, abandon, make_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Ranks
     from kvagent.vllm.hooks import Start, WorkerGuest
     from kvagent.vllm.plan import WorkerInfo
-    from kvagent.vllm.worker.side import Results
 
 
 @dataclass
@@ -337,7 +334,7 @@ class WorkerCalls:
     _replicas: int
     _start: Start
     _worker: WorkerSide | None = None
-    _lost: LostWorker | None = None
+    _lost: WorkerSide | None = None
     """Takes the place of that after too many errors."""
     _sync: Sync | None = None
     _memory: Memory | None = None
@@ -347,8 +344,6 @@ class WorkerCalls:
     _connector_metadata: Any
     _deltas: Sequence[CounterDeltas] = ()
     errors: Errors
-    _given_up: Results | None = None
-    """The results of jobs that were given up after an error."""
     _generation: str
 
     def _common(self) -> dict[str, Any]:
@@ -397,7 +392,7 @@ class WorkerCalls:
         if worker is None:
             return
         plan = _plan(self._connector_metadata)
-        self._given_up = joined(self._given_up, abandon(worker, plan))
+        abandon(worker, plan.loads)
         self._connector_metadata = Metadata(dataclasses.replace(plan, loads=[]))  # they have failed
         free = False
         try:
@@ -409,7 +404,8 @@ class WorkerCalls:
             self.errors.note("leave", error, "The engine goes on uncached")
         self._uncached = self._uncached or reason
         log.warning("rank %d: %s", int(self._vllm_config.parallel_config.rank), reason)
-        self._worker, self._lost = None, LostWorker(worker, plan, reason)
+        self._worker, self._lost = None, worker
+        abandon(worker, plan.saves)
         if not free:
             self._retain(worker, lambda: False)
             self._sync = None
@@ -487,7 +483,7 @@ class WorkerCalls:
             plan = self._start.part.of_plan(plan)
             self._connector_metadata = Metadata(plan)
         if self._lost is not None:
-            self._lost.begin(plan)
+            abandon(self._lost, [*plan.saves, *plan.loads])
         elif self._worker is not None and plan.uncached:
             self._uncached = self._uncached or "the scheduler's part found the reason"
             self._leave_agent()  # the words stay: kernels of earlier steps may still write to them
@@ -512,7 +508,11 @@ class WorkerCalls:
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
         """Return the requests whose load has ended, and those whose load failed as a whole."""
-        results = self._take_results()
+        results = self._worker.results() if self._worker is not None else NO_RESULTS
+        if self._lost is not None:
+            results, self._lost.pending_results = self._lost.pending_results, Results()
+        if results.bad_blocks:
+            self._bad_blocks = self._bad_blocks | results.bad_blocks
         if results is NO_RESULTS:  # a new object: vLLM modifies its sets
             return base.KVConnectorTransferResults()
         return base.KVConnectorTransferResults(finished_recving=results.received, failed_recving=results.failed)
@@ -524,7 +524,10 @@ class WorkerCalls:
 
     def build_connector_worker_meta(self) -> WorkerMetadata | None:
         """Return this worker's report."""
-        report = self._reporter.report() if self._reporter is not None else None
+        report = self._worker.report() if self._worker is not None else None
+        if self._lost is not None:
+            report, self._lost.pending_report = self._lost.pending_report, Report()
+            report.unsupported = self._uncached
         return None if report is None else WorkerMetadata(report)
 
     def _plans_idle(self) -> bool:
@@ -573,18 +576,6 @@ class WorkerCalls:
     def _part(self) -> WorkerSide:
         assert self._worker is not None
         return self._worker
-
-    @property
-    def _reporter(self) -> WorkerSide | LostWorker | None:
-        return self._lost or self._worker
-
-    def _take_results(self) -> Results:
-        results = self._reporter.results() if self._reporter is not None else NO_RESULTS
-        if self._given_up is not None:
-            results, self._given_up = joined(self._given_up, results), None
-        if results.bad_blocks:
-            self._bad_blocks = self._bad_blocks | results.bad_blocks
-        return results
 
     def _registration_of_worker(self) -> Registration:
         assert self._memory is not None

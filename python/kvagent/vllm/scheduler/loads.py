@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.packing import Packed, packed, section
-from kvagent.vllm.plan import LoadJob, Outcome
+from kvagent.vllm.plan import LoadJob
 from kvagent.vllm.scheduler.requests import Phase
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ class _Load:
     tokens: int
     lease: int
     boot: bytes
-    outcome: Outcome | None = None
     cancelled: bool = False
 
 
@@ -51,7 +50,7 @@ class Loads:
     """The loads. ``planned`` and ``_cancels`` wait for the next step's plan."""
 
     def __init__(
-        self, agent: AgentSession, geometry: Geometry, options: Options, world: int, blocks: Blocks, counts: Counts
+        self, agent: AgentSession, geometry: Geometry, options: Options, blocks: Blocks, counts: Counts
     ) -> None:
         self.job_blocks = MAX_JOB_BLOCKS
         """The most blocks that the agent accepts in one job."""
@@ -61,7 +60,6 @@ class Loads:
         self._agent = agent
         self._geometry = geometry
         self._deadline_s = options.load_deadline_ms / 1e3
-        self._world = world
         self._blocks = blocks
         self._counts = counts
         self._inflight: dict[int, _Load] = {}
@@ -131,29 +129,22 @@ class Loads:
             load.tracked.asking.most = 0
             load.tracked.load = 0
 
-    def report(self, job: int, outcome: Outcome) -> Tracked | None:
-        """Handle a report of one or more workers. Return the request whose load has ended with
-        it.
-        """
-        load = self._inflight.get(job)
+    def report(self, job: int, statuses: bytes) -> None:
+        """Handle the end of a job in all workers, if it is a load."""
+        load = self._inflight.pop(job, None)
         if load is None:
-            return None
-        load.outcome = outcome if load.outcome is None else load.outcome.join(outcome)
-        if load.outcome.ranks < self._world:
-            return None
-        del self._inflight[job]
+            return
         self._blocks.unpin(load.blocks, load=True)
         if load.lease and load.boot:
             self._agent.release(load.lease, load.boot)
         if load.tracked.load == job:
             load.tracked.load = 0
-        if not any(load.outcome.statuses):
+        if not any(statuses):
             self._counts.tokens_loaded += load.tokens
         elif not load.cancelled:
             self._counts.loads_failed += 1
             load.tracked.asking.most = 0
             load.tracked.loaded = (0, 0)
-        return load.tracked
 
     def _complete(self, tables: Sequence[Sequence[Any]], end: int) -> bool:
         """Return whether the states at ``end`` have blocks to be loaded into. Without one of them

@@ -28,7 +28,7 @@ from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.messages import BlockStatus
 from kvagent.packing import packed, section
 from kvagent.vllm.counters import SaveCounts
-from kvagent.vllm.plan import REVOKES, Outcome, SaveJob
+from kvagent.vllm.plan import REVOKES, SaveJob
 from kvagent.vllm.scheduler.requests import Phase
 
 if TYPE_CHECKING:
@@ -359,7 +359,6 @@ class _Save:
     runs: list[SaveRun]
     blocks: list[Any]
     since: float
-    outcome: Outcome | None = None
     pinned: bool = True
     stale: bool = False
     """Whether its blocks depend on old weights, so that none is offered again."""
@@ -379,7 +378,7 @@ class Saves:
     """The saves in flight."""
 
     def __init__(
-        self, batch: SaveBatch, world: int, blocks: Blocks, counts: SaveCounts | None = None,
+        self, batch: SaveBatch, blocks: Blocks, counts: SaveCounts | None = None,
         revoke_now: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self.batch = batch
@@ -392,7 +391,6 @@ class Saves:
         """Runs of saves that were over with the last report, and the statuses of their blocks."""
         self.now = 0.0
         """A clock that advances by at most half of HOLD_S per step."""
-        self._world = world
         self._inflight: OrderedDict[int, _Save] = OrderedDict()
         self._words = list(range(REVOKES))
         self._last = 0.0
@@ -437,16 +435,12 @@ class Saves:
             self._again(run, 0)
             self._unpin(run.blocks, awaited=run.awaited, of_requests=run.tracked is not None)
 
-    def report(self, job: int, outcome: Outcome) -> bool:
-        """Handle a report of one or more workers. Return whether the job is a save."""
-        save = self._inflight.get(job)
-        if save is None:
-            return False
-        save.outcome = outcome if save.outcome is None else save.outcome.join(outcome)
-        if save.outcome.ranks >= self._world:
-            del self._inflight[job]
-            self._over(save, save.outcome.statuses)
-        return True
+    def report(self, job: int, statuses: bytes) -> bool:
+        """Handle the end of a job in all workers. Return whether it is a save."""
+        save = self._inflight.pop(job, None)
+        if save is not None:
+            self._over(save, statuses)
+        return save is not None
 
     def settled(self, tracked: Tracked) -> bool:
         """Return whether all saves are over that have blocks of a request, or that it shares with

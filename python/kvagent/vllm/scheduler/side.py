@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
-    from kvagent.vllm.plan import Report
+    from kvagent.vllm.plan import Outcome, Report
     from kvagent.vllm.scheduler.saves import Named
 
 KEYED = ("lora_request", "mm_features")
@@ -64,11 +64,12 @@ class SchedulerSide:
         """Returns vLLM's KV events of what the agent's memory holds, since the last call."""
         self.blocks = Blocks(manager, options.pin_percent / 100)
         counts = SaveCounts()
-        self.saves = Saves(joined.batch(geometry, self.blocks, counts), world, self.blocks, counts)
-        self.loads = Loads(self.agent, geometry, options, world, self.blocks, self.counts)
+        self.saves = Saves(joined.batch(geometry, self.blocks, counts), self.blocks, counts)
+        self.loads = Loads(self.agent, geometry, options, self.blocks, self.counts)
         named: list[Named] = [guest.named for guest in self.guests if type(guest).named is not Guest.named]
         self.saves.batch.named = self.loads.named = named
         self._world = world
+        self._outcomes: dict[int, Outcome] = {}  # of jobs that not all workers have reported
         self._may_save = saves
         self._answered = joined.answered
         self._promises = Promises(self.agent, geometry, options, self.counts, self.waits, self.waiting_loads.ready)
@@ -187,12 +188,20 @@ class SchedulerSide:
         for job in report.late:
             self.loads.late(job)
         for job, outcome in report.outcomes.items():
-            if not self.saves.report(job, outcome):
-                self.loads.report(job, outcome)
+            self.settle(job, outcome)
         self.settle_waiting(report)
         over, self.saves.over = self.saves.over, []
         for guest in self.guests:
             guest.heard(report, over, now)
+
+    def settle(self, job: int, outcome: Outcome) -> None:
+        """Handle the outcome of a job in one or more workers."""
+        if before := self._outcomes.pop(job, None):
+            outcome = outcome.join(before)
+        if outcome.ranks < self._world:
+            self._outcomes[job] = outcome
+        elif not self.saves.report(job, outcome.statuses):
+            self.loads.report(job, outcome.statuses)
 
     def settle_waiting(self, report: Report) -> None:
         """Handle the end of loads that steps waited for."""

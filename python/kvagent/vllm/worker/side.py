@@ -246,13 +246,6 @@ class Results:
     bad_blocks: set[int] = field(default_factory=set)
 
 
-def joined(some: Results | None, others: Results) -> Results:
-    """Return both results as one."""
-    if some is None:
-        return others
-    return Results(some.received | others.received, some.failed | others.failed, some.bad_blocks | others.bad_blocks)
-
-
 NO_RESULTS = Results()  # shared: never modified
 
 
@@ -464,18 +457,10 @@ class WorkerSide:
         no fence.
         """
         inflight = self.jobs[job]
-        assert isinstance(inflight.plan, LoadJob)
-        inflight.reported = True
         self.counts.loads_late += 1
-        self.fail_blocks(inflight.plan)
+        inflight.reported = True
+        fail_late(self, inflight)
         inflight.cancel()
-
-    def fail_blocks(self, load: LoadJob) -> None:
-        """Report all blocks of a load as bad, and the load as late: its outcome follows, or has
-        been reported.
-        """
-        self.pending_report.late.add(load.job)
-        self.pending_results.bad_blocks.update(bad_blocks(load, b"\1" * load.blocks))
 
     def descriptors(self) -> list[int]:
         """Return what becomes readable with a message of the agent."""
@@ -625,35 +610,19 @@ class WorkerSide:
         for guest in self.guests:
             guest.over(plan.job)
         if not inflight.reported:
-            self._report_load(plan, statuses, cancelled=inflight.cancelled)
-
-    def _report_load(self, plan: LoadJob, statuses: bytes, *, cancelled: bool) -> None:
-        if not plan.sync:
-            self.pending_results.received.add(plan.request)
-        if cancelled or (statuses and not any(statuses)):
-            return
-        self.counts.loads_failed += 1
-        if self.per_block and statuses:
-            self.pending_results.bad_blocks.update(bad_blocks(plan, statuses))
-        else:
-            self.pending_results.failed.add(plan.request)
+            failed = not inflight.cancelled and (not statuses or any(statuses))
+            self.counts.loads_failed += failed
+            tell_end(self, plan, statuses, failed=failed)
 
     def _expire_loads(self, now: float) -> None:
         """Report loads whose deadline has passed. They stay in flight: a deadline is no fence.
 
         Not those that a step waits for: vLLM expects no end of them, and their wait is limited.
         """
-        for inflight in self.jobs.values():
+        for job, inflight in self.jobs.items():
             plan = inflight.plan
-            if not isinstance(plan, LoadJob) or plan.sync or inflight.reported or now < inflight.deadline:
-                continue
-            inflight.reported = True
-            self.counts.loads_late += 1
-            self.pending_report.late.add(plan.job)
-            self.pending_results.received.add(plan.request)
-            if not inflight.cancelled:
-                self.pending_results.failed.add(plan.request)
-            inflight.cancel()
+            if isinstance(plan, LoadJob) and not (plan.sync or inflight.reported or now < inflight.deadline):
+                self.give_up(job)
 
 
 def _info(words: SyncWords, identity: tuple[tuple[str, str], ...]) -> WorkerInfo:
@@ -670,7 +639,44 @@ def parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
     return job.parts if isinstance(job, LoadJob) else (job.sections,)
 
 
-def bad_blocks(plan: LoadJob, statuses: bytes) -> set[int]:
-    """Return the blocks of a load that did not arrive."""
-    blocks = memoryview(plan.ids).cast("I")
-    return {block for block, status in zip(blocks, statuses, strict=False) if status != 0}
+def tell_end(side: WorkerSide, load: LoadJob, statuses: bytes = b"", *, failed: bool) -> None:
+    """Add the end of a load to a worker's results: which of its blocks have ``failed``, where vLLM
+    is told of blocks, else that all have.
+    """
+    results = side.pending_results
+    if not load.sync:
+        results.received.add(load.request)
+    if failed and (load.sync or (side.per_block and statuses)):
+        blocks = memoryview(load.ids).cast("I")
+        results.bad_blocks.update(
+            b for b, status in zip(blocks, statuses or b"\1" * load.blocks, strict=False) if status
+        )
+    elif failed:
+        results.failed.add(load.request)
+
+
+def fail_late(side: WorkerSide, inflight: InflightJob) -> None:
+    """Report a load as failed whose outcome follows, or has been reported."""
+    assert isinstance(inflight.plan, LoadJob)
+    side.pending_report.late.add(inflight.plan.job)
+    tell_end(side, inflight.plan, failed=not inflight.cancelled)
+
+
+def abandon(side: WorkerSide, jobs: Iterable[SaveJob | LoadJob]) -> None:
+    """Give up what is in flight after an error, and ``jobs`` unless they were started.
+
+    Loads have failed, as at their deadline; the agent may still access their blocks, which stay
+    pinned until their outcome. Saves are revoked.
+    """
+    for inflight in side.jobs.values():
+        if isinstance(inflight.plan, SaveJob):
+            with contextlib.suppress(Exception):
+                side.words.revoke(inflight.plan.revoke)
+        elif not inflight.reported:
+            inflight.reported = True
+            fail_late(side, inflight)
+    for job in jobs:
+        if job.job not in side.jobs and job.job not in side.started:
+            side.pending_report.outcomes[job.job] = Outcome(1, bytes([BlockStatus.FAILED]) * job.blocks)
+            if isinstance(job, LoadJob):
+                tell_end(side, job, failed=True)

@@ -33,6 +33,7 @@ from kvagent.limits import MAX_SEGMENTS, MAX_STAGES
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported
 from kvagent.vllm.hooks import WorkerGuest
 from kvagent.vllm.worker.memory import WHOLE, extents
+from kvagent.vllm.worker.side import InflightJob, fail_late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -272,7 +273,7 @@ class StepWaits(WorkerGuest):
         self.wait()
         if not self.layers.end():
             for load in loads:
-                self.side.fail_blocks(load)
+                fail_late(self.side, InflightJob(load, None))
 
     def wait(self, usable: Callable[[int], bool] | None = None) -> None:
         """Wait until each of the loads is over, or usable. Give up those that are not in time."""
