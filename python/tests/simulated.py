@@ -102,7 +102,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = time.monotonic()  # it goes on where the engines were
         clock = SimpleNamespace(monotonic=lambda: self.now)
-        for module in ("side", "lookups"):
+        for module in ("side", "loads"):
             monkeypatch.setattr(f"kvagent.vllm.scheduler.{module}.time", clock)
 
 

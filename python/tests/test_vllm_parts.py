@@ -38,7 +38,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import Constants, OptionError, Options, parse, saves
 from kvagent.vllm.plan import LoadJob, Outcome, Report, SaveJob, StepPlan, WorkerInfo
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession
-from kvagent.vllm.scheduler.lookups import IDLE_WAIT_S, STEP_WAIT_S, Lookups
+from kvagent.vllm.scheduler.loads import IDLE_WAIT_S, STEP_WAIT_S, Lookups
 from kvagent.vllm.scheduler.requests import Blocks
 from kvagent.vllm.scheduler.saves import WorkerRevocation, final_tokens
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, weights_digest, with_resolved
@@ -497,7 +497,7 @@ def test_all_requests_of_a_step_together_wait_no_longer_than_its_budget(
 ) -> None:
     """A socket waits for whole milliseconds, or until the answer."""
     now, waited = [100.0], []
-    monkeypatch.setattr("kvagent.vllm.scheduler.lookups.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("kvagent.vllm.scheduler.loads.time", SimpleNamespace(monotonic=lambda: now[0]))
     registered = SimpleNamespace(lookup_path=tmp_path / "none")
     session: Any = SimpleNamespace(boot=bytes(16), version=3, number=1, registered=registered)
     lookups = Lookups(session, 0.001, 1)

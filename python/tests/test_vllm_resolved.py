@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm import resolved
-from kvagent.vllm.resolved import Forms
+from kvagent.vllm import space as resolved
+from kvagent.vllm.space import Forms
 
 if TYPE_CHECKING:
     from types import ModuleType

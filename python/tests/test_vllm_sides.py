@@ -23,7 +23,7 @@ from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.plan import LoadJob, Report
-from kvagent.vllm.scheduler.lookups import LookupWaits, Promises
+from kvagent.vllm.scheduler.loads import LookupWaits, Promises
 from tests.agent import IDENTITY, PATIENCE_S, AgentProcess, eventually
 from tests.sides import running
 from tests.simulated import BLOCK, NO_TOKENS, SimulatedEngine

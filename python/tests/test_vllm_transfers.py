@@ -14,7 +14,7 @@ from kvagent.messages import BlockStatus
 from kvagent.vllm.guests import transfers as tr
 from kvagent.vllm.guests.transfers import Transfers
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler.lookups import LookupWaits
+from kvagent.vllm.scheduler.loads import LookupWaits
 from kvagent.vllm.scheduler.requests import ANSWER_S
 from kvagent.vllm.scheduler.saves import HOLD_S
 from tests.agent import eventually

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent.vllm.options import Options
-from kvagent.vllm.scheduler.lookups import LookupWaits
+from kvagent.vllm.scheduler.loads import LookupWaits
 from kvagent.vllm.scheduler.requests import Asking
 from tests.agent import AgentProcess, eventually
 from tests.simulated import BLOCK, Clock, SimulatedEngine

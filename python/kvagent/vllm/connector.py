@@ -46,7 +46,7 @@ from kvagent.vllm.boundary import (
     warn,
 )
 from kvagent.vllm.counters import GAUGES, HELP, CounterDeltas
-from kvagent.vllm.geometry import Unsupported, check, hash_tokens, preferred_layout
+from kvagent.vllm.geometry import Unsupported, canvas_refusal, check, hash_tokens, preferred_layout
 from kvagent.vllm.hooks import of
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.options import FAIL, Options, parse, saves, synonyms
@@ -54,7 +54,6 @@ from kvagent.vllm.plan import Report, StepPlan
 from kvagent.vllm.scheduler.saves import WorkerRevocation
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import as_worker, identity, unknown_weights, unobserved, used_backends, with_resolved
-from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.weight_changes import PRIVATE, Generations, initial_generation, watch, with_generation
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
 from kvagent.vllm.worker.side import NO_RESULTS, Results, Sync, WorkerSide, abandon, make_sync

@@ -9,7 +9,12 @@ The connector asks vLLM for a block-outermost layout where the attention backend
 copies between engine and agent are as large as the contiguous runs of a block. vLLM warns about a
 layout that the backend rejects and falls back to its own choice, so the backend is asked first.
 
-Importing it imports no vllm: the doctor uses it too.
+vLLM's KV cache specifications say which blocks a hit needs. Workers see the specifications of all
+layers of a group (UniformTypeKVCacheSpecs), the scheduler that of one of them. Both take the first
+one's, so that they register the same groups.
+
+Importing it imports no vllm: specifications are known by the names of their classes, and the doctor
+uses it too.
 """
 
 from __future__ import annotations
@@ -20,14 +25,126 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvagent.limits import MAX_GROUPS, MAX_WORLD
+from kvagent.limits import CHUNKED, MAX_GROUPS, MAX_WORLD
 from kvagent.messages import Group
-from kvagent.vllm import specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvagent.vllm.plan import Report, StepPlan, WorkerInfo
+
+
+MLA = "MLAAttentionSpec"
+FULL = ("FullAttentionSpec", MLA, "SinkFullAttentionSpec")
+WINDOW = ("SlidingWindowSpec", "SlidingWindowMLASpec")
+CHUNKED_LOCAL = "ChunkedLocalAttentionSpec"
+STATE = "MambaSpec"
+SERVED = (*FULL, *WINDOW, CHUNKED_LOCAL, STATE)
+_STATE_WINDOW = 2  # tokens: the next token needs the one before it, so that a hit needs the last block
+_UNIFORM = "UniformTypeKVCacheSpecs"
+
+
+def layer_specs(spec: Any) -> list[Any]:
+    """Return the different specifications of a group's layers; the first is the scheduler's."""
+    if type(spec).__name__ != _UNIFORM:
+        return [spec]
+    found: list[Any] = []
+    for one in spec.kv_cache_specs.values():
+        if one not in found:
+            found.append(one)
+    return found
+
+
+def group_spec(spec: Any) -> Any:
+    """Return the specification that a group is known by, in the scheduler and in the workers."""
+    if type(spec).__name__ != _UNIFORM:
+        return spec
+    return next(iter(spec.kv_cache_specs.values()))
+
+
+def kind(spec: Any) -> str:
+    """Return the name of the specification that a group is known by."""
+    return type(group_spec(spec)).__name__
+
+
+def window(spec: Any) -> int:
+    """Return a group's window as the agent is told of it (messages.Group).
+
+    A state is the last block of what it stands for.
+    """
+    one = group_spec(spec)
+    name = type(one).__name__
+    if name in WINDOW:
+        return int(one.sliding_window)
+    if name == STATE:
+        return _STATE_WINDOW
+    return CHUNKED + int(one.attention_chunk_size) if name == CHUNKED_LOCAL else 0
+
+
+def is_state(spec: Any) -> bool:
+    """Return whether the blocks of a group are states: each stands for all tokens before its
+    end.
+    """
+    return kind(spec) == STATE
+
+
+def refusal(group: Any) -> str:
+    """Return why a group cannot be served, as the end of a sentence about it, or an empty
+    string.
+    """
+    specs = layer_specs(group.kv_cache_spec)
+    first = specs[0]
+    for one in specs:
+        if reason := _refusal(one):
+            return reason
+        if (window(one), one.block_size, _replicated(one)) != (window(first), first.block_size, _replicated(first)):
+            return (
+                f"has layers of {type(first).__name__} and {type(one).__name__} that differ in window, block size or "
+                "replication"
+            )
+    if not getattr(group, "enable_kv_transfer", True) or getattr(group, "host_resident", False):
+        return "is one that vLLM keeps from connectors (enable_kv_transfer, host_resident)"
+    return ""
+
+
+def canvas_refusal(model: Any) -> str:
+    """Return why no group of vLLM's ModelConfig can be served, or an empty string: the KV of tokens
+    that were made on a canvas depends on later ones until it is computed again, which a client may
+    leave out (diffusion_read_only).
+    """
+    if not getattr(model, "is_diffusion", False):
+        return ""
+    return "the model generates by diffusion: the KV of its tokens may depend on later ones, which hashes do not cover"
+
+
+def _refusal(spec: Any) -> str:
+    name = type(spec).__name__
+    if name == STATE:
+        return _state_refusal(spec)
+    if name not in SERVED:
+        return f"is of {name}; served are {', '.join(SERVED)}"
+    if getattr(spec, "non_causal", False):
+        return "has layers that attend to later tokens (non_causal), which its block hashes do not cover"
+    if getattr(spec, "bounded_replay", False):
+        return "is computed again after each hit (bounded_replay), which the connector cannot ask vLLM for"
+    return ""
+
+
+def _state_refusal(spec: Any) -> str:
+    mode = getattr(spec, "mamba_cache_mode", "none")
+    if mode != "align":
+        return (
+            f"has states of mamba_cache_mode {mode}, allowed is align: vLLM keeps none otherwise; start it with prefix "
+            "caching"
+        )
+    if drafts := int(getattr(spec, "num_speculative_blocks", 0)):
+        return f"has {drafts} blocks of states for draft tokens, allowed are 0: start vLLM without speculative_config"
+    return ""
+
+
+def _replicated(spec: Any) -> bool:
+    return type(spec).__name__ == MLA or getattr(spec, "max_tp_shards", None) == 1
+
 
 Identity = tuple[tuple[str, str], ...]
 
@@ -68,10 +185,10 @@ def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geom
     """
     groups = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
-        if reason := specs.refusal(group):
+        if reason := refusal(group):
             raise Unsupported(f"KV cache group {i} {reason}")
         block_size = int(group.kv_cache_spec.block_size)
-        groups.append(Group(block_size, int(kv_cache_config.num_blocks), specs.window(group.kv_cache_spec)))
+        groups.append(Group(block_size, int(kv_cache_config.num_blocks), window(group.kv_cache_spec)))
     if not groups:
         raise Unsupported("the model has no KV cache")
     if len(groups) > MAX_GROUPS:
@@ -79,7 +196,7 @@ def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geom
     for i, group in enumerate(groups):
         if group.block_tokens % hash_tokens:
             raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {hash_tokens}")
-    states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if specs.is_state(one.kv_cache_spec)]
+    states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if is_state(one.kv_cache_spec)]
     return Geometry(tuple(groups), hash_tokens, frozenset(states), following)
 
 
@@ -90,7 +207,7 @@ def fails_by_block(kv_cache_config: Any) -> bool:
     tokens after them need.
     """
     groups = kv_cache_config.kv_cache_groups
-    return len(groups) == 1 and not specs.window(groups[0].kv_cache_spec)
+    return len(groups) == 1 and not window(groups[0].kv_cache_spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +226,7 @@ class Ranks:
 def replicated(kv_cache_config: Any) -> bool:
     """Return whether all tensor-parallel ranks hold the same KV, however many there are."""
     groups = kv_cache_config.kv_cache_groups
-    return bool(groups) and all(specs.replicated(group.kv_cache_spec) for group in groups)
+    return bool(groups) and all(_replicated(group_spec(group.kv_cache_spec)) for group in groups)
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvagent.vllm.geometry import is_state
 from kvagent.vllm.space import expected_backends, used_backends
-from kvagent.vllm.specs import is_state
 from tests.agent import eventually
 from tests.vllm.setting import BLOCK
 from tests.vllm.world import World, clean

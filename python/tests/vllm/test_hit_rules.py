@@ -19,7 +19,7 @@ from kvagent.lookup import LookupClient, Request
 from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
-from kvagent.vllm import specs
+from kvagent.vllm import geometry as specs
 from tests.agent import IDENTITY, PATIENCE_S, chain, wait
 
 if TYPE_CHECKING:

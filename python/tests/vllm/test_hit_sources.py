@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.scheduler.lookups import sources
+from kvagent.vllm.scheduler.loads import sources
 from kvagent.vllm.scheduler.requests import Promise
 from tests.agent import AgentProcess, eventually
 from tests.vllm.setting import BLOCK

@@ -22,7 +22,7 @@ from vllm.config import (
     VllmConfig,
 )  # fmt: skip
 
-from kvagent.vllm import resolved
+from kvagent.vllm import space as resolved
 from kvagent.vllm.geometry import Ranks
 from kvagent.vllm.space import as_worker, identity, used_backends, with_resolved
 from kvagent.vllm.weight_changes import PAIR, PRIVATE, UNSHARED, with_generation

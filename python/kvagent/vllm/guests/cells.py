@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_SEGMENTS, MAX_SHARDS
-from kvagent.vllm.geometry import WITHOUT_DRAFTS, Unsupported, replicated
+from kvagent.vllm.geometry import MLA, WITHOUT_DRAFTS, Unsupported, group_spec, replicated
 from kvagent.vllm.options import OptionError
-from kvagent.vllm.specs import MLA, group_spec
 from kvagent.vllm.worker.memory import Extent, extents, joined
 
 if TYPE_CHECKING:

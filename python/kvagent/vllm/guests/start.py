@@ -209,8 +209,7 @@ def joined(
     are some. ``events``: how KV events are made; None without them. ``tool_tokens``: of which an
     output that calls a tool has one.
     """
-    from kvagent.vllm.guests.hints.guest import Hints
-    from kvagent.vllm.guests.switches import Switches
+    from kvagent.vllm.guests.hints.guest import Hints, Switches
 
     hints = Hints(options.remote_wait_ms / 1e3, tool_tokens, nodes=parts)
     one = Joined([Switches(hints, transfers=options.transfers)])  # it reads what clients ask for

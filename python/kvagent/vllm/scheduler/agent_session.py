@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvagent import messages as m
 from kvagent.errors import Busy, KVAgentError, SessionBroken, SessionEnded
 from kvagent.limits import MAX_JOB_BLOCKS
-from kvagent.vllm.scheduler.lookups import Lookups
+from kvagent.vllm.scheduler.loads import Lookups
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,27 +1,412 @@
-"""Loads in flight: their jobs and pinned destinations, until every worker has reported them.
+"""Look-ups and loads: how much of a prompt the agent has, how much of it will be loaded, and the
+loads in flight.
 
-A load that was given up at its deadline is still in flight: only its report is a fence.
+A call blocks only briefly for an answer. A request waits over steps, which does not block the
+engine: vLLM passes over it and asks again in its next step. Its wait has a deadline: TOKEN_S for
+each token that a hit may bring, between lookup_grace_ms and lookup_age_ms.
+
+An agent that is late is still asked, but a silent one costs an engine a bounded time in total, not
+each request: the wait is halved with each look-up that was waited for in vain, so all of them
+together are at most twice the longest. Any answer, even one that comes too late for its request,
+restores it. An agent that is gone is not waited for at all: its session has ended, or it does not
+answer a ping (agent_session).
+
+Loads have their jobs and pinned destinations until every worker has reported them. One that was
+given up at its deadline is still in flight: only its report is a fence.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
+from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
 from kvagent.packing import Packed, packed, section
 from kvagent.vllm.plan import LoadJob
-from kvagent.vllm.scheduler.requests import Phase
+from kvagent.vllm.scheduler.requests import ANSWER_S, USUAL, Phase, Promise
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from kvagent.lookup import Answer
+    from kvagent.session import Session
     from kvagent.vllm.counters import Counts
     from kvagent.vllm.geometry import Geometry
     from kvagent.vllm.options import Options
     from kvagent.vllm.scheduler.agent_session import AgentSession
-    from kvagent.vllm.scheduler.requests import Blocks, Tracked
+    from kvagent.vllm.scheduler.requests import Asking, Blocks, Terms, Tracked
     from kvagent.vllm.scheduler.saves import Named
+
+
+log = logging.getLogger("vllm.kvagent")
+
+STEP_WAIT_S = 0.002  # budget of blocking for answers in one schedule()
+IDLE_WAIT_S = 0.005  # the same if the last step computed nothing, so that blocking delays no request
+MAX_PROBES = 32  # probes in flight
+AGAIN_FIRST_S, AGAIN_LAST_S = 0.001, 0.02  # from the answer that more may come to the next question
+AGAIN_SHARE = 0.25  # between these, it is this share of the time waited so far
+TOKEN_S = 1e-4  # of a wait, for each token that a hit may bring: to compute it takes about as long
+MAX_HALVINGS = 30
+
+
+class Lookups:
+    """The look-ups of one session. ``close`` ends them; their leases end with the session."""
+
+    def __init__(self, session: Session, wait_s: float, age_s: float) -> None:
+        """``wait_s``: the longest to block for one answer. ``age_s``: how long an answer may take
+        the agent.
+        """
+        self.boot = session.boot
+        self._session = session
+        self._client = LookupClient(session.registered.lookup_path, age_s)
+        self._wait_s = wait_s
+        self._age_s = age_s
+        self._budget_s = STEP_WAIT_S
+        self._idle = False
+        self._probes: list[Ticket] = []
+
+    def begin_step(self, *, idle: bool = False) -> tuple[int, int]:
+        """Begin a step: renew the budget of blocking, and read answers that no request waits for.
+
+        ``idle``: the step computes nothing. Return the number of answers to probes, and of late
+        ones.
+        """
+        self._idle = idle
+        self._budget_s = IDLE_WAIT_S if idle else STEP_WAIT_S
+        probed = self._collect_probes() if self._probes else 0
+        late = self._client.late_answers()
+        if late and (leases := [answer.lease for answer in late if answer.lease]):
+            self.release(leases)
+        return probed, len(late)
+
+    def outstanding(self) -> bool:
+        """Return whether the agent has questions that it has not answered."""
+        return self._client.outstanding > 0
+
+    def awaits_leases(self) -> bool:
+        """Return whether late answers may soon bring leases, which begin_step releases."""
+        return self._client.late > 0
+
+    def probe(self, tracked: Tracked, own: int, most: int) -> None:
+        """Tell the agent which blocks beyond the ``own`` tokens, and up to ``most``, a request's
+        look-up will ask for, without waiting.
+        """
+        hashes = tracked.request.block_hashes
+        if not hashes or len(self._probes) >= MAX_PROBES:
+            return
+        try:
+            request = self._request(Want.PROBE, most + 1, own, hashes, tracked.asking.terms)
+            self._probes.append(self._client.submit(request))
+        except (Busy, Malformed):
+            return  # a probe is only a hint
+
+    def ask(
+        self, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms = USUAL, *, ready: bool = False
+    ) -> Ticket:
+        """Send a look-up that reserves blocks, to be polled until it is answered or abandoned.
+
+        ``ready``: the answer says whether the blocks can be loaded at once, if the agent knows.
+
+        Busy if too many are in flight, Malformed for more hashes than a look-up may have.
+        """
+        want = Want.READY if ready else Want.RESERVE
+        return self._client.submit(self._request(want, tokens, own, hashes, terms), math.inf)
+
+    def answer(self, ticket: Ticket, *, first: bool) -> Answer | None:
+        """Return the answer, or None without one; raise TimedOut for one that cannot be used.
+
+        The first call for a look-up blocks briefly, and so does any other while the engine computes
+        nothing.
+        """
+        begin = time.monotonic()
+        wait_s = min(self._wait_s, self._budget_s) if first or self._idle else 0.0
+        try:
+            answer = self._client.poll(ticket, wait_s if wait_s >= _LEAST_WAIT_S else 0.0)
+        except Malformed as error:
+            raise TimedOut(str(error)) from error
+        finally:
+            self._budget_s -= time.monotonic() - begin
+        if answer is None:
+            return None
+        if answer.boot != self.boot:
+            raise TimedOut("another run of the agent answered")
+        if answer.status == LookupStatus.OVERLOADED:
+            raise TimedOut("the agent is overloaded")
+        return answer
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Abandon a look-up; a lease in its late answer is released."""
+        self._client.abandon(ticket)
+
+    def close(self) -> None:
+        """Abandon all look-ups, without waiting."""
+        self._client.close()  # before the tickets, whose sockets close with them
+        self._probes.clear()
+
+    def _request(
+        self, want: Want, tokens: int, own: int, hashes: Sequence[bytes], terms: Terms
+    ) -> Request:  # fmt: skip
+        return Request(
+            version=self._session.version,
+            space=self._session.registered.space,
+            session=self._session.number,
+            want=want,
+            tokens=tokens,
+            hbm_tokens=own,
+            deadline_us=int(self._age_s * 1e6),
+            groups=terms.groups,
+            hash_len=len(hashes[0]),
+            hashes=b"".join(hashes),
+            transfer=terms.transfer,
+            peer=terms.peer,
+            early=int(terms.early),
+        )
+
+    def _collect_probes(self) -> int:
+        left, answered = [], 0
+        for ticket in self._probes:
+            try:
+                if self._client.poll(ticket) is None:
+                    left.append(ticket)
+                else:
+                    answered += 1
+            except (TimedOut, Malformed):
+                continue
+        self._probes = left
+        return answered
+
+    def release(self, leases: Sequence[int]) -> None:
+        """Release leases. If the message cannot be sent, they end with the session."""
+        with contextlib.suppress(Busy, SessionEnded, SessionBroken):
+            self._session.release(leases)
+
+
+_LEAST_WAIT_S = 0.001  # a shorter wait is skipped: polling the socket takes that long anyway
+
+
+class LookupWaits:
+    """The deadlines of look-ups. All times are of time.monotonic."""
+
+    def __init__(self, options: Options) -> None:
+        self._tiers_s = options.tier_wait_ms / 1e3
+        self._age_s = options.lookup_age_ms / 1e3
+        self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)
+        self._in_vain = 0  # look-ups that were waited for in vain since the last answer
+
+    def answered(self) -> None:
+        """Record an answer of the agent, whatever it says and however late."""
+        self._in_vain = 0
+
+    def in_vain(self) -> None:
+        """Record a look-up that no answer came to within its bound."""
+        self._in_vain += 1
+
+    def pending_s(self, terms: Terms) -> float:
+        """Return how long a request may wait while the agent says that more may come."""
+        return terms.pending_s if terms.transfer else self._tiers_s
+
+    def longest_s(self, tokens: int, terms: Terms = USUAL) -> float:
+        """Return how long an answer is waited for that may bring so many tokens."""
+        worth_s = terms.wait_s if terms.transfer else tokens * TOKEN_S
+        return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
+
+    def may_wait(self, asking: Asking, tokens: int, now: float) -> bool:
+        """Return whether a request whose question has no answer yet may go on waiting. After the
+        agent has said that more may come, it may for lookup_age_ms.
+        """
+        return now - asking.at < (self._age_s if asking.pending_since else self.longest_s(tokens, asking.terms))
+
+
+class Promises:
+    """How many tokens of each request will be loaded.
+
+    The state of a look-up is kept with its request.
+    """
+
+    def __init__(
+        self, agent: AgentSession, geometry: Geometry, options: Options, counts: Counts, waits: LookupWaits,
+        asks_ready: Callable[[Tracked, int], bool],
+    ) -> None:  # fmt: skip
+        """``asks_ready``: whether to ask if a request's blocks, of at most so many tokens, are
+        ready.
+        """
+        self._asks_ready = asks_ready
+        self._agent = agent
+        self._hash_tokens = geometry.hash_tokens
+        self._align = geometry.align
+        self._states = bool(geometry.states)
+        self._least = options.min_load_tokens
+        self._counts = counts
+        self._waits = waits
+
+    def promise(self, tracked: Tracked, own: int, now: float) -> int | None:
+        """Return the tokens beyond the ``own`` ones that will be loaded; None if not known yet."""
+        lookups = self._agent.lookups
+        most = self._whole(self.most(tracked, own)) - own
+        if lookups is None or most < self._least_of(tracked) or self._last_alone(tracked, own):
+            return 0
+        promised = tracked.asking.promised
+        if promised is None or own < promised.own or now - promised.at > ANSWER_S:
+            promised = self._ask(lookups, tracked, own, most, now)
+            if promised is None:
+                return None
+        tokens = self._whole(min(promised.tokens, self.most(tracked, own))) - own
+        return tokens if tokens >= self._least_of(tracked) else 0
+
+    def most(self, tracked: Tracked, own: int) -> int:
+        """Return the most tokens of a request, with the ``own`` ones, that may come from the agent.
+
+        vLLM computes the last token again if all are loaded. A state that has it must not take it
+        again.
+        """
+        most: int = tracked.request.num_tokens - self._states
+        return min(most, own + tracked.asking.most)
+
+    def take(self, tracked: Tracked) -> Promise | None:
+        """Return the promise and pass its lease to the caller."""
+        self.abandon_lookup(tracked)
+        promised, tracked.asking.promised = tracked.asking.promised, None
+        return promised
+
+    def forget(self, tracked: Tracked) -> None:
+        """Drop the promise or the look-up, and release its lease."""
+        promised = self.take(tracked)
+        if promised is not None and promised.lease:
+            self._agent.release(promised.lease)
+
+    def lose(self, tracked: Tracked) -> None:
+        """Drop the promise and the look-up of a session that has ended."""
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
+        tracked.asking.promised = None
+        tracked.asking.ends()
+
+    def give_up(self, tracked: Tracked) -> None:
+        """Abandon a look-up in flight, if any, since the agent is gone."""
+        self._counts.lookups_unanswered += tracked.asking.ticket is not None
+        self.abandon_lookup(tracked)
+
+    def abandon_lookup(self, tracked: Tracked) -> None:
+        """Abandon a look-up in flight; a lease in its answer is released on arrival."""
+        if tracked.asking.ticket is not None and self._agent.lookups is not None:
+            self._agent.lookups.abandon(tracked.asking.ticket)
+        tracked.asking.ends()
+
+    def _ask(self, lookups: Lookups, tracked: Tracked, own: int, most: int, now: float) -> Promise | None:
+        """Send a look-up, or read the answer to the one in flight. None: not known yet.
+
+        ``most``: the tokens that a hit may bring.
+        """
+        if not tracked.request.block_hashes:
+            return _NO_BLOCKS
+        asking = tracked.asking
+        first = asking.ticket is None
+        if first and now < asking.after:
+            return None
+        try:
+            if asking.ticket is None:
+                self._counts.lookups += not (asking.at or asking.pending_since)
+                asking.at = asking.at or now
+                self._send(lookups, tracked, own, most)
+            answer = lookups.answer(asking.ticket, first=first) if asking.ticket is not None else None
+        except TimedOut:
+            self._waits.answered()
+            return self._unanswered(tracked, now)
+        except Malformed:
+            return self._answered(tracked, _miss(now))
+        if answer is not None:
+            self._waits.answered()
+            asking.ticket, asking.at = None, 0.0
+            return self._read(tracked, answer, own, now)
+        if self._waits.may_wait(asking, most, now):
+            return None
+        self._waits.in_vain()
+        return self._unanswered(tracked, now)
+
+    def _send(self, lookups: Lookups, tracked: Tracked, own: int, most: int) -> None:
+        """Send a look-up, in a later step if too many are in flight."""
+        asking = tracked.asking
+        if asking.promised is not None:
+            self.forget(tracked)
+        tokens = self.most(tracked, own) + 1  # the agent answers with at most one token less than asked for
+        ready = self._asks_ready(tracked, most)
+        with contextlib.suppress(Busy):
+            asking.ticket = lookups.ask(tokens, own, tracked.request.block_hashes, asking.terms, ready=ready)
+        if log.isEnabledFor(logging.DEBUG):
+            # The last look-up of a request is the one to ask `kvagent explain --request` for.
+            request = tracked.request
+            name = request.block_hashes[-1].hex()[-16:]
+            log.debug("look-up %s of request %s: %d tokens, %d of its own", name, request.request_id, tokens, own)
+
+    def _read(self, tracked: Tracked, answer: Answer, own: int, now: float) -> Promise | None:
+        asking = tracked.asking
+        if answer.status == LookupStatus.PENDING:
+            asking.pending_since = asking.pending_since or now
+            waited, terms = now - asking.pending_since, asking.terms
+            if waited < self._waits.pending_s(terms):
+                if terms.transfer:
+                    asking.after = now + min(max(waited * AGAIN_SHARE, AGAIN_FIRST_S), AGAIN_LAST_S)
+                if answer.lease:
+                    self._agent.release(answer.lease)
+                return None  # the next step asks again
+            self._counts.lookups_pending += not terms.transfer
+            self._counts.transfers_overdue += terms.pending_s > 0
+            asking.terms = terms.overdue()
+        hit = answer.status in (LookupStatus.HIT, LookupStatus.PENDING, LookupStatus.READY) and answer.lease != 0
+        ready = answer.status == LookupStatus.READY
+        return self._answered(
+            tracked, Promise(own, answer.tokens if hit else 0, answer.lease, now, ready, answer.disk, answer.shared)
+        )
+
+    def _unanswered(self, tracked: Tracked, now: float) -> Promise:
+        self._counts.lookups_unanswered += 1
+        self.abandon_lookup(tracked)
+        return self._answered(tracked, _miss(now))
+
+    @staticmethod
+    def _answered(tracked: Tracked, promised: Promise) -> Promise:
+        tracked.asking.ends()
+        tracked.asking.promised = promised
+        return promised
+
+    def _last_alone(self, tracked: Tracked, own: int) -> bool:
+        """Return whether the last block is all that a request lacks.
+
+        With others it is worth its load, for a step that computes one token is a decode step, with
+        CUDA graphs; alone only if it was computed for the request.
+        """
+        return not tracked.asking.terms.transfer and tracked.request.num_tokens - own <= self._align
+
+    def _least_of(self, tracked: Tracked) -> int:
+        """Return the fewest tokens that a request loads: any block that was computed for it."""
+        return 1 if tracked.asking.terms.transfer else self._least
+
+    def _whole(self, tokens: int) -> int:
+        """Round tokens down to whole blocks of every group."""
+        return tokens // self._align * self._align
+
+
+def sources(promised: Promise | None, tokens: int, *, from_peer: bool) -> dict[str, int]:
+    """Return how many of the tokens loaded for a promise came from where, by vLLM's names."""
+    if promised is None:
+        return {}
+    if from_peer:
+        return {"p2p": tokens}
+    other = min(promised.other, tokens)
+    disk = min(promised.disk, tokens - other)
+    return {"host": tokens - disk - other, "disk": disk, "external_unspecified": other}
+
+
+def _miss(now: float) -> Promise:
+    return Promise(0, 0, 0, now)
+
+
+_NO_BLOCKS = _miss(0.0)
 
 
 @dataclass(eq=False, slots=True)

@@ -18,8 +18,7 @@ from kvagent.vllm.internals import around
 from kvagent.vllm.link import LISTEN_STEPS
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, SessionChange
-from kvagent.vllm.scheduler.loads import Loads
-from kvagent.vllm.scheduler.lookups import LookupWaits, Promises, sources
+from kvagent.vllm.scheduler.loads import Loads, LookupWaits, Promises, sources
 from kvagent.vllm.scheduler.requests import Blocks, Phase, StaleRequests, Tracked, arrived
 from kvagent.vllm.scheduler.saves import Saves, SaveSchedule, collect_saves
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, Generations

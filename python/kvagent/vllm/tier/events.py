@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.messages import Group, Role
 from kvagent.registration import Registration
-from kvagent.vllm import internals, specs
+from kvagent.vllm import geometry as specs
+from kvagent.vllm import internals
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.guests.events.publication import EventsOptions, Publication, Tokens, Waker, extra_of
 from kvagent.vllm.link import Link

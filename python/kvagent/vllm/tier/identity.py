@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent.identity import identity_pairs
 from kvagent.limits import MAX_GROUPS
-from kvagent.vllm.geometry import Ranks
+from kvagent.vllm.geometry import Ranks, canvas_refusal
 from kvagent.vllm.space import identity, unknown_weights
-from kvagent.vllm.specs import canvas_refusal
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from kvagent.vllm.scheduler.lookups import Lookups
+    from kvagent.vllm.scheduler.loads import Lookups
 
 
 AGAIN_S = 0.002  # from the answer that more may come to the next question

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.link import Link
     from kvagent.vllm.options import Options
     from kvagent.vllm.plan import StepPlan
-    from kvagent.vllm.scheduler.lookups import Lookups
+    from kvagent.vllm.scheduler.loads import Lookups
 
 _HITS = (LookupStatus.HIT, LookupStatus.READY, LookupStatus.PENDING)
 

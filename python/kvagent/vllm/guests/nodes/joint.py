@@ -23,7 +23,7 @@ from kvagent.lookup import MAX_OUTSTANDING, Answer, LookupStatus, Ticket, Want
 from kvagent.ownform import encode_request
 from kvagent.vllm.guests.nodes.parts import NODES, NOWHERE, Orders, Question, Target
 from kvagent.vllm.scheduler.agent_session import NO_CHANGE, AgentSession, SessionChange
-from kvagent.vllm.scheduler.lookups import Lookups
+from kvagent.vllm.scheduler.loads import Lookups
 from kvagent.vllm.scheduler.requests import USUAL
 
 if TYPE_CHECKING:

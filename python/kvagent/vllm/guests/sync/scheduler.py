@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm import specs
+from kvagent.vllm import geometry as specs
 from kvagent.vllm.hooks import Guest, Waits
 
 if TYPE_CHECKING:
