@@ -61,7 +61,7 @@ from kvagent.vllm.worker.side import NO_RESULTS, Results, Sync, WorkerSide, aban
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvagent.vllm.geometry import Ranks
+    from kvagent.vllm.geometry import Geometry, Ranks
     from kvagent.vllm.hooks import Start, WorkerGuest
     from kvagent.vllm.plan import WorkerInfo
 
@@ -132,8 +132,36 @@ class PromMetrics(KVConnectorPromMetrics):
 log = logging.getLogger("vllm.kvagent")
 
 
+class Calls:
+    """What both roles of KVAgentConnector have."""
+
+    _vllm_config: Any
+    _config: Any
+    _options: Options
+    _ranks: Ranks
+    _replicas: int
+    _geometry: Geometry
+    _start: Start
+    _identity: tuple[tuple[str, str], ...]
+    _generation: str
+    _uncached: str = ""
+    """Why the engine is served without the agent; empty if it is not."""
+    errors: Errors
+    _deltas: Sequence[CounterDeltas] = ()
+
+    def _registration(self, role: Role, generation: str, **more: Any) -> Registration:
+        """Return a registration of the engine, with this generation of the weights."""
+        part, config = self._start.part, self._vllm_config
+        ranks = part.of_ranks(self._ranks, self._replicas)
+        return Registration(
+            role=role, instance=str(config.kv_transfer_config.engine_id)[:128], groups=self._geometry.groups,
+            identity=part.of_identity(with_generation(self._identity, generation)),
+            hash_tokens=self._geometry.hash_tokens, world=ranks.world, shards=ranks.shards, **more,
+        )  # fmt: skip
+
+
 @contained(SCHEDULER)
-class SchedulerCalls:
+class SchedulerCalls(Calls):
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
     _scheduler: SchedulerSide | None = None
@@ -143,17 +171,8 @@ class SchedulerCalls:
     """Takes the place of that in an engine that is not served."""
     _revocation: WorkerRevocation | None = None
     _workers: tuple[WorkerInfo, ...] = ()
-    _options: Options
-    _ranks: Ranks
-    _start: Start
-    _identity: tuple[tuple[str, str], ...]
-    _uncached: str = ""
-    """Why the engine is served without the agent; empty if it is not."""
-    errors: Errors
-    _deltas: Sequence[CounterDeltas] = ()
     unloaded: Unloaded
     _notice: Notice | None = None
-    _vllm_config: Any
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
         """Take vLLM's block tables and block pool."""
@@ -321,17 +340,9 @@ class SchedulerCalls:
 
 
 @contained(WORKER)
-class WorkerCalls:
+class WorkerCalls(Calls):
     """A part of KVAgentConnector. An error in a call of vLLM's is contained (boundary)."""
 
-    _vllm_config: Any
-    _config: Any
-    _options: Options
-    _uncached: str
-    _identity: tuple[tuple[str, str], ...]
-    _ranks: geo.Ranks
-    _replicas: int
-    _start: Start
     _worker: WorkerSide | None = None
     _lost: WorkerSide | None = None
     """Takes the place of that after too many errors."""
@@ -341,13 +352,6 @@ class WorkerCalls:
     _kv_caches: Mapping[str, Any] = {}
     _bad_blocks: set[int] = set()  # noqa: RUF012  replaced, never changed
     _connector_metadata: Any
-    _deltas: Sequence[CounterDeltas] = ()
-    errors: Errors
-    _generation: str
-
-    def _common(self) -> dict[str, Any]:
-        """Return what all registrations of the engine have in common."""
-        raise NotImplementedError
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Register the KV caches with the agent; wait briefly for one that is running.
@@ -453,11 +457,10 @@ class WorkerCalls:
 
     def unregister_kv_caches(self) -> None:
         """Withdraw the KV caches from the agent, before the engine sleeps."""
-        worker = self._part
-        if worker.leave():
+        if self._part.leave():
             self._close_memory()
-            return
-        self._retain(worker, worker.fence())
+        else:
+            self._retain(self._part, self._part.fence())
 
     def restore_kv_caches(self) -> None:
         """Register the KV caches again, after the engine slept."""
@@ -529,11 +532,13 @@ class WorkerCalls:
             report.unsupported = self._uncached
         return None if report is None else WorkerMetadata(report)
 
-    def _plans_idle(self) -> bool:
-        return _plan(self._connector_metadata).idle
+    @property
+    def _weights(self) -> str:
+        """The generation of the weights, with which this worker registers."""
+        return self._generation if self._worker is None else self._worker.generation
 
     def _registration_of_node(self) -> Registration:
-        return Registration(role=Role.SCHEDULER, **self._common())
+        return self._registration(Role.SCHEDULER, self._weights)
 
     def _close_guests(self) -> None:
         for guest in self._guests:
@@ -580,11 +585,11 @@ class WorkerCalls:
         assert self._memory is not None
         assert self._sync is not None
         words = self._sync.words
-        return Registration(
-            role=Role.WORKER, rank=self._rank - self._start.part.ranks[0],
+        return self._registration(
+            Role.WORKER, self._weights, rank=self._rank - self._start.part.ranks[0],
             shard=self._start.part.shard(self._rank, self._replicas), sync=words.sync(0),
             regions=[(words.memory.region(0), words.memory.fd), *self._memory.regions],
-            segments=self._memory.segments, cells=self._memory.cells, **self._common(),
+            segments=self._memory.segments, cells=self._memory.cells,
         )  # fmt: skip
 
 
@@ -634,11 +639,10 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         whole, self._replicas = geo.ranks(vllm_config.parallel_config, kv_cache_config)
         self._start.check(self._geometry, transfer.kv_role)
         self._options = self._start.options
-        self._ranks = self._start.ranks(whole)
+        self._ranks, pairs = self._start.distribution(whole)
         self._identity = identity(
-            vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__,
-            self._start.distribution(),
-        )  # fmt: skip
+            vllm_config, kv_cache_config, self._options.tenant, self._ranks, vllm.__version__, pairs
+        )
         reasons = unobserved(vllm_config, self._options)
         start_agent(self._options.socket_dir, self._options.pool)
         in_process = False
@@ -708,7 +712,8 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         requests may be the last one for long, so it returns them at once.
         """
         now = time.monotonic()
-        if now < self._next_stats and not self._idle():
+        idle = self._scheduler.idle() if self._scheduler is not None else _plan(self._connector_metadata).idle
+        if now < self._next_stats and not idle:
             return None
         self._next_stats = now + STATS_INTERVAL_S
         grown: dict[str, int] = {}
@@ -724,17 +729,12 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         self._leave_scheduler()
         self._leave_worker()
 
-    def _idle(self) -> bool:
-        return self._plans_idle() if self._scheduler is None else self._scheduler.idle()
-
     def _maker(self, kv_role: str, generations: Generations) -> Callable[[Any], SchedulerSide]:
         """Return what makes the scheduler's side, with vLLM's KV cache manager."""
-
-        def registration() -> Registration:
-            self._generation = generations.now
-            return Registration(role=Role.SCHEDULER, **self._common())
-
-        link = Link(self._options.socket_dir, "scheduler", registration, pool=self._options.pool)
+        link = Link(
+            self._options.socket_dir, "scheduler", lambda: self._registration(Role.SCHEDULER, generations.now),
+            pool=self._options.pool,
+        )  # fmt: skip
         may_save = saves(kv_role, self._options)
         joined = self._start.scheduler(self._geometry, self._ranks.world, saves=may_save)
         link.attached = joined.attached
@@ -743,18 +743,6 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
             SchedulerSide, self._options, self._geometry, self._ranks.world, link, saves=may_save,
             generations=generations, joined=joined,
         )  # fmt: skip
-
-    def _common(self) -> dict[str, Any]:
-        part, generation = self._start.part, self._generation if self._worker is None else self._worker.generation
-        ranks = part.of_ranks(self._ranks, self._replicas)
-        return {
-            "instance": str(self._vllm_config.kv_transfer_config.engine_id)[:128],
-            "identity": part.of_identity(with_generation(self._identity, generation)),
-            "groups": self._geometry.groups,
-            "hash_tokens": self._geometry.hash_tokens,
-            "world": ranks.world,
-            "shards": ranks.shards,
-        }
 
 
 def _check_policy(transfer: Any) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.vllm import geometry as geo
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
 
 ASYNC = "async"
-MAX_TOKENIZER_BYTES = 16 << 20
 
 log = logging.getLogger("vllm.kvagent")
 
@@ -72,17 +69,13 @@ class GuestStart(Start):
         if self.options.offload == LAZY and not self.vllm_config.cache_config.enable_prefix_caching:
             log.warning("offload: lazy has no effect without prefix caching: every block is saved once it is computed")
 
-    def ranks(self, whole: Ranks) -> Ranks:
-        """Return the shards of cells, if there are some."""
-        return whole if self._cells is None else geo.Ranks(whole.world, self._cells.count)
-
-    def distribution(self) -> dict[str, str] | None:
-        """Return the cells' pairs."""
+    def distribution(self, whole: Ranks) -> tuple[Ranks, dict[str, str] | None]:
+        """Return the shards and pairs of cells, if there are some."""
         if self._cells is None:
-            return None
+            return whole, None
         from kvagent.vllm.guests.cells import distribution
 
-        return distribution(self._cells, self.kv_cache_config)
+        return geo.Ranks(whole.world, self._cells.count), distribution(self._cells, self.kv_cache_config)
 
     def extents(self, rank: int) -> ExtentsOf | None:
         """Return what finds the extents of cells, or those of layers that wait for their part."""
@@ -100,13 +93,15 @@ class GuestStart(Start):
 
     def scheduler(self, geometry: Geometry, world: int, *, saves: bool) -> Joined:
         """Return the guests of the scheduler's side."""
+        from kvagent.vllm.guests.hints.guest import tool_tokens
+
         config, transfer = self.vllm_config, self.vllm_config.kv_transfer_config
         return joined(
             self.options, geometry, world=world, saves=saves, media=self._media(),
             multimodal=config.model_config.multimodal_config is not None, lora=config.lora_config is not None,
             engine_id=str(transfer.engine_id), tp_size=self.part.tp, waits=self._waits(geometry),
             step_tokens=int(config.scheduler_config.max_num_batched_tokens), events=self._events(),
-            parts=self.part.count, tool_tokens=self._tool_tokens(),
+            parts=self.part.count, tool_tokens=tool_tokens(config.model_config),
         )  # fmt: skip
 
     def worker(
@@ -165,19 +160,6 @@ class GuestStart(Start):
             raise OptionError(f"load_mode: sync, allowed is async or auto where {reason}")
         log.info("load_mode: auto: every load is asynchronous, since %s", reason)
         return None
-
-    def _tool_tokens(self) -> frozenset[int]:
-        """Return the tokens with which the model calls tools, where its folder says so."""
-        from kvagent.vllm.guests.hints.guest import tool_tokens
-
-        model = self.vllm_config.model_config
-        try:
-            path = Path(str(model.tokenizer or model.model)) / "tokenizer_config.json"
-            if path.stat().st_size > MAX_TOKENIZER_BYTES:
-                return frozenset()
-            return tool_tokens(json.loads(path.read_text()))
-        except (OSError, ValueError, AttributeError):
-            return frozenset()  # every end without a tool call is an ordinary stop
 
     def _events(self) -> Any:
         """Return how KV events are made, if the engine publishes some."""

@@ -13,10 +13,12 @@ end: then its blocks are stored, and nobody waits.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_HINT_ID, MAX_JOB_BLOCKS
@@ -136,6 +138,7 @@ def _check(allowed: bool, name: str, why: str) -> None:
         raise BadSwitch(f"{name}: {why}")
 
 
+MAX_TOKENIZER_BYTES = 16 << 20
 MAX_ENDED = 1024  # ended requests that wait for their saves; the oldest is forgotten for one more
 _NOW = {Action.PREFETCH, Action.FETCH}
 _LOWER = {Action.DEMOTE, Action.DROP}
@@ -406,14 +409,18 @@ def _session(given: Any) -> str:
     return given.encode(errors="replace").decode() if named else ""
 
 
-def tool_tokens(config: Any) -> frozenset[int]:
-    """Return the tokens with which a model calls tools, of its ``tokenizer_config.json``."""
-    added = config.get("added_tokens_decoder") if isinstance(config, dict) else None
-    found = added.items() if isinstance(added, dict) else ()
-    return frozenset(
-        int(number) for number, one in found
-        if number.isdecimal() and isinstance(one, dict) and one.get("content") in TOOL_TOKENS
-    )  # fmt: skip
+def tool_tokens(model: Any) -> frozenset[int]:
+    """Return the tokens with which the model of vLLM's ModelConfig calls tools, where its folder
+    says so.
+    """
+    try:
+        path = Path(str(model.tokenizer or model.model)) / "tokenizer_config.json"
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            return frozenset()
+        added = json.loads(path.read_text())["added_tokens_decoder"]
+        return frozenset(int(number) for number, one in added.items() if one["content"] in TOOL_TOKENS)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return frozenset()  # every end without a tool call is an ordinary stop
 
 
 TOOL_TOKENS = {
