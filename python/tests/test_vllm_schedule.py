@@ -9,7 +9,7 @@ import pytest
 
 from kvagent.vllm.scheduler.requests import Phase, Tracked
 from kvagent.vllm.scheduler.saves import DECODE_TOKENS, RUN_STEPS, SEND_STEPS, SaveSchedule
-from kvagent.vllm.worker.side import FREE_STEPS, MAX_WAIT_MS, IdleBackoff
+from kvagent.vllm.worker.side import MAX_WAIT_MS, wait_idle
 from tests.sides import running
 
 
@@ -60,7 +60,7 @@ def test_requests_that_are_removed_are_not_looked_at() -> None:
         assert not schedule.ready()
 
 
-def test_an_idle_engine_waits_longer_and_longer_and_a_busy_one_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_waits_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
 
     class Poller:
@@ -72,19 +72,6 @@ def test_an_idle_engine_waits_longer_and_longer_and_a_busy_one_does_not(monkeypa
             return []
 
     monkeypatch.setattr("kvagent.vllm.worker.side.select.poll", Poller)
-    patience = IdleBackoff()
-    for _ in range(30):
-        patience.step(idle=False)
-        assert not patience.wait([0])
-    assert waits == []
-    for _ in range(FREE_STEPS + 6):
-        patience.step(idle=True)
-        patience.wait([0])
-    assert waits == [1, 2, 4, 8, MAX_WAIT_MS, MAX_WAIT_MS]
-    patience.reset()
-    patience.step(idle=True)
-    patience.wait([0])
-    assert waits[-1] == 1
-    patience.step(idle=False)
-    patience.wait([0])
-    assert len(waits) == 7
+    for steps in range(1, MAX_WAIT_MS + 3):
+        assert not wait_idle([0], steps)
+    assert waits == [*range(1, MAX_WAIT_MS + 1), MAX_WAIT_MS, MAX_WAIT_MS]

@@ -578,7 +578,7 @@ def test_a_decode_request_that_waits_does_not_spin(pairs: Callable[..., Pair]) -
     wants = pair.receive("cmpl-a-0", "p", 4)
     for _ in range(30):
         pair.ask(wants)
-    assert pair.decode.worker._backoff.active, "an engine that waits for a transfer takes a processor"
+    assert pair.decode.worker._idle, "an engine that waits for a transfer takes a processor"
 
 
 def test_a_prompt_without_a_whole_block_is_no_transfer(pairs: Callable[..., Pair]) -> None:

@@ -105,37 +105,17 @@ def make_sync(device: Any, gpu: cuda.TorchGpu | None = None) -> Sync:
         raise
 
 
-FREE_STEPS = 8  # consecutive idle steps that do not wait
 MAX_WAIT_MS = 10
 
 
-class IdleBackoff:
-    """The wait of idle steps."""
-
-    def __init__(self) -> None:
-        self._idle = 0
-
-    @property
-    def active(self) -> bool:
-        """Return whether steps wait now."""
-        return self._idle > FREE_STEPS
-
-    def step(self, *, idle: bool) -> None:
-        """Begin a step; ``idle``: the engine has no request."""
-        self._idle = self._idle + 1 if idle else 0
-
-    def reset(self) -> None:
-        """Shorten the wait, since the agent sent a message."""
-        self._idle = min(self._idle, FREE_STEPS)
-
-    def wait(self, descriptors: Iterable[int]) -> bool:
-        """Wait, if active, until a descriptor is readable. Return whether one is."""
-        if not self.active:
-            return False
-        poller = select.poll()
-        for fd in descriptors:
-            poller.register(fd, select.POLLIN)
-        return bool(poller.poll(min(1 << min(self._idle - FREE_STEPS - 1, 8), MAX_WAIT_MS)))
+def wait_idle(descriptors: Iterable[int], steps: int) -> bool:
+    """Wait until a descriptor is readable, in the last of so many steps in a row without requests.
+    Return whether one is.
+    """
+    poller = select.poll()
+    for fd in descriptors:
+        poller.register(fd, select.POLLIN)
+    return bool(poller.poll(min(steps, MAX_WAIT_MS)))
 
 
 REPORT_STEPS = 8  # are reported together,
@@ -272,7 +252,7 @@ class WorkerSide:
         self.words = words
         self._clock = clock or HostClock(words)
         self.per_block = per_block
-        self._backoff = IdleBackoff()
+        self._idle = 0  # steps in a row without requests, since the agent last sent something
         self._decode_steps = DecodeSteps()
         self.step = 0
         """The number of the step in progress."""
@@ -305,7 +285,7 @@ class WorkerSide:
         self._open = plan
         self.started.clear()
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
-        self._backoff.step(idle=plan.idle)
+        self._idle = self._idle + 1 if plan.idle else 0
         self._clock.begin(step)
         if steps := self._decode_steps.begin(plan.decoding, time.monotonic()):
             self._report_steps(steps)
@@ -357,8 +337,8 @@ class WorkerSide:
             guest.poll()
         if self._polls:
             self.poll()
-            patient = self._backoff.active and not self.pending_report.outcomes
-            if patient and self._backoff.wait(self.descriptors()):
+            patient = self._idle and not self.pending_report.outcomes
+            if patient and wait_idle(self.descriptors(), self._idle):
                 self.poll()
             self._expire_loads(time.monotonic())
         if not (self.pending_results.received or self.pending_results.bad_blocks):
@@ -567,7 +547,7 @@ class WorkerSide:
                 self._fenced(session)
 
     def _done(self, session: Session, event: m.Done) -> None:
-        self._backoff.reset()
+        self._idle = 0
         self._heard()
         job, part = self._numbers.pop((id(session), event.job), (0, 0))
         inflight = self.jobs.get(job)
