@@ -18,9 +18,8 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import KVAgentError
-from kvagent.identity import identity_pairs
 from kvagent.packing import Packed, packed, section
-from kvagent.registration import Registration
+from kvagent.registration import Registration, identity_pairs
 from kvagent.session import Event, Session
 from kvagent.shm import SharedMemory, SyncWords
 
@@ -36,7 +35,7 @@ START_S = 60.0  # for an agent to start, beside engines that take all processors
 # second and less.
 LIMITS = (
     "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.host.CONNECT_S", "kvagent.doctor.agent.TIMEOUT_S",
+    "kvagent.doctor.findings.CONNECT_S", "kvagent.doctor.findings.TIMEOUT_S",
 )  # fmt: skip
 BLOCK_TOKENS = 16
 BLOCKS = 32

@@ -32,7 +32,7 @@ def guest(side: SchedulerSide, kind: type[_Guest]) -> _Guest:
 
 def waits(side: Any) -> Any:
     """Return what waits for the loads of a worker's steps, if they do."""
-    from kvagent.vllm.guests.sync.worker import StepWaits
+    from kvagent.vllm.guests.sync import StepWaits
 
     idle = SimpleNamespace(_wait_s=0.0)
     return next((one for one in side.guests if isinstance(one, StepWaits)), idle)

@@ -12,9 +12,8 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Region, RegionKind, Role, Segment
-from kvagent.registration import Registration
+from kvagent.registration import Registration, identity_pairs
 from kvagent.shm import SharedMemory
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.hooks import Joined

@@ -11,9 +11,8 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import KVAgentError, Refused, SessionEnded, TimedOut
-from kvagent.identity import fingerprint
 from kvagent.lookup import Answer, LookupClient, LookupStatus, Request, Want
-from kvagent.registration import Registration
+from kvagent.registration import Registration, fingerprint
 from kvagent.session import Event, Session
 from tests.agent import (
     BLOCK_TOKENS,

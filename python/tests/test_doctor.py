@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.doctor import agent as of_agent
-from kvagent.doctor import host, installed
-from kvagent.doctor import installed as events
+from kvagent.doctor import findings as on
 from kvagent.doctor.__main__ import findings, main
 from kvagent.vllm.weight_changes import UNSHARED
 from tests.agent import BINARY, AgentProcess, Engine
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def an_engines_python(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"kvagent": "0.1.0", "vllm": "0.33.0"}
-    monkeypatch.setattr(installed, "_version", versions.get)
+    monkeypatch.setattr(on, "_version", versions.get)
 
 
 @pytest.fixture
@@ -132,8 +130,8 @@ def test_switches(agent: AgentProcess, engines: Callable[..., SimulatedEngine]) 
 def test_an_agent_that_is_frozen_dead_or_was_never_there(
     agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host, "CONNECT_S", 0.2)
-    monkeypatch.setattr("kvagent.doctor.agent.TIMEOUT_S", 0.2)
+    monkeypatch.setattr(on, "CONNECT_S", 0.2)
+    monkeypatch.setattr("kvagent.doctor.findings.TIMEOUT_S", 0.2)
     agent.freeze()
     assert all("the agent is there and does not answer" in finding.hint for finding in problems(agent))
     agent.thaw()
@@ -165,7 +163,7 @@ def _as_other_user(folder: Path) -> str:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
-        said = "\n".join(finding.lines() for finding in host.directory(folder))
+        said = "\n".join(finding.lines() for finding in on.directory(folder))
         os.write(writer, said.encode())
         os._exit(0)
     os.close(writer)
@@ -180,47 +178,47 @@ def _as_other_user(folder: Path) -> str:
     [(0, "another PID namespace", "hostPID: true"), (1 << 22, "cannot be seen from here", ""), (None, "", "")],
 )
 def test_namespaces(monkeypatch: pytest.MonkeyPatch, owner: int | None, text: str, hint: str) -> None:
-    monkeypatch.setattr(host, "_owner", lambda _: owner)
-    found = list(host.namespaces(Path("x")))
+    monkeypatch.setattr(on, "_owner", lambda _: owner)
+    found = list(on.namespaces(Path("x")))
     assert any(text in one.text for one in found) or not found
     assert any(hint in one.hint for one in found) or not found
 
 
 def test_another_ipc_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_owner", lambda _: os.getpid())
-    monkeypatch.setattr(host, "_ipc_namespace", Path)
-    assert any("hostIPC: true" in one.hint for one in host.namespaces(Path("x")))
+    monkeypatch.setattr(on, "_owner", lambda _: os.getpid())
+    monkeypatch.setattr(on, "_ipc_namespace", Path)
+    assert any("hostIPC: true" in one.hint for one in on.namespaces(Path("x")))
 
 
 def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(one.hint for one in installed.packages({}))
-    assert any("kvagent to it" in one.hint for one in installed.packages({"VLLM_PLUGINS": "other"}))
-    assert not any(one.hint for one in installed.packages({"VLLM_PLUGINS": "other,kvagent"}))
-    monkeypatch.setattr(installed, "_version", {"vllm": "0.28.1"}.get)
-    first, second = (one for one in installed.packages({}) if one.hint)
+    assert not any(one.hint for one in on.packages({}))
+    assert any("kvagent to it" in one.hint for one in on.packages({"VLLM_PLUGINS": "other"}))
+    assert not any(one.hint for one in on.packages({"VLLM_PLUGINS": "other,kvagent"}))
+    monkeypatch.setattr(on, "_version", {"vllm": "0.28.1"}.get)
+    first, second = (one for one in on.packages({}) if one.hint)
     assert "kv_connector_module_path" in first.hint
     assert "0.31 to 0.33" in second.hint
-    assert "only engines with the same one" in installed.seed({"PYTHONHASHSEED": "1"}).text
+    assert "only engines with the same one" in on.seed({"PYTHONHASHSEED": "1"}).text
 
 
 def test_what_an_agent_of_another_release_says(agent: AgentProcess) -> None:
     boot = bytes(16)
-    (found,) = (one for one in of_agent.health({"boot": "aa"}, boot) if one.hint)
+    (found,) = (one for one in on.health({"boot": "aa"}, boot) if one.hint)
     assert "different runs" in found.text
     pair: dict[str, Any] = {"engine_list": [{"instance": "a", "space": "1"}, {"instance": "b", "space": "2"}]}
-    (found,) = of_agent.sharing(pair)
+    (found,) = on.sharing(pair)
     assert "does not say why" in found.text
     for engine in pair["engine_list"]:
         engine["identity"] = {"model": "m"}
-    (found,) = of_agent.sharing(pair)
+    (found,) = on.sharing(pair)
     assert "block sizes" in found.text
 
 
 def test_every_key_of_an_identity_has_a_hint() -> None:
     """The keys are those of space.identity."""
-    text = (Path(host.__file__).parents[1] / "vllm" / "space.py").read_text()
+    text = (Path(on.__file__).parents[1] / "vllm" / "space.py").read_text()
     keys = set(re.findall(r'^ {8,12}"(\w+)":', text, re.MULTILINE))
-    assert keys | {UNSHARED, "cells"} == set(of_agent.HINTS)
+    assert keys | {UNSHARED, "cells"} == set(on.HINTS)
 
 
 def test_it_is_a_command() -> None:
@@ -251,19 +249,19 @@ def test_an_agent_of_another_user(agent: AgentProcess) -> None:
     ("config", "environment", "problems"),
     [
         ('{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}', {}, []),
-        ('{"enable_kv_cache_events": true, "replay_endpoint": "x", "endpoint": "ipc:///e"}', {events.HASHES: "1"}, []),
+        ('{"enable_kv_cache_events": true, "replay_endpoint": "x", "endpoint": "ipc:///e"}', {on.HASHES: "1"}, []),
         ('{"enable_kv_cache_events": true}', {}, ["cannot be replayed"]),
         ('{"enable_kv_cache_events": true, "replay_endpoint": "x", "publisher": "null"}', {}, ["are dropped"]),
         (
             '{"enable_kv_cache_events": true, "replay_endpoint": "x", "endpoint": "tcp://10.0.0.1:5557"}', {},
             ["instead of listening"],
         ),
-        ('{"enable_kv_cache_events": true, "replay_endpoint": "x"}', {events.HASHES: "0"}, ["are bytes"]),
+        ('{"enable_kv_cache_events": true, "replay_endpoint": "x"}', {on.HASHES: "0"}, ["are bytes"]),
         ("{}", {}, ["publishes no KV events"]), ("[]", {}, ["publishes no KV events"]), ("{", {}, ["is no JSON"]),
     ],
 )  # fmt: skip
 def test_what_keeps_routers_from_hearing(config: str, environment: dict[str, str], problems: list[str]) -> None:
-    found = [finding for finding in events.published(config, environment) if finding.hint]
+    found = [finding for finding in on.published(config, environment) if finding.hint]
     assert len(found) == len(problems)
     for finding, part in zip(found, problems, strict=True):
         assert part in finding.text

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from kvagent.errors import Malformed
-from kvagent.identity import fingerprint, identity_pairs
 from kvagent.messages import Group
+from kvagent.registration import fingerprint, identity_pairs
 
 IDENTITY = {"model": "m", "dtype": "bf16", "tenant": ""}
 

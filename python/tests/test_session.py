@@ -16,9 +16,8 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
 from kvagent.packing import packed, section
 from kvagent.registration import Registration
-from kvagent.session import Session
+from kvagent.session import MAX_PENDING_BYTES, FrameStream, Session
 from kvagent.shm import SharedMemory
-from kvagent.stream import MAX_PENDING_BYTES, FrameStream
 from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
 from tests.agent import PATIENCE_S
 

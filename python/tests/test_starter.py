@@ -18,8 +18,7 @@ import pytest
 from kvagent import messages as m
 from kvagent import starter
 from kvagent.errors import NotStarted, WrongSetting
-from kvagent.identity import identity_pairs
-from kvagent.registration import Registration
+from kvagent.registration import Registration, identity_pairs
 from kvagent.vllm.link import Link, start_agent
 from kvagent.vllm.options import OptionError, parse
 from kvagent.vllm.tier.options import parse as parse_tier

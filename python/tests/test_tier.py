@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent import messages as m
-from kvagent.identity import identity_pairs
-from kvagent.registration import Registration
+from kvagent.registration import Registration, identity_pairs
 from kvagent.session import Session
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError

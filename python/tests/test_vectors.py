@@ -14,8 +14,8 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import Malformed
 from kvagent.fields import pack
-from kvagent.identity import fingerprint
 from kvagent.ownform import Answer, Request, decode_answer, decode_request, encode_answer, encode_request
+from kvagent.registration import fingerprint
 from kvagent.wire import decode, encode
 from tests import foreign
 

@@ -15,7 +15,7 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionEnded
-from kvagent.stream import FrameStream
+from kvagent.session import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.guests.events import publication
 from kvagent.vllm.guests.events import publication as tokens

@@ -17,7 +17,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.lookup import Answer, LookupStatus
 from kvagent.registration import Registration
-from kvagent.stream import FrameStream
+from kvagent.session import FrameStream
 from kvagent.vllm.counters import Counts
 from kvagent.vllm.geometry import Geometry
 from kvagent.vllm.link import LISTEN_STEPS, Link

@@ -9,7 +9,7 @@ import pytest
 
 from kvagent.vllm.geometry import Unsupported, fails_by_block, geometry, replicated
 from kvagent.vllm.guests.states import check_states
-from kvagent.vllm.guests.sync.scheduler import asynchronous_only
+from kvagent.vllm.guests.sync import asynchronous_only
 from kvagent.vllm.options import LAZY, OptionError, Options
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvagent.limits import MAX_STAGES
 from kvagent.vllm.geometry import ONE_RUN, ONE_RUN_A_LAYER, Unsupported, preferred_layout
-from kvagent.vllm.guests.sync.worker import Stages, calling_layers, stages_of
+from kvagent.vllm.guests.sync import Stages, calling_layers, stages_of
 from kvagent.vllm.worker.memory import Extent
 
 

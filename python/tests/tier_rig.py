@@ -7,7 +7,7 @@ import os
 import random
 from typing import TYPE_CHECKING, TypeVar
 
-from kvagent.identity import identity_pairs
+from kvagent.registration import identity_pairs
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.identity import Space
 from kvagent.vllm.tier.memory import Rows

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvagent import socketdir
-from kvagent.doctor import Finding, agent, host, installed
-from kvagent.doctor import installed as events
+from kvagent.doctor import Finding
+from kvagent.doctor import findings as on
 from kvagent.errors import WrongSetting
 
 if TYPE_CHECKING:
@@ -39,33 +39,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def findings(directory: Path, kv_events_config: str | None = None) -> Iterator[Finding]:
     """Yield all findings, in the order of their dependencies."""
-    yield from installed.packages()
-    yield installed.seed()
+    yield from on.packages()
+    yield on.seed()
     if kv_events_config is not None:
-        yield from events.published(kv_events_config)
-    here = list(host.directory(directory))
+        yield from on.published(kv_events_config)
+    here = list(on.directory(directory))
     yield from here
     if any(finding.hint for finding in here):
         return
     path = directory / "session.sock"
-    found, boot = host.session(path)
+    found, boot = on.session(path)
     yield from found
     if boot:
-        yield host.lookups(directory / "lookup.sock")
-        yield from host.namespaces(path)
-    yield host.shared_memory()
+        yield on.lookups(directory / "lookup.sock")
+        yield from on.namespaces(path)
+    yield on.shared_memory()
     yield from _of_agent(directory / "admin.sock", boot)
 
 
 def _of_agent(path: Path, boot: bytes) -> Iterator[Finding]:
     try:
-        status = agent.status_of(path)
+        status = on.status_of(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        yield Finding(f"{path}: {host.said(error)}", host.hint(error))
+        yield Finding(f"{path}: {on.said(error)}", on.hint(error))
         return
-    yield from agent.health(status, boot)
-    yield from agent.engines(status)
-    yield from agent.sharing(status)
+    yield from on.health(status, boot)
+    yield from on.engines(status)
+    yield from on.sharing(status)
 
 
 if __name__ == "__main__":

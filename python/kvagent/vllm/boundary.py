@@ -20,10 +20,9 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from kvagent.identity import identity_pairs
 from kvagent.messages import Group, Role
 from kvagent.packing import Packed
-from kvagent.registration import Registration
+from kvagent.registration import Registration, identity_pairs
 from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.link import Link

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvagent import files
 from kvagent.files import Unreadable
-from kvagent.identity import identity_pairs
+from kvagent.registration import identity_pairs
 from kvagent.vllm.geometry import STATE, WINDOW, WITHOUT_DRAFTS, group_spec, replicated
 from kvagent.vllm.internals import cpu_isa
 from kvagent.vllm.options import OptionError

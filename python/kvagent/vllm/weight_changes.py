@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvagent.identity import identity_pairs
+from kvagent.registration import identity_pairs
 from kvagent.vllm import internals
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ class Copier:
         import torch
 
         from kvagent import messages as m
-        from kvagent.identity import identity_pairs
         from kvagent.packing import packed, section
-        from kvagent.registration import Registration
+        from kvagent.registration import Registration, identity_pairs
         from kvagent.session import Session
         from kvagent.vllm.worker.memory import memory
         from kvagent.vllm.worker.side import make_sync

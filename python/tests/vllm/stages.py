@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvagent.vllm.guests.sync.worker import StepWaits
+from kvagent.vllm.guests.sync import StepWaits
 from tests.agent import be_patient, eventually
 from tests.vllm import engine as real
 from tests.vllm import kernels

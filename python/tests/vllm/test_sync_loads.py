@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvagent.vllm.guests.sync.scheduler import SyncLoads
-from kvagent.vllm.guests.sync.worker import StepWaits
+from kvagent.vllm.guests.sync import StepWaits, SyncLoads
 from kvagent.vllm.hooks import Waits
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.plan import LoadJob, StepPlan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
     from kvagent.vllm.guests.cells import Cells
     from kvagent.vllm.guests.nodes.parts import NodePart
-    from kvagent.vllm.guests.sync.scheduler import SyncLoads
+    from kvagent.vllm.guests.sync import SyncLoads
     from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.options import Options
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
@@ -80,8 +80,7 @@ class GuestStart(Start):
     def extents(self, rank: int) -> ExtentsOf | None:
         """Return what finds the extents of cells, or those of layers that wait for their part."""
         if self.options.layerwise:
-            from kvagent.vllm.guests.sync.scheduler import asynchronous_only
-            from kvagent.vllm.guests.sync.worker import calling_layers, staged
+            from kvagent.vllm.guests.sync import asynchronous_only, calling_layers, staged
 
             if not asynchronous_only(self.kv_cache_config):
                 return partial(staged, calling=calling_layers(self.vllm_config))
@@ -114,7 +113,7 @@ class GuestStart(Start):
 
             found += [one for one in [listen(self.vllm_config.lora_config)] if one is not None]
         if self.options.load_mode != ASYNC:
-            from kvagent.vllm.guests.sync.worker import StepWaits
+            from kvagent.vllm.guests.sync import StepWaits
 
             found.append(StepWaits(self.options.sync_wait_ms / 1e3, memory.stages))
         if self.part.index and rank == self.part.ranks[0]:
@@ -145,7 +144,7 @@ class GuestStart(Start):
         """
         if self.options.load_mode == ASYNC:
             return None
-        from kvagent.vllm.guests.sync.scheduler import SyncLoads, asynchronous_only, token_bytes
+        from kvagent.vllm.guests.sync import SyncLoads, asynchronous_only, token_bytes
 
         scheduler = internals.constructing(lambda one: hasattr(one, "_preempt_request"))
         reason = asynchronous_only(self.kv_cache_config) or internals.missing(internals.WAITS)

@@ -15,8 +15,8 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvagent.identity import identity_pairs
 from kvagent.limits import MAX_GROUPS
+from kvagent.registration import identity_pairs
 from kvagent.vllm.geometry import Ranks, canvas_refusal
 from kvagent.vllm.space import identity, unknown_weights
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvagent.identity import identity_pairs
+from kvagent.registration import identity_pairs
 from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Ranks, Unsupported, shard
 from kvagent.vllm.options import LAZY
 from kvagent.vllm.plan import LoadJob, SaveJob
