@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant("an option's file counts by its name", "space.py",
         "return files.digest(files.files(place, every=True), [], None if new else self._since)", "return str(place)",
         "an_option_names", "AssertionError", where=IDENTITY),
-    Mutant("what an agent held stays told after its end", "guests/events/publication.py",
+    Mutant("what an agent held stays told after its end", "guests/events.py",
         "        self._leaving = len(self._published) > 0\n        self.tokens", "        self.tokens",
         "from_the_leaf_on", "assert", where=EVENTS),
 ]  # fmt: skip

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from kvagent.messages import Message
-    from kvagent.packing import Packed
+    from kvagent.wire import Packed
 
 
 MAX_PENDING_BYTES = 4 << 20  # bytes of unsent frames; beyond it a message is refused

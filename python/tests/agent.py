@@ -18,10 +18,10 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import KVAgentError
-from kvagent.packing import Packed, packed, section
 from kvagent.registration import Registration, identity_pairs
 from kvagent.session import Event, Session
 from kvagent.shm import SharedMemory, SyncWords
+from kvagent.wire import Packed, packed, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

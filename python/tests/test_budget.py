@@ -9,10 +9,10 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import SessionEnded
-from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
 from kvagent.vllm.link import Link
+from kvagent.wire import packed, section
 from tests.agent import BLOCK_BYTES, BLOCK_TOKENS, BLOCKS, IDENTITY, LAYERS, Engine, chain, eventually
 
 if TYPE_CHECKING:

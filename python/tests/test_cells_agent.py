@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvagent import messages as m
-from kvagent.packing import packed, section
 from kvagent.registration import Registration, identity_pairs
 from kvagent.shm import SharedMemory, SyncWords
+from kvagent.wire import packed, section
 from tests.agent import eventually, run_of, wait
 from tests.cells import BLOCKS, LAYOUTS, SHAPES, STATES, Engine
 

@@ -10,8 +10,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import Malformed
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
-from kvagent.packing import Packed, packed, section
-from kvagent.wire import HEADER_BYTES, decode, encode, frame, job_frame
+from kvagent.wire import HEADER_BYTES, Packed, decode, encode, frame, job_frame, packed, section
 
 SIZES = (1, 2, 7, 8, 63, 64, 255, 256, 2000)  # around the places where a header grows
 

@@ -14,11 +14,10 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, Refused, SessionBroken, SessionEnded, TimedOut
-from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.session import MAX_PENDING_BYTES, FrameStream, Session
 from kvagent.shm import SharedMemory
-from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame
+from kvagent.wire import HEADER_BYTES, body_length, decode, encode, frame, packed, section
 from tests.agent import PATIENCE_S
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from kvagent import messages as m
 from kvagent.errors import SessionEnded
 from kvagent.messages import BlockStatus
-from kvagent.packing import packed, section
+from kvagent.wire import packed, section
 from tests.agent import BLOCK_BYTES, BLOCKS, LAYERS, Engine, chain, content, eventually
 from tests.holding import HoldingAgent
 

@@ -17,9 +17,9 @@ from kvagent import messages as m
 from kvagent.errors import Busy, Malformed, SessionEnded
 from kvagent.session import FrameStream
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.events import publication
-from kvagent.vllm.guests.events import publication as tokens
-from kvagent.vllm.guests.events.publication import (
+from kvagent.vllm.guests import events as publication
+from kvagent.vllm.guests import events as tokens
+from kvagent.vllm.guests.events import (
     ASK_BLOCKS,
     RUN_BYTES,
     EventsOptions,

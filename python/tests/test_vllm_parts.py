@@ -18,7 +18,6 @@ import pytest
 from kvagent.errors import Refused
 from kvagent.lookup import Ticket
 from kvagent.messages import RegionKind, Registered
-from kvagent.packing import packed, section
 from kvagent.shm import SyncWords
 from kvagent.vllm import geometry as geo
 from kvagent.vllm.counters import CounterDeltas
@@ -43,6 +42,7 @@ from kvagent.vllm.scheduler.requests import Blocks
 from kvagent.vllm.scheduler.saves import WorkerRevocation, final_tokens
 from kvagent.vllm.space import UNKNOWN, identity, unknown_weights, used_backends, weights_digest, with_resolved
 from kvagent.vllm.worker.memory import memory
+from kvagent.wire import packed, section
 from tests.agent import eventually
 from tests.cells import parallel_of
 from tests.test_wheel import OF_VLLM

@@ -11,7 +11,7 @@ import pytest
 
 from kvagent import messages as m
 from kvagent.vllm.counters import Counts
-from kvagent.vllm.guests.hints.guest import MAX_LOGGED, MAX_TOKENS, Hints, Switches, hints
+from kvagent.vllm.guests.hints import MAX_LOGGED, MAX_TOKENS, Hints, Switches, hints
 from kvagent.vllm.scheduler.requests import NO_LIMIT, USUAL, Tracked
 from tests.agent import eventually
 from tests.clients import some_params
@@ -309,7 +309,7 @@ def test_what_a_request_stored_first_is_dropped_after_its_time(
 def test_an_agent_that_goes_is_not_told(
     engines: Callable[..., SimulatedEngine], agent: AgentProcess, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvagent.vllm.guests.hints.guest.MAX_ENDED", 2)
+    monkeypatch.setattr("kvagent.vllm.guests.hints.MAX_ENDED", 2)
     engine = engines()
     some = [engine.request(f"r{i}", f"p{i}", 4, kv_transfer_params=PINNED) for i in range(4)]
     for request in some:

@@ -12,7 +12,7 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Derive from vllm's classes: imported in an engine alone.
-OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "guests.events.form", "tier.manager")}
+OF_VLLM = {f"kvagent.vllm.{name}" for name in ("connector", "tier.manager")}
 
 
 def build(folder: Path, **environment: str) -> Path:

@@ -1,8 +1,8 @@
 """The vLLM connector: saves KV blocks to an agent and loads them from it (docs/VLLM.md in the
 repository).
 
-``KVAgentConnector`` is imported on first use. Only ``connector``, the events' ``form`` and the
-tier's ``manager`` import vllm; no module imports torch at import time.
+``KVAgentConnector`` is imported on first use. Only ``connector`` and the tier's ``manager`` import
+vllm; no module imports torch at import time.
 
 All modules log to ``vllm.kvagent``. vLLM configures the logger ``vllm`` alone, in each of its
 processes, so that a line of any other logger below WARNING is dropped; this one gets the level,

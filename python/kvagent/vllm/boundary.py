@@ -21,7 +21,6 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvagent.messages import Group, Role
-from kvagent.packing import Packed
 from kvagent.registration import Registration, identity_pairs
 from kvagent.vllm.counters import ErrorCounts
 from kvagent.vllm.geometry import Unsupported
@@ -29,6 +28,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import FAIL, OptionError, Options
 from kvagent.vllm.plan import LoadJob, Report, StepPlan, uncached_plan
 from kvagent.vllm.scheduler.agent_session import AgentSession
+from kvagent.wire import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -20,7 +20,6 @@ from kvagent.vllm.scheduler.saves import SaveBatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvagent.packing import Packed
     from kvagent.registration import Registration
     from kvagent.session import Session
     from kvagent.vllm.geometry import Geometry, Identity, Ranks
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.side import SchedulerSide
     from kvagent.vllm.worker.memory import ExtentsOf, Memory
     from kvagent.vllm.worker.side import WorkerSide
+    from kvagent.wire import Packed
 
 
 class Reset(enum.Enum):

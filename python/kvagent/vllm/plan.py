@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvagent.packing import Packed
+    from kvagent.wire import Packed
 
 Depends = tuple[tuple[int, int], ...]
 """What blocks depend on besides tokens and weights: the number under which a worker has it, and the

@@ -29,11 +29,11 @@ class Copier:
         import torch
 
         from kvagent import messages as m
-        from kvagent.packing import packed, section
         from kvagent.registration import Registration, identity_pairs
         from kvagent.session import Session
         from kvagent.vllm.worker.memory import memory
         from kvagent.vllm.worker.side import make_sync
+        from kvagent.wire import packed, section
 
         self._section, self._packed, self._done = section, packed, m.Done
         self._tensor = torch.zeros(BLOCKS, block_bytes, dtype=torch.uint8, device=device)

@@ -16,10 +16,10 @@ from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, MambaSpec, Sli
 
 from kvagent import messages as m
 from kvagent.lookup import LookupClient, Request
-from kvagent.packing import packed, section
 from kvagent.registration import Registration
 from kvagent.shm import SharedMemory, SyncWords
 from kvagent.vllm import geometry as specs
+from kvagent.wire import packed, section
 from tests.agent import IDENTITY, PATIENCE_S, chain, wait
 
 if TYPE_CHECKING:

@@ -263,7 +263,7 @@ def test_a_frozen_agent_keeps_an_idle_engine_from_nothing(worlds: Any, agent: Ag
 
 
 def test_much_is_told_in_parts(worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvagent.vllm.guests.events import publication
+    from kvagent.vllm.guests import events as publication
 
     monkeypatch.setattr(publication, "ASK_BLOCKS", 3)
     one = Heard(worlds, extra=EXTRA)

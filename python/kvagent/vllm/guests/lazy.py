@@ -18,10 +18,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvagent.packing import section
 from kvagent.vllm import internals
 from kvagent.vllm.scheduler.requests import Hurry
 from kvagent.vllm.scheduler.saves import SaveBatch, SaveRun
+from kvagent.wire import section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

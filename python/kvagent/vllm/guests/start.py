@@ -92,7 +92,7 @@ class GuestStart(Start):
 
     def scheduler(self, geometry: Geometry, world: int, *, saves: bool) -> Joined:
         """Return the guests of the scheduler's side."""
-        from kvagent.vllm.guests.hints.guest import tool_tokens
+        from kvagent.vllm.guests.hints import tool_tokens
 
         config, transfer = self.vllm_config, self.vllm_config.kv_transfer_config
         return joined(
@@ -170,8 +170,7 @@ class GuestStart(Start):
             return None
         from vllm.v1.engine import core  # these modules exist only in the process of the scheduler
 
-        from kvagent.vllm.guests.events.form import EventForm
-        from kvagent.vllm.guests.events.publication import EventsOptions, Waker
+        from kvagent.vllm.guests.events import EventForm, EventsOptions, Waker
 
         wake = internals.waker(core)
         return EventsOptions(EventForm(), Waker(wake) if wake is not None else None)
@@ -190,7 +189,7 @@ def joined(
     are some. ``events``: how KV events are made; None without them. ``tool_tokens``: of which an
     output that calls a tool has one.
     """
-    from kvagent.vllm.guests.hints.guest import Hints, Switches
+    from kvagent.vllm.guests.hints import Hints, Switches
 
     hints = Hints(options.remote_wait_ms / 1e3, tool_tokens, nodes=parts)
     one = Joined([Switches(hints, transfers=options.transfers)])  # it reads what clients ask for
@@ -206,7 +205,7 @@ def joined(
 
         one.guests.append(States(geometry))
     if events is not None:
-        from kvagent.vllm.guests.events.publication import Events
+        from kvagent.vllm.guests.events import Events
 
         one.guests.append(Events(events))
         one.attached = None if events.waker is None else events.waker.wake

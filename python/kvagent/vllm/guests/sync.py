@@ -52,7 +52,6 @@ from kvagent.vllm.worker.side import InflightJob, fail_late
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kvagent.packing import Packed
     from kvagent.session import Session
     from kvagent.shm import SyncWords
     from kvagent.vllm.geometry import Geometry
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.worker.memory import Extent, Found
     from kvagent.vllm.worker.side import WorkerSide
+    from kvagent.wire import Packed
 
 
 def token_bytes(kv_cache_config: Any) -> float:

@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 from kvagent.errors import Busy, Malformed, SessionBroken, SessionEnded, TimedOut
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.lookup import LookupClient, LookupStatus, Request, Ticket, Want
-from kvagent.packing import Packed, packed, section
 from kvagent.vllm.plan import LoadJob
 from kvagent.vllm.scheduler.requests import ANSWER_S, USUAL, Phase, Promise
+from kvagent.wire import Packed, packed, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

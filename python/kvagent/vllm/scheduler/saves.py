@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.messages import BlockStatus
-from kvagent.packing import packed, section
 from kvagent.vllm.counters import SaveCounts
 from kvagent.vllm.plan import REVOKES, SaveJob
 from kvagent.vllm.scheduler.requests import Phase
+from kvagent.wire import packed, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

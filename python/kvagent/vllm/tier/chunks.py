@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvagent.limits import TOKEN_BYTES
 from kvagent.messages import EventKind
-from kvagent.vllm.guests.events.publication import MEDIA, salt_of, unpacked
+from kvagent.vllm.guests.events import MEDIA, salt_of, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvagent.messages import EventRun
-    from kvagent.vllm.guests.events.form import EventForm
-    from kvagent.vllm.guests.events.publication import EventCounts
+    from kvagent.vllm.guests.events import EventCounts, EventForm
 
 STORAGE = dict.fromkeys(MEDIA, "STORAGE")
 """Names of the media for EventForm. vLLM's own tier says ``CPU`` for the region that these chunks

@@ -19,7 +19,7 @@ from kvagent.registration import Registration
 from kvagent.vllm import geometry as specs
 from kvagent.vllm import internals
 from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.guests.events.publication import EventsOptions, Publication, Tokens, Waker, extra_of
+from kvagent.vllm.guests.events import EventsOptions, Publication, Tokens, Waker, extra_of
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -30,8 +30,7 @@ from kvagent.vllm.weight_changes import with_generation
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvagent.vllm.guests.events.form import EventForm
-    from kvagent.vllm.guests.events.publication import EventCounts
+    from kvagent.vllm.guests.events import EventCounts, EventForm
     from kvagent.vllm.tier.construction import Construction
     from kvagent.vllm.tier.identity import Space
     from kvagent.vllm.tier.options import TierOptions
@@ -54,7 +53,7 @@ def of_vllm(vllm_config: Any) -> Vllm:
     from vllm.v1.core.kv_cache_utils import hash_block_tokens
     from vllm.v1.engine import core
 
-    from kvagent.vllm.guests.events.form import EventForm
+    from kvagent.vllm.guests.events import EventForm
 
     function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Generic
 from kvagent.errors import Busy, SessionBroken, SessionEnded
 from kvagent.limits import MAX_JOB_BLOCKS, MAX_SECTIONS
 from kvagent.messages import BlockStatus
-from kvagent.packing import packed, section
 from kvagent.vllm.tier.memory import STEP, Memory, SaveMemory, Staging
 from kvagent.vllm.tier.orders import Finished, Key, Load, Store, hash_of, kind_of
+from kvagent.wire import packed, section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -42,10 +42,10 @@ from kvagent.vllm.plan import REVOKES, LoadJob, Outcome, Report, SaveJob, StepPl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from kvagent.packing import Packed
     from kvagent.session import Session
     from kvagent.vllm.hooks import WorkerGuest
     from kvagent.vllm.link import Link
+    from kvagent.wire import Packed
 
 
 STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight

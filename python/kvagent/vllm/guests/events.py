@@ -1,4 +1,8 @@
-"""Publishes in the engine's own stream of events what the agent's memory and disk hold.
+"""KV events: what routers are told of the blocks that the agent's memory and disk hold.
+
+The agent knows which blocks it holds, and the engines know their tokens. Each engine says the
+tokens of what it saves and loads, asks the agent what has changed, and publishes that in its own
+stream of events, in the form of the running vLLM.
 
 In each step vLLM takes the events. What was published is remembered: a block is stored once in
 each medium, after the one before it, and removed once. When the agent's session ends, nothing of
@@ -41,10 +45,60 @@ if TYPE_CHECKING:
     from kvagent.messages import BlockEvents, EventRun
     from kvagent.session import Session
     from kvagent.vllm.geometry import Geometry
-    from kvagent.vllm.guests.events.form import EventForm
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.requests import Tracked
     from kvagent.vllm.scheduler.side import SchedulerSide
+
+
+MEDIA = (1, 2)  # of an EventRun: the agent's memory, and its disk
+MEDIA_NAMES = {1: "CPU", 2: "STORAGE"}  # as vLLM names them
+
+
+class EventForm:
+    """Makes events. It is bound to vLLM's KV cache manager, which knows the kinds of its groups."""
+
+    def __init__(self, media: Mapping[int, str] = MEDIA_NAMES) -> None:
+        """``media``: names by the agent's numbers."""
+        from vllm.distributed.kv_events import BlockRemoved, BlockStored
+        from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+        self._stored, self._removed = BlockStored, BlockRemoved
+        self.hash: Callable[[bytes], Any] = maybe_convert_block_hash
+        """Returns a block hash as events name it: an integer, unless vLLM is told otherwise."""
+        self._media = media
+        self._kinds: Sequence[tuple[str, int | None]] = ()
+
+    def bind(self, manager: Any) -> None:
+        """Take the kinds of the KV cache groups."""
+        self._kinds = getattr(manager, "kv_cache_event_metadata", ())
+
+    def stored(
+        self,
+        group: int,
+        parent: Any,
+        hashes: list[Any],
+        tokens: list[int],
+        size: int,
+        keys: list[tuple[str] | None],
+        medium: int,
+    ) -> Any:
+        """Return the event that chained blocks of ``size`` tokens are stored, after the block
+        ``parent`` or None. ``keys``: the extra keys of each block.
+        """
+        kind, window = self._kinds[group] if group < len(self._kinds) else (None, None)
+        optional = {
+            "extra_keys": keys, "group_idx": group, "kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": window,
+        }  # fmt: skip
+        return self._stored(
+            block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=size, lora_id=None,
+            medium=self._media[medium], lora_name=None,
+            **{name: value for name, value in optional.items() if name in self._stored.__struct_fields__},
+        )  # fmt: skip
+
+    def removed(self, group: int, hashes: list[Any], medium: int) -> Any:
+        """Return the event that blocks are no longer stored there."""
+        optional = {"group_idx": group} if "group_idx" in self._removed.__struct_fields__ else {}
+        return self._removed(block_hashes=hashes, medium=self._media[medium], **optional)
 
 
 RUN_BYTES = 64 << 10  # tokens in one message
@@ -246,7 +300,6 @@ class Waker:
 ASK_BLOCKS = 256  # of one answer, which one step publishes
 REMOVE_BLOCKS = 4096  # that one step removes after the end of a session
 REFUSED_S = 1.0  # between questions that the agent refuses
-MEDIA = (1, 2)  # of an EventRun: the agent's memory, and its disk
 
 log = logging.getLogger("vllm.kvagent")
 
