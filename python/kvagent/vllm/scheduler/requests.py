@@ -194,8 +194,8 @@ class StaleRequests:
     def __init__(self, blocks: Blocks, groups: int) -> None:
         self._blocks = blocks
         self._groups = groups
-        self._next: dict[Tracked, list[int]] = {}  # by group: the first block that is not marked
-        self._unmarked: dict[Tracked, list[Any]] = {}  # blocks from there on, as ``mark_blocks`` found them
+        self._next: dict[Tracked, list[int]] = {}  # by group: the first block that may not be marked
+        self._unmarked: dict[Tracked, dict[int, Any]] = {}  # blocks that were seen without a hash, by number
 
     def add(self, tracked: Tracked) -> None:
         """Add a request whose blocks are all stale, or will be."""
@@ -215,36 +215,24 @@ class StaleRequests:
             self._next[tracked] = [max(first, 0) for first in firsts]
 
     def mark_blocks(self) -> None:
-        """Mark the blocks to which vLLM has given hashes by now."""
-        self._unmarked.clear()
-        for tracked, firsts in self._next.items():
-            for group, first in enumerate(firsts):
-                table = self._blocks.table(tracked.request.request_id, group, first, _ALL)
-                marked = True  # all so far; vLLM leaves out blocks that no hit needs (windows, states)
-                for block in table:
-                    if block.block_hash is not None:
-                        self._blocks.mark_stale(block)
-                    elif not block.is_null:
-                        marked = False
-                    firsts[group] += marked
-                if rest := table[firsts[group] - first :]:
-                    self._unmarked.setdefault(tracked, []).extend(rest)
-
-    def mark_lost(self) -> None:
-        """Mark those that got hashes since ``mark_blocks``, although requests may have lost them.
+        """Mark the blocks to which vLLM has given hashes by now, although requests may have lost
+        them since they were seen.
 
         A block that another request took meanwhile is marked too, if it has a hash already: it is
         not saved, which is harmless.
         """
-        for blocks in self._unmarked.values():
-            for block in blocks:
+        for tracked, firsts in self._next.items():
+            seen = self._unmarked.pop(tracked, {})
+            for group, first in enumerate(firsts):
+                table = self._blocks.table(tracked.request.request_id, group, first, _ALL)
+                # vLLM gives no hash to blocks that no hit needs (windows, states).
+                firsts[group] += next((i for i, block in enumerate(table) if _unhashed(block)), len(table))
+                seen |= {block.block_id: block for block in table}
+            for block in seen.values():
                 if block.block_hash is not None:
                     self._blocks.mark_stale(block)
-        self._unmarked.clear()
-
-    def busy(self) -> bool:
-        """Return whether requests may get blocks to mark."""
-        return bool(self._next)
+            if left := {number: block for number, block in seen.items() if _unhashed(block)}:
+                self._unmarked[tracked] = left
 
     def remove(self, tracked: Tracked) -> None:
         """Remove a request that loses its blocks."""
@@ -255,6 +243,10 @@ class StaleRequests:
         """Remove all requests."""
         self._next.clear()
         self._unmarked.clear()
+
+
+def _unhashed(block: Any) -> bool:
+    return block.block_hash is None and not block.is_null
 
 
 class Blocks:

@@ -149,7 +149,7 @@ class SchedulerSide:
         if waiting or woken or agent.session is None or self._steps % LISTEN_STEPS == 0:
             self._poll_agent()
         if preempted:
-            self._stale.mark_lost()
+            self._stale.mark_blocks()
         for request in preempted:
             # A request that a reset preempted may be admitted again in the same step.
             self._preempted(request, again=request in scheduled)
@@ -281,7 +281,7 @@ class SchedulerSide:
         for tracked in self.requests.values():
             if tracked.stale:
                 self._stale.add(tracked)
-        self._stale.mark_blocks()  # so that mark_lost knows the others
+        self._stale.mark_blocks()  # those without a hash are seen
         self.saves.drop()  # else it would be sent under the new epoch
         self.saves.clear_left()
         self._tell(Reset.WEIGHTS)
@@ -488,7 +488,7 @@ class SchedulerSide:
         steps.
         """
         self._was_reset = self.generations.counts_resets
-        self._stale.mark_lost()  # vLLM has preempted requests, and the reset may fail
+        self._stale.mark_blocks()  # vLLM has preempted requests, and the reset may fail
         self._revokes += self.saves.revoke_at_once()
         self._tell(Reset.BEGINS)
 
