@@ -17,10 +17,12 @@ import pytest
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
 from kvagent.errors import KVAgentError
+from kvagent.messages import Role
 from kvagent.vllm import connector as calls
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.guests.nodes.delegate import Delegate
 from kvagent.vllm.scheduler import agent_session
+from kvagent.vllm.weight_changes import LOADED
 from tests.agent import PATIENCE_S, AgentProcess, eventually
 from tests.vllm.agents import boot, flip
 from tests.vllm.gpu import PRIME
@@ -367,13 +369,13 @@ def test_new_weights_are_new_on_all_nodes(
 def test_parts_of_other_engines_do_not_share(worlds: Any, agent: AgentProcess, far: AgentProcess) -> None:
     """What a rank computes depends on what all others compute."""
     world = over(worlds, far, **TP)
-    one = world.scheduler.connector._common()["identity"]
-    other = world.workers[1]._common()["identity"]
+    one = world.scheduler.connector._registration(Role.SCHEDULER, LOADED).identity
+    other = world.workers[1]._registration(Role.SCHEDULER, LOADED).identity
     assert dict(one)["part"] == "ranks 0 to 0 of 2"
     assert dict(other)["part"] == "ranks 1 to 1 of 2"
     assert {key for key, _ in set(one) ^ set(other)} == {"part"}
     alone = worlds(extra=FIXED, **TP)
-    assert "part" not in dict(alone.scheduler.connector._common()["identity"])
+    assert "part" not in dict(alone.scheduler.connector._registration(Role.SCHEDULER, LOADED).identity)
     strange = worlds(others=[str(far.folder)], extra=FIXED, **TP)
     worker = strange.workers[1]
     worker._identity = tuple((key, "other" if key == "weights" else value) for key, value in worker._identity)
