@@ -11,7 +11,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from kvagent.vllm.foreign import Foreign, table, text
+from kvagent.vllm.options import Foreign, table, text
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "MIGRATING.md"
 HEAD = ["| option | of | here |", "|---|---|---|"]

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from kvagent.vllm.foreign import table, text
-from kvagent.vllm.options import DEFAULTS, ROLES, parse
+from kvagent.vllm.options import DEFAULTS, ROLES, parse, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvagent.vllm.foreign import table
-from kvagent.vllm.options import DEFAULTS, OptionError, Options, parse, synonyms
+from kvagent.vllm.options import DEFAULTS, OptionError, Options, parse, synonyms, table
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -336,7 +336,7 @@ class SchedulerCalls(Calls):
                 "the workers' revocation words cannot be mapped (%s): reset_prefix_cache waits for saves", error
             )
             return
-        self._side.use_revocation(self._revocation.revoke)
+        self._side.saves.revoke_now = self._revocation.revoke
 
 
 @contained(WORKER)
@@ -712,7 +712,7 @@ class KVAgentConnector(SchedulerCalls, WorkerCalls, KVConnectorBase_V1, Supports
         requests may be the last one for long, so it returns them at once.
         """
         now = time.monotonic()
-        idle = self._scheduler.idle() if self._scheduler is not None else _plan(self._connector_metadata).idle
+        idle = not self._scheduler.requests if self._scheduler else _plan(self._connector_metadata).idle
         if now < self._next_stats and not idle:
             return None
         self._next_stats = now + STATS_INTERVAL_S

@@ -197,15 +197,10 @@ class LookupWaits:
         self._tiers_s = options.tier_wait_ms / 1e3
         self._age_s = options.lookup_age_ms / 1e3
         self._grace_s = min(options.lookup_grace_ms / 1e3, self._age_s)
-        self._in_vain = 0  # look-ups that were waited for in vain since the last answer
-
-    def answered(self) -> None:
-        """Record an answer of the agent, whatever it says and however late."""
-        self._in_vain = 0
-
-    def in_vain(self) -> None:
-        """Record a look-up that no answer came to within its bound."""
-        self._in_vain += 1
+        self.in_vain = 0
+        """Look-ups to which no answer came within their bound, since the last answer, whatever that
+        said and however late it was.
+        """
 
     def pending_s(self, terms: Terms) -> float:
         """Return how long a request may wait while the agent says that more may come."""
@@ -214,7 +209,7 @@ class LookupWaits:
     def longest_s(self, tokens: int, terms: Terms = USUAL) -> float:
         """Return how long an answer is waited for that may bring so many tokens."""
         worth_s = terms.wait_s if terms.transfer else tokens * TOKEN_S
-        return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self._in_vain, MAX_HALVINGS))
+        return max(self._grace_s, min(worth_s, self._age_s)) / (1 << min(self.in_vain, MAX_HALVINGS))
 
     def may_wait(self, asking: Asking, tokens: int, now: float) -> bool:
         """Return whether a request whose question has no answer yet may go on waiting. After the
@@ -315,17 +310,17 @@ class Promises:
                 self._send(lookups, tracked, own, most)
             answer = lookups.answer(asking.ticket, first=first) if asking.ticket is not None else None
         except TimedOut:
-            self._waits.answered()
+            self._waits.in_vain = 0
             return self._unanswered(tracked, now)
         except Malformed:
             return self._answered(tracked, _miss(now))
         if answer is not None:
-            self._waits.answered()
+            self._waits.in_vain = 0
             asking.ticket, asking.at = None, 0.0
             return self._read(tracked, answer, own, now)
         if self._waits.may_wait(asking, most, now):
             return None
-        self._waits.in_vain()
+        self._waits.in_vain += 1
         return self._unanswered(tracked, now)
 
     def _send(self, lookups: Lookups, tracked: Tracked, own: int, most: int) -> None:

@@ -88,10 +88,6 @@ class SaveBatch:
         self._unpinned: list[Any] = []  # blocks added since the last pin
         self._awaited: list[Any] = []  # likewise, of requests that another engine awaits
 
-    def empty(self) -> bool:
-        """Return whether everything that was added was taken."""
-        return not self.open
-
     def room(self, tracked: Tracked | None = None) -> int:
         """Return how many more blocks may be added, of this request if one is given."""
         if tracked is not None and tracked.awaited:
@@ -414,7 +410,7 @@ class Saves:
         """Return the jobs of what was added and pinned."""
         planned = []
         batch = self.batch
-        while self._words and not batch.empty():
+        while self._words and batch.open:
             runs, blocks = batch.take_job()
             sections = packed([run.section for run in runs], len(blocks))
             save = _Save(jobs(), self._words.pop(), runs, blocks, self.now)
@@ -425,7 +421,7 @@ class Saves:
             self.counts.planned += len(blocks)
             depends = tuple({one for run in runs for one in run.depends})
             planned.append(SaveJob(save.job, boot, epoch, save.revoke, sections, space, depends, elsewhere))
-        if not batch.empty():
+        if batch.open:
             self.drop()  # no free revocation word
         return planned
 
@@ -449,10 +445,6 @@ class Saves:
         if any(run.tracked is tracked for run in self.batch.open):
             return False
         return next(iter(self._inflight), tracked.saving.job + 1) > tracked.saving.job
-
-    def end(self, tracked: Tracked, tokens: int) -> None:
-        """Save the first ``tokens`` of a request that ends now, as far as there is room."""
-        self.batch.end(tracked, tokens, ready=self.ready())
 
     def clear_left(self) -> None:
         """Save nothing of what is noted of ended requests, and nothing in flight again: all of it

@@ -85,10 +85,6 @@ class SchedulerSide:
         for guest in self.guests:
             guest.begin(self, manager)
 
-    def use_revocation(self, revoke: Callable[[int], None]) -> None:
-        """Take the function that sets a revocation word in all workers at once."""
-        self.saves.revoke_now = revoke
-
     def on_new_request(self, request: Any) -> None:
         """Tell the agent which blocks a later look-up will ask for."""
         self._settle_reset()
@@ -173,7 +169,7 @@ class SchedulerSide:
             probed, late = agent.lookups.begin_step(idle=not scheduled)
             self.counts.lookups_late += late
             if probed or late:
-                self.waits.answered()
+                self.waits.in_vain = 0
         agent.tell(plan)
         return plan
 
@@ -227,7 +223,7 @@ class SchedulerSide:
             # flight.
             tokens = min(request.num_computed_tokens, tracked.saving.most, request.num_tokens - 1)
             if tokens >= tracked.saving.next_tokens or tracked.saving.again:
-                self.saves.end(tracked, tokens)
+                self.saves.batch.end(tracked, tokens, ready=self.saves.ready())
         for guest in self.guests:
             guest.ended(tracked)
 
@@ -296,10 +292,6 @@ class SchedulerSide:
         """Save and load a request again, unless there are other reasons against it."""
         tracked.barred.discard(reason)
         self._consider(tracked)
-
-    def idle(self) -> bool:
-        """Return whether the engine has no request."""
-        return not self.requests
 
     def waiting(self) -> bool:
         """Return whether a report of the workers is outstanding."""
