@@ -184,9 +184,10 @@ EVENTS = 256  # of a worker; an event is reused after that many steps
 
 
 class CudaClock:
-    """The clock of one GPU. ``words`` have cells of IPC_HANDLE bytes."""
+    """The clock of one GPU. ``words`` have cells of IPC_HANDLE bytes. ``close`` frees them."""
 
     def __init__(self, words: SyncWords, gpu: TorchGpu) -> None:
+        self.words = words
         self._gpu = gpu
         self._events = [gpu.event() for _ in range(words.events)]
         for i, event in enumerate(self._events):
@@ -209,6 +210,7 @@ class CudaClock:
         """Stop signalling."""
         self._write = _nothing  # the words are about to be freed
         self._gpu.close()
+        self.words.close()
 
 
 def _nothing(step: int) -> None:

@@ -21,7 +21,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import Options
 from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.weight_changes import LOADED, PAIR, Generations
-from kvagent.vllm.worker.side import Results, Sync, WorkerSide, make_sync
+from kvagent.vllm.worker.side import HostClock, Results, WorkerSide, make_clock
 from tests.agent import AgentProcess, chain, eventually
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from kvagent.cuda import CudaClock
     from kvagent.vllm.guests.adapters import LoadedAdapters
 
 BLOCK = 16  # tokens
@@ -156,11 +157,11 @@ class SimulatedEngine:
             joined=guests_of(options=settings, geometry=geometry, saves=saves, engine_id=name),
         )  # fmt: skip
         self.worker = WorkerSide(
-            self.worker_link, self.sync.words, per_block=not window, clock=self.sync.clock,
+            self.worker_link, self.sync, per_block=not window,
             generation=generation, guests=[adapters] if adapters else [],
         )  # fmt: skip
 
-    def make_memory(self, size: int, *, peer: bool) -> Sync:
+    def make_memory(self, size: int, *, peer: bool) -> HostClock | CudaClock:
         """Create the KV cache, and the words that show its kernels' progress."""
         self._shared = None if peer else SharedMemory(size)
         self._private = (ctypes.c_char * size)() if peer else None
@@ -168,7 +169,7 @@ class SimulatedEngine:
             self.memory = memoryview(self._private).cast("B")  # type: ignore[arg-type]
         else:
             self.memory = self._shared.view
-        return make_sync(None)
+        return make_clock(None)
 
     def regions(self) -> list[tuple[Region, int | None]]:
         """Return the regions of the KV cache, from number 1 on."""

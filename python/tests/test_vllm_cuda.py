@@ -15,7 +15,7 @@ from kvagent.registration import Registration
 from kvagent.shm import SyncWords
 from kvagent.vllm.geometry import Unsupported
 from kvagent.vllm.worker.memory import memory
-from kvagent.vllm.worker.side import make_sync
+from kvagent.vllm.worker.side import make_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,13 +203,13 @@ def test_the_event_is_recorded_before_the_step_is_written() -> None:
     fired.
     """
     gpu: Any = FakeGpu()
-    sync = make_sync(SimpleNamespace(type="cuda"), gpu)
-    assert isinstance(sync.clock, CudaClock)
+    sync = make_clock(SimpleNamespace(type="cuda"), gpu)
+    assert isinstance(sync, CudaClock)
     for step in (1, 2, EVENTS + 1):
-        sync.clock.begin(step)
-        sync.clock.end(step)
+        sync.begin(step)
+        sync.end(step)
     assert gpu.stream == [("event", 1), ("word", 1), ("event", 2), ("word", 2), ("event", 1), ("word", EVENTS + 1)]
-    assert sync.clock.event(EVENTS + 1) == 1
+    assert sync.event(EVENTS + 1) == 1
     view, off = sync.words.memory.view, sync.words.events_off
     for i in (0, 7, EVENTS - 1):
         assert bytes(view[off + 64 * i : off + 64 * (i + 1)]) == i.to_bytes(64, "little")

@@ -9,7 +9,7 @@ from typing import Any
 from kvagent.errors import Busy
 from kvagent.vllm.plan import StepPlan
 from kvagent.vllm.scheduler.side import _decoding
-from kvagent.vllm.worker.side import REPORT_S, REPORT_STEPS, DecodeSteps, WorkerSide, make_sync
+from kvagent.vllm.worker.side import REPORT_S, REPORT_STEPS, DecodeSteps, WorkerSide, make_clock
 from tests.agent import AgentProcess, eventually
 from tests.simulated import SimulatedEngine
 
@@ -70,8 +70,8 @@ def test_an_agent_that_cannot_take_steps_costs_nothing() -> None:
 
     session = SimpleNamespace(send=refuse)
     link: Any = SimpleNamespace(current=lambda: session)
-    sync = make_sync(None)
-    worker = WorkerSide(link, sync.words, per_block=True, clock=sync.clock)
+    sync = make_clock(None)
+    worker = WorkerSide(link, sync, per_block=True)
     for _ in range(2 * REPORT_STEPS + 1):
         worker.begin(StepPlan(decoding=1))
         worker.end(StepPlan())

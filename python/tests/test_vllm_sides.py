@@ -355,7 +355,7 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
     engine.admit(request)
     running: list[int] = []
     with monkeypatch.context() as held:
-        held.setattr(engine.sync.clock, "end", running.append)
+        held.setattr(engine.sync, "end", running.append)
         engine.step((request, request.num_tokens))
         session = engine.scheduler.agent.session
         assert session is not None
@@ -370,7 +370,7 @@ def test_an_agent_that_takes_long_is_not_taken_for_a_stopped_one(
         eventually(lambda: (engine.step(), len(pings) > 3)[1], "answers, each before the next question")
         assert engine.scheduler.blocks.saving == 4
     for step in running:
-        engine.sync.clock.end(step)
+        engine.sync.end(step)
     engine.step()
     engine.quiet()
     assert agent.status()["blocks_stored"] == 4

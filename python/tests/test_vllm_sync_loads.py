@@ -11,7 +11,7 @@ import pytest
 
 from kvagent.vllm import internals
 from kvagent.vllm.plan import LoadJob
-from kvagent.vllm.worker.side import InflightJob, WorkerSide, make_sync
+from kvagent.vllm.worker.side import InflightJob, WorkerSide, make_clock
 
 
 def of(name: str, members: list[str]) -> type:
@@ -60,8 +60,8 @@ def test_a_vllm_that_lacks_something(monkeypatch: pytest.MonkeyPatch, feature: s
 @pytest.mark.parametrize("waited_for", [True, False])
 def test_the_deadline_of_a_load_that_a_step_waits_for(*, waited_for: bool) -> None:
     """VLLM expects no end of it, and would stop if one was reported."""
-    sync, link = make_sync(None), SimpleNamespace(current=lambda: None)
-    side = WorkerSide(link, sync.words, per_block=True)  # type: ignore[arg-type]
+    sync, link = make_clock(None), SimpleNamespace(current=lambda: None)
+    side = WorkerSide(link, sync, per_block=True)  # type: ignore[arg-type]
     load = LoadJob(1, b"", 0, "warm", 0, 1.0, (), struct.pack("<2I", 3, 4), sync=waited_for)
     side.jobs[1] = InflightJob(load, None, [None])
     side._expire_loads(2.0)

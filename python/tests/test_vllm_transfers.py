@@ -157,7 +157,7 @@ class Pair:
 
     def hold(self) -> Callable[[], None]:
         """Keep the prefill engine's steps from ending until the returned function is called."""
-        clock: Any = self.prefill.sync.clock
+        clock: Any = self.prefill.sync
         running: list[int] = []
         end, clock.end = clock.end, running.append
 

@@ -56,11 +56,12 @@ from kvagent.vllm.scheduler.side import SchedulerSide
 from kvagent.vllm.space import as_worker, identity, unknown_weights, unobserved, used_backends, with_resolved
 from kvagent.vllm.weight_changes import PRIVATE, Generations, initial_generation, watch, with_generation
 from kvagent.vllm.worker.memory import Memory, RetainedMemory, memory, release_fenced, retain
-from kvagent.vllm.worker.side import NO_RESULTS, Results, Sync, WorkerSide, abandon, make_sync
+from kvagent.vllm.worker.side import NO_RESULTS, HostClock, Results, WorkerSide, abandon, make_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from kvagent.cuda import CudaClock
     from kvagent.vllm.geometry import Geometry, Ranks
     from kvagent.vllm.hooks import Start, WorkerGuest
     from kvagent.vllm.plan import WorkerInfo
@@ -346,7 +347,7 @@ class WorkerCalls(Calls):
     _worker: WorkerSide | None = None
     _lost: WorkerSide | None = None
     """Takes the place of that after too many errors."""
-    _sync: Sync | None = None
+    _clock: HostClock | CudaClock | None = None
     _memory: Memory | None = None
     _guests: Sequence[WorkerGuest] = ()
     _kv_caches: Mapping[str, Any] = {}
@@ -378,11 +379,11 @@ class WorkerCalls(Calls):
         self._uncached = reason
         self._close_guests()
         self._close_memory()
-        self._sync = self._sync or make_sync(None)
+        self._clock = self._clock or make_clock(None)
         link = Link(self._options.socket_dir, owner, None)
         if self._worker is None:
             per_block = geo.fails_by_block(self._config)
-            self._worker = WorkerSide(link, self._sync.words, per_block=per_block, clock=self._sync.clock)
+            self._worker = WorkerSide(link, self._clock, per_block=per_block)
         else:
             self._worker.rejoin(link)
         self._worker.refuse(f"{owner}: {reason}")
@@ -411,7 +412,7 @@ class WorkerCalls(Calls):
         abandon(worker, plan.saves)
         if not free:
             self._retain(worker, lambda: False)
-            self._sync = None
+            self._clock = None
         self._close_memory()
         with contextlib.suppress(Exception):
             self._close_guests()
@@ -422,14 +423,14 @@ class WorkerCalls(Calls):
 
     def _register(self, kv_caches: dict[str, Any]) -> None:
         self._kv_caches = kv_caches
-        caches, sync = self._share(kv_caches)
+        caches, clock = self._share(kv_caches)
         self._identity = with_resolved(self._identity, used_backends(self._vllm_config, self._config, self._kv_caches))
         link = self._make_link()
         if self._worker is None:
             self._guests = self._start.worker(caches, self._rank, self._registration_of_node, lambda: self._identity)
             per_block = geo.fails_by_block(self._config)
             self._worker = WorkerSide(
-                link, sync.words, per_block=per_block, clock=sync.clock,
+                link, clock, per_block=per_block,
                 generation=self._generation,
                 identity=() if self._start.part.index else self._identity, guests=self._guests,
             )  # fmt: skip
@@ -438,7 +439,7 @@ class WorkerCalls(Calls):
             self._worker.rejoin(link)
         link.wait(self._options.start_wait_ms / 1e3)
 
-    def _share(self, kv_caches: dict[str, Any]) -> tuple[Memory, Sync]:
+    def _share(self, kv_caches: dict[str, Any]) -> tuple[Memory, HostClock | CudaClock]:
         """Return what the agent is to open of this worker. Whatever the driver, the kernel or torch
         does not allow of it is Unsupported.
         """
@@ -450,10 +451,10 @@ class WorkerCalls(Calls):
                 self._config.num_blocks,
                 extents_of=self._start.extents(self._rank),
             )
-            self._sync = self._sync or make_sync(self._memory.device)
+            self._clock = self._clock or make_clock(self._memory.device)
         except (KVAgentError, OSError, RuntimeError) as error:
             raise Unsupported(f"the agent cannot be given the KV caches: {error}") from error
-        return self._memory, self._sync
+        return self._memory, self._clock
 
     def unregister_kv_caches(self) -> None:
         """Withdraw the KV caches from the agent, before the engine sleeps."""
@@ -550,14 +551,14 @@ class WorkerCalls(Calls):
         self._close_guests()
         if worker is not None and not worker.leave():
             self._retain(worker, lambda: False)
-            self._sync = None
+            self._clock = None
         self._close_memory()
 
     def _leave_worker(self) -> None:
         self._leave_agent()
-        if self._sync is not None:
-            self._sync.close()
-            self._sync = None
+        if self._clock is not None:
+            self._clock.close()
+            self._clock = None
 
     def _retain(self, worker: WorkerSide, fenced: Callable[[], bool]) -> None:
         """Retain what the agent can access of this worker: the KV caches, their exports and the
@@ -565,7 +566,9 @@ class WorkerCalls(Calls):
         """
         memory, self._memory = self._memory, None
         close = memory.close if memory is not None else lambda: None
-        retain(RetainedMemory(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._sync), close, fenced))
+        retain(
+            RetainedMemory(f"rank {self._rank}", worker, (dict(self._kv_caches), memory, self._clock), close, fenced)
+        )
 
     def _close_memory(self) -> None:
         if self._memory is not None:
@@ -583,8 +586,8 @@ class WorkerCalls(Calls):
 
     def _registration_of_worker(self) -> Registration:
         assert self._memory is not None
-        assert self._sync is not None
-        words = self._sync.words
+        assert self._clock is not None
+        words = self._clock.words
         return self._registration(
             Role.WORKER, self._weights, rank=self._rank - self._start.part.ranks[0],
             shard=self._start.part.shard(self._rank, self._replicas), sync=words.sync(0),

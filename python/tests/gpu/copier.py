@@ -32,13 +32,13 @@ class Copier:
         from kvagent.registration import Registration, identity_pairs
         from kvagent.session import Session
         from kvagent.vllm.worker.memory import memory
-        from kvagent.vllm.worker.side import make_sync
+        from kvagent.vllm.worker.side import make_clock
         from kvagent.wire import packed, section
 
         self._section, self._packed, self._done = section, packed, m.Done
         self._tensor = torch.zeros(BLOCKS, block_bytes, dtype=torch.uint8, device=device)
         self._memory = memory({"layer": self._tensor}, [["layer"]], BLOCKS)
-        self._sync = make_sync(self._memory.device)
+        self._sync = make_clock(self._memory.device)
         words = self._sync.words
         common: dict[str, Any] = {
             "instance": "copier", "identity": identity_pairs({"model": "copier", "dtype": "none", "tenant": ""}),

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvagent.vllm.worker.memory import memory
-from kvagent.vllm.worker.side import Sync, make_sync
+from kvagent.vllm.worker.side import HostClock, make_clock
 from tests.simulated import BLOCK_BYTES, SimulatedEngine
 
 if TYPE_CHECKING:
+    from kvagent.cuda import CudaClock
     from kvagent.messages import Region
 
 DEVICE = "cuda:0"
@@ -24,12 +25,12 @@ class GpuEngine(SimulatedEngine):
 
     late = False
 
-    def make_memory(self, size: int, *, peer: bool) -> Sync:
+    def make_memory(self, size: int, *, peer: bool) -> HostClock | CudaClock:
         """Allocate the tensor after another one in its allocation."""
         self.before = torch.zeros(4096, dtype=torch.uint8, device=DEVICE)
         self.tensor = torch.zeros(size // BLOCK_BYTES, BLOCK_BYTES, dtype=torch.uint8, device=DEVICE)
         self.registered = memory({"layer": self.tensor}, [["layer"]], size // BLOCK_BYTES)
-        return make_sync(self.registered.device)
+        return make_clock(self.registered.device)
 
     def regions(self) -> list[tuple[Region, int | None]]:
         """Return the regions as the connector would register them."""

@@ -24,7 +24,7 @@ from kvagent.vllm.plan import uncached_plan
 from kvagent.vllm.worker import memory as worker_memory
 from kvagent.vllm.worker import side as worker_side
 from kvagent.vllm.worker.memory import memory as plain
-from kvagent.vllm.worker.side import make_sync
+from kvagent.vllm.worker.side import make_clock
 from tests.agent import eventually
 from tests.vllm import engine as real
 from tests.vllm.engine import PROMPTS
@@ -158,15 +158,15 @@ def test_a_rank_that_alone_finds_the_reason_stops_all(
     ],
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
-@pytest.mark.parametrize("step", ["memory", "make_sync"])
+@pytest.mark.parametrize("step", ["memory", "make_clock"])
 def test_memory_that_the_agent_cannot_be_given_is_not_supported(
     worlds: Any, agent: AgentProcess, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
 ) -> None:
     """The driver, the kernel and torch have errors of their own."""
-    makes = make_sync
+    makes = make_clock
 
     def refused(*args: Any, **_: Any) -> Any:
-        monkeypatch.setattr(calls, "make_sync", makes)  # the words of an uncached worker are on the host
+        monkeypatch.setattr(calls, "make_clock", makes)  # the words of an uncached worker are on the host
         raise error
 
     monkeypatch.setattr(calls, step, refused)

@@ -387,7 +387,7 @@ class World:
             worker.register_kv_caches(self.gpu.caches[rank])
             self.drivers.append(None)
         own = getattr(worker, "_connectors", [worker])[0]
-        own._worker._clock = _Clock(own._sync.words, self)
+        own._worker._clock = _Clock(own._clock.words, self)
         self.workers.append(worker)
 
     def _drive(self, rank: int, output: Any) -> Any:

@@ -53,53 +53,42 @@ EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many
 
 
 class HostClock:
-    """The clock of a CPU, where the kernels have ended when the forward pass returns."""
+    """The clock of a CPU, where the kernels have ended when the forward pass returns. ``close``
+    frees the words.
+    """
 
     def __init__(self, words: SyncWords) -> None:
-        self._words = words
+        self.words = words
 
     def begin(self, step: int) -> None:
         """Mark a step whose kernels are about to be launched."""
-        self._words.record(self.event(step))
+        self.words.record(self.event(step))
 
     def end(self, step: int) -> None:
         """Mark a step whose kernels have ended."""
-        self._words.step = step
-        self._words.fire(self.event(step))
+        self.words.step = step
+        self.words.fire(self.event(step))
 
     def event(self, step: int) -> int:
         """Return the event that fires when the step's kernels have ended."""
-        return step % self._words.events
+        return step % self.words.events
 
     def close(self) -> None:
         """Stop signalling."""
-
-
-@dataclass(slots=True)
-class Sync:
-    """The words and the clock. ``close`` frees the words once nothing writes to them."""
-
-    words: SyncWords
-    clock: HostClock | cuda.CudaClock
-
-    def close(self) -> None:
-        """Close the clock, then free the words."""
-        self.clock.close()
         self.words.close()
 
 
-def make_sync(device: Any, gpu: cuda.TorchGpu | None = None) -> Sync:
-    """Return the words and clock for KV caches on a device; None is host memory.
+def make_clock(device: Any, gpu: cuda.TorchGpu | None = None) -> HostClock | cuda.CudaClock:
+    """Return the clock, with its words, for KV caches on a device; None is host memory.
 
     ``gpu`` replaces torch's in tests.
     """
     if device is None:
-        words = SyncWords(EVENTS, REVOKES, stages=STAGE_WORDS)
-        return Sync(words, HostClock(words))
+        return HostClock(SyncWords(EVENTS, REVOKES, stages=STAGE_WORDS))
     gpu = gpu or cuda.TorchGpu(device)
     words = SyncWords(cuda.EVENTS, REVOKES, cuda.IPC_HANDLE, stages=STAGE_WORDS)
     try:
-        return Sync(words, cuda.CudaClock(words, gpu))
+        return cuda.CudaClock(words, gpu)
     except BaseException:
         words.close()
         raise
@@ -236,8 +225,7 @@ class WorkerSide:
     """
 
     def __init__(
-        self, link: Link, words: SyncWords, *, per_block: bool, clock: HostClock | cuda.CudaClock | None = None,
-        generation: str = "",
+        self, link: Link, clock: HostClock | cuda.CudaClock, *, per_block: bool, generation: str = "",
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
         """``generation``: of the weights, with which this worker begins. ``identity``: what it
@@ -249,8 +237,8 @@ class WorkerSide:
         """Of the weights, for registrations."""
         self._serial = 0  # the generation's number in the scheduler
         self._link = link
-        self.words = words
-        self._clock = clock or HostClock(words)
+        self.words = clock.words
+        self._clock = clock
         self.per_block = per_block
         self._idle = 0  # steps in a row without requests, since the agent last sent something
         self._decode_steps = DecodeSteps()
@@ -265,7 +253,7 @@ class WorkerSide:
         self._mismatch: tuple[Session, float] | None = None  # another agent than the scheduler's, and since when
         self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
-        self.pending_report = Report(workers=(_info(words, identity),))
+        self.pending_report = Report(workers=(_info(clock.words, identity),))
         for guest in guests:
             guest.join(self)
 
