@@ -21,7 +21,7 @@ from tests.simulated import SimulatedEngine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from kvagent.doctor import Finding
+    from kvagent.doctor.findings import Finding
 
 
 @pytest.fixture(autouse=True)

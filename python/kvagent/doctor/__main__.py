@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvagent import socketdir
-from kvagent.doctor import Finding
 from kvagent.doctor import findings as on
+from kvagent.doctor.findings import Finding
 from kvagent.errors import WrongSetting
 
 if TYPE_CHECKING:

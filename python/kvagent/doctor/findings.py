@@ -17,11 +17,11 @@ import stat
 import struct
 import time
 from contextlib import closing
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvagent.doctor import Finding
 from kvagent.errors import KVAgentError, SessionEnded
 from kvagent.lookup import LookupClient, Request
 from kvagent.messages import MIN_VERSION, VERSION
@@ -33,6 +33,18 @@ from kvagent.vllm.weight_changes import NAMED, PAIR, PRIVATE, UNSHARED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A fact. With a ``hint`` it is a problem."""
+
+    text: str
+    hint: str = ""
+
+    def lines(self) -> str:
+        """Return the printed form."""
+        return f"PROBLEM  {self.text}\n         fix: {self.hint}" if self.hint else f"OK       {self.text}"
 
 
 def packages(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
