@@ -262,7 +262,7 @@ class SchedulerCalls(Calls):
 
     def has_pending_push_work(self) -> bool:
         """Return whether the engine must go on stepping without requests to release pins
-        (worker.sync).
+        (worker.side).
         """
         return (self._retired or self._side).pending()
 

@@ -105,7 +105,7 @@ class Hurry(enum.IntEnum):
 
 @dataclass(slots=True)
 class Saving:
-    """What is left of a request to be saved (save_plan)."""
+    """What is left of a request to be saved (saves)."""
 
     cursor: list[int]
     """By group, the first block that is not yet saved, being saved or loaded from the agent."""

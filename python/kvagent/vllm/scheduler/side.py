@@ -2,7 +2,7 @@
 is pinned.
 
 vLLM's scheduler calls it from one thread. It blocks only, and briefly, for the answers to look-ups
-(lookups) and to resets. It uses only attributes of vLLM's objects and imports no vllm.
+(loads) and to resets. It uses only attributes of vLLM's objects and imports no vllm.
 """
 
 from __future__ import annotations

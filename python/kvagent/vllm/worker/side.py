@@ -1,6 +1,6 @@
 """A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
 
-It waits only at its end (leave), for a bounded time; a guest may wait for loads (guest).
+It waits only at its end (leave), for a bounded time; a guest may wait for loads (hooks).
 
 In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (before the
 forward pass if the step computes from a load, else maybe after it was launched), wait_layer (in
