@@ -149,7 +149,7 @@ def test_a_prefetch_at_the_pause_saves_what_memory_saves(opt: Path, tmp_path: Pa
                 loaded, read = counts.tokens_loaded, disk("hits")
                 times.append(first_token_s(llm, f"{how}{i}", tokens))
                 assert counts.tokens_loaded - loaded == whole * BLOCK
-                assert (disk("hits") == read) == (how != "none")
+                assert (disk("hits") - read >= whole) == (how == "none")
         saved = [(none - hint) / (none - oracle) for none, hint, oracle in zip(*spent.values(), strict=True)]
         print({how: quartiles(times) for how, times in spent.items()}, statistics.median(saved))
         assert statistics.median(saved) >= PART
