@@ -21,6 +21,27 @@ GUESTS = ("guests", "tier")
 # Tests of the core: they run without any guest.
 TESTS = ("test_vllm_schedule.py", "test_vllm_waits.py", "test_vllm_sides.py", "test_vllm_decoding.py")
 
+# A plain engine starts; what a guest would serve is refused by name.
+START = """
+from types import SimpleNamespace as Of
+from kvagent.vllm import hooks, options
+parallel = Of(tensor_parallel_size=1, pipeline_parallel_size=1, nnodes_within_dp=1)
+def start(method=None, states=(), **given):
+    draft = Of(method=method) if method else None
+    made = hooks.of(Of(parallel_config=parallel, speculative_config=draft), None, options.Options(**given))
+    assert made.following() == 0
+    made.check(Of(states=states), "kv_both")
+start()
+start(method="ngram")
+for refused in ({"method": "eagle"}, {"states": (1,)}, {"offload": "lazy"}, {"load_mode": "sync"}, {"share_tp": 2}):
+    try:
+        start(**refused)
+    except hooks.Unsupported as error:
+        assert "not installed" in str(error), error
+    else:
+        raise AssertionError(refused)
+"""
+
 
 def imports(path: Path) -> Iterator[str]:
     """Yield the names of the modules that a file imports, also those of its types."""
@@ -50,8 +71,6 @@ def test_the_core_runs_without_guests(tmp_path: Path) -> None:
     assert not any((tmp_path / "kvagent" / "vllm" / name).exists() for name in GUESTS)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "KVAGENT_BINARY": str(BINARY)}
     pytest = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
-    ran = subprocess.run(
-        pytest + [f"tests/{name}" for name in TESTS],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    for command in (pytest + [f"tests/{name}" for name in TESTS], [sys.executable, "-c", START]):
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]

@@ -2,7 +2,8 @@
 
 A guest keeps its own state, by request, and hears of requests, plans and reports by six hooks. The
 core names no guest: what it needs of one is a seam here, with the core's own answer as its default.
-``of`` is the one place where the core asks for the guests' folder.
+``of`` is the one place where the core asks for the guests' folder; what needs a guest that is not
+there is Unsupported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from kvagent.vllm.geometry import Part, Unsupported, part
+from kvagent.vllm.geometry import WITHOUT_DRAFTS, Part, Unsupported, part
+from kvagent.vllm.options import LAZY
 from kvagent.vllm.scheduler.agent_session import AgentSession
 from kvagent.vllm.scheduler.saves import SaveBatch
 
@@ -218,10 +220,21 @@ class Start:
 
     def following(self) -> int:
         """Return Geometry.following. Raise Unsupported."""
+        speculative = self.vllm_config.speculative_config
+        if speculative is not None and speculative.method not in WITHOUT_DRAFTS:
+            raise Unsupported(f"speculative_config.method {speculative.method}: {_MISSING}")
         return 0
 
-    def check(self, geometry: Geometry, kv_role: str) -> None:
+    def check(self, geometry: Geometry, kv_role: str) -> None:  # noqa: ARG002
         """Raise Unsupported or OptionError if the engine cannot be served with its options."""
+        options = self.options
+        needs = {
+            "a model with states": bool(geometry.states), "an engine over several nodes": self.part.count > 1,
+            "share_tp, share_pp": bool(options.share_tp or options.share_pp),
+            "offload: lazy": options.offload == LAZY, f"load_mode: {options.load_mode}": options.load_mode != "async",
+        }  # fmt: skip
+        if missing := [name for name, needed in needs.items() if needed]:
+            raise Unsupported(f"{missing[0]}: {_MISSING}")
 
     def distribution(self, whole: Ranks) -> tuple[Ranks, dict[str, str] | None]:
         """Return how the KV cache of an engine with ``whole`` is distributed over workers, and the
@@ -247,10 +260,11 @@ class Start:
 
 
 def of(vllm_config: Any, kv_cache_config: Any, options: Options) -> Start:
-    """Return the start of an engine. Without the guests' folder nobody knows what the core cannot
-    serve, and so it serves nothing.
-    """
+    """Return the start of an engine, with the guests that are installed."""
     if find_spec(GUESTS) is None:
-        raise Unsupported(f"{GUESTS} is not installed")
+        return Start(vllm_config, kv_cache_config, options)
     made: Start = import_module(f"{GUESTS}.start").GuestStart(vllm_config, kv_cache_config, options)
     return made
+
+
+_MISSING = "the part of the connector that serves it is not installed"
