@@ -217,15 +217,10 @@ type Slots interface {
 	Acquire(b *Batch)
 	// Release ends the pins of Acquire. An entry whose status is Corrupt is dropped.
 	Release(slots []Slot, status []Status)
-	Prober
-}
-
-// Prober is the part of Slots for a slot of which a copy failed or faulted.
-type Prober interface {
-	// Probe reads a byte of every page of a slot and reports whether all pages could be read. The
-	// caller holds the slot by a reservation or a pin, and ends that as usual. A page that cannot
-	// be read is retired: entries on it are dropped at once, and no slot that overlaps it is
-	// allocated again.
+	// Probe reads a byte of every page of a slot of which a copy failed or faulted, and reports
+	// whether all could be read. The caller holds the slot by a reservation or a pin, and ends that
+	// as usual. A page that cannot be read is retired: entries on it are dropped at once, and no
+	// slot that overlaps it is allocated again.
 	Probe(s Slot) bool
 }
 

@@ -93,7 +93,7 @@ func (v *served) hold(a *answer, r *request, i int, s pool.Slot) row {
 		key := pool.Key{Space: r.space, Group: r.group, Shard: r.shard, Hash: pool.MakeHash(r.hashes.At(i))}
 		mem := v.memory(s)
 		if pagefault.Guard(mem, nil, func() { out.sum = pool.Sum(key.Seed(s.Len), mem) }) != nil {
-			v.probe(s)
+			v.server.cfg.Slots.Probe(s)
 			out, end = row{status: pool.Corrupt}, pool.Corrupt
 		}
 	}
@@ -106,12 +106,6 @@ func (v *served) hold(a *answer, r *request, i int, s pool.Slot) row {
 }
 
 func (v *served) memory(s pool.Slot) []byte { return v.server.cfg.Arena[s.Off : s.Off+int64(s.Len)] }
-
-func (v *served) probe(s pool.Slot) {
-	if v.prober != nil {
-		v.prober.Probe(s)
-	}
-}
 
 func (v *served) tally(a *answer, took time.Duration) {
 	for _, r := range a.rows {
@@ -175,7 +169,7 @@ func (v *served) writeSealed(out *gather, a *answer, k int, mem []byte) error {
 	b := v.copied[:len(mem)]
 	if pagefault.Guard(mem, nil, func() { copy(b, mem) }) != nil {
 		clear(b)
-		v.probe(a.slot(k))
+		v.server.cfg.Slots.Probe(a.slot(k))
 		a.status[a.send[k]] = pool.Corrupt
 	}
 	return v.writeAll(v.out.Tag(b, b))

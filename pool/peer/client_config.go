@@ -13,8 +13,8 @@ import (
 
 // ClientConfig configures a client.
 type ClientConfig struct {
-	Slots pool.Slots // that are also a pool.Prober have unwritable pages retired
-	Arena []byte     // the memory that Slots' offsets count in
+	Slots pool.Slots
+	Arena []byte // the memory that Slots' offsets count in
 	Auth  Auth
 	// Timeout is how long a peer may be silent, or take to answer a connection, before it counts as
 	// lost; MinTimeout to MaxTimeout; 0 is DefaultTimeout.

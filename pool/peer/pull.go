@@ -144,9 +144,7 @@ func (s *stream) sum(a *ask, m *places) error {
 		mem := cfg.Arena[slot.Off : slot.Off+int64(slot.Len)]
 		slot.Sum = a.seed(i)
 		if pagefault.Guard(mem, nil, func() { slot.Sum = pool.Sum(slot.Sum, mem) }) != nil {
-			if p, ok := cfg.Slots.(pool.Prober); ok {
-				p.Probe(*slot)
-			}
+			cfg.Slots.Probe(*slot)
 			a.result[i] = badPage
 		} else if slot.Sum != m.rows[i].sum {
 			return errors.New("a block that was read does not match its sum")

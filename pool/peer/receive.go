@@ -98,9 +98,7 @@ func (s *stream) receiveBlock(a *ask, i int, want uint32) (pool.Status, error) {
 			return cancelled, err
 		}
 		if bad {
-			if p, ok := cfg.Slots.(pool.Prober); ok {
-				p.Probe(*slot)
-			}
+			cfg.Slots.Probe(*slot)
 			s.in.Skip(seal.Parts(int64(len(mem))))
 			return badPage, s.discard(seal.Sealed(int64(len(mem))) - int64(taken))
 		}

@@ -6,8 +6,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-
-	"github.com/kvagent/kvagent/pool"
 )
 
 // served is one authenticated connection of a server. Three goroutines work for it, and one for
@@ -19,7 +17,6 @@ type served struct {
 	host   string
 	ended  chan struct{} // closed when the connection has ended
 	gets   chan request  // GETs and PINs, read and not yet answered
-	prober pool.Prober   // nil: the pool has none
 
 	mu            sync.Mutex
 	closed        bool
@@ -45,7 +42,6 @@ func newServed(s *Server, c *conn) *served {
 		conn: c, server: s, host: host(c.raw), ended: make(chan struct{}), gets: make(chan request, getQueue),
 		subscriptions: map[uint32]*subscription{}, pins: map[uint32]*pin{},
 	}
-	v.prober, _ = s.cfg.Slots.(pool.Prober)
 	return v
 }
 

@@ -37,8 +37,8 @@ type Config struct {
 	// Index is of the memory behind Slots: a block that only a tier has could be announced, and not
 	// sent.
 	Index pool.Index
-	Slots pool.Slots // that are also a pool.Prober have unreadable pages retired
-	Arena []byte     // the memory that Slots' offsets count in
+	Slots pool.Slots
+	Arena []byte // the memory that Slots' offsets count in
 	// Resolve returns the space that is open under a fingerprint. Called for each fetch and batch.
 	Resolve   func(f pool.Fingerprint) (s pool.SpaceID, epoch uint32, ok bool)
 	Transfers Source
