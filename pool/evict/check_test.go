@@ -33,25 +33,25 @@ func (h *Hazard) Check() error {
 
 func (h *Hazard) checkList(k *kind, kind uint8, list uint16, held *[numClasses]uint32) error {
 	newer := uint32(0)
-	for id := k.newest[list]; id != 0; newer, id = id, h.runs.at(id).older {
+	for id := k.lists[list].newest; id != 0; newer, id = id, h.runs.at(id).older {
 		r := h.runs.at(id)
 		if r.newer != newer || r.list != list || r.kind != kind || list != parked && r.class != list || r.count == 0 {
 			return fmt.Errorf("run %d is %+v, and %d is before it", id, *r, newer)
 		}
 		count, older := uint32(0), uint32(0)
-		for e := r.first; e != 0 && count <= r.count; older, e = e, h.nodes.at(e).newer {
+		for e := r.entries.oldest; e != 0 && count <= r.count; older, e = e, h.nodes.at(e).newer {
 			if x := h.nodes.at(e); x.run != id || x.older != older {
 				return fmt.Errorf("entry %d of run %d is %+v, and %d is before it", e, id, *x, older)
 			}
 			count++
 		}
-		if count != r.count || older != r.last {
+		if count != r.count || older != r.entries.newest {
 			return fmt.Errorf("run %+v has %d entries, the newest is %d", *r, count, older)
 		}
 		held[r.class] += count
 	}
-	if k.oldest[list] != newer {
-		return fmt.Errorf("the oldest run is %d, says %d", newer, k.oldest[list])
+	if k.lists[list].oldest != newer {
+		return fmt.Errorf("the oldest run is %d, says %d", newer, k.lists[list].oldest)
 	}
 	return nil
 }

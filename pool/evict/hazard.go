@@ -191,7 +191,7 @@ func (h *Hazard) age(now uint32, blocks int) {
 			h.turn.class = 0
 		}
 		for _, k := range h.kinds {
-			if k != nil && k.oldest[h.turn.class] != 0 {
+			if k != nil && k.lists[h.turn.class].oldest != 0 {
 				h.settle(k, h.turn.class)
 			}
 		}
@@ -246,7 +246,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		if h.ghosts.find(n.print) == nil {
 			h.ghosts.put(ghostOf(n.print, r.state))
 		}
-		h.take(n)
+		h.take(e, n)
 		h.entries--
 	}
 }

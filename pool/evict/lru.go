@@ -2,43 +2,48 @@ package evict
 
 import "github.com/kvagent/kvagent/pool"
 
+// Names of policies, the values of --eviction.
+const (
+	HazardName = "hazard"
+	LRUName    = "lru"
+
+	DefaultName = HazardName
+)
+
+// Names lists all of them.
+var Names = []string{HazardName, LRUName}
+
+// Named returns a new policy of this name.
+func Named(eviction string) pool.Policy {
+	if eviction == LRUName {
+		return NewLRU()
+	}
+	return NewHazard()
+}
+
 // LRU evicts the least recently used entry without children.
 type LRU struct {
-	nodes   lruNodes
+	nodes   pages[lruNode] // they grow with the greatest entry number
 	list    [pool.MaxKinds]order
 	entries int
 }
 
 // lruNode is the state of one entry.
 type lruNode struct {
-	print        uint64
-	newer, older uint32 // in the list of its kind, by the time of its last use
-	used         uint32 // time of its last use, ms
-	kind         uint8
-	known        bool
+	print uint64
+	links        // in the order of its kind
+	used  uint32 // time of its last use, ms
+	kind  uint8
+	known bool
 }
-
-// lruNodes grow with the greatest entry number.
-type lruNodes struct{ pages[lruNode] }
 
 // find returns the node of an entry that LRU has; nil otherwise.
-func (t *lruNodes) find(e uint32) *lruNode {
-	if t.has(e) && t.at(e).known {
-		return t.at(e)
+func (l *LRU) find(e uint32) *lruNode {
+	if l.nodes.has(e) && l.nodes.at(e).known {
+		return l.nodes.at(e)
 	}
 	return nil
 }
-
-// match returns the node of an entry if it still has the print; nil otherwise.
-func (t *lruNodes) match(e uint32, print uint64) *lruNode {
-	if n := t.find(e); n != nil && n.print == print {
-		return n
-	}
-	return nil
-}
-
-// order is a list by use.
-type order struct{ newest, oldest uint32 }
 
 // NewLRU returns an LRU without entries.
 func NewLRU() *LRU { return &LRU{} }
@@ -47,13 +52,18 @@ func NewLRU() *LRU { return &LRU{} }
 func (l *LRU) Access(u *pool.Use) {
 	now := millis(u.Now)
 	for i := len(u.Entries) - 1; i >= 0; i-- {
-		if n := l.nodes.match(u.Entries[i], u.Prints[i]); n != nil {
-			n.used = now
-			o := &l.list[n.kind]
-			o.remove(&l.nodes, u.Entries[i])
-			o.push(&l.nodes, u.Entries[i])
+		if n := l.find(u.Entries[i]); n != nil && n.print == u.Prints[i] {
+			l.use(u.Entries[i], n, now)
 		}
 	}
+}
+
+// use makes an entry the newest of its kind.
+func (l *LRU) use(e uint32, n *lruNode, now uint32) {
+	n.used = now
+	o := &l.list[n.kind]
+	remove(o, l.nodes, e)
+	insert(o, l.nodes, e, o.newest)
 }
 
 // Insert implements pool.Policy.
@@ -66,7 +76,7 @@ func (l *LRU) Insert(in *pool.Insertion) {
 			continue
 		}
 		*n = lruNode{print: in.Prints[i], used: now, kind: in.Kind, known: true}
-		l.list[in.Kind].push(&l.nodes, e)
+		insert(&l.list[in.Kind], l.nodes, e, l.list[in.Kind].newest)
 		l.entries++
 	}
 }
@@ -74,8 +84,8 @@ func (l *LRU) Insert(in *pool.Insertion) {
 // Remove implements pool.Policy.
 func (l *LRU) Remove(entries []uint32) {
 	for _, e := range entries {
-		if n := l.nodes.find(e); n != nil {
-			l.list[n.kind].remove(&l.nodes, e)
+		if n := l.find(e); n != nil {
+			remove(&l.list[n.kind], l.nodes, e)
 			n.known = false
 			l.entries--
 		}
@@ -96,13 +106,14 @@ func (l *LRU) Victim(now int64, kinds, _ uint64, v pool.View) uint32 {
 		if child == 0 && !v.Held(e) {
 			return e
 		}
-		o.remove(&l.nodes, e)
-		if child != 0 && l.nodes.find(child) != nil {
-			o.pushAbove(&l.nodes, child, e) // it is as recent as its child
-		} else {
-			l.nodes.at(e).used = millis(now) // it is in use
-			o.push(&l.nodes, e)
+		n, x := l.nodes.at(e), l.find(child)
+		if x == nil {
+			l.use(e, n, millis(now)) // it is in use
+			continue
 		}
+		n.used = x.used // it is as recent as its child
+		remove(o, l.nodes, e)
+		insert(o, l.nodes, e, child)
 	}
 	return 0
 }
@@ -128,45 +139,6 @@ func (l *LRU) Class(uint32) string { return "" }
 // Report implements pool.Policy.
 func (l *LRU) Report() pool.PolicyReport {
 	return pool.PolicyReport{Name: "lru", Entries: l.entries, Bytes: l.nodes.bytes()}
-}
-
-func (o *order) push(t *lruNodes, e uint32) {
-	n := t.at(e)
-	n.newer, n.older = 0, o.newest
-	if o.newest != 0 {
-		t.at(o.newest).newer = e
-	} else {
-		o.oldest = e
-	}
-	o.newest = e
-}
-
-// pushAbove inserts e just above another entry of the list.
-func (o *order) pushAbove(t *lruNodes, below, e uint32) {
-	b, n := t.at(below), t.at(e)
-	n.used = b.used
-	if b.newer == 0 {
-		o.push(t, e)
-		return
-	}
-	n.newer, n.older = b.newer, below
-	t.at(b.newer).older = e
-	b.newer = e
-}
-
-func (o *order) remove(t *lruNodes, e uint32) {
-	n := t.at(e)
-	if n.newer != 0 {
-		t.at(n.newer).older = n.older
-	} else {
-		o.newest = n.older
-	}
-	if n.older != 0 {
-		t.at(n.older).newer = n.newer
-	} else {
-		o.oldest = n.newer
-	}
-	n.newer, n.older = 0, 0
 }
 
 // millis converts a pool's time to that of entries.

@@ -11,9 +11,9 @@ type state struct {
 
 // node is what is kept of one entry; entry numbers are node numbers, 0 is none.
 type node struct {
-	print        uint64
-	newer, older uint32 // in its run
-	run          uint32 // 0: the policy does not have the entry
+	print uint64
+	links        // in its run
+	run   uint32 // 0: the policy does not have the entry
 }
 
 // run is a run of entries of one kind and state, such as most blocks of one prompt. They age
@@ -22,10 +22,10 @@ type node struct {
 //	class c:  newest ── run ── run ── ... ── run ── oldest
 //	                    └ first ... last: the entries, the end of the chain first
 type run struct {
-	newer, older uint32 // runs of the list, 0 at the ends
-	first, last  uint32 // entries
+	links         // in its list
+	entries order // the end of the chain is the oldest
 	state
-	count uint32 // entries; 0: the run is free, and newer is the next free one
+	count uint32 // of entries; 0: the run is free, and newer is the next free one
 	list  uint16 // the class, or parked
 	kind  uint8
 }
@@ -58,12 +58,12 @@ func (r *runs) giveBack(id uint32) {
 // kind are the entries of one kind: for each class a list of runs by use, and over the classes a
 // tournament for the oldest run with the least worth, of several the one used least recently.
 type kind struct {
-	newest, oldest [numClasses + 1]uint32
-	least          [numClasses]float32    // worth of the oldest run of a class
-	used           [numClasses]uint32     // time of its last use, ms
-	winner         [2 * numClasses]uint16 // winner[1] is the class whose least is least
-	held           [numClasses]uint32     // entries
-	removed        [numClasses]uint64     // entries that went
+	lists   [numClasses + 1]order  // of runs
+	least   [numClasses]float32    // worth of the oldest run of a class
+	used    [numClasses]uint32     // time of its last use, ms
+	winner  [2 * numClasses]uint16 // winner[1] is the class whose least is least
+	held    [numClasses]uint32     // entries
+	removed [numClasses]uint64     // entries that went
 }
 
 func newKind() *kind {
@@ -80,8 +80,11 @@ func newKind() *kind {
 
 // settle finds the worth of the oldest run of a class again, and replays the games of the class.
 func (h *Hazard) settle(k *kind, c uint16) {
+	if c == parked {
+		return
+	}
 	worth, used := inf, uint32(0)
-	if id := k.oldest[c]; id != 0 {
+	if id := k.lists[c].oldest; id != 0 {
 		s := &h.runs.at(id).state
 		worth, used = h.worth(s), s.used
 	}
@@ -125,88 +128,55 @@ func (h *Hazard) match(e uint32, print uint64) *node {
 // move makes an entry one of the newest of its new class.
 func (h *Hazard) move(e uint32, n *node, s state) {
 	kind := h.runs.at(n.run).kind
-	h.take(n)
+	h.take(e, n)
 	h.put(e, n, kind, s.class, s)
 }
 
 // put adds an entry to the newest run of a list if that has its state, or else to a new run.
 func (h *Hazard) put(e uint32, n *node, kind uint8, list uint16, s state) {
-	k := h.kinds[kind]
-	if id := k.newest[list]; id != 0 && h.runs.at(id).state == s {
-		h.join(e, n, id)
-		return
+	runs := &h.kinds[kind].lists[list]
+	if id := runs.newest; id == 0 || h.runs.at(id).state != s {
+		id = h.runs.alloc()
+		*h.runs.at(id) = run{state: s, list: list, kind: kind}
+		h.link(id)
 	}
-	id := h.runs.alloc()
-	*h.runs.at(id) = run{state: s, list: list, kind: kind}
-	h.join(e, n, id)
-	h.link(k, id)
+	h.join(e, n, runs.newest, h.runs.at(runs.newest).entries.newest)
 }
 
-// join makes an entry the newest of a run.
-func (h *Hazard) join(e uint32, n *node, id uint32) {
+// join inserts an entry into a run, behind an older one; 0: it is the oldest.
+func (h *Hazard) join(e uint32, n *node, id, older uint32) {
 	r := h.runs.at(id)
-	n.run, n.newer, n.older = id, 0, r.last
-	if r.last != 0 {
-		h.nodes.at(r.last).newer = e
-	} else {
-		r.first = e
-	}
-	r.last = e
+	insert(&r.entries, h.nodes, e, older)
+	n.run = id
 	r.count++
 	h.kinds[r.kind].held[r.class]++
 }
 
 // take removes an entry from its run.
-func (h *Hazard) take(n *node) {
+func (h *Hazard) take(e uint32, n *node) {
 	id := n.run
 	r := h.runs.at(id)
-	k := h.kinds[r.kind]
-	k.held[r.class]--
-	if n.newer != 0 {
-		h.nodes.at(n.newer).older = n.older
-	} else {
-		r.last = n.older
-	}
-	if n.older != 0 {
-		h.nodes.at(n.older).newer = n.newer
-	} else {
-		r.first = n.newer
-	}
+	h.kinds[r.kind].held[r.class]--
+	remove(&r.entries, h.nodes, e)
 	n.run = 0
 	if r.count--; r.count == 0 {
-		h.unlink(k, r)
+		h.unlink(id)
 		h.runs.giveBack(id)
 	}
 }
 
 // link makes a run the newest of its list.
-func (h *Hazard) link(k *kind, id uint32) {
+func (h *Hazard) link(id uint32) {
 	r := h.runs.at(id)
-	r.newer, r.older = 0, k.newest[r.list]
-	k.newest[r.list] = id
-	if r.older != 0 {
-		h.runs.at(r.older).newer = id
-		return
-	}
-	k.oldest[r.list] = id
-	if r.list != parked {
-		h.settle(k, r.list)
-	}
+	k := h.kinds[r.kind]
+	insert(&k.lists[r.list], h.runs.pages, id, k.lists[r.list].newest)
+	h.settle(k, r.list)
 }
 
 // unlink removes a run from its list.
-func (h *Hazard) unlink(k *kind, r *run) {
-	if r.newer != 0 {
-		h.runs.at(r.newer).older = r.older
-	} else {
-		k.newest[r.list] = r.older
-	}
-	if r.older != 0 {
-		h.runs.at(r.older).newer = r.newer
-		return
-	}
-	k.oldest[r.list] = r.newer
-	if r.list != parked {
-		h.settle(k, r.list)
-	}
+func (h *Hazard) unlink(id uint32) {
+	r := h.runs.at(id)
+	k := h.kinds[r.kind]
+	remove(&k.lists[r.list], h.runs.pages, id)
+	h.settle(k, r.list)
 }

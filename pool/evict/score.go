@@ -177,7 +177,7 @@ func (h *Hazard) scoreClass(c int) {
 	}
 	s.enough[c] = freshShare * (counted + hazardPrior*cluster)
 	for _, k := range h.kinds {
-		if k != nil && k.oldest[c] != 0 {
+		if k != nil && k.lists[c].oldest != 0 {
 			h.settle(k, uint16(c))
 		}
 	}

@@ -34,17 +34,17 @@ func (h *Hazard) Victim(now int64, kinds uint64, print uint64, v pool.View) uint
 			h.refused++
 			return pool.Refused
 		}
-		e := h.runs.at(k.oldest[c]).first
+		e := h.runs.at(k.lists[c].oldest).entries.oldest
 		child := v.Child(e)
 		if child == 0 && !v.Held(e) {
 			return e
 		}
-		n := h.nodes.at(e)
+		n, x := h.nodes.at(e), h.find(child)
 		r := h.runs.at(n.run)
 		kind, s := r.kind, r.state
-		h.take(n)
-		if x := h.find(child); x != nil {
-			h.join(e, n, x.run)
+		h.take(e, n)
+		if x = h.find(child); x != nil {
+			h.join(e, n, x.run, h.runs.at(x.run).entries.newest)
 			continue
 		}
 		h.put(e, n, kind, parked, s)
@@ -73,16 +73,17 @@ func (h *Hazard) worst(kinds uint64) (worst *kind, class uint16) {
 func (h *Hazard) unpark(kinds uint64, now uint32, v pool.View) {
 	for k := range h.each(kinds) {
 		for range parkedACall {
-			id := k.oldest[parked]
+			id := k.lists[parked].oldest
 			if id == 0 {
 				break
 			}
 			r := h.runs.at(id)
-			h.unlink(k, r)
-			if child := v.Child(r.first); child == 0 && !v.Held(r.first) || h.find(child) != nil {
+			h.unlink(id)
+			first := r.entries.oldest
+			if child := v.Child(first); child == 0 && !v.Held(first) || h.find(child) != nil {
 				r.list, r.used, r.bin = r.class, now, 0
 			}
-			h.link(k, id)
+			h.link(id)
 		}
 	}
 }
@@ -91,8 +92,8 @@ func (h *Hazard) unpark(kinds uint64, now uint32, v pool.View) {
 func (h *Hazard) anyParked(kinds uint64, v pool.View) uint32 {
 	left := maxSteps
 	for k := range h.each(kinds) {
-		for id := k.oldest[parked]; id != 0; id = h.runs.at(id).newer {
-			for e := h.runs.at(id).first; e != 0; e = h.nodes.at(e).newer {
+		for id := k.lists[parked].oldest; id != 0; id = h.runs.at(id).newer {
+			for e := h.runs.at(id).entries.oldest; e != 0; e = h.nodes.at(e).newer {
 				if v.Child(e) == 0 && !v.Held(e) {
 					return e
 				}
