@@ -9,14 +9,14 @@ import (
 )
 
 const (
-	maxSteps    = 16 << 10 // entries that one call of Victim looks at
+	maxSteps    = 16 << 10 // entries that one call of Victim looks at; then it takes what follows the last
 	parkedACall = 2        // parked runs of a kind that one call of Victim looks at first
 )
 
 var inf = float32(math.Inf(1))
 
 // Victim implements pool.Policy. An entry with a child is worth as much as the child, which goes
-// first: it joins the child's run. An entry in use is parked.
+// first: it follows the child in its run. An entry in use is parked.
 func (h *Hazard) Victim(now int64, kinds uint64, print uint64, v pool.View) uint32 {
 	t := h.clock.advance(now)
 	incoming := inf
@@ -25,6 +25,7 @@ func (h *Hazard) Victim(now int64, kinds uint64, print uint64, v pool.View) uint
 		incoming = h.worth(&s)
 	}
 	h.unpark(kinds, t, v)
+	e := uint32(0)
 	for range maxSteps {
 		k, c := h.worst(kinds)
 		if k == nil {
@@ -34,22 +35,33 @@ func (h *Hazard) Victim(now int64, kinds uint64, print uint64, v pool.View) uint
 			h.refused++
 			return pool.Refused
 		}
-		e := h.runs.at(k.lists[c].oldest).entries.oldest
+		e = h.runs.at(k.lists[c].oldest).entries.oldest
 		child := v.Child(e)
 		if child == 0 && !v.Held(e) {
 			return e
 		}
 		n, x := h.nodes.at(e), h.find(child)
+		if x != nil && x.run == n.run {
+			h.take(child, x)
+			h.join(child, x, n.run, 0)
+			continue
+		}
 		r := h.runs.at(n.run)
 		kind, s := r.kind, r.state
 		h.take(e, n)
-		if x = h.find(child); x != nil {
-			h.join(e, n, x.run, h.runs.at(x.run).entries.newest)
+		if x != nil {
+			h.join(e, n, x.run, child)
 			continue
 		}
 		h.put(e, n, kind, parked, s)
 	}
-	return 0
+	for child := v.Child(e); child != 0; child = v.Child(e) {
+		e = child
+	}
+	if v.Held(e) || h.find(e) == nil {
+		return 0
+	}
+	return e
 }
 
 // worst returns the class with the least worth; nil if the kinds have no entries but parked ones.

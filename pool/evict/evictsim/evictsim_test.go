@@ -103,7 +103,7 @@ const mayBeBelow = 0.005
 
 // worse are workloads of which the policy learns something that is not true later, and how much
 // farther below LRU it is for that: LRU is the better choice for them.
-var worse = map[string]float64{"pingpong": 0.042, "huge": 0.033, "flip": 0.016}
+var worse = map[string]float64{"pingpong": 0.028, "huge": 0.036, "flip": 0.017}
 
 // TestNotBelowLRU compares the hits at the end of each generated workload with those of exact LRU.
 func TestNotBelowLRU(t *testing.T) {
@@ -112,7 +112,11 @@ func TestNotBelowLRU(t *testing.T) {
 			t.Parallel()
 			s := w.Make(3)
 			for _, capacity := range []int{1000, 3000, 10_000, 30_000} {
-				own, lru := Run(s, evict.NewHazard(), capacity).HitRate(), LRU(s, capacity).HitRate()
+				r := Run(s, evict.NewHazard(), capacity)
+				if r.Stuck > 0 {
+					t.Errorf("%d blocks: %d requests found nothing to evict", capacity, r.Stuck)
+				}
+				own, lru := r.HitRate(), LRU(s, capacity).HitRate()
 				t.Logf("%6d blocks: LRU %.4f, hazard %+.4f", capacity, lru, own-lru)
 				if own < lru-mayBeBelow-worse[w.Name] {
 					t.Errorf("%d blocks: hit rate %.4f, LRU has %.4f", capacity, own, lru)

@@ -16,6 +16,7 @@ const BlockTokens = 512
 // Result is the result of a run.
 type Result struct {
 	Blocks, Hits int
+	Stuck        int // requests of which the policy found no victim for a block, and did not refuse it
 	// Laps are the processor time in the policy, the index and the chains of the driver.
 	Laps [laps]time.Duration
 }
@@ -181,6 +182,9 @@ func (d *driver) room(now int64, print uint64) uint32 {
 	if len(d.free) == 0 {
 		e := d.policy.Victim(now, 1, print, d)
 		if e == 0 || e == pool.Refused {
+			if e == 0 {
+				d.result.Stuck++
+			}
 			return 0
 		}
 		d.evict(e)
