@@ -100,7 +100,10 @@ type PolicyReport struct {
 	Hits    uint64 `json:"blocks_hit" metric:"eviction_hits_total"`
 	// Beyond counts, about, blocks that were looked up and missed, and had been stored once: a pool
 	// that evicts nothing would have had them.
-	Beyond  uint64 `json:"blocks_beyond"`
+	Beyond uint64 `json:"blocks_beyond"`
+	// Saved estimates the hits that would not have been without wishes: of blocks that were worth
+	// less without theirs than what was evicted lately.
+	Saved   uint64 `json:"blocks_saved" metric:"hint_blocks_total{outcome=saved}"`
 	Refused uint64 `json:"blocks_refused" metric:"eviction_refused_total"` // worth less than all stored
 	// LookupsDropped counts look-ups not passed to the policy because its queue was full.
 	LookupsDropped uint64 `json:"lookups_dropped"`

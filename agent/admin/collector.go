@@ -192,7 +192,7 @@ var families = map[string]string{
 
 	"hints_total": "Hints: requests whose end was told, and actions by what became of them.",
 	"hint_blocks_total": "Blocks of hints' actions that are over: used in time, or, of those demoted, not (helped); " +
-		"the others (in_vain); dropped.",
+		"the others (in_vain); dropped; hits that, about, would not have been without a wish (saved).",
 	"hint_bytes": "Bytes of blocks that hints pin, and retain.",
 
 	"eviction_lookups_total": "Blocks that were looked up.",

@@ -27,7 +27,8 @@ type Hazard struct {
 	worths  [numClasses]worths
 	turn    turn
 
-	lookups, hits, refused uint64 // blocks
+	lookups, hits, refused, saved uint64  // blocks
+	going                         float32 // worth without their wishes of the entries that went lately
 }
 
 // turn is where the next look-up continues to age runs, ghosts and classes.
@@ -43,7 +44,8 @@ const (
 
 	ghostsABlock  = 4 // that age per block looked up
 	runsABlock    = 4
-	classesABlock = 8 // whose least worth is found again
+	meanGoing     = 1024 // entries over which the worth of those that go is averaged
+	classesABlock = 8    // whose least worth is found again
 )
 
 // NewHazard returns a policy that has learned nothing and behaves about like LRU.
@@ -83,7 +85,11 @@ func (h *Hazard) Access(u *pool.Use) {
 		if n == nil {
 			continue
 		}
-		h.move(u.Entries[i], n, h.use(h.runs.at(n.run).state, i, &t, now, repeated))
+		r := h.runs.at(n.run)
+		if r.class >= firstWished && h.unwished(r, now) < h.going {
+			h.saved++
+		}
+		h.move(u.Entries[i], n, h.use(r.state, i, &t, now, repeated))
 	}
 	if !repeated {
 		h.scorer.note(length, now)
@@ -92,6 +98,9 @@ func (h *Hazard) Access(u *pool.Use) {
 		h.score(length)
 	}
 }
+
+// unwished returns what entries would be worth without their wish.
+func (h *Hazard) unwished(r *run, now uint32) float32 { return h.worths[r.base][binOf(now-r.used)] }
 
 // sinceUse returns the ms since block i of a chain was used; never if it is not known.
 func (h *Hazard) sinceUse(u *pool.Use, i int, now uint32) uint32 {
@@ -243,6 +252,7 @@ func (h *Hazard) Remove(entries []uint32) {
 		}
 		r := h.runs.at(n.run)
 		h.kinds[r.kind].removed[r.class]++
+		h.going += (h.unwished(r, uint32(h.clock.now)) - h.going) / meanGoing
 		if h.ghosts.find(n.print) == nil {
 			h.ghosts.put(ghostOf(n.print, r.state))
 		}
@@ -291,7 +301,7 @@ func (h *Hazard) Class(e uint32) string {
 func (h *Hazard) Report() pool.PolicyReport {
 	r := pool.PolicyReport{
 		Name: HazardName, Entries: h.entries, Ghosts: h.ghosts.count, Bytes: h.bytes(),
-		Lookups: h.lookups, Hits: h.hits, Refused: h.refused,
+		Lookups: h.lookups, Hits: h.hits, Refused: h.refused, Saved: h.saved,
 	}
 	for g := range groups {
 		if pc := h.reportGroup(g); g < usedGroups || pc.Entries > 0 || pc.Evicted > 0 {
