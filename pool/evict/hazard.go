@@ -262,9 +262,13 @@ func (h *Hazard) Remove(entries []uint32) {
 }
 
 // Advise implements pool.Policy. The age of the blocks begins anew, so that it is the time since
-// the end of the request. What is told of blocks that are neither stored nor remembered is lost.
+// the end of the request. What is told of blocks that are neither stored nor remembered is lost, as
+// are most wishes while they tell nothing: the others show when they do.
 func (h *Hazard) Advise(a *pool.Advice) {
 	now := h.clock.advance(a.Now)
+	if a.Until > a.Now && len(a.Prints) > 0 && a.Prints[0]%heeded != 0 && !h.scorer.wishesTell() {
+		return
+	}
 	for i := len(a.Prints) - 1; i >= 0; i-- {
 		if n := h.match(a.Entries[i], a.Prints[i]); n != nil {
 			if s, ok := h.advised(h.runs.at(n.run).state, a, now); ok {

@@ -1,6 +1,9 @@
 package evict
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Strength of the prior. A cluster is as many blocks as the prompt of the mean block has: the
 // blocks of a prompt are used together, so they tell little more than one.
@@ -11,6 +14,8 @@ const (
 	ratioPrior   = 6    // clusters
 	hazardPrior  = 30   // clusters
 	maxHazard    = 0.999
+	telling      = 3  // times as often
+	heeded       = 16 // one chain in so many has its wish, whether wishes tell anything or not
 )
 
 // Pace of scoring.
@@ -78,7 +83,13 @@ func familyOf(c int) int {
 }
 
 // startRatio is how the hazard of each family compares before anything was counted.
-var startRatio = [families]float64{0.5, 4, 4, 4, 0.5, 4, 4, 4, 0.01, 0.25, 8, 16}
+var startRatio = [families]float64{0.5, 4, 4, 4, 0.5, 4, 4, 4, 0.1, 0.5, 2, 6}
+
+// wishesTell reports whether wishes of one priority are met more often than those of another.
+func (s *scorer) wishesTell() bool {
+	wished := s.usual[2*familyEnded:]
+	return slices.Max(wished) > telling*slices.Min(wished)
+}
 
 // score continues the round, for some blocks looked up.
 func (h *Hazard) score(blocks int) {

@@ -42,7 +42,7 @@ func TestTraces(t *testing.T) {
 		{"agents", "facts", 2500, 0.592}, {"agents", "facts", 5000, 0.833}, {"agents", "facts", 10000, 0.9335},
 		{"agents", "hints", 2500, 0.66}, {"agents", "hints", 5000, 0.865},
 		{"agents", "lies", 2500, 0.585}, {"agents", "lies", 5000, 0.825}, {"conversation", "lies", 3000, 0.14},
-		{"agents", "noise", 2500, 0.583}, {"agents", "noise", 5000, 0.825}, {"conversation", "noise", 3000, 0.13},
+		{"agents", "noise", 2500, 0.583}, {"agents", "noise", 5000, 0.825}, {"conversation", "noise", 3000, 0.137},
 	} {
 		t.Run(fmt.Sprintf("%s/%s/%d", c.trace, c.told, c.capacity), func(t *testing.T) {
 			s := readAgents(t)

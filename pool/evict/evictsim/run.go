@@ -16,7 +16,7 @@ const BlockTokens = 512
 // Result is the result of a run.
 type Result struct {
 	Blocks, Hits int
-	Stuck        int // requests of which the policy found no victim for a block, and did not refuse it
+	Stuck        int // requests that fit, of which the policy found no victim for a block, nor refused it
 	// Laps are the processor time in the policy, the index and the chains of the driver.
 	Laps [laps]time.Duration
 }
@@ -182,7 +182,7 @@ func (d *driver) room(now int64, print uint64) uint32 {
 	if len(d.free) == 0 {
 		e := d.policy.Victim(now, 1, print, d)
 		if e == 0 || e == pool.Refused {
-			if e == 0 {
+			if e == 0 && len(d.use.Prints) <= d.capacity {
 				d.result.Stuck++
 			}
 			return 0
