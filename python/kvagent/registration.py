@@ -60,8 +60,6 @@ class Registration:
     hash_tokens: int
     rank: int = 0
     world: int = 1
-    shard: int = 0
-    """The worker's shard, unless it has cells."""
     shards: int = 1
     lookup_name: str = ""
     """The look-up socket to open for this space; empty for none."""
@@ -70,31 +68,25 @@ class Registration:
     """Each with its descriptor if its kind has one. The caller keeps them and may close them once
     registered.
     """
-    segments: Mapping[int, Sequence[m.Segment]] = field(default_factory=dict)
-    """By group, in the order in which a block's segments lie in the pool."""
-    cells: Mapping[int, Mapping[int, Sequence[m.Segment]]] = field(default_factory=dict)
-    """By shard and group: the segments of several shards, in place of shard and segments."""
+    held: Mapping[int, Mapping[int, Sequence[m.Segment]]] = field(default_factory=dict)
+    """By shard that the worker holds and group: segments in the order in which a block's lie in the
+    pool.
+    """
 
     def messages(self, req: int) -> Iterator[tuple[m.Message, list[int]]]:
         """Yield the messages of the registration in order, with their descriptors."""
-        held = self._held()
-        segments = sum(len(one) for groups in held.values() for one in groups.values())
+        held, shards = sorted(self.held.items()), tuple(sorted(self.held))
+        segments = sum(len(one) for _, groups in held for one in groups.values())
         yield m.Register(
-            req, self.instance, self.role, self.rank, self.world, tuple(held), self.shards, self.identity, self.groups,
+            req, self.instance, self.role, self.rank, self.world, shards, self.shards, self.identity, self.groups,
             self.hash_tokens, self.lookup_name, self.sync, len(self.regions), segments,
         ), []  # fmt: skip
         for part in parts(self.regions, MAX_REGIONS_MESSAGE):
             yield m.Regions(req, tuple(region for region, _ in part)), [fd for one in part for fd in _descriptor(*one)]
-        for shard, groups in held.items():
+        for shard, groups in held:
             for group in sorted(groups):
                 for some in parts(groups[group], MAX_SEGMENTS_MESSAGE):
                     yield m.Segments(req, shard, group, tuple(some)), []
-
-    def _held(self) -> dict[int, Mapping[int, Sequence[m.Segment]]]:
-        """Return what a worker holds, by shard in ascending order."""
-        if self.cells:
-            return {shard: self.cells[shard] for shard in sorted(self.cells)}
-        return {self.shard: self.segments} if self.segments else {}
 
 
 def _descriptor(region: m.Region, fd: int | None) -> list[int]:

@@ -197,9 +197,11 @@ class Engine:
         self.worker = agent.connect()
         self.registered = self.worker.register(
             Registration(
-                **common, role=m.Role.WORKER, rank=rank, shard=rank, sync=self.words.sync(0),
+                **common, role=m.Role.WORKER, rank=rank, sync=self.words.sync(0),
                 regions=[(self.words.memory.region(0), self.words.memory.fd), (self.cache.region(1), self.cache.fd)],
-                segments={0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]},
+                held={
+                    rank: {0: [m.Segment(1, i * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for i in range(LAYERS)]}
+                },
             )
         )  # fmt: skip
         self.scheduler = agent.connect()

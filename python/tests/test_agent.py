@@ -160,7 +160,7 @@ def test_memory_of_this_process_is_reached_by_its_address(agent: AgentProcess) -
                 instance="by address", role=m.Role.WORKER, identity=IDENTITY, groups=(m.Group(BLOCK_TOKENS, 8),),
                 hash_tokens=BLOCK_TOKENS,
                 regions=[(m.Region(0, m.RegionKind.PEER, 4096, addr=ctypes.addressof(cache)), None)],
-                segments={0: [m.Segment(0, 0, 512, 512)]},
+                held={0: {0: [m.Segment(0, 0, 512, 512)]}},
             ), PATIENCE_S,
         )  # fmt: skip
         events: list[Event] = []

@@ -185,7 +185,7 @@ def test_a_registration_goes_in_parts_with_its_descriptors(ends: tuple[Session, 
     thread.start()
     answer = session.register(
         registration(
-            regions=[(memory.region(i), memory.fd) for i, memory in enumerate(memories)], segments={0: segments}
+            regions=[(memory.region(i), memory.fd) for i, memory in enumerate(memories)], held={0: {0: segments}}
         )
     )
     thread.join()

@@ -112,7 +112,7 @@ def test_an_allocation_goes_by_its_handle_and_the_offset_in_it() -> None:
     handle = b"h" * 56 + (0x70000000).to_bytes(8, "little") + UUID
     assert found.regions == ((Region(1, RegionKind.CUDA, 4096, 0x1000, handle), None),)
     assert len(handle) == 80
-    assert found.segments == {0: (Segment(1, 64, 32, 32),)}  # places in the region: where the tensor is in its storage
+    assert found.held[0] == {0: (Segment(1, 64, 32, 32),)}  # places in the region: where the tensor is in its storage
     assert str(found.device) == "cuda:0"
 
 
@@ -122,9 +122,9 @@ def test_virtual_memory_goes_by_the_descriptors_of_its_pieces() -> None:
     # From the second piece to the fourth, which has its last 512 bytes.
     assert [region for region, _ in found.regions] == [Region(1, RegionKind.CUDA_FD, PIECE, 0, UUID)] * 3
     assert [fd for _, fd in found.regions] == driver.open
-    assert found.segments == {0: (Segment(1, 512 + 64, 32, 32),)}
+    assert found.held[0] == {0: (Segment(1, 512 + 64, 32, 32),)}
     registration = Registration(
-        instance="x", role=1, identity=(), groups=(), hash_tokens=16, regions=found.regions, segments=found.segments
+        instance="x", role=1, identity=(), groups=(), hash_tokens=16, regions=found.regions, held=found.held
     )
     messages = list(registration.messages(1))
     assert messages[1][1] == driver.open

@@ -177,7 +177,7 @@ def test_segments_follow_the_strides() -> None:
     for name, (tensors, expected) in layers.items():
         caches = {str(i): tensor for i, tensor in enumerate(tensors)}
         found = memory(caches, [list(caches)], 9)
-        assert [(s.offset, s.stride, s.bytes) for s in found.segments[0]] == expected, name
+        assert [(s.offset, s.stride, s.bytes) for s in found.held[0][0]] == expected, name
         assert [(r.kind, r.size, fd) for r, fd in found.regions] == [(RegionKind.FD, 1 << 16, -1)]
 
 

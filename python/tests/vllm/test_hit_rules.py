@@ -68,9 +68,9 @@ def test_a_hit_is_that_of_vllm(agent: AgentProcess, kind: str) -> None:
     with closing(cache), closing(words), closing(agent.connect()) as worker, closing(agent.connect()) as scheduler:
         registered = worker.register(
             Registration(
-                **common, role=m.Role.WORKER, rank=0, shard=0, sync=words.sync(0),
+                **common, role=m.Role.WORKER, rank=0, sync=words.sync(0),
                 regions=[(words.memory.region(0), words.memory.fd), (cache.region(1), cache.fd)],
-                segments={0: [m.Segment(1, 0, BYTES, BYTES)]},
+                held={0: {0: [m.Segment(1, 0, BYTES, BYTES)]}},
             )
         )  # fmt: skip
         scheduler.register(Registration(**common, role=m.Role.SCHEDULER))

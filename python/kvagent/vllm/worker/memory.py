@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.cuda import CudaDriver, Exported, export
@@ -53,14 +53,8 @@ class Extent:
 
     def joins(self, after: Extent) -> bool:
         """Return whether another extent follows this one in every block."""
-        return (
-            (self.storage, self.stride, self.offset + self.bytes) == (after.storage, after.stride, after.offset)
-            and self.bytes + after.bytes <= self.stride
-        )  # fmt: skip
-
-    def with_bytes(self, size: int) -> Extent:
-        """Return the extent with another length."""
-        return Extent(self.storage, self.offset, self.stride, size)
+        follows = (self.storage, self.stride, self.offset + self.bytes) == (after.storage, after.stride, after.offset)
+        return follows and self.bytes + after.bytes <= self.stride
 
 
 def extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
@@ -116,9 +110,8 @@ def joined(extents: Iterable[Extent]) -> list[Extent]:
     """Return the extents in their order, adjacent ones merged."""
     found: list[Extent] = []
     for extent in extents:
-        last = found[-1] if found else None
-        if last is not None and last.joins(extent):
-            found[-1] = last.with_bytes(last.bytes + extent.bytes)
+        if found and found[-1].joins(extent):
+            found[-1] = replace(found[-1], bytes=found[-1].bytes + extent.bytes)
         else:
             found.append(extent)
     return found
@@ -132,9 +125,7 @@ class Memory:
     """
 
     regions: tuple[tuple[Region, int | None], ...]
-    segments: dict[int, tuple[Segment, ...]]
-    """By group; empty if there are cells."""
-    cells: dict[int, dict[int, tuple[Segment, ...]]] = field(default_factory=dict)
+    held: dict[int, dict[int, tuple[Segment, ...]]]
     """By shard and group."""
     device: Any = None
     """The GPU; None for host memory."""
@@ -150,7 +141,7 @@ class Memory:
 
 def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
-    driver: CudaDriver | None = None, *, extents_of: ExtentsOf | None = None,
+    driver: CudaDriver | None = None, *, shard: int = 0, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
     """Return the memory of the layers' tensors.
 
@@ -160,10 +151,23 @@ def memory(
     storages: dict[int, tuple[int, Any]] = {}
     found, stages = (extents_of or _of_groups)(kv_caches, groups, num_blocks, storages)
     device = _device(kv_caches)
-    if device is not None:
-        return _on_gpu(storages, found, device, driver or CudaDriver(), stages)
-    regions = tuple(_region(place + FIRST_REGION, storage) for place, storage in storages.values())
-    return Memory(regions, *_segments(found, [0] * len(regions)), stages=stages)
+    exported: tuple[Exported, ...] = ()
+    if device is None:
+        regions = tuple(_region(place + FIRST_REGION, storage) for place, storage in storages.values())
+    else:
+        exported = _export(storages, driver or CudaDriver())
+        regions = tuple(region for one in exported for region in one.regions)
+    offsets = [one.offset for one in exported] or [0] * len(regions)  # a region may begin before its storage
+    held = {
+        shard if one == WHOLE else one: {
+            group: tuple(
+                Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in some
+            )
+            for group, some in by_group.items()
+        }
+        for one, by_group in found.items()
+    }
+    return Memory(regions, held, device, exported, stages)
 
 
 def _of_groups(
@@ -173,19 +177,13 @@ def _of_groups(
     """Return the extents of each group, in memory order."""
     found = {}
     for number, names in enumerate(groups):
-        some: list[Extent] = []
-        for name in names:
-            if name not in kv_caches:
-                raise Unsupported(f"group {number}: layer {name} has no KV cache here")
-            some += extents(name, kv_caches[name], num_blocks, storages)
-        found[number] = merged(some)
+        if missing := [name for name in names if name not in kv_caches]:
+            raise Unsupported(f"group {number}: layer {missing[0]} has no KV cache here")
+        found[number] = merged([one for name in names for one in extents(name, kv_caches[name], num_blocks, storages)])
     return {WHOLE: found}, None
 
 
-def _on_gpu(
-    storages: Mapping[int, tuple[int, Any]], found: Mapping[int, dict[int, list[Extent]]], device: Any,
-    driver: CudaDriver, stages: Any,
-) -> Memory:  # fmt: skip
+def _export(storages: Mapping[int, tuple[int, Any]], driver: CudaDriver) -> tuple[Exported, ...]:
     exported: list[Exported] = []
     try:
         for place, storage in storages.values():
@@ -196,27 +194,7 @@ def _on_gpu(
         if isinstance(error, KVAgentError):
             raise Unsupported(str(error)) from error
         raise
-    regions = tuple(region for one in exported for region in one.regions)
-    return Memory(regions, *_segments(found, [one.offset for one in exported]), device, tuple(exported), stages)
-
-
-def _segments(
-    found: Mapping[int, dict[int, list[Extent]]], offsets: Sequence[int]
-) -> tuple[dict[int, tuple[Segment, ...]], dict[int, dict[int, tuple[Segment, ...]]]]:
-    """Return the segments of a whole rank and those of its cells, of which one is empty.
-
-    A region may begin before its storage, by its offset.
-    """
-    cells = {
-        shard: {
-            group: tuple(
-                Segment(p.storage + FIRST_REGION, offsets[p.storage] + p.offset, p.stride, p.bytes) for p in some
-            )
-            for group, some in groups.items()
-        }
-        for shard, groups in found.items()
-    }
-    return cells.pop(WHOLE, {}), cells
+    return tuple(exported)
 
 
 def _device(kv_caches: Mapping[str, Any]) -> Any:
