@@ -62,7 +62,7 @@ DRAFTS = "tests/vllm/test_drafts.py"
 EVENTS = "tests/test_vllm_events.py"
 MUTANTS = [
     Mutant("the tier gives a save up without revoking it", "tier/jobs.py",
-        "            memory.revoke(job.word)\n", "            pass\n",
+        "            memory.words.revoke(job.word)\n", "            pass\n",
         "neither_holds_rows", "with the bytes of another chunk", where=TIER),
     Mutant("the tier copies on what did not verify", "tier/jobs.py",
         "if status == BlockStatus.OK:", "if status >= BlockStatus.OK:",

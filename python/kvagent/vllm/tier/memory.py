@@ -1,73 +1,40 @@
-"""vLLM's host region, which has rows of equal size, one for each chunk, and the memory between it
-and the agent, into which the agent loads.
+"""vLLM's host region, which has rows of equal size, one for each chunk, and the memory that a
+session with the agent has beside it.
 
 A frozen agent may wake at any time and write on. If it wrote into vLLM's rows, a row could not be
 given back without the agent's word, and requests would wait for it. So it never sees them for
-writing: it writes into slots of this memory, and what it reports as verified is copied on by the
-engine's own process. Slots of loads that were given up stay out of use until the agent reports
-them, or until its session has ended; each session has a staging memory of its own.
+writing: it writes into slots of a staging memory, and what it reports as verified is copied on by
+the engine's own process. Slots of loads that were given up stay out of use until the agent reports
+them, or until its session has ended; each session has a memory of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from typing import TypeVar
 
 from kvagent.messages import Region, RegionKind
 from kvagent.shm import SharedMemory, SyncWords
 
 REGION = 1  # region 0 holds the words
 STEP = 1  # the step that every job names; the step word has it from the begin
-REVOKES = 4096  # words of a session, and so the most saves in flight
 _PR_SET_PTRACER = 0x59616D61  # from linux/prctl.h
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
-class Words:
-    """The words of a session: its step has been reached, and saves may be revoked."""
+class SessionMemory:
+    """The words of a session, whose step has been reached, and the slots of its staging memory, if
+    it has some. ``close`` frees both in this process; words that are set stay so for the agent.
+    """
 
-    def __init__(self, revokes: int) -> None:
-        self.sync = SyncWords(events=1, revokes=revokes)
-        self.sync.step = STEP
-        self.region = self.sync.memory.region(0), self.sync.memory.fd
-
-    def close(self) -> None:
-        """Free the words in this process."""
-        self.sync.close()
-
-
-class Staging:
-    """Slots of ``row_bytes`` each, all free. ``close`` frees the memory in this process."""
-
-    def __init__(self, slots: int, row_bytes: int) -> None:
-        self.words = Words(revokes=1)
-        self._memory = SharedMemory(slots * row_bytes, "kvagent-staging")
+    def __init__(self, *, revokes: int = 1, slots: int = 0, row_bytes: int = 0) -> None:
+        self.words = SyncWords(events=1, revokes=revokes)
+        self.words.step = STEP
+        self.free = list(range(slots or revokes))
+        """The slots that are free, or else the revocation words."""
+        self.staging = SharedMemory(slots * row_bytes, "kvagent-staging") if slots else None
         self._row_bytes = row_bytes
-        anchor = ctypes.c_char.from_buffer(self._memory.view)
-        self._address = ctypes.addressof(anchor)
-        del anchor
-        self._free = list(range(slots))
-
-    @property
-    def region(self) -> tuple[Region, int]:
-        """Return the region for REGISTER with its descriptor."""
-        return self._memory.region(REGION), self._memory.fd
-
-    @property
-    def free(self) -> int:
-        """The number of free slots."""
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """Take free slots; at least ``count`` are free."""
-        taken = self._free[-count:]
-        del self._free[-count:]
-        return taken
-
-    def give(self, slots: list[int]) -> None:
-        """Give slots back, to which the agent does not write any more."""
-        self._free += slots
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.staging.view)) if self.staging else 0
 
     def copy(self, slot: int, address: int) -> None:
         """Copy a slot to an address. Other threads run meanwhile."""
@@ -76,28 +43,8 @@ class Staging:
     def close(self) -> None:
         """Unmap the memory; the agent's mapping is unaffected."""
         self.words.close()
-        self._memory.close()
-
-
-class SaveMemory:
-    """The words of one session, and which of them are free."""
-
-    def __init__(self) -> None:
-        self.words = Words(REVOKES)
-        self.free = list(range(REVOKES))
-
-    def revoke(self, word: int) -> None:
-        """Revoke the saves that name a word."""
-        self.words.sync.revoke(word)
-
-    def give(self, word: int) -> None:
-        """Free a word, whose saves the agent has reported."""
-        self.words.sync.clear_revoke(word)
-        self.free.append(word)
-
-    def close(self) -> None:
-        """Unmap the words; those that are set stay so for the agent."""
-        self.words.close()
+        if self.staging is not None:
+            self.staging.close()
 
 
 class Rows:
@@ -136,7 +83,3 @@ class Rows:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-Memory = TypeVar("Memory", Staging, SaveMemory)
-"""What a session registers."""

@@ -7,6 +7,7 @@ stored, from the first one on. The chunks need not follow each other in a prompt
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.loads import Lookups
+    from kvagent.vllm.tier.options import TierOptions
 
 
 AGAIN_S = 0.002  # from the answer that more may come to the next question
@@ -52,13 +55,14 @@ class Lease:
 
 
 class Questions:
-    """The questions and leases of one session at a time. Used by one thread."""
+    """The questions and leases of a session's loads. Used by one thread."""
 
-    def __init__(self, age_s: float, tiers_s: float, tokens: int, answer: Callable[[Answered], None]) -> None:
+    def __init__(
+        self, session: AgentSession, options: TierOptions, tokens: int, answer: Callable[[Answered], None]
+    ) -> None:
         """``tokens`` of a chunk, as registered."""
-        self._age_s, self._tiers_s, self._tokens = age_s, tiers_s, tokens
-        self._answer = answer
-        self._lookups: Lookups | None = None
+        self._session, self._tokens, self._answer = session, tokens, answer
+        self._age_s, self._tiers_s = options.lookup_age_ms / 1e3, options.tier_wait_ms / 1e3
         self._open: deque[Question] = deque()
         self._leases: dict[str, list[Lease]] = {}
 
@@ -73,23 +77,14 @@ class Questions:
             if question.ticket is not None and question.ticket.socket is not None:
                 yield question.ticket.socket
 
-    def attach(self, lookups: Lookups | None) -> None:
-        """Ask this session's agent from now on."""
-        self.detach()
-        self._lookups = lookups
-
     def detach(self) -> None:
         """End the session's questions: nothing counts as stored."""
         self.abandon()
         self._leases.clear()
-        self._lookups = None
 
-    def add(self, ask: Ask, now: float) -> None:
+    def add(self, ask: Ask) -> None:
         """Take a question."""
-        question = Question(ask, now + self._age_s)
-        self._open.append(question)
-        if self._lookups is None:
-            self._end(question, 0, late=True)
+        self._open.append(Question(ask, time.monotonic() + self._age_s))
 
     def forget(self, request: str) -> None:
         """Drop the questions and leases of a request."""
@@ -122,12 +117,12 @@ class Questions:
     def release(self, leases: Iterable[int]) -> None:
         """Release leases."""
         numbers = [lease for lease in leases if lease]
-        if numbers and self._lookups is not None:
-            self._lookups.release(numbers)
+        if numbers and (lookups := self._session.lookups) is not None:
+            lookups.release(numbers)
 
     def turn(self, now: float) -> None:
         """Send what can be sent, read answers, and end what has waited for too long."""
-        lookups = self._lookups
+        lookups = self._session.lookups
         if lookups is None:
             return
         lookups.begin_step()
@@ -174,6 +169,6 @@ class Questions:
         self._answer(Answered(question.ask, found, count if late else min(found + 1, count), late))
 
     def _abandon(self, question: Question) -> None:
-        if question.ticket is not None and self._lookups is not None:
-            self._lookups.abandon(question.ticket)
+        if question.ticket is not None and (lookups := self._session.lookups) is not None:
+            lookups.abandon(question.ticket)
         question.ticket = None
