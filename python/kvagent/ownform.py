@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from kvagent.errors import Malformed
-from kvagent.fields import Bin, Str, Uint, pack, record, unpack
+from kvagent.fields import Record, binary, pack, string, uint, unpack
 from kvagent.limits import MAX_PEER_ADDRESS, MAX_TRANSFER_NAME
 from kvagent.messages import ID, U8, U32, U64, Flag
 
@@ -52,18 +52,18 @@ class Request:
     if it may not have been offered yet.
     """
 
-    version: Annotated[int, Uint(VERSION, VERSION)] = VERSION
+    version: Annotated[int, uint(VERSION, VERSION)] = VERSION
     space: ID = OWN_SPACE
     session: U64 = 0
-    want: Annotated[int, Uint(Want.PROBE, Want.READY)] = Want.PROBE
+    want: Annotated[int, uint(Want.PROBE, Want.READY)] = Want.PROBE
     tokens: U32
     hbm_tokens: U32 = 0
     deadline_us: U32 = 0
-    groups: Annotated[bytes, Bin(0, MAX_GROUPS)] = b""
-    hash_len: Annotated[int, Uint(0, MAX_HASH)]
-    hashes: Annotated[bytes, Bin(0, MAX_HASHES * MAX_HASH)]
-    transfer: Annotated[bytes, Bin(0, MAX_TRANSFER_NAME)] = b""
-    peer: Annotated[str, Str(0, MAX_PEER_ADDRESS)] = ""
+    groups: Annotated[bytes, binary(0, MAX_GROUPS)] = b""
+    hash_len: Annotated[int, uint(0, MAX_HASH)]
+    hashes: Annotated[bytes, binary(0, MAX_HASHES * MAX_HASH)]
+    transfer: Annotated[bytes, binary(0, MAX_TRANSFER_NAME)] = b""
+    peer: Annotated[str, string(0, MAX_PEER_ADDRESS)] = ""
     early: Flag = 0
 
 
@@ -74,7 +74,7 @@ class Answer:
     Of them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones.
     """
 
-    version: Annotated[int, Uint(VERSION, VERSION)]
+    version: Annotated[int, uint(VERSION, VERSION)]
     status: U8
     tokens: U32
     lease: U64
@@ -83,7 +83,7 @@ class Answer:
     shared: U32 = 0
 
 
-_REQUEST, _ANSWER = record(Request), record(Answer)
+_REQUEST, _ANSWER = Record(Request), Record(Answer)
 
 
 def encode_request(request: Request) -> bytes:

@@ -64,7 +64,8 @@ class Agent:
 @pytest.fixture
 def ends() -> Iterator[tuple[Session, Agent]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    session = Session(FrameStream(ours), WELCOME)
+    session = Session(FrameStream(ours))
+    session.limits = WELCOME
     yield session, Agent(theirs)
     session.close()
     theirs.close()
@@ -266,7 +267,7 @@ def test_what_is_held_goes_out_in_one_piece(ends: tuple[Session, Agent], monkeyp
     pieces: list[int] = []
     write = FrameStream._write
 
-    def count(stream: FrameStream, data: bytes, fds: tuple[int, ...] = ()) -> int:
+    def count(stream: FrameStream, data: memoryview, fds: tuple[int, ...] = ()) -> int:
         pieces.append(len(data))
         return write(stream, data, fds)
 
