@@ -233,9 +233,8 @@ class TorchGpu:
             return self._torch.cuda.Event(interprocess=True)
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Map the words for the GPU.
-
-        Return a function that writes the step word on the current stream.
+        """Map the words for the GPU. Return a function that writes the step word on the current
+        stream.
         """
         address = ctypes.addressof(ctypes.c_char.from_buffer(words.memory.view))
         with self._torch.cuda.device(self._device):

@@ -40,10 +40,7 @@ _BATCH = 256  # reads per partial digest
 
 
 class Unreadable(ValueError):
-    """A file that is not what its name says, or that changed while it was read.
-
-    The text says why.
-    """
+    """A file is not what its name says, or changed while it was read. The text says why."""
 
 
 class Span(NamedTuple):
@@ -54,9 +51,8 @@ class Span(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A file: its name in the model's folder, its descriptor and its size.
-
-    ``whole``: every byte matters (configuration, code), so it is not sampled.
+    """A file: its name in the model's folder, its descriptor and its size. ``whole``: every byte
+    matters (configuration, code), so it is not sampled.
     """
 
     name: str
@@ -66,9 +62,8 @@ class Opened(NamedTuple):
 
 
 def digests(files: Sequence[Opened]) -> list[bytes]:
-    """Return the digest of each file: of its content, or of its structure and samples.
-
-    Unreadable names the file.
+    """Return the digest of each file: of its content, or of its structure and samples. Unreadable
+    names the file.
     """
     total = sum(file.bytes for file in files)
     reads: list[list[Span]] = []
@@ -194,9 +189,8 @@ _COMMENT_BYTES = 1 << 16  # longest comment after the end record
 
 
 def _directory(file: Opened) -> Span | None:
-    """Return the central directory of a zip file, which has the CRC of every member.
-
-    None: it is no zip file.
+    """Return the central directory of a zip file, which has the CRC of every member. None: it is no
+    zip file.
     """
     if _bytes(file, 0, min(4, file.bytes)) != b"PK\3\4":
         return None
@@ -252,9 +246,8 @@ class Found(NamedTuple):
 
 
 def files(place: Path, *, every: bool = False) -> dict[str, Found]:
-    """Return the relevant files of a model's folder, or the one file, by name.
-
-    ``every``: all files but compiled Python. Unreadable: there are too many.
+    """Return the relevant files of a model's folder, or the one file, by name. ``every``: all files
+    but compiled Python. Unreadable: there are too many.
     """
     if place.is_file():
         return {place.name: _found(place)}
@@ -278,7 +271,6 @@ def files(place: Path, *, every: bool = False) -> dict[str, Found]:
 
 def digest(found: Mapping[str, Found], about: Iterable[str], since_ns: int | None) -> str:
     """Return the digest of files by name, and of ``about``, which says how they are read.
-
     Unreadable: a file changed while it was read, or after ``since_ns``, when it may have been
     loaded. The hub's cache names files by content, so a new file there need not be a changed one.
     """
@@ -310,9 +302,8 @@ def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
 
 
 def _found(path: Path) -> Found:
-    """Return a file.
-
-    The hub's cache names large blobs by SHA-256 of their content, others by git's SHA-1.
+    """Return a file. The hub's cache names large blobs by SHA-256 of their content, others by git's
+    SHA-1.
     """
     real = path.resolve()
     hubs = path.is_symlink() and real.parent.name == "blobs" and _HUBS.match(real.name)

@@ -40,9 +40,8 @@ _MAX_ANSWER_BYTES = 4096
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """An outstanding question, abandoned after ``deadline`` (of time.monotonic).
-
-    Of an abandoned one, ``deadline`` is the end of LATE_S.
+    """An outstanding question, abandoned after ``deadline`` (of time.monotonic). Of an abandoned
+    one, ``deadline`` is the end of LATE_S.
     """
 
     socket: zmq.Socket[bytes] | None
@@ -71,9 +70,8 @@ class LookupClient:
         return answer
 
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
-        """Ask without waiting; poll the ticket to its end, or abandon it.
-
-        Busy if too many are outstanding, or if there can be no socket now.
+        """Ask without waiting; poll the ticket to its end, or abandon it. Busy if too many are
+        outstanding, or if there can be no socket now.
         """
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
@@ -92,11 +90,8 @@ class LookupClient:
         return Ticket(socket, time.monotonic() + wait_s, leases=request.want != Want.PROBE)
 
     def poll(self, ticket: Ticket, wait_s: float = 0.0) -> Answer | None:
-        """Return the answer, or None while it may still come.
-
-        TimedOut when it may not; the ticket has then ended.
-
-        Waits for at most ``wait_s``, rounded up to milliseconds.
+        """Return the answer, or None while it may still come. TimedOut when it may not; the ticket
+        has then ended. Waits for at most ``wait_s``, rounded up to milliseconds.
         """
         if ticket.socket is None:
             raise ValueError("the ticket has ended")
@@ -119,9 +114,8 @@ class LookupClient:
         return answer
 
     def abandon(self, ticket: Ticket) -> None:
-        """Abandon a question.
-
-        If its answer may carry a lease, it is still read on arrival; see late_answers.
+        """Abandon a question. If its answer may carry a lease, it is still read on arrival; see
+        late_answers.
         """
         if ticket.socket is None:
             return
@@ -147,9 +141,8 @@ class LookupClient:
         return sum(now < ticket.deadline for ticket in self._late)
 
     def late_answers(self) -> list[Answer]:
-        """Return the answers that arrived after their question was abandoned, each once.
-
-        The caller releases their leases.
+        """Return the answers that arrived after their question was abandoned, each once. The caller
+        releases their leases.
         """
         answers: list[Answer] = []
         for _ in range(len(self._late)):

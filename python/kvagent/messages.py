@@ -115,9 +115,8 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes.
-
-    ``peer`` is host:port where other agents reach this one, or empty.
+    """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes. ``peer`` is host:port where other
+    agents reach this one, or empty.
     """
 
     version: Annotated[int, uint(MIN_VERSION, VERSION)]
@@ -156,9 +155,7 @@ class Sync:
 @dataclass(frozen=True, slots=True)
 class Register(Message):
     """Registers one rank of an engine, or its scheduler; ``regions`` and ``segments`` count what
-    follows.
-
-    ``held`` are the shards of a worker, ascending. A block has ``shards``.
+    follows. ``held`` are the shards of a worker, ascending. A block has ``shards``.
     """
 
     req: U32
@@ -341,9 +338,8 @@ class Epoch(Message):
 
 @dataclass(frozen=True, slots=True)
 class Offer(Message):
-    """Opens a transfer of a prompt's first ``tokens``, or renews it.
-
-    ``tokens`` are whole blocks; 0 if not known.
+    """Opens a transfer of a prompt's first ``tokens``, or renews it. ``tokens`` are whole blocks; 0
+    if not known.
     """
 
     name: Transfer
@@ -368,9 +364,8 @@ class Delivered(Message):
 
 @dataclass(frozen=True, slots=True)
 class Steps(Message):
-    """Reports decode steps of a worker that have ended, the oldest first.
-
-    ``steps`` has for each its age and its time in us, and its requests, u32 LE.
+    """Reports decode steps of a worker that have ended, the oldest first. ``steps`` has for each
+    its age and its time in us, and its requests, u32 LE.
     """
 
     steps: Annotated[bytes, binary(limits.STEP_BYTES, limits.MAX_STEPS * limits.STEP_BYTES)]
@@ -422,10 +417,8 @@ ActionKind = Annotated[int, uint(min(Action), max(Action))]
 
 @dataclass(frozen=True, slots=True)
 class HintAction:
-    """One action on all chains of a Hint.
-
-    ``ms``: how long, or of a drop after how long; 0: not told. ``peer``: host:port of the agent
-    that has the blocks, of a fetch.
+    """One action on all chains of a Hint. ``ms``: how long, or of a drop after how long; 0: not
+    told. ``peer``: host:port of the agent that has the blocks, of a fetch.
     """
 
     id: HintID
@@ -437,10 +430,8 @@ class HintAction:
 
 @dataclass(frozen=True, slots=True)
 class HintChain:
-    """A run of chained blocks of one group, ``hashes`` joined.
-
-    ``own`` has a bit for each, from the lowest on: the session was the first to store it. Empty:
-    none of them.
+    """A run of chained blocks of one group, ``hashes`` joined. ``own`` has a bit for each, from the
+    lowest on: the session was the first to store it. Empty: none of them.
     """
 
     group: GroupIndex
@@ -452,7 +443,6 @@ class HintChain:
 @dataclass(frozen=True, slots=True)
 class Hint(Message):
     """Tells how blocks will be used: facts of the end of a request, and what to do with blocks.
-
     ``output``: tokens that the request generated; 0: not told.
     """
 
@@ -487,7 +477,6 @@ class Hinted(Message):
 @dataclass(frozen=True, slots=True)
 class BlockTokens(Message):
     """The tokens of a run of chained blocks, u32 LE; ``hashes`` and ``tokens`` are joined.
-
     ``parent`` is the hash of the block before the first, empty at the start of a prompt. ``extra``
     comes back as it is with each of the blocks.
     """
@@ -502,9 +491,8 @@ class BlockTokens(Message):
 
 @dataclass(frozen=True, slots=True)
 class NextEvents(Message):
-    """Asks for the next events of the space, of at most ``blocks`` blocks.
-
-    ``anew`` is 1 to be told everything from the beginning, else 0. The answer repeats ``req``.
+    """Asks for the next events of the space, of at most ``blocks`` blocks. ``anew`` is 1 to be told
+    everything from the beginning, else 0. The answer repeats ``req``.
     """
 
     req: U32

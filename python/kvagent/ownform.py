@@ -43,13 +43,10 @@ class LookupStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Asks how much of a prompt is stored.
-
-    ``hashes`` are joined; ``deadline_us`` 0 is the default.
-
-    ``transfer`` names the transfer whose blocks these are, or is empty; ``peer`` is
-    the address of the agent that has it, empty for this agent and the shared tiers; ``early`` is 1
-    if it may not have been offered yet.
+    """Asks how much of a prompt is stored. ``hashes`` are joined; ``deadline_us`` 0 is the default.
+    ``transfer`` names the transfer whose blocks these are, or is empty; ``peer`` is the address of
+    the agent that has it, empty for this agent and the shared tiers; ``early`` is 1 if it may not
+    have been offered yet.
     """
 
     version: Annotated[int, uint(VERSION, VERSION)] = VERSION
@@ -69,9 +66,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0.
-
-    Of them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones.
+    """``tokens`` of the prompt, from token 0, are stored; ``lease`` pins them unless it is 0. Of
+    them, ``disk`` are being fetched from the node's own tiers and ``shared`` from shared ones.
     """
 
     version: Annotated[int, uint(VERSION, VERSION)]

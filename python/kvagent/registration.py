@@ -36,9 +36,8 @@ def identity_pairs(identity: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 def fingerprint(identity: Sequence[tuple[str, str]], shards: int, hash_tokens: int, groups: Sequence[Group]) -> bytes:
     """Return the space: the first 16 bytes of SHA-256 over ``[identity, shards, hash_tokens,
-    [[block_tokens, window], ...]]``.
-
-    The agent computes it too and returns it in REGISTERED; equal values confirm that both agree.
+    [[block_tokens, window], ...]]``. The agent computes it too and returns it in REGISTERED; equal
+    values confirm that both agree.
     """
     canonical = pack([list(identity), shards, hash_tokens, [[group.block_tokens, group.window] for group in groups]])
     return hashlib.sha256(canonical).digest()[:SPACE_BYTES]
@@ -46,9 +45,8 @@ def fingerprint(identity: Sequence[tuple[str, str]], shards: int, hash_tokens: i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A registration.
-
-    The defaults suit an engine with one rank. A scheduler has no sync, regions or segments.
+    """A registration. The defaults suit an engine with one rank. A scheduler has no sync, regions
+    or segments.
     """
 
     instance: str

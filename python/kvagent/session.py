@@ -214,10 +214,8 @@ class Session:
     def connect(
         cls, path: str | PathLike[str], timeout_s: float = 1.0, versions: tuple[int, int] = (m.MIN_VERSION, m.VERSION)
     ) -> Session:
-        """Connect and exchange HELLO.
-
-        Raise TimedOut, SessionEnded, WrongSetting if the directory is not to be trusted, or OSError
-        if there is no agent.
+        """Connect and exchange HELLO. Raise TimedOut, SessionEnded, WrongSetting if the directory
+        is not to be trusted, or OSError if there is no agent.
         """
         check_owner(os.path.dirname(path))  # noqa: PTH120
         deadline = time.monotonic() + timeout_s
@@ -500,9 +498,8 @@ class Session:
             raise Malformed(f"{type(message).__name__} is not the agent's to say")
 
     def _break(self, error: Malformed) -> None:
-        """Stop sending to an agent that violated the protocol.
-
-        Its end is still awaited: only that is a fence.
+        """Stop sending to an agent that violated the protocol. Its end is still awaited: only that
+        is a fence.
         """
         if self._broken is None:
             self._broken = error

@@ -25,10 +25,7 @@ _F_SEAL_GROW = 4
 
 
 class SharedMemory:
-    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed.
-
-    ``close`` frees it.
-    """
+    """Zeroed anonymous memory with a descriptor, mapped here, its size sealed."""
 
     def __init__(self, size: int, name: str = "kvagent") -> None:
         if size <= 0:
@@ -51,10 +48,7 @@ class SharedMemory:
         return Region(id=number, kind=RegionKind.FD, size=self.size)
 
     def close(self) -> None:
-        """Unmap and close the memory; the agent's mapping is unaffected.
-
-        Repeated calls do nothing.
-        """
+        """Free the memory; the agent's mapping is unaffected. Repeated calls do nothing."""
         if self.fd < 0:
             return
         self.view.release()
@@ -70,7 +64,6 @@ class SyncWords:
 
     def __init__(self, events: int, revokes: int, cell: int = EVENT_CELL, *, stages: int = 0) -> None:
         """``cell``: bytes per event cell; a GPU's cell holds the handle of a CUDA event.
-
         ``stages``: the words of staged loads.
         """
         if sys.byteorder != "little":
@@ -112,9 +105,8 @@ class SyncWords:
         self.memory.view[start : start + len(handle)] = handle
 
     def record(self, event: int) -> int:
-        """Record an event again: it has not fired until ``fire`` reaches it.
-
-        Return the record's number.
+        """Record an event again: it has not fired until ``fire`` reaches it. Return the record's
+        number.
         """
         cell = self._cell(event)
         self._long[cell] += 1

@@ -48,11 +48,9 @@ def check_pool(pool: str) -> None:
 
 def ensure(socket_dir: str, pool: str, cancelled: threading.Event | None = None) -> None:
     """Return once an agent answers in the directory. It is started if there is none, with ``pool``
-    as its memory; it has this process's environment otherwise.
-
-    Raise WrongSetting if the agent refuses a setting, OSError if the directory cannot be used, and
-    NotStarted for any other reason, after START_S at the latest and soon after ``cancelled`` is
-    set.
+    as its memory; it has this process's environment otherwise. Raise WrongSetting if the agent
+    refuses a setting, OSError if the directory cannot be used, and NotStarted for any other reason,
+    after START_S at the latest and soon after ``cancelled`` is set.
     """
     directory = Path(os.path.abspath(socket_dir))  # noqa: PTH100  which resolves no links
     wait = _Wait(cancelled)

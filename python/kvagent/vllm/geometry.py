@@ -68,9 +68,8 @@ def kind(spec: Any) -> str:
 
 
 def window(spec: Any) -> int:
-    """Return a group's window as the agent is told of it (messages.Group).
-
-    A state is the last block of what it stands for.
+    """Return a group's window as the agent is told of it (messages.Group). A state is the last
+    block of what it stands for.
     """
     one = group_spec(spec)
     name = type(one).__name__
@@ -150,9 +149,8 @@ Identity = tuple[tuple[str, str], ...]
 
 
 class Unsupported(ValueError):
-    """A model, feature, memory or vLLM that this connector does not support. The text says why.
-
-    The engine starts and is served uncached, unless on_unsupported says otherwise. A mistake in the
+    """A model, feature, memory or vLLM that this connector does not support. The text says why. The
+    engine starts and is served uncached, unless on_unsupported says otherwise. A mistake in the
     options is an OptionError, which always ends the start.
     """
 
@@ -179,9 +177,7 @@ class Geometry:
 
 def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geometry:
     """Return the geometry of vLLM's KVCacheConfig, with blocks hashed by so many tokens.
-    ``following``: of Geometry.
-
-    Unsupported names the group that cannot be served.
+    ``following``: of Geometry. Unsupported names the group that cannot be served.
     """
     groups = []
     for i, group in enumerate(kv_cache_config.kv_cache_groups):
@@ -202,7 +198,6 @@ def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geom
 
 def fails_by_block(kv_cache_config: Any) -> bool:
     """Return whether vLLM is told of the blocks that failed to load, and not only of the request.
-
     It keeps the blocks before the first of them. With a window or states these are not all that the
     tokens after them need.
     """
@@ -322,9 +317,8 @@ def node() -> str:
 
 def spread(parallel: Any) -> str:
     """Return why an engine with vLLM's ParallelConfig cannot be served, because its ranks are on
-    several nodes, or may be without its scheduler knowing; empty if nothing says so.
-
-    A data-parallel replica is an engine of its own, so only the nodes of one replica count.
+    several nodes, or may be without its scheduler knowing; empty if nothing says so. A
+    data-parallel replica is an engine of its own, so only the nodes of one replica count.
     """
     nodes = int(parallel.nnodes_within_dp)
     ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
@@ -359,9 +353,8 @@ log = logging.getLogger("vllm.kvagent")
 def preferred_layout(
     vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None, *, layerwise: bool = False
 ) -> str | None:
-    """Return the name of the layout to ask for, or None for vLLM's choice.
-
-    ``option`` is the user's. ``layerwise``: copies are of one layer each.
+    """Return the name of the layout to ask for, or None for vLLM's choice. ``option`` is the
+    user's. ``layerwise``: copies are of one layer each.
     """
     if option != "auto":
         return None if option == "none" else option
@@ -412,9 +405,8 @@ def tested(version: str) -> bool:
 
 
 def check(version: str, base: Any) -> None:
-    """Warn about an untested version.
-
-    Raise Unsupported if it is too old, or if its connector base class lacks a needed method.
+    """Warn about an untested version. Raise Unsupported if it is too old, or if its connector base
+    class lacks a needed method.
     """
     check_version(version)
     missing = [name for name in NEEDED if not hasattr(base, name)]
@@ -423,9 +415,8 @@ def check(version: str, base: Any) -> None:
 
 
 def check_version(version: str) -> None:
-    """Warn about an untested version. Raise Unsupported if it is too old.
-
-    A build of vLLM's source may have no version (0.1.dev), so only a release is too old.
+    """Warn about an untested version. Raise Unsupported if it is too old. A build of vLLM's source
+    may have no version (0.1.dev), so only a release is too old.
     """
     if _minor(version) < OLDEST and "dev" not in version:
         raise Unsupported(f"vLLM {version} is too old: {_NEEDED} is needed")

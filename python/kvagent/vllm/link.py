@@ -39,9 +39,8 @@ log = logging.getLogger("vllm.kvagent")
 
 def start_agent(socket_dir: str, pool: str) -> None:
     """Wait for an agent at an engine's start, so that its first request can hit. One is started if
-    none answers; with an empty ``pool`` nothing is done.
-
-    Raise OptionError if the agent refuses its settings. Whatever else fails, links try again.
+    none answers; with an empty ``pool`` nothing is done. Raise OptionError if the agent refuses its
+    settings. Whatever else fails, links try again.
     """
     if not pool:
         return
@@ -59,10 +58,9 @@ class Link:
         self, socket_dir: str, owner: str, registration: Callable[[], Registration] | None, budget: int = 0,
         pool: str = "",
     ) -> None:  # fmt: skip
-        """``registration``: what is registered; without it there is never a session.
-
-        ``budget``: the bytes of the pool that this worker may hold; 0: any number. ``pool``: the
-        memory of an agent that is started where there is none; empty: none is started.
+        """``registration``: what is registered; without it there is never a session. ``budget``:
+        the bytes of the pool that this worker may hold; 0: any number. ``pool``: the memory of an
+        agent that is started where there is none; empty: none is started.
         """
         self._path = Path(socket_dir) / "session.sock"
         self._owner = owner
@@ -97,9 +95,8 @@ class Link:
         return self._current
 
     def lost(self, session: Session) -> None:
-        """Request another session, since this one has ended or is useless.
-
-        The caller keeps ownership of it.
+        """Request another session, since this one has ended or is useless. The caller keeps
+        ownership of it.
         """
         if self._current is session:
             self._current = None
@@ -110,10 +107,9 @@ class Link:
             self._wanted.set()
 
     def renew(self, *, hold: bool = False) -> Session | None:
-        """Request a different registration; with ``hold`` not before ``proceed``.
-
-        Return the session of the last registration, which the caller must leave. No other session
-        of it will appear.
+        """Request a different registration; with ``hold`` not before ``proceed``. Return the
+        session of the last registration, which the caller must leave. No other session of it will
+        appear.
         """
         with self._lock:
             last, self._current = self._current, None
@@ -160,9 +156,8 @@ class Link:
                 pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
 
     def _missing(self) -> bool:
-        """Return whether to connect.
-
-        ``proceed`` and ``renew`` may run concurrently with a successful attempt.
+        """Return whether to connect. ``proceed`` and ``renew`` may run concurrently with a
+        successful attempt.
         """
         return not (self._closed.is_set() or self._held or self._current is not None)
 

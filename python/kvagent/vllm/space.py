@@ -122,9 +122,8 @@ def _pattern(names: tuple[str, ...]) -> re.Pattern[str]:
 
 
 class Forms:
-    """Makes forms. ``unknown`` has the paths of the values that have none.
-
-    ``since_ns``: a file that changed since then may have been read before it changed.
+    """Makes forms. ``unknown`` has the paths of the values that have none. ``since_ns``: a file
+    that changed since then may have been read before it changed.
     """
 
     def __init__(self, since_ns: int | None) -> None:
@@ -174,10 +173,9 @@ class Forms:
         return digest([*forms, *sorted(remote)], "code")
 
     def of(self, value: Any, path: str, field: str = "") -> Any:
-        """Return the form of a value, which JSON knows.
-
-        ``path`` names the value, ``field`` the field whose dict may have harmless keys. None if it
-        is None, or an object of which nothing counts.
+        """Return the form of a value, which JSON knows. ``path`` names the value, ``field`` the
+        field whose dict may have harmless keys. None if it is None, or an object of which nothing
+        counts.
         """
         if value is None:
             return None
@@ -400,10 +398,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 
 
 def weights_digest(model: Any, load: Any = None) -> str | None:
-    """Return a digest of the weights of vLLM's ModelConfig, read as its LoadConfig says.
-
-    None if the weights cannot be determined; the log says why. A folder without weight files has a
-    digest too: its engine makes them up, or has none.
+    """Return a digest of the weights of vLLM's ModelConfig, read as its LoadConfig says. None if
+    the weights cannot be determined; the log says why. A folder without weight files has a digest
+    too: its engine makes them up, or has none.
     """
     try:
         return _digest_of(model, load)
@@ -514,9 +511,8 @@ def _check_reference(snapshot: Path, revision: str, since: int | None) -> None:
 
 
 def process_began_ns() -> int | None:
-    """Return when this process started, if vLLM created it for its engine, else None.
-
-    vLLM loaded nothing before that time.
+    """Return when this process started, if vLLM created it for its engine, else None. vLLM loaded
+    nothing before that time.
     """
     if multiprocessing.parent_process() is None:
         return None  # the user's own process, which may have written the weights earlier
@@ -530,9 +526,8 @@ def process_began_ns() -> int | None:
 
 
 def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
-    """Return the backends that vLLM would choose for each group's layers, in order.
-
-    A group is empty if vLLM cannot tell; without a selector the whole string is empty.
+    """Return the backends that vLLM would choose for each group's layers, in order. A group is
+    empty if vLLM cannot tell; without a selector the whole string is empty.
     """
     try:
         from vllm.config import set_current_vllm_config
@@ -562,9 +557,8 @@ def expected_backends(vllm_config: Any, kv_cache_config: Any) -> str:
 
 def used_backends(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> str:
     """Return the backends that the layers of each group use in this worker, and into how many pages
-    they split a block.
-
-    A group without layers here, or whose layers do not tell, gets the expected backends.
+    they split a block. A group without layers here, or whose layers do not tell, gets the expected
+    backends.
     """
     layers = getattr(getattr(vllm_config, "compilation_config", None), "static_forward_context", None) or {}
     expected = expected_backends(vllm_config, kv_cache_config).split("; ")
@@ -585,9 +579,8 @@ def used_backends(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str
 
 
 def device_kind(cache: Any) -> str:
-    """Return the kind of device.
-
-    GPUs of all generations share blocks: their results are equivalent.
+    """Return the kind of device. GPUs of all generations share blocks: their results are
+    equivalent.
     """
     try:
         from vllm.platforms import current_platform
@@ -621,10 +614,9 @@ def identity(
     version: str,
     distribution: dict[str, str] | None = None,
 ) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of the identity.
-
-    ``version`` is vLLM's: each minor version may define its own block layout. ``distribution``: the
-    pairs that say which part of a block is in which shard, in place of the parallel sizes.
+    """Return the pairs of the identity. ``version`` is vLLM's: each minor version may define its
+    own block layout. ``distribution``: the pairs that say which part of a block is in which shard,
+    in place of the parallel sizes.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     algorithm = str(cache.prefix_caching_hash_algo)
@@ -674,9 +666,8 @@ def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def unobserved(vllm_config: Any, options: Options) -> list[str]:
-    """Return how weights may change unnoticed, by configuration.
-
-    Raise OptionError if weights_fixed contradicts that.
+    """Return how weights may change unnoticed, by configuration. Raise OptionError if weights_fixed
+    contradicts that.
     """
     if not options.weights_fixed:
         return [*unobserved_changes(vllm_config)]

@@ -58,7 +58,6 @@ class PublishedChunks:
         counts: EventCounts,
     ) -> None:
         """``chunk_tokens``: by group of which events tell. ``blocks`` of vLLM in a chunk.
-
         ``hash_block`` returns the hash of a block, from that of the one before it, its tokens and
         its extra keys.
         """

@@ -48,7 +48,6 @@ def under_construction() -> Construction | None:
 
 def observe(registry: MutableMapping[str, Callable[[], Any]]) -> None:
     """Have vLLM's factory load an OffloadingConnector that keeps its configuration at hand.
-
     Repeated calls do nothing.
     """
     load = registry.get(OFFLOADING)

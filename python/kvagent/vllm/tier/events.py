@@ -70,9 +70,8 @@ def wanted(construction: Construction | None, options: TierOptions) -> bool:
 
 
 def untold(construction: Construction, config: Any, tokens: int) -> frozenset[int]:
-    """Return the groups of which nothing is told. ``tokens`` of a chunk, as registered.
-
-    Told are chunks of whole prefixes, whose blocks have the hashes of vLLM's own events.
+    """Return the groups of which nothing is told. ``tokens`` of a chunk, as registered. Told are
+    chunks of whole prefixes, whose blocks have the hashes of vLLM's own events.
     """
     groups = construction.kv_cache_config.kv_cache_groups
     left_out = set(range(len(groups)))

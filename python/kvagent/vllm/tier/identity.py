@@ -78,9 +78,8 @@ def space(
     construction: Construction | None, config: Any, options: TierOptions, row_bytes: int, version: str,
     unobserved: list[str],
 ) -> Space:  # fmt: skip
-    """Return the space. ``config`` is vLLM's OffloadingConfig.
-
-    ``unobserved``: why changes of the weights at run time may go unnoticed.
+    """Return the space. ``config`` is vLLM's OffloadingConfig. ``unobserved``: why changes of the
+    weights at run time may go unnoticed.
     """
     layout = {"chunk": _layout(construction, config, row_bytes), "tenant": options.tenant}
     tokens = min(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk, MAX_TOKENS)
@@ -155,7 +154,6 @@ def _groups(config: Any) -> int:
 
 def _layout(construction: Construction | None, config: Any, row_bytes: int) -> str:
     """Return what determines the place of every byte in a chunk, besides the connector's pairs.
-
     ``retention``: which blocks of a chunk vLLM writes, where a sliding window or a state needs only
     some.
     """
@@ -185,10 +183,9 @@ def _layout(construction: Construction | None, config: Any, row_bytes: int) -> s
 
 
 def _placement(kv_cache_config: Any) -> list[Any]:
-    """Return which layers' pages are where in a block, in whatever number of blocks.
-
-    A tensor's offset lies in the block where blocks hold all layers; else it is a number of whole
-    layers, each of as many pages as there are blocks.
+    """Return which layers' pages are where in a block, in whatever number of blocks. A tensor's
+    offset lies in the block where blocks hold all layers; else it is a number of whole layers, each
+    of as many pages as there are blocks.
     """
     placed = []
     for one in getattr(kv_cache_config, "kv_cache_tensors", None) or ():

@@ -76,7 +76,6 @@ class Part:
 
 class Jobs(AgentSession):
     """The jobs of one kind, and their session, which is renewed when it ends. Used by one thread.
-
     The memory is made anew for each session, so what a former agent still writes to is not used
     again.
     """

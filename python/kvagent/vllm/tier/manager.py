@@ -131,9 +131,8 @@ CALLS = {
 
 @contained(CALLS)
 class KVAgentTier(SecondaryTierManager):
-    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md.
-
-    An error in a call of vLLM's is contained (boundary).
+    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md. An error in a call
+    of vLLM's is contained (boundary).
     """
 
     def __init__(
@@ -309,9 +308,8 @@ class KVAgentTier(SecondaryTierManager):
         return bool(self._jobs) or (self._events is not None and self._events.pending())
 
     def drain_jobs(self) -> None:
-        """End all jobs, within drain_wait_ms, before a reset of vLLM's cache.
-
-        A reset may mean other weights, as it does for the connector.
+        """End all jobs, within drain_wait_ms, before a reset of vLLM's cache. A reset may mean
+        other weights, as it does for the connector.
         """
         if self._courier is not None:
             self._courier.drain(self._options.drain_wait_ms / 1e3)
@@ -323,10 +321,9 @@ class KVAgentTier(SecondaryTierManager):
                 self._move()
 
     def _flushing_steps(self) -> int:
-        """Return after how many steps the copies that were under way at a reset have ended.
-
-        The first plan after the reset has the workers wait for them, and vLLM plans no further
-        ahead than the steps that it has in flight: one for each pipeline stage, or two.
+        """Return after how many steps the copies that were under way at a reset have ended. The
+        first plan after the reset has the workers wait for them, and vLLM plans no further ahead
+        than the steps that it has in flight: one for each pipeline stage, or two.
         """
         return max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
 
@@ -438,10 +435,9 @@ class KVAgentTier(SecondaryTierManager):
             self._move()
 
     def weights_named(self, version: str) -> None:
-        """Handle the version of the weights that was passed to vLLM's engine core.
-
-        They are private all the same: chunks of others may still be in vLLM's region, and running
-        requests hold KV of others.
+        """Handle the version of the weights that was passed to vLLM's engine core. They are private
+        all the same: chunks of others may still be in vLLM's region, and running requests hold KV
+        of others.
         """
         self.before_weights_call(f"version {version}")
 

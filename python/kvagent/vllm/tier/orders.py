@@ -26,9 +26,8 @@ def kind_of(key: Key) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Asks how many of the keys, from the first one on, are stored.
-
-    All are of one group and of one length.
+    """Asks how many of the keys, from the first one on, are stored. All are of one group and of one
+    length.
     """
 
     request: str

@@ -120,7 +120,6 @@ def joined(extents: Iterable[Extent]) -> list[Extent]:
 @dataclass(frozen=True, slots=True)
 class Memory:
     """What a worker registers: regions with their descriptors, and where its blocks lie in them.
-
     ``close`` frees its exports.
     """
 
@@ -143,10 +142,9 @@ def memory(
     kv_caches: Mapping[str, Any], groups: Sequence[Sequence[str]], num_blocks: int,
     driver: CudaDriver | None = None, *, shard: int = 0, extents_of: ExtentsOf | None = None,
 ) -> Memory:  # fmt: skip
-    """Return the memory of the layers' tensors.
-
-    ``groups``: the layer names of each group. ``driver`` replaces CUDA's in tests. ``extents_of``
-    finds the extents, if they are not those of the groups.
+    """Return the memory of the layers' tensors. ``groups``: the layer names of each group.
+    ``driver`` replaces CUDA's in tests. ``extents_of`` finds the extents, if they are not those of
+    the groups.
     """
     storages: dict[int, tuple[int, Any]] = {}
     found, stages = (extents_of or _of_groups)(kv_caches, groups, num_blocks, storages)

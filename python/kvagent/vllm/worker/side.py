@@ -79,9 +79,8 @@ class HostClock:
 
 
 def make_clock(device: Any, gpu: cuda.TorchGpu | None = None) -> HostClock | cuda.CudaClock:
-    """Return the clock, with its words, for KV caches on a device; None is host memory.
-
-    ``gpu`` replaces torch's in tests.
+    """Return the clock, with its words, for KV caches on a device; None is host memory. ``gpu``
+    replaces torch's in tests.
     """
     if device is None:
         return HostClock(SyncWords(EVENTS, REVOKES, stages=STAGE_WORDS))
@@ -130,9 +129,8 @@ class DecodeSteps:
         self._ended: list[tuple[float, float, int]] = []  # end, time, requests
 
     def begin(self, requests: int, now: float) -> bytes:
-        """Begin a step in which ``requests`` decode; 0: it is no decode step.
-
-        Return the ended steps (messages.Steps) when it is time to report them, or nothing.
+        """Begin a step in which ``requests`` decode; 0: it is no decode step. Return the ended
+        steps (messages.Steps) when it is time to report them, or nothing.
         """
         ended = self._ended
         if requests and self._requests:
@@ -153,9 +151,8 @@ def _us(seconds: float) -> int:
 
 @dataclass(eq=False, slots=True)
 class InflightJob:
-    """A job at the agent.
-
-    A load of many blocks has several parts, each a job of the session; a save has one.
+    """A job at the agent. A load of many blocks has several parts, each a job of the session; a
+    save has one.
     """
 
     plan: SaveJob | LoadJob
@@ -219,9 +216,8 @@ NO_RESULTS = Results()  # shared: never modified
 
 
 class WorkerSide:
-    """A worker's side.
-
-    ``per_block``: failures are reported block by block (geometry.fails_by_block).
+    """A worker's side. ``per_block``: failures are reported block by block
+    (geometry.fails_by_block).
     """
 
     def __init__(
@@ -315,10 +311,8 @@ class WorkerSide:
             self._save(plan.saves)
 
     def results(self) -> Results:
-        """Return what has ended since the last call.
-
-        Jobs of this very step have rarely ended, and looking for them would cost more than the rest
-        of the step.
+        """Return what has ended since the last call. Jobs of this very step have rarely ended, and
+        looking for them would cost more than the rest of the step.
         """
         for guest in self.guests:
             guest.end()
@@ -356,20 +350,17 @@ class WorkerSide:
 
     def fence(self) -> Callable[[], bool]:
         """Return a function for use after ``leave``: whether every agent has let go of this
-        worker's memory.
-
-        It reflects what ``results`` has read, and is always False if a registration's outcome is
-        unknown.
+        worker's memory. It reflects what ``results`` has read, and is always False if a
+        registration's outcome is unknown.
         """
         sessions, settled = list(self._sessions), not self._link.busy
         return lambda: settled and all(session.ended for session in sessions)
 
     def leave(self) -> bool:
-        """End all sessions and wait, bounded, for the agent to let go of the memory.
-
-        Return whether it has. Otherwise its sessions stay open as long as this object exists, and
-        are read, though nothing is sent: their ends are the fences of their jobs. Closing one would
-        tell the agent that this process has stopped using its memory, and would prove nothing here.
+        """End all sessions and wait, bounded, for the agent to let go of the memory. Return whether
+        it has. Otherwise its sessions stay open as long as this object exists, and are read, though
+        nothing is sent: their ends are the fences of their jobs. Closing one would tell the agent
+        that this process has stopped using its memory, and would prove nothing here.
         """
         if last := self._link.close():
             self._add_session(last)
@@ -386,9 +377,8 @@ class WorkerSide:
         self._link = link
 
     def _move(self, serial: int, generation: str) -> None:
-        """Switch to a generation of the weights: another space, in another session.
-
-        The old sessions are left, and their ends are the fences of their jobs.
+        """Switch to a generation of the weights: another space, in another session. The old
+        sessions are left, and their ends are the fences of their jobs.
         """
         if serial == self._serial:
             return
@@ -467,10 +457,8 @@ class WorkerSide:
 
     def _check_agent(self, session: Session) -> None:
         """Join the agent that the scheduler plans for, if it has done so for a while: plans in
-        flight may be for an older one.
-
-        A session may outlive its agent while one of the agent's movers runs: its end, the fence of
-        its jobs, is still awaited.
+        flight may be for an older one. A session may outlive its agent while one of the agent's
+        movers runs: its end, the fence of its jobs, is still awaited.
         """
         now = time.monotonic()
         if self._mismatch is None or self._mismatch[0] is not session:
@@ -480,9 +468,8 @@ class WorkerSide:
             self._link.lost(session)
 
     def _send(self, plan: SaveJob | LoadJob, session: Session | None, sections: Packed, step: int) -> int | BlockStatus:
-        """Send a job that names a step.
-
-        Return the job's number in the session, or the status that explains why it was not sent.
+        """Send a job that names a step. Return the job's number in the session, or the status that
+        explains why it was not sent.
         """
         if session is None:
             return BlockStatus.FAILED
@@ -583,9 +570,8 @@ class WorkerSide:
             tell_end(self, plan, statuses, failed=failed)
 
     def _expire_loads(self, now: float) -> None:
-        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence.
-
-        Not those that a step waits for: vLLM expects no end of them, and their wait is limited.
+        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence. Not
+        those that a step waits for: vLLM expects no end of them, and their wait is limited.
         """
         for job, inflight in self.jobs.items():
             plan = inflight.plan
@@ -631,10 +617,9 @@ def fail_late(side: WorkerSide, inflight: InflightJob) -> None:
 
 
 def abandon(side: WorkerSide, jobs: Iterable[SaveJob | LoadJob]) -> None:
-    """Give up what is in flight after an error, and ``jobs`` unless they were started.
-
-    Loads have failed, as at their deadline; the agent may still access their blocks, which stay
-    pinned until their outcome. Saves are revoked.
+    """Give up what is in flight after an error, and ``jobs`` unless they were started. Loads have
+    failed, as at their deadline; the agent may still access their blocks, which stay pinned until
+    their outcome. Saves are revoked.
     """
     for inflight in side.jobs.values():
         if isinstance(inflight.plan, SaveJob):
