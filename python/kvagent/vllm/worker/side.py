@@ -110,8 +110,6 @@ REPORT_STEPS = 8  # are reported together,
 REPORT_S = 0.25  # or fewer that are this old
 _MAX_US = 2**32 - 1
 
-_STEP = struct.Struct("<III")
-
 
 class DecodeSteps:
     """The decode steps that have not been reported yet.
@@ -139,10 +137,7 @@ class DecodeSteps:
         if not ended or (len(ended) < REPORT_STEPS and now - ended[0][0] < REPORT_S):
             return b""
         self._ended = []
-        return b"".join(
-            _STEP.pack(_us(now - end), max(_us(took), 1), count)
-            for end, took, count in ended
-        )  # fmt: skip
+        return b"".join(struct.pack("<III", _us(now - end), max(_us(took), 1), count) for end, took, count in ended)
 
 
 def _us(seconds: float) -> int:
@@ -166,32 +161,18 @@ class InflightJob:
     """Whether a load was already reported to vLLM."""
     cancelled: bool = False
 
-    @property
-    def done(self) -> bool:
-        """Return whether no part is at the agent."""
-        return None not in self.parts
-
-    @property
-    def statuses(self) -> bytes:
-        """Return the statuses of all blocks, once the job is done."""
-        parts = [part for part in self.parts if part is not None]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
     def cancel(self) -> None:
         """Ask the agent to end the job. Its DONE, or the session's end, still follows."""
         self.cancelled = True
-        if self.session is None:
-            return
-        for number in self.numbers:
-            try:
-                self.session.cancel(number)
-            except (Busy, SessionBroken, SessionEnded):
-                return
+        if self.session is not None:
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):
+                for number in self.numbers:
+                    self.session.cancel(number)
 
 
-def lost(part: bytes | None, blocks: int, status: BlockStatus = BlockStatus.FAILED) -> bytes:
-    """Return the statuses of a part that the agent will not report any more."""
-    return bytes([status]) * blocks if part is None else part
+def _lost(part: Packed, status: BlockStatus = BlockStatus.FAILED) -> bytes:
+    """Return the statuses of a part that the agent will not report."""
+    return bytes([status]) * part.blocks
 
 
 _OK = int(BlockStatus.OK)
@@ -244,7 +225,7 @@ class WorkerSide:
         self.jobs: dict[int, InflightJob] = {}
         self.started: set[int] = set()
         """The jobs of the step in progress that were sent, or have failed."""
-        self._numbers: dict[tuple[int, int], tuple[int, int]] = {}  # by session and the session's number: job and part
+        self._parts: dict[tuple[int, int], tuple[InflightJob, int]] = {}  # by session and its number: job and part
         self._sessions: list[Session] = []
         self._mismatch: tuple[Session, float] | None = None  # another agent than the scheduler's, and since when
         self.pending_results = Results()
@@ -271,8 +252,10 @@ class WorkerSide:
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._idle = self._idle + 1 if plan.idle else 0
         self._clock.begin(step)
-        if steps := self._decode_steps.begin(plan.decoding, time.monotonic()):
-            self._report_steps(steps)
+        steps = self._decode_steps.begin(plan.decoding, time.monotonic())
+        if steps and (session := self._attached()) is not None:
+            with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the agent then paces without them
+                session.send(m.Steps(steps))
         if plan.generation is not None:
             self._move(*plan.generation)
         for guest in self.guests:
@@ -307,8 +290,15 @@ class WorkerSide:
             guest.end()
         self._open = None
         self._clock.end(self.step)
-        if plan.saves:
-            self._save(plan.saves)
+        session = self._attached() if plan.saves else None
+        if session is not None:
+            session.cork()  # one message: waking the agent costs more than sending
+        try:
+            for save in plan.saves:
+                self.submit(save, self.step)
+        finally:
+            if session is not None:
+                session.uncork()
 
     def results(self) -> Results:
         """Return what has ended since the last call. Jobs of this very step have rarely ended, and
@@ -350,8 +340,8 @@ class WorkerSide:
 
     def fence(self) -> Callable[[], bool]:
         """Return a function for use after ``leave``: whether every agent has let go of this
-        worker's memory. It reflects what ``results`` has read, and is always False if a
-        registration's outcome is unknown.
+        worker's memory, as far as ``results`` has read; False for good if a registration's outcome
+        is unknown.
         """
         sessions, settled = list(self._sessions), not self._link.busy
         return lambda: settled and all(session.ended for session in sessions)
@@ -366,11 +356,9 @@ class WorkerSide:
             self._add_session(last)
         if link_busy := self._link.busy:
             log.warning("a registration is still in progress: its outcome is unknown")
-        fenced = [session.drain(DRAIN_S) for session in self._sessions]
-        for session, free in zip(list(self._sessions), fenced, strict=True):
-            if free:
-                self._fenced(session)
-        return all(fenced) and not link_busy
+        for session in [session for session in self._sessions if session.drain(DRAIN_S)]:
+            self._fenced(session)
+        return not (self._sessions or link_busy)
 
     def rejoin(self, link: Link) -> None:
         """Continue with another link, after ``leave``."""
@@ -393,21 +381,9 @@ class WorkerSide:
         for guest in self.guests:
             guest.moved()
 
-    def _save(self, saves: Sequence[SaveJob]) -> None:
-        """Send the saves of a step as one message: waking the agent costs more than sending."""
-        session = self._attached()
-        if session is not None:
-            session.cork()
-        try:
-            for save in saves:
-                self.submit(save, self.step)
-        finally:
-            if session is not None:
-                session.uncork()
-
     def fail(self, job: SaveJob | LoadJob) -> None:
         """Report a job as failed without sending it."""
-        self._finish(InflightJob(job, None, [lost(None, one.blocks) for one in parts_of(job)]))
+        self._finish(InflightJob(job, None, [_lost(one) for one in _parts_of(job)]))
         self.started.add(job.job)
 
     def give_up(self, job: int) -> None:
@@ -436,15 +412,15 @@ class WorkerSide:
             if session.registered.space != plan.space or not self._serves(plan):
                 session = None
         inflight = InflightJob(plan, session)
-        for part, sections in enumerate(parts_of(plan)):
+        for part, sections in enumerate(_parts_of(plan)):
             status = self._send(plan, session, sections, step)
-            if isinstance(status, BlockStatus) or session is None:
-                inflight.parts.append(lost(None, sections.blocks, BlockStatus(status)))
+            if isinstance(status, BlockStatus):
+                inflight.parts.append(_lost(sections, status))
                 continue
             inflight.parts.append(None)
             inflight.numbers.append(status)
-            self._numbers[id(session), status] = plan.job, part
-        if inflight.done:
+            self._parts[id(session), status] = inflight, part
+        if None not in inflight.parts:
             self._finish(inflight)
         else:
             if isinstance(plan, LoadJob):
@@ -490,17 +466,9 @@ class WorkerSide:
             log.warning("a job of %d blocks is not sent: %s", sections.blocks, error)
             return BlockStatus.FAILED
 
-    def _report_steps(self, steps: bytes) -> None:
-        """Tell the agent of decode steps; one that cannot take them now paces without them."""
-        session = self._attached()
-        if session is None:
-            return
-        with contextlib.suppress(Busy, SessionBroken, SessionEnded):
-            session.send(m.Steps(steps))
-
     def _attached(self) -> Session | None:
         current = self._link.current()
-        if current is not None and current not in self._sessions:
+        if current is not None:
             self._add_session(current)
         return current
 
@@ -517,20 +485,11 @@ class WorkerSide:
             try:
                 for event in session.poll():
                     if isinstance(event, m.Done):
-                        self._done(session, event)
+                        self._idle = 0
+                        self._heard()
+                        self._over(session, event.job, event.statuses)
             except SessionEnded:
                 self._fenced(session)
-
-    def _done(self, session: Session, event: m.Done) -> None:
-        self._idle = 0
-        self._heard()
-        job, part = self._numbers.pop((id(session), event.job), (0, 0))
-        inflight = self.jobs.get(job)
-        if inflight is not None:
-            inflight.parts[part] = event.statuses
-            if inflight.done:
-                self._finish(inflight)
-                del self.jobs[job]
 
     def _fenced(self, session: Session) -> None:
         """Handle the end of the agent's session: the agent has stopped accessing the memory."""
@@ -538,14 +497,18 @@ class WorkerSide:
         self._heard()
         session.close()
         self._link.lost(session)
-        for job, inflight in list(self.jobs.items()):
-            if inflight.session is session:
-                for number in inflight.numbers:
-                    self._numbers.pop((id(session), number), None)
-                rest = zip(inflight.parts, parts_of(inflight.plan), strict=True)
-                inflight.parts = [lost(part, one.blocks) for part, one in rest]
-                self._finish(inflight)
-                del self.jobs[job]
+        for number in [number for one, number in self._parts if one == id(session)]:
+            self._over(session, number, None)
+
+    def _over(self, session: Session, number: int, statuses: bytes | None) -> None:
+        """Take the end of a part; None: its session has ended."""
+        inflight, part = self._parts.pop((id(session), number), (None, 0))
+        if inflight is None:
+            return
+        inflight.parts[part] = _lost(_parts_of(inflight.plan)[part]) if statuses is None else statuses
+        if None not in inflight.parts:
+            self._finish(inflight)
+            del self.jobs[inflight.plan.job]
 
     def _heard(self) -> None:
         for guest in self.guests:
@@ -553,7 +516,7 @@ class WorkerSide:
 
     def _finish(self, inflight: InflightJob) -> None:
         """Record a job's outcome; its blocks are free."""
-        plan, statuses = inflight.plan, inflight.statuses
+        plan, statuses = inflight.plan, b"".join(part for part in inflight.parts if part is not None)
         if isinstance(plan, LoadJob) and not self._serves(plan):
             statuses = bytes([BlockStatus.FAILED]) * plan.blocks  # another adapter's than will compute the rest
         self.pending_report.outcomes[plan.job] = Outcome(1, statuses)
@@ -588,7 +551,7 @@ def _info(words: SyncWords, identity: tuple[tuple[str, str], ...]) -> WorkerInfo
     )  # fmt: skip
 
 
-def parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
+def _parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
     """Return the parts of a job, each one of the session."""
     return job.parts if isinstance(job, LoadJob) else (job.sections,)
 
