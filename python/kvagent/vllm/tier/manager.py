@@ -98,34 +98,25 @@ class Asked:
     """By group, the end and the hash of the last chunk that was saved."""
 
 
-def of_little(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call that has an answer without the tier."""
-    self.fail(call, error)
+def _failed(self: Any, call: str, error: Exception, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001
+    """Handle an error in a call. What a step asked is a miss in a while, a job that came has failed
+    unless it was begun, and where other weights may compute nothing more is found.
+    """
+    self.fail(call, error, retires=call in MOVES)
+    if call == "on_schedule_end":
+        self.give_up_questions(time.monotonic())
+    elif call in ("submit_store", "submit_load"):
+        self.end_job(int(args[0].job_id))
 
 
-def of_questions(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error before all questions of a step were sent: they are misses in a while."""
-    self.fail(call, error)
-    self.give_up_questions(time.monotonic())
-
-
-def of_job(self: Any, call: str, error: Exception, job_metadata: Any) -> None:
-    """Handle an error when a job came: it has failed, unless it was begun."""
-    self.fail(call, error)
-    self.end_job(int(job_metadata.job_id))
-
-
-def of_weights(self: Any, call: str, error: Exception, *args: Any) -> None:  # noqa: ARG001
-    """Handle an error in a call after which other weights may compute: nothing more is found."""
-    self.fail(call, error, retires=True)
-
-
+ANSWERS: dict[str, Any] = {"lookup": LookupResult.MISS, "get_finished_jobs": (), "has_pending_work": False}
+MOVES = ("drain_jobs", "before_weights_call", "weights_named", "before_reset")
 CALLS = {
-    "lookup": Call(of_little, LookupResult.MISS),
-    "on_schedule_end": Call(of_questions), "on_request_finished": Call(of_little), "submit_store": Call(of_job),
-    "submit_load": Call(of_job), "get_finished_jobs": Call(of_little, ()), "has_pending_work": Call(of_little, False),
-    "drain_jobs": Call(of_weights), "shutdown": Call(of_little), "before_weights_call": Call(of_weights),
-    "weights_named": Call(of_weights), "before_reset": Call(of_weights), "get_stats": Call(of_little),
+    name: Call(_failed, ANSWERS.get(name))
+    for name in (
+        *ANSWERS, *MOVES, "on_schedule_end", "on_request_finished", "submit_store", "submit_load", "shutdown",
+        "get_stats",
+    )
 }  # fmt: skip
 
 
@@ -190,10 +181,8 @@ class KVAgentTier(SecondaryTierManager):
         if len(geometry.states) == len(geometry.groups):
             log.warning("tier: KV events do not tell what the agent holds: no group's blocks have the hashes of events")
             return None
-        made = TierEvents(
-            self._options, space, geometry, generations, str(config.engine_id),
-            events.of_vllm(construction.vllm_config), self._counts,
-        )  # fmt: skip
+        vllm_parts, name = events.of_vllm(construction.vllm_config), str(config.engine_id)
+        made = TierEvents(self._options, space, geometry, generations, name, vllm_parts, self._counts)
         construction.sources.append(made)
         return made
 
@@ -311,21 +300,18 @@ class KVAgentTier(SecondaryTierManager):
         """End all jobs, within drain_wait_ms, before a reset of vLLM's cache. A reset may mean
         other weights, as it does for the connector.
         """
-        if self._courier is not None:
-            self._courier.drain(self._options.drain_wait_ms / 1e3)
-            self._collect(self._courier)
-            if self._events is not None:
-                self._events.drained()
-            self._held_steps = 0 if FENCED else self._flushing_steps()
-            if self._generations.after_reset():
-                self._move()
-
-    def _flushing_steps(self) -> int:
-        """Return after how many steps the copies that were under way at a reset have ended. The
-        first plan after the reset has the workers wait for them, and vLLM plans no further ahead
-        than the steps that it has in flight: one for each pipeline stage, or two.
-        """
-        return max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
+        if self._courier is None:
+            return
+        self._courier.drain(self._options.drain_wait_ms / 1e3)
+        self._collect(self._courier)
+        if self._events is not None:
+            self._events.drained()
+        # Copies under way at a reset end within some steps: the first plan after it has the
+        # workers wait for them, and vLLM plans no further ahead than it has steps in flight, one
+        # for each stage, or two.
+        self._held_steps = 0 if FENCED else max(2, int(self._offloading_spec.config.parallel.pp_size)) + 2
+        if self._generations.after_reset():
+            self._move()
 
     def shutdown(self) -> None:
         """Leave the agent; vLLM's memory is not referred to any more."""
@@ -366,8 +352,12 @@ class KVAgentTier(SecondaryTierManager):
             else:
                 self._finished.append(result)
         if not alive:
-            known = {one.job for one in self._finished}
-            self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """Report as failed what nothing else will report."""
+        known = {one.job for one in self._finished}
+        self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
 
     def _result(self, finished: Finished) -> Any:
         order = self._jobs.pop(finished.job)
@@ -408,24 +398,17 @@ class KVAgentTier(SecondaryTierManager):
 
     def _parents(self, keys: tuple[Key, ...], req_context: Any) -> tuple[bytes, ...]:
         """Return the hash before each chunk where it is known, for the agent's eviction."""
-        request = self._requests.get(req_context.req_id)
+        config, request = self._offloading_spec.config, self._requests.get(req_context.req_id)
         tails = request.tails if request is not None else {}
+        tokens = {int(one.group_id): one.tokens_per_block * config.cache.blocks_per_chunk for one in config.groups}
         parents = []
         for key in keys:
             group, end = group_of(key), req_context.get_offload_key_position(key)
             last = tails.get(group)
-            follows = last is not None and (end is None or end == last[0] + self._tokens(group))
+            follows = last is not None and (end is None or end == last[0] + tokens.get(group, 0))
             parents.append(last[1] if last is not None and follows else b"")
             tails[group] = (end or 0, hash_of(key))
         return tuple(parents)
-
-    def _tokens(self, group: int) -> int:
-        """Return the tokens of a chunk of a group."""
-        config = self._offloading_spec.config
-        for one in config.groups:
-            if int(one.group_id) == group:
-                return int(one.tokens_per_block * config.cache.blocks_per_chunk)
-        return 0
 
     # ---- weights
 
@@ -442,9 +425,7 @@ class KVAgentTier(SecondaryTierManager):
         self.before_weights_call(f"version {version}")
 
     def before_reset(self) -> None:
-        """Handle a reset of vLLM's own cache: it may follow a change of the weights that nothing
-        told of.
-        """
+        """Handle a reset of vLLM's own cache, which may follow an untold change of the weights."""
         if self._generations.counts_resets:
             self.before_weights_call("reset_prefix_cache")
 
@@ -475,8 +456,7 @@ class KVAgentTier(SecondaryTierManager):
             except Exception as left:  # noqa: BLE001  its thread may still copy into rows, so its jobs do not end
                 self._errors.note("leave", left, "Jobs in flight are not ended")
                 return
-            known = {one.job for one in self._finished}
-            self._finished += [Finished(job, (), 0.0) for job in self._jobs if job not in known]
+            self._end_all()
 
     def give_up_questions(self, now: float) -> None:
         """Wait no longer than usual for answers to questions that may not have been sent."""
