@@ -35,7 +35,7 @@ START_S = 60.0  # for an agent to start, beside engines that take all processors
 # second and less.
 LIMITS = (
     "kvagent.vllm.scheduler.agent_session.SILENT_S", "kvagent.vllm.worker.side.DRAIN_S", "kvagent.lookup.LATE_S",
-    "kvagent.doctor.findings.CONNECT_S", "kvagent.doctor.findings.TIMEOUT_S",
+    "kvagent.doctor.CONNECT_S", "kvagent.doctor.TIMEOUT_S",
 )  # fmt: skip
 BLOCK_TOKENS = 16
 BLOCKS = 32
