@@ -160,7 +160,7 @@ MUTANTS = [
         "follow_weights_that_changed_unobserved", "blocks of other weights|finds",
         where="tests/test_vllm_new_weights.py"),
     Mutant("a job goes out in another space than it was planned for", "worker/side.py",
-        "if session.registered.space != plan.space or not", "if not",
+        "(session.boot, session.registered.space) == (plan.boot, plan.space)", "session.boot == plan.boot",
         "planned_before_the_change", "goes out under the new identity"),
     Mutant("a file may change between its load and its digest", "../files.py",
         "state.changed >= since_ns and", "state.changed < 0 and",

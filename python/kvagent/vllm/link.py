@@ -101,9 +101,8 @@ class Link:
         if self._current is session:
             self._current = None
             self._ready.clear()
-            self._log_once(
-                logging.WARNING, f"{self._owner}: the agent at {self._path} is gone; prompts are computed meanwhile"
-            )
+            text = f"{self._owner}: the agent at {self._path} is gone; prompts are computed meanwhile"
+            self._log_once(logging.WARNING, text)
             self._wanted.set()
 
     def renew(self, *, hold: bool = False) -> Session | None:
@@ -149,17 +148,12 @@ class Link:
                 return
             self._wanted.clear()
             pause = PAUSE_FIRST_S
-            while self._missing() and not self._attach():
+            # proceed and renew may run concurrently with a successful attempt
+            while not (self._closed.is_set() or self._held or self._current is not None or self._attach()):
                 if self._wanted.wait(pause):
                     break  # another registration, or the end
                 soon = not self._refused or time.monotonic() < self._moving_until
                 pause = min(2 * pause, PAUSE_LAST_S if soon else PAUSE_REFUSED_S)
-
-    def _missing(self) -> bool:
-        """Return whether to connect. ``proceed`` and ``renew`` may run concurrently with a
-        successful attempt.
-        """
-        return not (self._closed.is_set() or self._held or self._current is not None)
 
     def _attach(self) -> bool:
         session: Session | None = None
@@ -168,21 +162,22 @@ class Link:
             assert self._registration is not None
             session = self._connect()
             registered = session.register(self._registration(), REGISTER_S)
-            if self._budget:
-                self._limit(session)
+            if self._budget:  # the agent knows it before anything is saved
+                session.send(Budget(self._budget))
+                session.ping(REGISTER_S)
+                text = f"{self._owner}: may hold {self._budget} bytes of what its engine stores"
+                self._log_once(logging.INFO, text)
         except Exception as error:  # noqa: BLE001  whatever it is, the thread goes on
             if session is not None:
                 session.close()
             self._explain(error)
             return False
         with self._lock:
-            if serial != self._serial:  # renewed concurrently; the session was never used
-                session.close()
-                return False
-            if self._closed.is_set():  # nobody will
-                session.close()
-                return False
-            self._current = session
+            wanted = serial == self._serial and not self._closed.is_set()  # it was not renewed meanwhile
+            self._current = session if wanted else None
+        if not wanted:
+            session.close()
+            return False
         self._ready.set()
         if self.attached is not None:
             self.attached()
@@ -213,12 +208,6 @@ class Link:
                 raise
         starter.ensure(str(self._path.parent), self._pool, self._closed)
         return Session.connect(self._path, CONNECT_S)
-
-    def _limit(self, session: Session) -> None:
-        """Tell the agent the budget before anything is saved."""
-        session.send(Budget(self._budget))
-        session.ping(REGISTER_S)
-        self._log_once(logging.INFO, f"{self._owner}: may hold {self._budget} bytes of what its engine stores")
 
     def _log_once(self, level: int, text: str, fault: Exception | None = None) -> None:
         """Log a change of state once, with the trace of a fault. Its first line tells a state."""

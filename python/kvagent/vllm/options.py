@@ -29,7 +29,7 @@ from kvagent.limits import MAX_BUDGET
 from kvagent.vllm.weight_changes import ALLOWED, is_version
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 
 _TABLE = Path(__file__).with_name("foreign.json")
@@ -243,10 +243,25 @@ def parse(given: Mapping[str, Any]) -> Options:
 
 
 def check(options: Options) -> None:
-    """Raise OptionError for options that exclude each other."""
-    _check_agent(options)
-    _check_weights(options)
-    _check_layerwise(options)
+    """Raise OptionError for options that exclude each other, and for those of an agent or of
+    weights that are not allowed.
+    """
+    if options.pool and not options.agent:
+        raise OptionError(f"pool: {options.pool!r}, allowed only where agent is {START}", "pool", "agent")
+    try:
+        socketdir.check(options.socket_dir)
+        if options.agent:
+            starter.check_pool(options.pool)
+    except WrongSetting as error:
+        raise OptionError(str(error), error.setting) from None
+    if options.weights_version and not is_version(options.weights_version):
+        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}", "weights_version")
+    if options.layerwise and options.load_mode == "async":
+        text = "layerwise: true, allowed only where load_mode is sync or auto"
+        raise OptionError(text, "layerwise", "load_mode")
+    if options.layerwise and (options.share_tp or options.share_pp):
+        text = "layerwise: true, allowed only where share_tp and share_pp are 0"
+        raise OptionError(text, "layerwise", "share_tp", "share_pp")
 
 
 def synonyms(given: Mapping[str, Any]) -> dict[str, str]:
@@ -269,40 +284,20 @@ def _ours(given: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.5)
-    near += difflib.get_close_matches(name, table(), n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name, table(), n=1, cutoff=0.8)
+    return unknown(name, DEFAULTS, "option", near)
+
+
+def unknown(name: str, known: Collection[str], what: str, further: Sequence[str] = ()) -> str:
+    """Return what is said of a name that is not known."""
+    near = [*difflib.get_close_matches(name, known, n=1, cutoff=0.5), *further]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no such option; {hint}there are {', '.join(sorted(DEFAULTS))}"
+    return f"no such {what}; {hint}there are {', '.join(sorted(known))}"
 
 
 def saves(role: str, options: Options) -> bool:
     """Return whether an engine with this ``kv_role`` saves."""
     return role in ("kv_both", "kv_producer") or options.consumer_saves
-
-
-def _check_agent(options: Options) -> None:
-    if options.pool and not options.agent:
-        raise OptionError(f"pool: {options.pool!r}, allowed only where agent is {START}", "pool", "agent")
-    try:
-        socketdir.check(options.socket_dir)
-        if options.agent:
-            starter.check_pool(options.pool)
-    except WrongSetting as error:
-        raise OptionError(str(error), error.setting) from None
-
-
-def _check_weights(options: Options) -> None:
-    if options.weights_version and not is_version(options.weights_version):
-        raise OptionError(f"weights_version: {options.weights_version!r}, allowed is {ALLOWED}", "weights_version")
-
-
-def _check_layerwise(options: Options) -> None:
-    if options.layerwise and options.load_mode == "async":
-        text = "layerwise: true, allowed only where load_mode is sync or auto"
-        raise OptionError(text, "layerwise", "load_mode")
-    if options.layerwise and (options.share_tp or options.share_pp):
-        text = "layerwise: true, allowed only where share_tp and share_pp are 0"
-        raise OptionError(text, "layerwise", "share_tp", "share_pp")
 
 
 def checked(name: str, value: Any, default: Any, ranges: Mapping[str, tuple[float, float]] = RANGES) -> Any:

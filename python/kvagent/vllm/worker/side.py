@@ -176,7 +176,6 @@ def _lost(part: Packed, status: BlockStatus = BlockStatus.FAILED) -> bytes:
 
 
 _OK = int(BlockStatus.OK)
-MISMATCH_S = 1.0  # how long plans may be for another agent before this worker joins that one
 DRAIN_S = 2.0  # timeout at the end for the agent to let go of this worker's memory
 
 log = logging.getLogger("vllm.kvagent")
@@ -227,7 +226,6 @@ class WorkerSide:
         """The jobs of the step in progress that were sent, or have failed."""
         self._parts: dict[tuple[int, int], tuple[InflightJob, int]] = {}  # by session and its number: job and part
         self._sessions: list[Session] = []
-        self._mismatch: tuple[Session, float] | None = None  # another agent than the scheduler's, and since when
         self.pending_results = Results()
         self._polls = True  # whether this step polls the sessions
         self.pending_report = Report(workers=(_info(clock.words, identity),))
@@ -403,14 +401,8 @@ class WorkerSide:
     def submit(self, plan: SaveJob | LoadJob, step: int) -> None:
         """Send a job that names a step."""
         session = self._attached()
-        if session is not None and session.boot != plan.boot:
-            if plan.boot:  # else it was planned without a session
-                self._check_agent(session)
-            session = None
-        elif session is not None:
-            self._mismatch = None
-            if session.registered.space != plan.space or not self._serves(plan):
-                session = None
+        own = session is not None and (session.boot, session.registered.space) == (plan.boot, plan.space)
+        session = session if own and self._serves(plan) else None
         inflight = InflightJob(plan, session)
         for part, sections in enumerate(_parts_of(plan)):
             status = self._send(plan, session, sections, step)
@@ -430,18 +422,6 @@ class WorkerSide:
 
     def _serves(self, plan: SaveJob | LoadJob) -> bool:
         return not plan.depends or (bool(self.guests) and all(guest.serves(plan) for guest in self.guests))
-
-    def _check_agent(self, session: Session) -> None:
-        """Join the agent that the scheduler plans for, if it has done so for a while: plans in
-        flight may be for an older one. A session may outlive its agent while one of the agent's
-        movers runs: its end, the fence of its jobs, is still awaited.
-        """
-        now = time.monotonic()
-        if self._mismatch is None or self._mismatch[0] is not session:
-            self._mismatch = session, now
-        elif now - self._mismatch[1] > MISMATCH_S:
-            self._mismatch = None
-            self._link.lost(session)
 
     def _send(self, plan: SaveJob | LoadJob, session: Session | None, sections: Packed, step: int) -> int | BlockStatus:
         """Send a job that names a step. Return the job's number in the session, or the status that
