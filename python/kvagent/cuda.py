@@ -194,9 +194,6 @@ class CudaClock:
             words.put_handle(i, bytes(event.ipc_handle()))
         self._write = gpu.word(words)
 
-    def begin(self, step: int) -> None:
-        """Do nothing before the step's kernels are launched."""
-
     def end(self, step: int) -> None:
         """Record the step's event and write its number, after all kernels are launched."""
         self._events[self.event(step)].record()

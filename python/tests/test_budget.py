@@ -54,7 +54,7 @@ def test_a_budget_that_cannot_be_kept_ends_the_session(engine: Engine) -> None:
 
 @pytest.fixture
 def memory() -> Iterator[tuple[SharedMemory, SyncWords]]:
-    cache, words = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES), SyncWords(events=4, revokes=4)
+    cache, words = SharedMemory(LAYERS * BLOCKS * BLOCK_BYTES), SyncWords(4)
     yield cache, words
     words.close()
     cache.close()

@@ -37,7 +37,7 @@ class Registered:
         self.workers: list[Session] = []
         self.words: list[SyncWords] = []
         for rank, cache in enumerate(caches):
-            words = SyncWords(events=1, revokes=1)
+            words = SyncWords(1)
             ends.callback(words.close)
             session = agent.connect()
             ends.callback(session.close)

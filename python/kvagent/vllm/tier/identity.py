@@ -50,28 +50,22 @@ class Space:
 
 def refusal(construction: Construction | None, config: Any, row_bytes: int, rows: int) -> str:
     """Return why the tier cannot serve this engine; empty if it can."""
-    if construction is not None and getattr(construction.vllm_config, "lora_config", None) is not None:
+    whole = construction.vllm_config if construction is not None else None
+    if getattr(whole, "lora_config", None) is not None:
         return "LoRA is enabled: vLLM keys chunks by the adapter's name, which says nothing of its content"
-    if construction is not None and (reason := canvas_refusal(construction.vllm_config.model_config)):
+    if whole is not None and (reason := canvas_refusal(whole.model_config)):
         return reason
-    if not _on_one_node(construction, config):
+    parallel = getattr(whole, "parallel_config", None)
+    on_one_node = int(getattr(parallel, "nnodes", 1)) == 1 and (
+        getattr(parallel, "distributed_executor_backend", None) in (None, "mp", "uni")
+    )
+    if config.parallel.world_size > 1 and (parallel is None or not on_one_node):  # each node has a region of its own
         return "its ranks may be on other nodes, whose part of vLLM's host region cannot be reached"
     if len(config.groups) > MAX_GROUPS or _groups(config) > MAX_GROUPS:
         return f"the model has {len(config.groups)} KV cache groups, allowed is at most {MAX_GROUPS}"
     if row_bytes > MAX_ROW:
         return f"a chunk has {row_bytes} bytes, allowed is at most {MAX_ROW}: choose fewer blocks_per_chunk"
     return "" if rows else "vLLM's host region has no rows"
-
-
-def _on_one_node(construction: Construction | None, config: Any) -> bool:
-    """Return whether all ranks map this process's region; each node has one of its own."""
-    if config.parallel.world_size == 1:
-        return True
-    if construction is None:
-        return False
-    parallel = construction.vllm_config.parallel_config
-    executor = getattr(parallel, "distributed_executor_backend", None)
-    return int(getattr(parallel, "nnodes", 1)) == 1 and executor in (None, "mp", "uni")
 
 
 def space(
@@ -82,29 +76,28 @@ def space(
     weights at run time may go unnoticed.
     """
     layout = {"chunk": _layout(construction, config, row_bytes), "tenant": options.tenant}
+    groups, private = _groups(config), PRIVATE + secrets.token_hex(16)
     tokens = min(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk, MAX_TOKENS)
-    reasons = [] if construction is not None else [PLUGIN]
-    pairs: dict[str, str] = {}
+    reason, pairs = PLUGIN, {"model": str(config.model.name), "dtype": str(config.model.dtype)}
     if construction is not None:
         try:
-            pairs = _connector_pairs(construction, options, version)
+            reason, pairs = "", _connector_pairs(construction, options, version)
         except (AttributeError, KeyError, TypeError) as error:
-            reasons.append(f"vLLM's configuration cannot be read: {error}")
-    if reasons:
-        pairs = {"model": str(config.model.name), "dtype": str(config.model.dtype)}
-        generation = PRIVATE + secrets.token_hex(16)
-        return Space(identity_pairs(pairs | layout), generation, _groups(config), tokens, tuple(reasons))
-    assert construction is not None
+            reason = f"vLLM's configuration cannot be read: {error}"
     identified = identity_pairs(pairs | layout)
-    unknown = unknown_weights(identified)
-    media = _media(construction, options)
+    if construction is None or reason:
+        return Space(identified, private, groups, tokens, (reason,))
+    unknown, media = unknown_weights(identified), []
+    model = construction.vllm_config.model_config
+    if not options.trust_media and getattr(model, "multimodal_config", None) is not None:
+        media.append("vLLM keys images, audio and video by identifiers that clients may choose (trust_media)")
     if UNSHARED in pairs:
         media.append("a value of vLLM's configuration has no form that can be compared")
-    generation = initial_generation(construction.vllm_config, options.weights_version, [*unobserved, *unknown, *media])
+    reasons = [*unobserved, *unknown, *media]
+    generation = initial_generation(construction.vllm_config, options.weights_version, reasons)
     if media:  # a name of the weights says nothing of them
-        generation = PRIVATE + secrets.token_hex(16)
-    why = (*unobserved, *unknown, *media) if generation.startswith(PRIVATE) else ()
-    return Space(identified, generation, _groups(config), tokens, why)
+        generation = private
+    return Space(identified, generation, groups, tokens, tuple(reasons) if generation.startswith(PRIVATE) else ())
 
 
 def explain(found: Space) -> None:
@@ -138,13 +131,6 @@ def _hardware() -> str:
     except (NotImplementedError, RuntimeError, AttributeError) as error:
         log.info("tier: the GPUs' model cannot be determined: %s", error)
         return f"of host {platform.node()}"
-
-
-def _media(construction: Construction, options: TierOptions) -> list[str]:
-    model = construction.vllm_config.model_config
-    if options.trust_media or getattr(model, "multimodal_config", None) is None:
-        return []
-    return ["vLLM keys images, audio and video by identifiers that clients may choose (trust_media)"]
 
 
 def _groups(config: Any) -> int:

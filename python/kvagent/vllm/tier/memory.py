@@ -28,7 +28,7 @@ class SessionMemory:
     """
 
     def __init__(self, *, revokes: int = 1, slots: int = 0, row_bytes: int = 0) -> None:
-        self.words = SyncWords(events=1, revokes=revokes)
+        self.words = SyncWords(revokes)
         self.words.step = STEP
         self.free = list(range(slots or revokes))
         """The slots that are free, or else the revocation words."""

@@ -49,29 +49,23 @@ if TYPE_CHECKING:
 
 
 STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
-EVENTS = 1024  # events of a worker on a CPU; an event is reused after that many steps
 
 
 class HostClock:
-    """The clock of a CPU, where the kernels have ended when the forward pass returns. ``close``
-    frees the words.
+    """The clock of a CPU, where the kernels have ended when the forward pass returns, so that the
+    step word says it all. ``close`` frees the words.
     """
 
     def __init__(self, words: SyncWords) -> None:
         self.words = words
 
-    def begin(self, step: int) -> None:
-        """Mark a step whose kernels are about to be launched."""
-        self.words.record(self.event(step))
-
     def end(self, step: int) -> None:
         """Mark a step whose kernels have ended."""
         self.words.step = step
-        self.words.fire(self.event(step))
 
-    def event(self, step: int) -> int:
-        """Return the event that fires when the step's kernels have ended."""
-        return step % self.words.events
+    def event(self, step: int) -> int:  # noqa: ARG002
+        """Return the event that fires when the step's kernels have ended: there is none."""
+        return m.NO_INDEX
 
     def close(self) -> None:
         """Stop signalling."""
@@ -83,9 +77,9 @@ def make_clock(device: Any, gpu: cuda.TorchGpu | None = None) -> HostClock | cud
     replaces torch's in tests.
     """
     if device is None:
-        return HostClock(SyncWords(EVENTS, REVOKES, stages=STAGE_WORDS))
+        return HostClock(SyncWords(REVOKES, stages=STAGE_WORDS))
     gpu = gpu or cuda.TorchGpu(device)
-    words = SyncWords(cuda.EVENTS, REVOKES, cuda.IPC_HANDLE, stages=STAGE_WORDS)
+    words = SyncWords(REVOKES, events=cuda.EVENTS, cell=cuda.IPC_HANDLE, stages=STAGE_WORDS)
     try:
         return cuda.CudaClock(words, gpu)
     except BaseException:
@@ -249,7 +243,6 @@ class WorkerSide:
         self.started.clear()
         self._polls = bool(self.jobs) or plan.idle or step % LISTEN_STEPS == 0
         self._idle = self._idle + 1 if plan.idle else 0
-        self._clock.begin(step)
         steps = self._decode_steps.begin(plan.decoding, time.monotonic())
         if steps and (session := self._attached()) is not None:
             with contextlib.suppress(Busy, SessionBroken, SessionEnded):  # the agent then paces without them
