@@ -118,26 +118,21 @@ def canvas_refusal(model: Any) -> str:
 
 def _refusal(spec: Any) -> str:
     name = type(spec).__name__
-    if name == STATE:
-        return _state_refusal(spec)
     if name not in SERVED:
         return f"is of {name}; served are {', '.join(SERVED)}"
-    if getattr(spec, "non_causal", False):
-        return "has layers that attend to later tokens (non_causal), which its block hashes do not cover"
-    if getattr(spec, "bounded_replay", False):
-        return "is computed again after each hit (bounded_replay), which the connector cannot ask vLLM for"
-    return ""
-
-
-def _state_refusal(spec: Any) -> str:
     mode = getattr(spec, "mamba_cache_mode", "none")
-    if mode != "align":
+    if name == STATE and mode != "align":
         return (
             f"has states of mamba_cache_mode {mode}, allowed is align: vLLM keeps none otherwise; start it with prefix "
             "caching"
         )
-    if drafts := int(getattr(spec, "num_speculative_blocks", 0)):
+    drafts = int(getattr(spec, "num_speculative_blocks", 0))
+    if name == STATE and drafts:
         return f"has {drafts} blocks of states for draft tokens, allowed are 0: start vLLM without speculative_config"
+    if getattr(spec, "non_causal", False):
+        return "has layers that attend to later tokens (non_causal), which its block hashes do not cover"
+    if getattr(spec, "bounded_replay", False):
+        return "is computed again after each hit (bounded_replay), which the connector cannot ask vLLM for"
     return ""
 
 
@@ -179,21 +174,19 @@ def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geom
     """Return the geometry of vLLM's KVCacheConfig, with blocks hashed by so many tokens.
     ``following``: of Geometry. Unsupported names the group that cannot be served.
     """
-    groups = []
-    for i, group in enumerate(kv_cache_config.kv_cache_groups):
+    found = kv_cache_config.kv_cache_groups
+    if not 1 <= len(found) <= MAX_GROUPS:
+        raise Unsupported(f"the model has {len(found) or 'no'} KV cache groups, allowed is 1 to {MAX_GROUPS}")
+    for i, group in enumerate(found):
         if reason := refusal(group):
             raise Unsupported(f"KV cache group {i} {reason}")
-        block_size = int(group.kv_cache_spec.block_size)
-        groups.append(Group(block_size, int(kv_cache_config.num_blocks), window(group.kv_cache_spec)))
-    if not groups:
-        raise Unsupported("the model has no KV cache")
-    if len(groups) > MAX_GROUPS:
-        raise Unsupported(f"the model has {len(groups)} KV cache groups, allowed is 1 to {MAX_GROUPS}")
-    for i, group in enumerate(groups):
-        if group.block_tokens % hash_tokens:
-            raise Unsupported(f"KV cache group {i}: blocks of {group.block_tokens} tokens, hashes of {hash_tokens}")
-    states = [i for i, one in enumerate(kv_cache_config.kv_cache_groups) if is_state(one.kv_cache_spec)]
-    return Geometry(tuple(groups), hash_tokens, frozenset(states), following)
+        if group.kv_cache_spec.block_size % hash_tokens:
+            tokens = group.kv_cache_spec.block_size
+            raise Unsupported(f"KV cache group {i}: blocks of {tokens} tokens, hashes of {hash_tokens}")
+    blocks, specs = int(kv_cache_config.num_blocks), [group.kv_cache_spec for group in found]
+    groups = tuple(Group(int(spec.block_size), blocks, window(spec)) for spec in specs)
+    states = frozenset(i for i, spec in enumerate(specs) if is_state(spec))
+    return Geometry(groups, hash_tokens, states, following)
 
 
 def fails_by_block(kv_cache_config: Any) -> bool:
@@ -404,24 +397,17 @@ def tested(version: str) -> bool:
     return OLDEST <= _minor(version) <= NEWEST
 
 
-def check(version: str, base: Any) -> None:
+def check(version: str, base: Any = None) -> None:
     """Warn about an untested version. Raise Unsupported if it is too old, or if its connector base
-    class lacks a needed method.
-    """
-    check_version(version)
-    missing = [name for name in NEEDED if not hasattr(base, name)]
-    if missing:
-        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; {_NEEDED} is needed")
-
-
-def check_version(version: str) -> None:
-    """Warn about an untested version. Raise Unsupported if it is too old. A build of vLLM's source
-    may have no version (0.1.dev), so only a release is too old.
+    class lacks a needed method. A build of vLLM's source may have no version (0.1.dev), so only a
+    release is too old.
     """
     if _minor(version) < OLDEST and "dev" not in version:
         raise Unsupported(f"vLLM {version} is too old: {_NEEDED} is needed")
     if not tested(version):
         log.warning("vLLM %s: this connector is tested with %s", version, TESTED)
+    if missing := [name for name in NEEDED if base is not None and not hasattr(base, name)]:
+        raise Unsupported(f"vLLM {version}: its connectors have no {', '.join(missing)}; {_NEEDED} is needed")
 
 
 def _minor(version: str) -> tuple[int, ...]:

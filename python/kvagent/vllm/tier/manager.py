@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvagent.vllm.boundary import Call, Errors, contained
 from kvagent.vllm.counters import CounterDeltas, count, texts
-from kvagent.vllm.geometry import check_version
+from kvagent.vllm.geometry import check
 from kvagent.vllm.link import start_agent
 from kvagent.vllm.space import unobserved as unobserved_changes
 from kvagent.vllm.tier import events, identity
@@ -130,7 +130,7 @@ class KVAgentTier(SecondaryTierManager):
         self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
         **config: Any,
     ) -> None:  # fmt: skip
-        check_version(vllm.__version__)
+        check(vllm.__version__)
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._options = parse(config)
         self._errors, self._retired = Errors(), False
