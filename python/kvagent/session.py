@@ -76,6 +76,10 @@ class FrameStream:
         """Return whether there is something to receive, or the end of file."""
         return self.ended or bool(self._poller.poll(0))
 
+    def unsent(self) -> bool:
+        """Return whether something waits until the peer reads."""
+        return self.pending > 0
+
     def sendable(self) -> bool:
         """Return whether something waits that the socket accepts some of, or never will."""
         return self.pending > 0 and self.wait(0.0, select.POLLOUT)
@@ -144,7 +148,9 @@ class FrameStream:
         self._in.clear()
 
     def shutdown_writing(self) -> None:
-        """Tell the peer that nothing more is sent. Pending bytes are dropped; receiving goes on."""
+        """Tell the peer that nothing more is sent: an agent then ends the session and its jobs.
+        Pending bytes are dropped; receiving goes on.
+        """
         self._open_for_writing = False
         self.flush()
         try:
@@ -187,10 +193,11 @@ Event = m.Done | m.Cancelled | m.Epoch | m.Switches | m.BlockEvents | m.Hinted
 _Answer = TypeVar("_Answer", m.Welcome, m.Registered, m.ResetDone, m.Pong)
 
 
-class Session:
+class Session(FrameStream):
     """One session with an agent, made by ``connect``."""
 
-    def __init__(self, stream: FrameStream) -> None:
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
         self.limits = m.Welcome(m.VERSION, bytes(16), 0)
         """The agent's welcome."""
         self.epoch = 0
@@ -198,7 +205,6 @@ class Session:
         which its blocks were computed, which may be an older one.
         """
         self.registered: m.Registered
-        self._stream = stream
         self._jobs: dict[int, int] = {}  # number of blocks of each unreported job
         self._cancels: set[int] = set()
         self._job_numbers = itertools.count(1)
@@ -222,7 +228,7 @@ class Session:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             sock.connect(str(path))
-            session = cls(FrameStream(sock))
+            session = cls(sock)
             session.send(m.Hello(versions[0], versions[1], SOFTWARE))
             session.limits = session._answer(0, m.Welcome, deadline)
             if not versions[0] <= session.version <= versions[1]:
@@ -252,15 +258,6 @@ class Session:
         """host:port where other agents reach this session's agent; empty if they cannot."""
         return self.limits.peer
 
-    def fileno(self) -> int:
-        """Return the descriptor for select; readable when ``poll`` has something to do."""
-        return self._stream.fileno()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the agent's end is known to be gone, or this one was closed."""
-        return self._stream.ended
-
     @property
     def jobs(self) -> tuple[int, ...]:
         """The unreported jobs."""
@@ -277,7 +274,7 @@ class Session:
                 self._send_waiting(message, deadline, fds)
             answer = self._answer(req, m.Registered, deadline)
         except BaseException:
-            self._stream.shutdown_writing()  # no message may name descriptors that the caller closes
+            self.shutdown_writing()  # no message may name descriptors that the caller closes
             raise
         if answer.status != m.RegStatus.DONE:
             raise Refused("register", answer.status, answer.text)
@@ -329,14 +326,6 @@ class Session:
         """
         return self._submit(m.StagedLoad, (epoch, step, event, lease, word), sections)
 
-    def cork(self) -> None:
-        """Gather messages until ``uncork`` sends them at once."""
-        self._stream.cork()
-
-    def uncork(self) -> None:
-        """Send the gathered messages."""
-        self._stream.uncork()
-
     def cancel(self, job: int) -> None:
         """Ask for a job's end, without waiting: its Done follows, then Cancelled. Repeated calls do
         nothing.
@@ -353,67 +342,49 @@ class Session:
 
     def quiet(self) -> bool:
         """Return whether poll has nothing to return now, and nothing waits to be sent."""
-        return not self._events and self._stream.quiet()
+        return not self._events and super().quiet()
 
     def unread(self) -> bool:
         """Return whether poll has something to return, or the session has ended."""
-        return bool(self._events) or self._stream.unread()
-
-    def unsent(self) -> bool:
-        """Return whether something waits until the agent reads."""
-        return self._stream.pending > 0
-
-    def sendable(self) -> bool:
-        """Return whether something waits that poll can send now."""
-        return self._stream.sendable()
+        return bool(self._events) or super().unread()
 
     def poll(self) -> list[Event]:
         """Return received events, without waiting. Raise SessionEnded once the agent's end is gone
         and all completions before it were returned.
         """
-        if self._stream.pending:
-            self._flush()
+        if self.pending:
+            self.flush()
         self._receive()
         events, self._events = self._events, []
-        if not events and self._stream.ended:
+        if not events and self.ended:
             raise self._ended()
         return events
 
     def drain(self, timeout_s: float) -> bool:
         """Stop sending and wait for the agent's end. True is a fence. Completions are dropped."""
         deadline = time.monotonic() + timeout_s
-        self._stream.shutdown_writing()
-        while not self._stream.ended and self._stream.wait(deadline - time.monotonic()):
+        self.shutdown_writing()
+        while not self.ended and self.wait(deadline - time.monotonic()):
             self._receive()
             self._events.clear()
-        return self._stream.ended
-
-    def leave(self) -> None:
-        """Stop sending, without waiting: the agent then ends the session and its jobs. Poll for its
-        last messages.
-        """
-        self._stream.shutdown_writing()
-
-    def close(self) -> None:
-        """Close the socket at once. Repeated calls do nothing."""
-        self._stream.close()
+        return self.ended
 
     def _submit(self, kind: type[m.Message], fields: tuple[int, ...], sections: Packed) -> int:
         if self.limits.max_queue and len(self._jobs) >= self.limits.max_queue:
             raise Busy(f"{len(self._jobs)} jobs are in flight, the agent accepts {self.limits.max_queue}")
         self._check_open()
         job = next(self._job_numbers)
-        self._stream.send_frame(job_frame(kind, (job, *fields), sections))
+        self.send_frame(job_frame(kind, (job, *fields), sections))
         self._jobs[job] = sections.blocks
         return job
 
     def send(self, message: m.Message, fds: Sequence[int] = ()) -> None:
         """Send a message that has no method of its own, without waiting."""
         self._check_open()
-        self._stream.send(message, fds)
+        super().send(message, fds)
 
     def _check_open(self) -> None:
-        if self._stream.ended:
+        if self.ended:
             raise self._ended()
         if self._broken is not None:
             raise SessionBroken(str(self._broken))
@@ -441,28 +412,24 @@ class Session:
 
     def _wait(self, deadline: float, *, writing: bool = False) -> None:
         """Wait for progress of the socket, and handle what came."""
-        self._flush()
+        self.flush()
         if self._receive() and time.monotonic() < deadline:
             if len(self._events) > MAX_EVENTS_KEPT:
                 self._break(Malformed(f"more than {MAX_EVENTS_KEPT} events before an answer"))
             return
         self._check_open()
-        events = select.POLLIN | (select.POLLOUT if writing or self._stream.pending else 0)
-        if not self._stream.wait(deadline - time.monotonic(), events):
+        events = select.POLLIN | (select.POLLOUT if writing or self.pending else 0)
+        if not self.wait(deadline - time.monotonic(), events):
             raise TimedOut("no answer from the agent")
-
-    def _flush(self) -> None:
-        if self._broken is None:
-            self._stream.flush()
 
     def _receive(self) -> bool:
         """Read once, and handle the messages that came. Return whether there were some."""
         if self._broken is not None:
-            self._stream.discard()
+            self.discard()
             return False
         some = False
         try:
-            for message in self._stream.receive():
+            for message in self.receive():
                 self._take(message)
                 some = True
         except Malformed as error:
@@ -503,7 +470,7 @@ class Session:
         """
         if self._broken is None:
             self._broken = error
-            self._stream.shutdown_writing()
+            self.shutdown_writing()
 
     def _ended(self) -> SessionEnded:
         error = self._error

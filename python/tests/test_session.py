@@ -64,7 +64,7 @@ class Agent:
 @pytest.fixture
 def ends() -> Iterator[tuple[Session, Agent]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    session = Session(FrameStream(ours))
+    session = Session(ours)
     session.limits = WELCOME
     yield session, Agent(theirs)
     session.close()
@@ -211,7 +211,7 @@ def test_a_registration_goes_in_parts_with_its_descriptors(ends: tuple[Session, 
 
 def test_descriptors_go_once_also_if_their_frame_goes_in_pieces(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
-    session._stream._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel makes it its least
+    session._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel makes it its least
     memory = SharedMemory(4096)
     regions = [(m.Region(i, m.RegionKind.FD, 4096, handle=bytes(256)), memory.fd) for i in range(253)]
     heard: list[tuple[m.Message, list[int]]] = []
@@ -368,7 +368,7 @@ def test_what_the_agent_does_not_read_is_bounded(ends: tuple[Session, Agent]) ->
 
     with pytest.raises(Busy):
         release()
-    assert session._stream.pending <= MAX_PENDING_BYTES
+    assert session.pending <= MAX_PENDING_BYTES
     heard = 0
     while heard < sent:  # nothing that was taken is lost
         session.poll()

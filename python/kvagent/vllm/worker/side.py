@@ -368,7 +368,7 @@ class WorkerSide:
         if last := self._link.renew():
             self._add_session(last)
         for session in self._sessions:
-            session.leave()
+            session.shutdown_writing()
         for guest in self.guests:
             guest.moved()
 
