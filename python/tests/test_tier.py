@@ -16,7 +16,7 @@ from kvagent.vllm.link import Link
 from kvagent.vllm.options import OptionError
 from kvagent.vllm.scheduler.agent_session import Liveness
 from kvagent.vllm.tier.options import parse
-from kvagent.vllm.tier.orders import Ask
+from kvagent.vllm.tier.questions import Ask
 from tests.agent import eventually
 from tests.tier_rig import Rig, keys
 

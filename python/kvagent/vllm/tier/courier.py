@@ -21,16 +21,15 @@ import zmq
 
 from kvagent import messages as m
 from kvagent.registration import Registration
-from kvagent.vllm.tier.jobs import Loads, Saves
-from kvagent.vllm.tier.memory import REGION, SessionMemory
-from kvagent.vllm.tier.orders import Ask, Finished, Load, Order, Result, Store
+from kvagent.vllm.tier.jobs import REGION, Loads, Saves, SessionMemory
+from kvagent.vllm.tier.questions import Ask, Finished, Load, Order, Result, Store
 from kvagent.vllm.weight_changes import with_generation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvagent.vllm.tier.identity import Space
-    from kvagent.vllm.tier.memory import Rows
+    from kvagent.vllm.tier.jobs import Rows
     from kvagent.vllm.tier.options import TierOptions
 
 BUSY_MS = 5  # between two turns while something is awaited

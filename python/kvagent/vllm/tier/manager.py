@@ -34,9 +34,9 @@ from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.courier import Courier
 from kvagent.vllm.tier.events import TierEvents
-from kvagent.vllm.tier.memory import Rows
+from kvagent.vllm.tier.jobs import Rows
 from kvagent.vllm.tier.options import parse
-from kvagent.vllm.tier.orders import Answered, Ask, Finished, Load, Store, group_of, hash_of, kind_of
+from kvagent.vllm.tier.questions import Answered, Ask, Finished, Load, Store, group_of, hash_of, kind_of
 from kvagent.vllm.weight_changes import Generations, watch
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from kvagent.vllm.tier.construction import Construction
     from kvagent.vllm.tier.identity import Space
-    from kvagent.vllm.tier.orders import Key
+    from kvagent.vllm.tier.questions import Key
 
 MAX_KEYS = 4096  # of one question
 MAX_VAIN = 8  # answers in a row by which a request finds nothing, before all that it asked for counts as missing

@@ -1,4 +1,5 @@
-"""The tier's look-ups: which chunks the agent has, and the leases that keep them until their load.
+"""What the scheduler's thread and the tier's thread tell each other, and the tier's look-ups: which
+chunks the agent has, and the leases that keep them until their load.
 
 A question is a list of keys in the order in which vLLM asked; its answer says how many of them are
 stored, from the first one on. The chunks need not follow each other in a prompt.
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING
 from kvagent.errors import Busy, Malformed, TimedOut
 from kvagent.lookup import LookupStatus, Ticket
 from kvagent.vllm.scheduler.requests import Terms
-from kvagent.vllm.tier.orders import Answered, Ask, Key, group_of, hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +25,89 @@ if TYPE_CHECKING:
     from kvagent.vllm.scheduler.agent_session import AgentSession
     from kvagent.vllm.scheduler.loads import Lookups
     from kvagent.vllm.tier.options import TierOptions
+
+GROUP_BYTES = 4  # of a key, at its end
+Key = bytes
+"""vLLM's OffloadKey: a block hash and the number of its KV cache group, big-endian."""
+
+
+def hash_of(key: Key) -> bytes:
+    """Return the block hash of a key."""
+    return key[:-GROUP_BYTES]
+
+
+def group_of(key: Key) -> int:
+    """Return the group of a key."""
+    return int.from_bytes(key[-GROUP_BYTES:], "big")
+
+
+def kind_of(key: Key) -> tuple[int, int]:
+    """Return what the keys of one question, or of one section of a job, have in common."""
+    return group_of(key), len(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks how many of the keys, from the first one on, are stored. All are of one group and of one
+    length.
+    """
+
+    request: str
+    serial: int
+    """Of the generation of the weights: an answer of an older one is void."""
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Save rows of vLLM's region."""
+
+    job: int
+    keys: tuple[Key, ...]
+    rows: tuple[int, ...]
+    parents: tuple[bytes, ...]
+    """For each key the hash before it, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load into rows of vLLM's region."""
+
+    job: int
+    request: str
+    keys: tuple[Key, ...]
+    rows: tuple[int, ...]
+
+
+Order = Ask | Store | Load
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to an Ask: the first ``found`` keys are stored, those up to ``known`` are not, and
+    the others are to be asked for again.
+    """
+
+    ask: Ask
+    found: int
+    known: int
+    late: bool = False
+    """Whether the agent did not answer: the keys count as not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a Store or Load: the agent does not touch its rows any more, or cannot make
+    anything of them.
+    """
+
+    job: int
+    done: tuple[Key, ...]
+    """The keys that were stored, or that arrived and verified."""
+    seconds: float
+
+
+Result = Answered | Finished
 
 
 AGAIN_S = 0.002  # from the answer that more may come to the next question
