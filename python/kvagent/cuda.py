@@ -81,9 +81,7 @@ class CudaDriver:
         return handle.raw
 
     def descriptor(self, address: int) -> int:
-        """Return a new descriptor of the address's chunk of virtual memory; the caller closes
-        it.
-        """
+        """Return a new descriptor of the address's chunk of virtual memory; the caller closes it."""
         piece, fd = ctypes.c_uint64(), ctypes.c_int(-1)
         self._call("cuMemRetainAllocationHandle", ctypes.byref(piece), ctypes.c_void_p(address))
         try:
@@ -230,9 +228,7 @@ class TorchGpu:
             return self._torch.cuda.Event(interprocess=True)
 
     def word(self, words: SyncWords) -> Callable[[int], None]:
-        """Map the words for the GPU. Return a function that writes the step word on the current
-        stream.
-        """
+        """Map the words for the GPU. Return what writes the step word on the current stream."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(words.memory.view))
         with self._torch.cuda.device(self._device):
             result = self._torch.cuda.cudart().cudaHostRegister(address, words.memory.size, 0)

@@ -262,9 +262,7 @@ def lookups(path: Path) -> Finding:
 
 
 def namespaces(path: Path) -> Iterator[Finding]:
-    """Yield whether the agent is in this process's PID and IPC namespaces, by the kernel's owner of
-    its socket.
-    """
+    """Yield whether the agent is in this process's PID and IPC namespaces."""
     pid = _owner(path)
     if pid is None:
         return
@@ -305,9 +303,7 @@ def _ipc_namespace(process: str) -> Path:
 
 
 def _owner(path: Path) -> int | None:
-    """Return the process that listens there: 0 if it has no ID in this namespace, None if there is
-    none.
-    """
+    """Return the process that listens there: 0 if it has no ID here, None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
             sock.settimeout(CONNECT_S)

@@ -8,9 +8,7 @@ class KVAgentError(Exception):
 
 
 class Malformed(KVAgentError):
-    """Bytes or values that the protocol does not allow. The text names the field and what is
-    allowed.
-    """
+    """What the protocol does not allow. The text names the field and what is allowed."""
 
 
 class WrongSetting(KVAgentError):
@@ -43,9 +41,7 @@ class Refused(KVAgentError):
 
 
 class SessionBroken(KVAgentError):
-    """The agent violated the protocol. Nothing more is sent; the agent's end of the socket is still
-    awaited.
-    """
+    """The agent violated the protocol. Nothing more is sent; its end is still awaited."""
 
 
 class SessionEnded(KVAgentError):

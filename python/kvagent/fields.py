@@ -24,9 +24,7 @@ buffer per call.
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value of packed bytes, arrays as lists. Malformed unless ``pack`` would produce
-    the same bytes.
-    """
+    """Return the value of packed bytes. Malformed unless ``pack`` would produce the same bytes."""
     try:
         value = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True, ext_hook=_no_extension)
     except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData) as error:

@@ -62,9 +62,7 @@ class Opened(NamedTuple):
 
 
 def digests(files: Sequence[Opened]) -> list[bytes]:
-    """Return the digest of each file: of its content, or of its structure and samples. Unreadable
-    names the file.
-    """
+    """Return the digest of each file: of its content, or of its structure and samples."""
     total = sum(file.bytes for file in files)
     reads: list[list[Span]] = []
     for file in files:
@@ -152,9 +150,7 @@ def _bytes(file: Opened, offset: int, size: int) -> bytes:
 
 
 def _tensors(file: Opened) -> list[Span]:
-    """Return the header and tensors of a safetensors file (huggingface.co/docs/safetensors: u64
-    length, JSON, data).
-    """
+    """Return the header and tensors of a safetensors file: u64 length, JSON, data."""
     if file.bytes < 8:
         raise Unreadable(f"{file.name}: {file.bytes} bytes are not a safetensors file")
     (size,) = struct.unpack("<Q", _bytes(file, 0, 8))
@@ -189,9 +185,7 @@ _COMMENT_BYTES = 1 << 16  # longest comment after the end record
 
 
 def _directory(file: Opened) -> Span | None:
-    """Return the central directory of a zip file, which has the CRC of every member. None: it is no
-    zip file.
-    """
+    """Return the directory of a zip file, with the CRC of each member; None if it is none."""
     if _bytes(file, 0, min(4, file.bytes)) != b"PK\3\4":
         return None
     low = max(file.bytes - _END.size - _COMMENT_BYTES, 0)
@@ -237,9 +231,7 @@ class State(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file of a model: its path, and the content name of the hub's cache if it is in that
-    cache.
-    """
+    """A file of a model: its path, and its name in the hub's cache if it is there."""
 
     path: Path
     blob: str
@@ -302,9 +294,7 @@ def _open(stack: contextlib.ExitStack, name: str, one: Found) -> Opened:
 
 
 def _found(path: Path) -> Found:
-    """Return a file. The hub's cache names large blobs by SHA-256 of their content, others by git's
-    SHA-1.
-    """
+    """Return a file. The hub's cache names blobs by SHA-256 of their content, or git's SHA-1."""
     real = path.resolve()
     hubs = path.is_symlink() and real.parent.name == "blobs" and _HUBS.match(real.name)
     return Found(path, real.name if hubs else "")

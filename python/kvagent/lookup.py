@@ -219,9 +219,7 @@ class LookupClient:
         return sum(now < ticket.deadline for ticket in self._late)
 
     def late_answers(self) -> list[Answer]:
-        """Return the answers that arrived after their question was abandoned, each once. The caller
-        releases their leases.
-        """
+        """Return the answers that came after their question was abandoned, for their leases."""
         answers: list[Answer] = []
         for _ in range(len(self._late)):
             ticket = self._late.popleft()

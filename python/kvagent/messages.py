@@ -195,9 +195,7 @@ class Regions(Message):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One part of every block of a group: block b has ``bytes`` bytes at ``offset + b * stride`` of
-    the region.
-    """
+    """Part of every block of a group: block b's is at ``offset + b * stride`` of the region."""
 
     region: U32
     offset: U64
@@ -252,9 +250,7 @@ class Release(Message):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A run of chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's block IDs as
-    u32 LE, joined.
-    """
+    """Chained blocks of one group: ``hashes`` joined, ``blocks`` the engine's IDs, u32 LE."""
 
     group: GroupIndex
     parent: Hash
@@ -338,9 +334,7 @@ class Epoch(Message):
 
 @dataclass(frozen=True, slots=True)
 class Offer(Message):
-    """Opens a transfer of a prompt's first ``tokens``, or renews it. ``tokens`` are whole blocks; 0
-    if not known.
-    """
+    """Opens or renews a transfer of a prompt's first ``tokens``, whole blocks; 0: not known."""
 
     name: Transfer
     tokens: U32
@@ -373,9 +367,7 @@ class Steps(Message):
 
 @dataclass(frozen=True, slots=True)
 class Budget(Message):
-    """Limits what the blocks that a worker's engine stores may take of the pool: ``bytes`` of what
-    this worker holds of them, 0 for any number.
-    """
+    """Limits what this worker holds of its engine's blocks in the pool; 0: any number."""
 
     bytes: Annotated[int, uint(0, limits.MAX_BUDGET)]
 

@@ -70,9 +70,7 @@ def new_engine() -> Engine:
 
 
 def has_device(topology: str) -> bool:
-    """Return whether some network device is in a topology: kinds of memory, each with two lists of
-    devices.
-    """
+    """Return whether some network device is in a topology, by kinds of memory."""
     return any(devices for lists in json.loads(topology).values() for devices in lists)
 
 

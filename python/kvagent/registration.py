@@ -31,9 +31,7 @@ def identity_pairs(identity: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A registration. The defaults suit an engine with one rank. A scheduler has no sync, regions
-    or segments.
-    """
+    """A registration. The defaults suit one rank. A scheduler has no sync, regions, segments."""
 
     instance: str
     """Names the engine; equal in all its sessions."""
@@ -49,13 +47,9 @@ class Registration:
     """The look-up socket to open for this space; empty for none."""
     sync: m.Sync | None = None
     regions: Sequence[tuple[m.Region, int | None]] = ()
-    """Each with its descriptor if its kind has one. The caller keeps them and may close them once
-    registered.
-    """
+    """Each with its descriptor, which the caller may close once registered."""
     held: Mapping[int, Mapping[int, Sequence[m.Segment]]] = field(default_factory=dict)
-    """By shard that the worker holds and group: segments in the order in which a block's lie in the
-    pool.
-    """
+    """By shard and group: segments in the order in which a block's lie in the pool."""
 
     def messages(self, req: int) -> Iterator[tuple[m.Message, list[int]]]:
         """Yield the messages of the registration in order, with their descriptors."""

@@ -67,9 +67,7 @@ class FrameStream:
         return self._socket.fileno()
 
     def quiet(self) -> bool:
-        """Return whether there is nothing to send or receive, and no end of file. Cheaper than a
-        failing read.
-        """
+        """Return whether there is nothing to send or receive. Cheaper than a failing read."""
         return not (self.pending or self.unread())
 
     def unread(self) -> bool:
@@ -283,9 +281,7 @@ class Session(FrameStream):
         return answer
 
     def reset(self, timeout_s: float = 5.0) -> int:
-        """Start a new weights epoch and return its number: blocks stored before are not found
-        again.
-        """
+        """Start a new weights epoch and return its number: older blocks are not found again."""
         answer = self._ask(m.Reset, m.ResetDone, timeout_s)
         if answer.status != m.RegStatus.DONE:
             raise Refused("reset", answer.status, answer.text)
@@ -327,9 +323,7 @@ class Session(FrameStream):
         return self._submit(m.StagedLoad, (epoch, step, event, lease, word), sections)
 
     def cancel(self, job: int) -> None:
-        """Ask for a job's end, without waiting: its Done follows, then Cancelled. Repeated calls do
-        nothing.
-        """
+        """Ask for a job's end, without waiting: its Done follows, then Cancelled."""
         if job in self._cancels:
             return
         self.send(m.Cancel(job))
@@ -465,9 +459,7 @@ class Session(FrameStream):
             raise Malformed(f"{type(message).__name__} is not the agent's to say")
 
     def _break(self, error: Malformed) -> None:
-        """Stop sending to an agent that violated the protocol. Its end is still awaited: only that
-        is a fence.
-        """
+        """Stop sending to an agent that violated the protocol. Its end is still the fence."""
         if self._broken is None:
             self._broken = error
             self.shutdown_writing()

@@ -57,9 +57,7 @@ class SharedMemory:
 
 
 class SyncWords:
-    """The words of one worker in their own shared memory: its step, the cells of its events, its
-    revocations and the stages of its loads.
-    """
+    """The words of one worker: its step, cells of events, revocations and stages of loads."""
 
     def __init__(self, revokes: int, *, events: int = 0, cell: int = 16, stages: int = 0) -> None:
         """``cell``: bytes per event; a GPU's holds the handle of a CUDA event."""
@@ -77,9 +75,7 @@ class SyncWords:
         """How many stages of each staged load have arrived; the agent writes them."""
 
     def sync(self, region: int) -> Sync:
-        """Return the placement of the words for REGISTER; ``region`` is the region number of
-        ``memory``.
-        """
+        """Return the placement of the words for REGISTER, in the region of this number."""
         return Sync(region, 0, self.events_off, self.events, self.revoke_off, self.revokes)
 
     @property

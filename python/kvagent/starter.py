@@ -126,9 +126,7 @@ def _start(directory: Path, pool: str, wait: _Wait) -> None:
 
 
 def _run(command: list[str], directory: Path, log: int, wait: _Wait) -> bool:
-    """Run an agent, and return True once one answers, False if it ended because another one has the
-    directory.
-    """
+    """Run an agent. Return True once one answers, False if another one has the directory."""
     path = directory / LOG
     begin = os.fstat(log).st_size
     shell = _spawn(command, log)

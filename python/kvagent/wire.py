@@ -56,9 +56,7 @@ class Packed:
 
 
 def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[int]) -> bytes:
-    """Return one section, a run of chained blocks. ``parent``: the hash before the first one, or
-    empty. ``ids``: the engine's block IDs.
-    """
+    """Return one section, a run of chained blocks after ``parent`` with these block IDs."""
     joined = b"".join(hashes)
     size, count = len(hashes[0]), len(hashes)
     if not 0 <= group < MAX_GROUPS or not 1 <= size <= MAX_HASH or count != len(ids) or len(joined) != size * count:
@@ -76,9 +74,7 @@ def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[in
 
 
 def packed(sections: Sequence[bytes], blocks: int) -> Packed:
-    """Return the sections of one job, each made by ``section``; ``blocks`` is their number of
-    blocks.
-    """
+    """Return the sections of one job, each made by ``section``, of so many blocks."""
     count = len(sections)
     if not 1 <= count <= MAX_SECTIONS or blocks > MAX_JOB_BLOCKS:
         raise Malformed(f"{count} sections of {blocks} blocks, allowed is 1 to {MAX_SECTIONS} of {MAX_JOB_BLOCKS}")
@@ -101,9 +97,7 @@ _DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
 def encode(message: m.Message) -> bytes:
-    """Return the body of a message's frame, without its length. Malformed names the field that is
-    out of range.
-    """
+    """Return the body of a message's frame. Malformed names the field that is out of range."""
     number = _NUMBERS[type(message)]
     values = _RECORDS[number].write(message, type(message).__name__)
     _check(message)
@@ -145,9 +139,7 @@ def decode(body: bytes) -> m.Message:
 
 
 def _decode_done(body: bytes) -> m.Done | None:
-    """Return a DONE, which follows every job, at a third of the cost; None if anything about it is
-    unusual.
-    """
+    """Return a DONE, at a third of the cost; None if anything about it is unusual."""
     try:
         _, job, statuses = values = msgpack.unpackb(body)
     except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData):
@@ -229,9 +221,7 @@ def _check_run(run: m.BlockTokens | m.EventRun) -> None:
 
 
 def check_identity(identity: tuple[tuple[str, str], ...]) -> None:
-    """Raise Malformed unless an identity has the right shape, is sorted by unique keys, and is
-    bounded.
-    """
+    """Raise Malformed unless an identity is of the right shape, sorted, unique and bounded."""
     form(m.Identity).write(identity, "identity")
     keys = [key.encode() for key, _ in identity]
     if any(first >= second for first, second in itertools.pairwise(keys)):

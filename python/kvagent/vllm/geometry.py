@@ -68,9 +68,7 @@ def kind(spec: Any) -> str:
 
 
 def window(spec: Any) -> int:
-    """Return a group's window as the agent is told of it (messages.Group). A state is the last
-    block of what it stands for.
-    """
+    """Return a group's window as the agent is told of it (messages.Group)."""
     one = group_spec(spec)
     name = type(one).__name__
     if name in WINDOW:
@@ -81,16 +79,12 @@ def window(spec: Any) -> int:
 
 
 def is_state(spec: Any) -> bool:
-    """Return whether the blocks of a group are states: each stands for all tokens before its
-    end.
-    """
+    """Return whether a group's blocks are states: each stands for all tokens before its end."""
     return kind(spec) == STATE
 
 
 def refusal(group: Any) -> str:
-    """Return why a group cannot be served, as the end of a sentence about it, or an empty
-    string.
-    """
+    """Return why a group cannot be served, as the end of a sentence, or an empty string."""
     specs = layer_specs(group.kv_cache_spec)
     first = specs[0]
     for one in specs:
@@ -239,9 +233,7 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
 
 
 def shard(rank: int, tp: int, replicas: int) -> int:
-    """Return a worker's shard: pipeline stages are consecutive, replicas within a stage share
-    one.
-    """
+    """Return a worker's shard: stages are consecutive, and replicas within a stage share one."""
     return rank // tp * (tp // replicas) + rank % tp // replicas
 
 
@@ -279,9 +271,7 @@ class Part:
         return shard(rank, self.tp, replicas)
 
     def difference(self, own: Identity, report: Report) -> str:  # noqa: ARG002
-        """Return why ranks that have reported cannot be served with a scheduler of this identity;
-        empty if they can.
-        """
+        """Return why these ranks cannot be served with a scheduler of this identity, if so."""
         return elsewhere(report.workers, node()) if report.workers else ""
 
 
@@ -299,9 +289,7 @@ def part(parallel: Any) -> Part:
 
 
 def node() -> str:
-    """Return the boot ID of the kernel, which all containers of a node share, and no two nodes. It
-    is empty if it cannot be read.
-    """
+    """Return the kernel's boot ID, which no two nodes share; empty if it cannot be read."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -365,9 +353,7 @@ def preferred_layout(
 
 
 def _supported(vllm_config: Any) -> Sequence[str]:
-    """Return the layouts that the model's attention backend supports, in its order of
-    preference.
-    """
+    """Return the layouts that the model's attention backend supports, best first."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
     from vllm.v1.attention.selector import get_attn_backend

@@ -95,9 +95,7 @@ class Link:
         return self._current
 
     def lost(self, session: Session) -> None:
-        """Request another session, since this one has ended or is useless. The caller keeps
-        ownership of it.
-        """
+        """Request another session, since this one has ended. The caller keeps it."""
         if self._current is session:
             self._current = None
             self._ready.clear()
@@ -127,9 +125,7 @@ class Link:
 
     @property
     def busy(self) -> bool:
-        """Whether the thread still runs after ``close``; it may be in the middle of a
-        registration.
-        """
+        """Whether the thread still runs after ``close``, maybe in the middle of a registration."""
         return self._thread.is_alive()
 
     def close(self) -> Session | None:

@@ -86,9 +86,7 @@ Other variables belong to the shell, the container or the user.
 
 @functools.cache
 def harmless() -> dict[str, str]:
-    """Return the reason of each harmless name, by ``Class.field``, ``Class.field.key`` or
-    ``environment.pattern``.
-    """
+    """Return the reason of each harmless name: ``Class.field[.key]``, ``environment.pattern``."""
     found: dict[str, str] = {}
     owner = reason = ""
     for line in _TABLE.read_text().splitlines():
@@ -116,18 +114,14 @@ class Forms:
         """The objects around the one whose form is being made."""
 
     def sections(self, config: Any) -> dict[str, str]:
-        """Return a digest of each part of vLLM's configuration, by name; ``vllm_config`` is of what
-        is in no part.
-        """
+        """Return a digest of each part of vLLM's configuration; ``vllm_config`` is of the rest."""
         forms = {name: form for name, value in _members(config) if (form := self.of(value, name)) is not None}
         parts = {name for name in forms if dataclasses.is_dataclass(getattr(config, name))}
         rest = {name: form for name, form in forms.items() if name not in parts}
         return {name: digest(forms[name], name) for name in parts} | {"vllm_config": digest(rest, "vllm_config")}
 
     def environment(self) -> str:
-        """Return the digest of the variables that count; of those that vLLM declares, as it reads
-        them.
-        """
+        """Return the digest of the variables that count, vLLM's own as it reads them."""
         declared = _declared()
         leave = _pattern(tuple(name.removeprefix(_ENVIRONMENT) for name in harmless() if name.startswith(_ENVIRONMENT)))
         count = _pattern((*COUNTED, *sorted({f"{package.upper()}_*" for package, _ in _plugins()})))
@@ -244,9 +238,7 @@ class Forms:
             return self._unknown(path, f"names {place}: {error}")
 
     def _code(self, value: Any, path: str) -> Any:
-        """Return the form of a class or function: its name, and its source unless vLLM comes with
-        it.
-        """
+        """Return the form of a class or function: its name, and its source unless vLLM has it."""
         module, name = str(getattr(value, "__module__", "")), str(value.__qualname__)
         if not isinstance(value, types.FunctionType):
             return [module, name, self._source(module, path)]
@@ -299,9 +291,7 @@ def _sorted(forms: Iterable[Any]) -> list[Any]:
 
 
 def _members(value: Any) -> list[tuple[str, Any]]:
-    """Return what counts of an object: fields and other attributes, without what was computed of
-    them.
-    """
+    """Return what counts of an object: fields and attributes, not what was computed of them."""
     kind = type(value)
     names = {field.name for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else set()
     return [
@@ -438,9 +428,7 @@ def _reads(named: str, found: dict[str, files.Found]) -> str:
 
 
 def _places(model: Any, load: Any, since: int | None) -> list[Path]:
-    """Return the folders to digest: the model's, its configuration's if separate, and those of
-    partial models.
-    """
+    """Return the folders to digest: of the model, its configuration, and partial models."""
     revision = getattr(model, "revision", None)
     asked = [(str(model.model), revision)]
     if other := getattr(model, "hf_config_path", None):
@@ -480,9 +468,7 @@ def _fetched(name: str, revision: str | None, load: Any, since: int | None) -> l
 
 
 def process_began_ns() -> int | None:
-    """Return when this process started, if vLLM created it for its engine, else None. vLLM loaded
-    nothing before that time.
-    """
+    """Return when vLLM created this process, which had loaded nothing then; else None."""
     if multiprocessing.parent_process() is None:
         return None  # the user's own process, which may have written the weights earlier
     try:
@@ -542,9 +528,7 @@ def used_backends(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str
 
 
 def device_kind(cache: Any) -> str:
-    """Return the kind of device. GPUs of all generations share blocks: their results are
-    equivalent.
-    """
+    """Return the kind of device. GPUs of all generations share: their results are equivalent."""
     try:
         from vllm.platforms import current_platform
     except ImportError:
@@ -621,16 +605,12 @@ def _distribution(parallel: Any, kv_cache_config: Any) -> dict[str, str]:
 
 
 def unknown_weights(pairs: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return why an identity says nothing about the weights, if so; its engine must not share under
-    it as it is.
-    """
+    """Return why an identity says nothing about the weights, if so: it must not be shared."""
     return ["the model's weight files are not in a local folder"] if dict(pairs)["weights"] == UNKNOWN else []
 
 
 def unobserved(vllm_config: Any, options: Options) -> list[str]:
-    """Return how weights may change unnoticed, by configuration. Raise OptionError if weights_fixed
-    contradicts that.
-    """
+    """Return how weights may change unnoticed. OptionError if weights_fixed contradicts that."""
     if not options.weights_fixed:
         return [*unobserved_changes(vllm_config)]
     if vllm_config.weight_transfer_config is not None:
@@ -651,9 +631,7 @@ def as_worker(pairs: tuple[tuple[str, str], ...], worker: tuple[tuple[str, str],
 
 
 def _check_hash(algorithm: str, tenant: str) -> None:
-    """Raise OptionError if a client of one tenant could construct a prompt with another prompt's
-    block hashes.
-    """
+    """Raise OptionError if clients of one tenant could forge another's block hashes."""
     if tenant and algorithm in _WEAK_HASHES and os.environ.get("PYTHONHASHSEED") is not None:
         raise OptionError(
             f"prefix_caching_hash_algo {algorithm} with a fixed PYTHONHASHSEED, while tenants share (tenant "

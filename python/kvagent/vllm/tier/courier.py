@@ -88,9 +88,7 @@ class Courier:
         self._have(partial(self._move, generation))
 
     def drain(self, wait_s: float) -> None:
-        """Wait until all jobs have ended; those that the agent has not ended in time are given
-        up.
-        """
+        """Wait until all jobs have ended; those that take longer are given up."""
         done = threading.Event()
         self._have(partial(self._drains.append, (time.monotonic() + wait_s, done)))
         while not done.wait(0.05) and self.alive:

@@ -68,9 +68,7 @@ class _New:
 
 
 class PublishedChunks:
-    """The chunks of which the engine's stream says that they are stored, in memory or on the disk
-    alike: for routers that is one medium.
-    """
+    """The chunks that the engine's stream says are stored, in memory or on the disk alike."""
 
     def __init__(
         self,

@@ -72,9 +72,7 @@ def space(
     construction: Construction | None, config: Any, options: TierOptions, row_bytes: int, version: str,
     unobserved: list[str],
 ) -> Space:  # fmt: skip
-    """Return the space. ``config`` is vLLM's OffloadingConfig. ``unobserved``: why changes of the
-    weights at run time may go unnoticed.
-    """
+    """Return the space. ``unobserved``: why weights may change unnoticed at run time."""
     layout = {"chunk": _layout(construction, config, row_bytes), "tenant": options.tenant}
     groups, private = _groups(config), PRIVATE + secrets.token_hex(16)
     tokens = min(config.groups[0].tokens_per_block * config.cache.blocks_per_chunk, MAX_TOKENS)

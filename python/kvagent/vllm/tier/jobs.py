@@ -76,9 +76,7 @@ class Rows:
     """The rows. ``close`` drops the descriptor; nothing else refers to vLLM's memory."""
 
     def __init__(self, view: memoryview, fd: int | None) -> None:
-        """``view`` has one row for each chunk. ``fd``: the file that it maps from its begin, or
-        None.
-        """
+        """``view`` has one row for each chunk. ``fd``: the file that it maps from its begin."""
         if view.strides is None or view.ndim != 2 or not view.c_contiguous:
             raise ValueError(f"primary_kv_view: {view.ndim} dimensions, allowed is a contiguous view of 2")
         self.count, self.bytes = view.shape[0] if view.shape else 0, view.strides[0]

@@ -122,9 +122,7 @@ CALLS = {
 
 @contained(CALLS)
 class KVAgentTier(SecondaryTierManager):
-    """A secondary tier whose chunks are in the node's agent. See docs/VLLM.md. An error in a call
-    of vLLM's is contained (boundary).
-    """
+    """A secondary tier whose chunks are in the node's agent (docs/vllm/tier.md)."""
 
     def __init__(
         self, offloading_spec: Any, primary_kv_view: memoryview, tier_type: str, backpressure_detector: Any = None,
@@ -297,9 +295,7 @@ class KVAgentTier(SecondaryTierManager):
         return bool(self._jobs) or (self._events is not None and self._events.pending())
 
     def drain_jobs(self) -> None:
-        """End all jobs, within drain_wait_ms, before a reset of vLLM's cache. A reset may mean
-        other weights, as it does for the connector.
-        """
+        """End all jobs before a reset of vLLM's cache, which may mean other weights."""
         if self._courier is None:
             return
         self._courier.drain(self._options.drain_wait_ms / 1e3)
@@ -381,9 +377,7 @@ class KVAgentTier(SecondaryTierManager):
         )
 
     def _missing(self, load: Load, arrived: frozenset[Key]) -> None:
-        """Remember the keys of a load that did not arrive, so that they are not tried at once
-        again.
-        """
+        """Remember the keys that did not arrive, so that they are not tried at once again."""
         now = time.monotonic()
         if len(self._failed) + len(load.keys) > MAX_FAILED:
             self._failed = {key: until for key, until in self._failed.items() if until > now}

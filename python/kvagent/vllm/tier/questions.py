@@ -48,9 +48,7 @@ def kind_of(key: Key) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Asks how many of the keys, from the first one on, are stored. All are of one group and of one
-    length.
-    """
+    """Asks how many of the keys, of one group and length, are stored from the first one on."""
 
     request: str
     serial: int
@@ -97,9 +95,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a Store or Load: the agent does not touch its rows any more, or cannot make
-    anything of them.
-    """
+    """The end of a job: the agent does not touch its rows any more, or can make nothing of it."""
 
     job: int
     done: tuple[Key, ...]

@@ -58,9 +58,7 @@ class Extent:
 
 
 def extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[int, Any]]) -> Iterator[Extent]:
-    """Yield a layer's runs of bytes, as long as possible, in memory order; of a layer with states,
-    those of each of its tensors.
-    """
+    """Yield a layer's runs of bytes, as long as possible, in memory order."""
     if isinstance(tensor, (list, tuple)):
         for one in tensor:
             yield from extents(name, one, num_blocks, storages)
@@ -86,9 +84,7 @@ def extents(name: str, tensor: Any, num_blocks: int, storages: dict[int, tuple[i
 
 
 def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, int]]]:
-    """Return the length of a contiguous run, and the dimensions (extent, step in bytes) that repeat
-    it, outermost first.
-    """
+    """Return the length of a contiguous run, and what repeats it (extent, step), in order."""
     run = size
     outer: list[tuple[int, int]] = []
     for extent, step in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
@@ -100,9 +96,7 @@ def _run(dims: list[tuple[int, int]], size: int) -> tuple[int, list[tuple[int, i
 
 
 def merged(extents: list[Extent]) -> list[Extent]:
-    """Return the extents in memory order, adjacent ones merged; bytes shared by layers appear
-    once.
-    """
+    """Return the extents in memory order, adjacent ones merged and shared ones once."""
     return joined(sorted(set(extents), key=lambda p: (p.storage, p.stride, p.offset)))
 
 
@@ -119,9 +113,7 @@ def joined(extents: Iterable[Extent]) -> list[Extent]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a worker registers: regions with their descriptors, and where its blocks lie in them.
-    ``close`` frees its exports.
-    """
+    """What a worker registers: its regions, and where its blocks lie. ``close`` frees exports."""
 
     regions: tuple[tuple[Region, int | None], ...]
     held: dict[int, dict[int, tuple[Segment, ...]]]

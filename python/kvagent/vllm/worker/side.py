@@ -73,9 +73,7 @@ class HostClock:
 
 
 def make_clock(device: Any, gpu: cuda.TorchGpu | None = None) -> HostClock | cuda.CudaClock:
-    """Return the clock, with its words, for KV caches on a device; None is host memory. ``gpu``
-    replaces torch's in tests.
-    """
+    """Return the clock, with its words, for KV caches on a device; None is host memory."""
     if device is None:
         return HostClock(SyncWords(REVOKES, stages=STAGE_WORDS))
     gpu = gpu or cuda.TorchGpu(device)
@@ -91,9 +89,7 @@ MAX_WAIT_MS = 10
 
 
 def wait_idle(descriptors: Iterable[int], steps: int) -> bool:
-    """Wait until a descriptor is readable, in the last of so many steps in a row without requests.
-    Return whether one is.
-    """
+    """Wait for a descriptor in the last of so many idle steps. Return whether one is readable."""
     poller = select.poll()
     for fd in descriptors:
         poller.register(fd, select.POLLIN)
@@ -140,9 +136,7 @@ def _us(seconds: float) -> int:
 
 @dataclass(eq=False, slots=True)
 class InflightJob:
-    """A job at the agent. A load of many blocks has several parts, each a job of the session; a
-    save has one.
-    """
+    """A job at the agent: a load of one or more jobs of the session, or a save of one."""
 
     plan: SaveJob | LoadJob
     session: Session | None
@@ -177,9 +171,7 @@ log = logging.getLogger("vllm.kvagent")
 
 @dataclass(slots=True)
 class Results:
-    """The results of a step for vLLM: requests whose load has ended, the failed ones among them,
-    and bad blocks.
-    """
+    """The results of a step for vLLM: requests with ended and failed loads, and bad blocks."""
 
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
@@ -190,9 +182,7 @@ NO_RESULTS = Results()  # shared: never modified
 
 
 class WorkerSide:
-    """A worker's side. ``per_block``: failures are reported block by block
-    (geometry.fails_by_block).
-    """
+    """A worker's side. ``per_block``: failures are reported block by block."""
 
     def __init__(
         self, link: Link, clock: HostClock | cuda.CudaClock, *, per_block: bool, generation: str = "",
@@ -259,9 +249,7 @@ class WorkerSide:
                 inflight.deadline = 0.0
 
     def start(self, plan: StepPlan) -> None:
-        """Send the loads. The step in flight may still write to their destination, so each names
-        its step.
-        """
+        """Send the loads, each with the step in flight, which may still write to their blocks."""
         loads: Sequence[LoadJob] = plan.loads
         for guest in self.guests:
             loads = guest.start(plan, loads)
@@ -356,9 +344,7 @@ class WorkerSide:
         self._link = link
 
     def _move(self, serial: int, generation: str) -> None:
-        """Switch to a generation of the weights: another space, in another session. The old
-        sessions are left, and their ends are the fences of their jobs.
-        """
+        """Move to another generation's space. The old sessions' ends are their jobs' fences."""
         if serial == self._serial:
             return
         self._serial = serial
@@ -378,9 +364,7 @@ class WorkerSide:
         self.started.add(job.job)
 
     def give_up(self, job: int) -> None:
-        """Report a load in flight as failed, from its first block on. It stays in flight: that is
-        no fence.
-        """
+        """Report a load in flight as failed. It stays in flight: that is no fence."""
         inflight = self.jobs[job]
         self.counts.loads_late += 1
         inflight.reported = True
@@ -417,9 +401,7 @@ class WorkerSide:
         return not plan.depends or (bool(self.guests) and all(guest.serves(plan) for guest in self.guests))
 
     def _send(self, plan: SaveJob | LoadJob, session: Session | None, sections: Packed, step: int) -> int | BlockStatus:
-        """Send a job that names a step. Return the job's number in the session, or the status that
-        explains why it was not sent.
-        """
+        """Send a job. Return its number in the session, or the status that says why not."""
         if session is None:
             return BlockStatus.FAILED
         event = self._clock.event(step)
@@ -506,9 +488,7 @@ class WorkerSide:
             tell_end(self, plan, statuses, failed=failed)
 
     def _expire_loads(self, now: float) -> None:
-        """Report loads whose deadline has passed. They stay in flight: a deadline is no fence. Not
-        those that a step waits for: vLLM expects no end of them, and their wait is limited.
-        """
+        """Report overdue loads, but those that a step waits for. A deadline is no fence."""
         for job, inflight in self.jobs.items():
             plan = inflight.plan
             if isinstance(plan, LoadJob) and not (plan.sync or inflight.reported or now < inflight.deadline):
@@ -530,9 +510,7 @@ def _parts_of(job: SaveJob | LoadJob) -> tuple[Packed, ...]:
 
 
 def tell_end(side: WorkerSide, load: LoadJob, statuses: bytes = b"", *, failed: bool) -> None:
-    """Add the end of a load to a worker's results: which of its blocks have ``failed``, where vLLM
-    is told of blocks, else that all have.
-    """
+    """Add a load's end to the results: of the blocks that failed, or of all."""
     results = side.pending_results
     if not load.sync:
         results.received.add(load.request)
