@@ -1,12 +1,10 @@
 """GPU memory and events shared with another process of this machine. Imports no torch by itself.
 
-The CUDA driver calls in use go through ctypes: properties of addresses, and handles that other
-processes can open; and GPU memory as regions of a registration (docs/PROTOCOL.md, "Region kinds"),
-derived from its address alone. Memory of cudaMalloc has one IPC handle for the whole allocation, of
-which the region is a part. Virtual memory (such as torch's expandable segments) consists of chunks,
-each with its own descriptor. Each call needs a thread with a current CUDA context, like a worker's
-main thread. See the driver API's reference, sections "Memory Management", "Virtual Memory
-Management" and "Unified Addressing".
+The CUDA driver calls in use go through ctypes (see the driver API's reference). GPU memory becomes
+regions of a registration (docs/PROTOCOL.md, "Region kinds") by its address alone. Memory of
+cudaMalloc has one IPC handle for the whole allocation, of which the region is a part. Virtual
+memory (such as torch's expandable segments) consists of chunks, each with its own descriptor. Each
+call needs a thread with a current CUDA context, like a worker's main thread.
 
 A GPU's clock is its compute stream, which itself signals its progress to the agent: after a step's
 kernels it records the step's event, then writes the step's number into host memory that the agent
@@ -81,7 +79,7 @@ class CudaDriver:
         return handle.raw
 
     def descriptor(self, address: int) -> int:
-        """Return a new descriptor of the address's chunk of virtual memory; the caller closes it."""
+        """Return a new descriptor, to be closed, of the address's chunk of virtual memory."""
         piece, fd = ctypes.c_uint64(), ctypes.c_int(-1)
         self._call("cuMemRetainAllocationHandle", ctypes.byref(piece), ctypes.c_void_p(address))
         try:

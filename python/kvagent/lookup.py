@@ -1,13 +1,10 @@
 """The look-up client: asks an agent how much of a prompt it has, with or without waiting, in
 kvagent's own form: one msgpack array each way (docs/PROTOCOL.md, section 2.1).
 
-An answer takes microseconds, but an agent may be slow, stopped or gone: every wait is bounded, and
-a socket whose answer was late is never reused. Answers do not identify their question, so each
-outstanding one has a REQ socket of its own; sockets whose answers arrived are reused.
-
-A late answer may carry a lease, and shows that the agent lives. So the socket of an abandoned
-question is kept, and ``late_answers`` returns what arrives at it; leases are to be released in the
-session.
+An answer takes microseconds, but an agent may be slow, stopped or gone: every wait is bounded.
+Answers do not identify their question, so each outstanding one has a REQ socket of its own, which
+is used again only if its answer arrived. A late answer may carry a lease, and shows that the agent
+lives: ``late_answers`` returns what arrives at the sockets of abandoned questions.
 
 When the session ends, close the client and create another for the next session: a question that
 still waits in the socket would reach the agent's successor, for which the session's number means

@@ -1,8 +1,5 @@
 """The codec of the session socket: messages to frames and back, strictly (docs/PROTOCOL.md, section
-3).
-
-A decoded message encodes to the same bytes. Anything not canonical, of a wrong shape or beyond a
-limit is Malformed.
+3). A decoded message encodes to the same bytes.
 
 Sections of a job are packed once at planning time and sent unchanged by every rank. Their bytes are
 those that ``encode`` produces for the same Sections, at a fraction of the cost: an engine packs

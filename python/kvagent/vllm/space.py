@@ -1,24 +1,20 @@
 """The identity of a space: everything besides the tokens that determines a block's bytes.
 
-Both roles derive it from the same vLLM configuration and must get the same result, so it contains
-nothing that only one of them knows.
-
-All that vLLM resolved and the environment count, unless the table of harmless names it (resolved).
-A worker computes the blocks, so what it has counts: its configuration after vLLM's changes, and the
-attention backends and pages of its layers. Two backends may lay out blocks of the same shape
-differently, and the CPU backend packs keys for the instruction set. The scheduler supposes the same
-of its own copy, and asks vLLM which backends it would choose; the workers report what they have
-(WorkerInfo).
+Both roles derive it from the same vLLM configuration and must get the same result. A worker
+computes the blocks, so what it has counts: its configuration after vLLM's changes, and the
+attention backends and pages of its layers, since two backends may lay out blocks of one shape
+differently. The scheduler supposes the same of its own copy, asks vLLM which backends it would
+choose, and learns from the workers what they have (WorkerInfo).
 
 The weights count as a digest of the files that vLLM reads, which the engine has loaded earlier. So
 in a process that vLLM created for this engine, a file that changed after the process started counts
 as unknown: nothing shows which version was loaded.
 
-What vLLM resolved and the environment count in a canonical form: everything but what the table
-harmless.txt says. Equal forms mean equal values: each value stands with its type, in a form that no
-other value has. A text that names a file or a folder counts with its content, and code that belongs
-neither to vLLM nor to the libraries that it comes with counts with its source. A value without such
-a form is unknown: its engine shares with no other.
+All that vLLM resolved and the environment count in a canonical form, but what the table
+harmless.txt names. Equal forms mean equal values: each value stands with its type, in a form that
+no other value has. A text that names a file or a folder counts with its content, and code that
+belongs neither to vLLM nor to the libraries that it comes with counts with its source. A value
+without such a form is unknown: its engine shares with no other.
 """
 
 from __future__ import annotations

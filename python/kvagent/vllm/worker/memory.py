@@ -6,9 +6,8 @@ allocation. Only attributes of the tensors are used, so this imports no torch.
 
 A deadline is no fence: an agent, or one of its movers, that has not let go of a worker's memory in
 time may still read and write it. So the memory is retained, with the sessions whose end is the
-fence, until that end is seen. After the connector's shutdown nothing looks for it, and the memory
-is retained until the process ends. That is a fence too: the kernel and the driver free a process's
-memory only after its last user is gone. Nothing here waits, so a shutdown does not hang.
+fence, until that end is seen, or after the connector's shutdown until the process ends: the kernel
+and the driver free a process's memory only after its last user is gone.
 """
 
 from __future__ import annotations

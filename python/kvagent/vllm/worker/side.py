@@ -1,7 +1,5 @@
 """A worker's side: sends the jobs of a step's plan to the agent and reports their outcomes.
 
-It waits only at its end (leave), for a bounded time; a guest may wait for loads (hooks).
-
 In a step, vLLM calls revoke_saves (before any block is overwritten), begin, start (before the
 forward pass if the step computes from a load, else maybe after it was launched), wait_layer (in
 each attention layer), end (the pass's kernels are launched; on a CPU they have ended), results and
@@ -9,9 +7,6 @@ report. Every promised asynchronous load is among the results exactly once: when
 reported it, when its deadline has passed, when the agent does not respond, or when there is no
 agent. A load that a step waits for is among them only if it failed. Only an outcome in the report
 means that the job's blocks are no longer accessed.
-
-The words and the clock tell the agent which steps have ended. The clock runs on the host or on a
-GPU's compute stream. It writes the step word and one event for each recent step.
 
 vLLM keeps stepping while a connector expects a report or a lease. A step with requests does not
 wait. Without requests, the worker waits in each step for a message of the agent, longer each time
