@@ -58,11 +58,6 @@ def group_spec(spec: Any) -> Any:
     return next(iter(spec.kv_cache_specs.values()))
 
 
-def kind(spec: Any) -> str:
-    """Return the name of the specification that a group is known by."""
-    return type(group_spec(spec)).__name__
-
-
 def window(spec: Any) -> int:
     """Return a group's window as the agent is told of it (messages.Group)."""
     one = group_spec(spec)
@@ -76,7 +71,7 @@ def window(spec: Any) -> int:
 
 def is_state(spec: Any) -> bool:
     """Return whether a group's blocks are states: each stands for all tokens before its end."""
-    return kind(spec) == STATE
+    return type(group_spec(spec)).__name__ == STATE
 
 
 def refusal(group: Any) -> str:
@@ -195,11 +190,6 @@ class Ranks:
     world: int
     shards: int
 
-    def check(self) -> None:
-        """Raise Unsupported if there are more ranks than the protocol allows."""
-        if not 1 <= self.world <= MAX_WORLD:
-            raise Unsupported(f"{self.world} ranks, allowed is 1 to {MAX_WORLD}")
-
 
 def replicated(kv_cache_config: Any) -> bool:
     """Return whether all tensor-parallel ranks hold the same KV, however many there are."""
@@ -211,8 +201,7 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
     hold the same KV.
     """
-    if reason := spread(parallel):
-        raise Unsupported(reason)
+    _check_spread(parallel)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name)) > 1:
             raise Unsupported(
@@ -224,7 +213,8 @@ def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
     replicas = int(kv_cache_config.kv_tp_replicas)
     if replicated(kv_cache_config):
         replicas = tp
-    Ranks(len(part(parallel).ranks), 1).check()  # those of one agent
+    if (count := len(part(parallel).ranks)) > MAX_WORLD:  # those of one agent
+        raise Unsupported(f"{count} ranks, allowed is 1 to {MAX_WORLD}")
     return Ranks(tp * pp, tp // replicas * pp), replicas
 
 
@@ -277,7 +267,7 @@ _WHY = f"an agent serves the engines of its own node ({_DECISION})"
 
 
 def part(parallel: Any) -> Part:
-    """Return the part of the process with vLLM's ParallelConfig. See spread for what is refused."""
+    """Return the part of the process with vLLM's ParallelConfig."""
     world = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
     count = int(parallel.nnodes_within_dp)
     index = int(parallel.node_rank_within_dp) if count > 1 else 0
@@ -292,25 +282,23 @@ def node() -> str:
         return ""
 
 
-def spread(parallel: Any) -> str:
-    """Return why an engine with vLLM's ParallelConfig cannot be served, because its ranks are on
-    several nodes, or may be without its scheduler knowing; empty if nothing says so. A
-    data-parallel replica is an engine of its own, so only the nodes of one replica count.
+def _check_spread(parallel: Any) -> None:
+    """Raise Unsupported if the ranks are on several nodes, or may be without their scheduler
+    knowing. A data-parallel replica is an engine of its own, so only the nodes of one count.
     """
     nodes = int(parallel.nnodes_within_dp)
     ranks = int(parallel.tensor_parallel_size) * int(parallel.pipeline_parallel_size)
     executor = parallel.distributed_executor_backend
     if ranks > 1 and executor == "external_launcher":
-        return (
+        raise Unsupported(
             f"external_launcher with {ranks} ranks: each rank has a scheduler of its own, which hears of no other "
             "rank's blocks, and all must decide the same; start it with --distributed-executor-backend mp"
         )
     if nodes > 1 and (executor != "mp" or ranks % nodes):
-        return (
+        raise Unsupported(
             f"{ranks} ranks on {nodes} nodes (--nnodes), started by the executor {executor}: which ranks are where is "
             f"known only of equal parts and --distributed-executor-backend mp ({_DECISION})"
         )
-    return ""
 
 
 def elsewhere(workers: Sequence[WorkerInfo], own: str) -> str:
@@ -357,12 +345,9 @@ def _supported(vllm_config: Any) -> Sequence[str]:
     model, cache = vllm_config.model_config, vllm_config.cache_config
     with set_current_vllm_config(vllm_config):
         backend = get_attn_backend(
-            model.get_head_size(),
-            model.dtype,
-            cache.cache_dtype,
-            use_mla=bool(model.use_mla),
+            model.get_head_size(), model.dtype, cache.cache_dtype, use_mla=bool(model.use_mla),
             has_sliding_window=model.get_sliding_window() is not None,
-        )
+        )  # fmt: skip
         return [layout.name for layout in get_supported_kv_cache_layouts([backend])]
 
 
