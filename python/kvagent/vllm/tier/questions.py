@@ -168,14 +168,12 @@ class Questions:
     def forget(self, request: str) -> None:
         """Drop the questions and leases of a request."""
         for question in [one for one in self._open if one.ask.request == request]:
-            self._abandon(question)
-            self._open.remove(question)
+            self._end(question, 0, late=True)
         self.release(one.number for one in self._leases.pop(request, ()))
 
     def abandon(self) -> None:
         """Answer all questions, since the agent does not: nothing counts as stored."""
         for question in list(self._open):
-            self._abandon(question)
             self._end(question, 0, late=True)
 
     def take_lease(self, request: str, keys: Iterable[Key]) -> dict[Key, int]:
@@ -209,7 +207,6 @@ class Questions:
             try:
                 self._advance(lookups, question, now)
             except (TimedOut, Malformed):
-                self._abandon(question)
                 self._end(question, 0, late=True)
         for request, leases in list(self._leases.items()):
             if over := [one for one in leases if one.until < now]:
@@ -243,11 +240,8 @@ class Questions:
         self._end(question, found)
 
     def _end(self, question: Question, found: int, *, late: bool = False) -> None:
+        if question.ticket is not None and (lookups := self._session.lookups) is not None:
+            lookups.abandon(question.ticket)
         self._open.remove(question)
         count = len(question.ask.keys)
         self._answer(Answered(question.ask, found, count if late else min(found + 1, count), late))
-
-    def _abandon(self, question: Question) -> None:
-        if question.ticket is not None and (lookups := self._session.lookups) is not None:
-            lookups.abandon(question.ticket)
-        question.ticket = None
