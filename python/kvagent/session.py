@@ -215,9 +215,7 @@ class Session(FrameStream):
         self._broken: Malformed | None = None
 
     @classmethod
-    def connect(
-        cls, path: str | PathLike[str], timeout_s: float = 1.0, versions: tuple[int, int] = (m.MIN_VERSION, m.VERSION)
-    ) -> Session:
+    def connect(cls, path: str | PathLike[str], timeout_s: float = 1.0) -> Session:
         """Connect and exchange HELLO. Raise TimedOut, SessionEnded, WrongSetting if the directory
         is not to be trusted, or OSError if there is no agent.
         """
@@ -227,10 +225,8 @@ class Session(FrameStream):
         try:
             sock.connect(str(path))
             session = cls(sock)
-            session.send(m.Hello(versions[0], versions[1], SOFTWARE))
+            session.send(m.Hello(m.MIN_VERSION, m.VERSION, SOFTWARE))
             session.limits = session._answer(0, m.Welcome, deadline)
-            if not versions[0] <= session.version <= versions[1]:
-                raise SessionBroken(f"hello was answered by {session.limits}")
         except BaseException:
             sock.close()
             raise
