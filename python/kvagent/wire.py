@@ -33,14 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_SMALL = [bytes([i]) for i in range(128)]  # msgpack's positive fixint
-_BIN8 = [b"\xc4" + bytes([i]) for i in range(256)]
-_BIN16, _BIN32 = struct.Struct(">BH"), struct.Struct(">BI")
-_ARRAY16 = struct.Struct(">BH")
-_ID = struct.Struct("<I")
-_SECTION = b"\x95"  # an array of 5
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Sections of a job: ``data`` is their msgpack array, ``blocks`` the number of blocks."""
@@ -60,14 +52,7 @@ def section(group: int, parent: bytes, hashes: Sequence[bytes], ids: Sequence[in
         raise Malformed(f"section of group {group}: {len(joined)} bytes of {count} hashes and {len(ids)} blocks")
     if parent and len(parent) != size:
         raise Malformed(f"section of group {group}: parent of {len(parent)} bytes, allowed is 0 or {size}")
-    blocks = _ID.pack(ids[0]) if count == 1 else struct.pack(f"<{count}I", *ids)
-    return b"".join(
-        (
-            _SECTION, _SMALL[group], _BIN8[len(parent)], parent, _SMALL[size],
-            _BIN8[len(joined)] if len(joined) < 256 else _bin(len(joined)), joined,
-            _BIN8[len(blocks)] if len(blocks) < 256 else _bin(len(blocks)), blocks,
-        )
-    )  # fmt: skip
+    return pack((group, parent, size, joined, struct.pack(f"<{count}I", *ids)))
 
 
 def packed(sections: Sequence[bytes], blocks: int) -> Packed:
@@ -75,12 +60,7 @@ def packed(sections: Sequence[bytes], blocks: int) -> Packed:
     count = len(sections)
     if not 1 <= count <= MAX_SECTIONS or blocks > MAX_JOB_BLOCKS:
         raise Malformed(f"{count} sections of {blocks} blocks, allowed is 1 to {MAX_SECTIONS} of {MAX_JOB_BLOCKS}")
-    head = bytes([0x90 | count]) if count < 16 else _ARRAY16.pack(0xDC, count)
-    return Packed(head + b"".join(sections), blocks)
-
-
-def _bin(size: int) -> bytes:
-    return _BIN16.pack(0xC5, size) if size < 1 << 16 else _BIN32.pack(0xC6, size)
+    return Packed(msgpack.Packer().pack_array_header(count) + b"".join(sections), blocks)
 
 
 _LENGTH = struct.Struct(">I")
@@ -88,9 +68,6 @@ HEADER_BYTES = _LENGTH.size
 
 _RECORDS = {number: Record(cls) for number, cls in m.NUMBERS.items()}
 _NUMBERS: dict[type[Any], int] = {one.cls: number for number, one in _RECORDS.items()}
-
-_ARRAY = [bytes([0x90 | i]) for i in range(16)]  # msgpack's header of an array of i elements
-_DONE_HEAD = _ARRAY[3] + bytes([_NUMBERS[m.Done]])
 
 
 def encode(message: m.Message) -> bytes:
@@ -114,13 +91,11 @@ def job_frame(kind: type[m.Message], fields: tuple[int, ...], sections: Packed) 
     length = len(head) + len(sections.data)
     if length > MAX_FRAME:
         raise Malformed(f"{kind.__name__}: {length} bytes, at most {MAX_FRAME}")
-    return b"".join((_LENGTH.pack(length), _ARRAY[len(fields) + 2], head[1:], sections.data))
+    return b"".join((_LENGTH.pack(length), bytes([head[0] + 1]), head[1:], sections.data))
 
 
 def decode(body: bytes) -> m.Message:
     """Return the message of a frame's body."""
-    if body[:2] == _DONE_HEAD and (done := _decode_done(body)) is not None:
-        return done
     if not 1 <= len(body) <= MAX_FRAME:
         raise Malformed(f"frame of {len(body)} bytes, not 1 to {MAX_FRAME}")
     values = unpack(body)
@@ -133,17 +108,6 @@ def decode(body: bytes) -> m.Message:
     message: m.Message = one.read(fields, one.cls.__name__)
     _check(message)
     return message
-
-
-def _decode_done(body: bytes) -> m.Done | None:
-    """Return a DONE, at a third of the cost; None if anything about it is unusual."""
-    try:
-        _, job, statuses = values = msgpack.unpackb(body)
-    except (ValueError, msgpack.exceptions.UnpackException, msgpack.exceptions.ExtraData):
-        return None
-    if type(statuses) is not bytes or len(statuses) > MAX_JOB_BLOCKS or type(job) is not int or job < 0:
-        return None
-    return m.Done(job, statuses) if pack(values) == body else None
 
 
 def frame(body: bytes) -> bytes:
