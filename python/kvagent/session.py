@@ -342,8 +342,7 @@ class Session(FrameStream):
         """Return received events, without waiting. Raise SessionEnded once the agent's end is gone
         and all completions before it were returned.
         """
-        if self.pending:
-            self.flush()
+        self.flush()
         self._receive()
         events, self._events = self._events, []
         if not events and self.ended:

@@ -7,18 +7,16 @@ determine the bytes of a chunk, the engine shares with no other.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import platform
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvagent.limits import MAX_GROUPS
 from kvagent.registration import identity_pairs
 from kvagent.vllm.geometry import Ranks, canvas_refusal
-from kvagent.vllm.space import identity, unknown_weights
+from kvagent.vllm.space import digest, identity, unknown_weights
 from kvagent.vllm.weight_changes import LOADED, PRIVATE, UNSHARED, initial_generation
 
 if TYPE_CHECKING:
@@ -137,33 +135,22 @@ def _groups(config: Any) -> int:
 
 
 def _layout(construction: Construction | None, config: Any, row_bytes: int) -> str:
-    """Return what determines the place of every byte in a chunk, besides the connector's pairs.
-    ``retention``: which blocks of a chunk vLLM writes, where a sliding window or a state needs only
-    some.
+    """Return the digest of what determines the place of every byte in a chunk, besides the
+    connector's pairs: all that vLLM tells its tiers but which engine and rank this is, which blocks
+    of a chunk it writes where a window or a state needs only some (retention), its runner.
     """
-    parallel = config.parallel
     whole = construction.vllm_config if construction is not None else None
+    ranks = ("rank", "data_parallel_index", "data_parallel_size", "data_parallel_rank_local")
+    told = _without(config, "engine_id", "extra_config", "enable_kv_cache_events")
+    told = repr(replace(told, parallel=_without(config.parallel, *ranks)))
+    retention = getattr(getattr(whole, "cache_config", None), "prefix_cache_retention_interval", None)
+    runner = bool(getattr(whole, "use_v2_model_runner", False))
     placement = _placement(construction.kv_cache_config) if construction is not None else []
-    layers = [[int(group.group_id), *group.layer_names] for group in config.groups]
-    return json.dumps(
-        {
-            "bytes": row_bytes,
-            "worker_bytes": config.worker_kv_bytes_per_block,
-            "tokens": [group.tokens_per_block for group in config.groups],
-            "blocks": config.cache.blocks_per_chunk,
-            "hash_tokens": config.cache.tokens_per_hash,
-            "ranks": [
-                parallel.world_size, parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size,
-            ],
-            "retention": getattr(getattr(whole, "cache_config", None), "prefix_cache_retention_interval", None),
-            "canonical": config.canonical_layout,
-            "replicated": config.replicated_layout,
-            "layout": str(config.kv_cache_layout),
-            "runner": "v2" if getattr(whole, "use_v2_model_runner", False) else "v1",
-            "layers": hashlib.sha256(json.dumps([layers, placement]).encode()).hexdigest()[:32],
-        },
-        sort_keys=True,
-    )  # fmt: skip
+    return digest([row_bytes, told, retention, runner, placement], "chunk")
+
+
+def _without(config: Any, *names: str) -> Any:
+    return replace(config, **{name: None for name in names if hasattr(config, name)})
 
 
 def _placement(kv_cache_config: Any) -> list[Any]:
