@@ -60,11 +60,6 @@ class RegionKind(IntEnum):
     CUDA = 3
     CUDA_FD = 4
 
-    @property
-    def has_fd(self) -> bool:
-        """Whether a descriptor accompanies the region."""
-        return self in (RegionKind.FD, RegionKind.CUDA_FD)
-
 
 class BlockStatus(IntEnum):
     """The outcome of one block of a job."""

@@ -60,17 +60,11 @@ class Registration:
             self.hash_tokens, self.lookup_name, self.sync, len(self.regions), segments,
         ), []  # fmt: skip
         for part in parts(self.regions, MAX_REGIONS_MESSAGE):
-            yield m.Regions(req, tuple(region for region, _ in part)), [fd for one in part for fd in _descriptor(*one)]
+            yield m.Regions(req, tuple(region for region, _ in part)), [fd for _, fd in part if fd is not None]
         for shard, groups in held:
             for group in sorted(groups):
                 for some in parts(groups[group], MAX_SEGMENTS_MESSAGE):
                     yield m.Segments(req, shard, group, tuple(some)), []
-
-
-def _descriptor(region: m.Region, fd: int | None) -> list[int]:
-    if (fd is not None) != m.RegionKind(region.kind).has_fd:
-        raise Malformed(f"region {region.id}: kind {m.RegionKind(region.kind).name} with descriptor {fd}")
-    return [] if fd is None else [fd]
 
 
 _Item = TypeVar("_Item")

@@ -238,12 +238,6 @@ def test_a_refused_registration_tells_the_text(ends: tuple[Session, Agent]) -> N
     assert caught.value.status == m.RegStatus.REFUSED
 
 
-def test_a_region_needs_the_descriptor_of_its_kind(ends: tuple[Session, Agent]) -> None:
-    session, _ = ends
-    with pytest.raises(Malformed, match="region 3"):
-        session.register(registration(regions=[(m.Region(3, m.RegionKind.FD, 4096), None)]))
-
-
 def test_jobs_are_reported_once_and_in_full(ends: tuple[Session, Agent]) -> None:
     session, agent = ends
     save, load = (
