@@ -16,6 +16,7 @@ has them, and removed with the last.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -24,10 +25,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvagent.limits import TOKEN_BYTES
 from kvagent.messages import EventKind, Group, Role
 from kvagent.registration import Registration
-from kvagent.vllm import geometry as specs
 from kvagent.vllm import internals
-from kvagent.vllm.geometry import Geometry
-from kvagent.vllm.guests.events import MEDIA, EventsOptions, Publication, Tokens, Waker, extra_of, salt_of, unpacked
+from kvagent.vllm.geometry import Geometry, is_state, window
+from kvagent.vllm.guests.events import (
+    MEDIA,
+    EventForm,
+    EventsOptions,
+    Publication,
+    Tokens,
+    Waker,
+    extra_of,
+    salt_of,
+    unpacked,
+)
 from kvagent.vllm.link import Link
 from kvagent.vllm.options import OFF
 from kvagent.vllm.scheduler.agent_session import AgentSession
@@ -38,12 +48,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kvagent.messages import EventRun
-    from kvagent.vllm.guests.events import EventCounts, EventForm
+    from kvagent.vllm.guests.events import EventCounts
     from kvagent.vllm.tier.construction import Construction
     from kvagent.vllm.tier.identity import Space
     from kvagent.vllm.tier.options import TierOptions
     from kvagent.vllm.tier.questions import Key
     from kvagent.vllm.weight_changes import Generations
+
+log = logging.getLogger("vllm.kvagent")
 
 STORAGE = dict.fromkeys(MEDIA, "STORAGE")
 """Names of the media for EventForm. vLLM's own tier says ``CPU`` for the region that these chunks
@@ -198,38 +210,26 @@ def _leave(chunks: dict[bytes, _Chunk], key: bytes, bit: int) -> _Chunk | None:
     return chunk
 
 
-class Vllm(NamedTuple):
-    """What of vLLM the events need."""
-
-    form: EventForm
-    hash_block: Callable[[bytes | None, list[int], tuple[str] | None], bytes]
-    wake: Callable[[], None] | None
-    """Wakes the engine; None if its steps are its caller's."""
-
-
-def of_vllm(vllm_config: Any) -> Vllm:
-    """Return it, in the scheduler's process."""
-    from vllm.utils.hashing import get_hash_fn_by_name
-    from vllm.v1.core.kv_cache_utils import hash_block_tokens
-    from vllm.v1.engine import core
-
-    from kvagent.vllm.guests.events import EventForm
-
-    function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
-
-    def hash_block(parent: bytes | None, tokens: list[int], extra: tuple[str] | None) -> bytes:
-        return bytes(hash_block_tokens(function, parent, tokens, extra))
-
-    return Vllm(EventForm(STORAGE), hash_block, internals.waker(core))
+def of_engine(
+    construction: Construction, config: Any, options: TierOptions, space: Space, rows: int,
+    generations: Generations, counts: EventCounts,
+) -> TierEvents | None:  # fmt: skip
+    """Return the events of an engine, if it publishes some and the tier is to give its own.
+    ``config`` is vLLM's OffloadingConfig.
+    """
+    asked = getattr(construction.vllm_config, "kv_events_config", None)
+    if asked is None or not asked.enable_kv_cache_events or options.events == OFF:
+        return None
+    left_out = _untold(construction, config, space.tokens)
+    geometry = Geometry((Group(space.tokens, rows),) * space.groups, int(config.cache.tokens_per_hash), left_out)
+    if len(left_out) == len(geometry.groups):
+        log.warning("tier: KV events do not tell what the agent holds: no group's blocks have the hashes of events")
+        return None
+    instance = f"{str(config.engine_id)[:100]} events"
+    return TierEvents(construction.vllm_config, options, space, geometry, generations, instance, counts)
 
 
-def wanted(construction: Construction | None, options: TierOptions) -> bool:
-    """Return whether the engine publishes events, and the tier gives its own."""
-    config = getattr(construction.vllm_config, "kv_events_config", None) if construction is not None else None
-    return config is not None and bool(config.enable_kv_cache_events) and options.events != OFF
-
-
-def untold(construction: Construction, config: Any, tokens: int) -> frozenset[int]:
+def _untold(construction: Construction, config: Any, tokens: int) -> frozenset[int]:
     """Return the groups of which nothing is told. ``tokens`` of a chunk, as registered. Told are
     chunks of whole prefixes, whose blocks have the hashes of vLLM's own events.
     """
@@ -238,7 +238,7 @@ def untold(construction: Construction, config: Any, tokens: int) -> frozenset[in
     for one in config.groups:
         group = int(one.group_id)
         spec = groups[group].kv_cache_spec
-        whole = not specs.window(spec) and not specs.is_state(spec)
+        whole = not window(spec) and not is_state(spec)
         hashed = one.tokens_per_block == config.cache.tokens_per_hash
         if whole and hashed and one.tokens_per_block * config.cache.blocks_per_chunk == tokens:
             left_out.discard(group)
@@ -266,35 +266,36 @@ class TierEvents:
     """The events. Used by the scheduler's thread."""
 
     def __init__(
-        self,
-        options: TierOptions,
-        space: Space,
-        geometry: Geometry,
-        generations: Generations,
-        instance: str,
-        vllm: Vllm,
-        counts: EventCounts,
-    ) -> None:
+        self, vllm_config: Any, options: TierOptions, space: Space, geometry: Geometry, generations: Generations,
+        instance: str, counts: EventCounts,
+    ) -> None:  # fmt: skip
         """``geometry``: of chunks; its states are the groups of which nothing is told."""
-        blocks = max(1, space.tokens // geometry.hash_tokens)
-        self._scale = blocks
-        self._requests: dict[str, Spoken] = {}
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import hash_block_tokens
+        from vllm.v1.engine import core
+
+        function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+
+        def hash_block(parent: bytes | None, tokens: list[int], extra: tuple[str] | None) -> bytes:
+            return bytes(hash_block_tokens(function, parent, tokens, extra))
 
         def registration() -> Registration:
             return Registration(
-                instance=f"{instance[:100]} events", role=Role.SCHEDULER,
-                identity=with_generation(space.identity, generations.now),
+                instance=instance, role=Role.SCHEDULER, identity=with_generation(space.identity, generations.now),
                 groups=geometry.groups, hash_tokens=space.tokens,
             )  # fmt: skip
 
+        self._scale = blocks = max(1, space.tokens // geometry.hash_tokens)
+        self._requests: dict[str, Spoken] = {}
         link = Link(options.socket_dir, "tier, events", registration, pool=options.pool)
-        waker = Waker(vllm.wake) if vllm.wake is not None else None
+        wake = internals.waker(core)
+        waker = Waker(wake) if wake is not None else None
         if waker is not None:
             link.attached = waker.wake
         self._agent = AgentSession(link, options)
-        tokens = Tokens(geometry, counts)
-        told = PublishedChunks(vllm.form, tokens.sizes, blocks, vllm.hash_block, counts)
-        self._publication = Publication(self._agent, tokens, EventsOptions(vllm.form, waker), told, blocks)
+        tokens, form = Tokens(geometry, counts), EventForm(STORAGE)
+        told = PublishedChunks(form, tokens.sizes, blocks, hash_block, counts)
+        self._publication = Publication(self._agent, tokens, EventsOptions(form, waker), told, blocks)
 
     # ---- what vLLM's connector says (construction)
 
@@ -349,12 +350,6 @@ class TierEvents:
         """Leave the agent."""
         self._publication.close()
         self._agent.close()
-
-
-def geometry_of(construction: Construction, config: Any, space: Space, rows: int) -> Geometry:
-    """Return the chunks' geometry."""
-    states = untold(construction, config, space.tokens)
-    return Geometry((Group(space.tokens, rows),) * space.groups, int(config.cache.tokens_per_hash), states)
 
 
 def _runs(places: list[int]) -> Iterator[tuple[int, int]]:

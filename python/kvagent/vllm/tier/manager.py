@@ -33,7 +33,6 @@ from kvagent.vllm.space import unobserved as unobserved_changes
 from kvagent.vllm.tier import events, identity
 from kvagent.vllm.tier.construction import under_construction
 from kvagent.vllm.tier.courier import Courier
-from kvagent.vllm.tier.events import TierEvents
 from kvagent.vllm.tier.jobs import Rows
 from kvagent.vllm.tier.options import parse
 from kvagent.vllm.tier.questions import Answered, Ask, Finished, Load, Store, group_of, hash_of, kind_of
@@ -42,8 +41,7 @@ from kvagent.vllm.weight_changes import Generations, watch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from kvagent.vllm.tier.construction import Construction
-    from kvagent.vllm.tier.identity import Space
+    from kvagent.vllm.tier.events import TierEvents
     from kvagent.vllm.tier.questions import Key
 
 MAX_KEYS = 4096  # of one question
@@ -168,21 +166,13 @@ class KVAgentTier(SecondaryTierManager):
         start_agent(self._options.socket_dir, self._options.pool)
         self._courier = Courier(self._options, rows, space, str(config.engine_id))
         generations = Generations(space.generation, self._options, unobserved=bool(unobserved), in_process=in_process)
-        if construction is not None and events.wanted(construction, self._options):
-            self._events = self._make_events(construction, config, space, rows.count, generations)
+        if construction is not None:
+            self._events = events.of_engine(
+                construction, config, self._options, space, rows.count, generations, self._counts
+            )
+        if construction is not None and self._events is not None:
+            construction.sources.append(self._events)
         return generations
-
-    def _make_events(
-        self, construction: Construction, config: Any, space: Space, rows: int, generations: Generations
-    ) -> TierEvents | None:
-        geometry = events.geometry_of(construction, config, space, rows)
-        if len(geometry.states) == len(geometry.groups):
-            log.warning("tier: KV events do not tell what the agent holds: no group's blocks have the hashes of events")
-            return None
-        vllm_parts, name = events.of_vllm(construction.vllm_config), str(config.engine_id)
-        made = TierEvents(self._options, space, geometry, generations, name, vllm_parts, self._counts)
-        construction.sources.append(made)
-        return made
 
     # ---- look-ups
 
