@@ -122,6 +122,8 @@ class Courier:
             log.exception("tier: its thread ends; prompts are computed from now on")
         finally:  # saves are revoked, and loads have only the staging memory
             self.loading = self.saving = False
+            self._saves.abandon()
+            self._loads.abandon()
             for jobs in (self._saves, self._loads):
                 jobs.close()
             for _, done in self._drains:
