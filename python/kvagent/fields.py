@@ -39,9 +39,7 @@ def _no_extension(code: int, data: bytes) -> object:
 
 
 class Field:
-    """One field. ``read`` converts a result of ``unpack`` to a value of the message, ``write``
-    converts it back; by default that is the same.
-    """
+    """One field: ``read`` converts from the wire, ``write`` back, by default alike."""
 
     def __init__(self, read: Convert, write: Convert | None = None) -> None:
         self.read, self.write = read, write or read

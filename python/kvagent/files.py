@@ -51,9 +51,7 @@ class Span(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A file: its name in the model's folder, its descriptor and its size. ``whole``: every byte
-    matters (configuration, code), so it is not sampled.
-    """
+    """A file, by its name in the folder. ``whole``: every byte matters, so it is not sampled."""
 
     name: str
     fd: int
@@ -93,9 +91,7 @@ def spans(file: Opened) -> list[Span]:
 
 
 def places(span: Span, stretch: int) -> Iterator[Span]:
-    """Yield the samples of a span: one per ``stretch`` bytes, at least LEAST_SAMPLES; all of it if
-    it is small.
-    """
+    """Yield the samples of a span: one per ``stretch`` bytes, at least LEAST_SAMPLES, or all."""
     count = max(-(-span.bytes // stretch), LEAST_SAMPLES)
     if span.bytes <= max(SMALL_BYTES, count * SAMPLE_BYTES):
         yield from _whole(span)

@@ -115,9 +115,7 @@ _MAX_ANSWER_BYTES = 4096
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """An outstanding question, abandoned after ``deadline`` (of time.monotonic). Of an abandoned
-    one, ``deadline`` is the end of LATE_S.
-    """
+    """A question, until ``deadline`` (of time.monotonic); abandoned, the end of LATE_S."""
 
     socket: zmq.Socket[bytes] | None
     deadline: float
@@ -145,9 +143,7 @@ class LookupClient:
         return answer
 
     def submit(self, request: Request, timeout_s: float | None = None) -> Ticket:
-        """Ask without waiting; poll the ticket to its end, or abandon it. Busy if too many are
-        outstanding, or if there can be no socket now.
-        """
+        """Ask without waiting; poll the ticket, or abandon it. Busy if it cannot be sent now."""
         frame = encode_request(request)
         if self._out >= MAX_OUTSTANDING:
             raise Busy(f"{self._out} look-ups are in flight")
@@ -189,9 +185,7 @@ class LookupClient:
         return answer
 
     def abandon(self, ticket: Ticket) -> None:
-        """Abandon a question. If its answer may carry a lease, it is still read on arrival; see
-        late_answers.
-        """
+        """Abandon a question. If its answer may carry a lease, late_answers returns it."""
         if ticket.socket is None:
             return
         self._out -= 1

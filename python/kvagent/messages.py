@@ -110,9 +110,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Answers HELLO. ``max_frame`` and ``lease_bytes`` in bytes. ``peer`` is host:port where other
-    agents reach this one, or empty.
-    """
+    """Answers HELLO. Sizes in bytes; ``peer`` is host:port for other agents, or empty."""
 
     version: Annotated[int, uint(MIN_VERSION, VERSION)]
     boot: ID
@@ -126,9 +124,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One KV cache group. ``window`` in tokens, 0 for full attention; CHUNKED and the tokens of a
-    chunk for chunked local attention.
-    """
+    """A KV cache group. ``window`` in tokens; 0: full attention; CHUNKED and those of a chunk."""
 
     block_tokens: Positive
     num_blocks: U32
@@ -429,9 +425,7 @@ class HintChain:
 
 @dataclass(frozen=True, slots=True)
 class Hint(Message):
-    """Tells how blocks will be used: facts of the end of a request, and what to do with blocks.
-    ``output``: tokens that the request generated; 0: not told.
-    """
+    """Tells how blocks will be used: facts of a request's end, with its output, and actions."""
 
     req: U32
     session: HintID

@@ -199,9 +199,7 @@ class Session(FrameStream):
         self.limits = m.Welcome(m.VERSION, bytes(16), 0)
         """The agent's welcome."""
         self.epoch = 0
-        """The space's last known weights epoch, from REGISTERED on. A job carries the epoch in
-        which its blocks were computed, which may be an older one.
-        """
+        """The space's last known epoch; a job carries that in which its blocks were computed."""
         self.registered: m.Registered
         self._jobs: dict[int, int] = {}  # number of blocks of each unreported job
         self._cancels: set[int] = set()
@@ -313,9 +311,7 @@ class Session(FrameStream):
         return self._submit(m.Load, (epoch, step, event, lease), sections)
 
     def staged_load(self, sections: Packed, *, epoch: int, step: int, event: int, lease: int, word: int) -> int:
-        """Load blocks stage by stage (messages.Stages), without waiting. Return the job's number.
-        The word ``word``, which the caller has set to 0, counts the stages that have arrived.
-        """
+        """Load stage by stage; the word ``word``, which is 0 before, counts what has arrived."""
         return self._submit(m.StagedLoad, (epoch, step, event, lease, word), sections)
 
     def cancel(self, job: int) -> None:

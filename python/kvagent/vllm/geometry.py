@@ -156,9 +156,7 @@ class Geometry:
 
 
 def geometry(kv_cache_config: Any, hash_tokens: int, following: int = 0) -> Geometry:
-    """Return the geometry of vLLM's KVCacheConfig, with blocks hashed by so many tokens.
-    ``following``: of Geometry. Unsupported names the group that cannot be served.
-    """
+    """Return the geometry of a KVCacheConfig. Unsupported names the group that is not served."""
     found = kv_cache_config.kv_cache_groups
     if not 1 <= len(found) <= MAX_GROUPS:
         raise Unsupported(f"the model has {len(found) or 'no'} KV cache groups, allowed is 1 to {MAX_GROUPS}")
@@ -198,9 +196,7 @@ def replicated(kv_cache_config: Any) -> bool:
 
 
 def ranks(parallel: Any, kv_cache_config: Any) -> tuple[Ranks, int]:
-    """Return the distribution of vLLM's ParallelConfig, and how many adjacent tensor-parallel ranks
-    hold the same KV.
-    """
+    """Return the distribution, and how many adjacent tensor-parallel ranks hold the same KV."""
     _check_spread(parallel)
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if int(getattr(parallel, name)) > 1:
@@ -302,9 +298,7 @@ def _check_spread(parallel: Any) -> None:
 
 
 def elsewhere(workers: Sequence[WorkerInfo], own: str) -> str:
-    """Return why these workers cannot be served by the agent of the scheduler's node ``own``; empty
-    if they can, or if either side could not tell its node.
-    """
+    """Return why the agent of node ``own`` cannot serve these workers, if both tell theirs."""
     away = sum(bool(one.node and own and one.node != own) for one in workers)
     return f"{away} of the engine's ranks are not on the node of its scheduler: {_WHY}" if away else ""
 
@@ -318,9 +312,7 @@ log = logging.getLogger("vllm.kvagent")
 def preferred_layout(
     vllm_config: Any, option: str, supported: Callable[[Any], Sequence[str]] | None = None, *, layerwise: bool = False
 ) -> str | None:
-    """Return the name of the layout to ask for, or None for vLLM's choice. ``option`` is the
-    user's. ``layerwise``: copies are of one layer each.
-    """
+    """Return the layout to ask for, None for vLLM's choice. ``layerwise``: for such copies."""
     if option != "auto":
         return None if option == "none" else option
     if vllm_config.device_config.device_type != "cuda":

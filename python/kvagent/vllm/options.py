@@ -94,9 +94,7 @@ ROLES = ("kv_both", "kv_producer", "kv_consumer")
 
 
 class OptionError(ValueError):
-    """An unknown option, a value out of range, or options that exclude each other. The text names
-    the option and what is allowed.
-    """
+    """An option that is unknown, out of range or excluded by another. The text names it."""
 
     def __init__(self, text: str, *options: str) -> None:
         super().__init__(text)

@@ -46,9 +46,7 @@ def under_construction() -> Construction | None:
 
 
 def observe(registry: MutableMapping[str, Callable[[], Any]]) -> None:
-    """Have vLLM's factory load an OffloadingConnector that keeps the arguments of its ``__init__``
-    at hand while that runs. Repeated calls do nothing.
-    """
+    """Have an OffloadingConnector keep its ``__init__``'s arguments at hand while that runs."""
     load = registry.get(OFFLOADING)
     if load is None:
         return

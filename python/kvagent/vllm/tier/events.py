@@ -214,9 +214,7 @@ def of_engine(
     construction: Construction, config: Any, options: TierOptions, space: Space, rows: int,
     generations: Generations, counts: EventCounts,
 ) -> TierEvents | None:  # fmt: skip
-    """Return the events of an engine, if it publishes some and the tier is to give its own.
-    ``config`` is vLLM's OffloadingConfig.
-    """
+    """Return the events of an engine, if it publishes some and the tier is to give its own."""
     asked = getattr(construction.vllm_config, "kv_events_config", None)
     if asked is None or not asked.enable_kv_cache_events or options.events == OFF:
         return None

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     Found = tuple[Mapping[int, dict[int, list["Extent"]]], Any]
     """By shard and group, the extents of a worker; and what is known of their order, for guests."""
     ExtentsOf = Callable[..., Found]
-    """Finds them: of KV caches by layer, the layers of each group, the number of blocks, and a
-    mapping that collects the storages.
-    """
+    """Finds them in KV caches by layer, for groups' layers and a number of blocks."""
 
 FIRST_REGION = 1  # region 0 holds the words
 

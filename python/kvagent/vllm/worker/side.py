@@ -47,9 +47,7 @@ STAGE_WORDS = 64  # of a worker, and so the most staged loads in flight
 
 
 class HostClock:
-    """The clock of a CPU, where the kernels have ended when the forward pass returns, so that the
-    step word says it all. ``close`` frees the words.
-    """
+    """The clock of a CPU, whose kernels have ended when the forward pass returns."""
 
     def __init__(self, words: SyncWords) -> None:
         self.words = words
@@ -183,9 +181,7 @@ class WorkerSide:
         self, link: Link, clock: HostClock | cuda.CudaClock, *, per_block: bool, generation: str = "",
         identity: tuple[tuple[str, str], ...] = (), guests: Sequence[WorkerGuest] = (),
     ) -> None:  # fmt: skip
-        """``generation``: of the weights, with which this worker begins. ``identity``: what it
-        registers, if the scheduler is to learn it.
-        """
+        """``generation``: of the first weights. ``identity``: if the scheduler is to learn it."""
         self.guests = guests
         self.counts = WorkerCounts()
         self.generation = generation
