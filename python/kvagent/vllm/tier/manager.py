@@ -131,7 +131,6 @@ class KVAgentTier(SecondaryTierManager):
         self._options = parse(config)
         self._errors, self._retired = Errors(), False
         self._requests: dict[str, Asked] = {}
-        self._fresh: dict[str, Asked] = {}
         self._jobs: dict[int, Store | Load] = {}
         self._finished: list[Finished] = []
         self._failed: dict[Key, float] = {}
@@ -196,29 +195,29 @@ class KVAgentTier(SecondaryTierManager):
             asked = self._requests[req_context.req_id] = Asked()
         verdict = asked.verdicts.get(key, self)
         if verdict is self:
-            return self._first(key, asked, req_context.req_id)
+            return self._first(key, asked)
         if verdict is None:
             late = asked.since and time.monotonic() > asked.since + self._patience_s
             return LookupResult.MISS if late else LookupResult.RETRY
         return LookupResult.HIT if verdict else LookupResult.MISS
 
-    def _first(self, key: Key, asked: Asked, request: str) -> Any:
+    def _first(self, key: Key, asked: Asked) -> Any:
         """Note a key that a request asks for the first time."""
         if self._failed and self._failed.get(key, 0.0) > time.monotonic():
             return LookupResult.MISS
         asked.verdicts[key] = None
         asked.fresh.append(key)
-        self._fresh[request] = asked
         return LookupResult.RETRY
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ARG002
         """Send the questions of the step: one for each request and group."""
         self._held_steps = max(0, self._held_steps - 1)
-        if self._courier is None or not self._fresh:
+        if self._courier is None:
             return
-        now = time.monotonic()
-        for request, asked in self._fresh.items():
-            asked.since = now
+        for request, asked in self._requests.items():
+            if not asked.fresh:
+                continue
+            asked.since = time.monotonic()
             self._counts.lookups += len(asked.fresh)
             keys = sorted(asked.fresh, key=kind_of)  # stable: within a group in the order of asking
             for _, some in groupby(keys, kind_of):
@@ -226,12 +225,10 @@ class KVAgentTier(SecondaryTierManager):
                 for start in range(0, len(alike), MAX_KEYS):
                     self._courier.post(Ask(request, self._serial, alike[start : start + MAX_KEYS]))
             asked.fresh = []
-        self._fresh.clear()
 
     def on_request_finished(self, req_context: Any) -> None:
         """Drop what a request has asked."""
         asked = self._requests.pop(req_context.req_id, None)
-        self._fresh.pop(req_context.req_id, None)
         if self._events is not None:
             self._events.end(req_context.req_id)
         if asked is not None and asked.verdicts and self._courier is not None:
@@ -306,7 +303,6 @@ class KVAgentTier(SecondaryTierManager):
             self._events.close()
             self._events = None
         self._requests.clear()
-        self._fresh.clear()
 
     def _leave(self) -> None:
         courier, self._courier = self._courier, None
@@ -420,7 +416,6 @@ class KVAgentTier(SecondaryTierManager):
             asked.verdicts.clear()
             asked.fresh.clear()
             asked.tails.clear()
-        self._fresh.clear()
         if self._courier is not None:
             self._courier.move(self._generations.now)
         if self._events is not None:
@@ -444,9 +439,9 @@ class KVAgentTier(SecondaryTierManager):
 
     def give_up_questions(self, now: float) -> None:
         """Wait no longer than usual for answers to questions that may not have been sent."""
-        for asked in self._fresh.values():
-            asked.since, asked.fresh = now, []
-        self._fresh.clear()
+        for asked in self._requests.values():
+            if asked.fresh:
+                asked.since, asked.fresh = now, []
 
     def end_job(self, job: int) -> None:
         """Report a job as failed, unless the tier's thread has it."""
