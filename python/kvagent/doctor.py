@@ -446,24 +446,13 @@ def _identity(engine: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("kvagent", timeout=TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the socket."""
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(TIMEOUT_S)
-        self.sock.connect(str(self._path))
-
-
 def status_of(path: Path) -> dict[str, Any]:
     """Return the agent's /status, or raise OSError, http.client.HTTPException or ValueError."""
-    connection = _Connection(path)
+    connection = http.client.HTTPConnection("kvagent")
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        connection.sock.settimeout(TIMEOUT_S)
+        connection.sock.connect(str(path))
         connection.request("GET", "/status")
         answer = connection.getresponse()
         body = answer.read(MAX_BYTES)
