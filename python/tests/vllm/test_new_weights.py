@@ -212,7 +212,7 @@ def test_a_registration_in_flight_is_not_used(
     monkeypatch.setattr(Session, "register", slow)
     world.workers[0]._worker._add_session(link.renew())
     for session in world.workers[0]._worker._sessions:
-        session.leave()
+        session.shutdown_writing()
     assert sent.wait(20)
     old = world.workers[0]._worker.generation
     assert world.retrain(named=False)
